@@ -22,7 +22,16 @@ _PUBLIC = {
     "make_dp_optimizer_class": "tfdp.optimizers",
     "export": "tfdp.release",
 }
-_ROOMS = ("accounting", "callbacks", "data", "gradients", "layers", "mechanisms", "models", "optimizers")
+_ROOMS = (
+    "accounting",
+    "callbacks",
+    "data",
+    "gradients",
+    "layers",
+    "mechanisms",
+    "models",
+    "optimizers",
+)
 
 __all__ = [*_PUBLIC, *_ROOMS]
 

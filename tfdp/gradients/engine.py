@@ -1,0 +1,176 @@
+"""From a lot to one bounded sum of gradients: the contract of the engines and the loop over chunks.
+
+Formal guarantee, for every engine: `BoundedSum.sums` is the sum over the examples of a lot of vectors
+that depend on one example (microbatch) each and have L2 norm at most the bound's clip norm, so that
+it moves by at most `BoundedSum.sensitivity` when one example becomes a null example.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.forward import Forward
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedSum:
+    """What an engine returns for a chunk, and `bounded_sum` for a lot.
+
+    Attributes:
+        sums: float32 tensors, one per trainable variable: the sum of the bounded gradients.
+        norms: float32 [microbatches]: gradient norms before bounding (0 where nobody is present).
+        present: bool [microbatches].
+        clipped: float32 [microbatches]: 1 where the bound shortened the gradient.
+        non_finite: int32 scalar: examples that counted zero because their gradient was not finite.
+        losses: float32 [rows]: per-example losses, not weighted.
+        outputs: what the model returned for the rows.
+        state: new values of the random state, as `Forward.advance` takes them.
+        sensitivity: see the module; a Python float.
+        l2_norm_clip: the clip norm that was enforced; noise is a multiple of it.
+    """
+
+    sums: list
+    norms: tf.Tensor
+    present: tf.Tensor
+    clipped: tf.Tensor
+    non_finite: tf.Tensor
+    losses: tf.Tensor
+    outputs: Any
+    state: list
+    sensitivity: float
+    l2_norm_clip: float
+
+
+# An engine: (forward, bound, x, y, sample_weight, chunk, microbatch_size) -> BoundedSum. Rows of
+# weight zero are absent; `chunk` (int32 scalar) tells the chunks of one lot apart.
+Engine = Callable[..., BoundedSum]
+
+
+def choose_engine(name: str, model) -> Engine:
+    """Returns the engine called `name`; "auto" takes the fastest that is exact for `model`.
+
+    Raises:
+        ValueError: no such engine.
+    """
+    from tfdp.gradients import vectorized
+
+    engines = {"auto": vectorized.bounded_sum, "vectorized": vectorized.bounded_sum}
+    if name not in engines:
+        raise ValueError(
+            f"Invalid value received for argument `engine`. Expected one of {sorted(engines)}. "
+            f"Received: {name!r}"
+        )
+    return engines[name]
+
+
+def _rows(tree) -> tf.Tensor:
+    return tf.shape(tf.nest.flatten(tree)[0])[0]
+
+
+def _pad_rows(tree, multiple: int):
+    """Appends zero rows to every leaf until the number of rows is a multiple."""
+
+    def pad(leaf):
+        missing = -tf.shape(leaf)[0] % multiple
+        padding = tf.concat([[[0, missing]], tf.zeros([leaf.shape.rank - 1, 2], tf.int32)], axis=0)
+        return tf.pad(leaf, padding)
+
+    return tf.nest.map_structure(pad, tree)
+
+
+def _split_rows(tree, count: int):
+    """Reshapes every leaf [rows, ...] to [rows / count, count, ...] (XLA cannot slice by a variable)."""
+
+    def split(leaf):
+        return tf.reshape(leaf, tf.concat([[-1, count], tf.shape(leaf)[1:]], axis=0))
+
+    def shaped(leaf):
+        return tf.ensure_shape(split(leaf), [None, count, *leaf.shape[1:]])
+
+    return tf.nest.map_structure(shaped, tree)
+
+
+def bounded_sum(
+    engine: Engine,
+    forward: Forward,
+    bound: GlobalL2Clip,
+    x,
+    y,
+    sample_weight,
+    *,
+    physical_batch_size: int | None = None,
+    microbatch_size: int = 1,
+) -> BoundedSum:
+    """Sums bounded gradients over a whole lot, `physical_batch_size` rows at a time.
+
+    Memory is set by the physical batch, not by the lot. No noise is added here: it belongs once to
+    the sum over the lot, however many chunks there were.
+
+    Args:
+        engine: what turns a chunk into a bounded sum.
+        forward: the model's pure forward pass.
+        bound: what limits an example's influence.
+        x, y: structures of tensors with a common leading dimension.
+        sample_weight: float32 [rows]; zero means that the row is absent.
+        physical_batch_size: rows per chunk; None takes the lot whole. A multiple of
+            `microbatch_size`.
+        microbatch_size: examples whose mean gradient is bounded together.
+    """
+    static_rows = sample_weight.shape[0]
+    if physical_batch_size is None or (
+        static_rows is not None and static_rows <= physical_batch_size
+    ):
+        if static_rows is None or static_rows % microbatch_size:
+            x, y, sample_weight = _pad_rows((x, y, sample_weight), microbatch_size)
+        return engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
+
+    total = _rows(sample_weight)
+    x, y, sample_weight = _pad_rows((x, y, sample_weight), physical_batch_size)
+    split = _split_rows((x, y, sample_weight), physical_batch_size)
+    chunks = _rows(split)
+
+    def run(chunk):
+        part = tf.nest.map_structure(lambda leaf: leaf[chunk], split)
+        return engine(forward, bound, *part, chunk, microbatch_size)
+
+    # The first chunk runs outside the loop and tells the loop its structure. A lot always has
+    # one: an empty lot is a chunk of padding.
+    first = run(tf.constant(0))
+    per_row = (first.norms, first.present, first.clipped, first.losses, first.outputs)
+    leaves = tf.nest.flatten(per_row)
+    arrays = [
+        tf.TensorArray(leaf.dtype, size=chunks, element_shape=leaf.shape).write(0, leaf)
+        for leaf in leaves
+    ]
+
+    def body(chunk, sums, non_finite, arrays):
+        part = run(chunk)
+        rows = (part.norms, part.present, part.clipped, part.losses, part.outputs)
+        sums = [a + b for a, b in zip(sums, part.sums, strict=True)]
+        arrays = [
+            a.write(chunk, leaf) for a, leaf in zip(arrays, tf.nest.flatten(rows), strict=True)
+        ]
+        return chunk + 1, sums, non_finite + part.non_finite, arrays
+
+    _, sums, non_finite, arrays = tf.while_loop(
+        lambda chunk, *_: chunk < chunks,
+        body,
+        (tf.constant(1), first.sums, first.non_finite, arrays),
+        parallel_iterations=1,
+    )
+    merged = tf.nest.pack_sequence_as(per_row, [a.concat() for a in arrays])
+    norms, present, clipped, losses, outputs = merged
+    return dataclasses.replace(
+        first,
+        sums=sums,
+        norms=norms,
+        present=present,
+        clipped=clipped,
+        non_finite=non_finite,
+        losses=losses[:total],
+        outputs=keras.tree.map_structure(lambda leaf: leaf[:total], outputs),
+    )

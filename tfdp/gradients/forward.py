@@ -1,0 +1,127 @@
+"""One example's loss as a pure function of weights, random state and data.
+
+Engines differentiate this function; it is the only place that calls the user's model during private
+training. It lets nothing slip past the bound: a layer that stores something it computed from
+private data, rather than from its random state, is refused.
+"""
+
+import keras
+import tensorflow as tf
+
+from tfdp import _backend  # noqa: F401
+
+# Random state that a forward pass may advance: Keras' seed generators (Dropout and the like; fresh
+# numbers for every example) and the state of tfdp's noisy layers (one sample for the whole lot).
+_PER_EXAMPLE_STATE = "seed_generator_state"
+_PER_LOT_STATE = "weight_noise_state"
+_CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
+
+
+class Forward:
+    """The forward pass and the loss of `model`, without side effects.
+
+    Args:
+        model: a built and compiled Keras model.
+    """
+
+    def __init__(self, model):
+        self.model = model
+        self.variables = list(model.trainable_variables)
+        self.state_variables = list(model.non_trainable_variables)
+        if not self.variables:
+            raise ValueError(
+                f"Model '{model.name}' has no trainable variable. Expected a built model with at "
+                "least one trainable weight; give it an Input layer, or call it once on data."
+            )
+
+    def state(self, chunk=0) -> list:
+        """Values of the non-trainable variables that chunk number `chunk` of a lot starts from."""
+        values = []
+        for variable in self.state_variables:
+            value = tf.convert_to_tensor(variable)
+            if variable.name == _PER_EXAMPLE_STATE:
+                shift = tf.cast(chunk, value.dtype) * tf.constant(_CHUNK_STRIDE, value.dtype)
+                value += tf.stack([shift, tf.zeros_like(shift)])
+            values.append(value)
+        return values
+
+    def is_per_example(self, index: int) -> bool:
+        """Whether state variable `index` must differ from example to example."""
+        return self.state_variables[index].name == _PER_EXAMPLE_STATE
+
+    def scope(self, values, state) -> keras.StatelessScope:
+        """A scope in which the model computes with `values` and `state`."""
+        mapping = [*zip(self.variables, values, strict=True)]
+        mapping += zip(self.state_variables, state, strict=True)
+        return keras.StatelessScope(mapping)
+
+    def outputs(self, values, state, x):
+        """Runs the model in training mode on a batch `x`.
+
+        Returns:
+            (y_pred, scope, new_state); new_state has None where the pass changed nothing.
+
+        Raises:
+            ValueError: a layer assigned to a variable that is not random state.
+        """
+        with self.scope(values, state) as scope:
+            y_pred = self.model(x, training=True)
+        new_state = []
+        for variable, before in zip(self.state_variables, state, strict=True):
+            after = scope.get_current_value(variable)
+            if after is before:
+                new_state.append(None)
+                continue
+            if variable.name not in (_PER_EXAMPLE_STATE, _PER_LOT_STATE):
+                raise ValueError(
+                    f"Variable '{variable.path}' is assigned during the forward pass, so it would "
+                    "keep what private examples wrote into it without any noise. Expected layers "
+                    "that only read their variables in training. Remove the layer, freeze what it "
+                    "updates, or replace it (LayerNormalization or GroupNormalization for batch "
+                    "statistics)."
+                )
+            new_state.append(after)
+        return y_pred, scope, new_state
+
+    def loss(self, scope, x, y, y_pred):
+        """The loss of the examples in a batch, as `model.compute_loss` reduces it.
+
+        Weight regularizers are taken out: they do not depend on data, and their gradient is added
+        after the noise (`regularization`).
+        """
+        with scope:
+            loss = self.model.compute_loss(
+                x=x, y=y, y_pred=y_pred, sample_weight=None, training=True
+            )
+            for penalty in self._penalties(scope):
+                loss -= tf.cast(penalty, loss.dtype)
+        return tf.cast(loss, tf.float32)
+
+    def regularization(self):
+        """Gradients of the weight regularizers, a list with None where a variable has none."""
+        if not any(v.regularizer is not None for v in self.variables):
+            return [None] * len(self.variables)
+        values = [tf.convert_to_tensor(v) for v in self.variables]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            with self.scope(values, self.state()) as scope:
+                penalty = tf.add_n([tf.cast(p, tf.float32) for p in self._penalties(scope)])
+        return tape.gradient(penalty, values)
+
+    def _penalties(self, scope):
+        return [
+            v.regularizer(scope.get_current_value(v))
+            for v in self.variables
+            if v.regularizer is not None
+        ]
+
+    def advance(self, before, after) -> None:
+        """Moves the random state on, once per lot.
+
+        Args:
+            before: what `state(0)` returned at the start of the lot.
+            after: the new values, with the shape of `before`, or None where nothing changed.
+        """
+        for variable, old, new in zip(self.state_variables, before, after, strict=True):
+            if new is not None:
+                variable.assign(tf.convert_to_tensor(variable) + (new - old))

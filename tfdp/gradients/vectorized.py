@@ -1,0 +1,123 @@
+"""The exact engine: `tf.vectorized_map` over single examples, for any Keras model.
+
+Each example passes through the model alone, as a batch of one, so nothing can mix examples; norm and
+gradient come from one and the same forward pass. Falls back to no loop: an op that cannot be
+vectorized raises, with its name.
+"""
+
+import tensorflow as tf
+
+from tfdp.gradients import random_pfor
+from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.engine import BoundedSum
+from tfdp.gradients.forward import Forward
+
+
+def _as_batch(tree):
+    return tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], tree)
+
+
+def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
+    """Per-example gradients of the weighted loss.
+
+    Returns:
+        (gradients, losses, outputs, state): gradients is a list of float32 [rows, *variable shape];
+        losses float32 [rows] is not weighted; state as `Forward.advance` takes it.
+    """
+    random_pfor.register()
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+    state = forward.state(chunk)
+    rows = tf.shape(sample_weight)[0]
+    # The same seed for every row, but *marked* as per-example: see random_pfor.
+    stacked = [
+        tf.broadcast_to(value, tf.concat([[rows], tf.shape(value)], 0))
+        for i, value in enumerate(state)
+        if forward.is_per_example(i)
+    ]
+    changed = []
+
+    def one(args):
+        x_i, y_i, weight, seeds = args
+        seeds = iter(seeds)
+        own = [next(seeds) if forward.is_per_example(i) else s for i, s in enumerate(state)]
+        own = [tf.ensure_shape(o, s.shape) for o, s in zip(own, state, strict=True)]
+        x_i, y_i = _as_batch(x_i), _as_batch(y_i)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            y_pred, scope, new_state = forward.outputs(values, own, x_i)
+            loss = forward.loss(scope, x_i, y_i, y_pred)
+            weighted = loss * weight
+        gradients = tape.gradient(weighted, values, unconnected_gradients="zero")
+        gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
+        changed[:] = [new is not None for new in new_state]
+        steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
+        return gradients, loss, tf.nest.map_structure(lambda o: o[0], y_pred), steps
+
+    try:
+        gradients, losses, outputs, steps = tf.vectorized_map(
+            one, (x, y, sample_weight, stacked), fallback_to_while_loop=False
+        )
+    except ValueError as error:
+        if "No pfor vectorization" in str(error) or "No converter" in str(error):
+            op = str(error).split("defined for ")[-1].split("\n")[0]
+            raise NotImplementedError(
+                f"The exact engine cannot vectorize the TensorFlow op {op} in this model, and does "
+                "not fall back to a slow loop in silence. Replace the layer that uses it."
+            ) from error
+        raise
+    steps = iter(steps)
+    new_state = [
+        old + next(steps)[0] if moved else None for old, moved in zip(state, changed, strict=True)
+    ]
+    return gradients, losses, outputs, new_state
+
+
+def bounded_sum(
+    forward: Forward,
+    bound: GlobalL2Clip,
+    x,
+    y,
+    sample_weight,
+    chunk,
+    microbatch_size: int = 1,
+) -> BoundedSum:
+    """The engine; see `engine.Engine` for the contract."""
+    gradients, losses, outputs, state = per_example_gradients(forward, x, y, sample_weight, chunk)
+    present = tf.not_equal(sample_weight, 0.0)
+    row_norms = [_square_norms(g) for g in gradients]
+    finite = tf.math.is_finite(tf.add_n(row_norms))
+    # Multiplying a NaN by zero keeps it: take the row out before anything is summed.
+    keep = finite & present
+    gradients = [tf.where(_column(keep, g), g, 0.0) for g in gradients]
+    if microbatch_size > 1:
+        gradients = [
+            tf.reduce_mean(tf.reshape(g, [-1, microbatch_size, *g.shape[1:]]), axis=1)
+            for g in gradients
+        ]
+        group_present = tf.reduce_any(tf.reshape(present, [-1, microbatch_size]), axis=1)
+        square_norms = tf.stack([_square_norms(g) for g in gradients], axis=1)
+    else:
+        group_present = present
+        square_norms = tf.stack([tf.where(keep, n, 0.0) for n in row_norms], axis=1)
+    scales = bound.scales(square_norms)
+    sums = [tf.tensordot(scales[:, i], g, axes=[[0], [0]]) for i, g in enumerate(gradients)]
+    return BoundedSum(
+        sums=sums,
+        norms=tf.sqrt(tf.reduce_sum(square_norms, axis=1)),
+        present=group_present,
+        clipped=tf.cast(tf.reduce_any(scales < 1.0, axis=1) & group_present, tf.float32),
+        non_finite=tf.reduce_sum(tf.cast(present & ~finite, tf.int32)),
+        losses=losses,
+        outputs=outputs,
+        state=state,
+        sensitivity=bound.sensitivity(microbatch_size),
+        l2_norm_clip=bound.l2_norm_clip,
+    )
+
+
+def _square_norms(g):
+    return tf.reduce_sum(tf.square(tf.reshape(g, [tf.shape(g)[0], -1])), axis=1)
+
+
+def _column(mask, g):
+    return tf.reshape(mask, [-1] + [1] * (g.shape.rank - 1))
