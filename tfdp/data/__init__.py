@@ -1,1 +1,26 @@
+"""Data for private training: what to train on, and how each lot of it is drawn.
 
+`load` and `public` give datasets as plain arrays, scaled by public constants only. `make_lots`
+turns arrays into *lots*, the logical batches of private training, and remembers the sampling scheme
+that the accounting has to analyse.
+"""
+
+from tfdp.data.datasets import DATASETS as DATASETS
+from tfdp.data.datasets import Dataset as Dataset
+from tfdp.data.datasets import DataUnavailable as DataUnavailable
+from tfdp.data.datasets import load as load
+from tfdp.data.datasets import load_split as load_split
+from tfdp.data.datasets import public as public
+from tfdp.data.labels import check_labels as check_labels
+from tfdp.data.lots import SAMPLINGS as SAMPLINGS
+from tfdp.data.lots import CyclicLots as CyclicLots
+from tfdp.data.lots import Lots as Lots
+from tfdp.data.lots import PoissonLots as PoissonLots
+from tfdp.data.lots import ShuffledLots as ShuffledLots
+from tfdp.data.lots import WithReplacementLots as WithReplacementLots
+from tfdp.data.lots import cyclic_lots as cyclic_lots
+from tfdp.data.lots import make_lots as make_lots
+from tfdp.data.lots import poisson_lots as poisson_lots
+from tfdp.data.lots import shuffled_lots as shuffled_lots
+from tfdp.data.lots import with_replacement_lots as with_replacement_lots
+from tfdp.data.text import hash_tokens as hash_tokens

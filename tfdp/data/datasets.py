@@ -1,0 +1,276 @@
+"""Datasets by name, as arrays scaled by public constants.
+
+Nothing here depends on statistics of the private data: a mean or a variance taken from it would be
+a release that no accountant sees.
+"""
+
+import dataclasses
+import os
+import threading
+import urllib.error
+import urllib.request
+
+import numpy as np
+from absl import logging
+
+# How long to wait for a sign of life from the host of a download.
+_PROBE_SECONDS = 10
+
+
+class DataUnavailable(RuntimeError):
+    """The data is neither prepared on this machine nor to be had over the network."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A dataset, ready to train on.
+
+    Attributes:
+        name: the name under which it was loaded.
+        x_train: training inputs; images are float32 NHWC in [-1, 1], texts an array of `str`.
+        y_train: training labels, int32, shape (examples,).
+        x_test: test inputs, like `x_train`.
+        y_test: test labels, like `y_train`.
+        num_classes: number of classes.
+        input_shape: shape of one example; () for texts.
+        source: where the data comes from.
+        preprocessing: one sentence that says what was done to it.
+    """
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    num_classes: int
+    input_shape: tuple[int, ...]
+    source: str
+    preprocessing: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    """What is publicly known about a dataset of `tensorflow_datasets`."""
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    host: str  # where the builder downloads from
+    test_split: str = "test"
+    text: tuple[str, ...] = ()  # the features that make up a text; none for images
+
+    @property
+    def preprocessing(self) -> str:
+        if self.text:
+            return "Texts as they are, with " + " and ".join(self.text) + " joined by a space."
+        return "Pixels are divided by 255, then shifted and scaled from [0, 1] to [-1, 1]."
+
+
+DATASETS: dict[str, _Spec | None] = {
+    "ag_news_subset": _Spec((), 4, "https://drive.google.com", text=("title", "description")),
+    "cifar10": _Spec((32, 32, 3), 10, "https://www.cs.toronto.edu"),
+    "cifar100": _Spec((32, 32, 3), 100, "https://www.cs.toronto.edu"),
+    "digits": None,  # embedded in scikit-learn
+    # The labels of GLUE's test split are withheld; its validation split is the usual test set.
+    "glue/sst2": _Spec(
+        (), 2, "https://dl.fbaipublicfiles.com", test_split="validation", text=("sentence",)
+    ),
+    "kmnist": _Spec((28, 28, 1), 10, "http://codh.rois.ac.jp"),
+    "mnist": _Spec((28, 28, 1), 10, "https://storage.googleapis.com"),
+}
+
+# Which public data stands in for a private dataset (SI-DPSGD, section 5): name and split.
+PUBLIC = {"mnist": ("kmnist", "test"), "cifar10": ("cifar100", "test")}
+
+
+def load(name: str, data_dir: str | None = None) -> Dataset:
+    """Loads a dataset, downloading it where it is not prepared yet and there is a network.
+
+    Args:
+        name: a key of `DATASETS`. "digits" needs neither files nor a network.
+        data_dir: where `tensorflow_datasets` keeps prepared data; the environment variable
+            TFDS_DATA_DIR by default, and then ~/tensorflow_datasets.
+
+    Returns:
+        The `Dataset`.
+
+    Raises:
+        ValueError: for an unknown name.
+        DataUnavailable: where the data (or one of its splits) is not prepared and cannot be
+            downloaded.
+    """
+    spec = _spec(name)
+    if spec is None:
+        return _digits()
+    train = load_split(name, "train", data_dir)
+    test = load_split(name, spec.test_split, data_dir)
+    return Dataset(
+        name,
+        *train,
+        *test,
+        num_classes=spec.num_classes,
+        input_shape=spec.input_shape,
+        source=f"tensorflow_datasets: {name}, train and {spec.test_split}",
+        preprocessing=spec.preprocessing,
+    )
+
+
+def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Loads one split, for datasets of which not every split is at hand.
+
+    Args:
+        name: a key of `DATASETS`.
+        split: "train", "test" or what else the dataset has.
+        data_dir: see `load`.
+
+    Returns:
+        Inputs and int32 labels, as in `Dataset`.
+
+    Raises:
+        ValueError: for an unknown name.
+        DataUnavailable: where the split is not prepared and cannot be downloaded.
+    """
+    spec = _spec(name)
+    if spec is None:
+        data = _digits()
+        splits = {"train": (data.x_train, data.y_train), "test": (data.x_test, data.y_test)}
+        if split not in splits:
+            raise _no_split(name, split, splits, "scikit-learn")
+        return splits[split]
+    examples = _read(name, split, data_dir, spec.host)
+    labels = examples["label"].astype(np.int32)
+    if not spec.text:
+        return _to_unit_ball(examples["image"], 255), labels
+    texts = zip(*(examples[feature] for feature in spec.text), strict=True)
+    return np.array([b" ".join(parts).decode("utf-8") for parts in texts]), labels
+
+
+def public(name: str, count: int, data_dir: str | None = None, seed: int = 0) -> np.ndarray:
+    """Draws public examples that resemble a private dataset and are disjoint from it.
+
+    KMNIST for MNIST and CIFAR-100 for CIFAR-10, as in SI-DPSGD, section 5. Nothing about the draw
+    is private, so its seed is fixed.
+
+    Args:
+        name: the private dataset, a key of `PUBLIC`.
+        count: how many examples, at least 1.
+        data_dir: see `load`.
+        seed: seed of the draw.
+
+    Returns:
+        float32 array of shape (count, height, width, channels), preprocessed like the private data.
+
+    Raises:
+        ValueError: for a dataset without public counterpart, or a count that is too large.
+        DataUnavailable: see `load`.
+    """
+    if name not in PUBLIC:
+        raise ValueError(
+            "Invalid value received for argument `name`. Expected a dataset with a public "
+            f"counterpart: {sorted(PUBLIC)}. Received: {name!r}"
+        )
+    inputs, _ = load_split(*PUBLIC[name], data_dir)
+    if not (1 <= count <= len(inputs)):
+        raise ValueError(
+            f"Invalid value received for argument `count`. Expected an integer from 1 to "
+            f"{len(inputs)}. Received: {count}"
+        )
+    return inputs[np.random.default_rng(seed).choice(len(inputs), count, replace=False)]
+
+
+def _spec(name: str) -> _Spec | None:
+    if name not in DATASETS:
+        raise ValueError(
+            f"Invalid value received for argument `name`. Expected one of {sorted(DATASETS)}. "
+            f"Received: {name!r}"
+        )
+    return DATASETS[name]
+
+
+def _to_unit_ball(pixels: np.ndarray, largest: int) -> np.ndarray:
+    """Scales pixels from [0, largest] to [-1, 1], as float32."""
+    scaled = pixels.astype(np.float32)
+    scaled *= 2 / largest
+    scaled -= 1
+    return scaled
+
+
+def _digits() -> Dataset:
+    """scikit-learn's 1,797 handwritten digits with a fixed public split."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = _to_unit_ball(digits.images[..., np.newaxis], 16)
+    labels = digits.target.astype(np.int32)
+    # The split is part of the dataset: fixed, public, and the same in every version of NumPy
+    # (MT19937's raw stream and `argsort` are).
+    order = np.argsort(np.random.RandomState(0).random_sample(len(labels)), kind="stable")
+    train, test = order[:1437], order[1437:]
+    return Dataset(
+        "digits",
+        images[train],
+        labels[train],
+        images[test],
+        labels[test],
+        num_classes=10,
+        input_shape=(8, 8, 1),
+        source="scikit-learn: load_digits, a fixed split into 1,437 and 360 examples",
+        preprocessing="Pixels are divided by 16, then shifted and scaled from [0, 1] to [-1, 1].",
+    )
+
+
+def _read(name: str, split: str, data_dir: str | None, host: str) -> dict[str, np.ndarray]:
+    """Reads one split as arrays, preparing the dataset first where that is needed and possible."""
+    import tensorflow_datasets as tfds  # here, so that "digits" does without
+
+    data_dir = data_dir or os.environ.get("TFDS_DATA_DIR") or None
+    builder = tfds.builder(name, data_dir=data_dir)
+    if not builder.info.splits:
+        _download(builder, host)
+    if split not in builder.info.splits:
+        raise _no_split(name, split, builder.info.splits, builder.data_dir)
+    return tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
+
+
+def _download(builder, host: str) -> None:
+    logging.info("%s is not prepared in %s; downloading it.", builder.name, builder.data_dir)
+    try:
+        _probe(host)
+        builder.download_and_prepare()
+    except Exception as error:
+        # Whatever went wrong, the way out is the same, and the cause is chained.
+        raise DataUnavailable(
+            f"The dataset {builder.name!r} is not prepared in {builder.data_dir} and could not be "
+            f"downloaded ({type(error).__name__}: {error}): name a folder that holds it with "
+            "--data_dir or the environment variable TFDS_DATA_DIR, or use the embedded default "
+            "--dataset=digits."
+        ) from error
+
+
+def _probe(host: str) -> None:
+    """Raises where `host` gives no answer soon, so that no download hangs without a network."""
+    outcome: list[Exception] = []
+
+    def ask():
+        try:
+            urllib.request.urlopen(host, timeout=_PROBE_SECONDS).close()
+        except urllib.error.HTTPError:
+            pass  # an answer, if not a friendly one
+        except Exception as error:
+            outcome.append(error)
+
+    # In a thread, since resolving a name has no timeout of its own.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PROBE_SECONDS)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer from {host} within {_PROBE_SECONDS} seconds")
+    if outcome:
+        raise outcome[0]
+
+
+def _no_split(name: str, split: str, splits, where) -> DataUnavailable:
+    return DataUnavailable(
+        f"The dataset {name!r} in {where} has no split {split!r} (it has: "
+        f"{', '.join(sorted(splits))}): name a folder that holds it with --data_dir or the "
+        "environment variable TFDS_DATA_DIR, or use the embedded default --dataset=digits."
+    )

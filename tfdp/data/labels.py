@@ -1,0 +1,33 @@
+"""Checks labels before training, where a bad one can still be named."""
+
+import numpy as np
+
+
+def check_labels(y, num_classes: int) -> None:
+    """Refuses labels that are not class indices in `[0, num_classes)`.
+
+    TensorFlow turns an out-of-range label into a NaN loss on some devices and into an error on
+    others; a private run would silently drop such examples as non-finite.
+
+    Args:
+        y: labels, any shape, integers (or floats that are whole numbers).
+        num_classes: the number of classes.
+
+    Raises:
+        ValueError: for a label that is out of range or not a whole number.
+    """
+    y = np.asarray(y)
+    if y.dtype.kind not in "biuf":
+        raise ValueError(
+            "Invalid value received for argument `y`. Expected class indices (integers). "
+            f"Received an array of dtype {y.dtype}."
+        )
+    # Written so that NaN counts as wrong.
+    wrong = ~((y >= 0) & (y < num_classes) & (y == np.floor(y)))
+    if wrong.any():
+        where = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise ValueError(
+            f"Invalid value received for argument `y`. Expected class indices from 0 to "
+            f"{num_classes - 1}. Received: {y[where]} at index {list(where)} "
+            f"({int(wrong.sum())} such labels)."
+        )

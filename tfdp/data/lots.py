@@ -1,0 +1,355 @@
+"""Lots: the logical batches of private training, and how they are drawn.
+
+A *lot* is what one training step sees. Its sampling scheme decides how much privacy a step costs,
+so the scheme that is accounted must be the scheme that ran: every `Lots` really draws what its
+`sampling` says, and its dataset carries it along as `tfdp_lots`.
+
+Formal guarantees:
+
+* The draw depends on the number of examples and on nothing else in the data.
+* No example that was drawn is ever dropped to make a lot fit, and none is added.
+* The draw comes from 128 bits of the operating system's entropy unless the user passes a seed,
+  whatever `np.random.seed` or `keras.utils.set_random_seed` were given. Which examples were drawn
+  is a secret; the amplification by sampling rests on it.
+
+Padding rows exist only to keep the shape fixed. They are marked by a sample weight of zero, and an
+example of weight zero is absent.
+"""
+
+import abc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import scipy.stats
+import tensorflow as tf
+
+# Poisson lots grow beyond their padded size with at most this probability per lot.
+OVERFLOW_PROBABILITY = 1e-9
+# Lots are padded to a multiple of this where no physical batch size asks for another.
+_ROUNDING = 8
+
+
+class Lots(abc.ABC):
+    """Endless lots from arrays that fit in memory.
+
+    Every iteration over the dataset starts a new epoch with fresh randomness: two iterators never
+    replay each other's draws, not even under a seed. A seeded run is reproducible all the same,
+    since the draws of the k-th iterator are a function of the seed and of k only.
+
+    Attributes:
+        sampling: "poisson", "cyclic", "shuffle" or "with_replacement".
+        num_examples: N, the number of examples.
+        lot_size: L, the nominal size of a lot. The divisor of the summed gradient, whatever was
+            drawn.
+        padded_size: rows in a lot as it is yielded; a multiple of `physical_batch_size`.
+        physical_batch_size: rows that are processed at once.
+        steps_per_epoch: N // L.
+        seeded: whether the user chose the seed, so that whoever knows it knows the draws.
+
+    Args:
+        x: inputs; an array or a nested dict, tuple or list of arrays, first dimension N.
+        y: targets; likewise.
+        lot_size: L, an integer from 1 to N.
+        physical_batch_size: rows that fit in memory at once; the whole padded lot by default.
+        sample_weight: (N,) float weights, finite and not negative; 1 by default.
+        seed: an integer that makes the draws reproducible, for tests and debugging. By default the
+            draws come from the operating system's entropy.
+
+    Raises:
+        ValueError: where an argument is none of the above.
+    """
+
+    sampling: str
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        lot_size: int,
+        *,
+        physical_batch_size: int | None = None,
+        sample_weight: np.ndarray | None = None,
+        seed: int | None = None,
+    ):
+        self._x = _as_arrays(x, "x")
+        self._y = _as_arrays(y, "y")
+        self.num_examples = _common_length(self._x, self._y)
+        if not _is_positive_integer(lot_size) or lot_size > self.num_examples:
+            raise ValueError(
+                "Invalid value received for argument `lot_size`. Expected an integer from 1 to the "
+                f"number of examples, {self.num_examples}. Received: {lot_size}"
+            )
+        if physical_batch_size is not None and not _is_positive_integer(physical_batch_size):
+            raise ValueError(
+                "Invalid value received for argument `physical_batch_size`. Expected a positive "
+                f"integer or None. Received: {physical_batch_size}"
+            )
+        if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
+            raise ValueError(
+                "Invalid value received for argument `seed`. Expected a non-negative integer or "
+                f"None. Received: {seed}"
+            )
+        self._sample_weight = _as_weights(sample_weight, self.num_examples)
+        self.lot_size = int(lot_size)
+        self.steps_per_epoch = self.num_examples // self.lot_size
+        self.seeded = seed is not None
+        self._seeds = np.random.SeedSequence(seed)  # None: 128 bits from the operating system
+
+        rows = self._usual_rows()
+        if physical_batch_size is None:
+            physical_batch_size = rows if rows == self.lot_size else _round_up(rows, _ROUNDING)
+        # A physical batch larger than the lot would only be filled with padding.
+        self.physical_batch_size = min(int(physical_batch_size), _round_up(rows, _ROUNDING))
+        self.padded_size = _round_up(rows, self.physical_batch_size)
+
+    def __repr__(self):
+        return (
+            f"{type(self).__name__}(num_examples={self.num_examples}, lot_size={self.lot_size}, "
+            f"padded_size={self.padded_size}, physical_batch_size={self.physical_batch_size}, "
+            f"seeded={self.seeded})"
+        )
+
+    @abc.abstractmethod
+    def _draw(self, random: np.random.Generator) -> Iterator[np.ndarray]:
+        """Yields the indices of one lot after the other, without end, from a new epoch on."""
+
+    def _usual_rows(self) -> int:
+        """The number of rows that (nearly) every lot fits into."""
+        return self.lot_size
+
+    def indices(self) -> Iterator[np.ndarray]:
+        """Draws lots as arrays of example indices, without end. For inspection and tests."""
+        # A child stream per iterator: how far another iterator (or its prefetching) has run
+        # changes nothing here.
+        (seed,) = self._seeds.spawn(1)
+        return self._draw(np.random.Generator(np.random.Philox(seed)))
+
+    def as_dataset(self) -> tf.data.Dataset:
+        """Returns the lots as an infinite dataset of `(x, y, sample_weight)`.
+
+        Every element has `padded_size` rows (more only when a Poisson lot overflows), real rows
+        first. The leading dimension of the element spec is None, so that an overflowing lot is no
+        error. `sample_weight` is float32, shape (rows,), 0 for padding. Lists in `x` and `y`
+        come back as tuples, since `tf.data` takes a list for a tensor.
+
+        Returns:
+            A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
+        """
+        columns = (self._x, self._y, self._sample_weight)
+
+        def signature(column):
+            return tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype))
+
+        def lots():
+            for indices in self.indices():
+                rows = self.padded_size
+                if indices.size > rows:
+                    rows = _round_up(indices.size, self.physical_batch_size)
+                yield tf.nest.map_structure(lambda column: _gather(column, indices, rows), columns)  # noqa: B023
+
+        dataset = tf.data.Dataset.from_generator(
+            lots, output_signature=tf.nest.map_structure(signature, columns)
+        )
+        # Known to be infinite, so that Keras asks for `steps_per_epoch` instead of running forever.
+        dataset = dataset.apply(
+            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        )
+        dataset = dataset.prefetch(2)
+        dataset.tfdp_lots = self
+        return dataset
+
+
+class PoissonLots(Lots):
+    """Every example joins every lot independently, with probability L / N.
+
+    A lot may be empty; it is a step all the same. The padded size is passed with probability at
+    most `OVERFLOW_PROBABILITY` per lot; such a lot is padded to the next multiple of the physical
+    batch size, never cut: cutting it would break the independence that amplification needs.
+    """
+
+    sampling = "poisson"
+
+    def _usual_rows(self):
+        q = self.lot_size / self.num_examples
+        return int(scipy.stats.binom.isf(OVERFLOW_PROBABILITY, self.num_examples, q))
+
+    def _draw(self, random):
+        q = self.lot_size / self.num_examples
+        while True:
+            # The size is Binomial(N, q) and, given the size, all subsets are equally likely: the
+            # same distribution as N independent coins, at the cost of the lot instead of the data.
+            size = random.binomial(self.num_examples, q)
+            yield random.choice(self.num_examples, size, replace=False, shuffle=False)
+
+
+class CyclicLots(Lots):
+    """The data in its given order, L examples at a time, the same N // L lots in every epoch.
+
+    The last N mod L examples are left out, always the same ones: a partial lot must not exist.
+    """
+
+    sampling = "cyclic"
+
+    def _draw(self, random):
+        del random  # nothing here is random
+        while True:
+            for step in range(self.steps_per_epoch):
+                yield np.arange(step * self.lot_size, (step + 1) * self.lot_size)
+
+
+class ShuffledLots(Lots):
+    """A fresh permutation per epoch, cut into N // L lots.
+
+    The N mod L examples at the end of a permutation sit out that epoch.
+    """
+
+    sampling = "shuffle"
+
+    def _draw(self, random):
+        while True:
+            order = random.permutation(self.num_examples)
+            for step in range(self.steps_per_epoch):
+                yield order[step * self.lot_size : (step + 1) * self.lot_size]
+
+
+class WithReplacementLots(Lots):
+    """L independent uniform draws per lot: an example may occur several times in one lot."""
+
+    sampling = "with_replacement"
+
+    def _draw(self, random):
+        while True:
+            yield random.integers(self.num_examples, size=self.lot_size)
+
+
+# The classes by the names under which functions usually go.
+poisson_lots = PoissonLots
+cyclic_lots = CyclicLots
+shuffled_lots = ShuffledLots
+with_replacement_lots = WithReplacementLots
+
+SAMPLINGS: dict[str, Callable[..., Lots]] = {
+    kind.sampling: kind for kind in (PoissonLots, CyclicLots, ShuffledLots, WithReplacementLots)
+}
+
+
+def make_lots(
+    sampling: str,
+    x: Any,
+    y: Any,
+    *,
+    lot_size: int,
+    physical_batch_size: int | None = None,
+    sample_weight: np.ndarray | None = None,
+    seed: int | None = None,
+) -> Lots:
+    """Makes lots of the named sampling scheme.
+
+    Args:
+        sampling: "poisson", "cyclic", "shuffle" or "with_replacement".
+        x: see `Lots`, as all further arguments.
+        y: see `Lots`.
+        lot_size: see `Lots`.
+        physical_batch_size: see `Lots`.
+        sample_weight: see `Lots`.
+        seed: see `Lots`.
+
+    Returns:
+        The `Lots`.
+
+    Raises:
+        ValueError: for an unknown scheme, and as `Lots`.
+
+    Example:
+
+        lots = tfdp.data.make_lots("poisson", x, y, lot_size=256)
+        model.fit(lots.as_dataset(), epochs=15, steps_per_epoch=lots.steps_per_epoch)
+    """
+    if sampling not in SAMPLINGS:
+        raise ValueError(
+            "Invalid value received for argument `sampling`. Expected one of "
+            f"{sorted(SAMPLINGS)}. Received: {sampling!r}"
+        )
+    return SAMPLINGS[sampling](
+        x,
+        y,
+        lot_size,
+        physical_batch_size=physical_batch_size,
+        sample_weight=sample_weight,
+        seed=seed,
+    )
+
+
+def _gather(column: np.ndarray, indices: np.ndarray, rows: int) -> np.ndarray:
+    """Copies the rows at `indices` and adds rows of zeros up to `rows`."""
+    gathered = np.empty((rows, *column.shape[1:]), column.dtype)
+    # mode="clip" writes straight into `out`; the default mode goes through a buffer. All indices
+    # are in range.
+    np.take(column, indices, axis=0, out=gathered[: indices.size], mode="clip")
+    gathered[indices.size :] = 0
+    return gathered
+
+
+def _as_arrays(values: Any, name: str) -> Any:
+    """Turns the leaves into numeric arrays and lists into tuples."""
+    if isinstance(values, dict):
+        return {key: _as_arrays(value, name) for key, value in values.items()}
+    if isinstance(values, list | tuple) and any(_is_several(value) for value in values):
+        return tuple(_as_arrays(value, name) for value in values)
+    array = np.asarray(values)
+    if array.dtype.kind not in "biufc":
+        raise ValueError(
+            f"Invalid value received for argument `{name}`. Expected arrays of numbers. "
+            f"Received an array of dtype {array.dtype}. (Text is turned into numbers by "
+            "`tfdp.data.hash_tokens`.)"
+        )
+    if array.ndim == 0 or array.shape[0] == 0:
+        raise ValueError(
+            f"Invalid value received for argument `{name}`. Expected at least one example. "
+            f"Received an array of shape {array.shape}."
+        )
+    return array
+
+
+def _is_several(value: Any) -> bool:
+    """Whether this element of a list is a whole array (or a structure of them), not an example."""
+    if isinstance(value, list | tuple):
+        return any(_is_several(element) for element in value)
+    return isinstance(value, dict) or getattr(value, "ndim", 0) > 0
+
+
+def _common_length(x: Any, y: Any) -> int:
+    lengths = {leaf.shape[0] for leaf in tf.nest.flatten((x, y))}
+    if len(lengths) != 1:
+        shapes = tf.nest.map_structure(lambda leaf: leaf.shape, {"x": x, "y": y})
+        raise ValueError(
+            "Invalid value received for arguments `x` and `y`. Expected arrays with the same first "
+            f"dimension. Received the shapes: {shapes}"
+        )
+    return lengths.pop()
+
+
+def _as_weights(sample_weight: Any, num_examples: int) -> np.ndarray:
+    if sample_weight is None:
+        return np.ones(num_examples, np.float32)
+    weights = np.asarray(sample_weight, dtype=np.float32)
+    if weights.shape != (num_examples,):
+        raise ValueError(
+            "Invalid value received for argument `sample_weight`. Expected shape "
+            f"({num_examples},). Received shape: {weights.shape}"
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise ValueError(
+            "Invalid value received for argument `sample_weight`. Expected finite weights of at "
+            f"least 0. Received: {weights[~(np.isfinite(weights) & (weights >= 0))][0]}"
+        )
+    return weights
+
+
+def _is_positive_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,60 @@
+"""A public tokenizer: words go to fixed hash buckets, so nothing is learned from private text.
+
+A vocabulary built from the training text would be a release of its own (a rare word in it reveals
+that somebody wrote it). Hash buckets are a function of the word alone.
+"""
+
+import re
+import zlib
+from collections.abc import Iterable
+
+import numpy as np
+
+PADDING = 0
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+def hash_tokens(texts: Iterable[str | bytes], *, num_buckets: int, length: int) -> np.ndarray:
+    """Turns texts into rows of token ids by hashing.
+
+    Words are lower-cased; every punctuation mark is a token of its own. The hash is CRC-32, which
+    is the same on every machine and in every run (Python's own `hash` is not).
+
+    Args:
+        texts: the texts, as `str` or as UTF-8 `bytes`.
+        num_buckets: size of the id space, including id 0, which is kept for padding.
+        length: tokens per row; longer texts are cut, shorter ones padded with 0 at the end.
+
+    Returns:
+        int32 array of shape (number of texts, length) with values in `[0, num_buckets)`.
+
+    Raises:
+        ValueError: for fewer than 2 buckets, for a length below 1, for a single text in place of
+            several.
+    """
+    if not (num_buckets >= 2):
+        raise ValueError(
+            "Invalid value received for argument `num_buckets`. Expected an integer of at least 2 "
+            f"(0 is padding). Received: {num_buckets}"
+        )
+    if not (length >= 1):
+        raise ValueError(
+            "Invalid value received for argument `length`. Expected a positive integer. "
+            f"Received: {length}"
+        )
+    if isinstance(texts, str | bytes):
+        raise ValueError(
+            "Invalid value received for argument `texts`. Expected a sequence of texts. "
+            f"Received a single text: {texts!r}"
+        )
+    texts = [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in texts]
+    rows = np.full((len(texts), length), PADDING, dtype=np.int32)
+    buckets: dict[str, int] = {}
+    for row, text in zip(rows, texts, strict=True):
+        for column, token in enumerate(_TOKEN.findall(text.lower())[:length]):
+            bucket = buckets.get(token)
+            if bucket is None:
+                bucket = 1 + zlib.crc32(token.encode("utf-8")) % (num_buckets - 1)
+                buckets[token] = bucket
+            row[column] = bucket
+    return rows

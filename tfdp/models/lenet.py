@@ -1,0 +1,34 @@
+"""LeNet-5 and LeNet-300-100 with the widths of SI-DPSGD, Table 7."""
+
+from keras import layers
+
+from tfdp import _backend  # noqa: F401
+from tfdp.models.blocks import block
+
+
+def lenet5(num_classes, normalization, activation, output_normalization):
+    """LeNet-5: convolutions 6, pool, 16, pool; dense 120, 84, classes.
+
+    5x5 kernels, the first padded ("same"), the second not, as in Caffe's and PyTorch's LeNet for
+    28x28 images. 61,706 weights for 28x28x1 and ten classes.
+    """
+    return [
+        *block(layers.Conv2D(6, 5, padding="same", name="conv_1"), normalization, activation),
+        layers.MaxPooling2D(2, name="pool_1"),
+        *block(layers.Conv2D(16, 5, name="conv_2"), normalization, activation),
+        layers.MaxPooling2D(2, name="pool_2"),
+        layers.Flatten(name="flatten"),
+        *block(layers.Dense(120, name="dense_1"), normalization, activation),
+        *block(layers.Dense(84, name="dense_2"), normalization, activation),
+        *block(layers.Dense(num_classes, name="logits"), output_normalization),
+    ]
+
+
+def lenet_300_100(num_classes, normalization, activation, output_normalization):
+    """LeNet-300-100: dense 300, 100, classes. 266,610 weights for 28x28x1 and ten classes."""
+    return [
+        layers.Flatten(name="flatten"),
+        *block(layers.Dense(300, name="dense_1"), normalization, activation),
+        *block(layers.Dense(100, name="dense_2"), normalization, activation),
+        *block(layers.Dense(num_classes, name="logits"), output_normalization),
+    ]
