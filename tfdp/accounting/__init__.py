@@ -1,1 +1,51 @@
+"""Privacy accounting: what a run costs, claimed and proven.
 
+Plain NumPy, SciPy and dp_accounting; TensorFlow is never imported. Describe what was executed with
+a `Run`, then ask:
+
+    run = Run(mechanism="dpsgd", num_examples=60000, lot_size=256, steps=3516,
+              sampling="poisson", noise_multiplier=1.1)
+    proven(run, delta=1e-5).epsilon
+
+Names are loaded on first use.
+"""
+
+import importlib
+
+_PUBLIC = {
+    "Run": "run",
+    "steps_for": "run",
+    "Guarantee": "guarantee",
+    "claimed": "guarantees",
+    "proven": "guarantees",
+    "claimed_composition": "guarantees",
+    "proven_composition": "guarantees",
+    "register_mechanism": "guarantees",
+    "mechanisms": "guarantees",
+    "noise_for": "calibration",
+    "max_steps": "calibration",
+    "epsilon_curve": "calibration",
+    "CalibrationError": "calibration",
+    "AccountingError": "privacy_loss",
+    "PrivacyBudget": "ledger",
+    "BudgetExhausted": "ledger",
+    "Ledger": "ledger",
+    "LedgerError": "ledger",
+    "statement": "wording",
+    "advice": "comparison",
+    "Advice": "comparison",
+}
+
+__all__ = [*_PUBLIC]
+
+
+def __getattr__(name):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'tfdp.accounting' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tfdp.accounting.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted([*globals(), *__all__])

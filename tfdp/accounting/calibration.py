@@ -1,0 +1,247 @@
+"""From a budget back to noise, to steps, and to the epsilon along the way.
+
+Every number that is returned was evaluated, and stays within the budget: the safe side of the root.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tfdp.accounting import guarantees, privacy_loss
+from tfdp.accounting.guarantee import (
+    check_adjacency,
+    check_delta,
+    check_epsilon,
+    check_kind,
+)
+from tfdp.accounting.guarantees import guarantee
+from tfdp.accounting.privacy_loss import SubsampledLoss
+from tfdp.accounting.run import Run
+
+# How far below the budget a calibrated epsilon may stay, relative to it.
+_TOLERANCE = 5e-5
+_LARGEST_NOISE = 1e12
+_MOST_STEPS = 10_000_000
+
+
+class CalibrationError(ValueError):
+    """No noise (or no number of steps) meets the budget."""
+
+
+def noise_for(
+    epsilon: float,
+    delta: float,
+    run: Run,
+    kind: str = "proven",
+    adjacency: str = "zero_out",
+) -> float:
+    """Smallest noise multiplier, to about 1e-4, whose epsilon is within the budget.
+
+    Args:
+      epsilon: Budget, finite and above 0.
+      delta: Probability in (0, 1).
+      run: The run to be executed; its own noise multiplier is ignored.
+      kind: Which guarantee has to stay within the budget.
+      adjacency: Neighbouring relation.
+
+    Returns:
+      A noise multiplier whose epsilon was evaluated and is at most `epsilon`.
+
+    Raises:
+      CalibrationError: Where no noise gives a finite guarantee; the message names the reason.
+    """
+    epsilon = check_epsilon(epsilon)
+    check_delta(delta)
+    check_kind(kind)
+    check_adjacency(adjacency)
+    if run.steps == 0:
+        raise CalibrationError("Expected a run of at least one step. Received steps=0.")
+
+    def evaluate(noise: float) -> float:
+        return guarantee(kind, run.with_(noise_multiplier=noise), delta, adjacency).epsilon
+
+    probe = guarantee(kind, run.with_(noise_multiplier=1.0), delta, adjacency)
+    if math.isinf(probe.epsilon):
+        loud = guarantee(kind, run.with_(noise_multiplier=_LARGEST_NOISE), delta, adjacency)
+        if math.isinf(loud.epsilon):
+            raise CalibrationError(
+                f"No noise gives a finite {kind} guarantee for this run. {loud.reason}"
+            )
+    if probe.mu is not None and probe.mu > 0:
+        # mu is proportional to 1/z, so the Gaussian profile is solved once.
+        from tfdp.accounting.gaussian import mu_of_epsilon
+
+        noise = probe.mu / mu_of_epsilon(epsilon, delta)
+    else:
+        quick = _rdp_only(kind, run, delta, adjacency)
+        start = _safe_root(quick, epsilon, 1.0, 1e-3) if quick else 1.0
+        noise = _safe_root(evaluate, epsilon, start, _TOLERANCE)
+    while not evaluate(noise) <= epsilon:
+        noise *= 1 + 1e-9
+    return noise
+
+
+def _rdp_only(kind: str, run: Run, delta: float, adjacency: str):
+    """A cheap upper bound on epsilon as a function of the noise, or None where there is none."""
+    if kind != "proven":
+        return None
+
+    def evaluate(noise: float) -> float:
+        losses = guarantees.analyse(run.with_(noise_multiplier=noise), delta, adjacency).losses
+        rdp = privacy_loss.total_rdp(losses, 0.0)
+        return privacy_loss.rdp_to_epsilon(rdp, delta)[0]
+
+    losses = guarantees.analyse(run.with_(noise_multiplier=1.0), delta, adjacency).losses
+    return evaluate if all(isinstance(loss, SubsampledLoss) for loss in losses) else None
+
+
+def _safe_root(
+    evaluate: Callable[[float], float], target: float, start: float, tolerance: float
+) -> float:
+    """Noise with epsilon in [target (1 - tolerance), target]; epsilon falls with the noise.
+
+    Epsilon is nearly a power of the noise, so a secant through logarithms converges in a few
+    evaluations; a bracket is kept, and halved where the secant leaves it.
+    """
+    low, high = None, None  # (log noise, log epsilon / target): too little noise, enough noise
+
+    def visit(noise: float) -> tuple[float, float]:
+        value = evaluate(noise)
+        if math.isnan(value):
+            raise CalibrationError(f"The accountant returned no number at noise {noise:g}.")
+        return math.log(noise), math.log(max(value, 1e-300) / target) if value < math.inf else 700.0
+
+    point = visit(start)
+    for _ in range(200):
+        if point[1] <= 0:
+            high = point if high is None else min(high, point)
+            if high[1] >= math.log1p(-tolerance):
+                return math.exp(high[0])
+        else:
+            low = point if low is None else max(low, point)
+        if low is None or high is None:
+            # Nearly epsilon ~ 1/noise; never leap by more than a factor of 16.
+            leap = min(max(point[1], -2.7), 2.7)
+            guess = point[0] + (leap * 1.02 if leap else -1e-4)
+            if abs(leap) < 1e-3:
+                guess = point[0] + math.copysign(2e-3, leap)
+        else:
+            if high[0] - low[0] < 1e-9:
+                return math.exp(high[0])
+            slope = (high[1] - low[1]) / (high[0] - low[0])
+            # Aim a third of the tolerance below the target, so that the result is on the safe side.
+            guess = high[0] + (-tolerance / 3 - high[1]) / slope
+            margin = 0.01 * (high[0] - low[0])
+            usable = abs(low[1]) < 600 and high[1] > -600
+            if not (usable and low[0] + margin < guess < high[0] - margin * 0.01):
+                guess = (low[0] + high[0]) / 2
+        if not abs(guess) < math.log(_LARGEST_NOISE):
+            raise CalibrationError(
+                f"Expected a noise multiplier below {_LARGEST_NOISE:g} to meet epsilon "
+                f"{target:g}. Received none: use fewer steps or a larger epsilon."
+            )
+        point = visit(math.exp(guess))
+    return math.exp(high[0])
+
+
+def max_steps(
+    epsilon: float,
+    delta: float,
+    run: Run,
+    kind: str = "proven",
+    adjacency: str = "zero_out",
+) -> int:
+    """Largest number of steps whose guarantee stays within the budget.
+
+    Args:
+      epsilon: Budget, finite and above 0.
+      delta: Probability in (0, 1).
+      run: The run; its own `steps` is ignored, but a per-step schedule ends the search.
+      kind: Which guarantee has to stay within the budget.
+      adjacency: Neighbouring relation.
+
+    Returns:
+      The number of steps; 0 where not even one fits; at most 10,000,000, or the length of the
+      shortest schedule.
+    """
+    epsilon = check_epsilon(epsilon)
+    check_delta(delta)
+    check_kind(kind)
+
+    def fits(steps: int) -> bool:
+        return guarantee(kind, run.with_(steps=steps), delta, adjacency).epsilon <= epsilon
+
+    lengths = [
+        len(value)
+        for value in (run.learning_rates, run.noise_learning_rates, run.momentum, run.draws)
+        if isinstance(value, tuple)
+    ]
+    limit = min([_MOST_STEPS, *lengths])
+    if limit < 1 or not fits(1):
+        return 0
+    low, high = 1, 2  # low fits; high does not once the loop ends, or is beyond the limit
+    while high <= limit and fits(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def epsilon_curve(
+    run: Run,
+    steps: Sequence[int],
+    delta: float,
+    kind: str = "proven",
+    adjacency: str = "zero_out",
+) -> list[float]:
+    """Epsilon after several numbers of steps, for showing progress.
+
+    Each value is a valid bound. The last one is what `proven` (or `claimed`) says; earlier ones may
+    come from cheaper bounds of the same kind and never exceed later ones.
+
+    Args:
+      run: The run; its own `steps` is ignored, but schedules must cover the largest of `steps`.
+      steps: Step counts of at least 0, in increasing order.
+      delta: Probability in (0, 1).
+      kind: "claimed" or "proven".
+      adjacency: Neighbouring relation.
+
+    Returns:
+      One epsilon for each of `steps`.
+    """
+    check_delta(delta)
+    check_kind(kind)
+    counts = np.asarray(steps, dtype=int)
+    if counts.ndim != 1 or np.any(counts < 0) or np.any(np.diff(counts) < 0):
+        raise ValueError(f"Expected step counts in increasing order. Received {list(steps)!r}.")
+    if not len(counts):
+        return []
+    full = run.with_(steps=int(counts[-1]))
+    last = guarantee(kind, full, delta, adjacency)
+    if math.isinf(last.epsilon) and kind == "proven":
+        values = [
+            guarantee(kind, run.with_(steps=int(n)), delta, adjacency).epsilon for n in counts
+        ]
+    elif kind == "claimed":
+        values = [
+            guarantee(kind, run.with_(steps=int(n)), delta, adjacency).epsilon for n in counts
+        ]
+    else:
+        values = _proven_curve(full, counts, delta, adjacency)
+    values[-1] = last.epsilon
+    # What was released early is part of what was released later, so the smaller later bound holds.
+    return [float(v) for v in np.minimum.accumulate(values[::-1])[::-1]]
+
+
+def _proven_curve(full: Run, counts: np.ndarray, delta: float, adjacency: str) -> list[float]:
+    analysis = guarantees.analyse(full, delta, adjacency)
+    if len(analysis.losses) == 1 and isinstance(analysis.losses[0], SubsampledLoss):
+        return privacy_loss.subsampled_curve(analysis.losses[0], counts, delta)
+    if full.mechanism == "si_dpsgd":
+        from tfdp.accounting import si_dpsgd
+
+        return si_dpsgd.curve(full, counts, delta, adjacency)
+    return [guarantees.proven(full.with_(steps=int(n)), delta, adjacency).epsilon for n in counts]

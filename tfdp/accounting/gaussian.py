@@ -1,0 +1,113 @@
+"""Exact conversion between mu-GDP, epsilon and delta, and for random mixtures of Gaussians.
+
+A mechanism is mu-GDP when no test tells neighbours apart better than it tells N(0, 1) from
+N(mu, 1) (Dong, Roth, Su 2022). Its privacy profile is known in closed form:
+
+    delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
+
+(Balle and Wang 2018, Theorem 8).
+"""
+
+import math
+
+import numpy as np
+from scipy import optimize, special
+
+_SQRT2 = math.sqrt(2.0)
+
+
+def log_delta(epsilon: float, mu: np.ndarray) -> np.ndarray:
+    """Log of the privacy profile of N(0, 1) against N(mu, 1).
+
+    Args:
+      epsilon: Number of at least 0.
+      mu: Positive numbers, any shape.
+
+    Returns:
+      log delta(epsilon), same shape; minus infinity where it underflows.
+    """
+    mu = np.asarray(mu, dtype=float)
+    a = mu / 2 - epsilon / mu
+    b = mu / 2 + epsilon / mu
+    # epsilon - b^2/2 equals -a^2/2. Writing the second term with erfcx and -a^2/2 avoids the
+    # difference of two numbers of size epsilon, which at epsilon = 1e14 would be pure rounding.
+    log_second = -a * a / 2 + np.log(special.erfcx(b / _SQRT2) / 2)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        log_first = np.where(
+            a < 0,
+            -a * a / 2 + np.log(special.erfcx(np.maximum(-a, 0) / _SQRT2) / 2),
+            special.log_ndtr(a),
+        )
+        gap = np.minimum(log_second - log_first, 0.0)
+        return log_first + np.log(-np.expm1(gap))
+
+
+def epsilon_of_mu(mu: float, delta: float) -> float:
+    """Smallest epsilon for which a mu-GDP mechanism is (epsilon, delta)-DP.
+
+    Args:
+      mu: GDP parameter, at least 0; may be infinite.
+      delta: Probability in (0, 1).
+
+    Returns:
+      Epsilon; 0 when the total variation distance is at most delta.
+    """
+    return epsilon_of_mixture(np.array([mu * mu]), np.array([1.0]), 0.0, delta)
+
+
+def epsilon_of_mixture(
+    squares: np.ndarray, probabilities: np.ndarray, overflow: float, delta: float
+) -> float:
+    """Smallest epsilon of a mechanism whose mu is drawn at random, independently of the data.
+
+    Hockey-stick divergence is jointly convex, so the profile is at most the average of the
+    profiles of the outcomes, plus the chance of the outcomes that were left out (Theorem B).
+
+    Args:
+      squares: mu^2 of every outcome.
+      probabilities: Chance of every outcome.
+      overflow: Chance of all outcomes that are not listed; counted as a complete loss.
+      delta: Probability in (0, 1).
+
+    Returns:
+      Epsilon, or infinity where `overflow` or an infinite mu alone exceeds delta.
+    """
+    infinite = ~np.isfinite(squares)
+    overflow = overflow + float(probabilities[infinite].sum())
+    if not overflow < delta:
+        return math.inf
+    keep = (probabilities > 0) & (squares > 0) & ~infinite
+    if not np.any(keep):
+        return 0.0
+    mu, log_p = np.sqrt(squares[keep]), np.log(probabilities[keep])
+    target = math.log(delta - overflow)
+
+    def excess(epsilon: float) -> float:
+        # At most log(1e-300): below that the logarithm is of no use to the root finder.
+        return max(float(special.logsumexp(log_p + log_delta(epsilon, mu))), -700.0) - target
+
+    if excess(0.0) <= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2.0
+    root = optimize.brentq(excess, 0.0, high, xtol=1e-13, rtol=1e-13)
+    while excess(root) > 0:  # the safe side of the root
+        root *= 1 + 1e-13
+    return root
+
+
+def mu_of_epsilon(epsilon: float, delta: float) -> float:
+    """Largest mu for which a mu-GDP mechanism is (epsilon, delta)-DP, on the safe side."""
+    low, high = 1.0, 1.0
+    while epsilon_of_mu(low, delta) > epsilon:
+        low /= 2.0
+    while epsilon_of_mu(high, delta) <= epsilon:
+        high *= 2.0
+    target = math.log(delta)
+    mu = optimize.brentq(
+        lambda m: max(float(log_delta(epsilon, m)), -700.0) - target, low, high, rtol=1e-13
+    )
+    while epsilon_of_mu(mu, delta) > epsilon:
+        mu *= 1 - 1e-12
+    return mu

@@ -1,0 +1,145 @@
+"""What is guaranteed, by whom, and under which assumptions."""
+
+import dataclasses
+import math
+from typing import Any
+
+ADJACENCIES = ("zero_out", "replace_one", "add_or_remove_one")
+KINDS = ("claimed", "proven")
+# Above this, exp(epsilon) bounds nothing that a person would call privacy.
+VACUOUS_ABOVE = 50.0
+
+SAMPLING_WORDS = {
+    "poisson": "Poisson lots",
+    "cyclic": "epochs in one fixed order",
+    "shuffle": "epochs in a fresh random order",
+    "with_replacement": "lots of fixed size drawn uniformly with replacement",
+    "unknown": "an unknown order (every example may be in every lot)",
+}
+ADJACENCY_WORDS = {
+    "zero_out": "one record replaced by a record that contributes nothing",
+    "replace_one": "one record replaced by any other record",
+    "add_or_remove_one": "one record added or removed",
+}
+
+
+def check_adjacency(adjacency: str) -> str:
+    """Returns `adjacency`, or raises ValueError where it is unknown."""
+    if adjacency not in ADJACENCIES:
+        raise ValueError(
+            f"Expected adjacency to be one of {', '.join(ADJACENCIES)}. Received {adjacency!r}."
+        )
+    return adjacency
+
+
+def check_kind(kind: str) -> str:
+    """Returns `kind`, or raises ValueError where it is unknown."""
+    if kind not in KINDS:
+        raise ValueError(f"Expected kind to be one of {', '.join(KINDS)}. Received {kind!r}.")
+    return kind
+
+
+def check_delta(delta: float) -> float:
+    """Returns `delta` as a float, or raises ValueError where it is not inside (0, 1)."""
+    if isinstance(delta, bool) or not (0 < delta < 1):
+        raise ValueError(
+            f"Expected delta to lie strictly between 0 and 1. Received {delta!r}. Use a value well "
+            "below 1/num_examples, for example 1e-5."
+        )
+    return float(delta)
+
+
+def check_epsilon(epsilon: float) -> float:
+    """Returns `epsilon` as a float, or raises ValueError where it is not above 0 and finite."""
+    if isinstance(epsilon, bool) or not (epsilon > 0) or not math.isfinite(epsilon):
+        raise ValueError(
+            f"Expected epsilon to be a finite number above 0. Received {epsilon!r}. Use for "
+            "example 2.0."
+        )
+    return float(epsilon)
+
+
+def format_epsilon(epsilon: float) -> str:
+    """Epsilon in words: "1.234", "vacuous (epsilon = 7669)" or "infinite"."""
+    if math.isinf(epsilon):
+        return "infinite"
+    if epsilon > VACUOUS_ABOVE:
+        return (
+            f"vacuous (epsilon = {epsilon:.4g})"
+            if epsilon >= 1e5
+            else (f"vacuous (epsilon = {epsilon:.0f})")
+        )
+    return f"{epsilon:.4g}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """An (epsilon, delta) statement with everything that is needed to read it.
+
+    Attributes:
+      epsilon: May be infinite; then `reason` says why.
+      delta: Probability parameter.
+      kind: "claimed" (the paper's own formula) or "proven" (a theorem about the run).
+      adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+      sampling: How lots were drawn, as in `Run`.
+      released: What the guarantee is about, in words.
+      mechanism: Name of the mechanism.
+      assumptions: Short sentences, each of which has to be true.
+      reason: Why epsilon is infinite, or None.
+      mu: Parameter of an equivalent Gaussian mechanism (mu-GDP) where the guarantee is one.
+      details: Further numbers, JSON-safe: which bound was used and how it was computed.
+    """
+
+    epsilon: float
+    delta: float
+    kind: str
+    adjacency: str
+    sampling: str
+    released: str
+    mechanism: str
+    assumptions: tuple[str, ...] = ()
+    reason: str | None = None
+    mu: float | None = None
+    details: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+    def __post_init__(self):
+        check_kind(self.kind)
+        check_adjacency(self.adjacency)
+        check_delta(self.delta)
+        if not self.epsilon >= 0:
+            raise ValueError(f"Expected epsilon to be 0 or more. Received {self.epsilon!r}.")
+        if math.isinf(self.epsilon) and not self.reason:
+            raise ValueError("Expected a reason for an infinite epsilon. Received none.")
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether epsilon is too large to mean anything (above 50)."""
+        return self.epsilon > VACUOUS_ABOVE
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe fields. An infinite number is written as the string "inf"."""
+        result = dataclasses.asdict(self)
+        result["assumptions"] = list(self.assumptions)
+        result["vacuous"] = self.vacuous
+        return _json_safe(result)
+
+    def describe(self) -> str:
+        """One or two sentences in plain words."""
+        text = (
+            f"{self.kind} epsilon: {format_epsilon(self.epsilon)} at delta = {self.delta:g}, "
+            f"for {ADJACENCY_WORDS[self.adjacency]} ({self.adjacency})"
+        )
+        return f"{text}. {self.reason}" if self.reason else f"{text}."
+
+    def __str__(self) -> str:
+        return self.describe()
+
+
+def _json_safe(value):
+    if isinstance(value, dict):
+        return {key: _json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_safe(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

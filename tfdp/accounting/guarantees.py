@@ -1,0 +1,193 @@
+"""From a run, or the segments of one training, to a claimed or proven guarantee."""
+
+import importlib
+import math
+from collections.abc import Sequence
+from types import ModuleType
+
+from tfdp.accounting import claims, privacy_loss
+from tfdp.accounting.analysis import Analysis, check_adjacency_fits
+from tfdp.accounting.guarantee import Guarantee, check_adjacency, check_delta, check_kind
+from tfdp.accounting.run import Run
+
+_MODULES: dict[str, str] = {
+    "none": "tfdp.accounting.none",
+    "dpsgd": "tfdp.accounting.dpsgd",
+    "si_dpsgd": "tfdp.accounting.si_dpsgd",
+}
+
+
+def register_mechanism(name: str, module: str) -> None:
+    """Adds a mechanism.
+
+    Args:
+      name: Value of `Run.mechanism`.
+      module: Dotted name of a module with `analyse(run, delta, adjacency) -> Analysis`,
+        `claimed_rdp(run) -> array` at `claims.ORDERS_2020`, `RELEASED` and `CLAIM_ASSUMPTIONS`.
+
+    Raises:
+      ValueError: Where the name already stands for another module.
+    """
+    if _MODULES.get(name, module) != module:
+        raise ValueError(f"Expected a new mechanism name. Received {name!r}, which is taken.")
+    _MODULES[name] = module
+
+
+def mechanisms() -> tuple[str, ...]:
+    """Names of all registered mechanisms."""
+    return tuple(sorted(_MODULES))
+
+
+def mechanism_module(name: str) -> ModuleType:
+    """Module that accounts for `name`. Raises ValueError where there is none."""
+    if name not in _MODULES:
+        raise ValueError(
+            f"Expected mechanism to be one of {', '.join(mechanisms())}. Received {name!r}."
+        )
+    return importlib.import_module(_MODULES[name])
+
+
+def analyse(run: Run, delta: float, adjacency: str) -> Analysis:
+    """Translates `run` into privacy losses (see `analysis.Analysis`)."""
+    return mechanism_module(run.mechanism).analyse(run, delta, adjacency)
+
+
+def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
+    """What is proven for the run as it was executed.
+
+    Args:
+      run: What was executed.
+      delta: Probability in (0, 1).
+      adjacency: "zero_out", "replace_one", or "add_or_remove_one" (Poisson sampling only).
+
+    Returns:
+      A `Guarantee` of kind "proven"; epsilon is infinite, with a reason, where nothing finite can
+      be proven.
+
+    Raises:
+      ValueError: For bad arguments or an adjacency that is not defined for the sampling.
+    """
+    return proven_composition([run], delta, adjacency)
+
+
+def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
+    """What the mechanism's paper claims for such a run, by its own formula.
+
+    Args:
+      run: What was executed.
+      delta: Probability in (0, 1).
+      adjacency: As in `proven`; the papers' formula does not depend on it. They mean one record
+        added or removed, and where replace_one is asked for, the guarantee says so.
+
+    Returns:
+      A `Guarantee` of kind "claimed".
+    """
+    return claimed_composition([run], delta, adjacency)
+
+
+def guarantee(kind: str, run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
+    """`claimed` or `proven`, by name."""
+    return {"claimed": claimed, "proven": proven}[check_kind(kind)](run, delta, adjacency)
+
+
+def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero_out") -> Guarantee:
+    """What is proven for several runs on the same data together.
+
+    Segments of one training compose as adaptive mechanisms: Gaussian ones exactly (squares of mu
+    add), Poisson ones as privacy loss distributions and Rényi divergences, averages of Gaussian
+    profiles as independent random mu. Where an average meets a Poisson segment, delta is halved
+    between them, which is always valid.
+
+    Args:
+      runs: Segments, in any order. A later segment may start from weights that an earlier one
+        released. An SI-DPSGD segment that goes on from earlier *means* is no new segment: it is
+        the same run with more steps.
+      delta: Probability in (0, 1).
+      adjacency: As in `proven`.
+
+    Returns:
+      A `Guarantee`; for no runs, epsilon 0.
+    """
+    check_delta(delta)
+    check_adjacency(adjacency)
+    runs = [run for run in runs if run.steps or len(runs) == 1]
+    for run in runs:
+        check_adjacency_fits(run, adjacency)
+    analyses = [analyse(run, delta, adjacency) for run in runs]
+    common = {"delta": delta, "kind": "proven", "adjacency": adjacency, **_facts(runs)}
+    reasons = _unique(a.reason for a in analyses if a.reason)
+    released = "; ".join(_unique(a.released for a in analyses)) or "nothing"
+    if reasons:
+        return Guarantee(epsilon=math.inf, reason=" ".join(reasons), released=released, **common)
+    spent = privacy_loss.epsilon_of([loss for a in analyses for loss in a.losses], delta)
+    assumptions = _unique(sentence for a in analyses for sentence in a.assumptions)
+    if sum(run.mechanism == "si_dpsgd" for run in runs) > 1:
+        assumptions = (
+            *assumptions,
+            "Every SI-DPSGD segment started from released weights, not from earlier means.",
+        )
+    details = dict(spent.details)
+    if len(analyses) == 1:
+        details = analyses[0].details | {"conversion": details.pop("bound")} | details
+    reason = None
+    if math.isinf(spent.epsilon):
+        reason = "The loss that has to be charged to delta exceeds it. Use a larger delta."
+    return Guarantee(
+        epsilon=spent.epsilon,
+        mu=spent.mu,
+        released=released,
+        assumptions=tuple(assumptions),
+        details=details,
+        reason=reason,
+        **common,
+    )
+
+
+def claimed_composition(
+    runs: Sequence[Run], delta: float, adjacency: str = "zero_out"
+) -> Guarantee:
+    """What the papers' accountant says for several runs together (Rényi divergences add).
+
+    Args:
+      runs: Segments on the same data.
+      delta: Probability in (0, 1).
+      adjacency: As in `claimed`.
+
+    Returns:
+      A `Guarantee` of kind "claimed"; for no runs, epsilon 0.
+    """
+    check_delta(delta)
+    check_adjacency(adjacency)
+    modules = [mechanism_module(run.mechanism) for run in runs]
+    rdp = sum((m.claimed_rdp(run) for m, run in zip(modules, runs, strict=True)), 0.0)
+    if not len(runs):
+        rdp = [0.0] * len(claims.ORDERS_2020)
+    epsilon, order = claims.classic_epsilon(rdp, delta)
+    assumptions = _unique(sentence for m in modules for sentence in m.CLAIM_ASSUMPTIONS)
+    if adjacency == "replace_one":
+        adjacency = "add_or_remove_one"
+        assumptions = (*assumptions, "The paper's formula is for one record added or removed.")
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        kind="claimed",
+        adjacency=adjacency,
+        released="; ".join(_unique(m.RELEASED for m in modules)) or "nothing",
+        assumptions=tuple(assumptions),
+        details={"bound": "RDP, 2020 orders, classic conversion", "rdp_order": order}
+        if math.isfinite(order)
+        else {},
+        reason="No noise was added." if math.isinf(epsilon) else None,
+        **_facts(runs),
+    )
+
+
+def _facts(runs: Sequence[Run]) -> dict[str, str]:
+    return {
+        "sampling": ", ".join(_unique(run.sampling for run in runs)) or "none",
+        "mechanism": ", ".join(_unique(run.mechanism for run in runs)) or "none",
+    }
+
+
+def _unique(items) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(items))

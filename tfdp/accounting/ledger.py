@@ -1,0 +1,174 @@
+"""The budget, and the ledger of what was spent. A ledger never goes back."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+
+from tfdp.accounting.guarantee import (
+    Guarantee,
+    check_adjacency,
+    check_delta,
+    check_epsilon,
+    check_kind,
+)
+from tfdp.accounting.run import Run
+
+
+class BudgetExhausted(RuntimeError):
+    """The next step would exceed the privacy budget."""
+
+
+class LedgerError(ValueError):
+    """A ledger was asked to forget, or was given something that is no ledger."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyBudget:
+    """The most that may be spent.
+
+    Attributes:
+      epsilon: Finite and above 0.
+      delta: Strictly between 0 and 1.
+      kind: Which guarantee must stay within it: "proven" or "claimed".
+      adjacency: Neighbouring relation.
+    """
+
+    epsilon: float
+    delta: float
+    kind: str = "proven"
+    adjacency: str = "zero_out"
+
+    def __post_init__(self):
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        object.__setattr__(self, "delta", check_delta(self.delta))
+        check_kind(self.kind)
+        check_adjacency(self.adjacency)
+
+    def allows(self, guarantee: Guarantee) -> bool:
+        """Whether `guarantee` (at this delta) stays within the budget."""
+        return guarantee.epsilon <= self.epsilon and guarantee.delta <= self.delta
+
+
+class Ledger:
+    """Runs by random id, each with the number of steps that were executed.
+
+    The id comes from the operating system's entropy, so that copies of one model that went
+    different ways are told apart from one run that was saved and loaded.
+    """
+
+    def __init__(self):
+        self._entries: dict[str, Run] = {}
+
+    def open(self, run: Run) -> str:
+        """Adds a run with no step spent and returns its new id."""
+        run_id = os.urandom(16).hex()
+        self._entries[run_id] = run.with_(steps=0)
+        return run_id
+
+    def record(self, run_id: str, steps: int) -> None:
+        """Sets the number of steps spent by a run.
+
+        Args:
+          run_id: From `open`.
+          steps: Total so far; record it before the step is executed.
+
+        Raises:
+          LedgerError: For an unknown id, or fewer steps than were recorded before.
+        """
+        entry = self._entry(run_id)
+        if not steps >= entry.steps:
+            raise LedgerError(
+                f"Expected at least the {entry.steps} steps that run {run_id} has spent already. "
+                f"Received {steps}. A ledger never goes back; open a new run instead."
+            )
+        self._entries[run_id] = entry.with_(steps=int(steps))
+
+    def steps(self, run_id: str) -> int:
+        """Steps spent by one run."""
+        return self._entry(run_id).steps
+
+    def merge(self, other: "Ledger") -> None:
+        """Takes over everything `other` knows; for a common id the larger step count stands.
+
+        Raises:
+          LedgerError: Where one id stands for two different runs; nothing is changed then.
+        """
+        merged = dict(self._entries)
+        for run_id, run in other._entries.items():
+            mine = merged.get(run_id, run)
+            longer, shorter = (run, mine) if run.steps > mine.steps else (mine, run)
+            if longer.with_(steps=0) != shorter.with_(steps=0):
+                raise LedgerError(
+                    f"Expected one description of run {run_id}. Received two that differ. "
+                    "Load the ledger that belongs to this model."
+                )
+            merged[run_id] = longer
+        self._entries = merged
+
+    @property
+    def entries(self) -> Mapping[str, Run]:
+        """All runs by id, with steps as spent (a copy)."""
+        return dict(self._entries)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs in which at least one step was spent."""
+        return [run for run in self._entries.values() if run.steps]
+
+    def guarantee(self, kind: str, delta: float, adjacency: str = "zero_out") -> Guarantee:
+        """Guarantee of everything in the ledger together.
+
+        Args:
+          kind: "claimed" or "proven".
+          delta: Probability in (0, 1).
+          adjacency: Neighbouring relation.
+        """
+        from tfdp.accounting import guarantees
+
+        compose = {
+            "claimed": guarantees.claimed_composition,
+            "proven": guarantees.proven_composition,
+        }[check_kind(kind)]
+        return compose(self.runs, delta, adjacency)
+
+    def to_json(self) -> str:
+        """Returns the ledger as JSON text; `from_json` is its inverse."""
+        return json.dumps(
+            {"version": 1, "runs": {i: run.to_dict() for i, run in self._entries.items()}},
+            sort_keys=True,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ledger":
+        """Reads what `to_json` wrote.
+
+        Raises:
+          LedgerError: Where the text is not a ledger. An unreadable ledger is never taken for an
+            empty one.
+        """
+        ledger = cls()
+        try:
+            content = json.loads(text)
+            if content["version"] != 1:
+                raise ValueError(f"unknown version {content['version']!r}")
+            for run_id, fields in content["runs"].items():
+                ledger._entries[run_id] = Run.from_dict(fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LedgerError(f"Expected the JSON text of a ledger. Received {error}.") from error
+        return ledger
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Ledger) and self._entries == other._entries
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"Ledger({len(self._entries)} runs, {sum(r.steps for r in self.runs)} steps)"
+
+    def _entry(self, run_id: str) -> Run:
+        if run_id not in self._entries:
+            raise LedgerError(
+                f"Expected the id of an open run. Received {run_id!r}. Call open() first."
+            )
+        return self._entries[run_id]
