@@ -1,0 +1,251 @@
+"""The ghost engine: one forward pass, one backward pass, and no per-example gradient of the model.
+
+The forward pass records the input of every layer with weights; the backward pass stops at those
+layers' outputs. Input and output gradient of a layer give the norm of its per-example gradient and,
+once the bound has said how much of each example counts, the weighted sum over examples (Goodfellow
+2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping").
+
+Exact wherever it answers at all: a model with a weight that no rule accounts for raises
+`UnsupportedModelError`, and `supports` says why beforehand.
+"""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from tfdp.gradients import random_pfor
+from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.engine import BoundedSum
+from tfdp.gradients.forward import Forward
+from tfdp.gradients.rules import Recorded, UnsupportedModelError
+from tfdp.gradients.rules.per_example import rows_are_separate
+from tfdp.gradients.rules.recording import Recorder, owners
+
+__all__ = ["UnsupportedModelError", "bounded_sum", "supports"]
+
+
+def supports(model) -> str | None:
+    """Returns None if the engine is exact for `model`, otherwise one sentence with the reason.
+
+    Where the shapes of the inputs are known (Sequential and functional models), the model is traced
+    once on an empty graph. A subclassed model gets the same checks when its first training step is
+    traced, and `bounded_sum` raises `UnsupportedModelError` then.
+
+    Args:
+        model: a built Keras model.
+    """
+    try:
+        rules = owners(model)
+        specification = _input_specification(model)
+        if specification is not None:
+            _trace(model, rules, specification)
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
+
+
+def _input_specification(model):
+    try:
+        inputs = model._inputs_struct if hasattr(model, "_inputs_struct") else model.inputs
+    except (AttributeError, ValueError):
+        return None
+    if inputs is None:
+        return None
+    if isinstance(inputs, (list, tuple)) and len(inputs) == 1:
+        inputs = inputs[0]
+
+    def specification(tensor):
+        return tf.TensorSpec((1, *tensor.shape[1:]), tensor.dtype)
+
+    return keras.tree.map_structure(specification, inputs)
+
+
+def _trace(model, rules, specification):
+    forward = Forward(model)
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+
+    def run(x):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            Recorder(forward, rules, tape).outputs(values, forward.state(), x)
+
+    try:
+        tf.function(run, autograph=False).get_concrete_function(specification)
+    finally:
+        model._clear_losses()  # what add_loss left behind belongs to the graph that is gone
+
+
+def bounded_sum(
+    forward: Forward,
+    bound: GlobalL2Clip,
+    x,
+    y,
+    sample_weight,
+    chunk,
+    microbatch_size: int = 1,
+) -> BoundedSum:
+    """The engine; see `engine.Engine` for the contract.
+
+    Raises:
+        UnsupportedModelError: the model is beyond the rules.
+    """
+    rules = owners(forward.model)
+    run = _batched if rows_are_separate(forward.model, rules) else _row_by_row
+    recorded, losses, outputs, state = run(forward, rules, x, y, sample_weight, chunk)
+    gradients = _gradients(forward, recorded)
+
+    present = tf.not_equal(sample_weight, 0.0)
+    absent = tf.zeros_like(sample_weight)
+    row_norms = [absent if g is None else g.square_norms() for g in gradients]
+    finite = tf.math.is_finite(tf.add_n(row_norms))
+    keep = finite & present
+    gradients = [None if g is None else g.kept(keep) for g in gradients]
+    group_present = present
+    square_norms = tf.stack([tf.where(keep, n, 0.0) for n in row_norms], axis=1)
+    if microbatch_size > 1:
+        gradients = [None if g is None else g.grouped(microbatch_size) for g in gradients]
+        group_present = tf.reduce_any(tf.reshape(present, [-1, microbatch_size]), axis=1)
+        absent = tf.zeros_like(group_present, tf.float32)
+        group_norms = [absent if g is None else g.square_norms() for g in gradients]
+        square_norms = tf.stack(group_norms, axis=1) / microbatch_size**2
+    scales = bound.scales(square_norms)
+    sums = [
+        tf.zeros(v.shape) if g is None else g.weighted_sum(scales[:, i] / microbatch_size)
+        for i, (v, g) in enumerate(zip(forward.variables, gradients, strict=True))
+    ]
+    return BoundedSum(
+        sums=sums,
+        norms=tf.sqrt(tf.reduce_sum(square_norms, axis=1)),
+        present=group_present,
+        clipped=tf.cast(tf.reduce_any(scales < 1.0, axis=1) & group_present, tf.float32),
+        non_finite=tf.reduce_sum(tf.cast(present & ~finite, tf.int32)),
+        losses=losses,
+        outputs=outputs,
+        state=state,
+        sensitivity=bound.sensitivity(microbatch_size),
+        l2_norm_clip=bound.l2_norm_clip,
+    )
+
+
+def _gradients(forward, recorded):
+    """Per-example gradients in the order of `forward.variables`; None where no path leads."""
+    found = {}
+    for rule, recording in recorded.items():
+        for variable, gradient in rule.gradients(recording.calls):
+            if recording.width > 1:
+                gradient = gradient.grouped(recording.width)
+            found[id(variable)] = gradient
+    return [found.get(id(v)) for v in forward.variables]
+
+
+@dataclasses.dataclass
+class _Recording:
+    """What one layer saw: `calls` over rows of its own, `width` of them for each row of the lot."""
+
+    calls: list
+    width: int = 1
+
+
+def _batched(forward, rules, x, y, sample_weight, chunk):
+    """All rows at once through a model that is known to keep them apart."""
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        recorder = Recorder(forward, rules, tape)
+        y_pred, scope, new_state = recorder.outputs(values, forward.state(chunk), x)
+        losses = _row_losses(recorder, scope, x, y, y_pred)
+        weighted = tf.reduce_sum(losses * sample_weight)
+    calls = [call for calls in recorder.calls.values() for call in calls]
+    gradients = tape.gradient(
+        weighted, [call.output for call in calls], unconnected_gradients="zero"
+    )
+    for call, gradient in zip(calls, gradients, strict=True):
+        call.gradient = gradient
+    recorded = {rule: _Recording(calls) for rule, calls in recorder.calls.items()}
+    return recorded, losses, y_pred, new_state
+
+
+def _row_losses(recorder, scope, x, y, y_pred):
+    """The loss of each row by itself: reductions, class weights and masks stay inside a row."""
+    masks = [getattr(leaf, "_keras_mask", None) for leaf in tf.nest.flatten(y_pred)]
+    known = [mask for mask in masks if mask is not None]
+
+    def one(args):
+        x, y, y_pred, row_masks = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], args)
+        row_masks = iter(row_masks)
+        for leaf, mask in zip(tf.nest.flatten(y_pred), masks, strict=True):
+            if mask is not None:
+                leaf._keras_mask = next(row_masks)
+        return recorder.loss(scope, x, y, y_pred)
+
+    return tf.vectorized_map(one, (x, y, y_pred, known), fallback_to_while_loop=False)
+
+
+def _row_by_row(forward, rules, x, y, sample_weight, chunk):
+    """Each row alone, as a batch of one, vectorized: nothing that the model does can mix rows."""
+    random_pfor.register()
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+    state = forward.state(chunk)
+    rows = tf.shape(sample_weight)[0]
+    # The same seed for every row, but *marked* as per-example: see random_pfor.
+    stacked = [
+        tf.broadcast_to(value, tf.concat([[rows], tf.shape(value)], 0))
+        for i, value in enumerate(state)
+        if forward.is_per_example(i)
+    ]
+    traced = {}
+
+    def one(args):
+        x, y, weight, seeds = args
+        seeds = iter(seeds)
+        own = [next(seeds) if forward.is_per_example(i) else s for i, s in enumerate(state)]
+        own = [tf.ensure_shape(o, s.shape) for o, s in zip(own, state, strict=True)]
+        x, y = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], (x, y))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            recorder = Recorder(forward, rules, tape)
+            y_pred, scope, new_state = recorder.outputs(values, own, x)
+            loss = recorder.loss(scope, x, y, y_pred)
+            weighted = loss * weight
+        calls = [call for calls in recorder.calls.values() for call in calls]
+        gradients = tape.gradient(
+            weighted, [call.output for call in calls], unconnected_gradients="zero"
+        )
+        traced["calls"] = {rule: len(calls) for rule, calls in recorder.calls.items()}
+        traced["moved"] = [new is not None for new in new_state]
+        steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
+        outputs = tf.nest.map_structure(lambda leaf: leaf[0], y_pred)
+        return [call.saved for call in calls], gradients, loss, outputs, steps
+
+    saved, gradients, losses, outputs, steps = tf.vectorized_map(
+        one, (x, y, sample_weight, stacked), fallback_to_while_loop=False
+    )
+    recorded, position = {}, 0
+    for rule, count in traced["calls"].items():
+        calls = zip(saved[position:][:count], gradients[position:][:count], strict=True)
+        recorded[rule] = _merged(rule, [*calls])
+        position += count
+    steps = iter(steps)
+    new_state = [
+        old + next(steps)[0] if moved else None
+        for old, moved in zip(state, traced["moved"], strict=True)
+    ]
+    return recorded, losses, outputs, new_state
+
+
+def _merged(rule, calls):
+    """Makes [rows, width, ...], as recorded row by row, one axis of rows * width."""
+    width = calls[0][1].shape[1]
+    leaves = tf.nest.flatten(calls)
+    if width is None or any(leaf.shape[1] != width for leaf in leaves):
+        raise UnsupportedModelError(
+            f"Layer '{rule.layer.name}' ({type(rule.layer).__name__}) is called on something whose "
+            "leading axis is not the batch."
+        )
+
+    def merge(leaf):
+        return tf.reshape(leaf, tf.concat([[-1], tf.shape(leaf)[2:]], axis=0))
+
+    def shaped(leaf):
+        return tf.ensure_shape(merge(leaf), [None, *leaf.shape[2:]])
+
+    merged = tf.nest.map_structure(shaped, calls)
+    return _Recording([Recorded(None, saved, gradient) for saved, gradient in merged], width)

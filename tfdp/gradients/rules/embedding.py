@@ -1,0 +1,40 @@
+"""Embedding."""
+
+import keras
+import tensorflow as tf
+
+from tfdp.gradients.rules import register
+from tfdp.gradients.rules.base import Rule
+from tfdp.gradients.rules.contributions import Lookups
+
+
+@register(keras.layers.Embedding)
+class EmbeddingRule(Rule):
+    """The table's gradient: output gradients added up at their indices; every other row is zero."""
+
+    def refusal(self):
+        return "uses LoRA" if self.layer.lora_enabled else None
+
+    def variables(self):
+        return [self.layer._embeddings]
+
+    def call(self, record, inputs):
+        outputs = type(self.layer).call(self.layer, inputs)
+        return record(outputs, indices=tf.cast(inputs, tf.int32))
+
+    def gradients(self, calls):
+        (call,) = calls
+        size, width = self.layer._embeddings.shape
+        gradient = call.gradient
+        rows = tf.shape(gradient)[0]
+        positions = gradient.shape[1:-1].num_elements()
+        if positions is None:
+            positions = tf.reduce_prod(tf.shape(gradient)[1:-1])
+        indices = tf.reshape(call["indices"], [rows, positions])
+        indices = tf.where(indices < 0, indices + size, indices)  # as keras.ops.take counts
+        return [
+            (
+                self.layer._embeddings,
+                Lookups(indices, tf.reshape(gradient, [rows, positions, width]), size),
+            )
+        ]

@@ -1,0 +1,77 @@
+"""LayerNormalization and GroupNormalization: affine maps of something normalized."""
+
+import keras
+import tensorflow as tf
+
+from tfdp.gradients.rules import register
+from tfdp.gradients.rules.base import Rule, replaced
+from tfdp.gradients.rules.contributions import Instantiated
+
+
+class _AffineRule(Rule):
+    """output = gamma * normalized + beta; the output is recorded, with `normalized`."""
+
+    def variables(self):
+        return [v for v in (self.layer.gamma, self.layer.beta) if v is not None]
+
+    def axes(self, rank):
+        """The axes of the output that the variables run along."""
+        raise NotImplementedError
+
+    def plain(self):
+        """Context in which the layer's own `call` only normalizes."""
+        raise NotImplementedError
+
+    def call(self, record, inputs):
+        gamma, beta = self.layer.gamma, self.layer.beta
+        with self.plain():
+            normalized = type(self.layer).call(self.layer, inputs)
+        rank = normalized.shape.rank
+        axes = self.axes(rank)
+        shape = [normalized.shape[i] if i in axes else 1 for i in range(rank)]
+        # The variables stay in float32 as in Keras' layers, and so does the affine map.
+        outputs = tf.cast(normalized, tf.float32)
+        if gamma is not None:
+            outputs *= tf.reshape(tf.convert_to_tensor(gamma), shape)
+        if beta is not None:
+            outputs += tf.reshape(tf.convert_to_tensor(beta), shape)
+        outputs = tf.cast(outputs, normalized.dtype)
+        return record(outputs, normalized=normalized)
+
+    def gradients(self, calls):
+        (call,) = calls
+        gradient = tf.cast(call.gradient, tf.float32)
+        rank = gradient.shape.rank
+        others = [i for i in range(1, rank) if i not in self.axes(rank)]
+        found = []
+        if self.layer.gamma is not None:
+            product = gradient * tf.cast(call["normalized"], tf.float32)
+            found.append((self.layer.gamma, Instantiated(tf.reduce_sum(product, axis=others))))
+        if self.layer.beta is not None:
+            found.append((self.layer.beta, Instantiated(tf.reduce_sum(gradient, axis=others))))
+        return found
+
+
+@register(keras.layers.LayerNormalization)
+class LayerNormalizationRule(_AffineRule):
+    """Along the normalized axes, as Keras' layer has it."""
+
+    def refusal(self):
+        return "uses the deprecated rms_scaling" if self.layer.rms_scaling else None
+
+    def axes(self, rank):
+        return sorted(axis % rank for axis in self.layer.axis)
+
+    def plain(self):
+        return replaced(self.layer, gamma=None, beta=None)
+
+
+@register(keras.layers.GroupNormalization)
+class GroupNormalizationRule(_AffineRule):
+    """Along the channel axis."""
+
+    def axes(self, rank):
+        return [self.layer.axis % rank]
+
+    def plain(self):
+        return replaced(self.layer, scale=False, center=False)

@@ -1,0 +1,88 @@
+"""Which models treat the rows of a batch one by one for certain, by inspection.
+
+Such a model can run forward on the whole batch at once. Any other runs row by row under
+`tf.vectorized_map`, which costs a little more, and cannot mix rows whatever its code does.
+"""
+
+import keras
+from keras import layers
+from keras.src.models.functional import Functional
+
+_PLAIN = {
+    layers.Add,
+    layers.Average,
+    layers.ELU,
+    layers.Flatten,
+    layers.GaussianDropout,
+    layers.GaussianNoise,
+    layers.Identity,
+    layers.InputLayer,
+    layers.LeakyReLU,
+    layers.Masking,
+    layers.Maximum,
+    layers.Minimum,
+    layers.Multiply,
+    layers.Permute,
+    layers.ReLU,
+    layers.RepeatVector,
+    layers.Reshape,
+    layers.Subtract,
+}
+_PLAIN |= {
+    getattr(layers, f"{kind}{rank}D")
+    for kind in (
+        "AveragePooling",
+        "Cropping",
+        "GlobalAveragePooling",
+        "GlobalMaxPooling",
+        "MaxPooling",
+        "SpatialDropout",
+        "UpSampling",
+        "ZeroPadding",
+    )
+    for rank in (1, 2, 3)
+}
+
+
+def _own_mask(layer):
+    shape = getattr(layer, "noise_shape", None)
+    return shape is None or shape[0] is None
+
+
+# Layers that work on rows one by one in some configurations.
+_CONDITIONAL = {
+    layers.Activation: lambda layer: True,  # its function is checked below
+    layers.AlphaDropout: _own_mask,
+    layers.Concatenate: lambda layer: layer.axis == -1 or layer.axis > 0,
+    layers.Dropout: _own_mask,
+    layers.Softmax: lambda layer: layer.axis == -1,
+}
+_CONTAINERS = (keras.Sequential.call, Functional.call)
+
+
+def rows_are_separate(model, rules: dict) -> bool:
+    """Whether every layer of `model` is known to map each row of a batch by itself.
+
+    Args:
+        model: a built model.
+        rules: {layer: rule}; a layer with a rule does not mix rows, by the rule's contract.
+    """
+    if model in rules:
+        return _stock_activation(model) and model.activity_regularizer is None
+    if getattr(model, "activity_regularizer", None) is not None or "call" in vars(model):
+        return False
+    if getattr(type(model), "call", None) in _CONTAINERS:
+        inner = model.layers if isinstance(model, keras.Sequential) else model.operations
+        return all(rows_are_separate(operation, rules) for operation in inner)
+    if type(model) in _PLAIN:
+        return True
+    condition = _CONDITIONAL.get(type(model))
+    return condition is not None and condition(model) and _stock_activation(model)
+
+
+def _stock_activation(layer):
+    for name in ("activation", "recurrent_activation"):
+        function = getattr(layer, name, None)
+        if function is not None and not getattr(function, "__module__", "").startswith("keras."):
+            return False
+    return True

@@ -1,0 +1,181 @@
+"""Watches a model's forward pass: what each rule's layer saw, and that nobody else used its weights.
+
+A weight that is read outside its layer (a tied kernel, a penalty written by hand) would have a second
+gradient that no rule sees. So the pass runs in a scope that hands a trainable variable's value out
+only to the one layer that owns it, while that layer runs; anything else raises.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from tfdp.gradients.forward import Forward
+from tfdp.gradients.rules import rule_for
+from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
+
+
+def owners(model) -> dict:
+    """Returns {layer: rule} for the layers that own trainable variables.
+
+    Raises:
+        UnsupportedModelError: a trainable variable has no rule, or more than one.
+    """
+    found: dict = {}
+    _collect(model, found, set())
+    counts: dict = {}
+    for rule in found.values():
+        for variable in rule.variables():
+            counts[id(variable)] = counts.get(id(variable), 0) + 1
+    for variable in model.trainable_variables:
+        if counts.get(id(variable), 0) != 1:
+            how = "no layer that owns it" if id(variable) not in counts else "several layers"
+            raise UnsupportedModelError(
+                f"Variable '{variable.path}' of model '{model.name}' is reached by {how}, so that "
+                "no rule sees its whole gradient."
+            )
+    return found
+
+
+def _collect(layer, found, seen):
+    if id(layer) in seen or not layer.trainable_variables:
+        return
+    seen.add(id(layer))
+    rule = rule_for(layer)
+    where = f"Layer '{layer.name}' ({type(layer).__name__})"
+    if rule is None:
+        inner = {id(v) for child in layer._layers for v in child.trainable_variables}
+        own = [v for v in layer.trainable_variables if id(v) not in inner]
+        if own:
+            raise UnsupportedModelError(
+                f"{where} owns the trainable variable '{own[0].path}' and has no rule for its "
+                "per-example gradients."
+            )
+        for child in layer._layers:
+            _collect(child, found, seen)
+        return
+    refusal = rule.refusal()
+    if getattr(layer, "quantization_mode", None) is not None:
+        refusal = "is quantized"
+    if getattr(layer, "_remat_mode", None) is not None:
+        refusal = "is rematerialized"
+    if refusal:
+        raise UnsupportedModelError(f"{where} {refusal}, which its rule does not cover.")
+    covered = {id(v) for v in rule.variables()}
+    for variable in layer.trainable_variables:
+        if id(variable) not in covered:
+            raise UnsupportedModelError(
+                f"{where} owns the trainable variable '{variable.path}', which its rule does not "
+                "cover."
+            )
+    found[layer] = rule
+
+
+class _Scope(keras.StatelessScope):
+    """A stateless scope that tells `recorder` of every value it hands out."""
+
+    def __init__(self, mapping, recorder):
+        super().__init__(mapping)
+        self._recorder = recorder
+
+    def get_current_value(self, variable):
+        self._recorder.on_read(variable)
+        return super().get_current_value(variable)
+
+
+class Recorder(Forward):
+    """A forward pass that records what the rules need, and refuses what they would not see.
+
+    Args:
+        forward: the forward pass to record.
+        rules: as `owners` returns them.
+        tape: the tape that the recorded outputs are watched by.
+    """
+
+    def __init__(self, forward: Forward, rules: dict, tape: tf.GradientTape):
+        vars(self).update(vars(forward))
+        self.calls: dict[Rule, list[Recorded]] = {}
+        self._rules = rules
+        self._tape = tape
+        self._trainable = {id(v) for v in forward.variables}
+        self._open: set = set()
+        self._allowed: dict = {}
+        self._refusal: UnsupportedModelError | None = None
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def scope(self, values, state):
+        mapping = [*zip(self.variables, values, strict=True)]
+        mapping += zip(self.state_variables, state, strict=True)
+        return _Scope(mapping, self)
+
+    def outputs(self, values, state, x):
+        with contextlib.ExitStack() as stack:
+            for layer, rule in self._rules.items():
+                stack.enter_context(replaced(layer, call=self._instrumented(layer, rule)))
+            with self._refusing():
+                return super().outputs(values, state, x)
+
+    def loss(self, scope, x, y, y_pred):
+        # A regularized weight is read once by its penalty in the loss and once where that is taken
+        # out again; its gradient comes later, without the data.
+        self._allowed = {id(v): 2 for v in self.variables if v.regularizer is not None}
+        with self._refusing():
+            loss = super().loss(scope, x, y, y_pred)
+        self._allowed = {}
+        return loss
+
+    def on_read(self, variable):
+        """Raises UnsupportedModelError where a trainable variable is used outside its layer."""
+        if id(variable) not in self._trainable or id(variable) in self._open:
+            return
+        left = self._allowed.get(id(variable), 0)
+        if left == 0:
+            self._refuse(
+                f"Variable '{variable.path}' of model '{self.model.name}' is used outside the layer "
+                "that owns it, so that no rule sees its whole gradient."
+            )
+        self._allowed[id(variable)] = left - 1
+
+    @contextlib.contextmanager
+    def _refusing(self):
+        """Raises the refusal itself, whatever Keras wrapped around it or a layer's code made of it."""
+        try:
+            yield
+        except Exception:
+            if self._refusal is not None:
+                raise self._refusal from None
+            raise
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _refuse(self, reason):
+        self._refusal = UnsupportedModelError(reason)
+        raise self._refusal
+
+    def _instrumented(self, layer, rule):
+        where = f"Layer '{layer.name}' ({type(layer).__name__})"
+
+        def record(output, **saved):
+            if tf.compat.v1.get_default_graph() is not self._graph:
+                self._refuse(
+                    f"{where} is called inside a loop, a condition or a tf.function of its own, "
+                    "where its inputs cannot be recorded."
+                )
+            self._tape.watch(output)
+            self.calls[rule].append(Recorded(output, saved))
+            return output
+
+        def call(*args, **kwargs):
+            if rule in self.calls:
+                self._refuse(
+                    f"{where} is called more than once in a forward pass: the norm of a sum of "
+                    "gradients is not the sum of their norms."
+                )
+            self.calls[rule] = []
+            before, self._open = self._open, {id(v) for v in rule.variables()}
+            try:
+                return rule.call(record, *args, **kwargs)
+            finally:
+                self._open = before
+
+        return call

@@ -1,0 +1,180 @@
+"""Compares a rule with the exact engine; for the rules here and for rules of your own."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.gradients import ghost, vectorized
+from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.engine import BoundedSum
+from tfdp.gradients.forward import Forward
+from tfdp.gradients.rules.contributions import Instantiated
+
+
+def check_rule(
+    layer,
+    *input_shapes,
+    rows: int = 5,
+    integers: int | None = None,
+    tolerance: float = 1e-5,
+    seed: int = 0,
+) -> None:
+    """Raises AssertionError where a rule's norms or sums differ from the exact engine's.
+
+    The layer becomes a model of its own, with random weights and inputs and a loss that gives every
+    output another gradient; norms and clipped sums are compared relative to the largest.
+
+    Args:
+        layer: a layer with trainable weights; built here if it is not.
+        *input_shapes: shapes of its inputs, without the batch.
+        rows: examples.
+        integers: draws integer inputs below this number instead of normal ones.
+        tolerance: largest relative difference.
+        seed: of weights and inputs.
+
+    Raises:
+        AssertionError: a difference, or the engine does not support the layer.
+    """
+    inputs = [keras.Input(s, dtype="int32" if integers else None) for s in input_shapes]
+    outputs = keras.tree.flatten(layer(*inputs))
+    check_model(
+        keras.Model(inputs, outputs), rows=rows, integers=integers, tolerance=tolerance, seed=seed
+    )
+
+
+def check_model(
+    model,
+    *,
+    rows: int = 5,
+    integers: int | None = None,
+    tolerance: float = 1e-5,
+    seed: int = 0,
+    microbatch_size: int = 1,
+    l2_norm_clip: float | None = None,
+    length: int = 6,
+) -> None:
+    """`check_rule` for a whole model with one or several inputs and outputs.
+
+    Args:
+        model: a functional or Sequential model; its weights and loss are replaced.
+        rows, integers, tolerance, seed: as in `check_rule`.
+        microbatch_size: examples whose mean is bounded together.
+        l2_norm_clip: clip norm; the median gradient norm if None, so that half of them are clipped.
+        length: taken where an input's shape is not known.
+
+    Raises:
+        AssertionError: a difference, or the engine does not support the model.
+    """
+    reason = ghost.supports(model)
+    assert reason is None, reason
+    generator = np.random.default_rng(seed)
+    for variable in model.trainable_variables:
+        variable.assign(generator.normal(0.0, 0.5, variable.shape))
+    x = []
+    for tensor in model.inputs:
+        shape = (rows, *(length if n is None else n for n in tensor.shape[1:]))
+        drawn = generator.integers(0, integers, shape) if integers else generator.normal(size=shape)
+        x.append(tf.constant(drawn, "int32" if integers else "float32"))
+    x = x[0] if len(x) == 1 else x
+    outputs = model(x)
+    shapes = [leaf.shape for leaf in keras.tree.flatten(outputs)]
+    y = [tf.constant(generator.normal(size=shape), "float32") for shape in shapes]
+    y = y[0] if tf.is_tensor(outputs) else y
+    model.compile("sgd", loss=keras.tree.map_structure(lambda _: _linear, y))
+
+    forward, weight = Forward(model), tf.ones([rows])
+
+    def run(engine, l2_norm_clip):
+        bound = GlobalL2Clip(l2_norm_clip)
+        return run_engine(engine, forward, bound, x, y, weight, microbatch_size)
+
+    exact, clip = vectorized.bounded_sum, l2_norm_clip or 1.0
+    try:
+        expected = run(exact, clip)
+    except NotImplementedError:  # an op that cannot be vectorized, such as Conv3D
+        exact = loop_bounded_sum
+        expected = run(exact, clip)
+    if l2_norm_clip is None:
+        clip = float(np.median(expected.norms)) + 1e-6
+        expected = run(exact, clip)
+    assert_equal_sums(run(ghost.bounded_sum, clip), expected, tolerance)
+
+
+def assert_equal_sums(ours, exact, tolerance: float = 1e-5) -> None:
+    """Raises AssertionError where two `BoundedSum` differ.
+
+    Args:
+        ours, exact: results of two engines on the same rows.
+        tolerance: largest difference, relative to the largest entry of each result.
+    """
+    _assert_close("norms", ours.norms, exact.norms, tolerance)
+    _assert_close("losses", ours.losses, exact.losses, tolerance)
+    for i, (a, b) in enumerate(zip(ours.sums, exact.sums, strict=True)):
+        _assert_close(f"sum of variable {i}", a, b, tolerance)
+    np.testing.assert_array_equal(ours.present, exact.present)
+    assert int(ours.non_finite) == int(exact.non_finite)
+
+
+def _assert_close(name, a, b, tolerance):
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.shape == b.shape, f"{name}: shape {a.shape} instead of {b.shape}"
+    assert a.dtype == b.dtype == np.float32, f"{name}: {a.dtype} instead of float32"
+    if a.size:
+        scale = max(float(np.max(np.abs(b))), 1e-30)
+        difference = float(np.max(np.abs(a - b))) / scale
+        assert difference <= tolerance, f"{name}: relative difference {difference:.2e}"
+
+
+def _linear(y, y_pred):
+    # Weighted by y, so that every output has a gradient of its own; the sine keeps it from being
+    # the same for all inputs.
+    y_pred = keras.ops.cast(y_pred, "float32")
+    return keras.ops.sum(keras.ops.reshape(y * keras.ops.sin(y_pred), (1, -1)), axis=-1)
+
+
+def run_engine(engine, forward, bound, x, y, sample_weight, microbatch_size=1, jit_compile=False):
+    """Runs an engine on one chunk as one graph; arguments as `engine.Engine` takes them."""
+    result = {}
+
+    def run(x, y, sample_weight):
+        result["sum"] = engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
+        return [getattr(result["sum"], field) for field in _FIELDS]
+
+    values = tf.function(run, autograph=False, jit_compile=jit_compile)(x, y, sample_weight)
+    return dataclasses.replace(result["sum"], **dict(zip(_FIELDS, values, strict=True)))
+
+
+_FIELDS = ("sums", "norms", "present", "clipped", "non_finite", "losses", "outputs")
+
+
+def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size=1):
+    """The definition, one row after the other in Python, without microbatches: slow, for any op."""
+    assert microbatch_size == 1
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+    gradients, losses, outputs = [], [], []
+    for row in range(sample_weight.shape[0]):
+        x_i, y_i = tf.nest.map_structure(lambda leaf, i=row: leaf[i : i + 1], (x, y))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            y_pred, scope, state = forward.outputs(values, forward.state(chunk), x_i)
+            losses.append(forward.loss(scope, x_i, y_i, y_pred))
+            weighted = losses[-1] * sample_weight[row]
+        gradients.append(tape.gradient(weighted, values, unconnected_gradients="zero"))
+        outputs.append(y_pred)
+    stacked = [Instantiated(tf.stack(rows)) for rows in zip(*gradients, strict=True)]
+    square_norms = tf.stack([g.square_norms() for g in stacked], axis=1)
+    scales = bound.scales(square_norms)
+    return BoundedSum(
+        sums=[g.weighted_sum(scales[:, i]) for i, g in enumerate(stacked)],
+        norms=tf.sqrt(tf.reduce_sum(square_norms, axis=1)),
+        present=tf.not_equal(sample_weight, 0.0),
+        clipped=tf.cast(tf.reduce_any(scales < 1.0, axis=1), tf.float32),
+        non_finite=tf.constant(0),
+        losses=tf.stack(losses),
+        outputs=tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), *outputs),
+        state=state,
+        sensitivity=bound.sensitivity(microbatch_size),
+        l2_norm_clip=bound.l2_norm_clip,
+    )
