@@ -7,6 +7,23 @@ import sys
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS, check_delta, format_epsilon
 from tfdp.accounting.run import RELEASES, SAMPLINGS, Run, steps_for
 
+# Flags that are fields of a run, under the same name.
+_SAME_NAME = (
+    "mechanism",
+    "num_examples",
+    "lot_size",
+    "sampling",
+    "max_lot_size",
+    "microbatch_size",
+    "momentum",
+    "nesterov",
+    "draws",
+    "optimizer",
+    "release",
+    "batch_statistics",
+    "seeded",
+)
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
@@ -62,15 +79,11 @@ def _run(flags: argparse.Namespace) -> Run:
             flags.learning_rate * flags.learning_rate_decay ** (t // per_epoch)
             for t in range(steps)
         )
-    same_name = (
-        "mechanism num_examples lot_size sampling microbatch_size momentum nesterov draws "
-        "optimizer release batch_statistics max_lot_size seeded"
-    ).split()
     return Run(
         steps=steps,
         learning_rates=rates,
         noise_multiplier=0.0 if flags.noise_multiplier is None else flags.noise_multiplier,
-        **{name: getattr(flags, name) for name in same_name},
+        **{name: getattr(flags, name) for name in _SAME_NAME},
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tfdp.accounting import guarantees, privacy_loss
+from tfdp.accounting import gaussian, guarantees, privacy_loss
 from tfdp.accounting.guarantee import (
     check_adjacency,
     check_delta,
@@ -68,13 +68,23 @@ def noise_for(
             raise CalibrationError(
                 f"No noise gives a finite {kind} guarantee for this run. {loud.reason}"
             )
-    if probe.mu is not None and probe.mu > 0:
+    losses = guarantees.analyse(run.with_(noise_multiplier=1.0), delta, adjacency).losses
+    if kind == "proven" and probe.mu:
         # mu is proportional to 1/z, so the Gaussian profile is solved once.
-        from tfdp.accounting.gaussian import mu_of_epsilon
-
-        noise = probe.mu / mu_of_epsilon(epsilon, delta)
+        noise = probe.mu / gaussian.mu_of_epsilon(epsilon, delta)
+    elif kind == "proven" and run.mechanism == "si_dpsgd":
+        # The law of the participations does not depend on the noise, which only scales it.
+        law = losses[0]
+        noise = _safe_root(
+            lambda z: gaussian.epsilon_of_mixture(
+                law.squares / z**2, law.probabilities, law.overflow, delta
+            ),
+            epsilon,
+            1.0,
+            _TOLERANCE,
+        )
     else:
-        quick = _rdp_only(kind, run, delta, adjacency)
+        quick = _rdp_only(run, delta, adjacency) if kind == "proven" else None
         start = _safe_root(quick, epsilon, 1.0, 1e-3) if quick else 1.0
         noise = _safe_root(evaluate, epsilon, start, _TOLERANCE)
     while not evaluate(noise) <= epsilon:
@@ -82,18 +92,20 @@ def noise_for(
     return noise
 
 
-def _rdp_only(kind: str, run: Run, delta: float, adjacency: str):
+def _rdp_only(run: Run, delta: float, adjacency: str) -> Callable[[float], float] | None:
     """A cheap upper bound on epsilon as a function of the noise, or None where there is none."""
-    if kind != "proven":
-        return None
+
+    def losses(noise: float):
+        return guarantees.analyse(run.with_(noise_multiplier=noise), delta, adjacency).losses
 
     def evaluate(noise: float) -> float:
-        losses = guarantees.analyse(run.with_(noise_multiplier=noise), delta, adjacency).losses
-        rdp = privacy_loss.total_rdp(losses, 0.0)
+        pieces = losses(noise)
+        if not all(isinstance(loss, SubsampledLoss) for loss in pieces):
+            return privacy_loss.epsilon_of(pieces, delta).epsilon
+        rdp = privacy_loss.total_rdp(pieces, 0.0)
         return privacy_loss.rdp_to_epsilon(rdp, delta)[0]
 
-    losses = guarantees.analyse(run.with_(noise_multiplier=1.0), delta, adjacency).losses
-    return evaluate if all(isinstance(loss, SubsampledLoss) for loss in losses) else None
+    return evaluate if all(isinstance(loss, SubsampledLoss) for loss in losses(1.0)) else None
 
 
 def _safe_root(
@@ -221,16 +233,12 @@ def epsilon_curve(
         return []
     full = run.with_(steps=int(counts[-1]))
     last = guarantee(kind, full, delta, adjacency)
-    if math.isinf(last.epsilon) and kind == "proven":
-        values = [
-            guarantee(kind, run.with_(steps=int(n)), delta, adjacency).epsilon for n in counts
-        ]
-    elif kind == "claimed":
-        values = [
-            guarantee(kind, run.with_(steps=int(n)), delta, adjacency).epsilon for n in counts
-        ]
-    else:
+    if kind == "proven" and math.isfinite(last.epsilon):
         values = _proven_curve(full, counts, delta, adjacency)
+    else:
+        values = [
+            guarantee(kind, run.with_(steps=int(n)), delta, adjacency).epsilon for n in counts
+        ]
     values[-1] = last.epsilon
     # What was released early is part of what was released later, so the smaller later bound holds.
     return [float(v) for v in np.minimum.accumulate(values[::-1])[::-1]]

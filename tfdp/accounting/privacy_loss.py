@@ -14,6 +14,7 @@ All pieces are adaptive: a later one may depend on what earlier ones released.
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Sequence
 
@@ -173,6 +174,9 @@ def _epsilon_of_subsampled(sampled: list[SubsampledLoss], mu: float, delta: floa
         interval = _COARSE  # a fine grid over a wide range costs seconds and gains nothing
     pld = composed_pld(sampled, mu, interval)
     pld_epsilon = float(pld.get_epsilon_for_delta(delta - overflow))
+    if math.isinf(pld_epsilon):
+        # The mass that a PLD gives up for its finite length exceeds a very small delta.
+        return Spent(rdp_epsilon, None, details)
     rounds = sum(loss.steps for loss in sampled) + 1
     check_bounds(pld_epsilon, rdp_epsilon, rounds * interval)
     check_not_free(min(pld_epsilon, rdp_epsilon), sampled, delta)
@@ -235,8 +239,21 @@ def _component_rdp(probability: float, multiplier: float, orders: tuple) -> np.n
     event = dp_accounting.GaussianDpEvent(multiplier)
     if probability < 1:
         event = dp_accounting.PoissonSampledDpEvent(probability, event)
-    accountant.compose(event)
+    # An order whose series does not converge comes back as infinite or undefined, with a warning;
+    # it is dropped where orders are compared, so the warning says nothing to a reader.
+    logger = logging.getLogger("absl")
+    quiet = _NotConverged()
+    logger.addFilter(quiet)
+    try:
+        accountant.compose(event)
+    finally:
+        logger.removeFilter(quiet)
     return accountant.rdp
+
+
+class _NotConverged(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "failed to converge" not in record.getMessage()
 
 
 def default_orders() -> tuple[float, ...]:

@@ -80,6 +80,7 @@ def analyse(run: Run, delta: float, adjacency: str) -> Analysis:
         *common_assumptions(run),
         "The means started from public values, and each step's noise was drawn around its mean as "
         "often as the run says.",
+        "Learning rates and momentum were fixed in advance.",
     )
     if run.sampling == "with_replacement" or (
         run.sampling == "poisson" and run.lot_size < run.num_examples
