@@ -8,21 +8,26 @@ Formal guarantees:
 
 * The draw depends on the number of examples and on nothing else in the data.
 * No example that was drawn is ever dropped to make a lot fit, and none is added.
-* The draw comes from 128 bits of the operating system's entropy unless the user passes a seed,
+* The draws come from 128 bits of the operating system's entropy unless the user passes a seed,
   whatever `np.random.seed` or `keras.utils.set_random_seed` were given. Which examples were drawn
   is a secret; the amplification by sampling rests on it.
+
+The pipeline runs without Python: a background thread that waits for the interpreter can hang a
+process that is about to exit.
 
 Padding rows exist only to keep the shape fixed. They are marked by a sample weight of zero, and an
 example of weight zero is absent.
 """
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import scipy.stats
 import tensorflow as tf
+
+from tfdp.data.randomness import RandomWords
 
 # Poisson lots grow beyond their padded size with at most this probability per lot.
 OVERFLOW_PROBABILITY = 1e-9
@@ -31,7 +36,7 @@ _ROUNDING = 8
 
 
 class Lots(abc.ABC):
-    """Endless lots from arrays that fit in memory.
+    """Endless lots from arrays that fit in memory (they are copied once).
 
     Every iteration over the dataset starts a new epoch with fresh randomness: two iterators never
     replay each other's draws, not even under a seed. A seeded run is reproducible all the same,
@@ -72,9 +77,8 @@ class Lots(abc.ABC):
         sample_weight: np.ndarray | None = None,
         seed: int | None = None,
     ):
-        self._x = _as_arrays(x, "x")
-        self._y = _as_arrays(y, "y")
-        self.num_examples = _common_length(self._x, self._y)
+        x, y = _as_arrays(x, "x"), _as_arrays(y, "y")
+        self.num_examples = _common_length(x, y)
         if not _is_positive_integer(lot_size) or lot_size > self.num_examples:
             raise ValueError(
                 "Invalid value received for argument `lot_size`. Expected an integer from 1 to the "
@@ -90,18 +94,19 @@ class Lots(abc.ABC):
                 "Invalid value received for argument `seed`. Expected a non-negative integer or "
                 f"None. Received: {seed}"
             )
-        self._sample_weight = _as_weights(sample_weight, self.num_examples)
+        sample_weight = _as_weights(sample_weight, self.num_examples)
         self.lot_size = int(lot_size)
         self.steps_per_epoch = self.num_examples // self.lot_size
         self.seeded = seed is not None
-        self._seeds = np.random.SeedSequence(seed)  # None: 128 bits from the operating system
-
+        self._random = RandomWords(seed)
         rows = self._usual_rows()
         if physical_batch_size is None:
             physical_batch_size = rows if rows == self.lot_size else _round_up(rows, _ROUNDING)
         # A physical batch larger than the lot would only be filled with padding.
         self.physical_batch_size = min(int(physical_batch_size), _round_up(rows, _ROUNDING))
         self.padded_size = _round_up(rows, self.physical_batch_size)
+        with tf.device("CPU:0"):  # where the lots are put together, whatever trains on them
+            self._columns = tf.nest.map_structure(tf.constant, (x, y, sample_weight))
 
     def __repr__(self):
         return (
@@ -111,19 +116,29 @@ class Lots(abc.ABC):
         )
 
     @abc.abstractmethod
-    def _draw(self, random: np.random.Generator) -> Iterator[np.ndarray]:
-        """Yields the indices of one lot after the other, without end, from a new epoch on."""
+    def _draw(self, random: tf.Tensor) -> tf.data.Dataset:
+        """Returns the infinite dataset of the int64 indices of each lot, from a new epoch on.
+
+        Args:
+            random: the number of the iterator's own random stream in `self._random`.
+        """
+
+    def _cut(self, order: tf.Tensor) -> tf.data.Dataset:
+        """Cuts one epoch's order of the examples into its N // L lots."""
+        used = order[: self.steps_per_epoch * self.lot_size]
+        lots = tf.reshape(used, (self.steps_per_epoch, self.lot_size))
+        return tf.data.Dataset.from_tensor_slices(tf.cast(lots, tf.int64))
 
     def _usual_rows(self) -> int:
         """The number of rows that (nearly) every lot fits into."""
         return self.lot_size
 
-    def indices(self) -> Iterator[np.ndarray]:
-        """Draws lots as arrays of example indices, without end. For inspection and tests."""
-        # A child stream per iterator: how far another iterator (or its prefetching) has run
-        # changes nothing here.
-        (seed,) = self._seeds.spawn(1)
-        return self._draw(np.random.Generator(np.random.Philox(seed)))
+    def indices(self) -> tf.data.Dataset:
+        """Returns the infinite dataset of the example indices of each lot, for inspection.
+
+        Every iterator has its own draws. They are not the draws of `as_dataset()`.
+        """
+        return self._random.new_stream().flat_map(self._draw)
 
     def as_dataset(self) -> tf.data.Dataset:
         """Returns the lots as an infinite dataset of `(x, y, sample_weight)`.
@@ -136,28 +151,27 @@ class Lots(abc.ABC):
         Returns:
             A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
         """
-        columns = (self._x, self._y, self._sample_weight)
-
-        def signature(column):
-            return tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype))
-
-        def lots():
-            for indices in self.indices():
-                rows = self.padded_size
-                if indices.size > rows:
-                    rows = _round_up(indices.size, self.physical_batch_size)
-                yield tf.nest.map_structure(lambda column: _gather(column, indices, rows), columns)  # noqa: B023
-
-        dataset = tf.data.Dataset.from_generator(
-            lots, output_signature=tf.nest.map_structure(signature, columns)
-        )
-        # Known to be infinite, so that Keras asks for `steps_per_epoch` instead of running forever.
+        dataset = self.indices().map(self._gather)
+        # Says that it is infinite, so that a trainer can ask for the number of steps beforehand.
         dataset = dataset.apply(
             tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         )
         dataset = dataset.prefetch(2)
         dataset.tfdp_lots = self
         return dataset
+
+    def _gather(self, indices: tf.Tensor) -> Any:
+        """Copies the examples at `indices` and adds rows of zeros up to the padded size."""
+        size = tf.shape(indices)[0]
+        overflow = tf.maximum(size - self.padded_size, 0)
+        rows = self.padded_size + _round_up(overflow, self.physical_batch_size)
+
+        def gather(column):
+            padding = [[0, rows - size]] + [[0, 0]] * (column.shape.rank - 1)
+            padded = tf.pad(tf.gather(column, indices), padding)
+            return tf.ensure_shape(padded, (None, *column.shape[1:]))
+
+        return tf.nest.map_structure(gather, self._columns)
 
 
 class PoissonLots(Lots):
@@ -175,12 +189,18 @@ class PoissonLots(Lots):
         return int(scipy.stats.binom.isf(OVERFLOW_PROBABILITY, self.num_examples, q))
 
     def _draw(self, random):
-        q = self.lot_size / self.num_examples
-        while True:
-            # The size is Binomial(N, q) and, given the size, all subsets are equally likely: the
-            # same distribution as N independent coins, at the cost of the lot instead of the data.
-            size = random.binomial(self.num_examples, q)
-            yield random.choice(self.num_examples, size, replace=False, shuffle=False)
+        if self.lot_size == self.num_examples:
+            everyone = tf.range(self.num_examples, dtype=tf.int64)
+            return tf.data.Dataset.from_tensors(everyone).repeat()
+        # One coin per example: 32 random bits against q, which is rounded *down* to a multiple of
+        # 2**-32. An example can only be a trifle rarer than the accounting assumes.
+        threshold = tf.constant((self.lot_size << 32) // self.num_examples, tf.uint32)
+
+        def draw(step):
+            words = self._random.words(random, step, self.num_examples, tf.uint32)
+            return tf.where(words < threshold)[:, 0]
+
+        return tf.data.Dataset.counter().map(draw)
 
 
 class CyclicLots(Lots):
@@ -193,9 +213,8 @@ class CyclicLots(Lots):
 
     def _draw(self, random):
         del random  # nothing here is random
-        while True:
-            for step in range(self.steps_per_epoch):
-                yield np.arange(step * self.lot_size, (step + 1) * self.lot_size)
+        everyone = tf.range(self.num_examples, dtype=tf.int64)
+        return self._cut(everyone).repeat()
 
 
 class ShuffledLots(Lots):
@@ -207,10 +226,12 @@ class ShuffledLots(Lots):
     sampling = "shuffle"
 
     def _draw(self, random):
-        while True:
-            order = random.permutation(self.num_examples)
-            for step in range(self.steps_per_epoch):
-                yield order[step * self.lot_size : (step + 1) * self.lot_size]
+        def epoch(number):
+            # The order of N words of 64 bits: ties have probability below N**2 / 2**65.
+            words = self._random.words(random, number, self.num_examples, tf.int64)
+            return self._cut(tf.argsort(words))
+
+        return tf.data.Dataset.counter().flat_map(epoch)
 
 
 class WithReplacementLots(Lots):
@@ -219,8 +240,12 @@ class WithReplacementLots(Lots):
     sampling = "with_replacement"
 
     def _draw(self, random):
-        while True:
-            yield random.integers(self.num_examples, size=self.lot_size)
+        def draw(step):
+            words = self._random.words(random, step, self.lot_size, tf.uint64)
+            # The remainder favours some examples by a factor below 1 + N / 2**64.
+            return tf.cast(words % tf.constant(self.num_examples, tf.uint64), tf.int64)
+
+        return tf.data.Dataset.counter().map(draw)
 
 
 # The classes by the names under which functions usually go.
@@ -279,16 +304,6 @@ def make_lots(
         sample_weight=sample_weight,
         seed=seed,
     )
-
-
-def _gather(column: np.ndarray, indices: np.ndarray, rows: int) -> np.ndarray:
-    """Copies the rows at `indices` and adds rows of zeros up to `rows`."""
-    gathered = np.empty((rows, *column.shape[1:]), column.dtype)
-    # mode="clip" writes straight into `out`; the default mode goes through a buffer. All indices
-    # are in range.
-    np.take(column, indices, axis=0, out=gathered[: indices.size], mode="clip")
-    gathered[indices.size :] = 0
-    return gathered
 
 
 def _as_arrays(values: Any, name: str) -> Any:
@@ -351,5 +366,5 @@ def _is_positive_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
 
 
-def _round_up(value: int, multiple: int) -> int:
+def _round_up(value, multiple: int):
     return -(-value // multiple) * multiple

@@ -1,0 +1,56 @@
+"""Secret random numbers for drawing lots, as a pure function of (secret, stream, position)."""
+
+import numpy as np
+import tensorflow as tf
+
+_PHILOX = 1  # TensorFlow's number for the algorithm
+# Philox counts blocks of four 32-bit words; a position leaves room for 2**32 of them.
+_BLOCKS_PER_POSITION = 2**32
+
+
+class RandomWords:
+    """Random words by Philox4x32-10, in numbered streams that never overlap.
+
+    The secret has 128 bits: Philox's key and the upper half of its counter. They come from the
+    operating system's entropy unless a seed is given, and never from the global seeds of NumPy,
+    TensorFlow or Keras: those are there to be known.
+
+    Args:
+        seed: a non-negative integer, or None for the operating system's entropy.
+    """
+
+    def __init__(self, seed: int | None = None):
+        secret = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+        with tf.device("CPU:0"):
+            self._key = tf.constant(secret[:1])
+            self._counter = tf.constant(secret[1])
+            # A variable and not a Python number: the count goes on inside of `tf.data`.
+            self._streams = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def new_stream(self) -> tf.data.Dataset:
+        """Returns a dataset with one element, another stream number for every iterator."""
+        return tf.data.Dataset.range(1).map(lambda _: self._streams.assign_add(1))
+
+    def words(
+        self, stream: tf.Tensor, position: tf.Tensor, count: int, dtype: tf.DType
+    ) -> tf.Tensor:
+        """Returns words that depend on the secret, the stream and the position only.
+
+        Args:
+            stream: int64 scalar, the number of the stream.
+            position: int64 scalar below 2**32, the place in the stream (a step, an epoch).
+            count: how many words, below 2**33.
+            dtype: uint32, int32, uint64 or int64.
+
+        Returns:
+            Tensor of shape (count,), uniform over all values of its dtype.
+        """
+        lower = tf.cast(position, tf.uint64) * tf.constant(_BLOCKS_PER_POSITION, tf.uint64)
+        upper = self._counter + tf.cast(stream, tf.uint64)
+        return tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=(count,),
+            key=self._key,
+            counter=tf.stack([lower, upper]),
+            alg=_PHILOX,
+            dtype=dtype,
+        )
