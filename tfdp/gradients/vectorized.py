@@ -65,6 +65,10 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
                 "not fall back to a slow loop in silence. Replace the layer that uses it."
             ) from error
         raise
+    # The vectorizer may lose static shapes.
+    gradients = [
+        tf.reshape(g, [-1, *v.shape]) for g, v in zip(gradients, forward.variables, strict=True)
+    ]
     steps = iter(steps)
     new_state = [
         old + next(steps)[0] if moved else None for old, moved in zip(state, changed, strict=True)

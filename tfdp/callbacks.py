@@ -1,0 +1,138 @@
+"""Keras callbacks: epsilon in the progress bar and in TensorBoard, and a stop at the budget."""
+
+import bisect
+import math
+import os
+
+import keras
+import tensorflow as tf
+
+from tfdp.accounting import epsilon_curve
+from tfdp.training import PrivateTraining
+
+
+def _private(model) -> PrivateTraining:
+    if not isinstance(model, PrivateTraining):
+        raise ValueError(
+            f"This callback reads what a private model has spent. Received: {type(model).__name__}. "
+            "Make the model private with tfdp.make_private(model)."
+        )
+    return model
+
+
+class EpsilonCurve:
+    """Epsilon after any number of steps of the training that runs, cheaply.
+
+    Evaluated at up to `points` step counts before training starts; in between, the value of the
+    next one is an upper bound, since epsilon does not fall.
+    """
+
+    def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=50):
+        total = model.planned_steps
+        count = min(points, total)
+        self._steps = sorted({math.ceil(total * (i + 1) / count) for i in range(count)})
+        if model.has_earlier_spending:
+            self._values = None
+            self._read = lambda: model.privacy_spent(delta, kind, adjacency).epsilon
+        else:
+            self._values = epsilon_curve(
+                model.current_run, self._steps, delta, kind=kind, adjacency=adjacency
+            )
+
+    def at(self, step: int) -> float:
+        """Epsilon after `step` steps."""
+        if self._values is None:
+            return self._read()
+        if step <= 0:
+            return 0.0
+        index = min(bisect.bisect_left(self._steps, step), len(self._steps) - 1)
+        return self._values[index]
+
+
+class PrivacyProgress(keras.callbacks.Callback):
+    """Puts the epsilon spent so far beside loss and accuracy in the progress bar and the history.
+
+    Args:
+        delta: in (0, 1).
+        kind: "proven" or "claimed".
+        adjacency: as in `privacy_spent`.
+        name: what the value is called in the logs.
+    """
+
+    def __init__(self, delta, kind="proven", adjacency="zero_out", name="epsilon"):
+        super().__init__()
+        self.delta, self.kind, self.adjacency, self.name = delta, kind, adjacency, name
+        self._curve = None
+
+    def on_train_begin(self, logs=None):
+        model = _private(self.model)
+        self._curve = EpsilonCurve(model, self.delta, self.kind, self.adjacency)
+        self._steps = model.steps_taken
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._steps += self.model.steps_per_execution
+        if logs is not None:
+            logs[self.name] = self._curve.at(self._steps)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is not None:
+            logs[self.name] = self._curve.at(self.model.steps_taken)
+
+
+class StopAtBudget(keras.callbacks.Callback):
+    """Ends `fit` when the next step would be refused, instead of letting it raise."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if _private(self.model).steps_left < self.model.steps_per_execution:
+            self.model.stop_training = True
+
+
+class PrivacyTensorBoard(keras.callbacks.Callback):
+    """Writes loss, metrics, both epsilons and the bound's diagnostics to TensorBoard, every epoch.
+
+    The diagnostics (fraction clipped, median gradient norm, noise to signal) and the training metrics
+    come from private data without noise: the log is for whoever may see the data.
+
+    Args:
+        log_dir: where the event file goes.
+        delta: in (0, 1).
+        adjacency: as in `privacy_spent`.
+        hparams: what to show in TensorBoard's HParams tab; names to numbers or strings.
+    """
+
+    def __init__(self, log_dir, delta, adjacency="zero_out", hparams=None):
+        super().__init__()
+        self.log_dir, self.delta, self.adjacency = os.fspath(log_dir), delta, adjacency
+        self.hparams = hparams
+        self._writer = None
+
+    def on_train_begin(self, logs=None):
+        model = _private(self.model)
+        self._curves = {
+            kind: EpsilonCurve(model, self.delta, kind, self.adjacency)
+            for kind in ("claimed", "proven")
+        }
+        self._writer = tf.summary.create_file_writer(self.log_dir)
+        if self.hparams:
+            from tensorboard.plugins.hparams import api as hparams_api
+
+            with self._writer.as_default():
+                hparams_api.hparams(
+                    {k: v for k, v in self.hparams.items() if isinstance(v, (int, float, str))}
+                )
+        model.privacy_diagnostics(reset=True)
+
+    def on_epoch_end(self, epoch, logs=None):
+        steps = self.model.steps_taken
+        with self._writer.as_default(step=steps):
+            for name, value in (logs or {}).items():
+                if name != "epsilon":
+                    tf.summary.scalar(f"training/{name}", value)
+            for kind, curve in self._curves.items():
+                tf.summary.scalar(f"privacy/epsilon_{kind}", curve.at(steps))
+            for name, value in self.model.privacy_diagnostics(reset=True).items():
+                tf.summary.scalar(f"gradients/{name}", value)
+        self._writer.flush()
+
+    def on_train_end(self, logs=None):
+        self._writer.close()

@@ -1,0 +1,131 @@
+"""What a person and a program read of an experiment: the final table, and run.json."""
+
+import json
+import math
+import os
+import tempfile
+
+from rich.console import Console
+from rich.table import Table
+
+from tfdp.accounting import Guarantee
+from tfdp.experiments.experiment import Result
+
+SAMPLING_WORDS = {
+    "poisson": "Poisson (each example independently)",
+    "cyclic": "cyclic (epochs of one fixed order)",
+    "shuffle": "shuffled epochs",
+    "with_replacement": "with replacement",
+    "unknown": "unknown (no amplification)",
+}
+
+
+def record(result: Result) -> dict:
+    """The JSON-safe record of a run."""
+    experiment, run = result.experiment, result.run
+    return {
+        "mechanism": experiment.mechanism,
+        "dataset": experiment.dataset,
+        "model": experiment.model,
+        "normalization": experiment.normalization,
+        "normalize_output": experiment.normalize_output,
+        "activation": experiment.activation,
+        "optimizer": experiment.optimizer,
+        "momentum": experiment.momentum,
+        "seed": experiment.seed,
+        "num_examples": run.num_examples,
+        "lot_size": run.lot_size,
+        "steps": run.steps,
+        "sampling": run.sampling,
+        "microbatch_size": run.microbatch_size,
+        "l2_norm_clip": run.l2_norm_clip,
+        "noise_multiplier": run.noise_multiplier,
+        "learning_rate": experiment.learning_rate,
+        "learning_rate_decay": experiment.learning_rate_decay,
+        "release": experiment.release,
+        "guarantee": experiment.guarantee,
+        "test_accuracy": result.test_accuracy,
+        "claimed": result.claimed.to_dict(),
+        "proven": result.proven.to_dict(),
+        "seconds_per_step": _finite(result.seconds_per_step),
+        "seconds": result.seconds,
+        "advice": result.advice,
+    }
+
+
+def write_record(result: Result, path: str | os.PathLike) -> None:
+    """Writes `record(result)` as JSON, whole or not at all."""
+    path = os.fspath(path)
+    folder = os.path.dirname(path) or "."
+    handle, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(record(result), file, indent=2, allow_nan=False)
+            file.write("\n")
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def print_table(result: Result, console: Console | None = None) -> None:
+    """Prints one table: what was trained, how well it does, and both guarantees."""
+    console = console or Console()
+    experiment, run = result.experiment, result.run
+    table = Table(title="Result", show_header=False, title_justify="left", pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("Data", f"{experiment.dataset}, N = {run.num_examples:,} training examples")
+    table.add_row("Model", f"{experiment.model}, normalization: {experiment.normalization}")
+    table.add_row("Mechanism", _mechanism(result))
+    table.add_row(
+        "Training",
+        f"{run.steps:,} steps, nominal lot {run.lot_size:,}; sampling: {SAMPLING_WORDS[run.sampling]}",
+    )
+    if experiment.mechanism != "none":
+        table.add_row(
+            "Noise",
+            f"multiplier z = {run.noise_multiplier:.4g}, clip norm C = {run.l2_norm_clip:g}",
+        )
+    if math.isfinite(result.seconds_per_step):
+        table.add_row("Time", f"{result.seconds:.1f} s, {1e3 * result.seconds_per_step:.1f} ms a step")
+    released = "un-noised means (mu)" if experiment.release == "mu" else "released weights"
+    table.add_section()
+    table.add_row("Test accuracy", f"[bold]{100 * result.test_accuracy:.2f}%[/bold] of the {released}")
+    table.add_section()
+    for guarantee in (result.claimed, result.proven):
+        table.add_row(guarantee.kind.capitalize(), _guarantee(guarantee))
+    if result.proven.assumptions:
+        table.add_row("Proven if", "\n".join(f"- {a}" for a in result.proven.assumptions))
+    if result.advice:
+        table.add_section()
+        table.add_row("Better still", result.advice)
+    console.print(table)
+
+
+def _mechanism(result):
+    names = {
+        "none": "none (no privacy)",
+        "dpsgd": "DP-SGD",
+        "si_dpsgd": "SI-DPSGD (noise in the weights)",
+    }
+    experiment = result.experiment
+    rule = experiment.optimizer
+    if experiment.optimizer == "sgd" and experiment.momentum:
+        rule = f"sgd, {'Nesterov ' if experiment.nesterov else ''}momentum {experiment.momentum:g}"
+    return f"{names[experiment.mechanism]}, update rule: {rule}"
+
+
+def _guarantee(guarantee: Guarantee) -> str:
+    if math.isinf(guarantee.epsilon):
+        value = f"epsilon = infinite: {guarantee.reason}"
+    elif guarantee.vacuous:
+        value = f"[bold]vacuous[/bold] (epsilon = {guarantee.epsilon:,.0f}), delta = {guarantee.delta:g}"
+    else:
+        value = f"epsilon = [bold]{guarantee.epsilon:.4f}[/bold], delta = {guarantee.delta:g}"
+    return f"{value}\nadjacency: {guarantee.adjacency}; released: {guarantee.released}"
+
+
+def _finite(value):
+    return value if math.isfinite(value) else None

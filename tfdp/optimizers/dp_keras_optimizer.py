@@ -1,0 +1,208 @@
+"""DP-SGD with the update rule of any Keras optimizer.
+
+Formal guarantee: an update sees the lot's gradients only through
+`(sum of bounded gradients + N(0, (z C)^2 I)) / L`, one fresh draw per lot (Abadi et al. 2016, Algorithm
+1), with C the clip norm that the engine enforced and L the public, nominal lot size. All else an
+optimizer does (momentum, Adam's moments, weight decay) is post-processing.
+"""
+
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp import _backend  # noqa: F401
+from tfdp.accounting import Ledger
+from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.engine import BoundedSum
+from tfdp.mechanisms.noise import NoiseSource
+
+_LEDGER_KEY = "tfdp_ledger"
+
+
+class _Secrets:
+    """What no Keras or TensorFlow save path may see: a plain object is not tracked."""
+
+    def __init__(self, seed):
+        self.noise = NoiseSource(seed)
+        self.ledger = Ledger()
+        self.applying = False
+
+
+class DPKerasOptimizer(keras.optimizers.Optimizer):
+    """Base of the private optimizers; `make_dp_optimizer_class` puts it before a Keras optimizer.
+
+    It takes no gradients from anyone but the private training step: `apply_gradients` raises, so a
+    model that was not made private cannot train with it.
+
+    Args:
+        *args, **kwargs: those of the Keras optimizer.
+        l2_norm_clip: C > 0: L2 norm to which each example's (microbatch's) gradient is clipped.
+        noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C.
+        num_microbatches: into how many groups a lot is cut, the mean gradient of each clipped
+            as one; divides the lot size. None clips every example by itself. A group doubles
+            the sensitivity, which the accounting knows.
+        seed: for tests and debugging only; the privacy statement names it. It is not saved.
+
+    Raises:
+        ValueError: a bad argument; `gradient_accumulation_steps` (it keeps un-noised sums in
+            slots that checkpoints save; set `physical_batch_size` instead).
+    """
+
+    mechanism = "dpsgd"
+
+    def __init__(
+        self,
+        *args,
+        l2_norm_clip: float,
+        noise_multiplier: float,
+        num_microbatches: int | None = None,
+        seed: int | str | None = None,
+        **kwargs,
+    ):
+        if kwargs.get("gradient_accumulation_steps") not in (None, 1):
+            raise ValueError(
+                "Invalid value received for argument `gradient_accumulation_steps`. Expected None: "
+                "accumulated gradients have no noise and are saved in checkpoints. Received: "
+                f"{kwargs['gradient_accumulation_steps']!r}. A lot larger than memory is cut by "
+                "`physical_batch_size` instead."
+            )
+        if kwargs.get("loss_scale_factor") is not None:
+            raise ValueError(
+                "Invalid value received for argument `loss_scale_factor`. Expected None: a scaled "
+                f"loss would be clipped at the wrong norm. Received: {kwargs['loss_scale_factor']}"
+            )
+        if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+            raise ValueError(
+                "Invalid value received for argument `noise_multiplier`. Expected a finite number "
+                f">= 0. Received: {noise_multiplier!r}"
+            )
+        if num_microbatches is not None and not num_microbatches >= 1:
+            raise ValueError(
+                "Invalid value received for argument `num_microbatches`. Expected None or an "
+                f"integer >= 1. Received: {num_microbatches!r}"
+            )
+        super().__init__(*args, **kwargs)
+        self.bound = GlobalL2Clip(float(l2_norm_clip))
+        self.l2_norm_clip = float(l2_norm_clip)
+        self.noise_multiplier = float(noise_multiplier)
+        self.num_microbatches = num_microbatches
+        self._secrets = _Secrets(seed)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What has been spent with this optimizer; saved with it, and never goes back."""
+        return self._secrets.ledger
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the noise comes from a user's seed."""
+        return self._secrets.noise.seeded
+
+    def microbatch_size(self, lot_size: int) -> int:
+        """Examples per clipped group."""
+        if self.num_microbatches is None:
+            return 1
+        if lot_size % self.num_microbatches:
+            raise ValueError(
+                "Invalid value received for argument `num_microbatches`. Expected a divisor of the "
+                f"lot size {lot_size}. Received: {self.num_microbatches}"
+            )
+        return lot_size // self.num_microbatches
+
+    def run_fields(self, first_iteration: int) -> dict:
+        """What the accounting must know of this optimizer, as fields of `accounting.Run`."""
+        del first_iteration
+        return {
+            "mechanism": self.mechanism,
+            "noise_multiplier": self.noise_multiplier,
+            "l2_norm_clip": self.l2_norm_clip,
+            "seeded": self.seeded,
+        }
+
+    def start_segment(self, variables) -> None:
+        """Called when a new entry of the ledger begins; nothing to do where no state is secret."""
+
+    def continues(self, variables) -> bool:
+        """Whether training may go on within the ledger entry that is open."""
+        del variables
+        return True
+
+    def update(self, bounded: BoundedSum, lot_size: int, variables, regularization) -> None:
+        """Adds the noise, once for the lot, and applies the update rule.
+
+        Args:
+            bounded: the lot's bounded sum.
+            lot_size: L, the public divisor; never the number that was drawn.
+            variables: the trainable variables, in the order of `bounded.sums`.
+            regularization: gradients of the weight regularizers (None where there is none).
+        """
+        stddev = self.noise_multiplier * bounded.l2_norm_clip
+        noise = self._secrets.noise.gaussians(stddev, [v.shape for v in variables])
+        gradients = [
+            self._private_mean(total + draw, lot_size, penalty)
+            for total, draw, penalty in zip(bounded.sums, noise, regularization, strict=True)
+        ]
+        self._apply_private(gradients, variables)
+
+    @staticmethod
+    def _private_mean(total, lot_size, penalty):
+        mean = total / tf.constant(float(lot_size), tf.float32)
+        return mean if penalty is None else mean + tf.cast(penalty, tf.float32)
+
+    def _apply_private(self, gradients, variables):
+        gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
+        self._secrets.applying = True
+        try:
+            super().apply(gradients, variables)
+        finally:
+            self._secrets.applying = False
+
+    def apply(self, grads, trainable_variables=None):
+        """Refuses: gradients that were not bounded and summed by an engine are not private."""
+        if not self._secrets.applying:
+            raise RuntimeError(
+                f"{type(self).__name__} received gradients that did not come from tfdp's private "
+                "training step, so nothing bounds what one example contributes. Make the model "
+                "private: model = tfdp.make_private(model), then compile and fit it; or use a "
+                "plain Keras optimizer for training without privacy."
+            )
+        super().apply(grads, trainable_variables)
+
+    def get_config(self):
+        """The configuration, without the seed: whoever reads a saved file could redraw the noise."""
+        return super().get_config() | {
+            "l2_norm_clip": self.l2_norm_clip,
+            "noise_multiplier": self.noise_multiplier,
+            "num_microbatches": self.num_microbatches,
+        }
+
+    def save_own_variables(self, store):
+        """Saves the slots (functions of private gradients) and the ledger."""
+        super().save_own_variables(store)
+        store[_LEDGER_KEY] = np.frombuffer(self.ledger.to_json().encode(), dtype=np.uint8)
+
+    def load_own_variables(self, store):
+        """Restores slots and merges the saved ledger: what was spent stays spent.
+
+        Raises:
+            ValueError: the file holds no ledger, or slots of another optimizer.
+        """
+        names = set(store.keys())
+        if _LEDGER_KEY not in names:
+            raise ValueError(
+                f"The file holds no privacy ledger for {type(self).__name__}: it was not saved by a "
+                "private optimizer, so what it has spent is unknown. Load it with compile=False "
+                "and account for its training yourself."
+            )
+        names.remove(_LEDGER_KEY)
+        saved = Ledger.from_json(bytes(np.asarray(store[_LEDGER_KEY])).decode())
+        self._secrets.ledger.merge(saved)
+        slots = {name: store[name] for name in names}
+        if len(slots) != len(self.variables):
+            raise ValueError(
+                f"Cannot restore {type(self).__name__}: expected {len(self.variables)} variables, "
+                f"found {len(slots)}. Build the optimizer for the model that was saved first."
+            )
+        super().load_own_variables(slots)

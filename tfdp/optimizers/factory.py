@@ -1,0 +1,48 @@
+"""A private optimizer class for every Keras optimizer."""
+
+import functools
+
+import keras
+
+from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
+
+
+@functools.cache
+def make_dp_optimizer_class(base: type) -> type:
+    """Returns a private subclass of a Keras optimizer class (TensorFlow Privacy has the same name).
+
+    The class is called `DPKeras<Base>Optimizer` and is registered for serialization under this name;
+    loading a model that uses it needs this call first, except for the optimizers that come with
+    Keras.
+
+    Args:
+        base: a subclass of `keras.optimizers.Optimizer`.
+
+    Raises:
+        TypeError: `base` is not such a class, or is private already.
+
+    Example:
+        DPAdamW = tfdp.make_dp_optimizer_class(keras.optimizers.AdamW)
+        optimizer = DPAdamW(l2_norm_clip=1.0, noise_multiplier=1.1, learning_rate=1e-3)
+    """
+    if not (isinstance(base, type) and issubclass(base, keras.optimizers.Optimizer)):
+        raise TypeError(f"Expected a subclass of keras.optimizers.Optimizer. Received: {base!r}")
+    if issubclass(base, DPKerasOptimizer):
+        raise TypeError(f"{base.__name__} is private already. Expected a plain Keras optimizer.")
+    if issubclass(base, keras.optimizers.LossScaleOptimizer):
+        raise TypeError(
+            "LossScaleOptimizer scales the loss before clipping and skips steps on overflow, both "
+            "of which break the guarantee. Use the inner optimizer, with a bfloat16 policy."
+        )
+    name = f"DPKeras{base.__name__}Optimizer"
+    doc = f"`keras.optimizers.{base.__name__}` on private gradients. See `DPKerasOptimizer`."
+    made = type(name, (DPKerasOptimizer, base), {"__doc__": doc, "__module__": __name__})
+    return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
+
+
+DPKerasSGDOptimizer = make_dp_optimizer_class(keras.optimizers.SGD)
+DPKerasAdamOptimizer = make_dp_optimizer_class(keras.optimizers.Adam)
+DPKerasAdamWOptimizer = make_dp_optimizer_class(keras.optimizers.AdamW)
+DPKerasAdagradOptimizer = make_dp_optimizer_class(keras.optimizers.Adagrad)
+DPKerasRMSpropOptimizer = make_dp_optimizer_class(keras.optimizers.RMSprop)
+DPKerasNadamOptimizer = make_dp_optimizer_class(keras.optimizers.Nadam)

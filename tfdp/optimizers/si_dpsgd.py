@@ -1,0 +1,272 @@
+"""SI-DPSGD: noise in the weights, not in the path of their means.
+
+SI-DPSGD paper, Algorithm 1:
+
+    mu_{t+1}    = mu_t - eta_t g_t                      (un-noised; a secret)
+    theta_{t+1} = mu_{t+1} + eta_t C z / L * N(0, I)    (what the model holds, and all that it shows)
+
+with g_t the clipped gradients at theta_t, averaged over the nominal lot size. Formal guarantee: an
+observer of every theta sees a matrix mechanism with noise on prefix sums (`accounting.si_dpsgd`); an
+observer of any mu has no guarantee at all. The means are held outside of everything that Keras or
+TensorFlow save; only `release_means`, which the accounting knows of, hands them out.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
+
+_REFUSED = (
+    "use_ema",
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+)
+
+
+class _Hidden:
+    """The un-noised means and what moves them: a plain object, so that nothing tracks or saves it."""
+
+    def __init__(self, rule):
+        self.rule = rule  # a Keras optimizer on the means, or None for SGD
+        self.means = []
+        self.velocities = []
+        self.checksums = []
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class SIDPSGDOptimizer(DPKerasOptimizer):
+    """SI-DPSGD with SGD, momentum or Nesterov momentum on the means.
+
+    With momentum, v <- beta v + g; mu <- mu - eta v (or eta (g + beta v) for Nesterov), as in the
+    authors' PyTorch code: the learning rate is outside of the velocity. The noise is *not* inside the
+    momentum, so momentum 0.9 multiplies what one example does to the weights by up to 10, and the
+    proven epsilon knows it.
+
+    Args:
+        learning_rate: a float, or a `keras.optimizers.schedules.LearningRateSchedule`. It scales the
+            noise too and enters the accounting, so it cannot be assigned later.
+        momentum: beta in [0, 1).
+        nesterov: Nesterov momentum.
+        update_rule: a Keras optimizer that moves the means in place of SGD; its learning rate is the
+            one that scales the noise. Its state is a secret as the means are, and un-noised, so no
+            finite epsilon can be proven: it takes guarantee="claimed".
+        guarantee: "proven", or "claimed" for reproducing the paper's figures.
+        release: "theta", one draw of the weights, frozen; or "mu", the means themselves, as the
+            authors' code evaluates: no finite epsilon can be proven then.
+        **kwargs: those of `DPKerasOptimizer`.
+    """
+
+    mechanism = "si_dpsgd"
+
+    def __init__(
+        self,
+        learning_rate=0.1,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        update_rule: keras.optimizers.Optimizer | None = None,
+        guarantee: str = "proven",
+        release: str = "theta",
+        name: str = "si_dpsgd",
+        **kwargs,
+    ):
+        if not 0.0 <= momentum < 1.0:
+            raise ValueError(
+                "Invalid value received for argument `momentum`. Expected a number in [0, 1). "
+                f"Received: {momentum!r}"
+            )
+        if release not in ("theta", "mu"):
+            raise ValueError(
+                "Invalid value received for argument `release`. Expected 'theta' or 'mu'. Received: "
+                f"{release!r}"
+            )
+        if guarantee not in ("proven", "claimed"):
+            raise ValueError(
+                "Invalid value received for argument `guarantee`. Expected 'proven' or 'claimed'. "
+                f"Received: {guarantee!r}"
+            )
+        if isinstance(update_rule, dict):
+            update_rule = keras.optimizers.deserialize(update_rule)
+        if update_rule is not None:
+            if guarantee != "claimed":
+                raise ValueError(
+                    f"No finite epsilon can be proven for SI-DPSGD with {type(update_rule).__name__} "
+                    "on the means: its state is private and un-noised. Expected update_rule=None "
+                    "(SGD, momentum or Nesterov), or guarantee='claimed'."
+                )
+            if momentum or nesterov:
+                raise ValueError(
+                    "Expected momentum and nesterov to be left to `update_rule`. Received: "
+                    f"momentum={momentum}, nesterov={nesterov}"
+                )
+            learning_rate = update_rule._learning_rate
+            if isinstance(learning_rate, keras.Variable):
+                learning_rate = float(learning_rate.numpy())
+        refused = [k for k in _REFUSED if kwargs.get(k)]
+        if refused:
+            raise ValueError(
+                f"SIDPSGDOptimizer does not take {refused}: they would change the means in a way "
+                "that the accounting does not cover. Expected none of them."
+            )
+        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        self.momentum = float(momentum)
+        self.nesterov = bool(nesterov)
+        self.guarantee = guarantee
+        self.release = release
+        self._hidden = _Hidden(update_rule)
+
+    @property
+    def learning_rate(self):
+        """The current learning rate."""
+        return self._get_current_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        raise ValueError(
+            "The learning rate of SIDPSGDOptimizer scales the noise on the weights and enters the "
+            "accounting, so it cannot be assigned. Expected a LearningRateSchedule at construction. "
+            f"Received: {value!r}"
+        )
+
+    def run_fields(self, first_iteration: int) -> dict:
+        rate = self._learning_rate
+        if callable(rate) and not isinstance(rate, keras.Variable):
+
+            def rates(steps):
+                return _evaluate_schedule(rate, first_iteration, steps)
+        else:
+            constant = float(keras.ops.convert_to_numpy(rate))
+
+            def rates(steps):
+                return constant
+
+        rule = self._hidden.rule
+        return super().run_fields(first_iteration) | {
+            "optimizer": "sgd" if rule is None else rule.name.lower(),
+            "learning_rates": rates,
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "release": self.release,
+        }
+
+    def start_segment(self, variables) -> None:
+        """Starts the means at the weights, which are public, with no velocity.
+
+        Whatever came before reaches the new segment only through the weights that were shown.
+        """
+        hidden = self._hidden
+        if not hidden.means:
+            hidden.means = [
+                tf.Variable(tf.convert_to_tensor(v), trainable=False) for v in variables
+            ]
+            if self.momentum:
+                hidden.velocities = [
+                    tf.Variable(tf.zeros(v.shape, tf.float32), trainable=False) for v in variables
+                ]
+            hidden.checksums = [tf.Variable(0.0, trainable=False) for _ in variables]
+        for mean, check, variable in zip(hidden.means, hidden.checksums, variables, strict=True):
+            mean.assign(variable)
+            check.assign(_checksum(variable))
+        for velocity in hidden.velocities:
+            velocity.assign(tf.zeros_like(velocity))
+        if hidden.rule is not None:
+            for slot in hidden.rule.variables:
+                slot.assign(tf.zeros_like(slot) if slot is not hidden.rule._learning_rate else slot)
+
+    def continues(self, variables) -> bool:
+        """False where the weights are not the ones that this optimizer sampled last."""
+        hidden = self._hidden
+        if not hidden.means:
+            return False
+        same = all(
+            np.array_equal(_checksum(v).numpy(), c.numpy())
+            for v, c in zip(variables, hidden.checksums, strict=True)
+        )
+        if not same:
+            logging.info(
+                "SI-DPSGD: the weights were changed from outside; the means start again at them."
+            )
+        return same
+
+    def update(self, bounded, lot_size, variables, regularization) -> None:
+        """One step of Algorithm 1."""
+        hidden = self._hidden
+        if len(hidden.means) != len(variables):
+            raise RuntimeError(
+                "SIDPSGDOptimizer.update was called before training was started by fit() or "
+                "train_on_batch() of a private model."
+            )
+        rate = tf.cast(self._get_current_learning_rate(), tf.float32)
+        stddev = self.noise_multiplier * bounded.l2_norm_clip
+        noise = self._secrets.noise.gaussians(stddev, [v.shape for v in variables])
+        gradients = [
+            self._private_mean(total, lot_size, penalty)
+            for total, penalty in zip(bounded.sums, regularization, strict=True)
+        ]
+        self._move_means(gradients, rate)
+        for i, variable in enumerate(variables):
+            mean = hidden.means[i]
+            variable.assign(mean + tf.cast(rate / float(lot_size) * noise[i], mean.dtype))
+            hidden.checksums[i].assign(_checksum(variable))
+        self._iterations.assign_add(1)
+
+    def _move_means(self, gradients, rate):
+        hidden = self._hidden
+        if hidden.rule is not None:
+            hidden.rule.apply(gradients, hidden.means)
+            return
+        for i, (gradient, mean) in enumerate(zip(gradients, hidden.means, strict=True)):
+            direction = gradient
+            if self.momentum:
+                velocity = hidden.velocities[i]
+                velocity.assign(self.momentum * velocity + gradient)
+                direction = gradient + self.momentum * velocity if self.nesterov else velocity
+            mean.assign(mean - tf.cast(rate * direction, mean.dtype))
+
+    def release_means(self, variables) -> None:
+        """Writes the un-noised means into the model: publishing them has no finite guarantee.
+
+        Raises:
+            RuntimeError: the optimizer was not built with release="mu", so the accounting does
+                not know.
+        """
+        if self.release != "mu":
+            raise RuntimeError(
+                "The means of SI-DPSGD are a secret. Expected an optimizer with release='mu', whose "
+                f"proven epsilon is infinite. Found release={self.release!r}."
+            )
+        for mean, variable in zip(self._hidden.means, variables, strict=True):
+            variable.assign(mean)
+
+    def get_config(self):
+        rule = self._hidden.rule
+        return super().get_config() | {
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "update_rule": None if rule is None else keras.optimizers.serialize(rule),
+            "guarantee": self.guarantee,
+            "release": self.release,
+        }
+
+
+def _evaluate_schedule(schedule, first, steps) -> tuple[float, ...]:
+    """The learning rates of `steps` steps, in one compiled loop."""
+
+    @tf.function
+    def values():
+        return tf.map_fn(
+            lambda step: tf.cast(schedule(step), tf.float32),
+            tf.range(first, first + steps, dtype=tf.int64),
+            fn_output_signature=tf.float32,
+        )
+
+    return tuple(values().numpy().astype(float).tolist())
+
+
+def _checksum(variable):
+    return tf.reduce_sum(tf.cast(tf.convert_to_tensor(variable), tf.float32))

@@ -1,0 +1,191 @@
+"""Trains a Keras model with differential privacy and says what the privacy is worth.
+
+    python train.py --mechanism=si_dpsgd --epsilon=2
+    python train.py --mechanism=dpsgd --dataset=mnist --model=lenet5 --epsilon=3
+    python train.py --flagfile=flags/mnist_dpsgd_eps3.cfg
+
+What is not set on the command line or in a --flagfile comes from the recipe
+flags/<dataset>_<mechanism>.cfg, where there is one. --epsilon is the PROVEN
+epsilon unless --guarantee=claimed.
+"""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import sys
+
+from absl import app, flags, logging
+
+FLAGS = flags.FLAGS
+_ROOT = pathlib.Path(__file__).resolve().parent
+
+flags.DEFINE_enum(
+    "mechanism",
+    "si_dpsgd",
+    ["none", "dpsgd", "si_dpsgd"],
+    "none: no privacy. dpsgd: noise on the gradients. si_dpsgd: noise in the weights.",
+)
+flags.DEFINE_string("dataset", "digits", "digits (embedded, no download), mnist or cifar10.")
+flags.DEFINE_string(
+    "data_dir", None, "Where tensorflow_datasets keeps its data; default: $TFDS_DATA_DIR, or its own."
+)
+flags.DEFINE_string("model", None, "linear, mlp, lenet_300_100, lenet5 or tutorial_cnn.")
+flags.DEFINE_enum(
+    "normalization",
+    None,
+    ["none", "layer", "layer_affine", "batch"],
+    "Normalization after the trainable layers; batch mixes examples and is refused under privacy.",
+)
+flags.DEFINE_bool("normalize_output", None, "Whether the output layer is normalized too.")
+flags.DEFINE_string("activation", None, "Activation of the hidden layers.")
+
+flags.DEFINE_float("epsilon", None, "Privacy budget; the noise is computed from it.")
+flags.DEFINE_float("delta", 1e-5, "Probability parameter of the guarantee, below 1/N.")
+flags.DEFINE_enum(
+    "guarantee",
+    "proven",
+    ["proven", "claimed"],
+    "Which epsilon --epsilon means: a theorem about the run, or the paper's own accounting.",
+)
+flags.DEFINE_enum(
+    "adjacency",
+    "zero_out",
+    ["zero_out", "replace_one", "add_or_remove_one"],
+    "What neighbouring data sets differ in.",
+)
+flags.DEFINE_float("noise_multiplier", None, "Noise over clip norm, instead of --epsilon.")
+flags.DEFINE_float("l2_norm_clip", None, "L2 norm to which each example's gradient is clipped.")
+
+flags.DEFINE_integer("batch_size", None, "Nominal lot size: the logical batch of one step.")
+flags.DEFINE_float("epochs", None, "Passes over the data.")
+flags.DEFINE_integer("steps", None, "Number of steps, instead of --epochs.")
+flags.DEFINE_float("learning_rate", None, "Learning rate.")
+flags.DEFINE_float("learning_rate_decay", None, "Factor on the learning rate after every epoch.")
+flags.DEFINE_enum(
+    "optimizer",
+    None,
+    ["sgd", "adam", "adamw", "adagrad", "rmsprop", "nadam"],
+    "Update rule that the private gradients are given to.",
+)
+flags.DEFINE_float("momentum", None, "Momentum of sgd.")
+flags.DEFINE_bool("nesterov", None, "Nesterov momentum for sgd.")
+flags.DEFINE_integer(
+    "microbatches", None, "Microbatches per lot; default: one per example. Larger groups cost 2C."
+)
+flags.DEFINE_integer("physical_batch_size", None, "Examples in memory at once; default: the lot.")
+flags.DEFINE_enum(
+    "sampling",
+    None,
+    ["poisson", "cyclic", "shuffle", "with_replacement"],
+    "How lots are drawn; the accounting follows it.",
+)
+flags.DEFINE_enum(
+    "release",
+    None,
+    ["theta", "mu"],
+    "si_dpsgd: theta releases one noisy draw; mu the un-noised means, as the authors' code does "
+    "(proven epsilon: infinite).",
+)
+flags.DEFINE_enum(
+    "engine", "auto", ["auto", "ghost", "vectorized"], "How per-example gradients are computed."
+)
+flags.DEFINE_bool("jit_compile", False, "Compile the training step with XLA.")
+flags.DEFINE_integer("seed", None, "Makes the run reproducible, and not private against who knows it.")
+flags.DEFINE_string(
+    "model_dir", None, "Where run.json, model.keras and TensorBoard's log go; default runs/<name>."
+)
+
+_DEFAULTS = {
+    "model": "mlp",
+    "normalization": "none",
+    "batch_size": 256,
+    "epochs": 15.0,
+    "learning_rate": 0.15,
+    "l2_norm_clip": 1.0,
+    "sampling": "poisson",
+}
+# Flags that stand for each other: setting one on the command line silences the recipe's other.
+_RIVALS = ({"epsilon", "noise_multiplier"}, {"epochs", "steps"})
+
+
+def recipe_path(dataset: str, mechanism: str) -> pathlib.Path:
+    """The flag file that fills in what was not set."""
+    return _ROOT / "flags" / f"{dataset}_{mechanism}.cfg"
+
+
+def _fill_from_recipe() -> None:
+    path = recipe_path(FLAGS.dataset, FLAGS.mechanism)
+    if FLAGS["flagfile"].present or not path.exists():
+        return
+    given = {name for name in FLAGS if FLAGS[name].present}
+    silenced = set().union(*(rivals for rivals in _RIVALS if rivals & given))
+    for line in path.read_text().splitlines():
+        line = line.strip()
+        if not line.startswith("--"):
+            continue
+        name, _, value = line[2:].partition("=")
+        if name.startswith("no") and not value:
+            name, value = name[2:], "false"
+        if name not in given | silenced:
+            FLAGS[name].parse(value or "true")
+
+
+def settings() -> dict:
+    """The experiment's fields, from the flags."""
+    from tfdp.experiments import Experiment
+
+    values = {}
+    for field in dataclasses.fields(Experiment):
+        value = FLAGS[field.name].value
+        if value is None:
+            value = _DEFAULTS.get(field.name)
+        if value is not None:
+            values[field.name] = value
+    if FLAGS.noise_multiplier is not None and FLAGS.epsilon is not None:
+        raise ValueError("Expected one of --epsilon and --noise_multiplier. Found both.")
+    return values
+
+
+def main(argv):
+    if len(argv) > 1:
+        raise app.UsageError(f"Expected flags only. Found: {' '.join(argv[1:])}")
+    _fill_from_recipe()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.set_verbosity(logging.WARNING)
+    from tfdp.accounting import BudgetExhausted
+    from tfdp.data import DataUnavailable
+    from tfdp.experiments import Experiment, print_table, run, write_record
+    from tfdp.release import export
+
+    name = f"{FLAGS.dataset}_{FLAGS.mechanism}"
+    model_dir = pathlib.Path(FLAGS.model_dir or _ROOT / "runs" / name)
+    log_dir = model_dir / "tensorboard"
+    fresh = not model_dir.exists()
+    try:
+        experiment = Experiment(**settings())
+        shutil.rmtree(log_dir, ignore_errors=True)
+        result = run(experiment, log_dir=str(log_dir))
+    except (
+        ValueError, NotImplementedError, DataUnavailable, BudgetExhausted, FloatingPointError,
+    ) as error:  # fmt: skip
+        # Nothing half-written stays behind.
+        shutil.rmtree(log_dir, ignore_errors=True)
+        if fresh:
+            shutil.rmtree(model_dir, ignore_errors=True)
+        print(f"train.py: error: {error}", file=sys.stderr)
+        return 2
+    model_dir.mkdir(parents=True, exist_ok=True)
+    export(result.model, model_dir / "model.keras")
+    write_record(result, model_dir / "run.json")
+    print()
+    print_table(result)
+    print(
+        f"\nWrote {model_dir}/run.json, {model_dir}/model.keras (the release) and {log_dir} "
+        f"(tensorboard --logdir {log_dir})."
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)
