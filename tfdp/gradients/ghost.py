@@ -159,7 +159,7 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
         weighted, [call.output for call in calls], unconnected_gradients="zero"
     )
     for call, gradient in zip(calls, gradients, strict=True):
-        call.gradient = gradient
+        call.gradient = tf.convert_to_tensor(gradient)  # IndexedSlices where the loss gathers
     recorded = {rule: _Recording(calls) for rule, calls in recorder.calls.items()}
     return recorded, losses, y_pred, new_state
 

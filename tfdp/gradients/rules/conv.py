@@ -1,12 +1,14 @@
 """Conv1D, Conv2D, Conv3D."""
 
+import math
+
 import keras
 import tensorflow as tf
 
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
-from tfdp.gradients.rules.contributions import Instantiated, OuterProducts
-from tfdp.gradients.rules.patches import Window, patches
+from tfdp.gradients.rules.contributions import Instantiated, OuterProducts, instantiates
+from tfdp.gradients.rules.patches import THIN_CHANNELS, Window, patches
 
 
 @register(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
@@ -18,21 +20,35 @@ class ConvRule(ActivationRule):
         layer = self.layer
         inputs = channels_last(layer, call["inputs"])
         outputs = channels_last(layer, call.gradient)
+        inputs = tf.cast(inputs, tf.float32)
         outputs = _flat(tf.cast(outputs, tf.float32))
-        seen = patches(tf.cast(inputs, tf.float32), Window.of(layer))
-        shape = tuple(layer._kernel.shape)
-        if layer.groups == 1:
-
-            def finish(gradient):
-                return tf.reshape(gradient, shape)
-
-            kernel = OuterProducts(seen, outputs, finish)
-        else:
-            kernel = Instantiated(_grouped_kernel(seen, outputs, layer.groups, shape))
+        kernel = _kernel_gradient(inputs, outputs, Window.of(layer), layer.groups, layer.filters)
         found = [(layer._kernel, kernel)]
         if layer.bias is not None:
             found.append((layer.bias, Instantiated(tf.reduce_sum(outputs, axis=1))))
         return found
+
+
+def _kernel_gradient(inputs, outputs, window, groups, filters):
+    channels = inputs.shape[-1]
+    shape = (*window.size, channels // groups, filters)
+    if groups > 1:
+        return Instantiated(_grouped_kernel(patches(inputs, window), outputs, groups, shape))
+    offsets = math.prod(window.size)
+    if (
+        channels > THIN_CHANNELS
+        and inputs.shape[1:-1].is_fully_defined()
+        and instantiates(inputs.shape[0], outputs.shape[1], offsets * channels, filters)
+    ):
+        # Row by row of the kernel, so that the patches are never copied together.
+        rows = [_flat(row) for row in window.rows(window.pad(inputs))]
+        products = tf.stack([tf.matmul(outputs, row, transpose_a=True) for row in rows], axis=1)
+
+        def from_rows(total):  # [offsets before the last axis, filters, last axis * channels]
+            return tf.reshape(tf.transpose(total, [0, 2, 1]), shape)
+
+        return Instantiated(products, from_rows)
+    return OuterProducts(patches(inputs, window), outputs, lambda total: tf.reshape(total, shape))
 
 
 def channels_last(layer, tensor):

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 # Up to this many input channels, slices are too thin to copy well, and a convolution with an
-# identity kernel collects the patches faster (measured; see `patches`).
-_THIN_CHANNELS = 4
+# identity kernel collects the patches faster (measured).
+THIN_CHANNELS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +57,46 @@ class Window:
         lengths = zip(padded.shape[1:-1], self.reach, self.strides, strict=True)
         return tuple((length - reach) // stride + 1 for length, reach, stride in lengths)
 
-    def shifted(self, padded):
-        """Yields what each offset of the kernel sees, in order: [rows, *positions, channels]."""
+    def rows(self, padded):
+        """Yields [rows, *positions, size of the last axis * channels]: patches, a row at a time.
+
+        One tensor for each offset along the other axes, in order. Slices with a stride copy number
+        by number; here the images are cut into blocks of one stride first, after which every
+        slice is a plain one.
+        """
+        blocks = self._blocks(padded)
+        last = len(self.size) - 1
+        size, dilation = self.size[last], self.dilation[last]
+        along = [self._take(blocks, padded, last, o * dilation) for o in range(size)]
+        joined = tf.concat(along, axis=-1) if size > 1 else along[0]
+        for offsets in itertools.product(*map(range, self.size[:-1])):
+            row = joined
+            for axis in reversed(range(last)):  # the axes before keep their places
+                row = self._take(row, padded, axis, offsets[axis] * self.dilation[axis])
+            yield row
+
+    def _blocks(self, padded):
+        """Reshapes each axis of stride s > 1 to [blocks, s]."""
+        margins, begin, shape = [(0, 0)], [slice(None)], [tf.shape(padded)[0]]
         positions = self.positions(padded)
-        for offset in itertools.product(*map(range, self.size)):
-            starts = [o * d for o, d in zip(offset, self.dilation, strict=True)]
-            axes = zip(starts, positions, self.strides, strict=True)
-            index = tuple(slice(b, b + (p - 1) * s + 1, s) for b, p, s in axes)
-            yield padded[(slice(None), *index)]
+        axes = zip(padded.shape[1:-1], positions, self.strides, self.reach, strict=True)
+        for length, count, stride, reach in axes:
+            blocks = (reach - 1) // stride + count
+            margins.append((0, max(blocks * stride - length, 0)))
+            begin.append(slice(0, blocks * stride))
+            shape += [blocks] if stride == 1 else [blocks, stride]
+        if any(end for _, end in margins):
+            padded = tf.pad(padded, [*margins, (0, 0)])
+        if max(self.strides) == 1:
+            return padded
+        return tf.reshape(padded[tuple(begin)], [*shape, padded.shape[-1]])
+
+    def _take(self, blocks, padded, axis, start):
+        """Slices what output positions along `axis` see at distance `start`."""
+        place = 1 + sum(1 if stride == 1 else 2 for stride in self.strides[:axis])
+        stride, count = self.strides[axis], self.positions(padded)[axis]
+        index = [slice(None)] * place + [slice(start // stride, start // stride + count)]
+        return blocks[tuple(index if stride == 1 else [*index, start % stride])]
 
 
 def patches(images: tf.Tensor, window: Window) -> tf.Tensor:
@@ -77,7 +109,7 @@ def patches(images: tf.Tensor, window: Window) -> tf.Tensor:
     channels = images.shape[-1]
     width = math.prod(window.size) * channels
     known = images.shape[1:-1].is_fully_defined()
-    if channels <= _THIN_CHANNELS or not known:
+    if channels <= THIN_CHANNELS or not known:
         kernel = np.eye(width, dtype=images.dtype.as_numpy_dtype)
         kernel = kernel.reshape(*window.size, channels, width)
         padding = window.padding.upper()
@@ -87,7 +119,7 @@ def patches(images: tf.Tensor, window: Window) -> tf.Tensor:
             images, kernel, strides=window.strides, dilations=window.dilation, padding=padding
         )
     else:
-        seen = tf.concat([*window.shifted(window.pad(images))], axis=-1)
+        seen = tf.concat([*window.rows(window.pad(images))], axis=-1)
     if seen.shape[1:-1].is_fully_defined():
         return tf.reshape(seen, [-1, math.prod(seen.shape[1:-1]), width])
     rows = tf.shape(seen)[0]
