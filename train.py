@@ -116,7 +116,9 @@ def recipe_path(dataset: str, mechanism: str) -> pathlib.Path:
 
 def _fill_from_recipe() -> None:
     path = recipe_path(FLAGS.dataset, FLAGS.mechanism)
-    if FLAGS["flagfile"].present or not path.exists():
+    # absl expands --flagfile before it parses, and keeps no record of it.
+    own_file = any(argument.lstrip("-").startswith("flagfile") for argument in sys.argv[1:])
+    if own_file or not path.exists():
         return
     given = {name for name in FLAGS if FLAGS[name].present}
     silenced = set().union(*(rivals for rivals in _RIVALS if rivals & given))

@@ -27,7 +27,7 @@ from tfdp.accounting import (
 )
 from tfdp.data import Lots, make_lots
 from tfdp.gradients.diagnostics import Diagnostics
-from tfdp.gradients.engine import bounded_sum, choose_engine
+from tfdp.gradients.engine import ENGINES, bounded_sum, choose_engine
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.validation import refuse_mixing_layers
 from tfdp.optimizers import DPKerasOptimizer
@@ -82,7 +82,11 @@ class PrivateTraining:
                 "Invalid value received for argument `physical_batch_size`. Expected None or an "
                 f"integer >= 1. Received: {physical_batch_size!r}"
             )
-        choose_engine(engine, self)
+        if engine not in ENGINES:
+            raise ValueError(
+                "Invalid value received for argument `engine`. Expected one of "
+                f"{list(ENGINES)}. Received: {engine!r}"
+            )
         privacy = self._privacy
         privacy.engine = engine
         privacy.physical_batch_size = physical_batch_size

@@ -163,6 +163,7 @@ def max_steps(
     run: Run,
     kind: str = "proven",
     adjacency: str = "zero_out",
+    earlier: Sequence[Run] = (),
 ) -> int:
     """Largest number of steps whose guarantee stays within the budget.
 
@@ -172,6 +173,7 @@ def max_steps(
       run: The run; its own `steps` is ignored, but a per-step schedule ends the search.
       kind: Which guarantee has to stay within the budget.
       adjacency: Neighbouring relation.
+      earlier: Runs whose guarantees the budget has to cover too.
 
     Returns:
       The number of steps; 0 where not even one fits; at most 10,000,000, or the length of the
@@ -181,8 +183,17 @@ def max_steps(
     check_delta(delta)
     check_kind(kind)
 
+    earlier = [past for past in earlier if past.steps]
+    compose = {
+        "proven": guarantees.proven_composition,
+        "claimed": guarantees.claimed_composition,
+    }[kind]
+
     def fits(steps: int) -> bool:
-        return guarantee(kind, run.with_(steps=steps), delta, adjacency).epsilon <= epsilon
+        now = run.with_(steps=steps)
+        if earlier:
+            return compose([*earlier, now], delta, adjacency).epsilon <= epsilon
+        return guarantee(kind, now, delta, adjacency).epsilon <= epsilon
 
     lengths = [
         len(value)

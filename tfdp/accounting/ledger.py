@@ -84,6 +84,25 @@ class Ledger:
             )
         self._entries[run_id] = entry.with_(steps=int(steps))
 
+    def extend(self, run_id: str, run: Run) -> None:
+        """Replaces the description of a run by one that covers more steps.
+
+        Args:
+          run_id: From `open`.
+          run: The same run; its schedules may be longer. Its `steps` is ignored.
+
+        Raises:
+          LedgerError: Where `run` differs in anything else, past values of a schedule included.
+        """
+        entry = self._entry(run_id)
+        longer = run.with_(steps=entry.steps)
+        if _comparable(longer) != _comparable(entry):
+            raise LedgerError(
+                f"Expected the run {run_id} with longer schedules. Received another run. Open a "
+                "new one instead."
+            )
+        self._entries[run_id] = longer
+
     def steps(self, run_id: str) -> int:
         """Steps spent by one run."""
         return self._entry(run_id).steps
@@ -98,7 +117,8 @@ class Ledger:
         for run_id, run in other._entries.items():
             mine = merged.get(run_id, run)
             longer, shorter = (run, mine) if run.steps > mine.steps else (mine, run)
-            if longer.with_(steps=0) != shorter.with_(steps=0):
+            # Up to what the shorter one has done, both have to tell the same story.
+            if _comparable(longer.with_(steps=shorter.steps)) != _comparable(shorter):
                 raise LedgerError(
                     f"Expected one description of run {run_id}. Received two that differ. "
                     "Load the ledger that belongs to this model."
@@ -172,3 +192,12 @@ class Ledger:
                 f"Expected the id of an open run. Received {run_id!r}. Call open() first."
             )
         return self._entries[run_id]
+
+
+def _comparable(run: Run) -> dict:
+    """The fields of a run, with schedules up to the steps that were spent."""
+    fields = dataclasses.asdict(run)
+    for name in ("learning_rates", "noise_learning_rates", "momentum", "draws"):
+        if isinstance(fields[name], tuple):
+            fields[name] = fields[name][: run.steps]
+    return fields

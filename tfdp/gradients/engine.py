@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.forward import Forward
@@ -48,23 +49,37 @@ class BoundedSum:
 # An engine: (forward, bound, x, y, sample_weight, chunk, microbatch_size) -> BoundedSum. Rows of
 # weight zero are absent; `chunk` (int32 scalar) tells the chunks of one lot apart.
 Engine = Callable[..., BoundedSum]
+ENGINES = ("auto", "ghost", "vectorized")
 
 
 def choose_engine(name: str, model) -> Engine:
     """Returns the engine called `name`; "auto" takes the fastest that is exact for `model`.
 
-    Raises:
-        ValueError: no such engine.
-    """
-    from tfdp.gradients import vectorized
+    Args:
+        name: "auto", "ghost" or "vectorized".
+        model: a Keras model; has to be built unless the name is "vectorized".
 
-    engines = {"auto": vectorized.bounded_sum, "vectorized": vectorized.bounded_sum}
-    if name not in engines:
+    Raises:
+        ValueError: no such engine, or "ghost" for a model that it does not cover exactly.
+    """
+    from tfdp.gradients import ghost, vectorized
+
+    if name not in ENGINES:
         raise ValueError(
-            f"Invalid value received for argument `engine`. Expected one of {sorted(engines)}. "
+            f"Invalid value received for argument `engine`. Expected one of {list(ENGINES)}. "
             f"Received: {name!r}"
         )
-    return engines[name]
+    if name == "vectorized":
+        return vectorized.bounded_sum
+    why_not = ghost.supports(model)
+    if why_not is None:
+        return ghost.bounded_sum
+    if name == "ghost":
+        raise ValueError(f"The ghost engine is not exact for this model: {why_not}")
+    logging.log_first_n(
+        logging.INFO, "tfdp uses the exact engine (tf.vectorized_map): %s", 1, why_not
+    )
+    return vectorized.bounded_sum
 
 
 def _rows(tree) -> tf.Tensor:
