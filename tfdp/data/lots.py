@@ -162,6 +162,8 @@ class Lots(abc.ABC):
 
     def _gather(self, indices: tf.Tensor) -> Any:
         """Copies the examples at `indices` and adds rows of zeros up to the padded size."""
+        # All schemes have the same element spec: the number of rows is a matter of each lot.
+        indices = tf.compat.v1.placeholder_with_default(indices, (None,))
         size = tf.shape(indices)[0]
         overflow = tf.maximum(size - self.padded_size, 0)
         rows = self.padded_size + _round_up(overflow, self.physical_batch_size)

@@ -1,0 +1,335 @@
+"""Lots: they are drawn as they say, complete, padded by absent examples, and never replayed."""
+
+import itertools
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+from tfdp import data
+
+# A right sampler fails one of these tests once in a million runs.
+SIGNIFICANCE = 1e-6
+
+
+def make(sampling="poisson", num_examples=50, lot_size=10, **options):
+    ids = np.arange(num_examples, dtype=np.int32)
+    return data.make_lots(sampling, ids.astype(np.float32), ids, lot_size=lot_size, **options)
+
+
+def take_indices(lots, count):
+    return list(itertools.islice(lots.indices().as_numpy_iterator(), count))
+
+
+def take(lots, count):
+    return list(itertools.islice(lots.as_dataset().as_numpy_iterator(), count))
+
+
+def binomial_size_p_value(sizes, num_examples, q):
+    """Chi-square test of lot sizes against Binomial(N, q), tails pooled into bins of >= 10."""
+    sizes = np.asarray(sizes)
+    expected = len(sizes) * scipy.stats.binom.pmf(np.arange(num_examples + 1), num_examples, q)
+    observed = np.bincount(sizes, minlength=num_examples + 1)
+    low = int(np.searchsorted(np.cumsum(expected), 10))
+    high = num_examples - int(np.searchsorted(np.cumsum(expected[::-1]), 10))
+
+    def pool(counts):
+        return np.concatenate(
+            [[counts[: low + 1].sum()], counts[low + 1 : high], [counts[high:].sum()]]
+        )
+
+    return scipy.stats.chisquare(pool(observed), pool(expected)).pvalue
+
+
+@pytest.fixture(scope="module")
+def draws():
+    return take_indices(make("poisson", num_examples=50, lot_size=10), 20_000)
+
+
+class TestPoisson:
+    def test_sizes_are_binomial(self, draws):
+        assert binomial_size_p_value([d.size for d in draws], 50, 0.2) > SIGNIFICANCE
+
+    @pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "with_replacement"])
+    def test_the_size_test_rejects_samplers_of_fixed_size(self, sampling):
+        draws = take_indices(make(sampling, num_examples=50, lot_size=10), 2_000)
+        assert binomial_size_p_value([d.size for d in draws], 50, 0.2) < SIGNIFICANCE
+
+    @pytest.mark.parametrize("factor", [2 / 3, 3 / 2])
+    def test_the_size_test_rejects_another_probability(self, draws, factor):
+        assert binomial_size_p_value([d.size for d in draws], 50, 0.2 * factor) < SIGNIFICANCE
+
+    def test_every_example_is_included_equally_often(self, draws):
+        counts = np.bincount(np.concatenate(draws), minlength=50)
+        z = (counts - 20_000 * 0.2) / np.sqrt(20_000 * 0.2 * 0.8)
+        assert scipy.stats.chi2.sf(np.sum(z**2), 50) > SIGNIFICANCE
+
+    def test_pairs_of_examples_are_independent(self, draws):
+        member = np.zeros((len(draws), 50))
+        for row, drawn in zip(member, draws, strict=True):
+            row[drawn] = 1
+        correlation = np.corrcoef(member, rowvar=False)[np.triu_indices(50, 1)]
+        # 1,225 correlations, each about N(0, 1/n). A fixed size of 10 would give -1/49 each.
+        assert np.abs(correlation).max() * np.sqrt(len(draws)) < scipy.stats.norm.isf(1e-6 / 2450)
+
+    def test_successive_lots_are_independent(self, draws):
+        sizes = np.array([d.size for d in draws])
+        correlation = np.corrcoef(sizes[1:], sizes[:-1])[0, 1]
+        assert abs(correlation) * np.sqrt(len(sizes)) < scipy.stats.norm.isf(SIGNIFICANCE / 2)
+
+    def test_no_example_is_drawn_twice_in_a_lot(self, draws):
+        assert all(np.unique(d).size == d.size for d in draws)
+
+    def test_probability_one_draws_everyone(self):
+        for drawn in take_indices(make("poisson", num_examples=7, lot_size=7), 5):
+            np.testing.assert_array_equal(drawn, np.arange(7))
+
+    def test_empty_lots_are_lots(self):
+        lots = take(make("poisson", num_examples=5, lot_size=1), 200)
+        weights = [weight.sum() for _, _, weight in lots]
+        # P(empty) = 0.8**5 = 0.33
+        assert 20 < np.sum(np.equal(weights, 0)) < 120
+        assert all(x.shape[0] == lots[0][0].shape[0] for x, _, _ in lots)
+
+    def test_padded_size_is_a_high_quantile(self):
+        lots = make("poisson", num_examples=60_000, lot_size=256, physical_batch_size=64)
+        assert lots.padded_size == 384
+        assert lots.padded_size % lots.physical_batch_size == 0
+        assert scipy.stats.binom.sf(lots.padded_size, 60_000, 256 / 60_000) < 1e-9
+
+    def test_overflow_keeps_every_drawn_example(self):
+        lots = make("poisson", num_examples=50, lot_size=25, physical_batch_size=4, seed=3)
+        lots.padded_size = 20  # far below the usual size
+        twin = make("poisson", num_examples=50, lot_size=25, physical_batch_size=4, seed=3)
+        pairs = zip(take(lots, 100), take_indices(twin, 100), strict=True)
+        grown = 0
+        for (_, y, weight), drawn in pairs:
+            np.testing.assert_array_equal(y[weight > 0], drawn)
+            assert y.shape[0] % 4 == 0
+            assert y.shape[0] == max(20, -(-drawn.size // 4) * 4)
+            grown += y.shape[0] > 20
+        assert grown > 50
+
+
+class TestFixedSize:
+    def test_cyclic_repeats_the_given_order(self):
+        draws = take_indices(make("cyclic", num_examples=23, lot_size=5), 8)
+        first, second = np.concatenate(draws[:4]), np.concatenate(draws[4:])
+        np.testing.assert_array_equal(first, np.arange(20))  # 20, 21, 22 sit out
+        np.testing.assert_array_equal(second, first)
+
+    def test_shuffle_covers_each_example_once_per_epoch(self):
+        draws = take_indices(make("shuffle", num_examples=20, lot_size=5), 12)
+        epochs = [np.concatenate(draws[i : i + 4]) for i in (0, 4, 8)]
+        for epoch in epochs:
+            np.testing.assert_array_equal(np.sort(epoch), np.arange(20))
+        assert not np.array_equal(epochs[0], epochs[1])
+        assert not np.array_equal(epochs[1], epochs[2])
+
+    def test_shuffle_leaves_out_the_remainder_but_not_always_the_same(self):
+        draws = take_indices(make("shuffle", num_examples=23, lot_size=5), 400)
+        assert all(d.size == 5 for d in draws)
+        assert np.unique(np.concatenate(draws)).size == 23
+
+    def test_shuffle_puts_every_example_everywhere(self):
+        draws = take_indices(make("shuffle", num_examples=8, lot_size=2), 4 * 2_000)
+        table = np.zeros((8, 4))
+        for step, drawn in enumerate(draws):
+            table[drawn, step % 4] += 1
+        assert scipy.stats.chisquare(table, axis=None, ddof=10).pvalue > SIGNIFICANCE
+
+    def test_with_replacement_repeats_within_a_lot_and_is_uniform(self):
+        draws = take_indices(make("with_replacement", num_examples=10, lot_size=10), 2_000)
+        assert all(d.size == 10 for d in draws)
+        # P(no repetition) = 10! / 10**10 = 0.0004
+        assert np.mean([np.unique(d).size < 10 for d in draws]) > 0.98
+        counts = np.bincount(np.concatenate(draws), minlength=10)
+        assert scipy.stats.chisquare(counts).pvalue > SIGNIFICANCE
+
+    @pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "with_replacement"])
+    def test_fills_up_to_whole_physical_batches(self, sampling):
+        lots = make(sampling, num_examples=50, lot_size=10, physical_batch_size=4)
+        (_, _, weight) = take(lots, 1)[0]
+        assert (lots.physical_batch_size, lots.padded_size) == (4, 12)
+        np.testing.assert_array_equal(weight, [1] * 10 + [0] * 2)
+
+    @pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "with_replacement"])
+    def test_no_padding_without_a_physical_batch_size(self, sampling):
+        lots = make(sampling, num_examples=50, lot_size=10)
+        assert (lots.physical_batch_size, lots.padded_size) == (10, 10)
+
+
+@pytest.mark.parametrize("sampling", sorted(data.SAMPLINGS))
+class TestDataset:
+    def test_knows_its_lots(self, sampling):
+        lots = make(sampling)
+        dataset = lots.as_dataset()
+        assert dataset.tfdp_lots is lots
+        assert lots.sampling == sampling
+        assert (lots.num_examples, lots.lot_size, lots.steps_per_epoch) == (50, 10, 5)
+        assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+
+    def test_element_spec_and_padding(self, sampling):
+        x = np.random.default_rng(0).uniform(1, 2, (50, 4, 3)).astype(np.float32)
+        y = np.arange(1, 51)
+        lots = data.make_lots(sampling, x, y, lot_size=10, physical_batch_size=16)
+        dataset = lots.as_dataset()
+        x_spec, y_spec, weight_spec = dataset.element_spec
+        assert x_spec == tf.TensorSpec((None, 4, 3), tf.float32)
+        assert y_spec == tf.TensorSpec((None,), tf.int64)
+        assert weight_spec == tf.TensorSpec((None,), tf.float32)
+        for rows, labels, weight in itertools.islice(dataset.as_numpy_iterator(), 20):
+            assert len(rows) == len(labels) == len(weight) == lots.padded_size
+            real = weight > 0
+            assert np.all(np.diff(real.astype(int)) <= 0)  # padding comes last
+            np.testing.assert_array_equal(rows[real], x[labels[real] - 1])
+            assert not rows[~real].any()
+            assert not labels[~real].any()
+
+    def test_sample_weights_travel_with_their_examples(self, sampling):
+        ids = np.arange(50)
+        weights = ids.astype(np.float32) / 10  # example 0 is absent altogether
+        lots = data.make_lots(
+            sampling, ids, ids, lot_size=10, physical_batch_size=16, sample_weight=weights
+        )
+        for _, y, weight in take(lots, 10):
+            np.testing.assert_allclose(weight, y / 10, rtol=1e-6)
+
+    def test_nested_arrays(self, sampling):
+        ids = np.arange(50)
+        x = {"a": ids, "b": [ids.astype(np.float64)[:, None], ids % 2 == 0]}
+        lots = data.make_lots(sampling, x, (ids, -ids), lot_size=10)
+        inputs, targets, weight = take(lots, 1)[0]
+        real = weight > 0
+        np.testing.assert_array_equal(inputs["a"], targets[0])
+        np.testing.assert_array_equal(inputs["b"][0][:, 0], targets[0])
+        np.testing.assert_array_equal(inputs["b"][1][real], targets[0][real] % 2 == 0)
+        np.testing.assert_array_equal(targets[1], -targets[0])
+
+    def test_a_second_iterator_does_not_replay(self, sampling):
+        if sampling == "cyclic":
+            pytest.skip("cyclic lots are always the same")
+        for seed in (None, 1):
+            dataset = make(sampling, seed=seed).as_dataset()
+            first, second = (
+                [y.tolist() for _, y, _ in itertools.islice(dataset.as_numpy_iterator(), 5)]
+                for _ in range(2)
+            )
+            assert first != second
+
+    def test_every_iterator_starts_a_new_epoch(self, sampling):
+        if sampling not in ("cyclic", "shuffle"):
+            pytest.skip("no epochs")
+        dataset = make(sampling).as_dataset()
+        next(dataset.as_numpy_iterator())  # abandoned within its epoch
+        epoch = [y for _, y, _ in itertools.islice(dataset.as_numpy_iterator(), 5)]
+        np.testing.assert_array_equal(np.sort(np.concatenate(epoch)), np.arange(50))
+
+    def test_a_seed_reproduces_every_iterator(self, sampling):
+        runs = []
+        for _ in range(2):
+            lots = make(sampling, seed=7)
+            assert lots.seeded
+            dataset = lots.as_dataset()
+            runs.append(
+                [
+                    y.tolist()
+                    for _ in range(2)
+                    for _, y, _ in itertools.islice(dataset.as_numpy_iterator(), 5)
+                ]
+            )
+        assert runs[0] == runs[1]
+
+    def test_global_seeds_do_not_reach_the_draws(self, sampling):
+        if sampling == "cyclic":
+            pytest.skip("nothing is random")
+        runs = []
+        for _ in range(2):
+            keras.utils.set_random_seed(0)
+            np.random.seed(0)
+            lots = make(sampling)
+            assert not lots.seeded
+            runs.append([y.tolist() for _, y, _ in take(lots, 5)])
+        assert runs[0] != runs[1]
+
+    def test_keras_fits_it(self, sampling):
+        lots = make(sampling)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse", optimizer="sgd")
+        model.fit(
+            lots.as_dataset().map(lambda x, y, w: (x[:, None] / 50, y / 50, w)),
+            epochs=2,
+            steps_per_epoch=lots.steps_per_epoch,
+            verbose=0,
+        )
+
+
+@pytest.mark.slow
+def test_a_live_iterator_does_not_keep_the_process():
+    """A Python generator behind a prefetching iterator hangs at exit now and then."""
+    program = (
+        "import numpy as np; from tfdp import data;"
+        "x = np.zeros((2000, 500), 'float32');"
+        "i = iter(data.make_lots('poisson', x, x[:, 0], lot_size=500).as_dataset()); next(i)"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
+
+
+def test_named_functions():
+    ids = np.arange(10)
+    for make_some, sampling in (
+        (data.poisson_lots, "poisson"),
+        (data.cyclic_lots, "cyclic"),
+        (data.shuffled_lots, "shuffle"),
+        (data.with_replacement_lots, "with_replacement"),
+    ):
+        lots = make_some(ids, ids, 5, physical_batch_size=2)
+        assert lots.sampling == sampling
+        assert repr(lots).startswith(type(lots).__name__)
+
+
+class TestRefusals:
+    def test_unknown_sampling(self):
+        with pytest.raises(ValueError, match=r"`sampling`.*'cyclic'.*'poisson'.*'balls'"):
+            make("balls")
+
+    @pytest.mark.parametrize("lot_size", [0, -1, 51, 2.5, True, float("nan")])
+    def test_lot_size(self, lot_size):
+        with pytest.raises(ValueError, match=r"`lot_size`.*from 1 to .* 50"):
+            make(lot_size=lot_size)
+
+    @pytest.mark.parametrize("physical_batch_size", [0, -4, 1.5, float("nan")])
+    def test_physical_batch_size(self, physical_batch_size):
+        with pytest.raises(ValueError, match="`physical_batch_size`"):
+            make(physical_batch_size=physical_batch_size)
+
+    @pytest.mark.parametrize("seed", [-1, 0.5, "a"])
+    def test_seed(self, seed):
+        with pytest.raises(ValueError, match="`seed`"):
+            make(seed=seed)
+
+    def test_mismatched_lengths(self):
+        with pytest.raises(ValueError, match=r"same first dimension.*4.*5"):
+            data.poisson_lots(np.zeros((4, 2)), np.zeros(5), 2)
+
+    @pytest.mark.parametrize("x", [np.zeros((0, 2)), np.float32(1)])
+    def test_no_examples(self, x):
+        with pytest.raises(ValueError, match="at least one example"):
+            data.poisson_lots(x, np.zeros(0), 1)
+
+    def test_text(self):
+        with pytest.raises(ValueError, match=r"arrays of numbers.*hash_tokens"):
+            data.poisson_lots(np.array(["a", "b"]), np.zeros(2), 1)
+
+    @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+    def test_sample_weight_values(self, bad):
+        with pytest.raises(ValueError, match=r"`sample_weight`.*finite"):
+            data.poisson_lots(np.zeros(2), np.zeros(2), 1, sample_weight=[1.0, bad])
+
+    def test_sample_weight_shape(self):
+        with pytest.raises(ValueError, match=r"`sample_weight`.*\(2,\)"):
+            data.poisson_lots(np.zeros(2), np.zeros(2), 1, sample_weight=np.ones((2, 1)))

@@ -1,0 +1,51 @@
+"""The tokenizer is a fixed public function of the text alone."""
+
+import numpy as np
+import pytest
+
+from tfdp.data import hash_tokens
+
+
+def test_known_values():
+    # CRC-32 of "cat" is 0x9e5e43a8: the ids must never change, or saved models break.
+    rows = hash_tokens(["Cat, cat!", b"cat"], num_buckets=1001, length=4)
+    cat = 1 + 0x9E5E43A8 % 1000
+    assert rows.dtype == np.int32
+    assert rows[0, 0] == rows[0, 2] == rows[1, 0] == cat
+    np.testing.assert_array_equal(rows[1], [cat, 0, 0, 0])
+
+
+def test_cuts_and_pads_to_the_length():
+    rows = hash_tokens(["a b c d", "", "é"], num_buckets=50, length=3)
+    assert rows.shape == (3, 3)
+    assert rows.min() >= 0
+    assert rows.max() < 50
+    np.testing.assert_array_equal((rows > 0).sum(axis=1), [3, 0, 1])
+
+
+def test_one_text_does_not_change_another():
+    alone = hash_tokens(["hello world"], num_buckets=100, length=5)
+    together = hash_tokens(["other words", "hello world"], num_buckets=100, length=5)
+    np.testing.assert_array_equal(alone[0], together[1])
+
+
+def test_two_buckets_are_padding_and_word():
+    np.testing.assert_array_equal(hash_tokens(["a b"], num_buckets=2, length=3), [[1, 1, 0]])
+
+
+@pytest.mark.parametrize("num_buckets", [1, 0, float("nan")])
+def test_refuses_too_few_buckets(num_buckets):
+    with pytest.raises(ValueError, match="`num_buckets`"):
+        hash_tokens(["a"], num_buckets=num_buckets, length=3)
+
+
+@pytest.mark.parametrize("length", [0, float("nan")])
+def test_refuses_no_length(length):
+    with pytest.raises(ValueError, match="`length`"):
+        hash_tokens(["a"], num_buckets=10, length=length)
+
+
+@pytest.mark.parametrize("text", ["one text", b"one text"])
+def test_refuses_a_single_text(text):
+    with pytest.raises(ValueError, match="`texts`"):
+        hash_tokens(text, num_buckets=10, length=3)
