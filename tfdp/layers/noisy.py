@@ -1,0 +1,169 @@
+"""Dense and convolutional layers with noisy weights (SI-DPSGD, section 3).
+
+The kernel that a layer computes with is a draw from N(mu, sigma^2): mu is learned, sigma is
+constant. By the reparametrization trick, w = mu + sigma * n, the gradient at the drawn kernel is
+the gradient of mu.
+
+These layers show that normalized networks bear noise. They are no mechanism of differential
+privacy: nothing here bounds what an example contributes, and mu is among the weights.
+"""
+
+import math
+import secrets
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp import _backend  # noqa: F401
+
+RESAMPLE = ("call", "manual")
+_WORD = 2**32
+
+
+class _WeightNoise:
+    """Draws the kernel of the Keras layer that it is mixed into, one draw per lot.
+
+    The noise is a pure function of the variable `weight_noise_state`, a seed word and a counter.
+    So every example of a lot meets the same draw (in `tf.vectorized_map` too), norm and gradient
+    come from the same weights, and a model that is loaded computes what the saved one computed.
+    """
+
+    def __init__(
+        self,
+        *args,
+        noise_stddev,
+        resample="call",
+        noise_at_inference=True,
+        seed=None,
+        **kwargs,
+    ):
+        if not (noise_stddev >= 0 and math.isfinite(noise_stddev)):
+            raise ValueError(
+                "Invalid value received for argument `noise_stddev`. Expected a finite number of "
+                f"at least 0. Received: {noise_stddev}"
+            )
+        if resample not in RESAMPLE:
+            raise ValueError(
+                "Invalid value received for argument `resample`. Expected one of "
+                f"{list(RESAMPLE)}. Received: {resample!r}"
+            )
+        if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < _WORD):
+            raise ValueError(
+                "Invalid value received for argument `seed`. Expected an integer from 0 to "
+                f"2**32 - 1 or None. Received: {seed}"
+            )
+        super().__init__(*args, **kwargs)
+        self.noise_stddev = float(noise_stddev)
+        self.resample = resample
+        self.noise_at_inference = bool(noise_at_inference)
+        self.seed = seed
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        # Not from Keras' global seed: two layers, or two runs, must not share their noise.
+        seed = secrets.randbits(32) if self.seed is None else self.seed
+        self.weight_noise_state = self.add_weight(
+            name="weight_noise_state",
+            shape=(2,),
+            dtype="uint32",
+            initializer=lambda shape, dtype: tf.constant([seed, 0], dtype),
+            trainable=False,
+        )
+
+    def advance_noise(self):
+        """Moves on to the next draw. A private trainer calls this once per lot."""
+        self.weight_noise_state.assign(self.weight_noise_state + tf.constant([0, 1], tf.uint32))
+
+    def draw_noise(self, shape) -> tf.Tensor:
+        """Returns the float32 noise of the current draw; no state changes."""
+        # Not tf.random.stateless_normal: under XLA it gives other numbers for the same seed, so that
+        # a compiled and an eager call would not meet the same draw. Random words are the same.
+        words = tf.random.stateless_uniform(
+            (2, *shape),
+            seed=tf.cast(keras.ops.convert_to_tensor(self.weight_noise_state), tf.int64),
+            minval=None,
+            maxval=None,
+            dtype=tf.uint32,
+            alg="philox",
+        )
+        # Box-Muller on 24 bits each, in (0, 1] so that the logarithm is finite.
+        uniform = (tf.cast(tf.bitwise.right_shift(words, 8), tf.float32) + 0.5) * 2.0**-24
+        radius = tf.sqrt(-2.0 * tf.math.log(uniform[0]))
+        return self.noise_stddev * radius * tf.cos(2.0 * math.pi * uniform[1])
+
+    def _drawn(self, kernel, training):
+        """Returns the kernel to compute with."""
+        if not (training or self.noise_at_inference):
+            return kernel
+        noise = self.draw_noise(kernel.shape)
+        drawn = kernel + tf.cast(noise, kernel.dtype)
+        if training and self.resample == "call":
+            self.advance_noise()
+        return drawn
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)  # kernel and bias only
+        store["weight_noise_state"] = self.weight_noise_state.numpy()
+
+    def load_own_variables(self, store):
+        super().load_own_variables(store)
+        self.weight_noise_state.assign(store["weight_noise_state"])
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "noise_stddev": self.noise_stddev,
+            "resample": self.resample,
+            "noise_at_inference": self.noise_at_inference,
+            "seed": self.seed,
+        }
+
+
+_ARGUMENTS = """
+    The bias is not noisy: section 3 adds noise to the weight matrix.
+
+    Args:
+        *args: as for the Keras layer.
+        noise_stddev: sigma, the standard deviation of the noise on every weight of the kernel, in
+            units of the weights; at least 0.
+        resample: "call", where every call with `training=True` uses the current draw and then moves
+            on to the next; "manual", where only `advance_noise()` does.
+        noise_at_inference: whether the noise stays at inference, as in the paper's experiments
+            (default), or the mean is used. The noise of inference is frozen: it is that of the
+            current state, which is saved with the weights, until training goes on.
+        seed: a seed word from 0 to 2**32 - 1; by default from the operating system's entropy.
+        **kwargs: as for the Keras layer.
+
+    Raises:
+        ValueError: for a negative, infinite or NaN `noise_stddev`, an unknown `resample`, a bad
+            `seed`.
+"""
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class NoisyDense(_WeightNoise, keras.layers.Dense):
+    __doc__ = f"""`keras.layers.Dense` with a kernel drawn from N(mu, noise_stddev^2).
+{_ARGUMENTS}"""
+
+    def call(self, inputs, training=None):
+        outputs = keras.ops.matmul(inputs, self._drawn(self.kernel, training))
+        if self.bias is not None:
+            outputs = keras.ops.add(outputs, self.bias)
+        return outputs if self.activation is None else self.activation(outputs)
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class NoisyConv2D(_WeightNoise, keras.layers.Conv2D):
+    __doc__ = f"""`keras.layers.Conv2D` with a kernel drawn from N(mu, noise_stddev^2).
+{_ARGUMENTS}"""
+
+    def call(self, inputs, training=None):
+        kernel = self._drawn(self.kernel, training)
+        outputs = self.convolution_op(inputs, kernel)
+        if self.use_bias:
+            shape = (1,) * (self.rank + 1) + (self.filters,)
+            if self.data_format == "channels_first":
+                shape = (1, self.filters) + (1,) * self.rank
+            outputs = keras.ops.add(outputs, keras.ops.reshape(self.bias, shape))
+        return outputs if self.activation is None else self.activation(outputs)
