@@ -56,9 +56,9 @@ class Instantiated(PerExampleGradient):
         self.finish = finish or _identity
 
     def square_norms(self):
-        # One pass over memory, and no temporary of the same size.
+        # `tf.math.reduce_euclidean_norm` is a third faster, but XLA does not know it.
         rows = tf.reshape(self.values, [-1, self.values.shape[1:].num_elements()])
-        return tf.square(tf.math.reduce_euclidean_norm(rows, axis=1))
+        return tf.reduce_sum(tf.square(rows), axis=1)
 
     def weighted_sum(self, weights):
         return self.finish(tf.tensordot(weights, self.values, axes=[[0], [0]]))
