@@ -238,9 +238,10 @@ def _download(builder, host: str) -> None:
         builder.download_and_prepare()
     except Exception as error:
         # Whatever went wrong, the way out is the same, and the cause is chained.
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataUnavailable(
             f"The dataset {builder.name!r} is not prepared in {builder.data_dir} and could not be "
-            f"downloaded ({type(error).__name__}: {error}): name a folder that holds it with "
+            f"downloaded ({cause}): name a folder that holds it with "
             "--data_dir or the environment variable TFDS_DATA_DIR, or use the embedded default "
             "--dataset=digits."
         ) from error

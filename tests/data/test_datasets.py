@@ -1,0 +1,196 @@
+"""Datasets: scaled by public constants, complete, and clear about what is missing."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import urllib.error
+
+import numpy as np
+import pytest
+
+from tfdp import data
+from tfdp.data import datasets
+
+PREPARED = pathlib.Path(
+    os.environ.get("TFDS_DATA_DIR")
+    or pathlib.Path(__file__).resolve().parents[3] / "shared" / "tfds"
+)
+
+
+def prepared(name):
+    """Skips the test where the dataset is not prepared."""
+    return pytest.mark.skipif(
+        not (PREPARED / name).is_dir(),
+        reason=f"{name} is not prepared; name a folder that holds it with TFDS_DATA_DIR",
+    )
+
+
+class TestDigits:
+    def test_shapes_and_range(self):
+        digits = data.load("digits")
+        assert digits.x_train.shape == (1437, 8, 8, 1)
+        assert digits.x_test.shape == (360, 8, 8, 1)
+        assert digits.x_train.dtype == np.float32
+        assert digits.y_train.dtype == digits.y_test.dtype == np.int32
+        assert (digits.x_train.min(), digits.x_train.max()) == (-1, 1)
+        assert (digits.num_classes, digits.input_shape) == (10, (8, 8, 1))
+        data.check_labels(digits.y_train, 10)
+
+    def test_the_split_is_fixed(self):
+        first, second = data.load("digits"), data.load("digits")
+        np.testing.assert_array_equal(first.x_train, second.x_train)
+        # Golden values: another split would make old figures incomparable.
+        assert first.y_test[:10].tolist() == [6, 3, 7, 2, 0, 5, 9, 2, 6, 0]
+
+    def test_train_and_test_are_all_of_it(self):
+        from sklearn.datasets import load_digits
+
+        digits = data.load("digits")
+        ours = np.concatenate([digits.x_train, digits.x_test]).reshape(1797, 64) * 8 + 8
+        theirs = load_digits().data
+        np.testing.assert_array_equal(np.sort(ours, axis=0), np.sort(theirs, axis=0))
+
+    def test_splits_by_name(self):
+        x, y = data.load_split("digits", "test")
+        np.testing.assert_array_equal(x, data.load("digits").x_test)
+        np.testing.assert_array_equal(y, data.load("digits").y_test)
+        with pytest.raises(data.DataUnavailable, match=r"no split 'validation'.*test, train"):
+            data.load_split("digits", "validation")
+
+    def test_is_frozen(self):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            data.load("digits").name = "other"
+
+    def test_needs_no_tensorflow_datasets(self):
+        program = (
+            "import sys; from tfdp.data import load; load('digits'); "
+            "assert 'tensorflow_datasets' not in sys.modules"
+        )
+        subprocess.run([sys.executable, "-c", program], timeout=120, check=True)
+
+
+@pytest.mark.parametrize("function", [data.load, lambda name: data.load_split(name, "train")])
+def test_unknown_name(function):
+    with pytest.raises(ValueError, match=r"`name`.*'cifar10'.*'digits'.*'mnist'.*'mnits'"):
+        function("mnits")
+
+
+class TestUnavailable:
+    """Without a network and without prepared data, one sentence says what to do."""
+
+    @pytest.fixture(autouse=True)
+    def empty_folder(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+
+    def check(self, cause):
+        with pytest.raises(data.DataUnavailable) as caught:
+            data.load("mnist")
+        message = str(caught.value)
+        for hint in ("mnist", "--data_dir", "TFDS_DATA_DIR", "--dataset=digits", cause):
+            assert hint in message
+        assert "\n" not in message
+
+    def test_no_network(self, monkeypatch):
+        def refuse(*_, **__):
+            raise urllib.error.URLError("Network is unreachable")
+
+        monkeypatch.setattr(datasets.urllib.request, "urlopen", refuse)
+        self.check("Network is unreachable")
+
+    def test_network_that_swallows_everything(self, monkeypatch):
+        release = threading.Event()
+        monkeypatch.setattr(datasets.urllib.request, "urlopen", lambda *_, **__: release.wait())
+        monkeypatch.setattr(datasets, "_PROBE_SECONDS", 0.1)
+        self.check("TimeoutError: no answer from https://storage.googleapis.com")
+        release.set()
+
+    def test_download_that_fails(self, monkeypatch):
+        import tensorflow_datasets as tfds
+
+        def fail(*_, **__):
+            raise OSError("disk full,\nreally")
+
+        monkeypatch.setattr(datasets, "_probe", lambda host: None)
+        monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fail)
+        self.check("disk full, really")
+
+    def test_an_unfriendly_answer_is_a_network(self, monkeypatch):
+        def forbid(*_, **__):
+            raise urllib.error.HTTPError("https://host", 403, "Forbidden", {}, None)
+
+        monkeypatch.setattr(datasets.urllib.request, "urlopen", forbid)
+        datasets._probe("https://host")  # raises nothing
+
+
+class TestPrepared:
+    @prepared("mnist")
+    def test_mnist(self):
+        mnist = data.load("mnist", str(PREPARED))
+        assert mnist.x_train.shape == (60_000, 28, 28, 1)
+        assert mnist.x_test.shape == (10_000, 28, 28, 1)
+        assert mnist.x_train.dtype == np.float32
+        assert (mnist.x_train.min(), mnist.x_train.max()) == (-1, 1)
+        assert np.bincount(mnist.y_train)[:3].tolist() == [5923, 6742, 5958]
+        assert mnist.input_shape == mnist.x_train.shape[1:]
+
+    @prepared("cifar10")
+    def test_cifar10(self, monkeypatch):
+        monkeypatch.setenv("TFDS_DATA_DIR", str(PREPARED))
+        cifar = data.load("cifar10")
+        assert cifar.x_train.shape == (50_000, 32, 32, 3)
+        assert np.bincount(cifar.y_train).tolist() == [5000] * 10
+        assert np.bincount(cifar.y_test).tolist() == [1000] * 10
+
+    @prepared("glue")
+    def test_sst2(self):
+        sst2 = data.load("glue/sst2", str(PREPARED))
+        assert len(sst2.x_train) == len(sst2.y_train) == 67_349
+        assert len(sst2.x_test) == len(sst2.y_test) == 872
+        assert sst2.x_test.dtype.kind == "U"
+        data.check_labels(sst2.y_test, 2)
+        tokens = data.hash_tokens(sst2.x_test, num_buckets=1000, length=32)
+        assert np.unique(tokens).size > 500
+
+    @prepared("ag_news_subset")
+    def test_ag_news(self):
+        texts, labels = data.load_split("ag_news_subset", "test", str(PREPARED))
+        assert len(texts) == 7_600
+        assert np.bincount(labels).tolist() == [1900] * 4
+
+    @prepared("kmnist")
+    @pytest.mark.skipif(
+        any(PREPARED.glob("kmnist/*/*-train*")), reason="all of KMNIST is prepared here"
+    )
+    def test_missing_split(self):
+        with pytest.raises(data.DataUnavailable, match=r"no split 'train' \(it has: test\)"):
+            data.load("kmnist", str(PREPARED))
+
+    @pytest.mark.parametrize(
+        ("name", "shape"),
+        [
+            pytest.param("mnist", (28, 28, 1), marks=prepared("kmnist")),
+            pytest.param("cifar10", (32, 32, 3), marks=prepared("cifar100")),
+        ],
+    )
+    def test_public(self, name, shape):
+        first = data.public(name, 30, str(PREPARED))
+        assert first.shape == (30, *shape)
+        assert first.dtype == np.float32
+        assert np.abs(first).max() <= 1
+        np.testing.assert_array_equal(first, data.public(name, 30, str(PREPARED)))
+        assert not np.array_equal(first, data.public(name, 30, str(PREPARED), seed=1))
+        assert len(np.unique(first.reshape(30, -1), axis=0)) == 30
+
+    @prepared("kmnist")
+    @pytest.mark.parametrize("count", [0, 10_001, float("nan")])
+    def test_public_count(self, count):
+        with pytest.raises(ValueError, match=r"`count`.*from 1 to 10000"):
+            data.public("mnist", count, str(PREPARED))
+
+
+def test_no_public_counterpart():
+    with pytest.raises(ValueError, match=r"`name`.*'cifar10', 'mnist'.*'digits'"):
+        data.public("digits", 3)

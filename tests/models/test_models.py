@@ -1,0 +1,184 @@
+"""Models have the papers' widths, give logits, and load in plain Keras."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp import models
+
+MNIST = (28, 28, 1)
+ALL = pytest.mark.parametrize("name", sorted(models.MODELS))
+# Those with hidden layers: "linear" has nothing but its output layer.
+NETWORKS = pytest.mark.parametrize("name", sorted(models.MODELS.keys() - {"linear"}))
+
+
+def images(shape=MNIST, count=3):
+    return np.random.default_rng(0).uniform(-1, 1, (count, *shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "input_shape", "weights"),
+    [
+        ("lenet5", MNIST, 61_706),
+        ("lenet_300_100", MNIST, 266_610),
+        ("tutorial_cnn", MNIST, 26_010),
+        ("mlp", (8, 8, 1), 4_810),
+        ("linear", (8, 8, 1), 650),
+    ],
+)
+class TestWeights:
+    def test_number_of_weights(self, name, input_shape, weights):
+        assert models.build(name, input_shape, 10).count_params() == weights
+
+    def test_layer_normalization_has_none(self, name, input_shape, weights):
+        assert models.build(name, input_shape, 10, "layer").count_params() == weights
+
+    @pytest.mark.parametrize("normalization", ["layer_affine", "batch"])
+    def test_other_normalizations_have_some(self, name, input_shape, weights, normalization):
+        assert models.build(name, input_shape, 10, normalization).count_params() > weights
+
+
+def test_lenet5_is_table_7():
+    layers = models.build("lenet5", MNIST, 10).layers
+    widths = [layer.filters for layer in layers if isinstance(layer, keras.layers.Conv2D)]
+    widths += [layer.units for layer in layers if isinstance(layer, keras.layers.Dense)]
+    assert widths == [6, 16, 120, 84, 10]
+
+
+@ALL
+@pytest.mark.parametrize("normalization", models.NORMALIZATIONS)
+def test_logits_and_round_trip(name, normalization, tmp_path):
+    model = models.build(name, MNIST, 7, normalization)
+    outputs = model(images())
+    assert outputs.shape == (3, 7)
+    assert np.abs(np.sum(outputs, axis=1) - 1).max() > 1e-3  # no softmax
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded(images()), outputs, rtol=1e-5, atol=1e-6)
+
+
+def test_loads_without_tfdp(tmp_path):
+    path = tmp_path / "model.keras"
+    models.build("mlp", (8, 8, 1), 10, "layer").save(path)
+    program = (
+        "import sys, keras; "
+        f"keras.saving.load_model({str(path)!r}); "
+        "assert not any(name.startswith('tfdp') for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=120, check=True)
+
+
+class TestNormalization:
+    def trainable(self, model):
+        return [layer for layer in model.layers if layer.trainable_weights]
+
+    @NETWORKS
+    @pytest.mark.parametrize(
+        ("normalization", "normalize_output", "extra"),
+        [("none", True, None), ("layer", True, 0), ("layer", False, 1), ("batch", True, 0)],
+    )
+    def test_stands_after_each_trainable_layer(self, name, normalization, normalize_output, extra):
+        model = models.build(name, MNIST, 10, normalization, normalize_output=normalize_output)
+        kinds = (keras.layers.LayerNormalization, keras.layers.BatchNormalization)
+        norms = [layer for layer in model.layers if isinstance(layer, kinds)]
+        weighted = [
+            layer
+            for layer in model.layers
+            if isinstance(layer, keras.layers.Dense | keras.layers.Conv2D)
+        ]
+        assert len(norms) == (0 if extra is None else len(weighted) - extra)
+
+    def test_of_images_is_over_the_whole_example(self):
+        model = models.build("lenet5", MNIST, 10, "layer")
+        norm = model.get_layer("conv_1_norm")
+        normalized = norm(3 + 2 * images((28, 28, 6))).numpy()
+        np.testing.assert_allclose(normalized.mean(axis=(1, 2, 3)), 0, atol=1e-5)
+        np.testing.assert_allclose(normalized.std(axis=(1, 2, 3)), 1, atol=1e-3)
+
+    @NETWORKS
+    @pytest.mark.parametrize("scale", [0.2, 30.0])
+    def test_makes_the_scale_of_a_kernel_irrelevant(self, name, scale):
+        model = models.build(name, MNIST, 10, "layer")  # biases start at zero
+        before = model(images()).numpy()
+        for layer in self.trainable(model):
+            layer.kernel.assign(scale * layer.kernel)
+            np.testing.assert_allclose(model(images()), before, atol=5e-3)
+
+    @NETWORKS
+    def test_without_it_the_scale_matters(self, name):
+        model = models.build(name, MNIST, 10)
+        before = model(images()).numpy()
+        layer = self.trainable(model)[-1]
+        layer.kernel.assign(30 * layer.kernel)
+        assert np.abs(model(images()) - before).max() > 0.1
+
+    @ALL
+    @pytest.mark.parametrize("normalization", ["none", "layer", "layer_affine"])
+    def test_examples_do_not_mix(self, name, normalization):
+        model = models.build(name, MNIST, 10, normalization)
+        x = images()
+        alone = np.concatenate([model(x[i : i + 1], training=True) for i in range(3)])
+        np.testing.assert_allclose(model(x, training=True), alone, rtol=1e-4, atol=1e-5)
+
+    def test_batch_normalization_does_mix(self):
+        model = models.build("mlp", MNIST, 10, "batch")
+        x = images()
+        alone = np.concatenate([model(x[i : i + 1], training=True) for i in range(3)])
+        assert np.abs(model(x, training=True) - alone).max() > 1e-2
+
+    @pytest.mark.parametrize("name", ["lenet5", "tutorial_cnn", "lenet_300_100"])
+    def test_vectorizes(self, name):
+        model = models.build(name, MNIST, 10, "layer_affine")
+
+        @tf.function
+        def mapped(x):
+            return tf.vectorized_map(
+                lambda row: model(row[None], training=True)[0], x, fallback_to_while_loop=False
+            )
+
+        np.testing.assert_allclose(mapped(images()), model(images()), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "mlp"])
+def test_activation(name):
+    model = models.build(name, MNIST, 10, activation="tanh")
+    names = {
+        layer.activation.__name__
+        for layer in model.layers
+        if isinstance(layer, keras.layers.Activation)
+    }
+    assert names == {"tanh"}
+
+
+class TestRefusals:
+    def test_unknown_name(self):
+        with pytest.raises(ValueError, match=r"`name`.*'lenet5'.*'tutorial_cnn'.*'resnet9000'"):
+            models.build("resnet9000", MNIST, 10)
+
+    def test_unknown_normalization(self):
+        with pytest.raises(ValueError, match=r"`normalization`.*'layer_affine'.*'group'"):
+            models.build("lenet5", MNIST, 10, "group")
+
+    @pytest.mark.parametrize(
+        ("name", "input_shape"),
+        [("lenet5", (8, 8, 1)), ("tutorial_cnn", (12, 28, 1)), ("lenet5", (784,))],
+    )
+    def test_input_shape(self, name, input_shape):
+        with pytest.raises(ValueError, match=r"`input_shape`.*at least"):
+            models.build(name, input_shape, 10)
+
+    @pytest.mark.parametrize(("name", "smallest"), [("lenet5", 12), ("tutorial_cnn", 13)])
+    def test_smallest_image_is_the_smallest(self, name, smallest):
+        models.build(name, (smallest, smallest, 3), 10)
+        layers = models.MODELS[name].layers(10, "none", "relu", "none")
+        with pytest.raises(ValueError):
+            keras.Sequential([keras.Input((smallest - 1, smallest - 1, 3)), *layers])
+
+    @pytest.mark.parametrize("num_classes", [1, 0, float("nan")])
+    def test_num_classes(self, num_classes):
+        with pytest.raises(ValueError, match="`num_classes`"):
+            models.build("mlp", (8, 8, 1), num_classes)
