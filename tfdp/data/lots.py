@@ -106,7 +106,7 @@ class Lots(abc.ABC):
         self.physical_batch_size = min(int(physical_batch_size), _round_up(rows, _ROUNDING))
         self.padded_size = _round_up(rows, self.physical_batch_size)
         with tf.device("CPU:0"):  # where the lots are put together, whatever trains on them
-            self._columns = tf.nest.map_structure(tf.constant, (x, y, sample_weight))
+            self._columns = tf.nest.map_structure(_with_padding_row, (x, y, sample_weight))
 
     def __repr__(self):
         return (
@@ -161,19 +161,14 @@ class Lots(abc.ABC):
         return dataset
 
     def _gather(self, indices: tf.Tensor) -> Any:
-        """Copies the examples at `indices` and adds rows of zeros up to the padded size."""
+        """Copies the examples at `indices`, and the padding row N up to the padded size."""
         # All schemes have the same element spec: the number of rows is a matter of each lot.
         indices = tf.compat.v1.placeholder_with_default(indices, (None,))
         size = tf.shape(indices)[0]
         overflow = tf.maximum(size - self.padded_size, 0)
         rows = self.padded_size + _round_up(overflow, self.physical_batch_size)
-
-        def gather(column):
-            padding = [[0, rows - size]] + [[0, 0]] * (column.shape.rank - 1)
-            padded = tf.pad(tf.gather(column, indices), padding)
-            return tf.ensure_shape(padded, (None, *column.shape[1:]))
-
-        return tf.nest.map_structure(gather, self._columns)
+        padded = tf.pad(indices, [[0, rows - size]], constant_values=self.num_examples)
+        return tf.nest.map_structure(lambda column: tf.gather(column, padded), self._columns)
 
 
 class PoissonLots(Lots):
@@ -306,6 +301,11 @@ def make_lots(
         sample_weight=sample_weight,
         seed=seed,
     )
+
+
+def _with_padding_row(column: np.ndarray) -> tf.Tensor:
+    """Appends a row of zeros: an absent example, of weight zero."""
+    return tf.concat([column, np.zeros_like(column[:1])], axis=0)
 
 
 def _as_arrays(values: Any, name: str) -> Any:
