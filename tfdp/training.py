@@ -25,7 +25,7 @@ from tfdp.accounting import (
     proven_composition,
     statement,
 )
-from tfdp.data import Lots, make_lots
+from tfdp.data import Lots, make_lots, row_multiple_for
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.engine import ENGINES, bounded_sum, choose_engine
 from tfdp.gradients.forward import Forward
@@ -303,7 +303,9 @@ class PrivateTraining:
 
     def _lots_of(self, x, y, sample_weight, lot_size, shuffle):
         privacy = self._privacy
-        settings = (lot_size, bool(shuffle), privacy.physical_batch_size)
+        # XLA compiles for every new shape; without it, varying shapes save padding.
+        row_multiple = None if self.jit_compile else row_multiple_for(lot_size)
+        settings = (lot_size, bool(shuffle), privacy.physical_batch_size, row_multiple)
         source = (x, y, sample_weight, settings)
         if privacy.source is not None and all(
             a is b or a == b
@@ -318,6 +320,7 @@ class PrivateTraining:
             physical_batch_size=privacy.physical_batch_size,
             sample_weight=sample_weight,
             seed=privacy.seed,
+            row_multiple=row_multiple,
         )
         privacy.source, privacy.lots_of_source = source, lots
         return lots

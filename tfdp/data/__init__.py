@@ -21,6 +21,7 @@ from tfdp.data.lots import WithReplacementLots as WithReplacementLots
 from tfdp.data.lots import cyclic_lots as cyclic_lots
 from tfdp.data.lots import make_lots as make_lots
 from tfdp.data.lots import poisson_lots as poisson_lots
+from tfdp.data.lots import row_multiple_for as row_multiple_for
 from tfdp.data.lots import shuffled_lots as shuffled_lots
 from tfdp.data.lots import with_replacement_lots as with_replacement_lots
 from tfdp.data.text import hash_tokens as hash_tokens

@@ -60,6 +60,9 @@ class Lots(abc.ABC):
         sample_weight: (N,) float weights, finite and not negative; 1 by default.
         seed: an integer that makes the draws reproducible, for tests and debugging. By default the
             draws come from the operating system's entropy.
+        row_multiple: by default every lot has one fixed number of rows, as XLA wants it. With an
+            integer, a lot that is taken whole (no `physical_batch_size`) has the next multiple of
+            it instead: less padding, but shapes that vary from lot to lot.
 
     Raises:
         ValueError: where an argument is none of the above.
@@ -76,6 +79,7 @@ class Lots(abc.ABC):
         physical_batch_size: int | None = None,
         sample_weight: np.ndarray | None = None,
         seed: int | None = None,
+        row_multiple: int | None = None,
     ):
         x, y = _as_arrays(x, "x"), _as_arrays(y, "y")
         self.num_examples = _common_length(x, y)
@@ -89,6 +93,11 @@ class Lots(abc.ABC):
                 "Invalid value received for argument `physical_batch_size`. Expected a positive "
                 f"integer or None. Received: {physical_batch_size}"
             )
+        if row_multiple is not None and not _is_positive_integer(row_multiple):
+            raise ValueError(
+                "Invalid value received for argument `row_multiple`. Expected a positive integer "
+                f"or None. Received: {row_multiple}"
+            )
         if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
             raise ValueError(
                 "Invalid value received for argument `seed`. Expected a non-negative integer or "
@@ -100,6 +109,7 @@ class Lots(abc.ABC):
         self.seeded = seed is not None
         self._random = RandomWords(seed)
         rows = self._usual_rows()
+        self._row_multiple = row_multiple if physical_batch_size is None else None
         if physical_batch_size is None:
             physical_batch_size = rows if rows == self.lot_size else _round_up(rows, _ROUNDING)
         # A physical batch larger than the lot would only be filled with padding.
@@ -143,8 +153,8 @@ class Lots(abc.ABC):
     def as_dataset(self) -> tf.data.Dataset:
         """Returns the lots as an infinite dataset of `(x, y, sample_weight)`.
 
-        Every element has `padded_size` rows (more only when a Poisson lot overflows), real rows
-        first. The leading dimension of the element spec is None, so that an overflowing lot is no
+        Every element has `padded_size` rows (more only when a Poisson lot overflows; fewer with
+        `row_multiple`), real rows first. The leading dimension of the element spec is None, so that an overflowing lot is no
         error. `sample_weight` is float32, shape (rows,), 0 for padding. Lists in `x` and `y`
         come back as tuples, since `tf.data` takes a list for a tensor.
 
@@ -165,8 +175,11 @@ class Lots(abc.ABC):
         # All schemes have the same element spec: the number of rows is a matter of each lot.
         indices = tf.compat.v1.placeholder_with_default(indices, (None,))
         size = tf.shape(indices)[0]
-        overflow = tf.maximum(size - self.padded_size, 0)
-        rows = self.padded_size + _round_up(overflow, self.physical_batch_size)
+        if self._row_multiple is None:
+            overflow = tf.maximum(size - self.padded_size, 0)
+            rows = self.padded_size + _round_up(overflow, self.physical_batch_size)
+        else:
+            rows = _round_up(tf.maximum(size, 1), self._row_multiple)
         padded = tf.pad(indices, [[0, rows - size]], constant_values=self.num_examples)
         return tf.nest.map_structure(lambda column: tf.gather(column, padded), self._columns)
 
@@ -256,6 +269,11 @@ SAMPLINGS: dict[str, Callable[..., Lots]] = {
 }
 
 
+def row_multiple_for(lot_size: int) -> int:
+    """A `row_multiple` that pads little and yet gives only a handful of different shapes."""
+    return max(_ROUNDING, _round_up(lot_size // 16, _ROUNDING))
+
+
 def make_lots(
     sampling: str,
     x: Any,
@@ -265,6 +283,7 @@ def make_lots(
     physical_batch_size: int | None = None,
     sample_weight: np.ndarray | None = None,
     seed: int | None = None,
+    row_multiple: int | None = None,
 ) -> Lots:
     """Makes lots of the named sampling scheme.
 
@@ -276,6 +295,7 @@ def make_lots(
         physical_batch_size: see `Lots`.
         sample_weight: see `Lots`.
         seed: see `Lots`.
+        row_multiple: see `Lots`.
 
     Returns:
         The `Lots`.
@@ -300,6 +320,7 @@ def make_lots(
         physical_batch_size=physical_batch_size,
         sample_weight=sample_weight,
         seed=seed,
+        row_multiple=row_multiple,
     )
 
 

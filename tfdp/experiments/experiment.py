@@ -20,6 +20,7 @@ from tfdp.accounting import (
     statement,
 )
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
+from tfdp.optimizers.si_dpsgd import evaluate_schedule
 from tfdp.release import plain_copy
 from tfdp.training import make_private
 
@@ -183,6 +184,9 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
         lot_size=experiment.batch_size,
         physical_batch_size=experiment.physical_batch_size,
         seed=experiment.seed,
+        row_multiple=(
+            None if experiment.jit_compile else data.row_multiple_for(experiment.batch_size)
+        ),
     )
     steps = _total_steps(experiment, lots)
     planned = describe(experiment, lots, steps)
@@ -297,10 +301,9 @@ def describe(experiment: Experiment, lots, steps: int) -> Run:
     """The `Run` that the experiment plans; its noise multiplier is 0 where it is not given yet."""
     fields = {}
     if experiment.mechanism == "si_dpsgd":
-        rates = experiment.learning_rate
-        if experiment.learning_rate_decay != 1.0:
-            epoch = np.arange(steps) // lots.steps_per_epoch
-            rates = tuple((rates * experiment.learning_rate_decay**epoch).tolist())
+        rates = _learning_rate(experiment, lots.steps_per_epoch)
+        if not isinstance(rates, float):
+            rates = evaluate_schedule(rates, steps)
         fields = {
             "learning_rates": rates,
             "momentum": experiment.momentum,
@@ -330,16 +333,21 @@ def describe(experiment: Experiment, lots, steps: int) -> Run:
     )
 
 
+def _learning_rate(experiment, steps_per_epoch):
+    """A float, or the Keras schedule that decays once per epoch."""
+    if experiment.learning_rate_decay == 1.0:
+        return float(np.float32(experiment.learning_rate))
+    return keras.optimizers.schedules.ExponentialDecay(
+        experiment.learning_rate,
+        decay_steps=steps_per_epoch,
+        decay_rate=experiment.learning_rate_decay,
+        staircase=True,
+    )
+
+
 def make_optimizer(experiment: Experiment, planned: Run):
     """The Keras optimizer of an experiment, private unless the mechanism is "none"."""
-    rate = experiment.learning_rate
-    if experiment.learning_rate_decay != 1.0:
-        rate = keras.optimizers.schedules.ExponentialDecay(
-            rate,
-            decay_steps=planned.steps_per_epoch,
-            decay_rate=experiment.learning_rate_decay,
-            staircase=True,
-        )
+    rate = _learning_rate(experiment, planned.steps_per_epoch)
     private = dict(
         l2_norm_clip=experiment.l2_norm_clip,
         noise_multiplier=planned.noise_multiplier,

@@ -92,7 +92,7 @@ def _pad_rows(tree, multiple: int):
     def pad(leaf):
         missing = -tf.shape(leaf)[0] % multiple
         padding = tf.concat([[[0, missing]], tf.zeros([leaf.shape.rank - 1, 2], tf.int32)], axis=0)
-        return tf.pad(leaf, padding)
+        return tf.ensure_shape(tf.pad(leaf, padding), [None, *leaf.shape[1:]])
 
     return tf.nest.map_structure(pad, tree)
 

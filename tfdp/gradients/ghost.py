@@ -159,7 +159,9 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
         weighted, [call.output for call in calls], unconnected_gradients="zero"
     )
     for call, gradient in zip(calls, gradients, strict=True):
-        call.gradient = tf.convert_to_tensor(gradient)  # IndexedSlices where the loss gathers
+        gradient = tf.convert_to_tensor(gradient)  # IndexedSlices where the loss gathers
+        # The vectorized loss may lose the static shape.
+        call.gradient = tf.ensure_shape(gradient, call.output.shape)
     recorded = {rule: _Recording(calls) for rule, calls in recorder.calls.items()}
     return recorded, losses, y_pred, new_state
 

@@ -7,12 +7,17 @@ from tfdp.models.blocks import block
 
 
 def linear(num_classes, normalization, activation, output_normalization):
-    """Multinomial logistic regression: 650 weights for 8x8x1 and ten classes."""
-    del normalization, activation  # only the output layer is there
-    return [
-        layers.Flatten(name="flatten"),
-        *block(layers.Dense(num_classes, name="logits"), output_normalization),
-    ]
+    """Multinomial logistic regression: 650 weights for 8x8x1 and ten classes.
+
+    With a normalization it normalizes the features of each example first, there being no hidden
+    layer to normalize; a logistic regression that is scale invariant in its logits could not become
+    confident. The weights start at zero: the loss is convex, and the first gradient of a random
+    start would mostly undo it.
+    """
+    del activation, output_normalization  # there is no hidden layer
+    flat = layers.Flatten(name="flatten")
+    logits = layers.Dense(num_classes, kernel_initializer="zeros", name="logits")
+    return [*block(flat, normalization), logits]
 
 
 def mlp(num_classes, normalization, activation, output_normalization):

@@ -138,7 +138,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         if callable(rate) and not isinstance(rate, keras.Variable):
 
             def rates(steps):
-                return _evaluate_schedule(rate, first_iteration, steps)
+                return evaluate_schedule(rate, steps, first_iteration)
         else:
             constant = float(keras.ops.convert_to_numpy(rate))
 
@@ -254,8 +254,14 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         }
 
 
-def _evaluate_schedule(schedule, first, steps) -> tuple[float, ...]:
-    """The learning rates of `steps` steps, in one compiled loop."""
+def evaluate_schedule(schedule, steps: int, first: int = 0) -> tuple[float, ...]:
+    """The learning rates that a schedule gives, as the float32 numbers that training will use.
+
+    Args:
+        schedule: a `keras.optimizers.schedules.LearningRateSchedule`.
+        steps: how many.
+        first: number of the first step.
+    """
 
     @tf.function
     def values():
