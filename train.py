@@ -28,7 +28,9 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_string("dataset", "digits", "digits (embedded, no download), mnist or cifar10.")
 flags.DEFINE_string(
-    "data_dir", None, "Where tensorflow_datasets keeps its data; default: $TFDS_DATA_DIR, or its own."
+    "data_dir",
+    None,
+    "Where tensorflow_datasets keeps its data; default: $TFDS_DATA_DIR, or its own.",
 )
 flags.DEFINE_string("model", None, "linear, mlp, lenet_300_100, lenet5 or tutorial_cnn.")
 flags.DEFINE_enum(
@@ -40,7 +42,7 @@ flags.DEFINE_enum(
 flags.DEFINE_bool("normalize_output", None, "Whether the output layer is normalized too.")
 flags.DEFINE_string("activation", None, "Activation of the hidden layers.")
 
-flags.DEFINE_float("epsilon", None, "Privacy budget; the noise is computed from it.")
+flags.DEFINE_float("epsilon", None, "Privacy budget, default 2; the noise is computed from it.")
 flags.DEFINE_float("delta", 1e-5, "Probability parameter of the guarantee, below 1/N.")
 flags.DEFINE_enum(
     "guarantee",
@@ -91,7 +93,9 @@ flags.DEFINE_enum(
     "engine", "auto", ["auto", "ghost", "vectorized"], "How per-example gradients are computed."
 )
 flags.DEFINE_bool("jit_compile", False, "Compile the training step with XLA.")
-flags.DEFINE_integer("seed", None, "Makes the run reproducible, and not private against who knows it.")
+flags.DEFINE_integer(
+    "seed", None, "Makes the run reproducible, and not private against who knows it."
+)
 flags.DEFINE_string(
     "model_dir", None, "Where run.json, model.keras and TensorBoard's log go; default runs/<name>."
 )
@@ -105,6 +109,7 @@ _DEFAULTS = {
     "l2_norm_clip": 1.0,
     "sampling": "poisson",
 }
+_DEFAULT_EPSILON = 2.0
 # Flags that stand for each other: setting one on the command line silences the recipe's other.
 _RIVALS = ({"epsilon", "noise_multiplier"}, {"epochs", "steps"})
 
@@ -144,6 +149,8 @@ def settings() -> dict:
             value = _DEFAULTS.get(field.name)
         if value is not None:
             values[field.name] = value
+    if FLAGS.epsilon is None and FLAGS.noise_multiplier is None and FLAGS.mechanism != "none":
+        values["epsilon"] = _DEFAULT_EPSILON
     if FLAGS.noise_multiplier is not None and FLAGS.epsilon is not None:
         raise ValueError("Expected one of --epsilon and --noise_multiplier. Found both.")
     return values
@@ -162,29 +169,39 @@ def main(argv):
 
     name = f"{FLAGS.dataset}_{FLAGS.mechanism}"
     model_dir = pathlib.Path(FLAGS.model_dir or _ROOT / "runs" / name)
-    log_dir = model_dir / "tensorboard"
-    fresh = not model_dir.exists()
+    # Everything is written beside the final place and moved there at the end, so that a run that
+    # fails leaves nothing half-written, and an earlier result as it was.
+    partial = model_dir.with_name(f"{model_dir.name}.partial")
     try:
         experiment = Experiment(**settings())
-        shutil.rmtree(log_dir, ignore_errors=True)
-        result = run(experiment, log_dir=str(log_dir))
+        shutil.rmtree(partial, ignore_errors=True)
+        result = run(experiment, log_dir=str(partial / "tensorboard"))
+        partial.mkdir(parents=True, exist_ok=True)
+        export(result.model, partial / "model.keras")
+        write_record(result, partial / "run.json")
     except (
-        ValueError, NotImplementedError, DataUnavailable, BudgetExhausted, FloatingPointError,
-    ) as error:  # fmt: skip
-        # Nothing half-written stays behind.
-        shutil.rmtree(log_dir, ignore_errors=True)
-        if fresh:
-            shutil.rmtree(model_dir, ignore_errors=True)
+        ValueError,
+        NotImplementedError,
+        DataUnavailable,
+        BudgetExhausted,
+        FloatingPointError,
+    ) as error:
+        shutil.rmtree(partial, ignore_errors=True)
         print(f"train.py: error: {error}", file=sys.stderr)
         return 2
     model_dir.mkdir(parents=True, exist_ok=True)
-    export(result.model, model_dir / "model.keras")
-    write_record(result, model_dir / "run.json")
+    for path in sorted(partial.iterdir()):
+        target = model_dir / path.name
+        if target.is_dir():
+            shutil.rmtree(target)
+        path.replace(target)
+    partial.rmdir()
     print()
     print_table(result)
+    shown = os.path.relpath(model_dir)
     print(
-        f"\nWrote {model_dir}/run.json, {model_dir}/model.keras (the release) and {log_dir} "
-        f"(tensorboard --logdir {log_dir})."
+        f"\nIn {shown}: run.json (this table), model.keras (the release), tensorboard/ (the log: "
+        f"tensorboard --logdir {shown})."
     )
     return 0
 

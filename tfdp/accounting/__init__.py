@@ -16,6 +16,7 @@ _PUBLIC = {
     "Run": "run",
     "steps_for": "run",
     "Guarantee": "guarantee",
+    "VACUOUS_ABOVE": "guarantee",
     "claimed": "guarantees",
     "proven": "guarantees",
     "claimed_composition": "guarantees",

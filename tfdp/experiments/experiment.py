@@ -7,8 +7,12 @@ import time
 import keras
 import numpy as np
 
-from tfdp import data, models, optimizers
-from tfdp import _backend  # noqa: F401
+from tfdp import (
+    _backend,  # noqa: F401
+    data,
+    models,
+    optimizers,
+)
 from tfdp.accounting import (
     Guarantee,
     PrivacyBudget,
@@ -93,11 +97,7 @@ class Experiment:
             PrivacyBudget(self.epsilon, self.delta, self.guarantee, self.adjacency)
         else:
             PrivacyBudget(1.0, self.delta, self.guarantee, self.adjacency)
-        if (
-            self.mechanism == "si_dpsgd"
-            and self.optimizer != "sgd"
-            and self.guarantee != "claimed"
-        ):
+        if self.mechanism == "si_dpsgd" and self.optimizer != "sgd" and self.guarantee != "claimed":
             raise ValueError(
                 f"No finite epsilon can be proven for SI-DPSGD with --optimizer={self.optimizer}: its "
                 "second moments are un-noised private state. Expected --optimizer=sgd (with or "

@@ -8,7 +8,7 @@ import tempfile
 from rich.console import Console
 from rich.table import Table
 
-from tfdp.accounting import Guarantee
+from tfdp.accounting import VACUOUS_ABOVE, Guarantee
 from tfdp.experiments.experiment import Result
 
 SAMPLING_WORDS = {
@@ -89,10 +89,14 @@ def print_table(result: Result, console: Console | None = None) -> None:
             f"multiplier z = {run.noise_multiplier:.4g}, clip norm C = {run.l2_norm_clip:g}",
         )
     if math.isfinite(result.seconds_per_step):
-        table.add_row("Time", f"{result.seconds:.1f} s, {1e3 * result.seconds_per_step:.1f} ms a step")
+        table.add_row(
+            "Time", f"{result.seconds:.1f} s, {1e3 * result.seconds_per_step:.1f} ms a step"
+        )
     released = "un-noised means (mu)" if experiment.release == "mu" else "released weights"
     table.add_section()
-    table.add_row("Test accuracy", f"[bold]{100 * result.test_accuracy:.2f}%[/bold] of the {released}")
+    table.add_row(
+        "Test accuracy", f"[bold]{100 * result.test_accuracy:.2f}%[/bold] of the {released}"
+    )
     table.add_section()
     for guarantee in (result.claimed, result.proven):
         table.add_row(guarantee.kind.capitalize(), _guarantee(guarantee))
@@ -100,8 +104,17 @@ def print_table(result: Result, console: Console | None = None) -> None:
         table.add_row("Proven if", "\n".join(f"- {a}" for a in result.proven.assumptions))
     if result.advice:
         table.add_section()
-        table.add_row("Better still", result.advice)
+        table.add_row("Better still", f"{result.advice}\nTry: {_alternative(result)}")
     console.print(table)
+
+
+def _alternative(result) -> str:
+    """The command that trains with DP-SGD at the same proven epsilon."""
+    dataset = result.experiment.dataset
+    where = "" if dataset == "digits" else f" --dataset={dataset}"
+    proven = result.proven.epsilon
+    epsilon = f"{proven:.4g}" if 0 < proven <= VACUOUS_ABOVE else "2"
+    return f"python train.py --mechanism=dpsgd{where} --epsilon={epsilon}"
 
 
 def _mechanism(result):
@@ -121,7 +134,8 @@ def _guarantee(guarantee: Guarantee) -> str:
     if math.isinf(guarantee.epsilon):
         value = f"epsilon = infinite: {guarantee.reason}"
     elif guarantee.vacuous:
-        value = f"[bold]vacuous[/bold] (epsilon = {guarantee.epsilon:,.0f}), delta = {guarantee.delta:g}"
+        value = f"[bold]vacuous[/bold] (epsilon = {guarantee.epsilon:,.0f}"
+        value += f"), delta = {guarantee.delta:g}"
     else:
         value = f"epsilon = [bold]{guarantee.epsilon:.4f}[/bold], delta = {guarantee.delta:g}"
     return f"{value}\nadjacency: {guarantee.adjacency}; released: {guarantee.released}"
