@@ -1,0 +1,49 @@
+"""Keeps `tf.vectorized_map` away from a batched matrix product that corrupts memory.
+
+In TensorFlow 2.21 on a CPU with oneDNN, `tf.matmul` of shapes [n, 1, t, p] and [p, q] writes out of
+bounds ("free(): invalid pointer", or wrong numbers). A batch of one under `tf.vectorized_map`, with
+a weight that all rows share, is exactly that product: EinsumDense and MultiHeadAttention have it.
+With `register()` such products become one plain matrix product, which is faster, too.
+"""
+
+import functools
+
+import tensorflow as tf
+
+
+@functools.cache
+def register() -> None:
+    """Replaces TensorFlow's own rule for batched products, once per process."""
+    try:
+        from tensorflow.python.ops.parallel_for import pfor
+
+        rules = pfor._pfor_converter_registry
+        original = rules["BatchMatMulV2"]
+    except (ImportError, AttributeError, KeyError) as error:  # pragma: no cover
+        raise RuntimeError(
+            "This TensorFlow has no rules for tf.vectorized_map where tfdp expects them. Use "
+            "TensorFlow 2.18 to 2.21."
+        ) from error
+
+    def convert(pfor_input):
+        stacked, shared = pfor_input.input(0), pfor_input.input(1)
+        shape = shared.t.shape
+        one_matrix = shape.rank is not None and shape[:-2].num_elements() == 1
+        if shared.is_stacked or not stacked.is_stacked or not one_matrix:
+            return original(pfor_input)
+        # Batch axes of length one that only the shared matrix has come first in the product.
+        extra = max(shape.rank - (stacked.t.shape.rank - 1), 0)
+        stacked = stacked.t
+        for _ in range(extra):
+            stacked = tf.expand_dims(stacked, 1)
+        matrix = tf.reshape(shared.t, tf.shape(shared.t)[-2:])
+        if pfor_input.get_attr("adj_x"):
+            stacked = tf.linalg.adjoint(stacked)
+        if pfor_input.get_attr("adj_y"):
+            matrix = tf.linalg.adjoint(matrix)
+        product = tf.matmul(tf.reshape(stacked, tf.stack([-1, tf.shape(matrix)[0]])), matrix)
+        whole = tf.concat([tf.shape(stacked)[:-1], tf.shape(matrix)[1:]], axis=0)
+        static = [*stacked.shape[:-1], matrix.shape[1]]
+        return pfor.wrap(tf.ensure_shape(tf.reshape(product, whole), static), True)
+
+    rules["BatchMatMulV2"] = convert
