@@ -51,7 +51,7 @@ def both(forward, x, y, weight=None, clip=1.0, microbatch_size=1, **options):
     weight = tf.ones([len(x)]) if weight is None else tf.constant(weight, tf.float32)
     arguments = (forward, GlobalL2Clip(clip), x, y, weight, microbatch_size)
     ours = run_engine(ghost.bounded_sum, *arguments, **options)
-    return ours, run_engine(vectorized.bounded_sum, *arguments)
+    return ours, run_engine(vectorized.bounded_sum, *arguments, **options)
 
 
 def branches():

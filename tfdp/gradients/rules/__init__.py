@@ -27,7 +27,7 @@ __all__ = [
     "rule_for",
 ]
 
-_MODULES = ("dense", "conv", "normalization", "embedding")
+_MODULES = ("dense", "conv", "depthwise", "normalization", "embedding", "recurrent", "noisy")
 _REGISTRY: dict = {}
 
 

@@ -72,8 +72,9 @@ class Rule(abc.ABC):
 
         Args:
             record: `record(output, **saved)` registers the output of a parameter-carrying operation
-                and returns the tensor to go on with; `saved` holds tensors that `gradients` needs.
-                All of them have the batch as leading axis. A gradient flows into a variable only
+                and returns the tensor to go on with; `saved` holds tensors that `gradients` needs,
+                or functions that return them once `call` is over. All of them have the batch as
+                leading axis. A gradient flows into a variable only
                 through recorded outputs.
             *args, **kwargs: as `layer.call` takes them.
         """

@@ -21,7 +21,7 @@ class ConvRule(ActivationRule):
         inputs = channels_last(layer, call["inputs"])
         outputs = channels_last(layer, call.gradient)
         inputs = tf.cast(inputs, tf.float32)
-        outputs = _flat(tf.cast(outputs, tf.float32))
+        outputs = flat(tf.cast(outputs, tf.float32))
         kernel = _kernel_gradient(inputs, outputs, Window.of(layer), layer.groups, layer.filters)
         found = [(layer._kernel, kernel)]
         if layer.bias is not None:
@@ -41,7 +41,7 @@ def _kernel_gradient(inputs, outputs, window, groups, filters):
         and instantiates(inputs.shape[0], outputs.shape[1], offsets * channels, filters)
     ):
         # Row by row of the kernel, so that the patches are never copied together.
-        rows = [_flat(row) for row in window.rows(window.pad(inputs))]
+        rows = [flat(row) for row in window.rows(window.pad(inputs))]
         products = tf.stack([tf.matmul(outputs, row, transpose_a=True) for row in rows], axis=1)
 
         def from_rows(total):  # [offsets before the last axis, filters, last axis * channels]
@@ -59,7 +59,7 @@ def channels_last(layer, tensor):
     return tf.transpose(tensor, [0, *range(2, rank), 1])
 
 
-def _flat(tensor):
+def flat(tensor):
     """Reshapes [rows, *spatial, channels] to [rows, positions, channels]."""
     positions = tensor.shape[1:-1].num_elements()
     if positions is None:

@@ -1,5 +1,8 @@
 """Dense and EinsumDense."""
 
+import math
+import string
+
 import keras
 import tensorflow as tf
 
@@ -20,6 +23,87 @@ class DenseRule(ActivationRule):
             bias = tf.reduce_sum(tf.cast(outputs, tf.float32), axis=1)
             found.append((self.layer.bias, Instantiated(bias)))
         return found
+
+
+@register(keras.layers.EinsumDense)
+class EinsumDenseRule(ActivationRule):
+    """Axes of the kernel that come from the inputs times those that go to the outputs.
+
+    MultiHeadAttention is made of these layers.
+    """
+
+    def refusal(self):
+        inputs, kernel, outputs = _labels(self.layer.equation, None)
+        batch = inputs[0]
+        if not outputs or outputs[0] != batch or batch in kernel:
+            return f"has the equation '{self.layer.equation}', which moves the batch axis"
+        if any(kernel.count(a) > 1 or a not in inputs + outputs for a in kernel):
+            return f"has the equation '{self.layer.equation}', which sums over its kernel alone"
+        return super().refusal()
+
+    def gradients(self, calls):
+        (call,) = calls
+        x, g = tf.cast(call["inputs"], tf.float32), tf.cast(call.gradient, tf.float32)
+        found = [(self.layer._kernel, self._kernel_gradient(x, g))]
+        if self.layer.bias is not None:
+            # The bias has the last axes of the outputs, of length one where it is shared.
+            shape = self.layer.bias.shape
+            skipped = g.shape.rank - shape.rank
+            shared = [i for i in range(1, g.shape.rank) if i < skipped or shape[i - skipped] == 1]
+            total = tf.reduce_sum(g, axis=shared, keepdims=True)
+            total = tf.reshape(total, [-1, *shape])
+            found.append((self.layer.bias, Instantiated(total)))
+        return found
+
+    def _kernel_gradient(self, x, g):
+        inputs, kernel, outputs = _labels(self.layer.equation, x.shape.rank)
+        summed = [i for i, a in enumerate(inputs) if a not in kernel + outputs]
+        if summed:
+            x = tf.reduce_sum(x, axis=summed)
+            inputs = "".join(a for a in inputs if a in kernel + outputs)
+        if any(a in inputs and a in outputs for a in kernel):  # an axis of kernels side by side
+            equation = f"{inputs},{outputs}->{inputs[0]}{kernel}"
+            return Instantiated(tf.einsum(equation, x, g))
+        positions = [a for a in inputs[1:] if a in outputs]
+        into = [a for a in kernel if a in inputs]
+        out = [a for a in kernel if a in outputs]
+        sizes = dict(zip(kernel, self.layer._kernel.shape, strict=True))
+        order = [[*into, *out].index(a) for a in kernel]
+
+        def finish(total):
+            total = tf.reshape(total, [sizes[a] for a in [*into, *out]])
+            return tf.transpose(total, order)
+
+        left = _arranged(x, inputs, positions, into, sizes)
+        return OuterProducts(left, _arranged(g, outputs, positions, out, sizes), finish)
+
+
+def _labels(equation, rank):
+    """Splits an einsum equation into its three terms, with letters for an ellipsis.
+
+    Args:
+        equation: of a Keras EinsumDense layer.
+        rank: rank of the inputs; None stands for the least one.
+    """
+    inputs, kernel, outputs = equation.replace(" ", "").replace("->", ",").split(",")
+    if "..." in inputs:
+        count = 1 if rank is None else rank - len(inputs.replace("...", ""))
+        letters = "".join(c for c in string.ascii_letters if c not in equation)[:count]
+        inputs, outputs = inputs.replace("...", letters), outputs.replace("...", letters)
+    return inputs, kernel, outputs
+
+
+def _arranged(tensor, labels, positions, features, sizes):
+    """Transposes and reshapes to [rows, positions, features]."""
+    places = [labels.index(a) for a in [*positions, *features]]
+    tensor = tf.transpose(tensor, [0, *places])
+    lengths = tensor.shape[1 : 1 + len(positions)]
+    count = lengths.num_elements()
+    rows, width = tf.shape(tensor)[0], math.prod(sizes[a] for a in features)
+    if count is None:
+        count = tf.reduce_prod(tf.shape(tensor)[1 : 1 + len(positions)])
+        return tf.ensure_shape(tf.reshape(tensor, [rows, count, width]), [None, None, width])
+    return tf.reshape(tensor, [-1, count, width])
 
 
 def _positions(tensor):

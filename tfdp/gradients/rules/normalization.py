@@ -1,4 +1,4 @@
-"""LayerNormalization and GroupNormalization: affine maps of something normalized."""
+"""LayerNormalization, GroupNormalization, RMSNormalization and PReLU: one factor per feature."""
 
 import keras
 import tensorflow as tf
@@ -75,3 +75,53 @@ class GroupNormalizationRule(_AffineRule):
 
     def plain(self):
         return replaced(self.layer, scale=False, center=False)
+
+
+@register(keras.layers.RMSNormalization)
+class RMSNormalizationRule(Rule):
+    """output = scale * normalized."""
+
+    def variables(self):
+        return [self.layer.scale]
+
+    def call(self, record, inputs):
+        layer = self.layer
+        normalized = keras.ops.rms_normalization(inputs, axis=layer.axis, epsilon=layer.epsilon)
+        scale = tf.reshape(
+            tf.convert_to_tensor(layer.scale), self._broadcast(normalized.shape.rank)
+        )
+        return record(normalized * tf.cast(scale, normalized.dtype), normalized=normalized)
+
+    def gradients(self, calls):
+        (call,) = calls
+        product = tf.cast(call.gradient, tf.float32) * tf.cast(call["normalized"], tf.float32)
+        shape = self._broadcast(product.shape.rank)
+        others = [i for i, n in enumerate(shape) if n == 1 and i > 0]
+        total = tf.reduce_sum(product, axis=others, keepdims=True)
+        return [(self.layer.scale, Instantiated(tf.reshape(total, [-1, *self.layer.scale.shape])))]
+
+    def _broadcast(self, rank):
+        axes = self.layer.axis if isinstance(self.layer.axis, (list, tuple)) else [self.layer.axis]
+        sizes = dict(zip(sorted(a % rank for a in axes), self.layer.scale.shape, strict=True))
+        return [sizes.get(i, 1) for i in range(rank)]
+
+
+@register(keras.layers.PReLU)
+class PReLURule(Rule):
+    """output = relu(x) - alpha * relu(-x)."""
+
+    def variables(self):
+        return [self.layer.alpha]
+
+    def call(self, record, inputs):
+        negative = -tf.nn.relu(-inputs)
+        outputs = tf.nn.relu(inputs) + tf.convert_to_tensor(self.layer.alpha) * negative
+        return record(outputs, negative=negative)
+
+    def gradients(self, calls):
+        (call,) = calls
+        product = tf.cast(call.gradient, tf.float32) * tf.cast(call["negative"], tf.float32)
+        shape = self.layer.alpha.shape
+        shared = [i + 1 for i, n in enumerate(shape) if n == 1]
+        total = tf.reduce_sum(product, axis=shared, keepdims=True)
+        return [(self.layer.alpha, Instantiated(total))]

@@ -8,6 +8,8 @@ import keras
 from keras import layers
 from keras.src.models.functional import Functional
 
+from tfdp.gradients.rules import rule_for
+
 _PLAIN = {
     layers.Add,
     layers.Average,
@@ -57,6 +59,11 @@ _CONDITIONAL = {
     layers.Dropout: _own_mask,
     layers.Softmax: lambda layer: layer.axis == -1,
 }
+# Layers made of other layers, whose own code keeps rows apart.
+_COMPOSITE = {
+    layers.Bidirectional: lambda layer: not layer.stateful,
+    layers.MultiHeadAttention: lambda layer: all(axis > 0 for axis in layer._attention_axes),
+}
 _CONTAINERS = (keras.Sequential.call, Functional.call)
 
 
@@ -67,17 +74,23 @@ def rows_are_separate(model, rules: dict) -> bool:
         model: a built model.
         rules: {layer: rule}; a layer with a rule does not mix rows, by the rule's contract.
     """
-    if model in rules:
+    if model in rules or (_frozen(model) and rule_for(model) is not None):
         return _stock_activation(model) and model.activity_regularizer is None
     if getattr(model, "activity_regularizer", None) is not None or "call" in vars(model):
         return False
     if getattr(type(model), "call", None) in _CONTAINERS:
         inner = model.layers if isinstance(model, keras.Sequential) else model.operations
         return all(rows_are_separate(operation, rules) for operation in inner)
+    if type(model) in _COMPOSITE and _COMPOSITE[type(model)](model):
+        return all(rows_are_separate(inner, rules) for inner in model._layers)
     if type(model) in _PLAIN:
         return True
     condition = _CONDITIONAL.get(type(model))
     return condition is not None and condition(model) and _stock_activation(model)
+
+
+def _frozen(layer):
+    return isinstance(layer, layers.Layer) and not layer.trainable_variables
 
 
 def _stock_activation(layer):

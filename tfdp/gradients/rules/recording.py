@@ -14,6 +14,11 @@ from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
 
+# Methods by which a container asks whether it may compute without calling its layers.
+_SHORTCUTS = {
+    keras.layers.Bidirectional: ("_can_attempt_fused_lstm", "_can_attempt_fused_gru"),
+}
+
 
 def owners(model) -> dict:
     """Returns {layer: rule} for the layers that own trainable variables.
@@ -71,6 +76,10 @@ def _collect(layer, found, seen):
     found[layer] = rule
 
 
+def _never(*args, **kwargs):
+    return False
+
+
 class _Scope(keras.StatelessScope):
     """A stateless scope that tells `recorder` of every value it hands out."""
 
@@ -112,6 +121,9 @@ class Recorder(Forward):
         with contextlib.ExitStack() as stack:
             for layer, rule in self._rules.items():
                 stack.enter_context(replaced(layer, call=self._instrumented(layer, rule)))
+            for layer in self.model._flatten_layers():
+                for name in _SHORTCUTS.get(type(layer), ()):
+                    stack.enter_context(replaced(layer, **{name: _never}))
             with self._refusing():
                 return super().outputs(values, state, x)
 
@@ -174,8 +186,11 @@ class Recorder(Forward):
             self.calls[rule] = []
             before, self._open = self._open, {id(v) for v in rule.variables()}
             try:
-                return rule.call(record, *args, **kwargs)
+                outputs = rule.call(record, *args, **kwargs)
             finally:
                 self._open = before
+            for recorded in self.calls[rule]:
+                recorded.saved = {k: v() if callable(v) else v for k, v in recorded.saved.items()}
+            return outputs
 
         return call

@@ -1,0 +1,9 @@
+"""The layers with noisy weights: the gradient of the mean is the gradient at the drawn kernel."""
+
+from tfdp.gradients.rules import register
+from tfdp.gradients.rules.conv import ConvRule
+from tfdp.gradients.rules.dense import DenseRule
+from tfdp.layers import noisy
+
+register(noisy.NoisyDense)(DenseRule)
+register(noisy.NoisyConv2D)(ConvRule)

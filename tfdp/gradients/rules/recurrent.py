@@ -1,0 +1,201 @@
+"""SimpleRNN, LSTM and GRU, over the whole sequence; Bidirectional follows from its two layers.
+
+The inputs' part of every gate is one product over the whole sequence, outside the loop; it is what
+is recorded. Its gradient is the gradient of the gates at all steps, which together with the states
+that the loop went through gives every weight's gradient. The loop itself carries no weight gradient.
+"""
+
+import keras
+import tensorflow as tf
+
+from tfdp.gradients.rules import register
+from tfdp.gradients.rules.base import Rule, replaced
+from tfdp.gradients.rules.contributions import Instantiated, OuterProducts
+
+
+class _RecurrentRule(Rule):
+    """Replaces the layer's `inner_loop`; gates and states have the order of Keras' cells."""
+
+    def variables(self):
+        cell = self.layer.cell
+        variables = [cell.kernel, cell.recurrent_kernel]
+        return variables if cell.bias is None else [*variables, cell.bias]
+
+    def refusal(self):
+        cell = self.layer.cell
+        if self.layer.stateful:
+            return "is stateful"
+        if (cell.dropout or cell.recurrent_dropout) and getattr(cell, "implementation", 2) == 1:
+            return "uses dropout with implementation=1"
+        return None
+
+    def call(self, record, *args, **kwargs):
+        def inner_loop(sequences, initial_state, mask, training=False):
+            return self._run(record, sequences, initial_state, mask, training)
+
+        with replaced(self.layer, inner_loop=inner_loop):
+            return type(self.layer).call(self.layer, *args, **kwargs)
+
+    def biases(self, bias):
+        """Returns what is added to the inputs' and to the states' part of the gates, or None."""
+        return bias, None
+
+    def step(self, gates, recurrent, states):
+        """One step of the cell.
+
+        Args:
+            gates: [rows, gates * units], the inputs' part.
+            recurrent: the states' part.
+            states: tuple of [rows, units]; the first is the output of the step before.
+
+        Returns:
+            (new states, factors): the gradient at `recurrent` is `factors` times that at `gates`;
+            None where they are the same.
+        """
+        raise NotImplementedError
+
+    def _run(self, record, sequences, initial_state, mask, training):
+        layer, cell = self.layer, self.layer.cell
+        if training and cell.dropout:
+            sequences = sequences * cell.get_dropout_mask(sequences[:, 0])[:, tf.newaxis]
+        state_dropout = None
+        if training and cell.recurrent_dropout:
+            state_dropout = cell.get_recurrent_dropout_mask(initial_state[0])
+        mask = None if mask is None else keras.tree.flatten(mask)[0]
+        if layer.go_backwards:
+            sequences = tf.reverse(sequences, [1])
+            mask = None if mask is None else tf.reverse(mask, [1])
+
+        kernel, recurrent_kernel, *bias = map(tf.convert_to_tensor, self.variables())
+        input_bias, state_bias = self.biases(bias[0]) if bias else (None, None)
+        gates = tf.matmul(sequences, kernel)
+        if input_bias is not None:
+            gates += input_bias
+        history = {}
+        gates = record(
+            gates,
+            inputs=sequences,
+            states=lambda: history["states"],
+            factors=lambda: history["factors"],
+        )
+
+        def recurrent(state):
+            if state_dropout is not None:
+                state *= state_dropout
+            product = _product(state, recurrent_kernel)
+            return product if state_bias is None else product + state_bias
+
+        outputs, states, factors = self._loop(gates, recurrent, initial_state, mask)
+        before = tf.concat([initial_state[0][:, tf.newaxis], states[0][:, :-1]], axis=1)
+        if state_dropout is not None:
+            before *= state_dropout[:, tf.newaxis]
+        history.update(states=tf.stop_gradient(before), factors=tf.stop_gradient(factors))
+        last = outputs[:, -1]
+        if not layer.return_sequences:
+            outputs = last[:, tf.newaxis]
+        return last, outputs, [state[:, -1] for state in states]
+
+    def _loop(self, gates, recurrent, initial_state, mask):
+        """Returns outputs, states and factors, each [rows, steps, width]."""
+        initial = tuple(initial_state)
+        count = len(initial)
+        zeros = tf.zeros_like(initial[0])
+        ones = tf.ones_like(gates[:, 0])
+        sequence = [tf.transpose(gates, [1, 0, 2])]
+        if mask is not None:
+            sequence.append(tf.transpose(tf.cast(mask, tf.bool))[..., tf.newaxis])
+
+        def body(carried, now):
+            states = carried[:count]
+            new, factors = self.step(now[0], recurrent(states[0]), states)
+            output = new[0]
+            if mask is not None:  # a masked step keeps the states, and repeats or omits the output
+                nothing = zeros if self.layer.zero_output_for_mask else carried[count]
+                output = tf.where(now[1], output, nothing)
+                new = [tf.where(now[1], a, b) for a, b in zip(new, states, strict=True)]
+            return (*new, output, ones if factors is None else factors)
+
+        carried = tf.scan(body, tuple(sequence), initializer=(*initial, zeros, ones))
+        carried = [tf.transpose(c, [1, 0, 2]) for c in carried]
+        return carried[count], carried[:count], carried[count + 1]
+
+    def gradients(self, calls):
+        (call,) = calls
+        cell = self.layer.cell
+        gates = tf.cast(call.gradient, tf.float32)
+        recurrent = gates * tf.cast(call["factors"], tf.float32)
+        found = [
+            (cell.kernel, OuterProducts(call["inputs"], gates)),
+            (cell.recurrent_kernel, OuterProducts(call["states"], recurrent)),
+        ]
+        if cell.bias is not None:
+            bias = self.bias_gradient(tf.reduce_sum(gates, 1), tf.reduce_sum(recurrent, 1))
+            found.append((cell.bias, Instantiated(bias)))
+        return found
+
+    def bias_gradient(self, gates, recurrent):
+        """Returns [rows, *shape of the bias] from sums over the steps."""
+        del recurrent
+        return gates
+
+
+@register(keras.layers.SimpleRNN)
+class SimpleRNNRule(_RecurrentRule):
+    """One gate."""
+
+    def step(self, gates, recurrent, states):
+        activation = self.layer.cell.activation
+        output = gates + recurrent
+        return [output if activation is None else activation(output)], None
+
+
+@register(keras.layers.LSTM)
+class LSTMRule(_RecurrentRule):
+    """Gates: input, forget, candidate, output."""
+
+    def step(self, gates, recurrent, states):
+        cell = self.layer.cell
+        i, f, candidate, o = tf.split(gates + recurrent, 4, axis=1)
+        carry = cell.recurrent_activation(f) * states[1]
+        carry += cell.recurrent_activation(i) * cell.activation(candidate)
+        return [cell.recurrent_activation(o) * cell.activation(carry), carry], None
+
+
+@register(keras.layers.GRU)
+class GRURule(_RecurrentRule):
+    """Gates: update, reset, candidate, with reset_after=True, Keras' default."""
+
+    def refusal(self):
+        if not self.layer.cell.reset_after:
+            return "uses reset_after=False"
+        return super().refusal()
+
+    def biases(self, bias):
+        return bias[0], bias[1]
+
+    def step(self, gates, recurrent, states):
+        cell = self.layer.cell
+        update, reset, candidate = tf.split(gates, 3, axis=1)
+        update_state, reset_state, candidate_state = tf.split(recurrent, 3, axis=1)
+        update = cell.recurrent_activation(update + update_state)
+        reset = cell.recurrent_activation(reset + reset_state)
+        candidate = cell.activation(candidate + reset * candidate_state)
+        one = tf.ones_like(reset)
+        factors = tf.concat([one, one, reset], axis=1)
+        return [update * states[0] + (1 - update) * candidate], factors
+
+    def bias_gradient(self, gates, recurrent):
+        return tf.stack([gates, recurrent], axis=1)
+
+
+def _product(state, kernel):
+    """`state @ kernel` with a gradient for `state` only; a loop's gradient would sum both up."""
+
+    @tf.custom_gradient
+    def product(state):
+        def backward(upstream):
+            return tf.matmul(upstream, kernel, transpose_b=True)
+
+        return tf.matmul(state, kernel), backward
+
+    return product(state)
