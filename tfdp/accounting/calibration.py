@@ -16,8 +16,8 @@ from tfdp.accounting.guarantee import (
     check_kind,
 )
 from tfdp.accounting.guarantees import guarantee
-from tfdp.accounting.privacy_loss import SubsampledLoss
 from tfdp.accounting.run import Run
+from tfdp.accounting.subsampled import SubsampledLoss, rdp_to_epsilon, total_rdp
 
 # How far below the budget a calibrated epsilon may stay, relative to it.
 _TOLERANCE = 5e-5
@@ -102,8 +102,8 @@ def _rdp_only(run: Run, delta: float, adjacency: str) -> Callable[[float], float
         pieces = losses(noise)
         if not all(isinstance(loss, SubsampledLoss) for loss in pieces):
             return privacy_loss.epsilon_of(pieces, delta).epsilon
-        rdp = privacy_loss.total_rdp(pieces, 0.0)
-        return privacy_loss.rdp_to_epsilon(rdp, delta)[0]
+        rdp = total_rdp(pieces, 0.0)
+        return rdp_to_epsilon(rdp, delta)[0]
 
     return evaluate if all(isinstance(loss, SubsampledLoss) for loss in losses(1.0)) else None
 

@@ -24,7 +24,7 @@ multiplier z / D dominates.
 
 import math
 
-from tfdp.accounting import claims, gaussian
+from tfdp.accounting import claims
 from tfdp.accounting.analysis import (
     Analysis,
     UnboundedSensitivity,
@@ -34,16 +34,9 @@ from tfdp.accounting.analysis import (
     sensitivity,
 )
 from tfdp.accounting.participation import binomial, occurrence_law
-from tfdp.accounting.privacy_loss import (
-    Component,
-    GaussianLoss,
-    Loss,
-    RandomGaussianLoss,
-    SubsampledLoss,
-    rdp_to_epsilon,
-    total_rdp,
-)
+from tfdp.accounting.privacy_loss import GaussianLoss, Loss, RandomGaussianLoss, epsilon_of
 from tfdp.accounting.run import Run
+from tfdp.accounting.subsampled import Component, SubsampledLoss
 
 RELEASED = "all noisy gradients, hence every intermediate and final weight"
 CLAIM_ASSUMPTIONS = claims.ASSUMPTIONS
@@ -150,7 +143,7 @@ def _with_replacement(run: Run, factor: float, delta: float) -> tuple[Loss, dict
     details = {"amplification": "random participation, sample revealed"}
     if run.microbatch_size > 1:
         return revealed, details
-    counts, tail = binomial(run.lot_size, 1.0 / run.num_examples, _NEGLIGIBLE)
+    counts, tail = binomial(run.lot_size, 1.0 / run.num_examples, 1e-6 * delta / max(run.steps, 1))
     chance = float(counts[1:].sum())  # that the record is drawn at all
     scale = 2.0 * run.lot_size if run.batch_statistics else 2.0
     parts = tuple(
@@ -164,13 +157,9 @@ def _with_replacement(run: Run, factor: float, delta: float) -> tuple[Loss, dict
         if k >= 1
     )
     amplified = SubsampledLoss(parts, run.steps, tail)
-    overflow = run.steps * tail
-    if not overflow < delta or run.steps == 0:
-        return revealed, details
-    by_sample = gaussian.epsilon_of_mixture(
-        revealed.squares, revealed.probabilities, revealed.overflow, delta
-    )
-    by_secrecy, _ = rdp_to_epsilon(total_rdp([amplified], 0.0), delta - overflow)
+    if run.steps == 0:
+        return amplified, details
+    by_sample, by_secrecy = (epsilon_of([loss], delta).epsilon for loss in (revealed, amplified))
     if by_sample < by_secrecy:
         return revealed, details
     return amplified, {"amplification": "secrecy of the sample", "sampling_probability": chance}

@@ -13,8 +13,6 @@ All pieces are adaptive: a later one may depend on what earlier ones released.
 """
 
 import dataclasses
-import functools
-import logging
 import math
 from collections.abc import Sequence
 
@@ -22,10 +20,16 @@ import numpy as np
 from scipy import special
 
 from tfdp.accounting import gaussian
-
-# Beyond this, a PLD costs gigabytes to describe what everyone calls vacuous; RDP is used alone.
-_PLD_EPSILON_LIMIT = 100.0
-_COARSE, _FINE = 1e-4, 1e-5
+from tfdp.accounting.subsampled import (
+    SubsampledLoss,
+    composed_pld,
+    default_orders,
+    one_round_pld,
+    one_round_rdp,
+    pld_interval,
+    rdp_to_epsilon,
+    total_rdp,
+)
 
 
 class AccountingError(RuntimeError):
@@ -51,39 +55,6 @@ class RandomGaussianLoss:
 
     squares: np.ndarray
     probabilities: np.ndarray
-    overflow: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Component:
-    """One subsampled Gaussian.
-
-    Attributes:
-      weight: Chance of this component; which one it is counts as public.
-      probability: Sampling probability q.
-      multiplier: Standard deviation of the noise over the sensitivity.
-      pair: "add": (1-q) N(0) + q N(1) against N(0), both ways round;
-        "replace": (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1).
-    """
-
-    weight: float
-    probability: float
-    multiplier: float
-    pair: str = "add"
-
-
-@dataclasses.dataclass(frozen=True)
-class SubsampledLoss:
-    """`steps` independent rounds of a public mixture of subsampled Gaussians.
-
-    Attributes:
-      components: Of one round; weights and `overflow` add up to 1.
-      steps: Number of rounds.
-      overflow: Chance per round that no component applies; counted as a complete loss.
-    """
-
-    components: tuple[Component, ...]
-    steps: int
     overflow: float = 0.0
 
 
@@ -130,31 +101,26 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
     return _epsilon_of_subsampled(sampled, mu, delta)
 
 
-def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 2048):
-    """Law of the sum of independent mu^2, on a grid, rounded up."""
-    squares, probabilities = np.array([0.0]), np.array([1.0])
-    overflow = 0.0
-    for loss in random:
-        if len(squares) > 1:
-            squares, probabilities = _coarsen(squares, probabilities, points)
-            new_squares, new_probabilities = _coarsen(loss.squares, loss.probabilities, points)
-        else:
-            new_squares, new_probabilities = loss.squares, loss.probabilities
-        squares = (squares[:, None] + new_squares[None, :]).ravel()
-        probabilities = (probabilities[:, None] * new_probabilities[None, :]).ravel()
-        overflow += loss.overflow
-    return squares + constant, probabilities, overflow
-
-
-def _coarsen(squares: np.ndarray, probabilities: np.ndarray, points: int):
-    """Moves mass up to a grid of at most `points` values (an upper bound on the loss)."""
-    if len(squares) <= points or not np.all(np.isfinite(squares)):
-        return squares, probabilities
-    width = float(squares.max()) / (points - 1)
-    index = np.minimum(np.ceil(squares / width).astype(int), points - 1)
-    grid = np.arange(points) * width
-    grid[-1] = max(grid[-1], float(squares.max()))
-    return grid, np.bincount(index, weights=probabilities, minlength=points)
+def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
+    """Law of `constant` plus the sum of independent mu^2; several laws are added on one grid."""
+    overflow = sum(loss.overflow for loss in random)
+    infinite = [~np.isfinite(loss.squares) for loss in random]
+    overflow += sum(
+        float(loss.probabilities[bad].sum()) for loss, bad in zip(random, infinite, strict=True)
+    )
+    laws = [
+        (loss.squares[~bad], loss.probabilities[~bad])
+        for loss, bad in zip(random, infinite, strict=True)
+    ]
+    if len(laws) == 1:
+        return laws[0][0] + constant, laws[0][1], overflow
+    width = sum(float(squares.max(initial=0.0)) for squares, _ in laws) / points or 1.0
+    total = np.array([1.0])
+    for squares, probabilities in laws:
+        # Rounded up, with a hair for the rounding of the division: an upper bound on the loss.
+        index = np.ceil(squares / width * (1 + 1e-14)).astype(int)
+        total = np.convolve(total, np.bincount(index, weights=probabilities))
+    return np.arange(len(total)) * width + constant, total, overflow
 
 
 def _epsilon_of_subsampled(sampled: list[SubsampledLoss], mu: float, delta: float) -> Spent:
@@ -166,12 +132,9 @@ def _epsilon_of_subsampled(sampled: list[SubsampledLoss], mu: float, delta: floa
     details = {"epsilon_rdp": rdp_epsilon, "rdp_order": order, "bound": "RDP"}
     if overflow:
         details["overflow"] = overflow
-    # A composed PLD has about epsilon / interval points: skip it where that would not fit.
-    if not rdp_epsilon <= _PLD_EPSILON_LIMIT:
+    interval = pld_interval(sampled, rdp_epsilon)
+    if interval is None:
         return Spent(rdp_epsilon, None, details)
-    interval = min(pld_interval(loss) for loss in sampled)
-    if rdp_epsilon > 10:
-        interval = _COARSE  # a fine grid over a wide range costs seconds and gains nothing
     pld = composed_pld(sampled, mu, interval)
     pld_epsilon = float(pld.get_epsilon_for_delta(delta - overflow))
     if math.isinf(pld_epsilon):
@@ -227,138 +190,6 @@ def check_not_free(epsilon: float, sampled: Sequence[SubsampledLoss], delta: flo
         )
 
 
-# ---------------------------------------------------------------------- Rényi divergence
-
-
-@functools.lru_cache(maxsize=512)
-def _component_rdp(probability: float, multiplier: float, orders: tuple) -> np.ndarray:
-    """Rényi divergences of one Poisson-subsampled Gaussian, with dp_accounting."""
-    import dp_accounting
-
-    accountant = dp_accounting.rdp.RdpAccountant(orders)
-    event = dp_accounting.GaussianDpEvent(multiplier)
-    if probability < 1:
-        event = dp_accounting.PoissonSampledDpEvent(probability, event)
-    # An order whose series does not converge comes back as infinite or undefined, with a warning;
-    # it is dropped where orders are compared, so the warning says nothing to a reader.
-    logger = logging.getLogger("absl")
-    quiet = _NotConverged()
-    logger.addFilter(quiet)
-    try:
-        accountant.compose(event)
-    finally:
-        logger.removeFilter(quiet)
-    return accountant.rdp
-
-
-class _NotConverged(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "failed to converge" not in record.getMessage()
-
-
-def default_orders() -> tuple[float, ...]:
-    """Orders of Rényi divergence for the proven bound (dp_accounting's, with larger ones)."""
-    fine = [1 + x / 10.0 for x in range(1, 100)]
-    return tuple([*fine, *range(11, 64), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 1024])
-
-
-def one_round_rdp(loss: SubsampledLoss, orders: Sequence[float]) -> np.ndarray:
-    """Rényi divergence of one round of `loss` at every order (an upper bound).
-
-    The "replace" pair is dominated by the "add" pair at half the multiplier: its three
-    Gaussians are pairwise at distance at most 2 (see `dpsgd`).
-    """
-    orders = tuple(orders)
-    alpha = np.asarray(orders)
-    terms = []
-    for part in loss.components:
-        multiplier = part.multiplier / 2 if part.pair == "replace" else part.multiplier
-        divergence = _component_rdp(part.probability, multiplier, orders)
-        terms.append(math.log(part.weight) + (alpha - 1) * divergence)
-    if len(terms) == 1:
-        return divergence
-    return special.logsumexp(terms, axis=0) / (alpha - 1)
-
-
-def total_rdp(sampled: Sequence[SubsampledLoss], mu: float) -> np.ndarray:
-    """Composed Rényi divergences at `default_orders()`."""
-    orders = default_orders()
-    gaussian_part = np.asarray(orders) * mu * mu / 2
-    return gaussian_part + sum(loss.steps * one_round_rdp(loss, orders) for loss in sampled)
-
-
-def rdp_to_epsilon(rdp: np.ndarray, delta: float) -> tuple[float, float]:
-    """Converts Rényi divergences to epsilon (Canonne, Kamath, Steinke 2020, Proposition 12).
-
-    Orders whose divergence is not a positive number carry no information (a negative one is a
-    numerical failure which, taken at face value, would report perfect privacy); they are dropped.
-
-    Args:
-      rdp: Divergence at every one of `default_orders()`.
-      delta: Probability in (0, 1).
-
-    Returns:
-      (epsilon, order), or (inf, nan) where no order is usable.
-    """
-    alpha = np.asarray(default_orders())
-    good = (rdp > 0) & np.isfinite(rdp) & (alpha > 1.01)
-    if not np.any(good):
-        return math.inf, math.nan
-    alpha, rdp = alpha[good], rdp[good]
-    epsilon = rdp + np.log1p(-1 / alpha) - (math.log(delta) + np.log(alpha)) / (alpha - 1)
-    best = int(np.argmin(epsilon))
-    return max(float(epsilon[best]), 0.0), float(alpha[best])
-
-
-# ---------------------------------------------------------------------- privacy loss distribution
-
-
-def pld_interval(loss: SubsampledLoss) -> float:
-    """Discretization interval: fine where one round loses so little that rounding would show."""
-    deviation = max(
-        part.probability * math.sqrt(math.expm1(min(part.multiplier**-2, 50.0)))
-        for part in loss.components
-        if part.weight > 1e-3
-    )
-    return _FINE if deviation < 1e-3 else _COARSE
-
-
-@functools.lru_cache(maxsize=16)
-def one_round_pld(components: tuple[Component, ...], interval: float):
-    """Pessimistic privacy loss distribution of one round (a dp_accounting object)."""
-    import dp_accounting
-    from dp_accounting.pld import privacy_loss_distribution as plds
-
-    relation = dp_accounting.NeighboringRelation
-    total, result = 0.0, None
-    for part in components:
-        pld = plds.from_gaussian_mechanism(
-            part.multiplier,
-            value_discretization_interval=interval,
-            sampling_prob=part.probability,
-            neighboring_relation=(
-                relation.REPLACE_ONE if part.pair == "replace" else relation.ADD_OR_REMOVE_ONE
-            ),
-        )
-        total += part.weight
-        result = pld if result is None else pld.compute_mixture(result, part.weight / total)
-    return result
-
-
-def composed_pld(sampled: Sequence[SubsampledLoss], mu: float, interval: float):
-    """Composed pessimistic privacy loss distribution of all pieces."""
-    from dp_accounting.pld import privacy_loss_distribution as plds
-
-    result = None
-    for loss in sampled:
-        pld = one_round_pld(loss.components, interval).self_compose(loss.steps)
-        result = pld if result is None else result.compose(pld)
-    if mu > 0:
-        gaussian_pld = plds.from_gaussian_mechanism(1 / mu, value_discretization_interval=interval)
-        result = result.compose(gaussian_pld)
-    return result
-
-
 def subsampled_curve(loss: SubsampledLoss, counts: Sequence[int], delta: float) -> list[float]:
     """Epsilon after several numbers of rounds, from one round's PLD and RDP.
 
@@ -373,7 +204,9 @@ def subsampled_curve(loss: SubsampledLoss, counts: Sequence[int], delta: float) 
       One upper bound for each of `counts`.
     """
     rdp = one_round_rdp(loss, default_orders())
-    interval = pld_interval(loss)
+    whole = dataclasses.replace(loss, steps=int(max(counts, default=0)))
+    limit = max(delta - whole.steps * loss.overflow, delta * 1e-3)
+    interval = pld_interval([loss], rdp_to_epsilon(whole.steps * rdp, limit)[0])
     values, composed, done = [], None, 0
     for count in counts:
         left = delta - count * loss.overflow
@@ -381,9 +214,7 @@ def subsampled_curve(loss: SubsampledLoss, counts: Sequence[int], delta: float) 
             values.append(0.0 if count == 0 else math.inf)
             continue
         best, _ = rdp_to_epsilon(count * rdp, left)
-        if best <= _PLD_EPSILON_LIMIT:
-            if best > 10 and composed is None:
-                interval = _COARSE
+        if interval is not None:
             if count > done:
                 more = one_round_pld(loss.components, interval).self_compose(int(count) - done)
                 composed, done = (more if composed is None else composed.compose(more)), int(count)
