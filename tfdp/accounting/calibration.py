@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tfdp.accounting import gaussian, guarantees, privacy_loss
+from tfdp.accounting.analysis import check_adjacency_fits
 from tfdp.accounting.guarantee import (
     check_adjacency,
     check_delta,
@@ -16,12 +17,13 @@ from tfdp.accounting.guarantee import (
     check_kind,
 )
 from tfdp.accounting.guarantees import guarantee
+from tfdp.accounting.privacy_loss import GaussianLoss
 from tfdp.accounting.run import Run
 from tfdp.accounting.subsampled import SubsampledLoss, rdp_to_epsilon, total_rdp
 
 # How far below the budget a calibrated epsilon may stay, relative to it.
 _TOLERANCE = 5e-5
-_LARGEST_NOISE = 1e12
+_LEAST_NOISE, _LARGEST_NOISE = 1e-9, 1e12
 _MOST_STEPS = 10_000_000
 
 
@@ -61,17 +63,20 @@ def noise_for(
     def evaluate(noise: float) -> float:
         return guarantee(kind, run.with_(noise_multiplier=noise), delta, adjacency).epsilon
 
-    probe = guarantee(kind, run.with_(noise_multiplier=1.0), delta, adjacency)
-    if math.isinf(probe.epsilon):
-        loud = guarantee(kind, run.with_(noise_multiplier=_LARGEST_NOISE), delta, adjacency)
-        if math.isinf(loud.epsilon):
-            raise CalibrationError(
-                f"No noise gives a finite {kind} guarantee for this run. {loud.reason}"
-            )
-    losses = guarantees.analyse(run.with_(noise_multiplier=1.0), delta, adjacency).losses
-    if kind == "proven" and probe.mu:
+    if kind == "claimed":
+        probe = guarantee(kind, run.with_(noise_multiplier=_LARGEST_NOISE), delta, adjacency)
+    else:
+        check_adjacency_fits(run, adjacency)
+        probe = guarantees.analyse(run.with_(noise_multiplier=1.0), delta, adjacency)
+        losses = probe.losses
+    if probe.reason:
+        raise CalibrationError(
+            f"No noise gives a finite {kind} guarantee for this run. {probe.reason}"
+        )
+    if kind == "proven" and all(isinstance(loss, GaussianLoss) for loss in losses):
         # mu is proportional to 1/z, so the Gaussian profile is solved once.
-        noise = probe.mu / gaussian.mu_of_epsilon(epsilon, delta)
+        mu = math.hypot(*(loss.mu for loss in losses))
+        noise = max(mu / gaussian.mu_of_epsilon(epsilon, delta), _LEAST_NOISE)
     elif kind == "proven" and run.mechanism == "si_dpsgd":
         # The law of the participations does not depend on the noise, which only scales it.
         law = losses[0]
@@ -148,7 +153,9 @@ def _safe_root(
             usable = abs(low[1]) < 600 and high[1] > -600
             if not (usable and low[0] + margin < guess < high[0] - margin * 0.01):
                 guess = (low[0] + high[0]) / 2
-        if not abs(guess) < math.log(_LARGEST_NOISE):
+        if high is not None and guess < math.log(_LEAST_NOISE):
+            return math.exp(high[0])  # nothing moves: any noise will do
+        if not guess < math.log(_LARGEST_NOISE):
             raise CalibrationError(
                 f"Expected a noise multiplier below {_LARGEST_NOISE:g} to meet epsilon "
                 f"{target:g}. Received none: use fewer steps or a larger epsilon."

@@ -1,0 +1,149 @@
+"""Calibration stays on the safe side, and is tight."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.accounting import (
+    CalibrationError,
+    Run,
+    claimed,
+    epsilon_curve,
+    max_steps,
+    noise_for,
+    proven,
+)
+
+DELTA = 1e-5
+DPSGD = Run(
+    mechanism="dpsgd",
+    num_examples=5000,
+    lot_size=100,
+    steps=200,
+    sampling="poisson",
+    noise_multiplier=1.5,
+)
+SI = DPSGD.with_(mechanism="si_dpsgd", noise_multiplier=200.0)
+CASES = [
+    DPSGD,
+    DPSGD.with_(sampling="cyclic"),
+    DPSGD.with_(sampling="unknown"),
+    DPSGD.with_(microbatch_size=2),
+    DPSGD.with_(lot_size=5000, steps=10),
+    SI,
+    SI.with_(sampling="cyclic", momentum=0.9),
+    SI.with_(sampling="with_replacement", momentum=0.5),
+    SI.with_(sampling="shuffle", learning_rates=tuple(range(1, 201))),
+]
+
+
+@pytest.mark.parametrize("run", CASES)
+@pytest.mark.parametrize(("epsilon", "adjacency"), [(2.0, "zero_out"), (0.7, "replace_one")])
+def test_proven_calibration_is_safe_and_tight(run, epsilon, adjacency):
+    noise = noise_for(epsilon, DELTA, run, "proven", adjacency)
+    assert proven(run.with_(noise_multiplier=noise), DELTA, adjacency).epsilon <= epsilon
+    less = run.with_(noise_multiplier=noise / (1 + 1e-3))
+    assert proven(less, DELTA, adjacency).epsilon > epsilon
+
+
+@settings(max_examples=10, deadline=None)
+@given(epsilon=st.floats(0.05, 20), delta=st.floats(1e-9, 1e-3))
+def test_calibration_at_any_budget(epsilon, delta):
+    run = SI.with_(sampling="cyclic")
+    noise = noise_for(epsilon, delta, run)
+    found = proven(run.with_(noise_multiplier=noise), delta).epsilon
+    assert epsilon * (1 - 1e-4) <= found <= epsilon
+    noise = noise_for(epsilon, delta, DPSGD, "claimed")
+    found = claimed(DPSGD.with_(noise_multiplier=noise), delta).epsilon
+    assert epsilon * (1 - 1e-3) <= found <= epsilon
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "noise"), [("add_or_remove_one", 8.3792), ("replace_one", 16.6795)]
+)
+def test_golden_noise(adjacency, noise):
+    run = DPSGD.with_(num_examples=10000, lot_size=100, steps=20000)
+    assert noise_for(0.5, 1e-4, run, "proven", adjacency) == pytest.approx(noise, rel=5e-3)
+
+
+@pytest.mark.parametrize(("epsilon", "noise"), [(2.0, 1694), (0.05, 49083)])
+def test_golden_si_noise(epsilon, noise):
+    run = SI.with_(num_examples=60000, lot_size=32, steps=18750, sampling="cyclic")
+    assert noise_for(epsilon, DELTA, run) == pytest.approx(noise, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (SI.with_(sampling="cyclic", release="mu"), "means were released"),
+        (SI.with_(optimizer="adam"), "not linear"),
+        (DPSGD.with_(batch_statistics=True), "max_lot_size"),
+        (DPSGD.with_(mechanism="none"), "not private"),
+        (DPSGD.with_(steps=0), "steps=0"),
+    ],
+)
+def test_hopeless_runs_are_refused_with_the_reason(run, words):
+    with pytest.raises(CalibrationError, match=words):
+        noise_for(2.0, DELTA, run)
+
+
+@pytest.mark.parametrize("sampling", ["cyclic", "poisson"])
+def test_weights_that_never_move_need_hardly_any_noise(sampling):
+    run = SI.with_(sampling=sampling, learning_rates=0.0, noise_learning_rates=1.0)
+    assert 0 < noise_for(2.0, DELTA, run) < 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
+def test_bad_budgets_are_refused(epsilon):
+    for function in (noise_for, max_steps):
+        with pytest.raises(ValueError, match="epsilon"):
+            function(epsilon, DELTA, DPSGD)
+    with pytest.raises(ValueError, match="delta"):
+        noise_for(1.0, 1.0, DPSGD)
+    with pytest.raises(ValueError, match="kind"):
+        noise_for(1.0, DELTA, DPSGD, "hoped")
+
+
+@pytest.mark.parametrize(
+    "run", [DPSGD, DPSGD.with_(sampling="cyclic"), SI.with_(sampling="cyclic"), SI]
+)
+@pytest.mark.parametrize("kind", ["proven", "claimed"])
+def test_max_steps_at_the_boundary(run, kind):
+    from tfdp.accounting.guarantees import guarantee
+
+    budget = guarantee(kind, run.with_(steps=60), DELTA).epsilon * 1.0001
+    steps = max_steps(budget, DELTA, run, kind)
+    assert steps >= 60
+    assert guarantee(kind, run.with_(steps=steps), DELTA).epsilon <= budget
+    assert guarantee(kind, run.with_(steps=steps + 1), DELTA).epsilon > budget
+
+
+def test_max_steps_ends():
+    assert max_steps(1.0, DELTA, SI.with_(noise_multiplier=0.0)) == 0
+    assert max_steps(1e-3, DELTA, DPSGD.with_(sampling="unknown")) == 0
+    schedule = SI.with_(learning_rates=tuple([1.0] * 200), sampling="cyclic")
+    assert max_steps(1e6, DELTA, schedule) == 200
+
+
+@pytest.mark.parametrize("run", CASES)
+def test_curve_bounds_and_ends_at_the_guarantee(run):
+    counts = sorted({0, 1, run.steps // 4, run.steps // 2, run.steps})
+    curve = epsilon_curve(run, counts, DELTA)
+    assert curve[0] == 0
+    assert curve == sorted(curve)
+    assert curve[-1] <= proven(run, DELTA).epsilon + 1e-9
+    middle = proven(run.with_(steps=counts[-2]), DELTA).epsilon
+    # A bound on the same loss: near the direct one, never far below it.
+    assert middle * 0.97 - 1e-6 <= curve[-2] <= max(middle * 1.5, curve[-1])
+
+
+def test_curves_of_claims_and_of_hopeless_runs():
+    curve = epsilon_curve(DPSGD, [50, 200], DELTA, "claimed")
+    assert curve[1] == claimed(DPSGD, DELTA).epsilon
+    assert curve[0] < curve[1]
+    assert epsilon_curve(SI.with_(release="mu"), [1, 2], DELTA) == [math.inf, math.inf]
+    assert epsilon_curve(DPSGD, [], DELTA) == []
+    with pytest.raises(ValueError, match="increasing"):
+        epsilon_curve(DPSGD, [5, 3], DELTA)

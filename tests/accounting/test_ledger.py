@@ -1,0 +1,136 @@
+"""The ledger never goes back; the budget is what it says."""
+
+import math
+
+import pytest
+
+from tfdp.accounting import (
+    BudgetExhausted,
+    Ledger,
+    LedgerError,
+    PrivacyBudget,
+    Run,
+    proven,
+)
+
+RUN = Run(
+    mechanism="dpsgd",
+    num_examples=1000,
+    lot_size=100,
+    steps=50,
+    sampling="cyclic",
+    noise_multiplier=2.0,
+)
+
+
+def test_ids_are_random_and_long():
+    ledger = Ledger()
+    first, second = ledger.open(RUN), ledger.open(RUN)
+    assert first != second
+    assert len(first) == 32
+    int(first, 16)
+    assert ledger.runs == []  # nothing spent yet
+
+
+def test_record_is_monotone():
+    ledger = Ledger()
+    run_id = ledger.open(RUN)
+    ledger.record(run_id, 3)
+    ledger.record(run_id, 3)
+    ledger.record(run_id, 60)
+    for steps in (59, 0, -1, math.nan):
+        with pytest.raises(LedgerError, match="never goes back"):
+            ledger.record(run_id, steps)
+    assert ledger.steps(run_id) == 60
+    assert ledger.runs == [RUN.with_(steps=60)]
+    with pytest.raises(LedgerError, match="open"):
+        ledger.record("surprise", 1)
+
+
+def test_merge_keeps_the_larger_count():
+    ledger = Ledger()
+    run_id = ledger.open(RUN)
+    ledger.record(run_id, 10)
+    saved = Ledger.from_json(ledger.to_json())
+    ledger.record(run_id, 25)
+    ledger.merge(saved)  # an old checkpoint is loaded: what was spent stays spent
+    assert ledger.steps(run_id) == 25
+    saved.merge(ledger)
+    assert saved.steps(run_id) == 25
+    other = Ledger()
+    other_id = other.open(RUN.with_(noise_multiplier=1.0))
+    other.record(other_id, 5)
+    ledger.merge(other)
+    assert sorted(run.steps for run in ledger.runs) == [5, 25]
+    ledger.merge(ledger)
+    assert sorted(run.steps for run in ledger.runs) == [5, 25]
+
+
+def test_merge_refuses_two_descriptions_of_one_run():
+    ledger = Ledger()
+    run_id = ledger.open(RUN)
+    forged = Ledger.from_json(ledger.to_json().replace("2.0", "200.0"))
+    forged.open(RUN)
+    before = ledger.entries
+    with pytest.raises(LedgerError, match="differ"):
+        ledger.merge(forged)
+    assert ledger.entries == before
+    assert run_id in before
+
+
+def test_json_round_trip():
+    ledger = Ledger()
+    run_id = ledger.open(RUN.with_(learning_rates=tuple(0.1 / (1 + t) for t in range(50))))
+    ledger.record(run_id, 7)
+    ledger.open(RUN)
+    again = Ledger.from_json(ledger.to_json())
+    assert again == ledger
+    assert again.entries == ledger.entries
+    assert "2 runs, 7 steps" in repr(again)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "null", '{"version": 2, "runs": {}}', '{"version": 1, "runs": {"a": {}}}'],
+)
+def test_unreadable_ledgers_are_never_empty_ledgers(text):
+    with pytest.raises(LedgerError, match="ledger"):
+        Ledger.from_json(text)
+
+
+def test_guarantee_composes_everything():
+    ledger = Ledger()
+    for _ in range(4):
+        ledger.record(ledger.open(RUN), 50)
+    assert ledger.guarantee("proven", 1e-5).mu == pytest.approx(2 * proven(RUN, 1e-5).mu)
+    assert ledger.guarantee("claimed", 1e-5).epsilon > 0
+    assert Ledger().guarantee("proven", 1e-5).epsilon == 0
+    with pytest.raises(ValueError, match="kind"):
+        ledger.guarantee("hoped", 1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": 0.0},
+        {"epsilon": -2.0},
+        {"epsilon": math.nan},
+        {"epsilon": math.inf},
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"delta": math.nan},
+        {"kind": "hoped"},
+        {"adjacency": "user"},
+    ],
+)
+def test_bad_budgets_are_refused(change):
+    with pytest.raises(ValueError, match="Expected"):
+        PrivacyBudget(**({"epsilon": 2.0, "delta": 1e-5} | change))
+
+
+def test_budget_allows():
+    guarantee = proven(RUN, 1e-5)
+    assert PrivacyBudget(guarantee.epsilon, 1e-5).allows(guarantee)
+    assert not PrivacyBudget(guarantee.epsilon * 0.999, 1e-5).allows(guarantee)
+    assert not PrivacyBudget(guarantee.epsilon, 1e-6).allows(guarantee)
+    assert issubclass(BudgetExhausted, RuntimeError)
