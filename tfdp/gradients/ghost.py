@@ -14,7 +14,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdp.gradients import matmul_pfor, random_pfor
+from tfdp.gradients import pfor_repairs, random_pfor
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engine import BoundedSum
 from tfdp.gradients.forward import Forward
@@ -185,7 +185,7 @@ def _row_losses(recorder, scope, x, y, y_pred):
 def _row_by_row(forward, rules, x, y, sample_weight, chunk):
     """Each row alone, as a batch of one, vectorized: nothing that the model does can mix rows."""
     random_pfor.register()
-    matmul_pfor.register()
+    pfor_repairs.register()
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     state = forward.state(chunk)
     rows = tf.shape(sample_weight)[0]

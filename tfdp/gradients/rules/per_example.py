@@ -46,6 +46,54 @@ _PLAIN |= {
 }
 
 
+# Functions of `keras.ops` that work on each entry by itself. Between tensors of equal rank they
+# never mix rows; a lower rank would be broadcast along the batch.
+_ELEMENTWISE = {
+    "Absolute",
+    "Add",
+    "Divide",
+    "Equal",
+    "Exp",
+    "Gelu",
+    "Log",
+    "LogicalAnd",
+    "LogicalNot",
+    "LogicalOr",
+    "Maximum",
+    "Minimum",
+    "Multiply",
+    "Negative",
+    "NotEqual",
+    "Relu",
+    "Sigmoid",
+    "Silu",
+    "Sqrt",
+    "Square",
+    "Subtract",
+    "Tanh",
+    "TrueDivide",
+}
+
+
+def _tuple(axis):
+    return tuple(axis) if isinstance(axis, (list, tuple)) else (axis,)
+
+
+def _elementwise(operation):
+    kind = type(operation)
+    if not kind.__module__.startswith("keras.src.ops.") or kind.__name__ not in _ELEMENTWISE:
+        return False
+    for node in operation._inbound_nodes:
+        leaves = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)]
+        others = [leaf for leaf in leaves if not isinstance(leaf, keras.KerasTensor)]
+        if len({tensor.ndim for tensor in tensors}) != 1 or tensors[0].ndim == 0:
+            return False
+        if not all(other is None or isinstance(other, (bool, int, float)) for other in others):
+            return False
+    return True
+
+
 def _own_mask(layer):
     shape = getattr(layer, "noise_shape", None)
     return shape is None or shape[0] is None
@@ -57,7 +105,7 @@ _CONDITIONAL = {
     layers.AlphaDropout: _own_mask,
     layers.Concatenate: lambda layer: layer.axis == -1 or layer.axis > 0,
     layers.Dropout: _own_mask,
-    layers.Softmax: lambda layer: layer.axis == -1,
+    layers.Softmax: lambda layer: all(a == -1 or a > 0 for a in _tuple(layer.axis)),
 }
 # Layers made of other layers, whose own code keeps rows apart.
 _COMPOSITE = {
@@ -83,7 +131,7 @@ def rows_are_separate(model, rules: dict) -> bool:
         return all(rows_are_separate(operation, rules) for operation in inner)
     if type(model) in _COMPOSITE and _COMPOSITE[type(model)](model):
         return all(rows_are_separate(inner, rules) for inner in model._layers)
-    if type(model) in _PLAIN:
+    if type(model) in _PLAIN or _elementwise(model):
         return True
     condition = _CONDITIONAL.get(type(model))
     return condition is not None and condition(model) and _stock_activation(model)

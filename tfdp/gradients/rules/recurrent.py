@@ -46,22 +46,35 @@ class _RecurrentRule(Rule):
         Args:
             gates: [rows, gates * units], the inputs' part.
             recurrent: the states' part.
-            states: tuple of [rows, units]; the first is the output of the step before.
+            states: list of [rows, units]; the first is the output of the step before.
 
         Returns:
-            (new states, factors): the gradient at `recurrent` is `factors` times that at `gates`;
-            None where they are the same.
+            New states.
         """
         raise NotImplementedError
+
+    def factors(self, gates, recurrent):
+        """Returns what the gradient at `gates` is multiplied with to be that at `recurrent`.
+
+        Args:
+            gates: [rows, steps, gates * units].
+            recurrent: returns the states' part of them.
+
+        Returns:
+            None where the two gradients are the same.
+        """
+        del gates, recurrent
 
     def _run(self, record, sequences, initial_state, mask, training):
         layer, cell = self.layer, self.layer.cell
         if training and cell.dropout:
             sequences = sequences * cell.get_dropout_mask(sequences[:, 0])[:, tf.newaxis]
-        state_dropout = None
+        dropout = None
         if training and cell.recurrent_dropout:
-            state_dropout = cell.get_recurrent_dropout_mask(initial_state[0])
+            dropout = cell.get_recurrent_dropout_mask(initial_state[0])
         mask = None if mask is None else keras.tree.flatten(mask)[0]
+        if mask is not None:
+            mask = tf.cast(mask, tf.bool)[..., tf.newaxis]
         if layer.go_backwards:
             sequences = tf.reverse(sequences, [1])
             mask = None if mask is None else tf.reverse(mask, [1])
@@ -72,58 +85,68 @@ class _RecurrentRule(Rule):
         if input_bias is not None:
             gates += input_bias
         history = {}
-        gates = record(
-            gates,
-            inputs=sequences,
-            states=lambda: history["states"],
-            factors=lambda: history["factors"],
-        )
+        gates = record(gates, inputs=sequences, **self._saved(history))
 
         def recurrent(state):
-            if state_dropout is not None:
-                state *= state_dropout
             product = _product(state, recurrent_kernel)
             return product if state_bias is None else product + state_bias
 
-        outputs, states, factors = self._loop(gates, recurrent, initial_state, mask)
-        before = tf.concat([initial_state[0][:, tf.newaxis], states[0][:, :-1]], axis=1)
-        if state_dropout is not None:
-            before *= state_dropout[:, tf.newaxis]
-        history.update(states=tf.stop_gradient(before), factors=tf.stop_gradient(factors))
-        last = outputs[:, -1]
-        if not layer.return_sequences:
-            outputs = last[:, tf.newaxis]
-        return last, outputs, [state[:, -1] for state in states]
+        history["all"], states = self._loop(gates, recurrent, initial_state, mask, dropout)
+        before = tf.concat([initial_state[0][:, tf.newaxis], history["all"][:, :-1]], axis=1)
+        if dropout is not None:
+            before *= dropout[:, tf.newaxis]
+        history["before"] = before = tf.stop_gradient(before)
+        history["factors"] = self.factors(tf.stop_gradient(gates), lambda: recurrent(before))
 
-    def _loop(self, gates, recurrent, initial_state, mask):
-        """Returns outputs, states and factors, each [rows, steps, width]."""
-        initial = tuple(initial_state)
-        count = len(initial)
-        zeros = tf.zeros_like(initial[0])
-        ones = tf.ones_like(gates[:, 0])
-        sequence = [tf.transpose(gates, [1, 0, 2])]
+        outputs = history["all"]
         if mask is not None:
-            sequence.append(tf.transpose(tf.cast(mask, tf.bool))[..., tf.newaxis])
+            # A masked step keeps the states. Its output is the last one before, or zero.
+            shown = (
+                mask if layer.zero_output_for_mask else tf.cumsum(tf.cast(mask, tf.int32), 1) > 0
+            )
+            outputs = tf.where(shown, outputs, tf.zeros_like(outputs))
+        last = outputs[:, -1]
+        return last, outputs if layer.return_sequences else last[:, tf.newaxis], states
 
-        def body(carried, now):
-            states = carried[:count]
-            new, factors = self.step(now[0], recurrent(states[0]), states)
-            output = new[0]
-            if mask is not None:  # a masked step keeps the states, and repeats or omits the output
-                nothing = zeros if self.layer.zero_output_for_mask else carried[count]
-                output = tf.where(now[1], output, nothing)
-                new = [tf.where(now[1], a, b) for a, b in zip(new, states, strict=True)]
-            return (*new, output, ones if factors is None else factors)
+    def _saved(self, history):
+        return {"states": lambda: history["before"]}
 
-        carried = tf.scan(body, tuple(sequence), initializer=(*initial, zeros, ones))
-        carried = [tf.transpose(c, [1, 0, 2]) for c in carried]
-        return carried[count], carried[:count], carried[count + 1]
+    def _loop(self, gates, recurrent, initial_state, mask, dropout):
+        """Returns the first state after each step [rows, steps, units], and the last states.
+
+        Only what a gradient flows through leaves the loop: `tf.vectorized_map` cannot make the
+        zero gradient of a list that none does.
+        """
+        steps = gates.shape[1] or tf.shape(gates)[1]
+        inputs = tf.TensorArray(gates.dtype, size=steps).unstack(tf.transpose(gates, [1, 0, 2]))
+        if mask is not None:
+            masks = tf.TensorArray(tf.bool, size=steps).unstack(tf.transpose(mask, [1, 0, 2]))
+        element = initial_state[0].shape
+        outputs = tf.TensorArray(gates.dtype, size=steps, element_shape=element)
+
+        def body(step, outputs, *states):
+            state = states[0] if dropout is None else states[0] * dropout
+            new = self.step(inputs.read(step), recurrent(state), states)
+            if mask is not None:
+                now = masks.read(step)
+                new = [tf.where(now, a, b) for a, b in zip(new, states, strict=True)]
+            return (step + 1, outputs.write(step, new[0]), *new)
+
+        _, outputs, *states = tf.while_loop(
+            lambda step, *_: step < steps,
+            body,
+            (tf.constant(0), outputs, *initial_state),
+            maximum_iterations=steps,
+        )
+        return tf.transpose(outputs.stack(), [1, 0, 2]), states
 
     def gradients(self, calls):
         (call,) = calls
         cell = self.layer.cell
         gates = tf.cast(call.gradient, tf.float32)
-        recurrent = gates * tf.cast(call["factors"], tf.float32)
+        recurrent = gates
+        if "factors" in call.saved:
+            recurrent *= tf.cast(call["factors"], tf.float32)
         found = [
             (cell.kernel, OuterProducts(call["inputs"], gates)),
             (cell.recurrent_kernel, OuterProducts(call["states"], recurrent)),
@@ -146,7 +169,7 @@ class SimpleRNNRule(_RecurrentRule):
     def step(self, gates, recurrent, states):
         activation = self.layer.cell.activation
         output = gates + recurrent
-        return [output if activation is None else activation(output)], None
+        return [output if activation is None else activation(output)]
 
 
 @register(keras.layers.LSTM)
@@ -158,7 +181,7 @@ class LSTMRule(_RecurrentRule):
         i, f, candidate, o = tf.split(gates + recurrent, 4, axis=1)
         carry = cell.recurrent_activation(f) * states[1]
         carry += cell.recurrent_activation(i) * cell.activation(candidate)
-        return [cell.recurrent_activation(o) * cell.activation(carry), carry], None
+        return [cell.recurrent_activation(o) * cell.activation(carry), carry]
 
 
 @register(keras.layers.GRU)
@@ -180,9 +203,17 @@ class GRURule(_RecurrentRule):
         update = cell.recurrent_activation(update + update_state)
         reset = cell.recurrent_activation(reset + reset_state)
         candidate = cell.activation(candidate + reset * candidate_state)
+        return [update * states[0] + (1 - update) * candidate]
+
+    def factors(self, gates, recurrent):
+        # The candidate sees its states' part through the reset gate.
+        reset = tf.split(gates, 3, axis=2)[1] + tf.split(recurrent(), 3, axis=2)[1]
+        reset = self.layer.cell.recurrent_activation(reset)
         one = tf.ones_like(reset)
-        factors = tf.concat([one, one, reset], axis=1)
-        return [update * states[0] + (1 - update) * candidate], factors
+        return tf.stop_gradient(tf.concat([one, one, reset], axis=2))
+
+    def _saved(self, history):
+        return {**super()._saved(history), "factors": lambda: history["factors"]}
 
     def bias_gradient(self, gates, recurrent):
         return tf.stack([gates, recurrent], axis=1)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.gradients import ghost, matmul_pfor, vectorized
+from tfdp.gradients import ghost, pfor_repairs, vectorized
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engine import BoundedSum
 from tfdp.gradients.forward import Forward
@@ -84,7 +84,7 @@ def check_model(
     y = y[0] if tf.is_tensor(outputs) else y
     model.compile("sgd", loss=keras.tree.map_structure(lambda _: _linear, y))
 
-    matmul_pfor.register()
+    pfor_repairs.register()
     forward, weight = Forward(model), tf.ones([rows])
 
     def run(engine, l2_norm_clip):
@@ -108,22 +108,25 @@ def assert_equal_sums(ours, exact, tolerance: float = 1e-5) -> None:
 
     Args:
         ours, exact: results of two engines on the same rows.
-        tolerance: largest difference, relative to the largest entry of each result.
+        tolerance: largest difference, relative to the largest entry of each result (of a
+            variable's sum, but at least a hundredth of the largest of all).
     """
     _assert_close("norms", ours.norms, exact.norms, tolerance)
     _assert_close("losses", ours.losses, exact.losses, tolerance)
+    # A gradient that is zero but for rounding (a key bias of attention) is compared with the others.
+    least = 1e-2 * max(float(tf.reduce_max(tf.abs(total))) for total in exact.sums)
     for i, (a, b) in enumerate(zip(ours.sums, exact.sums, strict=True)):
-        _assert_close(f"sum of variable {i}", a, b, tolerance)
+        _assert_close(f"sum of variable {i}", a, b, tolerance, least)
     np.testing.assert_array_equal(ours.present, exact.present)
     assert int(ours.non_finite) == int(exact.non_finite)
 
 
-def _assert_close(name, a, b, tolerance):
+def _assert_close(name, a, b, tolerance, least=1e-30):
     a, b = np.asarray(a), np.asarray(b)
     assert a.shape == b.shape, f"{name}: shape {a.shape} instead of {b.shape}"
     assert a.dtype == b.dtype == np.float32, f"{name}: {a.dtype} instead of float32"
     if a.size:
-        scale = max(float(np.max(np.abs(b))), 1e-30)
+        scale = max(float(np.max(np.abs(b))), least)
         difference = float(np.max(np.abs(a - b))) / scale
         assert difference <= tolerance, f"{name}: relative difference {difference:.2e}"
 
