@@ -1,9 +1,12 @@
-"""Keeps `tf.vectorized_map` away from a batched matrix product that corrupts memory.
+"""Repairs two rules of `tf.vectorized_map`, without which layers over sequences fail in it.
 
 In TensorFlow 2.21 on a CPU with oneDNN, `tf.matmul` of shapes [n, 1, t, p] and [p, q] writes out of
 bounds ("free(): invalid pointer", or wrong numbers). A batch of one under `tf.vectorized_map`, with
 a weight that all rows share, is exactly that product: EinsumDense and MultiHeadAttention have it.
-With `register()` such products become one plain matrix product, which is faster, too.
+Here such products become one plain matrix product, which is faster, too.
+
+The gradient of a loop that leaves one of its lists unused (a recurrent layer with a mask) asks for
+a list of zeros, which TensorFlow's rule takes for a tensor.
 """
 
 import functools
@@ -13,24 +16,24 @@ import tensorflow as tf
 
 @functools.cache
 def register() -> None:
-    """Replaces TensorFlow's own rule for batched products, once per process."""
+    """Replaces TensorFlow's own rules, once per process."""
     try:
         from tensorflow.python.ops.parallel_for import pfor
 
         rules = pfor._pfor_converter_registry
-        original = rules["BatchMatMulV2"]
+        product_rule, zeros_rule = rules["BatchMatMulV2"], rules["ZerosLike"]
     except (ImportError, AttributeError, KeyError) as error:  # pragma: no cover
         raise RuntimeError(
             "This TensorFlow has no rules for tf.vectorized_map where tfdp expects them. Use "
             "TensorFlow 2.18 to 2.21."
         ) from error
 
-    def convert(pfor_input):
+    def convert_product(pfor_input):
         stacked, shared = pfor_input.input(0), pfor_input.input(1)
         shape = shared.t.shape
         one_matrix = shape.rank is not None and shape[:-2].num_elements() == 1
         if shared.is_stacked or not stacked.is_stacked or not one_matrix:
-            return original(pfor_input)
+            return product_rule(pfor_input)
         # Batch axes of length one that only the shared matrix has come first in the product.
         extra = max(shape.rank - (stacked.t.shape.rank - 1), 0)
         stacked = stacked.t
@@ -46,4 +49,11 @@ def register() -> None:
         static = [*stacked.shape[:-1], matrix.shape[1]]
         return pfor.wrap(tf.ensure_shape(tf.reshape(product, whole), static), True)
 
-    rules["BatchMatMulV2"] = convert
+    def convert_zeros(pfor_input):
+        values = pfor_input.input(0)
+        if values.t.dtype != tf.variant:
+            return zeros_rule(pfor_input)
+        return pfor.wrap(tf.raw_ops.ZerosLike(x=values.t), values.is_stacked)
+
+    rules["BatchMatMulV2"] = convert_product
+    rules["ZerosLike"] = convert_zeros
