@@ -199,6 +199,7 @@ def main(argv):
     print()
     print_table(result)
     shown = os.path.relpath(model_dir)
+    shown = model_dir if shown.startswith("..") else shown
     print(
         f"\nIn {shown}: run.json (this table), model.keras (the release), tensorboard/ (the log: "
         f"tensorboard --logdir {shown})."
