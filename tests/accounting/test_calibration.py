@@ -10,10 +10,12 @@ from tfdp.accounting import (
     CalibrationError,
     Run,
     claimed,
+    claimed_composition,
     epsilon_curve,
     max_steps,
     noise_for,
     proven,
+    proven_composition,
 )
 
 DELTA = 1e-5
@@ -147,3 +149,22 @@ def test_curves_of_claims_and_of_hopeless_runs():
     assert epsilon_curve(DPSGD, [], DELTA) == []
     with pytest.raises(ValueError, match="increasing"):
         epsilon_curve(DPSGD, [5, 3], DELTA)
+
+
+@pytest.mark.parametrize("kind", ["proven", "claimed"])
+def test_max_steps_counts_what_was_spent_before(kind):
+    run = Run(
+        mechanism="dpsgd",
+        num_examples=1000,
+        lot_size=100,
+        steps=0,
+        sampling="cyclic",
+        noise_multiplier=8.0,
+    )
+    earlier = run.with_(steps=20)
+    alone = max_steps(2.0, 1e-5, run, kind)
+    after = max_steps(2.0, 1e-5, run, kind, earlier=[earlier])
+    compose = {"proven": proven_composition, "claimed": claimed_composition}[kind]
+    assert 0 < after < alone
+    assert compose([earlier, run.with_(steps=after)], 1e-5).epsilon <= 2.0
+    assert compose([earlier, run.with_(steps=after + 1)], 1e-5).epsilon > 2.0

@@ -134,3 +134,55 @@ def test_budget_allows():
     assert not PrivacyBudget(guarantee.epsilon * 0.999, 1e-5).allows(guarantee)
     assert not PrivacyBudget(guarantee.epsilon, 1e-6).allows(guarantee)
     assert issubclass(BudgetExhausted, RuntimeError)
+
+
+def test_extend_covers_more_steps_and_keeps_what_was_spent():
+    ledger = Ledger()
+    run = _scheduled((1.0, 0.5))
+    run_id = ledger.open(run)
+    ledger.record(run_id, 2)
+    ledger.extend(run_id, _scheduled((1.0, 0.5, 0.25)))
+    assert ledger.steps(run_id) == 2
+    ledger.record(run_id, 3)
+    assert ledger.runs[0].learning_rates == (1.0, 0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda: _scheduled((1.0, 0.6, 0.25)),  # another past
+        lambda: _scheduled((1.0, 0.5, 0.25)).with_(noise_multiplier=9.0),
+        lambda: _scheduled((1.0, 0.5, 0.25)).with_(sampling="poisson"),
+    ],
+)
+def test_extend_refuses_another_run(changed):
+    ledger = Ledger()
+    run_id = ledger.open(_scheduled((1.0, 0.5)))
+    ledger.record(run_id, 2)
+    with pytest.raises(LedgerError, match="another run"):
+        ledger.extend(run_id, changed())
+
+
+def test_an_extended_copy_merges_with_its_past():
+    early = Ledger()
+    run_id = early.open(_scheduled((1.0, 0.5)))
+    early.record(run_id, 1)
+    late = Ledger.from_json(early.to_json())
+    late.extend(run_id, _scheduled((1.0, 0.5, 0.25)))
+    late.record(run_id, 3)
+    for first, second in ((early, late), (late, early)):
+        merged = Ledger.from_json(first.to_json())
+        merged.merge(second)
+        assert merged.steps(run_id) == 3
+
+
+def _scheduled(rates):
+    return Run(
+        mechanism="si_dpsgd",
+        num_examples=100,
+        lot_size=10,
+        steps=len(rates),
+        sampling="cyclic",
+        noise_multiplier=5.0,
+        learning_rates=rates,
+    )
