@@ -9,11 +9,15 @@ import pytest
 import tensorflow as tf
 
 from tfdp import models
+from tfdp.gradients import ghost
 
 MNIST = (28, 28, 1)
-ALL = pytest.mark.parametrize("name", sorted(models.MODELS))
+# Those that come with every normalization, and those that have one of their own.
+STACKED = {name for name, a in models.MODELS.items() if a.layers is not None}
+OWN = {"bilstm": (12,), "resnet18": (8, 8, 3), "transformer": (12,)}
+ALL = pytest.mark.parametrize("name", sorted(STACKED))
 # Those with hidden layers: "linear" has nothing but its output layer.
-NETWORKS = pytest.mark.parametrize("name", sorted(models.MODELS.keys() - {"linear"}))
+NETWORKS = pytest.mark.parametrize("name", sorted(STACKED - {"linear"}))
 
 
 def images(shape=MNIST, count=3):
@@ -28,6 +32,8 @@ def images(shape=MNIST, count=3):
         ("tutorial_cnn", MNIST, 26_010),
         ("mlp", (8, 8, 1), 4_810),
         ("linear", (8, 8, 1), 650),
+        ("cifar_tutorial", (24, 24, 3), 1_144_138),
+        ("cifar_tutorial", (32, 32, 3), 1_832_266),
     ],
 )
 class TestWeights:
@@ -59,6 +65,79 @@ def test_logits_and_round_trip(name, normalization, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded(images()), outputs, rtol=1e-5, atol=1e-6)
+
+
+def test_cifar_tutorial_is_abadi_et_al():
+    layers = models.build("cifar_tutorial", (24, 24, 3), 10).layers
+    maps = [layer.output.shape[1:] for layer in layers if "pool" in layer.name]
+    assert maps == [(12, 12, 64), (6, 6, 64)]  # as in their section 5.3
+    assert [d.units for d in layers if isinstance(d, keras.layers.Dense)] == [384, 384, 10]
+
+
+class TestFunctional:
+    names = pytest.mark.parametrize("name", sorted(OWN))
+
+    def inputs(self, name, count=3):
+        if models.MODELS[name].takes_tokens:
+            generator = np.random.default_rng(0)
+            return generator.integers(1, models.NUM_TOKENS, (count, *OWN[name])).astype("int32")
+        return images(OWN[name], count)
+
+    def test_are_all_here(self):
+        assert OWN.keys() == models.MODELS.keys() - STACKED
+
+    @pytest.mark.parametrize(
+        ("name", "input_shape", "weights"),
+        [
+            ("resnet18", (32, 32, 3), 11_173_962),
+            ("bilstm", (64,), 714_954),
+            ("transformer", (64,), 711_818),
+        ],
+    )
+    def test_number_of_weights(self, name, input_shape, weights):
+        assert models.build(name, input_shape, 10).count_params() == weights
+
+    @names
+    def test_logits_and_round_trip(self, name, tmp_path):
+        model, x = models.build(name, OWN[name], 7), self.inputs(name)
+        outputs = model(x)
+        assert outputs.shape == (3, 7)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        np.testing.assert_allclose(loaded(x), outputs, rtol=1e-5, atol=1e-6)
+
+    @names
+    def test_examples_do_not_mix(self, name):
+        model, x = models.build(name, OWN[name], 10), self.inputs(name)
+        alone = np.concatenate([model(x[i : i + 1], training=True) for i in range(3)])
+        np.testing.assert_allclose(model(x, training=True), alone, rtol=1e-4, atol=1e-5)
+
+    @names
+    def test_the_ghost_engine_covers_it(self, name):
+        model = models.build(name, OWN[name], 10)
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        assert ghost.supports(model) is None
+
+    @names
+    def test_has_a_normalization_of_its_own(self, name):
+        with pytest.raises(ValueError, match=r"`normalization`.*'none'.*of its own.*'layer'"):
+            models.build(name, OWN[name], 10, "layer")
+
+    def test_padding_does_not_count_in_bilstm(self):
+        model, x = models.build("bilstm", (12,), 10), self.inputs("bilstm")
+        x[:, 8:] = 0
+        short = models.build("bilstm", (8,), 10)
+        short.set_weights(model.get_weights())
+        np.testing.assert_allclose(model(x), short(x[:, :8]), rtol=1e-4, atol=1e-5)
+
+    def test_transformer_knows_the_order(self):
+        model, x = models.build("transformer", (12,), 10), self.inputs("transformer")
+        assert np.abs(model(x) - model(x[:, ::-1].copy())).max() > 1e-3
+
+    @pytest.mark.parametrize("name", ["bilstm", "transformer"])
+    def test_text_wants_one_axis(self, name):
+        with pytest.raises(ValueError, match=r"`input_shape`.*number of tokens.*\(28, 28, 1\)"):
+            models.build(name, MNIST, 10)
 
 
 def test_loads_without_tfdp(tmp_path):
@@ -171,7 +250,9 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"`input_shape`.*at least"):
             models.build(name, input_shape, 10)
 
-    @pytest.mark.parametrize(("name", "smallest"), [("lenet5", 12), ("tutorial_cnn", 13)])
+    @pytest.mark.parametrize(
+        ("name", "smallest"), [("cifar_tutorial", 4), ("lenet5", 12), ("tutorial_cnn", 13)]
+    )
     def test_smallest_image_is_the_smallest(self, name, smallest):
         models.build(name, (smallest, smallest, 3), 10)
         layers = models.MODELS[name].layers(10, "none", "relu", "none")

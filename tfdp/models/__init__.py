@@ -7,23 +7,42 @@ import keras
 
 from tfdp import _backend  # noqa: F401
 from tfdp.models.blocks import NORMALIZATIONS as NORMALIZATIONS
+from tfdp.models.cifar import cifar_tutorial
 from tfdp.models.lenet import lenet5, lenet_300_100
 from tfdp.models.mlp import linear, mlp
+from tfdp.models.resnet import resnet18
+from tfdp.models.text import NUM_TOKENS as NUM_TOKENS
+from tfdp.models.text import bilstm, transformer
 from tfdp.models.tutorial import tutorial_cnn
 
 
 class Architecture(NamedTuple):
-    """How a model is built, and the smallest image (height and width) it can take."""
+    """How a model is built, and what it can take; either `layers` or `outputs` is given.
 
-    layers: Callable[..., list[keras.Layer]]
-    smallest_image: int | None = None  # None: inputs of any shape
+    Attributes:
+        layers: (classes, normalization, activation, output normalization) -> layers of a Sequential
+            model.
+        smallest_image: smallest height and width; None: inputs of any shape.
+        outputs: (inputs, classes, activation) -> logits of a functional model, which has the
+            normalization that belongs to it.
+        takes_tokens: whether the inputs are rows of token ids below `NUM_TOKENS`.
+    """
+
+    layers: Callable[..., list[keras.Layer]] | None = None
+    smallest_image: int | None = None
+    outputs: Callable[..., keras.KerasTensor] | None = None
+    takes_tokens: bool = False
 
 
 MODELS: dict[str, Architecture] = {
+    "bilstm": Architecture(outputs=bilstm, takes_tokens=True),
+    "cifar_tutorial": Architecture(cifar_tutorial, smallest_image=4),
     "lenet5": Architecture(lenet5, smallest_image=12),
     "lenet_300_100": Architecture(lenet_300_100),
     "linear": Architecture(linear),
     "mlp": Architecture(mlp),
+    "resnet18": Architecture(outputs=resnet18, smallest_image=1),
+    "transformer": Architecture(outputs=transformer, takes_tokens=True),
     "tutorial_cnn": Architecture(tutorial_cnn, smallest_image=13),
 }
 
@@ -36,16 +55,18 @@ def build(
     *,
     activation: str = "relu",
     normalize_output: bool = True,
-) -> keras.Sequential:
+) -> keras.Model:
     """Builds a model with freshly drawn weights. Its output is logits (no softmax).
 
     Args:
         name: a key of `MODELS`.
-        input_shape: shape of one example; (height, width, channels) for convolutional models.
+        input_shape: shape of one example; (height, width, channels) for convolutional models,
+            (number of tokens,) for models of text.
         num_classes: number of logits, at least 2.
         normalization: "none"; "layer", over all features of an example and without weights, as in
             the experiments of SI-DPSGD; "layer_affine", the same with learned scale and offset;
-            "batch", for comparison without privacy only, since it mixes examples.
+            "batch", for comparison without privacy only, since it mixes examples. "resnet18" and
+            the models of text have a normalization of their own and take only "none".
         activation: "relu", "tanh" (its bounded outputs often help private training) or any other
             activation that Keras knows by name.
         normalize_output: whether the output layer is normalized too. SI-DPSGD, section 3,
@@ -55,7 +76,7 @@ def build(
             never comes near certainty (for n = 10 the cross-entropy stays above 0.27).
 
     Returns:
-        A built `keras.Sequential`.
+        A built `keras.Sequential`, or a functional `keras.Model`.
 
     Raises:
         ValueError: for an unknown name or normalization, and for an input shape that the model
@@ -79,6 +100,20 @@ def build(
             f"with at least {smallest}x{smallest} pixels for the model {name!r}. "
             f"Received: {tuple(input_shape)}"
         )
+    if architecture.takes_tokens and len(input_shape) != 1:
+        raise ValueError(
+            "Invalid value received for argument `input_shape`. Expected (number of tokens,) for "
+            f"the model {name!r}. Received: {tuple(input_shape)}"
+        )
+    if architecture.outputs is not None:
+        if normalization != "none":
+            raise ValueError(
+                "Invalid value received for argument `normalization`. Expected 'none' for the model "
+                f"{name!r}, which has a normalization of its own. Received: {normalization!r}"
+            )
+        dtype = "int32" if architecture.takes_tokens else None
+        inputs = keras.Input(tuple(input_shape), dtype=dtype)
+        return keras.Model(inputs, architecture.outputs(inputs, num_classes, activation), name=name)
     output_normalization = normalization if normalize_output else "none"
     layers = architecture.layers(num_classes, normalization, activation, output_normalization)
     return keras.Sequential([keras.Input(tuple(input_shape)), *layers], name=name)
