@@ -1,12 +1,9 @@
-"""Repairs two rules of `tf.vectorized_map`, without which layers over sequences fail in it.
+"""Repairs a rule of `tf.vectorized_map`, without which layers over sequences fail in it.
 
 In TensorFlow 2.21 on a CPU with oneDNN, `tf.matmul` of shapes [n, 1, t, p] and [p, q] writes out of
 bounds ("free(): invalid pointer", or wrong numbers). A batch of one under `tf.vectorized_map`, with
 a weight that all rows share, is exactly that product: EinsumDense and MultiHeadAttention have it.
 Here such products become one plain matrix product, which is faster, too.
-
-The gradient of a loop that leaves one of its lists unused (a recurrent layer with a mask) asks for
-a list of zeros, which TensorFlow's rule takes for a tensor.
 """
 
 import functools
@@ -16,12 +13,12 @@ import tensorflow as tf
 
 @functools.cache
 def register() -> None:
-    """Replaces TensorFlow's own rules, once per process."""
+    """Replaces TensorFlow's own rule, once per process."""
     try:
         from tensorflow.python.ops.parallel_for import pfor
 
         rules = pfor._pfor_converter_registry
-        product_rule, zeros_rule = rules["BatchMatMulV2"], rules["ZerosLike"]
+        product_rule = rules["BatchMatMulV2"]
     except (ImportError, AttributeError, KeyError) as error:  # pragma: no cover
         raise RuntimeError(
             "This TensorFlow has no rules for tf.vectorized_map where tfdp expects them. Use "
@@ -49,11 +46,4 @@ def register() -> None:
         static = [*stacked.shape[:-1], matrix.shape[1]]
         return pfor.wrap(tf.ensure_shape(tf.reshape(product, whole), static), True)
 
-    def convert_zeros(pfor_input):
-        values = pfor_input.input(0)
-        if values.t.dtype != tf.variant:
-            return zeros_rule(pfor_input)
-        return pfor.wrap(tf.raw_ops.ZerosLike(x=values.t), values.is_stacked)
-
     rules["BatchMatMulV2"] = convert_product
-    rules["ZerosLike"] = convert_zeros
