@@ -37,12 +37,27 @@ def supports(model) -> str | None:
     """
     try:
         rules = owners(model)
+        _forward_pass(model, rules)
         specification = _input_specification(model)
         if specification is not None:
             _trace(model, rules, specification)
     except UnsupportedModelError as error:
         return str(error)
     return None
+
+
+def _forward_pass(model, rules):
+    """Returns how to run the model: all rows at once where that is known to be safe."""
+    if rows_are_separate(model, rules):
+        return _batched
+    for layer, rule in rules.items():
+        if not rule.row_by_row:
+            raise UnsupportedModelError(
+                f"Layer '{layer.name}' ({type(layer).__name__}) has a rule for whole batches only, "
+                f"and model '{model.name}' has a layer or code of its own that could mix the rows "
+                "of a batch."
+            )
+    return _row_by_row
 
 
 def _input_specification(model):
@@ -90,7 +105,7 @@ def bounded_sum(
         UnsupportedModelError: the model is beyond the rules.
     """
     rules = owners(forward.model)
-    run = _batched if rows_are_separate(forward.model, rules) else _row_by_row
+    run = _forward_pass(forward.model, rules)
     recorded, losses, outputs, state = run(forward, rules, x, y, sample_weight, chunk)
     gradients = _gradients(forward, recorded)
 

@@ -55,6 +55,9 @@ class Rule(abc.ABC):
         layer: a built layer.
     """
 
+    # Whether the rule's `call` also works under `tf.vectorized_map`.
+    row_by_row = True
+
     def __init__(self, layer):
         self.layer = layer
 

@@ -16,6 +16,8 @@ from tfdp.gradients.rules.contributions import Instantiated, OuterProducts
 class _RecurrentRule(Rule):
     """Replaces the layer's `inner_loop`; gates and states have the order of Keras' cells."""
 
+    row_by_row = False  # tf.vectorized_map does not vectorize the gradient of every loop
+
     def variables(self):
         cell = self.layer.cell
         variables = [cell.kernel, cell.recurrent_kernel]
@@ -112,11 +114,7 @@ class _RecurrentRule(Rule):
         return {"states": lambda: history["before"]}
 
     def _loop(self, gates, recurrent, initial_state, mask, dropout):
-        """Returns the first state after each step [rows, steps, units], and the last states.
-
-        Only what a gradient flows through leaves the loop: `tf.vectorized_map` cannot make the
-        zero gradient of a list that none does.
-        """
+        """Returns the first state after each step [rows, steps, units], and the last states."""
         steps = gates.shape[1] or tf.shape(gates)[1]
         inputs = tf.TensorArray(gates.dtype, size=steps).unstack(tf.transpose(gates, [1, 0, 2]))
         if mask is not None:

@@ -54,6 +54,7 @@ def check_model(
     microbatch_size: int = 1,
     l2_norm_clip: float | None = None,
     length: int = 6,
+    vectorizes: bool = True,
 ) -> None:
     """`check_rule` for a whole model with one or several inputs and outputs.
 
@@ -63,6 +64,8 @@ def check_model(
         microbatch_size: examples whose mean is bounded together.
         l2_norm_clip: clip norm; the median gradient norm if None, so that half of them are clipped.
         length: taken where an input's shape is not known.
+        vectorizes: False compares with a plain loop over the rows at once, without asking the
+            exact engine first.
 
     Raises:
         AssertionError: a difference, or the engine does not support the model.
@@ -91,10 +94,11 @@ def check_model(
         bound = GlobalL2Clip(l2_norm_clip)
         return run_engine(engine, forward, bound, x, y, weight, microbatch_size)
 
-    exact, clip = vectorized.bounded_sum, l2_norm_clip or 1.0
+    exact = vectorized.bounded_sum if vectorizes else loop_bounded_sum
+    clip = l2_norm_clip or 1.0
     try:
         expected = run(exact, clip)
-    except (NotImplementedError, ValueError):  # an op that cannot be vectorized, such as Conv3D
+    except (NotImplementedError, TypeError, ValueError):  # not vectorized, such as Conv3D
         exact = loop_bounded_sum
         expected = run(exact, clip)
     if l2_norm_clip is None:
