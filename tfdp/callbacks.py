@@ -1,13 +1,12 @@
 """Keras callbacks: epsilon in the progress bar and in TensorBoard, and a stop at the budget."""
 
-import bisect
 import math
 import os
 
 import keras
 import tensorflow as tf
 
-from tfdp.accounting import epsilon_curve
+from tfdp.accounting import claimed_composition, proven_composition
 from tfdp.training import PrivateTraining
 
 
@@ -23,30 +22,30 @@ def _private(model) -> PrivateTraining:
 class EpsilonCurve:
     """Epsilon after any number of steps of the training that runs, cheaply.
 
-    Evaluated at up to `points` step counts before training starts; in between, the value of the
-    next one is an upper bound, since epsilon does not fall.
+    Evaluated at up to `points` step counts, each when it is first needed; in between, the value of
+    the next one is an upper bound, since epsilon does not fall. What was spent before is included.
+
+    Make it after the first step: until then, other callbacks may restore weights and their ledger.
     """
 
     def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=50):
-        total = model.planned_steps
-        count = min(points, total)
-        self._steps = sorted({math.ceil(total * (i + 1) / count) for i in range(count)})
-        if model.has_earlier_spending:
-            self._values = None
-            self._read = lambda: model.privacy_spent(delta, kind, adjacency).epsilon
-        else:
-            self._values = epsilon_curve(
-                model.current_run, self._steps, delta, kind=kind, adjacency=adjacency
-            )
+        self._run, self._earlier = model.current_run, model.earlier_runs
+        self._compose = {"proven": proven_composition, "claimed": claimed_composition}[kind]
+        self._delta, self._adjacency = delta, adjacency
+        self._spacing = max(1, math.ceil(self._run.steps / points))
+        self._values = {}
 
     def at(self, step: int) -> float:
         """Epsilon after `step` steps."""
-        if self._values is None:
-            return self._read()
-        if step <= 0:
-            return 0.0
-        index = min(bisect.bisect_left(self._steps, step), len(self._steps) - 1)
-        return self._values[index]
+        if step > self._run.steps:  # the entry was extended; the description stays the same
+            step = self._run.steps
+        point = min(-(-step // self._spacing) * self._spacing, self._run.steps)
+        if point not in self._values:
+            runs = [*self._earlier, self._run.with_(steps=point)]
+            runs = [run for run in runs if run.steps]
+            guarantee = self._compose(runs, self._delta, self._adjacency) if runs else None
+            self._values[point] = guarantee.epsilon if guarantee else 0.0
+        return self._values[point]
 
 
 class PrivacyProgress(keras.callbacks.Callback):
@@ -65,18 +64,21 @@ class PrivacyProgress(keras.callbacks.Callback):
         self._curve = None
 
     def on_train_begin(self, logs=None):
-        model = _private(self.model)
-        self._curve = EpsilonCurve(model, self.delta, self.kind, self.adjacency)
-        self._steps = model.steps_taken
+        _private(self.model)
+        self._curve = None
+
+    def _spent(self):
+        if self._curve is None:
+            self._curve = EpsilonCurve(self.model, self.delta, self.kind, self.adjacency)
+        return self._curve.at(self.model.steps_taken)
 
     def on_train_batch_end(self, batch, logs=None):
-        self._steps += self.model.steps_per_execution
         if logs is not None:
-            logs[self.name] = self._curve.at(self._steps)
+            logs[self.name] = self._spent()
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is not None:
-            logs[self.name] = self._curve.at(self.model.steps_taken)
+            logs[self.name] = self._spent()
 
 
 class StopAtBudget(keras.callbacks.Callback):
@@ -108,10 +110,7 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         model = _private(self.model)
-        self._curves = {
-            kind: EpsilonCurve(model, self.delta, kind, self.adjacency)
-            for kind in ("claimed", "proven")
-        }
+        self._curves = None
         self._writer = tf.summary.create_file_writer(self.log_dir)
         if self.hparams:
             from tensorboard.plugins.hparams import api as hparams_api
@@ -124,6 +123,11 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         steps = self.model.steps_taken
+        if self._curves is None:
+            self._curves = {
+                kind: EpsilonCurve(self.model, self.delta, kind, self.adjacency)
+                for kind in ("claimed", "proven")
+            }
         with self._writer.as_default(step=steps):
             for name, value in (logs or {}).items():
                 if name != "epsilon":

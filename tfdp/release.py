@@ -5,7 +5,7 @@ import os
 import keras
 
 from tfdp import _backend  # noqa: F401
-from tfdp.training import PrivateTraining
+from tfdp.training import plain_class
 
 _RANDOM_STATE = "seed_generator_state"
 
@@ -22,14 +22,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: a subclassed model without `get_config`, which Keras cannot copy.
     """
-    cls = type(model)
-    if isinstance(model, PrivateTraining):
-        # make_private put one class before the user's; DPModel and DPSequential come with Keras'.
-        cls = next(
-            c
-            for c in cls.__mro__
-            if issubclass(c, keras.Model) and not issubclass(c, PrivateTraining)
-        )
+    cls = plain_class(type(model))
     try:
         copy = cls.from_config(model.get_config())
     except (NotImplementedError, TypeError) as error:

@@ -98,7 +98,7 @@ def _pad_rows(tree, multiple: int):
 
 
 def _split_rows(tree, count: int):
-    """Reshapes every leaf [rows, ...] to [rows / count, count, ...] (XLA cannot slice by a variable)."""
+    """Makes every leaf [rows, ...] [rows / count, count, ...] (XLA cannot slice by a variable)."""
 
     def split(leaf):
         return tf.reshape(leaf, tf.concat([[-1, count], tf.shape(leaf)[1:]], axis=0))

@@ -40,6 +40,10 @@ class NoiseSource:
         # must not move the draw number back.
         self.draws = tf.Variable(0, dtype=tf.int64, trainable=False, name="noise_draws")
 
+    def advance_to(self, draws: int) -> None:
+        """Skips the first `draws` draws, unless they are behind already."""
+        self.draws.assign(max(draws, int(self.draws.numpy())))
+
     def gaussians(self, stddev: float, shapes: list) -> list[tf.Tensor]:
         """Draws independent N(0, stddev^2) float32 tensors of the given shapes, in order.
 

@@ -27,7 +27,7 @@ class _Secrets:
     def __init__(self, seed):
         self.noise = NoiseSource(seed)
         self.ledger = Ledger()
-        self.applying = False
+        self.entry = None
 
 
 class DPKerasOptimizer(keras.optimizers.Optimizer):
@@ -93,7 +93,18 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     @property
     def ledger(self) -> Ledger:
         """What has been spent with this optimizer; saved with it, and never goes back."""
+        if self.entry is not None:
+            self.entry.record()
         return self._secrets.ledger
+
+    @property
+    def entry(self):
+        """The entry of the ledger that is open for steps (`tfdp.spending.Entry`), or None."""
+        return self._secrets.entry
+
+    @entry.setter
+    def entry(self, entry):
+        self._secrets.entry = entry
 
     @property
     def seeded(self) -> bool:
@@ -111,9 +122,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             )
         return lot_size // self.num_microbatches
 
-    def run_fields(self, first_iteration: int) -> dict:
+    def run_fields(self) -> dict:
         """What the accounting must know of this optimizer, as fields of `accounting.Run`."""
-        del first_iteration
         return {
             "mechanism": self.mechanism,
             "noise_multiplier": self.noise_multiplier,
@@ -121,54 +131,53 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             "seeded": self.seeded,
         }
 
+    def learning_rates(self, first: int, steps: int) -> float | tuple[float, ...] | None:
+        """The learning rates of `steps` steps from number `first` on, where they matter."""
+        del first, steps
+
     def start_segment(self, variables) -> None:
-        """Called when a new entry of the ledger begins; nothing to do where no state is secret."""
+        """Called when a new entry of the ledger begins."""
+        del variables
+        # A seeded run that was resumed must not draw again what it drew before.
+        self._secrets.noise.advance_to(int(self.iterations.numpy()))
 
     def continues(self, variables) -> bool:
         """Whether training may go on within the ledger entry that is open."""
         del variables
         return True
 
-    def update(self, bounded: BoundedSum, lot_size: int, variables, regularization) -> None:
+    def update(self, bounded: BoundedSum, divisor: int, variables, regularization) -> None:
         """Adds the noise, once for the lot, and applies the update rule.
 
         Args:
             bounded: the lot's bounded sum.
-            lot_size: L, the public divisor; never the number that was drawn.
+            divisor: the public number of groups in a nominal lot: the lot size L where every example
+                is a group by itself. Never the number that was drawn.
             variables: the trainable variables, in the order of `bounded.sums`.
             regularization: gradients of the weight regularizers (None where there is none).
         """
         stddev = self.noise_multiplier * bounded.l2_norm_clip
         noise = self._secrets.noise.gaussians(stddev, [v.shape for v in variables])
         gradients = [
-            self._private_mean(total + draw, lot_size, penalty)
+            self._private_mean(total + draw, divisor, penalty)
             for total, draw, penalty in zip(bounded.sums, noise, regularization, strict=True)
         ]
-        self._apply_private(gradients, variables)
+        gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
+        super().apply(gradients, variables)  # past our own, which refuses
 
     @staticmethod
-    def _private_mean(total, lot_size, penalty):
-        mean = total / tf.constant(float(lot_size), tf.float32)
+    def _private_mean(total, divisor, penalty):
+        mean = total / tf.constant(float(divisor), tf.float32)
         return mean if penalty is None else mean + tf.cast(penalty, tf.float32)
-
-    def _apply_private(self, gradients, variables):
-        gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
-        self._secrets.applying = True
-        try:
-            super().apply(gradients, variables)
-        finally:
-            self._secrets.applying = False
 
     def apply(self, grads, trainable_variables=None):
         """Refuses: gradients that were not bounded and summed by an engine are not private."""
-        if not self._secrets.applying:
-            raise RuntimeError(
-                f"{type(self).__name__} received gradients that did not come from tfdp's private "
-                "training step, so nothing bounds what one example contributes. Make the model "
-                "private: model = tfdp.make_private(model), then compile and fit it; or use a "
-                "plain Keras optimizer for training without privacy."
-            )
-        super().apply(grads, trainable_variables)
+        raise RuntimeError(
+            f"{type(self).__name__} received gradients that did not come from tfdp's private training "
+            "step, so nothing bounds what one example contributes. Make the model private: "
+            "model = tfdp.make_private(model), then compile and fit it; or use a plain Keras optimizer "
+            "for training without privacy."
+        )
 
     def get_config(self):
         """The configuration, without the seed: whoever reads a saved file could redraw the noise."""
@@ -198,11 +207,11 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             )
         names.remove(_LEDGER_KEY)
         saved = Ledger.from_json(bytes(np.asarray(store[_LEDGER_KEY])).decode())
-        self._secrets.ledger.merge(saved)
         slots = {name: store[name] for name in names}
         if len(slots) != len(self.variables):
             raise ValueError(
                 f"Cannot restore {type(self).__name__}: expected {len(self.variables)} variables, "
                 f"found {len(slots)}. Build the optimizer for the model that was saved first."
             )
+        self.ledger.merge(saved)
         super().load_own_variables(slots)

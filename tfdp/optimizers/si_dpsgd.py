@@ -11,7 +11,7 @@ observer of any mu has no guarantee at all. The means are held outside of everyt
 TensorFlow save; only `release_means`, which the accounting knows of, hands them out.
 """
 
-import functools
+import math
 
 import keras
 import numpy as np
@@ -30,13 +30,30 @@ _REFUSED = (
 
 
 class _Hidden:
-    """The un-noised means and what moves them: a plain object, so that nothing tracks or saves it."""
+    """The un-noised means and what moves them: a plain object, so that nothing tracks or saves it.
 
-    def __init__(self, rule):
-        self.rule = rule  # a Keras optimizer on the means, or None for SGD
-        self.means = []
-        self.velocities = []
-        self.checksums = []
+    Args:
+        rule: a Keras optimizer that moves the means, or None for SGD.
+        variables: the weights, at which the means start.
+        first: number of the first step, for schedules.
+        momentum: whether there are velocities.
+    """
+
+    def __init__(self, rule=None, variables=(), first=0, momentum=False):
+        values = [tf.convert_to_tensor(v) for v in variables]
+        self.means = [keras.Variable(v, trainable=True, name="mean") for v in values]
+        # What the model was given last, to see whether it was changed since.
+        self.shown = [tf.Variable(v, trainable=False) for v in values]
+        self.velocities = [
+            tf.Variable(tf.zeros(v.shape), trainable=False) for v in values * momentum
+        ]
+        # Not the optimizer's iterations, which a checkpoint may move: the accounting knows the rates.
+        self.step = tf.Variable(first, dtype=tf.int64, trainable=False)
+        self.rule = rule
+        if rule is not None and values:
+            self.rule = type(rule).from_config(rule.get_config())
+            self.rule.build(self.means)
+            self.rule.iterations.assign(first)
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -107,6 +124,15 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             learning_rate = update_rule._learning_rate
             if isinstance(learning_rate, keras.Variable):
                 learning_rate = float(learning_rate.numpy())
+        if isinstance(learning_rate, dict):
+            learning_rate = keras.optimizers.schedules.deserialize(learning_rate)
+        if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            if callable(learning_rate) or not (0.0 < learning_rate < math.inf):
+                raise ValueError(
+                    "Invalid value received for argument `learning_rate`. Expected a finite number > 0 "
+                    f"or a LearningRateSchedule. Received: {learning_rate!r}"
+                )
+            learning_rate = float(learning_rate)
         refused = [k for k in _REFUSED if kwargs.get(k)]
         if refused:
             raise ValueError(
@@ -118,12 +144,18 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         self.nesterov = bool(nesterov)
         self.guarantee = guarantee
         self.release = release
+        self._rate = learning_rate  # not Keras' variable, which a file may overwrite
         self._hidden = _Hidden(update_rule)
 
     @property
     def learning_rate(self):
         """The current learning rate."""
-        return self._get_current_learning_rate()
+        return self._current_rate()
+
+    def _current_rate(self):
+        if isinstance(self._rate, float):
+            return tf.constant(self._rate, tf.float32)
+        return tf.cast(self._rate(self._hidden.step), tf.float32)
 
     @learning_rate.setter
     def learning_rate(self, value):
@@ -133,59 +165,44 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             f"Received: {value!r}"
         )
 
-    def run_fields(self, first_iteration: int) -> dict:
-        rate = self._learning_rate
-        if callable(rate) and not isinstance(rate, keras.Variable):
-
-            def rates(steps):
-                return evaluate_schedule(rate, steps, first_iteration)
-        else:
-            constant = float(keras.ops.convert_to_numpy(rate))
-
-            def rates(steps):
-                return constant
-
+    def run_fields(self) -> dict:
         rule = self._hidden.rule
-        return super().run_fields(first_iteration) | {
-            "optimizer": "sgd" if rule is None else rule.name.lower(),
-            "learning_rates": rates,
+        return super().run_fields() | {
+            # Never a name that the accounting takes for linear, whatever the rule is called.
+            "optimizer": "sgd" if rule is None else f"{type(rule).__name__} on the means",
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "release": self.release,
         }
 
+    def learning_rates(self, first, steps):
+        if isinstance(self._rate, float):
+            return float(np.float32(self._rate))
+        return evaluate_schedule(self._rate, steps, first)
+
     def start_segment(self, variables) -> None:
         """Starts the means at the weights, which are public, with no velocity.
 
         Whatever came before reaches the new segment only through the weights that were shown.
+
+        Raises:
+            ValueError: a weight with a constraint, which would have to hold for the secret means.
         """
-        hidden = self._hidden
-        if not hidden.means:
-            hidden.means = [
-                tf.Variable(tf.convert_to_tensor(v), trainable=False) for v in variables
-            ]
-            if self.momentum:
-                hidden.velocities = [
-                    tf.Variable(tf.zeros(v.shape, tf.float32), trainable=False) for v in variables
-                ]
-            hidden.checksums = [tf.Variable(0.0, trainable=False) for _ in variables]
-        for mean, check, variable in zip(hidden.means, hidden.checksums, variables, strict=True):
-            mean.assign(variable)
-            check.assign(_checksum(variable))
-        for velocity in hidden.velocities:
-            velocity.assign(tf.zeros_like(velocity))
-        if hidden.rule is not None:
-            for slot in hidden.rule.variables:
-                slot.assign(tf.zeros_like(slot) if slot is not hidden.rule._learning_rate else slot)
+        constrained = [v.path for v in variables if getattr(v, "constraint", None) is not None]
+        if constrained:
+            raise ValueError(
+                f"SI-DPSGD moves means that nobody sees, so the constraints of {constrained} cannot be "
+                "kept. Expected weights without constraints."
+            )
+        super().start_segment(variables)
+        first = int(self.iterations.numpy())
+        self._hidden = _Hidden(self._hidden.rule, variables, first, self.momentum > 0)
 
     def continues(self, variables) -> bool:
         """False where the weights are not the ones that this optimizer sampled last."""
-        hidden = self._hidden
-        if not hidden.means:
-            return False
-        same = all(
-            np.array_equal(_checksum(v).numpy(), c.numpy())
-            for v, c in zip(variables, hidden.checksums, strict=True)
+        same = len(variables) == len(self._hidden.shown) and all(
+            np.array_equal(v.numpy(), shown.numpy(), equal_nan=True)
+            for v, shown in zip(variables, self._hidden.shown, strict=True)
         )
         if not same:
             logging.info(
@@ -193,7 +210,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             )
         return same
 
-    def update(self, bounded, lot_size, variables, regularization) -> None:
+    def update(self, bounded, divisor, variables, regularization) -> None:
         """One step of Algorithm 1."""
         hidden = self._hidden
         if len(hidden.means) != len(variables):
@@ -201,18 +218,20 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
                 "SIDPSGDOptimizer.update was called before training was started by fit() or "
                 "train_on_batch() of a private model."
             )
-        rate = tf.cast(self._get_current_learning_rate(), tf.float32)
+        rate = self._current_rate()
         stddev = self.noise_multiplier * bounded.l2_norm_clip
         noise = self._secrets.noise.gaussians(stddev, [v.shape for v in variables])
         gradients = [
-            self._private_mean(total, lot_size, penalty)
+            self._private_mean(total, divisor, penalty)
             for total, penalty in zip(bounded.sums, regularization, strict=True)
         ]
         self._move_means(gradients, rate)
         for i, variable in enumerate(variables):
-            mean = hidden.means[i]
-            variable.assign(mean + tf.cast(rate / float(lot_size) * noise[i], mean.dtype))
-            hidden.checksums[i].assign(_checksum(variable))
+            mean = tf.convert_to_tensor(hidden.means[i])
+            shown = mean + tf.cast(rate / float(divisor) * noise[i], mean.dtype)
+            variable.assign(shown)
+            hidden.shown[i].assign(shown)
+        hidden.step.assign_add(1)
         self._iterations.assign_add(1)
 
     def _move_means(self, gradients, rate):
@@ -223,10 +242,10 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         for i, (gradient, mean) in enumerate(zip(gradients, hidden.means, strict=True)):
             direction = gradient
             if self.momentum:
-                velocity = hidden.velocities[i]
-                velocity.assign(self.momentum * velocity + gradient)
+                velocity = self.momentum * tf.convert_to_tensor(hidden.velocities[i]) + gradient
+                hidden.velocities[i].assign(velocity)
                 direction = gradient + self.momentum * velocity if self.nesterov else velocity
-            mean.assign(mean - tf.cast(rate * direction, mean.dtype))
+            mean.assign(tf.convert_to_tensor(mean) - tf.cast(rate * direction, mean.dtype))
 
     def release_means(self, variables) -> None:
         """Writes the un-noised means into the model: publishing them has no finite guarantee.
@@ -244,8 +263,11 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             variable.assign(mean)
 
     def get_config(self):
-        rule = self._hidden.rule
+        rule, rate = self._hidden.rule, self._rate
+        if not isinstance(rate, float):
+            rate = keras.optimizers.schedules.serialize(rate)
         return super().get_config() | {
+            "learning_rate": rate,
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "update_rule": None if rule is None else keras.optimizers.serialize(rule),
@@ -272,7 +294,3 @@ def evaluate_schedule(schedule, steps: int, first: int = 0) -> tuple[float, ...]
         )
 
     return tuple(values().numpy().astype(float).tolist())
-
-
-def _checksum(variable):
-    return tf.reduce_sum(tf.cast(tf.convert_to_tensor(variable), tf.float32))

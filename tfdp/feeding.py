@@ -1,0 +1,208 @@
+"""What `fit` was given, as lots whose sampling is known.
+
+The scheme that is accounted is the scheme that runs: arrays are drawn here, `tfdp.data.Lots` say how
+they draw, and of any other dataset nothing is assumed.
+"""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdp.data import Lots, make_lots, row_multiple_for
+from tfdp.spending import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """What Keras' `fit` gets.
+
+    Attributes:
+        dataset: the lots.
+        plan: how they are drawn.
+        steps: steps of an epoch.
+        steps_per_epoch: the argument for Keras; None where the dataset ends with the epoch.
+        validation_data: as in `fit`.
+    """
+
+    dataset: tf.data.Dataset
+    plan: Plan
+    steps: int
+    steps_per_epoch: int | None
+    validation_data: object
+
+
+class Feeder:
+    """Makes feeds; each draws lots of its own.
+
+    Args:
+        seed: makes the lots drawn from arrays reproducible; None takes the operating system's
+            entropy.
+    """
+
+    def __init__(self, seed: int | None):
+        if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
+            raise ValueError(
+                "Invalid value received for argument `seed`. Expected a non-negative integer or "
+                f"None. Received: {seed!r}"
+            )
+        self._seed = seed
+        self._fed = 0
+
+    def feed(
+        self,
+        model,
+        x,
+        y,
+        *,
+        batch_size,
+        shuffle,
+        class_weight,
+        sample_weight,
+        validation_split,
+        validation_data,
+        physical_batch_size,
+        steps_per_epoch,
+    ) -> Feed:
+        """Returns the feed for the arguments of `fit`.
+
+        Raises:
+            ValueError: data whose sampling cannot be accounted, or arguments that do not fit it.
+        """
+        lots = x if isinstance(x, Lots) else getattr(x, "tfdp_lots", None)
+        if lots is not None or isinstance(x, tf.data.Dataset):
+            for_arrays = dict(
+                y=y,
+                batch_size=batch_size,
+                class_weight=class_weight,
+                sample_weight=sample_weight,
+                validation_split=validation_split or None,
+            )
+            given = [name for name, value in for_arrays.items() if value is not None]
+            if given:
+                raise ValueError(
+                    f"The arguments {given} go with arrays. Expected Lots or a dataset to hold "
+                    "targets, sample weights and the lot size itself, and validation data by "
+                    "`validation_data`."
+                )
+        if lots is None and isinstance(x, tf.data.Dataset):
+            return _foreign(x, steps_per_epoch, physical_batch_size, validation_data)
+        if lots is None:
+            if y is None or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
+                raise ValueError(
+                    "Private training needs to know how its batches are drawn. Expected arrays x "
+                    "and y, tfdp.data.Lots, or a tf.data.Dataset with drop_remainder=True. "
+                    f"Received: x of type {type(x).__name__}, y of type {type(y).__name__}."
+                )
+            if validation_split:
+                (x, y, sample_weight), validation_data = _split(
+                    x, y, sample_weight, validation_split, validation_data
+                )
+            check_labels(model, y)
+            lot_size = 32 if batch_size is None else batch_size
+            lots = make_lots(
+                "poisson" if shuffle else "cyclic",
+                x,
+                y,
+                lot_size=lot_size,
+                physical_batch_size=physical_batch_size,
+                sample_weight=_with_class_weight(y, class_weight, sample_weight),
+                seed=self._next_seed(model),
+                # XLA compiles for every new shape; without it, varying shapes save padding.
+                row_multiple=None if model.jit_compile else row_multiple_for(lot_size),
+            )
+        if physical_batch_size is None and lots.physical_batch_size < lots.padded_size:
+            physical_batch_size = lots.physical_batch_size
+        plan = Plan(
+            sampling=lots.sampling,
+            num_examples=lots.num_examples,
+            lot_size=lots.lot_size,
+            lots=lots,
+            seeded=lots.seeded,
+            physical_batch_size=physical_batch_size,
+        )
+        steps = steps_per_epoch or lots.steps_per_epoch
+        return Feed(lots.as_dataset(), plan, steps, steps, validation_data)
+
+    def _next_seed(self, model):
+        if self._seed is None:
+            return None
+        # Neither another fit nor a resumed run may draw the same lots again: the accounting takes
+        # lots for independent.
+        words = [self._seed, self._fed, int(model.optimizer.iterations.numpy())]
+        self._fed += 1
+        return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
+
+def _foreign(dataset, steps_per_epoch, physical_batch_size, validation_data) -> Feed:
+    leaves = tf.nest.flatten(dataset.element_spec)
+    lot_size = leaves[0].shape[0] if leaves and leaves[0].shape.rank else None
+    if lot_size is None:
+        raise ValueError(
+            "The batches of this tf.data.Dataset have no static size, so a last, smaller batch "
+            "would be divided by the wrong constant. Expected dataset.batch(n, "
+            "drop_remainder=True), arrays, or tfdp.data.Lots."
+        )
+    batches = int(dataset.cardinality().numpy())
+    steps = steps_per_epoch or (batches if batches > 0 else None)
+    if steps is None:
+        raise ValueError(
+            "This tf.data.Dataset does not know its length. Expected the argument `steps_per_epoch`."
+        )
+    plan = Plan(
+        sampling="unknown",
+        num_examples=lot_size * (batches if batches > 0 else steps),
+        lot_size=lot_size,
+        physical_batch_size=physical_batch_size,
+    )
+    return Feed(dataset, plan, steps, steps_per_epoch, validation_data)
+
+
+def check_labels(model, y) -> None:
+    """Raises ValueError where integer labels are no index of the model's outputs."""
+    loss = model.loss
+    sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
+        loss == "sparse_categorical_crossentropy"
+    )
+    if not sparse or not model.built or not hasattr(model, "outputs") or y is None:
+        return
+    classes = model.outputs[0].shape[-1] if len(model.outputs) == 1 else None
+    if classes is None or isinstance(y, (dict, list, tuple)):
+        return
+    y = np.asarray(y)
+    if y.size and not (y.min() >= 0 and y.max() < classes):
+        raise ValueError(
+            f"Labels are out of range. Expected integers from 0 to {classes - 1}, one for each "
+            f"output of the model. Found labels from {y.min()} to {y.max()}."
+        )
+
+
+def _split(x, y, sample_weight, fraction, validation_data):
+    """The last part of the arrays becomes validation data, as Keras does, before N is counted."""
+    if validation_data is not None or not 0.0 < fraction < 1.0:
+        raise ValueError(
+            "Invalid value received for argument `validation_split`. Expected a number between 0 "
+            f"and 1, and no validation_data. Received: {fraction!r}"
+        )
+    total = len(tf.nest.flatten(x)[0])
+    kept = math.floor(total * (1 - fraction))
+    parts = (x, y) if sample_weight is None else (x, y, sample_weight)
+    train = tf.nest.map_structure(lambda a: a[:kept], parts)
+    held_out = tf.nest.map_structure(lambda a: a[kept:], parts)
+    logging.info("validation_split: training on N = %d of %d examples.", kept, total)
+    if sample_weight is None:
+        train = (*train, None)
+    return train, held_out
+
+
+def _with_class_weight(y, class_weight, sample_weight):
+    if class_weight is None:
+        return sample_weight
+    labels = np.asarray(y)
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        labels = labels.argmax(axis=1)
+    weights = np.array([class_weight.get(int(label), 1.0) for label in labels.ravel()], np.float32)
+    return weights if sample_weight is None else weights * np.asarray(sample_weight, np.float32)
