@@ -76,7 +76,12 @@ def test_recurrent(kind):
 
 @pytest.mark.parametrize(
     ("kind", "zero_output_for_mask"),
-    [(layers.SimpleRNN, False), (layers.LSTM, True), (layers.GRU, False)],
+    [
+        (layers.LSTM, True),
+        pytest.param(layers.LSTM, False, marks=pytest.mark.slow),
+        pytest.param(layers.GRU, False, marks=pytest.mark.slow),
+        pytest.param(layers.SimpleRNN, False, marks=pytest.mark.slow),
+    ],
 )
 def test_recurrent_with_masks(kind, zero_output_for_mask):
     tokens = keras.Input((None,), dtype="int32")
