@@ -65,6 +65,8 @@ class Forward:
             ValueError: a layer assigned to a variable that is not random state.
         """
         with self.scope(values, state) as scope:
+            # Otherwise Keras drops activity penalties and what add_loss gets, in silence.
+            scope.collect_losses = True
             y_pred = self.model(x, training=True)
         new_state = []
         for variable, before in zip(self.state_variables, state, strict=True):

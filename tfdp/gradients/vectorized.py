@@ -7,7 +7,7 @@ vectorized raises, with its name.
 
 import tensorflow as tf
 
-from tfdp.gradients import random_pfor
+from tfdp.gradients import pfor_repairs, random_pfor
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engine import BoundedSum
 from tfdp.gradients.forward import Forward
@@ -25,6 +25,7 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         losses float32 [rows] is not weighted; state as `Forward.advance` takes it.
     """
     random_pfor.register()
+    pfor_repairs.register()
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     state = forward.state(chunk)
     rows = tf.shape(sample_weight)[0]
