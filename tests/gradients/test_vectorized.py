@@ -36,7 +36,12 @@ def images():
 
 
 def words(recurrent=layers.LSTM):
-    stack = (keras.Input((4,), dtype="int32"), layers.Embedding(9, 3), recurrent(4), layers.Dense(3))
+    stack = (
+        keras.Input((4,), dtype="int32"),
+        layers.Embedding(9, 3),
+        recurrent(4),
+        layers.Dense(3),
+    )
     return sequential(*stack)
 
 
@@ -115,7 +120,9 @@ def reference(model, x, y, weight, clip):
         norms.append(np.sqrt(sum((g**2).sum() for g in gradients)))
         scale = min(1.0, clip / norms[-1]) if norms[-1] else 0.0
         gradients = [scale * g for g in gradients]
-        total = gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
+        total = (
+            gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
+        )
     return total, np.array(norms)
 
 
@@ -222,7 +229,9 @@ def test_physical_batches_give_the_whole(physical_batch_size):
 
 
 def dropout():
-    return sequential(keras.Input((40,)), layers.Dropout(0.5, seed=7), layers.Dense(3, use_bias=False))
+    return sequential(
+        keras.Input((40,)), layers.Dropout(0.5, seed=7), layers.Dense(3, use_bias=False)
+    )
 
 
 @pytest.mark.parametrize("physical_batch_size", [None, 3])

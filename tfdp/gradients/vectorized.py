@@ -5,12 +5,33 @@ gradient come from one and the same forward pass. Falls back to no loop: an op t
 vectorized raises, with its name.
 """
 
+import contextlib
+
+import keras
 import tensorflow as tf
 
 from tfdp.gradients import pfor_repairs, random_pfor
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engine import BoundedSum
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.validation import layers_of
+
+
+@contextlib.contextmanager
+def _unrolled(model):
+    """Unrolls recurrent layers: the gradient of their loops over lists cannot be vectorized."""
+    rolled = [
+        layer
+        for layer in layers_of(model)
+        if isinstance(layer, keras.layers.RNN) and not layer.unroll
+    ]
+    try:
+        for layer in rolled:
+            layer.unroll = True
+        yield
+    finally:
+        for layer in rolled:
+            layer.unroll = False
 
 
 def _as_batch(tree):
@@ -55,9 +76,10 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         return gradients, loss, tf.nest.map_structure(lambda o: o[0], y_pred), steps
 
     try:
-        gradients, losses, outputs, steps = tf.vectorized_map(
-            one, (x, y, sample_weight, stacked), fallback_to_while_loop=False
-        )
+        with _unrolled(forward.model):
+            gradients, losses, outputs, steps = tf.vectorized_map(
+                one, (x, y, sample_weight, stacked), fallback_to_while_loop=False
+            )
     except ValueError as error:
         if "No pfor vectorization" in str(error) or "No converter" in str(error):
             op = str(error).split("defined for ")[-1].split("\n")[0]

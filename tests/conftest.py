@@ -1,0 +1,6 @@
+"""Makes `helpers` importable for tests in any folder."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))

@@ -1,0 +1,136 @@
+"""The bounded sum moves by no more than the declared sensitivity, whatever one example is."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfdp.gradients import engine as engines
+from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.engine import bounded_sum, choose_engine
+from tfdp.gradients.forward import Forward
+
+CLIP = 0.5
+EXTREMES = [0.0, 1e4, 1e18, 3e38, np.inf, -np.inf, np.nan]
+
+
+class NoClip(GlobalL2Clip):
+    """A bound that promises more than it keeps."""
+
+    def scales(self, square_norms):
+        return tf.ones_like(square_norms)
+
+
+def model():
+    made = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(5, activation="relu"), layers.Dense(3)]
+    )
+    made.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return made
+
+
+def summer(engine, bound, microbatch_size=1):
+    made = model()
+    forward, chosen, declared = Forward(made), choose_engine(engine, made), {}
+
+    @tf.function(autograph=False)
+    def step(x, y, weight):
+        lot = bounded_sum(chosen, forward, bound, x, y, weight, microbatch_size=microbatch_size)
+        declared["sensitivity"] = lot.sensitivity
+        return lot.sums
+
+    def total(x, y, weight):
+        sums = step(*(tf.constant(a) for a in (x, y, weight)))
+        return np.concatenate([s.numpy().ravel() for s in sums]).astype(float)
+
+    return total, declared
+
+
+def largest_move(total):
+    """Over neighbours: one example zeroed out (added), or replaced by an extreme one."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(6, 4)).astype("float32"), draw.integers(0, 3, 6)
+    weight = np.ones(6, np.float32)
+    base, removed, replaced = total(x, y, weight), 0.0, 0.0
+    for extreme in EXTREMES:
+        for columns in (slice(None), slice(0, 1)):
+            other = x.copy()
+            other[2, columns] = extreme
+            null = weight.copy()
+            null[2] = 0.0
+            moved, gone = total(other, y, weight), total(other, y, null)
+            assert np.all(np.isfinite(moved)) and np.all(np.isfinite(gone))
+            removed = max(removed, np.linalg.norm(moved - gone))
+            for label in range(3):
+                other_y = y.copy()
+                other_y[2] = label
+                replaced = max(replaced, np.linalg.norm(total(other, other_y, weight) - base))
+    return removed, replaced
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 3])
+@pytest.mark.parametrize("engine", ["vectorized", "ghost"])
+def test_the_sum_moves_by_at_most_the_sensitivity(engine, microbatch_size):
+    total, declared = summer(engine, GlobalL2Clip(CLIP), microbatch_size)
+    removed, replaced = largest_move(total)
+    assert declared["sensitivity"] == CLIP * (1 if microbatch_size == 1 else 2)
+    assert 0.3 * CLIP < removed <= declared["sensitivity"] * (1 + 1e-5)
+    assert replaced <= 2 * CLIP * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "ghost"])
+def test_the_same_check_catches_a_bound_that_does_not_clip(engine):
+    total, declared = summer(engine, NoClip(CLIP))
+    with np.errstate(all="ignore"):
+        try:
+            removed, _ = largest_move(total)
+        except AssertionError:  # not even finite
+            return
+    assert removed > declared["sensitivity"] * 1.5
+
+
+def test_choice_of_the_engine():
+    from tfdp.gradients import ghost, vectorized
+
+    assert choose_engine("auto", model()) is ghost.bounded_sum
+    assert choose_engine("vectorized", model()) is vectorized.bounded_sum
+    with pytest.raises(ValueError, match="Expected one of"):
+        choose_engine("fast", model())
+    shared = layers.Dense(4)
+    x = keras.Input((4,))
+    twice = keras.Model(x, shared(shared(x)))
+    assert choose_engine("auto", twice) is vectorized.bounded_sum
+    with pytest.raises(ValueError, match="not exact"):
+        choose_engine("ghost", twice)
+
+
+def test_chunks_are_told_apart_and_their_sums_add_up():
+    seen = []
+
+    def fake(forward, bound, x, y, weight, chunk, microbatch_size):
+        seen.append(x.shape)
+        rows = tf.shape(weight)[0]
+        return engines.BoundedSum(
+            sums=[tf.reduce_sum(x) + 1000.0 * tf.cast(chunk, tf.float32)],
+            norms=weight,
+            present=weight > 0,
+            clipped=weight,
+            non_finite=tf.constant(1),
+            losses=x[:, 0],
+            outputs=x,
+            state=[rows],
+            sensitivity=1.0,
+            l2_norm_clip=1.0,
+        )
+
+    x = tf.reshape(tf.range(10.0), (5, 2))
+    lot = bounded_sum(fake, None, None, x, x, tf.ones(5), physical_batch_size=2)
+    assert float(lot.sums[0]) == 45.0 + 3000.0  # chunks 0, 1 and 2
+    assert int(lot.non_finite) == 3
+    np.testing.assert_array_equal(lot.outputs, x)
+    np.testing.assert_array_equal(lot.present, [True] * 5 + [False])
+    assert set(seen) == {(2, 2)}
+    assert dataclasses.is_dataclass(lot)

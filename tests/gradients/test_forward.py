@@ -1,0 +1,87 @@
+"""The pure forward pass: nothing of an example may stay in the model."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfdp.gradients.forward import Forward
+
+
+class Remembers(layers.Layer):
+    """Keeps the mean of what it saw, in a variable that would be saved."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(
+            name="seen", shape=(shape[-1],), initializer="zeros", trainable=False
+        )
+
+    def call(self, x):
+        self.seen.assign(keras.ops.mean(x, axis=0))
+        return x
+
+
+def forward(*stack, **kwargs):
+    model = keras.Sequential([keras.Input((3,)), *stack])
+    model.compile(loss="mse", **kwargs)
+    return Forward(model)
+
+
+def outputs(f, x):
+    values = [tf.convert_to_tensor(v) for v in f.variables]
+    return f.outputs(values, f.state(), tf.constant(x, tf.float32))
+
+
+def test_a_layer_that_stores_what_it_saw_is_refused_by_name():
+    f = forward(layers.Dense(2), Remembers())
+    with pytest.raises(ValueError, match=r"seen.*keep what private examples wrote"):
+        outputs(f, np.ones((2, 3)))
+    assert np.all(f.model.layers[-1].seen.numpy() == 0.0)
+
+
+def test_a_model_without_trainable_weights_is_refused():
+    with pytest.raises(ValueError, match="no trainable variable"):
+        forward(layers.ReLU())
+
+
+def test_the_loss_holds_activity_penalties_and_no_weight_penalties():
+    class Penalized(layers.Layer):
+        def call(self, x):
+            self.add_loss(5.0 * keras.ops.sum(x))
+            return x
+
+    f = forward(
+        layers.Dense(
+            2,
+            kernel_regularizer=keras.regularizers.L2(0.5),
+            activity_regularizer=keras.regularizers.L1(2.0),
+        ),
+        Penalized(),
+    )
+    x, y = tf.ones((1, 3)), tf.zeros((1, 2))
+    y_pred, scope, _ = outputs(f, x)
+    expected = (
+        np.mean(y_pred.numpy() ** 2) + 2.0 * np.abs(y_pred).sum() + 5.0 * y_pred.numpy().sum()
+    )
+    np.testing.assert_allclose(f.loss(scope, x, y, y_pred), expected, rtol=1e-5)
+
+
+def test_gradients_of_weight_regularizers():
+    f = forward(layers.Dense(2, kernel_regularizer=keras.regularizers.L2(0.5)))
+    kernel, bias = f.regularization()
+    np.testing.assert_allclose(kernel, f.variables[0].numpy(), rtol=1e-6)  # d/dw 0.5 w^2
+    assert bias is None
+    assert forward(layers.Dense(2)).regularization() == [None, None]
+
+
+def test_random_state_moves_on_once_per_lot_and_chunks_differ():
+    f = forward(layers.Dropout(0.5), layers.Dense(2))
+    index = next(i for i in range(len(f.state_variables)) if f.is_per_example(i))
+    before = f.state()
+    chunks = {tuple(f.state(chunk)[index].numpy()) for chunk in range(5)}
+    assert len(chunks) == 5
+    _, _, new = outputs(f, np.ones((2, 3)))
+    f.advance(before, new)
+    np.testing.assert_array_equal(f.state_variables[index].numpy(), new[index])
+    assert not np.array_equal(before[index], new[index])

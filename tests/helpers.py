@@ -1,0 +1,67 @@
+"""Small private models and data for the tests of training."""
+
+import keras
+import numpy as np
+from keras import layers
+
+import tfdp
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def data(rows=24, seed=0):
+    draw = np.random.default_rng(seed)
+    return draw.normal(size=(rows, 4)).astype("float32"), draw.integers(0, 3, rows)
+
+
+def plain(seed=0):
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [keras.Input((4,)), layers.Dense(5, activation="tanh"), layers.Dense(3)]
+    )
+
+
+def sgd(noise=1.0, clip=1.0, rate=0.5, **kwargs):
+    return tfdp.DPKerasSGDOptimizer(
+        l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate, **kwargs
+    )
+
+
+def si_dpsgd(noise=1.0, clip=1.0, rate=0.5, **kwargs):
+    return tfdp.SIDPSGDOptimizer(
+        l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate, **kwargs
+    )
+
+
+def private(optimizer=None, model=None, compiled=None, **kwargs):
+    """A compiled private model; `compiled` are arguments of compile, the others of make_private."""
+    made = tfdp.make_private(plain() if model is None else model, **kwargs)
+    options = {"loss": LOSS, "metrics": ["accuracy"]} | (compiled or {})
+    made.compile(sgd() if optimizer is None else optimizer, **options)
+    return made
+
+
+def fit(model, epochs=1, rows=24, **kwargs):
+    """Three lots of 8 in an epoch, in their order."""
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0} | kwargs
+    return model.fit(*data(rows), epochs=epochs, **options)
+
+
+def weights(model):
+    return np.concatenate([w.ravel() for w in model.get_weights()])
+
+
+def clipped_sum(model, x, y, clip):
+    """The bounded sum by a plain tape, one example after the other."""
+    import tensorflow as tf
+
+    total = 0.0
+    for row in range(len(x)):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(
+                x[row : row + 1], y[row : row + 1], model(x[row : row + 1], training=True)
+            )
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        flat = np.concatenate([tf.convert_to_tensor(g).numpy().ravel() for g in gradients])
+        total = total + flat * min(1.0, clip / np.linalg.norm(flat))
+    return total
