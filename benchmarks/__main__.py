@@ -1,0 +1,143 @@
+"""Command line: `python -m benchmarks --models=mlp --lots=256 --json=FILE`."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from absl import logging
+
+from benchmarks import summary
+from benchmarks.environments import NoEnvironment, interpreter, make_cache
+from benchmarks.measure import measure
+from benchmarks.results import Results
+from benchmarks.subjects import LOTS, MODELS, PEERS, family_of, groups
+
+DEFAULT_PEERS = (
+    "tfdp",
+    "tfdp_vectorized",
+    "tf_privacy",
+    "tf_privacy_fast",
+    "opacus_hooks",
+    "opacus_ghost",
+    "jax_privacy",
+)
+
+
+def _names(allowed):
+    def parse(text):
+        names = [name for name in text.split(",") if name]
+        unknown = [name for name in names if name not in allowed]
+        if unknown or not names:
+            raise argparse.ArgumentTypeError(
+                f"expected some of {', '.join(allowed)}; received {', '.join(unknown) or 'none'}"
+            )
+        return list(dict.fromkeys(names))
+
+    return parse
+
+
+def _lots(text):
+    try:
+        lots = [int(part) for part in text.split(",") if part]
+    except ValueError:
+        lots = []
+    if not lots or min(lots) < 1:
+        raise argparse.ArgumentTypeError(f"expected positive integers; received {text!r}")
+    return list(dict.fromkeys(lots))
+
+
+def _positive(kind):
+    def parse(text):
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"expected a positive number; received {text!r}")
+        return value
+
+    return parse
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
+    made = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Times private training steps against steps without privacy, and measures the "
+        "peak memory, for tfdp and for its peers. A run that was stopped goes on where it was.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = made.add_argument
+    number = _positive(float)
+    add("--models", type=_names(MODELS), default=",".join(MODELS), help="comma-separated")
+    add("--lots", type=_lots, default=",".join(map(str, LOTS)), help="lot sizes, comma-separated")
+    add("--peers", type=_names(PEERS), default=",".join(DEFAULT_PEERS), help="comma-separated")
+    add("--json", type=Path, help="file of results, resumed; by default results.json in the cache")
+    add("--minutes", type=number, default=None, help="starts nothing after so many minutes")
+    add("--repeats", type=_positive(int), default=5, help="rounds, a process each")
+    add("--steps", type=_positive(int), default=30, help="timed steps in a process")
+    add("--warmup", type=_positive(int), default=5, help="steps before them")
+    add("--seconds", type=number, default=5.0, help="after these, fewer steps are enough")
+    add("--max_step_seconds", type=number, default=20.0, help="slower steps are skipped")
+    add("--timeout", type=number, default=300.0, help="seconds for a process, compilation included")
+    add("--memory_gib", type=number, default=12.0, help="memory at which a process is ended")
+    add("--cache", type=Path, default=Path(".benchmarks"), help="folder of the environments")
+    add("--note", default="", help="sentence that the report prints, such as on other load")
+    return made
+
+
+def plan(models, lots, peers, repeats):
+    """Yields (round, model, lot, subject): all of a round before the next.
+
+    Private and not, of one family, follow each other; odd rounds turn their order around, so that
+    neither is always the first.
+    """
+    for number in range(repeats):
+        for model in models:
+            for lot in lots:
+                for group in groups(peers):
+                    for subject in group if number % 2 == 0 else reversed(group):
+                        yield number, model, lot, subject
+
+
+def main(arguments=None) -> int:
+    """Measures and prints a table."""
+    flags = parser().parse_args(arguments)
+    logging.set_verbosity(logging.INFO)
+    logging.use_absl_handler()
+    make_cache(flags.cache)
+    results = Results(flags.json or flags.cache / "results.json", flags.note)
+    settings = ("steps", "warmup", "seconds", "max_step_seconds", "timeout", "memory_gib")
+    spec = {name: getattr(flags, name) for name in settings}
+    results.content["settings"] = spec
+    deadline = None if flags.minutes is None else time.monotonic() + 60 * flags.minutes
+    todo = list(plan(flags.models, flags.lots, flags.peers, flags.repeats))
+    for position, (number, model, lot, subject) in enumerate(todo, start=1):
+        if results.done(model, lot, subject, number):
+            continue
+        if deadline is not None and time.monotonic() > deadline:
+            logging.info("Time is up at %d of %d; the same command goes on.", position, len(todo))
+            break
+        record = _one(flags, spec, model, lot, subject)
+        results.add(model, lot, subject, number, record)
+        seen = f"{record['step_ms']:.2f} ms" if "step_ms" in record else str(record)
+        logging.info("%d/%d  %s  %d  %s: %s", position, len(todo), model, lot, subject, seen)
+    summary.show(results.content)
+    return 0
+
+
+def _one(flags, spec, model, lot, subject):
+    family = family_of(subject)
+    try:
+        python = interpreter(family, flags.cache)
+    except NoEnvironment as reason:
+        return {"unsupported": str(reason)}
+    return measure(
+        python,
+        family,
+        {**spec, "model": model, "lot": lot, "subject": subject},
+        timeout=flags.timeout,
+        memory_gib=flags.memory_gib,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""One virtual environment per family, made once and kept in a cache folder."""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from absl import logging
+
+from benchmarks.subjects import HERE, Family
+
+
+class NoEnvironment(Exception):
+    """An environment cannot be made; the message says why."""
+
+
+def interpreter(family: Family, cache: Path) -> Path:
+    """Returns the Python of the family's environment, which is made where it is missing.
+
+    Raises:
+        NoEnvironment: no fitting Python, or the installation failed.
+    """
+    if not family.own_environment:
+        return Path(sys.executable)
+    requirements = family.requirements.read_text()
+    digest = hashlib.sha256(requirements.encode()).hexdigest()[:10]
+    folder = cache.resolve() / f"{family.name}-{digest}"
+    python = folder / "bin" / "python"
+    finished = folder / "finished"
+    if finished.exists():
+        return python
+    base = _base_python(family)
+    logging.info("Making the environment of %s (once; some minutes).", family.name)
+    shutil.rmtree(folder, ignore_errors=True)
+    make_cache(cache)
+    _run([base, "-m", "venv", str(folder)])
+    _run([str(python), "-m", "pip", "install", "--quiet", "-r", str(family.requirements)])
+    finished.touch()
+    return python
+
+
+def make_cache(cache: Path) -> None:
+    """Makes the folder, which git ignores."""
+    cache.mkdir(parents=True, exist_ok=True)
+    ignore = cache / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")
+
+
+def environment_variables(family: Family) -> dict[str, str]:
+    """Variables for a measured program; only tfdp's own sees this repository."""
+    variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KERAS_BACKEND")}
+    variables["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    if not family.own_environment:
+        variables["PYTHONPATH"] = str(HERE.parent)
+    return variables
+
+
+def _base_python(family: Family) -> str:
+    if family.python is None or platform.python_version().startswith(f"{family.python}."):
+        return sys.executable
+    found = shutil.which(f"python{family.python}")
+    if found is None:
+        raise NoEnvironment(f"needs Python {family.python}, which was not found")
+    return found
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise NoEnvironment("; ".join(errors[-2:]) or f"{command[1:4]} failed")

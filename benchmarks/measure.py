@@ -1,0 +1,114 @@
+"""One measurement: a process of its own, with bounds on time and memory."""
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.environments import environment_variables
+from benchmarks.subjects import Family
+
+_POLL_SECONDS = 0.05
+
+
+def measure(python: Path, family: Family, spec: dict, *, timeout: float, memory_gib: float) -> dict:
+    """Runs one program and returns its record.
+
+    Args:
+        python: the interpreter of the family's environment.
+        family: whose program it is.
+        spec: what the program is told; see `peers/protocol.py`.
+        timeout: seconds after which the process is ended.
+        memory_gib: resident memory at which it is ended.
+
+    Returns:
+        A record with the keys of the answer, "step_ms" (median) and the like, or with one of
+        "unsupported", "skipped" and "failed", which holds the reason.
+    """
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            [str(python), str(family.path), json.dumps(spec)],
+            stdout=out,
+            stderr=err,
+            env=environment_variables(family),
+            start_new_session=True,
+        )
+        try:
+            ended = _wait(process, timeout, memory_gib)
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if ended is not None:
+            return {"skipped": ended}
+        out.seek(0)
+        answer = _last_object(out.read())
+        if answer is None:
+            err.seek(0)
+            lines = [line for line in err.read().splitlines() if line.strip()] or ["no output"]
+            return {"failed": f"exit code {process.returncode}: {_short(lines[-1])}"}
+    return _record(answer) | {"load": round(load, 2)}
+
+
+def _wait(process, timeout, memory_gib):
+    """Waits for the end; returns a reason where the end had to be made."""
+    deadline = time.monotonic() + timeout
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            return f"not done within {timeout:.0f} s, compilation included"
+        if _resident_gib(process.pid) > memory_gib:
+            return f"needs more than {memory_gib:.0f} GiB"
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+def _resident_gib(pid):
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**30
+
+
+def _last_object(text):
+    for line in reversed(text.splitlines()):
+        if line.startswith("{"):
+            with contextlib.suppress(json.JSONDecodeError):
+                return json.loads(line)
+    return None
+
+
+def _record(answer):
+    for reason in ("unsupported", "skipped", "failed"):
+        if reason in answer:
+            return {reason: _short(answer[reason])}
+    durations = answer.get("durations")
+    if not durations:
+        return {"failed": "no step was timed"}
+    milliseconds = [1000 * d for d in durations]
+    return {
+        "step_ms": round(statistics.median(milliseconds), 4),
+        "mean_ms": round(statistics.fmean(milliseconds), 4),
+        "min_ms": round(min(milliseconds), 4),
+        "max_ms": round(max(milliseconds), 4),
+        "steps": len(durations),
+        "first_step_seconds": round(answer["first_step_seconds"], 3),
+        "start_mib": round(answer["start_mib"], 1),
+        "peak_mib": round(answer["peak_mib"], 1),
+        "versions": answer.get("versions", {}),
+    }
+
+
+def _short(text, length=160):
+    """The first line, without paths: reasons are published."""
+    line = (str(text).strip() or "unknown").splitlines()[0]
+    words = [Path(word).name if word.count("/") > 1 else word for word in line.split()]
+    line = " ".join(words)
+    return line if len(line) <= length else line[: length - 1] + "…"

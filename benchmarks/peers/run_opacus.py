@@ -1,0 +1,58 @@
+"""Opacus on PyTorch: its documented loop, with "hooks" or with "ghost" clipping.
+
+Favourable to Opacus: batches are slices of one tensor, so no loader and no sampler is timed, and
+there are no metrics.
+"""
+
+import protocol
+import torch_models
+
+
+def run(spec, start):
+    import opacus
+    import torch
+
+    subject = spec["subject"]
+    private = subject in ("opacus_hooks", "opacus_ghost")
+    x, y = protocol.data(spec)
+    if x.ndim == 4:
+        x = x.transpose(0, 3, 1, 2).copy()
+    x, y = torch.from_numpy(x), torch.from_numpy(y).long()
+    lot = spec["lot"]
+    model = torch_models.build(spec["model"], private)
+    model.train()
+    criterion = torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=protocol.LEARNING_RATE)
+    if private:
+        # The loader only tells the engine the sampling probability.
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=lot)
+        mode = subject.removeprefix("opacus_")
+        model, optimizer, *rest = opacus.PrivacyEngine().make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            criterion=criterion,
+            noise_multiplier=protocol.NOISE_MULTIPLIER,
+            max_grad_norm=protocol.L2_NORM_CLIP,
+            grad_sample_mode=mode,
+            poisson_sampling=False,
+        )
+        if mode == "ghost":
+            criterion = rest[0]
+    clock = start()
+    try:
+        for step in range(clock.steps()):
+            first = step % protocol.LOTS_OF_DATA * lot
+            optimizer.zero_grad()
+            loss = criterion(model(x[first : first + lot]), y[first : first + lot])
+            loss.backward()
+            optimizer.step()
+            loss.item()
+            clock.tick()
+    except protocol.Enough:
+        pass
+    return {"versions": {"torch": torch.__version__, "opacus": opacus.__version__}}
+
+
+if __name__ == "__main__":
+    protocol.main(run)

@@ -1,0 +1,132 @@
+"""Writes `benchmarks/README.md` and its plot: `python -m benchmarks.report FILE [--folder=...]`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks import plot
+from benchmarks.results import load
+from benchmarks.subjects import HERE, LABELS, family_of
+from benchmarks.summary import Row, number, rows, spread
+
+_HOW = """\
+## What is measured
+
+One process per measurement: {warmup} steps to warm up, then up to {steps} timed ones (at least four;
+fewer than {steps} once they have taken {seconds:g} s). A time is the median step of a process, from
+the end of one step to the end of the next; the table shows the median over rounds and, in
+parentheses, the smallest and the largest round. A round measures a framework without privacy and
+with it, one right after the other, in changing order; a ratio is of two times of one round. Memory is
+the highest resident memory of the process, framework and data included.
+
+* **tfdp**: all of `model.fit` on a private model: drawing Poisson lots, padding, gradients, clipping,
+  noise, update, accuracy. Without privacy: `fit` of the same Keras model, batches of the same size.
+* **TensorFlow Privacy**: `fit` of its `DPModel` (compiled by XLA, its default), the same with fast
+  gradient clipping where its registry covers the model; fixed-size batches.
+* **Opacus**: its loop with hooks or ghost clipping on slices of one tensor, so that no loader, no
+  sampler and no metrics are timed. `DPLSTM` and `DPMultiheadAttention` in private models.
+* **jax-privacy**: `fit` of its Keras API, fixed-size batches (its default).
+
+Data are random arrays: 28x28x1 for the first three models, 32x32x3 for the next two, rows of 64
+tokens for the last two. SGD, clip norm 1, noise multiplier 1.1, ten classes. A step of more than
+{max_step_seconds:g} s, a process of more than {timeout:g} s or {memory_gib:g} GiB is skipped, and the
+table says so.
+
+## Run it yourself
+
+    pip install -e ".[dev]"
+    python -m benchmarks --json=results.json --minutes=60
+    python -m benchmarks.report results.json
+
+The first run makes one virtual environment per peer in `.benchmarks/` (TensorFlow Privacy needs a
+Python 3.11 on the path). A run that was stopped, or whose minutes are over, goes on with the same
+command. `--models=mlp,lenet5`, `--lots=256` and `--peers=tfdp,opacus_ghost` choose less;
+`python -m benchmarks --help` says more.
+"""
+
+
+def text(content: dict, picture: str) -> str:
+    """The report in Markdown."""
+    machine = content["machine"]
+    found = rows(content)
+    rounds = max((row.rounds for row in found), default=0)
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `python -m benchmarks.report`; do not edit.",
+        "",
+    ]
+    if content.get("note"):
+        lines += [f"**{content['note']}**", ""]
+    lines += [
+        f"Measured on {content['date']}, up to {rounds} round{'s' if rounds != 1 else ''}: "
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{machine['system']}, no GPU used.",
+        "",
+        f"![Ratios and step times]({picture})",
+        "",
+        *_tables(found),
+        *_versions(content),
+        _HOW.format(**content["settings"]),
+    ]
+    return "\n".join(lines)
+
+
+def _tables(found: list[Row]) -> list[str]:
+    lines = []
+    for model in dict.fromkeys(row.model for row in found):
+        lines += [f"## {model}", ""]
+        lines += ["| lot | | step, ms | over no privacy | peak, MiB | over no privacy |"]
+        lines += ["| ---: | --- | --- | --- | ---: | ---: |"]
+        lines += [_line(row) for row in found if row.model == model]
+        lines += [""]
+    return lines
+
+
+def _line(row: Row) -> str:
+    label = LABELS[row.subject]
+    if row.subject == "tfdp":
+        label = f"**{label}**"
+    if row.reason is not None:
+        return f"| {row.lot:,} | {label} | {row.reason.replace('|', '/')} | | | |"
+    peak = number(row.peak_mib.median)
+    memory = f"{row.memory_ratio.median:.2f}" if row.memory_ratio else ""
+    return (
+        f"| {row.lot:,} | {label} | {spread(row.step_ms)} | {spread(row.ratio)} | {peak} "
+        f"| {memory} |"
+    )
+
+
+def _versions(content: dict) -> list[str]:
+    lines = ["## Versions", ""]
+    seen = {}
+    for subject, versions in content["versions"].items():
+        seen.setdefault(family_of(subject).name, {}).update(versions)
+    for versions in seen.values():
+        lines.append("* " + ", ".join(f"{name} {v}" for name, v in versions.items()))
+    return [*lines, f"* Python {content['machine']['python']}", ""]
+
+
+def write(path: Path, folder: Path) -> Path:
+    """Writes README.md and its plot into `folder`; returns the path of the former."""
+    content = load(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = folder / "benchmarks.png"
+    plot.draw(rows(content), LABELS, picture)
+    readme = folder / "README.md"
+    readme.write_text(text(content, picture.name))
+    return readme
+
+
+def main(arguments=None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("file", type=Path, help="what `python -m benchmarks --json` wrote")
+    parser.add_argument("--folder", type=Path, default=HERE, help="where to write")
+    flags = parser.parse_args(arguments)
+    print(write(flags.file, flags.folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

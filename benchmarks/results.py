@@ -1,0 +1,112 @@
+"""The file of results: what was measured, where, and with which versions."""
+
+import datetime
+import json
+import os
+import platform
+from pathlib import Path
+
+FORMAT = 1
+# What stands in a record in place of a time.
+REASONS = ("unsupported", "skipped", "failed")
+
+
+def machine() -> dict:
+    """What the times depend on. No host name, no user, no path."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def _processor():
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+class Results:
+    """Records by (model, lot, subject, round); saved after each one, so a run can be resumed.
+
+    Args:
+        path: a JSON file; read where it exists.
+
+    Raises:
+        ValueError: the file is of another format or from another machine.
+    """
+
+    def __init__(self, path: Path, note: str = ""):
+        self.path = path
+        self.content = {
+            "format": FORMAT,
+            "date": datetime.date.today().isoformat(),
+            "note": note,
+            "machine": machine(),
+            "versions": {},
+            "settings": {},
+            "records": [],
+        }
+        if path.exists():
+            self.content = load(path)
+            if self.content["machine"] != machine():
+                raise ValueError(
+                    f"{path} holds measurements of another machine or Python. Expected a file of "
+                    "this one, or a new file."
+                )
+            if note:
+                self.content["note"] = note
+        self.records = self.content["records"]
+        self._done = {self._key(**record): record for record in self.records}
+
+    @staticmethod
+    def _key(model, lot, subject, round, **_):
+        return model, lot, subject, round
+
+    def done(self, model: str, lot: int, subject: str, round: int) -> bool:
+        """Whether it is measured, or was found impossible in any round."""
+        if (model, lot, subject, round) in self._done:
+            return True
+        return self.refused(model, lot, subject)
+
+    def refused(self, model: str, lot: int, subject: str) -> bool:
+        """Whether an earlier round found that it cannot be measured."""
+        return any(
+            key[:3] == (model, lot, subject) and any(reason in record for reason in REASONS)
+            for key, record in self._done.items()
+        )
+
+    def add(self, model: str, lot: int, subject: str, round: int, record: dict) -> None:
+        """Stores one record and saves the file."""
+        record = dict(record)
+        if versions := record.pop("versions", None):
+            self.content["versions"][subject] = versions
+        record = {"model": model, "lot": lot, "subject": subject, "round": round, **record}
+        self._done[self._key(**record)] = record
+        self.records.append(record)
+        self.content["date"] = datetime.date.today().isoformat()
+        self.save()
+
+    def save(self) -> None:
+        """Writes the file, whole or not at all."""
+        partial = self.path.with_name(self.path.name + ".partial")
+        partial.write_text(json.dumps(self.content, indent=1) + "\n")
+        partial.replace(self.path)
+
+
+def load(path: Path) -> dict:
+    """Reads a file of results.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    content = json.loads(Path(path).read_text())
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path} is no file of benchmark results (format {FORMAT}).")
+    return content

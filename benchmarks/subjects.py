@@ -1,0 +1,98 @@
+"""What is measured: models, lots, and the ways to train them."""
+
+import dataclasses
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MODELS = (
+    "mlp",
+    "tutorial_cnn",
+    "lenet5",
+    "cifar_tutorial",
+    "resnet18",
+    "bilstm",
+    "transformer",
+)
+LOTS = (64, 256, 1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A framework with its environment.
+
+    Attributes:
+        name: also the name of its requirements file.
+        baseline: name of the subject that trains without privacy.
+        program: the file that measures; None of tfdp's environment is visible to it, but for tfdp.
+        own_environment: whether it gets a virtual environment; tfdp runs where this command runs.
+        python: the Python version that it needs, or None for any.
+    """
+
+    name: str
+    baseline: str
+    program: str
+    own_environment: bool = True
+    python: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file that measures."""
+        return HERE / "peers" / self.program
+
+    @property
+    def requirements(self) -> Path:
+        """What to install."""
+        return HERE / "requirements" / f"{self.name}.txt"
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("tfdp", "keras_tf", "run_tfdp.py", own_environment=False),
+        Family("tf_privacy", "keras2_tf", "run_tf_privacy.py", python="3.11"),
+        Family("opacus", "pytorch", "run_opacus.py"),
+        Family("jax_privacy", "keras_jax", "run_jax_privacy.py"),
+    )
+}
+# What can be asked for, and whose family it is.
+PEERS = {
+    "tfdp": "tfdp",
+    "tfdp_vectorized": "tfdp",
+    "tf_privacy": "tf_privacy",
+    "tf_privacy_fast": "tf_privacy",
+    "tf_privacy_vectorized": "tf_privacy",
+    "opacus_hooks": "opacus",
+    "opacus_ghost": "opacus",
+    "jax_privacy": "jax_privacy",
+}
+LABELS = {
+    "keras_tf": "Keras 3 on TensorFlow, no privacy",
+    "tfdp": "tfdp",
+    "tfdp_vectorized": "tfdp, exact engine (vectorized_map)",
+    "keras2_tf": "Keras 2 on TensorFlow 2.15, no privacy",
+    "tf_privacy": "TensorFlow Privacy, DPModel",
+    "tf_privacy_fast": "TensorFlow Privacy, fast clipping",
+    "tf_privacy_vectorized": "TensorFlow Privacy, vectorized optimizer",
+    "pytorch": "PyTorch, no privacy",
+    "opacus_hooks": "Opacus, hooks",
+    "opacus_ghost": "Opacus, ghost clipping",
+    "keras_jax": "Keras 3 on JAX, no privacy",
+    "jax_privacy": "jax-privacy, Keras API",
+}
+
+
+def family_of(subject: str) -> Family:
+    """The family of a peer or of a baseline."""
+    for family in FAMILIES.values():
+        if subject == family.baseline or PEERS.get(subject) == family.name:
+            return family
+    raise KeyError(subject)
+
+
+def groups(peers: list[str]) -> list[list[str]]:
+    """Per family the baseline and its private peers: measured one right after the other."""
+    grouped = {}
+    for peer in peers:
+        family = FAMILIES[PEERS[peer]]
+        grouped.setdefault(family.name, [family.baseline]).append(peer)
+    return list(grouped.values())

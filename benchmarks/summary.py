@@ -1,0 +1,132 @@
+"""From records to one row per (model, lot, subject): medians, spread and ratios."""
+
+import dataclasses
+import statistics
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results import REASONS
+from benchmarks.subjects import LABELS, LOTS, MODELS, family_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Median, smallest and largest over rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values):
+        """None where there are no values."""
+        values = list(values)
+        return cls(statistics.median(values), min(values), max(values)) if values else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What is known of one subject on one model and lot.
+
+    Attributes:
+        model, lot, subject: of what.
+        rounds: how many rounds were measured.
+        step_ms: medians of the rounds.
+        ratio: step time over that of the baseline in the same round; None for a baseline.
+        peak_mib: highest resident memory of the process.
+        memory_ratio: peak over the peak of the baseline in the same round.
+        reason: why there is nothing, or None.
+    """
+
+    model: str
+    lot: int
+    subject: str
+    rounds: int
+    step_ms: Spread | None
+    ratio: Spread | None
+    peak_mib: Spread | None
+    memory_ratio: Spread | None
+    reason: str | None
+
+
+def rows(content: dict) -> list[Row]:
+    """All rows of a file of results, in the order of models, lots and subjects."""
+    cells = {}
+    for record in content["records"]:
+        key = (record["model"], record["lot"], record["subject"])
+        cells.setdefault(key, {})[record["round"]] = record
+    order = {name: i for i, name in enumerate((*MODELS, *LABELS))}
+    return [
+        _row(key, cells)
+        for key in sorted(cells, key=lambda key: (order[key[0]], key[1], order[key[2]]))
+    ]
+
+
+def _row(key, cells):
+    model, lot, subject = key
+    measured = {n: record for n, record in cells[key].items() if "step_ms" in record}
+    baseline = family_of(subject).baseline
+    pairs = []
+    if subject != baseline:
+        other = cells.get((model, lot, baseline), {})
+        pairs = [(r, other[n]) for n, r in measured.items() if "step_ms" in other.get(n, {})]
+    reason = None
+    if not measured:
+        last = next(iter(cells[key].values()))
+        words = {"unsupported": "not supported", "skipped": "skipped", "failed": "failed"}
+        reason = next(f"{words[kind]}: {last[kind]}" for kind in REASONS if kind in last)
+    return Row(
+        model=model,
+        lot=lot,
+        subject=subject,
+        rounds=len(measured),
+        step_ms=Spread.of(r["step_ms"] for r in measured.values()),
+        ratio=Spread.of(r["step_ms"] / b["step_ms"] for r, b in pairs),
+        peak_mib=Spread.of(r["peak_mib"] for r in measured.values()),
+        memory_ratio=Spread.of(r["peak_mib"] / b["peak_mib"] for r, b in pairs),
+        reason=reason,
+    )
+
+
+def number(value: float) -> str:
+    """Three significant digits, without exponents."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def spread(value: Spread | None) -> str:
+    """Median and range, as in "12.3 (11.9 to 14.0)"."""
+    if value is None:
+        return ""
+    if value.low == value.high:
+        return number(value.median)
+    return f"{number(value.median)} ({number(value.low)} to {number(value.high)})"
+
+
+def show(content: dict) -> None:
+    """Prints the table."""
+    table = Table(box=box.SIMPLE_HEAD, title="Training steps: median over rounds (range)")
+    for name in ("model", "lot", "what", "step, ms", "over no privacy", "peak, MiB", "over"):
+        table.add_column(name, justify="left" if name in ("model", "what") else "right")
+    before = None
+    for row in rows(content):
+        if before not in (None, (row.model, row.lot)):
+            table.add_section()
+        before = (row.model, row.lot)
+        table.add_row(
+            row.model,
+            str(row.lot),
+            LABELS[row.subject],
+            row.reason or spread(row.step_ms),
+            spread(row.ratio),
+            number(row.peak_mib.median) if row.peak_mib else "",
+            f"{row.memory_ratio.median:.2f}" if row.memory_ratio else "",
+        )
+    Console().print(table)
+
+
+def lots_of(content: dict) -> list[int]:
+    """The lots in a file, the usual ones first."""
+    found = {record["lot"] for record in content["records"]}
+    return sorted(found, key=lambda lot: (lot not in LOTS, lot))
