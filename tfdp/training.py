@@ -66,6 +66,16 @@ def plain_class(cls: type) -> type:
     return vars(cls).get("_tfdp_base", cls)
 
 
+def _reduce(model):
+    # Pickle looks classes up by name, and finds the plain one.
+    _, arguments = super(PrivateTraining, model).__reduce__()
+    return _unpickle, arguments
+
+
+def _unpickle(*arguments):
+    return make_private(keras.Model._unpickle_model(*arguments))
+
+
 @functools.cache
 def _private_class(base: type) -> type:
     """A private subclass that saves itself under the name of `base`.
@@ -79,6 +89,7 @@ def _private_class(base: type) -> type:
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
         "_tfdp_base": base,
+        "__reduce__": _reduce,
     }
     made = type(base.__name__, (PrivateTraining, base), members)
     name = keras.saving.get_registered_name(base)
