@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+from absl import flags as absl_flags
 from absl import logging
 
 from benchmarks import summary
@@ -22,6 +23,8 @@ DEFAULT_PEERS = (
     "opacus_ghost",
     "jax_privacy",
 )
+# What the measured programs are told, and the report prints.
+SETTINGS = ("steps", "warmup", "seconds", "max_step_seconds", "timeout", "memory_gib")
 
 
 def _names(allowed):
@@ -101,13 +104,15 @@ def plan(models, lots, peers, repeats):
 def main(arguments=None) -> int:
     """Measures and prints a table."""
     flags = parser().parse_args(arguments)
+    absl_flags.FLAGS.mark_as_parsed()  # absl.logging asks; the flags here are argparse's
     logging.set_verbosity(logging.INFO)
-    logging.use_absl_handler()
     make_cache(flags.cache)
-    results = Results(flags.json or flags.cache / "results.json", flags.note)
-    settings = ("steps", "warmup", "seconds", "max_step_seconds", "timeout", "memory_gib")
-    spec = {name: getattr(flags, name) for name in settings}
-    results.content["settings"] = spec
+    spec = {name: getattr(flags, name) for name in SETTINGS}
+    try:
+        results = Results(flags.json or flags.cache / "results.json", spec, flags.note)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     deadline = None if flags.minutes is None else time.monotonic() + 60 * flags.minutes
     todo = list(plan(flags.models, flags.lots, flags.peers, flags.repeats))
     for position, (number, model, lot, subject) in enumerate(todo, start=1):

@@ -107,8 +107,10 @@ def _record(answer):
 
 
 def _short(text, length=160):
-    """The first line, without paths: reasons are published."""
-    line = (str(text).strip() or "unknown").splitlines()[0]
+    """One line without paths: reasons are published."""
+    lines = [line.strip() for line in str(text).splitlines() if line.strip()] or ["unknown"]
+    # TensorFlow puts the traceback of traced code into the message.
+    line = lines[-1] if lines[0].endswith("in user code:") else lines[0]
     words = [Path(word).name if word.count("/") > 1 else word for word in line.split()]
     line = " ".join(words)
     return line if len(line) <= length else line[: length - 1] + "…"

@@ -51,7 +51,7 @@ def draw(rows: list[Row], labels: dict[str, str], path: Path) -> None:
     timed = [row for row in rows if row.step_ms is not None]
     lots = sorted({row.lot for row in timed})
     models = [model for model in MODELS if any(row.model == model for row in timed)]
-    width = min(16.0, 2.6 + len(lots) * max(2.6, 0.85 * len(models)))
+    width = min(17.0, max(9.0, 1.6 + 0.8 * len(lots) * len(models)))
     figure, axes = pyplot.subplots(
         2, len(lots), figsize=(width, 7.6), sharey="row", sharex=True, squeeze=False
     )
@@ -68,7 +68,7 @@ def draw(rows: list[Row], labels: dict[str, str], path: Path) -> None:
         "better.", ha="right", fontsize=8, color="#555555",
     )  # fmt: skip
     _legend(figure, timed, labels)
-    figure.tight_layout(rect=(0, 0.03, 1, 0.87))
+    figure.tight_layout(rect=(0, 0.03, 1, 0.9))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
@@ -90,7 +90,7 @@ def _panel(axis, rows, models, field):
         axis.errorbar(places, middle, yerr=ends, zorder=3, **_style(subject))
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_xticks(range(len(models)), [_NAMES[model] for model in models], fontsize=9)
     axis.set_xlim(-0.55, len(models) - 0.45)
@@ -109,7 +109,7 @@ def _style(subject):
     return {
         "color": colour,
         "marker": "_" if baseline else _MARKERS[subject],
-        "markersize": 11 if baseline else 6.5,
+        "markersize": 9 if baseline else 6.5,
         "markeredgewidth": 2.2 if baseline else 1.2,
         "markerfacecolor": colour if subject in ("tfdp", "jax_privacy") else "white",
         "linestyle": "none",

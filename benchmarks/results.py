@@ -9,6 +9,8 @@ from pathlib import Path
 FORMAT = 1
 # What stands in a record in place of a time.
 REASONS = ("unsupported", "skipped", "failed")
+# Settings that all records of a file share.
+_SAME = ("steps", "warmup", "seconds")
 
 
 def machine() -> dict:
@@ -37,12 +39,15 @@ class Results:
 
     Args:
         path: a JSON file; read where it exists.
+        settings: how it is measured; the bounds among them may change when a run is resumed.
+        note: a sentence for the report; replaces that of the file unless it is empty.
 
     Raises:
-        ValueError: the file is of another format or from another machine.
+        ValueError: the file is of another format, from another machine, or measured otherwise.
     """
 
-    def __init__(self, path: Path, note: str = ""):
+    def __init__(self, path: Path, settings: dict | None = None, note: str = ""):
+        settings = settings or {}
         self.path = path
         self.content = {
             "format": FORMAT,
@@ -50,7 +55,7 @@ class Results:
             "note": note,
             "machine": machine(),
             "versions": {},
-            "settings": {},
+            "settings": settings,
             "records": [],
         }
         if path.exists():
@@ -60,6 +65,13 @@ class Results:
                     f"{path} holds measurements of another machine or Python. Expected a file of "
                     "this one, or a new file."
                 )
+            before = self.content["settings"]
+            if any(before.get(name) != settings.get(name) for name in _SAME):
+                raise ValueError(
+                    f"{path} was measured with {', '.join(f'{n}={before.get(n)}' for n in _SAME)}. "
+                    "Expected the same flags, or a new file."
+                )
+            self.content["settings"] = settings
             if note:
                 self.content["note"] = note
         self.records = self.content["records"]

@@ -3,6 +3,7 @@
 Standard library and NumPy only, since each program runs in the environment of its framework.
 """
 
+import contextlib
 import json
 import resource
 import sys
@@ -82,11 +83,6 @@ class Clock:
         if done >= _FEWEST_STEPS and sum(self.durations) > self.spec["seconds"]:
             raise Enough
 
-    def steps(self):
-        """How many steps a training has to have, so that the clock stops it."""
-        whole = self.spec["warmup"] + self.spec["steps"]
-        return whole + whole // (LOTS_OF_DATA - 1) + 2  # the first of every epoch does not count
-
 
 def memory_mib(field):
     """Memory of this process, "VmRSS" (now) or "VmHWM" (at its highest), in MiB.
@@ -117,8 +113,26 @@ def data(spec):
     return x, generator.integers(0, CLASSES, count).astype("int32")
 
 
-def keras_callback(keras, clock):
-    """A Keras callback that ticks the clock, for Keras 2 and 3."""
+def epochs(spec):
+    """Enough epochs for the clock to stop the training, not the training itself."""
+    whole = spec["warmup"] + spec["steps"]
+    return 2 + whole // (LOTS_OF_DATA - 1)  # the first step of an epoch does not count
+
+
+def fit(keras, model, clock, x, y):
+    """Trains a compiled model of Keras 2 or 3 until the clock stops it."""
+    with contextlib.suppress(Enough):
+        model.fit(
+            x,
+            y,
+            batch_size=clock.spec["lot"],
+            epochs=epochs(clock.spec),
+            verbose=0,
+            callbacks=[_ticks(keras, clock)],
+        )
+
+
+def _ticks(keras, clock):
 
     class Ticks(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

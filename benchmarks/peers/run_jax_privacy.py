@@ -20,27 +20,14 @@ def run(spec, start):
 
     x, y = protocol.data(spec)
     model = keras_models.build(keras, spec["model"], keras.Model, _positions)
-    clock = start()
-    epochs = 1 + clock.steps() // protocol.LOTS_OF_DATA
     if spec["subject"] == "jax_privacy":
-        _make_private(model, spec["lot"], len(x), epochs)
+        _make_private(model, spec["lot"], len(x), protocol.epochs(spec))
     model.compile(
         optimizer=keras.optimizers.SGD(protocol.LEARNING_RATE),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    clock = start()
-    try:
-        model.fit(
-            x,
-            y,
-            batch_size=spec["lot"],
-            epochs=epochs,
-            verbose=0,
-            callbacks=[protocol.keras_callback(keras, clock)],
-        )
-    except protocol.Enough:
-        pass
+    protocol.fit(keras, model, start(), x, y)
     names = ("jax", "keras", "jax-privacy")
     return {"versions": {name: importlib.metadata.version(name) for name in names}}
 

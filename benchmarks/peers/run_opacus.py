@@ -41,7 +41,7 @@ def run(spec, start):
             criterion = rest[0]
     clock = start()
     try:
-        for step in range(clock.steps()):
+        for step in range(protocol.epochs(spec) * protocol.LOTS_OF_DATA):
             first = step % protocol.LOTS_OF_DATA * lot
             optimizer.zero_grad()
             loss = criterion(model(x[first : first + lot]), y[first : first + lot])

@@ -38,18 +38,7 @@ def run(spec, start):
     if subject == "tf_privacy_fast" and not model._enable_fast_peg_computation:
         raise protocol.Unsupported("its registry lacks a layer of this model")
     model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
-    clock = start()
-    try:
-        model.fit(
-            x,
-            y,
-            batch_size=spec["lot"],
-            epochs=1 + clock.steps() // protocol.LOTS_OF_DATA,
-            verbose=0,
-            callbacks=[protocol.keras_callback(keras, clock)],
-        )
-    except protocol.Enough:
-        pass
+    protocol.fit(keras, model, start(), x, y)
     names = ("tensorflow", "keras", "tensorflow-privacy")
     return {"versions": {name: importlib.metadata.version(name) for name in names}}
 

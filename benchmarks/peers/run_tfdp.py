@@ -27,18 +27,7 @@ def run(spec, start):
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    clock = start()
-    try:
-        model.fit(
-            x,
-            y,
-            batch_size=spec["lot"],
-            epochs=1 + clock.steps() // protocol.LOTS_OF_DATA,
-            verbose=0,
-            callbacks=[protocol.keras_callback(keras, clock)],
-        )
-    except protocol.Enough:
-        pass
+    protocol.fit(keras, model, start(), x, y)
     versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
     return {"versions": versions | {"tfdp": tfdp.__version__}}
 

@@ -1,0 +1,244 @@
+"""The benchmark harness: flags, order, resuming, bounds, the report; and one tiny measurement."""
+
+import json
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import report, results, subjects, summary
+from benchmarks.environments import NoEnvironment, interpreter
+from benchmarks.measure import measure
+
+STORED = Path(__file__).parent / "results.json"
+SPEC = {"steps": 5, "warmup": 2, "seconds": 1.0, "max_step_seconds": 20.0, "timeout": 90.0}
+
+
+def program(tmp_path, text):
+    """A family whose program is `text`, run by this Python."""
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    return subjects.Family("other", "plain", str(path), own_environment=False)
+
+
+def run(tmp_path, text, timeout=20.0, memory_gib=4.0):
+    family = program(tmp_path, text)
+    return measure(Path(sys.executable), family, SPEC, timeout=timeout, memory_gib=memory_gib)
+
+
+class TestFlags:
+    def test_defaults(self):
+        flags = command.parser().parse_args([])
+        assert flags.models == list(subjects.MODELS)
+        assert flags.lots == list(subjects.LOTS)
+        assert flags.minutes is None
+
+    def test_lists(self):
+        arguments = ["--models=mlp,lenet5,mlp", "--lots=8", "--peers=opacus_ghost,tfdp"]
+        flags = command.parser().parse_args(arguments)
+        assert flags.models == ["mlp", "lenet5"]
+        assert flags.lots == [8]
+        assert flags.peers == ["opacus_ghost", "tfdp"]
+
+    @pytest.mark.parametrize(
+        "argument",
+        ["--models=vgg", "--models=", "--lots=0", "--lots=x", "--peers=me", "--repeats=0"],
+    )
+    def test_refuses(self, argument, capsys):
+        with pytest.raises(SystemExit):
+            command.parser().parse_args([argument])
+        assert argument.split("=")[0] in capsys.readouterr().err
+
+
+class TestPlan:
+    def test_baseline_and_private_follow_each_other_in_changing_order(self):
+        order = list(command.plan(["mlp"], [8], ["tfdp", "opacus_ghost", "opacus_hooks"], 2))
+        names = [subject for _, _, _, subject in order]
+        assert names == [
+            *["keras_tf", "tfdp", "pytorch", "opacus_ghost", "opacus_hooks"],
+            *["tfdp", "keras_tf", "opacus_hooks", "opacus_ghost", "pytorch"],
+        ]
+
+    def test_a_round_is_whole_before_the_next(self):
+        order = list(command.plan(["mlp", "lenet5"], [8, 16], ["tfdp"], 3))
+        rounds = [number for number, *_ in order]
+        assert rounds == sorted(rounds)
+        assert len(order) == 2 * 2 * 2 * 3
+
+    def test_every_subject_has_family_and_label(self):
+        for subject in (*subjects.PEERS, *(f.baseline for f in subjects.FAMILIES.values())):
+            assert subjects.family_of(subject).path.exists()
+            assert subject in subjects.LABELS
+
+    def test_requirements_are_pinned(self):
+        for family in subjects.FAMILIES.values():
+            if family.own_environment:
+                lines = [
+                    line
+                    for line in family.requirements.read_text().splitlines()
+                    if not line.startswith("#")
+                ]
+                assert lines
+                assert all("==" in line for line in lines)
+
+    def test_peers_do_not_use_tfdp(self):
+        for path in (subjects.HERE / "peers").glob("*.py"):
+            assert path.name == "run_tfdp.py" or "import tfdp" not in path.read_text()
+
+
+class TestMeasure:
+    def test_record(self, tmp_path):
+        answer = {"durations": [0.004, 0.002, 0.003], "first_step_seconds": 1, "start_mib": 9}
+        answer |= {"peak_mib": 12, "versions": {"a": "1"}}
+        record = run(tmp_path, f"print('noise'); print({json.dumps(json.dumps(answer))})")
+        assert record["step_ms"] == 3.0
+        assert (record["min_ms"], record["max_ms"], record["steps"]) == (2.0, 4.0, 3)
+        assert record["peak_mib"] == 12
+        assert record["versions"] == {"a": "1"}
+
+    @pytest.mark.parametrize("kind", results.REASONS)
+    def test_reasons(self, tmp_path, kind):
+        text = f'print(\'{{"{kind}": "because of a/b/c.py here\\\\nand more"}}\')'
+        assert run(tmp_path, text)[kind] == "because of c.py here"
+
+    def test_crash(self, tmp_path):
+        assert "exit code 3" in run(tmp_path, "import sys; sys.exit(3)")["failed"]
+
+    def test_no_time(self, tmp_path):
+        record = run(tmp_path, "import time; time.sleep(60)", timeout=0.5)
+        assert "not done within" in record["skipped"]
+
+    def test_no_memory(self, tmp_path):
+        text = "import time; block = bytearray(200 << 20); time.sleep(60)"
+        assert "needs more than" in run(tmp_path, text, memory_gib=0.1)["skipped"]
+
+    def test_no_python(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("shutil.which", lambda name: None)
+        family = subjects.Family("tf_privacy", "keras2_tf", "run_tf_privacy.py", python="3.2")
+        with pytest.raises(NoEnvironment, match=r"needs Python 3\.2"):
+            interpreter(family, tmp_path)
+
+
+class TestResults:
+    def test_resumes(self, tmp_path):
+        path = tmp_path / "results.json"
+        first = results.Results(path)
+        first.add("mlp", 8, "tfdp", 0, {"step_ms": 1.0, "versions": {"tfdp": "x"}})
+        first.add("mlp", 8, "tf_privacy", 0, {"failed": "no"})
+        again = results.Results(path)
+        assert again.done("mlp", 8, "tfdp", 0)
+        assert not again.done("mlp", 8, "tfdp", 1)
+        assert again.done("mlp", 8, "tf_privacy", 4)  # what failed is not tried again
+        assert again.content["versions"] == {"tfdp": {"tfdp": "x"}}
+
+    def test_refuses_another_machine(self, tmp_path):
+        path = tmp_path / "results.json"
+        first = results.Results(path)
+        first.content["machine"]["processor"] = "Z80"
+        first.save()
+        with pytest.raises(ValueError, match="another machine"):
+            results.Results(path)
+
+    def test_refuses_another_format(self, tmp_path):
+        path = tmp_path / "results.json"
+        path.write_text('{"format": 99}')
+        with pytest.raises(ValueError, match="no file of benchmark results"):
+            results.load(path)
+
+    def test_machine_is_anonymous(self):
+        values = [str(value) for value in results.machine().values()]
+        assert not any(platform.node() in value or str(Path.home()) in value for value in values)
+
+
+class TestSummary:
+    def rows(self):
+        return {(r.lot, r.subject): r for r in summary.rows(results.load(STORED))}
+
+    def test_ratios_are_within_rounds(self):
+        row = self.rows()[64, "tfdp"]
+        # 1.5 / 1.0, 3.0 / 2.0 and 1.2 / 1.0: the ratio of medians would be the same by chance only.
+        assert row.ratio == summary.Spread(1.5, 1.2, 1.5)
+        assert row.step_ms == summary.Spread(1.5, 1.2, 3.0)
+        assert row.memory_ratio.median == pytest.approx(1.1)
+
+    def test_reasons_stay(self):
+        assert self.rows()[64, "tf_privacy"].reason == "skipped: a step takes 31 s"
+        assert self.rows()[64, "tf_privacy_fast"].reason == "not supported: no rule"
+
+    def test_a_round_without_its_baseline_has_no_ratio(self):
+        assert self.rows()[64, "opacus_ghost"].ratio is None
+
+    @pytest.mark.parametrize(
+        ("value", "expected"), [(0.1234, "0.123"), (12.345, "12.3"), (1234.5, "1,234")]
+    )
+    def test_number(self, value, expected):
+        assert summary.number(value) == expected
+
+
+class TestReport:
+    def test_writes_readme_and_plot(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        assert report.main([str(STORED), f"--folder={tmp_path}"]) == 0
+        text = (tmp_path / "README.md").read_text()
+        assert (tmp_path / "benchmarks.png").stat().st_size > 10_000
+        assert "**Invented numbers, for a test.**" in text
+        assert "2026-01-02" in text
+        assert "| 64 | **tfdp** | 1.5 (1.2 to 3) | 1.5 (1.2 to 1.5) | 660 | 1.10 |" in text
+        assert "| mlp | 64 | 1.5 | 1.5 | 1.10 | Opacus, ghost clipping | 4.5 |  | 3 |" in text
+        assert "not supported: no rule" in text
+        assert "tfdp 0.1.0" in text
+
+
+class TestCommand:
+    def arguments(self, tmp_path, *more):
+        arguments = ["--models=mlp", "--lots=8", "--peers=tfdp", "--repeats=2", *more]
+        return [*arguments, f"--json={tmp_path / 'r.json'}", f"--cache={tmp_path / 'cache'}"]
+
+    @pytest.fixture
+    def measured(self, monkeypatch):
+        seen = []
+
+        def pretend(python, family, spec, **bounds):
+            seen.append(spec["subject"])
+            return {"step_ms": 1.0 + len(seen), "peak_mib": 5.0, "versions": {"a": "1"}}
+
+        monkeypatch.setattr(command, "measure", pretend)
+        return seen
+
+    def test_measures_once(self, tmp_path, measured):
+        for _ in range(2):
+            assert command.main(self.arguments(tmp_path)) == 0
+            assert measured == ["keras_tf", "tfdp", "tfdp", "keras_tf"]
+        assert (tmp_path / "cache" / ".gitignore").read_text() == "*\n"
+
+    def test_minutes(self, tmp_path, measured):
+        assert command.main(self.arguments(tmp_path, "--minutes=1e-9")) == 0
+        assert measured == []
+
+    def test_refuses_to_mix_settings(self, tmp_path, measured, capsys):
+        assert command.main(self.arguments(tmp_path)) == 0
+        assert command.main(self.arguments(tmp_path, "--steps=7")) == 2
+        assert "Expected the same flags" in capsys.readouterr().err
+        assert command.main(self.arguments(tmp_path, "--timeout=7")) == 0
+
+
+def test_measures_tfdp():
+    """One whole measurement, in a process of its own."""
+    family = subjects.FAMILIES["tfdp"]
+    spec = {**SPEC, "model": "mlp", "lot": 8, "subject": "tfdp"}
+    record = measure(Path(sys.executable), family, spec, timeout=90.0, memory_gib=4.0)
+    assert record["step_ms"] > 0
+    assert record["steps"] == 5
+    assert record["peak_mib"] >= record["start_mib"] > 50
+    assert record["versions"].keys() == {"tensorflow", "keras", "tfdp"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", subjects.MODELS)
+def test_measures_every_model(model):
+    family = subjects.FAMILIES["tfdp"]
+    spec = {**SPEC, "model": model, "lot": 4, "subject": "tfdp"}
+    record = measure(Path(sys.executable), family, spec, timeout=200.0, memory_gib=8.0)
+    assert record.get("step_ms", 0) > 0, record
