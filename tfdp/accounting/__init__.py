@@ -15,6 +15,9 @@ import importlib
 _PUBLIC = {
     "Run": "run",
     "steps_for": "run",
+    "Encoding": "encoding",
+    "Strategy": "strategies",
+    "strategy": "strategies",
     "Guarantee": "guarantee",
     "VACUOUS_ABOVE": "guarantee",
     "claimed": "guarantees",

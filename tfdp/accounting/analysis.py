@@ -1,9 +1,13 @@
 """What a mechanism module hands to the accountant, and the facts that all of them share."""
 
 import dataclasses
+import math
 
 from tfdp.accounting.privacy_loss import Loss
 from tfdp.accounting.run import Run
+
+# Samplings in which a lot's size is random and unlimited.
+POISSON = ("poisson", "cyclic_poisson")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +59,7 @@ def check_adjacency_fits(run: Run, adjacency: str) -> None:
 def lots_may_be_cut(run: Run) -> bool:
     """Whether a lot can draw more examples than can be processed."""
     return (
-        run.sampling == "poisson"
+        run.sampling in POISSON
         and run.max_lot_size is not None
         and run.max_lot_size < run.num_examples
     )
@@ -67,7 +71,17 @@ def largest_lot(run: Run) -> int | None:
     The size of the data set itself is no honest bound for a Poisson lot: a sensitivity of that
     size would say nothing.
     """
-    return run.max_lot_size if run.sampling == "poisson" else run.lot_size
+    return run.max_lot_size if run.sampling in POISSON else run.lot_size
+
+
+def with_one_clip_group(run: Run) -> Run:
+    """The run with all weights clipped together that is exactly as private.
+
+    g groups that are clipped at C each are one vector that is clipped at C sqrt(g).
+    """
+    return run.with_(
+        noise_multiplier=run.noise_multiplier / math.sqrt(run.clip_groups), clip_groups=1
+    )
 
 
 def sensitivity(run: Run, adjacency: str) -> float:
@@ -119,6 +133,9 @@ def common_assumptions(run: Run) -> tuple[str, ...]:
             "cyclic": "Epochs went through the data in one fixed order that does not depend on it.",
             "shuffle": "Every epoch took each example at most once.",
             "with_replacement": f"Every lot was {run.lot_size} independent uniform draws.",
+            "cyclic_poisson": f"Examples were dealt into {run.groups} equal groups whatever they "
+            "hold, the groups took turns, and each example of a step's group was drawn by an independent coin "
+            f"flip of probability {run.sampling_probability:.6g}, empty lots included.",
             "unknown": "No example was in the same lot twice; it may have been in every lot.",
         }[run.sampling],
     ]
@@ -127,6 +144,11 @@ def common_assumptions(run: Run) -> tuple[str, ...]:
     if lots_may_be_cut(run):
         sentences.append(
             f"Lots of more than {run.max_lot_size} examples were cut uniformly at random."
+        )
+    if run.clip_groups > 1:
+        sentences.append(
+            f"Each example's gradient was clipped in {run.clip_groups} groups of weights, each at "
+            "the clip norm."
         )
     if run.microbatch_size > 1:
         sentences.append(

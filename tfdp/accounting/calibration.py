@@ -17,7 +17,7 @@ from tfdp.accounting.guarantee import (
     check_kind,
 )
 from tfdp.accounting.guarantees import guarantee
-from tfdp.accounting.privacy_loss import GaussianLoss
+from tfdp.accounting.privacy_loss import GaussianLoss, RandomGaussianLoss
 from tfdp.accounting.run import Run
 from tfdp.accounting.subsampled import SubsampledLoss, rdp_to_epsilon, total_rdp
 
@@ -77,7 +77,11 @@ def noise_for(
         # mu is proportional to 1/z, so the Gaussian profile is solved once.
         mu = math.hypot(*(loss.mu for loss in losses))
         noise = max(mu / gaussian.mu_of_epsilon(epsilon, delta), _LEAST_NOISE)
-    elif kind == "proven" and run.mechanism == "si_dpsgd":
+    elif (
+        kind == "proven"
+        and run.mechanism in ("si_dpsgd", "matrix")
+        and isinstance(losses[0], RandomGaussianLoss)
+    ):
         # The law of the participations does not depend on the noise, which only scales it.
         law = losses[0]
         noise = _safe_root(
@@ -265,9 +269,9 @@ def epsilon_curve(
 def _proven_curve(full: Run, counts: np.ndarray, delta: float, adjacency: str) -> list[float]:
     analysis = guarantees.analyse(full, delta, adjacency)
     if len(analysis.losses) == 1 and isinstance(analysis.losses[0], SubsampledLoss):
-        return privacy_loss.subsampled_curve(analysis.losses[0], counts, delta)
-    if full.mechanism == "si_dpsgd":
-        from tfdp.accounting import si_dpsgd
-
-        return si_dpsgd.curve(full, counts, delta, adjacency)
+        rounds = [full.with_(steps=int(n)).rounds for n in counts]
+        return privacy_loss.subsampled_curve(analysis.losses[0], rounds, delta)
+    curve = getattr(guarantees.mechanism_module(full.mechanism), "curve", None)
+    if curve is not None:
+        return curve(full, counts, delta, adjacency)
     return [guarantees.proven(full.with_(steps=int(n)), delta, adjacency).epsilon for n in counts]

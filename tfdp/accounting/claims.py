@@ -6,6 +6,7 @@ classic conversion epsilon = RDP + log(1/delta) / (order - 1) (Mironov 2017, Pro
 applied it whatever the sampling was.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -21,6 +22,21 @@ ASSUMPTIONS = (
     "sampling probability lot_size/num_examples, whatever was executed.",
     "Orders and conversion are those of TensorFlow Privacy in 2020.",
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a paper's own formula says, where that is no Rényi divergence.
+
+    Attributes:
+      epsilon: May be infinite.
+      details: JSON-safe numbers worth reporting.
+      reason: Why epsilon is infinite, if it is.
+    """
+
+    epsilon: float
+    details: dict = dataclasses.field(default_factory=dict)
+    reason: str | None = None
 
 
 def poisson_rdp(run: Run) -> np.ndarray:

@@ -5,6 +5,7 @@ What is proven depends on how lots were drawn.
 * "poisson": steps are amplified. For zero_out and add_or_remove_one the pair
   (1-q) N(0) + q N(1) against N(0) dominates; for replace_one (1-q) N(0) + q N(1) against
   (1-q) N(0) + q N(-1).
+* "cyclic_poisson": as "poisson", in ceil(steps / groups) turns with probability groups * L/N.
 * "cyclic", "shuffle": no amplification. A record is in at most k = ceil(steps / steps_per_epoch)
   lots, so mu = factor * sqrt(k) / z.
 * "unknown": a record may be in every lot: mu = factor * sqrt(steps) / z.
@@ -26,12 +27,14 @@ import math
 
 from tfdp.accounting import claims
 from tfdp.accounting.analysis import (
+    POISSON,
     Analysis,
     UnboundedSensitivity,
     common_assumptions,
     largest_lot,
     lots_may_be_cut,
     sensitivity,
+    with_one_clip_group,
 )
 from tfdp.accounting.participation import binomial, occurrence_law
 from tfdp.accounting.privacy_loss import GaussianLoss, Loss, RandomGaussianLoss, epsilon_of
@@ -68,9 +71,10 @@ def analyse(run: Run, delta: float, adjacency: str) -> Analysis:
         return Analysis((), RELEASED, (), reason="No noise was added (noise_multiplier is 0).")
     draws = float(run.schedule("draws").max(initial=1))
     # n independent draws around one sum are one draw with the noise divided by sqrt(n).
-    effective = run.with_(noise_multiplier=run.noise_multiplier / math.sqrt(draws), draws=1)
-    loss, details = _loss(effective, factor, delta, adjacency)
-    details["sensitivity"] = factor
+    effective = with_one_clip_group(run)
+    effective = effective.with_(noise_multiplier=effective.noise_multiplier / math.sqrt(draws))
+    loss, details = _loss(effective.with_(draws=1), factor, delta, adjacency)
+    details["sensitivity"] = factor * math.sqrt(run.clip_groups)
     assumptions = common_assumptions(run)
     if isinstance(loss, SubsampledLoss):
         assumptions += ("Which examples were in a lot stays secret.",)
@@ -81,28 +85,39 @@ def _loss(run: Run, factor: float, delta: float, adjacency: str) -> tuple[Loss, 
     z = run.noise_multiplier
     if run.sampling == "with_replacement":
         return _with_replacement(run, factor, delta)
-    if run.sampling == "poisson" and run.lot_size < run.num_examples:
-        return _poisson(run, factor, delta, adjacency)
-    participations = {"cyclic": run.epochs, "shuffle": run.epochs}.get(run.sampling, run.steps)
-    details = {"participations": participations, "amplification": "none"}
-    return GaussianLoss(factor * math.sqrt(participations) / z), details
-
-
-def _poisson(run: Run, factor: float, delta: float, adjacency: str) -> tuple[Loss, dict]:
-    q, z = run.sampling_probability, run.noise_multiplier
-    if run.microbatch_size > 1:
+    if run.sampling == "poisson" and run.microbatch_size > 1 and run.lot_size < run.num_examples:
         # Leaving the record out shifts every later example to another microbatch, so the sum
         # without it may be far away from both others. Hence the sample counts as revealed.
         law = RandomGaussianLoss(*occurrence_law(run, delta, factor))
         return law, {"amplification": "random participation, sample revealed"}
+    if run.sampling in POISSON and run.microbatch_size == 1 and run.sampling_probability < 1:
+        return amplified(run, factor, adjacency)
+    participations = {"cyclic": run.epochs, "shuffle": run.epochs}.get(run.sampling, run.rounds)
+    details = {"participations": participations, "amplification": "none"}
+    return GaussianLoss(factor * math.sqrt(participations) / z), details
+
+
+def amplified(run: Run, factor: float, adjacency: str) -> tuple[SubsampledLoss, dict]:
+    """Poisson lots whose sample stays secret, of single examples.
+
+    Args:
+      run: With "poisson" or "cyclic_poisson" sampling; in the latter a record takes part in the
+        turns of its own group only.
+      factor: `sensitivity` of the run.
+      adjacency: Neighbouring relation.
+
+    Returns:
+      (loss, details).
+    """
+    q, z = run.sampling_probability, run.noise_multiplier
     if run.batch_statistics:
         # A cut lot, and a replaced record, keep all three sums within 2 * largest lot.
         exact = adjacency != "replace_one" and not lots_may_be_cut(run)
         distance = factor if exact else 2.0 * largest_lot(run)
         part = Component(1.0, q, z / distance, "add")
-        return SubsampledLoss((part,), run.steps), {"amplification": "secrecy of the sample"}
+        return SubsampledLoss((part,), run.rounds), {"amplification": "secrecy of the sample"}
     pair = "replace" if adjacency == "replace_one" else "add"
-    cut = _chance_of_cut(run)
+    cut = chance_of_cut(run)
     if cut <= _NEGLIGIBLE:
         parts, overflow = (Component(1.0, q, z, pair),), cut
     else:
@@ -113,18 +128,17 @@ def _poisson(run: Run, factor: float, delta: float, adjacency: str) -> tuple[Los
     details = {"amplification": "secrecy of the sample", "sampling_probability": q}
     if cut:
         details["chance_of_cut_lot"] = cut
-    return SubsampledLoss(parts, run.steps, overflow), details
+    return SubsampledLoss(parts, run.rounds, overflow), details
 
 
-def _chance_of_cut(run: Run) -> float:
+def chance_of_cut(run: Run) -> float:
     """Chance that the other examples alone fill a lot."""
     if not lots_may_be_cut(run):
         return 0.0
     from scipy import special
 
-    return float(
-        special.bdtrc(run.max_lot_size - 1, run.num_examples - 1, run.sampling_probability)
-    )
+    others = -(-run.num_examples // run.groups) - 1
+    return float(special.bdtrc(run.max_lot_size - 1, others, run.sampling_probability))
 
 
 def _with_replacement(run: Run, factor: float, delta: float) -> tuple[Loss, dict]:

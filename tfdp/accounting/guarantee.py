@@ -14,6 +14,7 @@ SAMPLING_WORDS = {
     "cyclic": "epochs in one fixed order",
     "shuffle": "epochs in a fresh random order",
     "with_replacement": "lots of fixed size drawn uniformly with replacement",
+    "cyclic_poisson": "Poisson lots from groups that take turns",
     "unknown": "an unknown order (every example may be in every lot)",
 }
 ADJACENCY_WORDS = {

@@ -14,6 +14,10 @@ _MODULES: dict[str, str] = {
     "none": "tfdp.accounting.none",
     "dpsgd": "tfdp.accounting.dpsgd",
     "si_dpsgd": "tfdp.accounting.si_dpsgd",
+    "discrete_sgd": "tfdp.accounting.discrete_sgd",
+    "dp_dropout": "tfdp.accounting.dp_dropout",
+    "sgld": "tfdp.accounting.sgld",
+    "matrix": "tfdp.accounting.matrix",
 }
 
 
@@ -23,7 +27,9 @@ def register_mechanism(name: str, module: str) -> None:
     Args:
       name: Value of `Run.mechanism`.
       module: Dotted name of a module with `analyse(run, delta, adjacency) -> Analysis`,
-        `claimed_rdp(run) -> array` at `claims.ORDERS_2020`, `RELEASED` and `CLAIM_ASSUMPTIONS`.
+        `RELEASED`, `CLAIM_ASSUMPTIONS`, and one of `claimed_rdp(run) -> array` at
+        `claims.ORDERS_2020` and `claimed_epsilon(run, delta) -> claims.Claim`. It may have
+        `curve(run, counts, delta, adjacency) -> list`, for showing progress cheaply.
 
     Raises:
       ValueError: Where the name already stands for another module.
@@ -146,7 +152,10 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
 def claimed_composition(
     runs: Sequence[Run], delta: float, adjacency: str = "zero_out"
 ) -> Guarantee:
-    """What the papers' accountant says for several runs together (Rényi divergences add).
+    """What the papers' accountants say for several runs together.
+
+    Rényi divergences add. A claim that is none counts its segments as one run where they differ in
+    the number of steps only; otherwise delta is split evenly and epsilons are added.
 
     Args:
       runs: Segments on the same data.
@@ -159,10 +168,21 @@ def claimed_composition(
     check_delta(delta)
     check_adjacency(adjacency)
     modules = [mechanism_module(run.mechanism) for run in runs]
-    rdp = sum((m.claimed_rdp(run) for m, run in zip(modules, runs, strict=True)), 0.0)
-    if not len(runs):
-        rdp = [0.0] * len(claims.ORDERS_2020)
-    epsilon, order = claims.classic_epsilon(rdp, delta)
+    renyi = [run for run, m in zip(runs, modules, strict=True) if hasattr(m, "claimed_rdp")]
+    others = _merged(run for run, m in zip(runs, modules, strict=True) if run not in renyi)
+    share = delta / (len(others) + bool(renyi) or 1)
+    parts = [mechanism_module(run.mechanism).claimed_epsilon(run, share) for run in others]
+    if renyi or not others:
+        rdp = sum((mechanism_module(run.mechanism).claimed_rdp(run) for run in renyi), 0.0)
+        epsilon, order = claims.classic_epsilon(
+            rdp if renyi else [0.0] * len(claims.ORDERS_2020), share
+        )
+        details = {"bound": "RDP, 2020 orders, classic conversion", "rdp_order": order}
+        parts.append(
+            claims.Claim(epsilon, details if math.isfinite(order) else {}, "No noise was added.")
+        )
+    epsilon = sum(part.epsilon for part in parts)
+    reasons = _unique(part.reason for part in parts if math.isinf(part.epsilon) and part.reason)
     assumptions = _unique(sentence for m in modules for sentence in m.CLAIM_ASSUMPTIONS)
     if adjacency == "replace_one":
         adjacency = "add_or_remove_one"
@@ -174,12 +194,19 @@ def claimed_composition(
         adjacency=adjacency,
         released="; ".join(_unique(m.RELEASED for m in modules)) or "nothing",
         assumptions=tuple(assumptions),
-        details={"bound": "RDP, 2020 orders, classic conversion", "rdp_order": order}
-        if math.isfinite(order)
-        else {},
-        reason="No noise was added." if math.isinf(epsilon) else None,
+        details=parts[0].details if len(parts) == 1 else {"bound": "sum of parts, delta split"},
+        reason=" ".join(reasons) if math.isinf(epsilon) else None,
         **_facts(runs),
     )
+
+
+def _merged(runs) -> list[Run]:
+    """Runs that differ in the number of steps only, as one run each."""
+    merged: dict[Run, int] = {}
+    for run in runs:
+        alike = run.with_(steps=0)
+        merged[alike] = merged.get(alike, 0) + run.steps
+    return [run.with_(steps=steps) for run, steps in merged.items()]
 
 
 def _facts(runs: Sequence[Run]) -> dict[str, str]:

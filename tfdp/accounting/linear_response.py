@@ -80,6 +80,30 @@ class Dynamics:
             and self.lr[0] > 0
         )
 
+    def prefix_sum_scale(self) -> float | None:
+        """What W is as a multiple of the prefix sums, or None (as `matrix_mechanism.Response`)."""
+        # The draws around one mean, and the ratio of the two rates, scale every row alike.
+        return float(np.sqrt(self.row_weight[0]) * self.lr[0]) if self.is_prefix_sum else None
+
+    def cyclic(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
+        """See `matrix_mechanism.Response`."""
+        scan = "offset 0" if self.non_increasing else "all offsets"
+        return cyclic_squared_response(self, period, steps), f"worst participation pattern ({scan})"
+
+    def shuffled(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
+        """See `matrix_mechanism.Response`."""
+        if self.non_increasing:  # earliest participation is the worst in every epoch
+            return self.cyclic(period, steps)
+        return envelope_squared_response(self, period, steps), "envelope over every epoch"
+
+    def every_step(self, steps: np.ndarray) -> np.ndarray:
+        """See `matrix_mechanism.Response`."""
+        return squared_response(self, np.ones(self.steps))[np.asarray(steps) - 1]
+
+    def column_norms(self) -> np.ndarray:
+        """See `matrix_mechanism.Response`."""
+        return column_norms(self)
+
 
 def _advance(dynamics: Dynamics, t: int, momentum, mean, multiplicity):
     """One step of the recursion; returns the new (momentum, mean)."""

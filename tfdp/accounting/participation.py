@@ -14,7 +14,6 @@ import math
 import numpy as np
 from scipy import special
 
-from tfdp.accounting.linear_response import Dynamics, column_norms
 from tfdp.accounting.run import Run
 
 Law = tuple[np.ndarray, np.ndarray, float]
@@ -146,7 +145,7 @@ def prefix_sum_law(run: Run, delta: float, bins: int = 50) -> Law:
     return np.arange(size) * float(unit * length), state.sum(axis=0), overflow
 
 
-def triangle_law(run: Run, dynamics: Dynamics, delta: float, levels: int = 400) -> Law:
+def triangle_law(run: Run, response, delta: float, levels: int = 400) -> Law:
     """Law of an upper bound on ||W m||^2 that holds for every schedule and momentum.
 
     ||W m|| <= sum_s m_s ||W[:, s]|| (triangle inequality). Column norms are rounded up to multiples
@@ -155,13 +154,13 @@ def triangle_law(run: Run, dynamics: Dynamics, delta: float, levels: int = 400) 
 
     Args:
       run: With random sampling.
-      dynamics: Coefficients of `run`.
+      response: The matrix W (a `matrix_mechanism.Response`, of which column_norms is used).
       delta: Sets how much of the tail is left out.
       levels: Resolution.
     """
     number, chance = trials(run)
     tail = _TAIL_SHARE * delta
-    norms = column_norms(dynamics)
+    norms = response.column_norms()
     if not norms.max() > 0:
         return np.zeros(1), np.ones(1), 0.0
     width = norms.max() / levels

@@ -1,13 +1,14 @@
 """What one run loses, in pieces that compose, and the epsilon of a list of pieces.
 
 Mechanism modules say *what* happened as a list of pieces; this module knows *how* each is analysed.
-Three pieces are enough for every mechanism here:
+Four pieces are enough for every mechanism here:
 
 * `GaussianLoss`: a mu-GDP mechanism. Squares of mu add.
 * `RandomGaussianLoss`: mu was drawn at random, independently of the data, and is treated as public
   (Theorem B). Squares of mu add as independent random numbers.
 * `SubsampledLoss`: steps that are amplified by the secrecy of the sample. Composed as privacy loss
   distributions (PLD) and as Rényi divergences (RDP); both are upper bounds, the smaller counts.
+* `RenyiLoss`: steps of which only Rényi divergences are known.
 
 All pieces are adaptive: a later one may depend on what earlier ones released.
 """
@@ -58,7 +59,22 @@ class RandomGaussianLoss:
     overflow: float = 0.0
 
 
-Loss = GaussianLoss | RandomGaussianLoss | SubsampledLoss
+@dataclasses.dataclass(frozen=True)
+class RenyiLoss:
+    """Steps of which Rényi divergences are all that is known.
+
+    Attributes:
+      divergences: Of one step at `subsampled.default_orders()`; infinite where unknown.
+      steps: Number of independent steps.
+      overflow: Chance per step of an outcome that the divergences leave out; a complete loss.
+    """
+
+    divergences: tuple[float, ...]
+    steps: int
+    overflow: float = 0.0
+
+
+Loss = GaussianLoss | RandomGaussianLoss | SubsampledLoss | RenyiLoss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +101,9 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
     """
     mu = math.sqrt(sum(loss.mu**2 for loss in losses if isinstance(loss, GaussianLoss)))
     random = [loss for loss in losses if isinstance(loss, RandomGaussianLoss)]
-    sampled = [loss for loss in losses if isinstance(loss, SubsampledLoss) and loss.steps]
+    sampled = [
+        loss for loss in losses if isinstance(loss, SubsampledLoss | RenyiLoss) and loss.steps
+    ]
     if not random and not sampled:
         return Spent(gaussian.epsilon_of_mu(mu, delta), mu, {"bound": "exact Gaussian profile"})
     if not sampled:
@@ -98,7 +116,7 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
         return Spent(
             sum(part.epsilon for part in parts), None, {"bound": "sum of two parts, delta halved"}
         )
-    return _epsilon_of_subsampled(sampled, mu, delta)
+    return _epsilon_of_steps(sampled, mu, delta)
 
 
 def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
@@ -123,16 +141,22 @@ def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: i
     return np.arange(len(total)) * width + constant, total, overflow
 
 
-def _epsilon_of_subsampled(sampled: list[SubsampledLoss], mu: float, delta: float) -> Spent:
-    overflow = sum(loss.steps * loss.overflow for loss in sampled)
+def _epsilon_of_steps(steps: list[SubsampledLoss | RenyiLoss], mu: float, delta: float) -> Spent:
+    overflow = sum(loss.steps * loss.overflow for loss in steps)
     if not overflow < delta:
         return Spent(math.inf, None, {"bound": "tail mass exceeds delta", "overflow": overflow})
+    sampled = [loss for loss in steps if isinstance(loss, SubsampledLoss)]
+    rdp = total_rdp(sampled, mu)
+    for loss in steps:
+        if isinstance(loss, RenyiLoss):
+            rdp = rdp + loss.steps * np.asarray(loss.divergences)
     # Leaving out rounds that happen with probability `overflow` in total costs that much delta.
-    rdp_epsilon, order = rdp_to_epsilon(total_rdp(sampled, mu), delta - overflow)
+    rdp_epsilon, order = rdp_to_epsilon(rdp, delta - overflow)
     details = {"epsilon_rdp": rdp_epsilon, "rdp_order": order, "bound": "RDP"}
     if overflow:
         details["overflow"] = overflow
-    interval = pld_interval(sampled, rdp_epsilon)
+    # Where one piece is known by its divergences alone, so is the whole.
+    interval = pld_interval(sampled, rdp_epsilon) if len(sampled) == len(steps) else None
     if interval is None:
         return Spent(rdp_epsilon, None, details)
     pld = composed_pld(sampled, mu, interval)

@@ -11,7 +11,11 @@ from typing import Any
 
 import numpy as np
 
-SAMPLINGS = ("poisson", "cyclic", "shuffle", "with_replacement", "unknown")
+from tfdp.accounting.encoding import Encoding
+from tfdp.accounting.strategies import Strategy
+
+SAMPLINGS = ("poisson", "cyclic", "shuffle", "with_replacement", "cyclic_poisson", "unknown")
+COMPOSITIONS = ("ac", "ac_as_printed", "zcdp", "zcdp_a", "zcdp_c", "zcdp_as_printed")
 RELEASES = ("theta", "mu")
 # Update rules that are linear in the gradients, so that SI-DPSGD's means stay a linear function of
 # them (Theorem A needs that).
@@ -63,6 +67,20 @@ def _one_of(name: str, value, choices: Sequence[str]) -> None:
         raise ValueError(f"Expected {name} to be one of {', '.join(choices)}. Received {value!r}.")
 
 
+def _belongs(name: str, value, kind: type, mechanism: str, mechanisms: Sequence[str]) -> None:
+    """Checks a field that some mechanisms need and no other may have."""
+    if mechanism in mechanisms and not isinstance(value, kind):
+        raise ValueError(
+            f"Expected {name} to be an {kind.__name__} for the mechanism {mechanism!r}. Received "
+            f"{value!r}. Pass tfdp.accounting.{kind.__name__}(...)."
+        )
+    if mechanism not in mechanisms and value is not None:
+        raise ValueError(
+            f"Expected {name} with {', '.join(mechanisms)} only. Received one with {mechanism!r}. "
+            "Leave it out."
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
     """What was executed, in public numbers.
@@ -74,10 +92,13 @@ class Run:
       steps: Number of lots processed. Schedules may be longer; their first `steps` values count.
       sampling: "poisson" (each example independently with probability L/N), "cyclic" (epochs in
         one fixed order, never reshuffled), "shuffle" (epochs of a fresh permutation),
-        "with_replacement" (L independent uniform draws) or "unknown" (a foreign data set: an
-        example may take part once in every step).
+        "with_replacement" (L independent uniform draws), "cyclic_poisson" (fixed groups take
+        turns; each example of a step's group independently with probability groups * L/N) or
+        "unknown" (a foreign data set: an example may take part once in every step).
       noise_multiplier: Standard deviation of the noise on the sum, divided by the clip norm (z).
+        The scale of the noise for discrete_sgd, the noise before correlation for matrix.
       l2_norm_clip: Clip norm C of one microbatch. It cancels in every guarantee.
+      clip_groups: Groups of weights whose gradients are clipped separately, each at C.
       microbatch_size: Examples whose mean is clipped together.
       learning_rates: Constant or per step; None stands for a constant.
       noise_learning_rates: Learning rate that scales the weight noise of SI-DPSGD; None means
@@ -91,6 +112,11 @@ class Run:
       max_lot_size: Largest lot that can be processed; what a Poisson lot draws beyond it is
         dropped uniformly at random. None means that no lot is cut.
       seeded: Whether the noise came from a seed that the user chose.
+      groups: Number of groups that take turns in cyclic_poisson sampling.
+      encoding: Codebook and family of noise (discrete_sgd).
+      strategy: How noise is correlated (matrix).
+      composition: Which of the paper's recipes its claim follows (dp_dropout, sgld); None for its
+        first choice.
     """
 
     mechanism: str
@@ -111,6 +137,11 @@ class Run:
     batch_statistics: bool = False
     max_lot_size: int | None = None
     seeded: bool = False
+    clip_groups: int = 1
+    groups: int = 1
+    encoding: Encoding | None = None
+    strategy: Strategy | None = None
+    composition: str | None = None
 
     def __post_init__(self):
         def put(name, value):
@@ -144,6 +175,22 @@ class Run:
                 )
         _one_of("sampling", self.sampling, SAMPLINGS)
         _one_of("release", self.release, RELEASES)
+        put("clip_groups", _whole("clip_groups", self.clip_groups, 1))
+        put("groups", _whole("groups", self.groups, 1))
+        if self.sampling != "cyclic_poisson" and self.groups > 1:
+            raise ValueError(
+                f"Expected groups with cyclic_poisson sampling only. Received {self.groups} with "
+                f"{self.sampling!r}. Leave it out."
+            )
+        if self.groups * self.lot_size > self.num_examples:
+            raise ValueError(
+                f"Expected groups * lot_size to be at most num_examples ({self.num_examples}). "
+                f"Received {self.groups} * {self.lot_size}. Use fewer groups."
+            )
+        _belongs("encoding", self.encoding, Encoding, self.mechanism, ("discrete_sgd",))
+        _belongs("strategy", self.strategy, Strategy, self.mechanism, ("matrix",))
+        if self.composition is not None:
+            _one_of("composition", self.composition, COMPOSITIONS)
         for name in ("noise_multiplier", "l2_norm_clip"):
             value = getattr(self, name)
             if name == "l2_norm_clip" and value is None:
@@ -185,8 +232,13 @@ class Run:
 
     @property
     def sampling_probability(self) -> float:
-        """Chance L/N that one example is in a Poisson lot."""
-        return self.lot_size / self.num_examples
+        """Chance that one example is in a lot that it can be in (L/N, times `groups`)."""
+        return self.groups * self.lot_size / self.num_examples
+
+    @property
+    def rounds(self) -> int:
+        """Most lots that one example can be in (all, unless groups take turns)."""
+        return -(-self.steps // self.groups)
 
     @property
     def epochs(self) -> int:
@@ -226,12 +278,14 @@ class Run:
         unknown = sorted(set(fields) - names)
         if unknown:
             raise ValueError(f"Expected the fields of a Run. Received unknown {unknown}.")
-        decoded = {
-            name: _decode(value) if isinstance(value, dict) else value
-            for name, value in fields.items()
-        }
+        readers = {"encoding": Encoding.from_dict, "strategy": Strategy.from_dict}
         try:
-            return cls(**decoded)
+            return cls(
+                **{
+                    name: readers.get(name, _decode)(value) if isinstance(value, dict) else value
+                    for name, value in fields.items()
+                }
+            )
         except TypeError as error:
             raise ValueError(f"Expected the fields of a Run: {error}.") from error
 
@@ -276,7 +330,7 @@ def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) ->
         )
     if not epochs > 0 or not math.isfinite(epochs):
         raise ValueError(f"Expected epochs to be a finite number above 0. Received {epochs!r}.")
-    if sampling in ("poisson", "with_replacement"):
+    if sampling in ("poisson", "with_replacement", "cyclic_poisson"):
         # A hair of tolerance, so that 0.1 * N / L does not lose a step to rounding.
         return math.floor(epochs * num_examples / lot_size + 1e-9)
     return math.floor(epochs * (num_examples // lot_size) + 1e-9)

@@ -1,0 +1,129 @@
+"""What gradient encoding adds, and to what: part of the description of a discrete_sgd run."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from tfdp.accounting.noise_families import FAMILIES
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """Codebook and noise of discrete_sgd; all lengths are in units of the clip norm.
+
+    An encoded gradient lies in a box: sorted by magnitude, its entries stay below those of one
+    vector of the codebook. The scale of the noise is the run's `noise_multiplier`.
+
+    Attributes:
+      noise: Family of the noise, one of `noise_families.FAMILIES`.
+      degrees_of_freedom: Of Student's t (above 0); None for the other families.
+      num_weights: Number of weights, which is the length of every vector.
+      codebook: Vectors as tuples of numbers (signs do not matter), or None.
+      largest_entry: With codebook None: any codebook of vectors of norm at most 1 whose entries are
+        at most this. With neither, the codebook is the one vector of `normal_quantiles`.
+      private_codebook: Whether the vectors were fitted to private gradients.
+    """
+
+    noise: str = "gaussian"
+    degrees_of_freedom: float | None = None
+    num_weights: int
+    codebook: tuple[tuple[float, ...], ...] | None = None
+    largest_entry: float | None = None
+    private_codebook: bool = False
+
+    def __post_init__(self):
+        if self.noise not in FAMILIES:
+            raise ValueError(
+                f"Expected noise to be one of {', '.join(FAMILIES)}. Received {self.noise!r}."
+            )
+        nu = self.degrees_of_freedom
+        if self.noise == "student_t":
+            if nu is None or not nu > 0 or not math.isfinite(nu):
+                raise ValueError(
+                    "Expected degrees_of_freedom to be a finite number above 0 for student_t "
+                    f"noise. Received {nu!r}. Pass for example 9."
+                )
+            object.__setattr__(self, "degrees_of_freedom", float(nu))
+        elif nu is not None:
+            raise ValueError(
+                f"Expected degrees_of_freedom with student_t noise only. Received {nu!r} with "
+                f"{self.noise!r}. Leave it out."
+            )
+        n = self.num_weights
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or not n >= 1:
+            raise ValueError(
+                f"Expected num_weights to be a whole number of at least 1. Received {n!r}."
+            )
+        object.__setattr__(self, "num_weights", int(n))
+        if self.codebook is not None:
+            object.__setattr__(self, "codebook", self._vectors())
+        if self.largest_entry is not None:
+            if self.codebook is not None:
+                raise ValueError(
+                    "Expected codebook or largest_entry. Received both. Leave one out."
+                )
+            if not 0 < self.largest_entry <= 1:
+                raise ValueError(
+                    "Expected largest_entry to be above 0 and at most 1, in units of the norm. "
+                    f"Received {self.largest_entry!r}."
+                )
+            object.__setattr__(self, "largest_entry", float(self.largest_entry))
+        object.__setattr__(self, "private_codebook", bool(self.private_codebook))
+
+    def _vectors(self) -> tuple[tuple[float, ...], ...]:
+        vectors = tuple(tuple(float(v) for v in vector) for vector in self.codebook)
+        good = vectors and all(
+            len(vector) == self.num_weights and all(math.isfinite(v) for v in vector)
+            for vector in vectors
+        )
+        if not good:
+            raise ValueError(
+                f"Expected codebook to hold at least one vector of {self.num_weights} finite "
+                "numbers. Received something else. Pass a tuple of tuples."
+            )
+        return vectors
+
+    @property
+    def norm(self) -> float:
+        """Largest L2 norm of a vector of the codebook."""
+        if self.codebook is None:
+            return 1.0
+        return max(float(np.linalg.norm(v)) for v in self.codebook)
+
+    def magnitudes(self) -> list[np.ndarray]:
+        """The corners of the boxes; empty where only the norm and the largest entry are known."""
+        if self.codebook is not None:
+            return [np.abs(np.array(vector)) for vector in self.codebook]
+        if self.largest_entry is not None:
+            return []
+        return [normal_quantiles(self.num_weights)]
+
+    def describe(self) -> str:
+        """The codebook in words."""
+        if self.codebook is not None:
+            return f"{len(self.codebook)} given vectors of {self.num_weights} entries"
+        if self.largest_entry is not None:
+            return (
+                f"vectors of {self.num_weights} entries, of norm at most 1 and with entries of at "
+                f"most {self.largest_entry:.6g} (in clip norms)"
+            )
+        return f"one vector, the {self.num_weights} quantiles of N(0, 1) scaled to norm 1"
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Encoding":
+        """Inverse of `dataclasses.asdict`, after a passage through JSON."""
+        fields = dict(fields)
+        if fields.get("codebook") is not None:
+            fields["codebook"] = tuple(tuple(vector) for vector in fields["codebook"])
+        return cls(**fields)
+
+
+def normal_quantiles(number: int) -> np.ndarray:
+    """Absolute values of the N(0, 1) quantiles at (i + 1/2) / number, at norm 1, sorted upwards."""
+    if number == 1:
+        return np.ones(1)  # the median itself would be 0
+    values = np.sort(np.abs(special.ndtri((np.arange(number) + 0.5) / number)))
+    return values / np.linalg.norm(values)

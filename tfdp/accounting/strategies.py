@@ -1,0 +1,241 @@
+"""Correlated noise: lower-triangular Toeplitz strategies C and what they cost and buy.
+
+The mechanism releases every clipped sum with noise y = C^-1 z, z independent Gaussians; with
+C = sum_j c_j S^j (S the shift by one step) that is
+
+    y_t = (z_t - sum_{j >= 1} c_j y_{t-j}) / c_0,
+
+so a strategy with few bands needs the last bands - 1 values of y only. Releasing G + C^-1 z is as
+private as releasing C G + z, whence the sensitivity; the noise on the sum of the first t releases,
+which is what weights feel, is row t of B z with B = A C^-1 and A the matrix of prefix sums.
+
+* identity: c = (1). DP-SGD.
+* prefix_sum: c = (1, 1, ...). Fresh noise around exact sums: SI-DPSGD.
+* sqrt_toeplitz: C = A^(1/2), c_j = binom(2j, j) / 4^j (Fichtenberger, Henzinger, Upadhyay 2022).
+* banded_toeplitz: c of few bands, optimized numerically (Choquette-Choo et al. 2023).
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+STRATEGIES = ("identity", "prefix_sum", "sqrt_toeplitz", "banded_toeplitz")
+OBJECTIVES = ("mean", "max")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A Toeplitz strategy, in public numbers.
+
+    Attributes:
+      name: One of `STRATEGIES`.
+      bands: Coefficients beyond this many are 0; None where nothing is cut.
+      coefficients: Of banded_toeplitz, which are given (see `optimized`); None for the others,
+        which are known in closed form.
+    """
+
+    name: str
+    bands: int | None = None
+    coefficients: tuple[float, ...] | None = None
+
+    def __post_init__(self):
+        if self.name not in STRATEGIES:
+            raise ValueError(
+                f"Expected the strategy to be one of {', '.join(STRATEGIES)}. Received "
+                f"{self.name!r}."
+            )
+        if (self.coefficients is not None) != (self.name == "banded_toeplitz"):
+            raise ValueError(
+                "Expected coefficients with banded_toeplitz, and with no other strategy. Received "
+                f"{self.name!r} with {self.coefficients!r}. See tfdp.accounting.strategies.strategy."
+            )
+        if self.coefficients is not None:
+            c = tuple(float(v) for v in self.coefficients)
+            if not c or not all(math.isfinite(v) for v in c) or not c[0] > 0:
+                raise ValueError(
+                    "Expected coefficients to be finite numbers, the first above 0. Received "
+                    f"{self.coefficients!r}."
+                )
+            if self.bands not in (None, len(c)):
+                raise ValueError(
+                    f"Expected bands to be the number of coefficients ({len(c)}). Received "
+                    f"{self.bands}. Leave it out."
+                )
+            object.__setattr__(self, "coefficients", c)
+            object.__setattr__(self, "bands", len(c))
+        elif self.name == "identity":
+            object.__setattr__(self, "bands", 1)
+        b = self.bands
+        if b is not None and (isinstance(b, bool) or b != int(b) or not b >= 1):
+            raise ValueError(f"Expected bands to be a whole number of at least 1. Received {b!r}.")
+
+    def first(self, steps: int) -> np.ndarray:
+        """The first column of C: `min(bands, steps)` coefficients, the first one first."""
+        length = steps if self.bands is None else min(int(self.bands), steps)
+        if self.name == "prefix_sum":
+            return np.ones(length)
+        if self.name == "sqrt_toeplitz":
+            return sqrt_coefficients(length)
+        return np.array((self.coefficients or (1.0,))[:length])
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Strategy":
+        """Inverse of `dataclasses.asdict`, after a passage through JSON."""
+        fields = dict(fields)
+        if fields.get("coefficients") is not None:
+            fields["coefficients"] = tuple(fields["coefficients"])
+        return cls(**fields)
+
+
+def strategy(name: str, steps: int, bands: int | None = None, objective: str = "mean") -> Strategy:
+    """Makes a strategy for a training of `steps` steps.
+
+    Args:
+      name: One of `STRATEGIES`.
+      steps: Planned number of steps (what banded_toeplitz is optimized for).
+      bands: Number of coefficients; needed by banded_toeplitz, at most the number of steps between
+        two participations of a record.
+      objective: "mean" or "max" loss, for banded_toeplitz.
+    """
+    if name != "banded_toeplitz":
+        return Strategy(name=name, bands=bands)
+    if bands is None:
+        raise ValueError("Expected bands for banded_toeplitz. Received none. Pass for example 16.")
+    return Strategy(name=name, coefficients=tuple(optimized(steps, bands, objective)))
+
+
+def sqrt_coefficients(number: int) -> np.ndarray:
+    """First coefficients of the square root of the prefix sums, 1, 1/2, 3/8, 5/16, ..."""
+    j = np.arange(1, number)
+    return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])[:number]
+
+
+def inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:
+    """First column of C^-1."""
+    return _filtered(coefficients, _unit(steps))
+
+
+def prefix_noise(coefficients: np.ndarray, steps: int) -> np.ndarray:
+    """Standard deviation of the noise on every prefix sum, for noise of deviation 1 in z."""
+    return np.sqrt(np.cumsum(np.cumsum(inverse(coefficients, steps)) ** 2))
+
+
+def losses(coefficients: np.ndarray, steps: int) -> tuple[float, float]:
+    """(root mean square, largest) of `prefix_noise`; times the sensitivity: noise at mu = 1."""
+    deviations = prefix_noise(coefficients, steps)
+    return float(np.sqrt(np.mean(deviations**2))), float(deviations[-1])
+
+
+def sensitivity(
+    coefficients: np.ndarray, steps: int, participations: int = 1, separation: int = 1
+) -> float:
+    """Largest ||C m|| over records that take part at most k times, at least b steps apart.
+
+    Each participation may move the sum by a vector of norm 1, whatever was released before.
+
+    Formal guarantees: let G(s, s') be the inner product of columns s < s'. Where |c| does not
+    increase, |G| falls with s' and with s' - s, so taking part at 0, b, 2b, ... is the worst
+    pattern term by term. Where |c| increases somewhere, it is replaced by the smallest sequence
+    above it that does not; but columns whose bands do not meet (bands <= b) need no such thing.
+    """
+    c = np.abs(np.asarray(coefficients, dtype=float))[:steps]
+    if len(c) > separation:
+        c = non_increasing(c)
+    return math.sqrt(leftmost_squares(c, steps, separation, participations)[-1])
+
+
+def non_increasing(coefficients: np.ndarray) -> np.ndarray:
+    """Smallest sequence above |c| that does not increase."""
+    return np.maximum.accumulate(np.abs(coefficients)[::-1])[::-1]
+
+
+def leftmost_squares(
+    coefficients: np.ndarray, steps: int, separation: int, participations: int | None = None
+) -> np.ndarray:
+    """||C m||^2 up to every step, for m at 0, b, 2b, ...
+
+    Args:
+      coefficients: First column of C (of at most `steps` numbers).
+      steps: T.
+      separation: b.
+      participations: At most this many; None for all that fit.
+    """
+    rows = -(-steps // separation)
+    padded = np.zeros(rows * separation)
+    padded[: len(coefficients)] = coefficients
+    # Row t holds the sum of c_t, c_{t-b}, c_{t-2b}, ...: a running sum down the columns.
+    response = np.cumsum(padded.reshape(rows, separation), axis=0)
+    if participations is not None and participations < rows:
+        response[participations:] -= response[: rows - participations].copy()
+    return np.cumsum(response.reshape(-1)[:steps] ** 2)
+
+
+def optimized(
+    steps: int, bands: int, objective: str = "mean", max_iterations: int = 500
+) -> np.ndarray:
+    """Coefficients (c_0 = 1) that minimize ||c|| times the mean or the largest prefix noise.
+
+    The sensitivity of a strategy whose bands do not exceed the separation b is sqrt(k) ||c||, so
+    the number of participations does not matter.
+
+    Args:
+      steps: T.
+      bands: Number of coefficients, at most T.
+      objective: "mean" or "max".
+      max_iterations: Of L-BFGS, started from the square root of the prefix sums.
+    """
+    from scipy import optimize
+
+    if objective not in OBJECTIVES:
+        raise ValueError(
+            f"Expected the objective to be one of {', '.join(OBJECTIVES)}. Received {objective!r}."
+        )
+    if not 1 <= bands <= steps:
+        raise ValueError(
+            f"Expected bands to be at least 1 and at most the {steps} steps. Received {bands}."
+        )
+    start = sqrt_coefficients(bands)
+    # How often the square of entry i of B's first column is counted.
+    weight = (steps - np.arange(steps)) / steps if objective == "mean" else np.ones(steps)
+
+    def loss(tail: np.ndarray):
+        c = np.concatenate([[1.0], tail])
+        with np.errstate(over="ignore", invalid="ignore"):
+            b = _filtered(c, np.ones(steps))
+            error, norm = weight @ (b * b), c @ c
+            if not np.isfinite(error):
+                return 1e300, np.zeros(bands - 1)
+            slope = _filtered(c, b)  # -d b_i / d c_j = slope_{i-j}
+            pull = _correlation(weight * b, slope, bands)
+        gradient = -pull / error + c / norm
+        return (math.log(error) + math.log(norm)) / 2, gradient[1:]
+
+    if bands == 1:
+        return start
+    found = optimize.minimize(
+        loss, start[1:], jac=True, method="L-BFGS-B",
+        options={"maxiter": max_iterations, "maxcor": 30, "ftol": 1e-14, "gtol": 1e-9},
+    )  # fmt: skip
+    return np.concatenate([[1.0], found.x])
+
+
+def _unit(steps: int) -> np.ndarray:
+    impulse = np.zeros(steps)
+    impulse[0] = 1.0
+    return impulse
+
+
+def _filtered(coefficients: np.ndarray, signal: np.ndarray) -> np.ndarray:
+    """C^-1 applied to a signal."""
+    from scipy import signal as signals
+
+    return signals.lfilter([1.0], coefficients, signal)
+
+
+def _correlation(left: np.ndarray, right: np.ndarray, lags: int) -> np.ndarray:
+    """sum_i left_i right_{i - j} for j = 0 .. lags - 1."""
+    size = 1 << (2 * len(left) - 1).bit_length()
+    spectrum = np.fft.rfft(left, size) * np.conj(np.fft.rfft(right, size))
+    return np.fft.irfft(spectrum, size)[:lags]
