@@ -54,6 +54,9 @@ def environment_variables(family: Family) -> dict[str, str]:
     """Variables for a measured program; only tfdp's own sees this repository."""
     variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KERAS_BACKEND")}
     variables["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    # PyTorch's threads wait actively by default. Next to any other load that makes its steps up to
+    # fifty times slower, which would flatter everyone else.
+    variables.setdefault("OMP_WAIT_POLICY", "passive")
     if not family.own_environment:
         variables["PYTHONPATH"] = str(HERE.parent)
     return variables

@@ -24,7 +24,9 @@ the highest resident memory of the process, framework and data included.
 * **TensorFlow Privacy**: `fit` of its `DPModel` (compiled by XLA, its default), the same with fast
   gradient clipping where its registry covers the model; fixed-size batches.
 * **Opacus**: its loop with hooks or ghost clipping on slices of one tensor, so that no loader, no
-  sampler and no metrics are timed. `DPLSTM` and `DPMultiheadAttention` in private models.
+  sampler and no metrics are timed. `DPLSTM` and `DPMultiheadAttention` in private models. OpenMP's
+  threads wait passively (`OMP_WAIT_POLICY`, which may be set otherwise), since PyTorch's active
+  waiting suffers out of proportion from any other load.
 * **jax-privacy**: `fit` of its Keras API, fixed-size batches (its default).
 
 Data are random arrays: 28x28x1 for the first three models, 32x32x3 for the next two, rows of 64
