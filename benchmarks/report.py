@@ -12,8 +12,8 @@ from benchmarks.summary import Row, number, rows, spread
 _HOW = """\
 ## What is measured
 
-One process per measurement: {warmup} steps to warm up, then up to {steps} timed ones (at least four;
-fewer than {steps} once they have taken {seconds:g} s). A time is the median step of a process, from
+One process per measurement: {warmup} steps to warm up, then up to {steps} timed ones (at least
+three; fewer of either once they have taken {seconds:g} s). A time is the median step of a process, from
 the end of one step to the end of the next; the table shows the median over rounds and, in
 parentheses, the smallest and the largest round. A round measures a framework without privacy and
 with it, one right after the other, in changing order; a ratio is of two times of one round. Memory is

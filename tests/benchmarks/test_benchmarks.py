@@ -121,6 +121,51 @@ class TestMeasure:
             interpreter(family, tmp_path)
 
 
+class TestClock:
+    @pytest.fixture
+    def protocol(self, monkeypatch):
+        monkeypatch.syspath_prepend(str(subjects.HERE / "peers"))
+        import protocol
+
+        self.now = 0.0
+        monkeypatch.setattr(protocol.time, "perf_counter", lambda: self.now)
+        return protocol
+
+    def tick(self, clock, *elapsed):
+        for seconds in elapsed:
+            self.now += seconds
+            clock.tick()
+
+    def test_counts_after_the_warmup(self, protocol):
+        clock = protocol.Clock(SPEC)  # 5 steps after 2
+        self.tick(clock, 9.0, 0.1, 0.01, 0.02, 0.03, 0.04)
+        with pytest.raises(protocol.Enough):
+            self.tick(clock, 0.05)
+        assert clock.first == pytest.approx(9.0)
+        assert clock.durations == pytest.approx([0.01, 0.02, 0.03, 0.04, 0.05])
+
+    def test_slow_steps_are_fewer(self, protocol):
+        clock = protocol.Clock({**SPEC, "warmup": 10})
+        self.tick(clock, 9.0, 6.0, 7.0, 7.0)
+        with pytest.raises(protocol.Enough):
+            self.tick(clock, 7.0)
+        assert clock.durations == pytest.approx([7.0, 7.0, 7.0])
+
+    def test_too_slow(self, protocol):
+        clock = protocol.Clock(SPEC)
+        with pytest.raises(protocol.TooSlow, match="25 s"):
+            self.tick(clock, 100.0, 25.0)
+
+    def test_what_comes_once_an_epoch_does_not_count(self, protocol):
+        clock = protocol.Clock(SPEC)
+        clock.pause()
+        self.tick(clock, 1.0, 0.1)
+        clock.pause()
+        self.tick(clock, 5.0, 0.2)
+        assert clock.durations == pytest.approx([0.2])
+        assert protocol.epochs(SPEC) * (protocol.LOTS_OF_DATA - 1) > SPEC["steps"] + SPEC["warmup"]
+
+
 class TestResults:
     def test_resumes(self, tmp_path):
         path = tmp_path / "results.json"
