@@ -117,6 +117,12 @@ class PrivateTraining:
         _check_optimizer(self, self.optimizer)
         self._settle()
 
+    def compile_from_config(self, config):
+        """Compiles a model that is loaded; Keras would not, since `compile` is ours."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
     # -- what was spent --------------------------------------------------------------------------
 
     @property
@@ -138,7 +144,7 @@ class PrivateTraining:
     @property
     def ledger(self) -> Ledger:
         """Every private step ever taken on these weights, as far as the optimizer was saved."""
-        _check_optimizer(self, self.optimizer)
+        _check_optimizer(self, getattr(self, "optimizer", None))
         return self._settle()
 
     def privacy_spent(
@@ -222,7 +228,7 @@ class PrivateTraining:
         other `tf.data.Dataset` is accounted without amplification by sampling; its batches need
         one static size.
         """
-        _check_optimizer(self, self.optimizer)
+        _check_optimizer(self, getattr(self, "optimizer", None))
         feed = self._privacy.feeder.feed(
             self,
             x,
@@ -396,7 +402,7 @@ class PrivateTraining:
         lot = bounded_sum(
             choose_engine(privacy.engine, self),
             forward,
-            optimizer.bound,
+            optimizer.bound(forward.variables),
             x,
             y,
             sample_weight,

@@ -1,0 +1,198 @@
+"""`.keras` files of private models: everything comes back, what was spent included."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import LOSS, data, fit, plain, private, sgd, si_dpsgd, weights
+from keras import layers
+
+import tfdp
+from tfdp.optimizers import make_dp_optimizer_class
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Registered(keras.Model):
+    def __init__(self, units=3, **kwargs):
+        super().__init__(**kwargs)
+        self.units, self.out = units, layers.Dense(units)
+
+    def build(self, shape):
+        self.out.build(shape)
+
+    def call(self, x):
+        return self.out(x)
+
+    def get_config(self):
+        return super().get_config() | {"units": self.units}
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Mine(tfdp.DPModel):
+    def __init__(self, units=3, **kwargs):
+        super().__init__(**kwargs)
+        self.units, self.out = units, layers.Dense(units)
+
+    def build(self, shape):
+        self.out.build(shape)
+
+    def call(self, x):
+        return self.out(x)
+
+    def get_config(self):
+        return super().get_config() | {"units": self.units}
+
+
+def functional(cls):
+    x = keras.Input((4,))
+    return cls(x, layers.Dense(3)(x))
+
+
+def built(model):
+    model.build((None, 4))
+    return model
+
+
+MODELS = {
+    "sequential": (plain, keras.Sequential),
+    "functional": (lambda: functional(keras.Model), type(functional(keras.Model))),
+    "subclassed": (lambda: built(Registered()), Registered),
+    "DPSequential": (
+        lambda: tfdp.DPSequential([keras.Input((4,)), layers.Dense(3)]),
+        tfdp.DPSequential,
+    ),
+    "DPModel": (lambda: functional(tfdp.DPModel), tfdp.DPModel),
+    "DPModel subclassed": (lambda: built(Mine()), Mine),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_models(kind, tmp_path):
+    make, expected = MODELS[kind]
+    model = private(model=make())
+    fit(model)
+    model.save(tmp_path / "a.keras")
+    loaded = keras.models.load_model(tmp_path / "a.keras")
+    assert isinstance(loaded, expected) and type(loaded).__name__ == type(model).__name__
+    np.testing.assert_array_equal(weights(loaded), weights(model))
+    if not isinstance(loaded, tfdp.DPModel | tfdp.DPSequential):
+        assert type(loaded) is expected  # the file is that of the plain model
+        with pytest.raises(RuntimeError, match="make_private"):
+            loaded.fit(*data(), verbose=0)
+        tfdp.make_private(loaded)
+    assert loaded.ledger == model.ledger
+    assert fit(loaded).history["accuracy"]
+    assert [run.steps for run in loaded.ledger.runs] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: make_dp_optimizer_class(keras.optimizers.Adam)(l2_norm_clip=1, noise_multiplier=1),
+        lambda: make_dp_optimizer_class(keras.optimizers.AdamW)(l2_norm_clip=1, noise_multiplier=1),
+        lambda: sgd(momentum=0.9, num_microbatches=4),
+        lambda: si_dpsgd(momentum=0.9, nesterov=True),
+        lambda: si_dpsgd(rate=keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)),
+        lambda: si_dpsgd(update_rule=keras.optimizers.Adam(0.01), guarantee="claimed"),
+    ],
+)
+def test_optimizers(make, tmp_path):
+    model = private(make())
+    fit(model)
+    model.save(tmp_path / "a.keras")
+    loaded = tfdp.make_private(keras.models.load_model(tmp_path / "a.keras"))
+    assert type(loaded.optimizer) is type(model.optimizer)
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    for a, b in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert loaded.ledger == model.ledger
+    fit(loaded)
+    assert sum(run.steps for run in loaded.ledger.runs) == 6
+    if model.current_run.learning_rates is not None:
+        rates = [r for run in loaded.ledger.runs for r in run.schedule("learning_rates")]
+        fit(model)
+        alone = [r for run in model.ledger.runs for r in run.schedule("learning_rates")]
+        np.testing.assert_allclose(rates, alone)
+
+
+def test_a_restored_run_never_repeats_noise(tmp_path):
+    def trained(model):
+        before = weights(model)
+        fit(model, rows=8)
+        return weights(model) - before
+
+    model = private(sgd(clip=1e-6, noise=1e6))  # nothing but noise
+    trained(model)
+    model.save(tmp_path / "a.keras")
+    changes = [trained(model)]
+    for _ in range(2):
+        changes.append(trained(tfdp.make_private(keras.models.load_model(tmp_path / "a.keras"))))
+    seeded = [private(sgd(clip=1e-6, noise=1e6, seed=3)) for _ in range(2)]
+    changes.append(trained(seeded[0]))
+    seeded[0].save(tmp_path / "b.keras")
+    with keras.saving.custom_object_scope({}):
+        seeded[1].load_weights(tmp_path / "b.keras")  # with its optimizer, hence its iterations
+    if seeded[1].optimizer.iterations.numpy():
+        changes.append(trained(seeded[1]))
+    for i, a in enumerate(changes):
+        for b in changes[:i]:
+            assert np.mean(np.isclose(a, b, rtol=1e-3)) < 0.2
+
+
+def test_a_users_seed_is_in_no_file(tmp_path):
+    seed = 987654321987
+    model = private(sgd(seed=seed), seed=seed)
+    fit(model)
+    model.save(tmp_path / "a.keras")
+    model.save_weights(tmp_path / "a.weights.h5")
+    import zipfile
+
+    contents = [(tmp_path / "a.weights.h5").read_bytes()]
+    with zipfile.ZipFile(tmp_path / "a.keras") as archive:
+        contents += [archive.read(name) for name in archive.namelist()]
+    for form in (str(seed).encode(), seed.to_bytes(8, "little")):
+        assert not any(form in content for content in contents)
+
+
+def test_metrics_of_private_data_are_in_no_file(tmp_path):
+    import h5py
+
+    model = private()
+    fit(model)
+    model.save_weights(tmp_path / "a.weights.h5")
+    names = []
+    with h5py.File(tmp_path / "a.weights.h5") as content:
+        content.visit(names.append)
+    assert not any("metric" in name or "loss" in name for name in names)
+
+
+def test_a_file_without_a_ledger_is_refused(tmp_path):
+    model = plain()
+    model.compile(keras.optimizers.SGD(), loss=LOSS)
+    model.fit(*data(), verbose=0)
+    store = {str(i): v.numpy() for i, v in enumerate(model.optimizer.variables)}
+    private_model = private()
+    fit(private_model)
+    with pytest.raises(ValueError, match="no privacy ledger"):
+        private_model.optimizer.load_own_variables(store)
+
+
+def test_slots_of_another_optimizer_are_refused():
+    model = private()
+    fit(model)
+    store = {}
+    model.optimizer.save_own_variables(store)
+    other = private(sgd(momentum=0.9))
+    fit(other)
+    before = other.ledger
+    with pytest.raises(ValueError, match="expected 6 variables, found 2"):
+        other.optimizer.load_own_variables(store)
+    assert len(before.runs) == len(other.ledger.runs) == 1
+
+
+def test_loading_never_takes_a_ledger_back(tmp_path):
+    model = private()
+    fit(model)
+    model.save_weights(tmp_path / "a.weights.h5")
+    fit(model)
+    model.load_weights(tmp_path / "a.weights.h5")
+    assert sum(run.steps for run in model.ledger.runs) == 6
