@@ -4,8 +4,11 @@ import argparse
 import json
 import sys
 
+from tfdp.accounting.encoding import Encoding
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS, check_delta, format_epsilon
-from tfdp.accounting.run import RELEASES, SAMPLINGS, Run, steps_for
+from tfdp.accounting.noise_families import FAMILIES
+from tfdp.accounting.run import COMPOSITIONS, RELEASES, SAMPLINGS, Run, steps_for
+from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES, strategy
 
 # Flags that are fields of a run, under the same name.
 _SAME_NAME = (
@@ -22,6 +25,9 @@ _SAME_NAME = (
     "release",
     "batch_statistics",
     "seeded",
+    "clip_groups",
+    "groups",
+    "composition",
 )
 
 
@@ -38,14 +44,23 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--mechanism", required=True, help="dpsgd, si_dpsgd or none")
+    add(
+        "--mechanism",
+        required=True,
+        help="dpsgd, si_dpsgd, discrete_sgd, dp_dropout, sgld, matrix or none",
+    )
     add("--num_examples", type=int, required=True, help="public number of examples")
     add("--lot_size", "--batch_size", type=int, required=True, help="nominal lot size")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--epochs", type=float, help="passes over the data")
     length.add_argument("--steps", type=int, help="number of lots")
     noise = parser.add_mutually_exclusive_group(required=True)
-    noise.add_argument("--noise_multiplier", type=float, help="noise on the sum over clip norm")
+    noise.add_argument(
+        "--noise_multiplier",
+        "--noise_scale",
+        type=float,
+        help="noise on the sum over clip norm (dp_dropout: twice the paper's sigma)",
+    )
     noise.add_argument("--epsilon", type=float, help="budget; prints the noise that it needs")
     add("--guarantee", choices=KINDS, default="proven", help="which guarantee meets --epsilon")
     add("--delta", type=float, default=1e-5, help="probability parameter")
@@ -62,6 +77,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--release", choices=RELEASES, default="theta", help="what is published (si_dpsgd)")
     add("--batch_statistics", action="store_true", help="statistics over the private lot")
     add("--seeded", action="store_true", help="the noise came from a seed of the user's")
+    add("--clip_groups", type=int, default=1, help="groups of weights that are clipped separately")
+    add("--groups", type=int, default=1, help="groups that take turns (cyclic_poisson)")
+    add("--noise", choices=FAMILIES, default="gaussian", help="family of noise (discrete_sgd)")
+    add("--degrees_of_freedom", type=float, help="of student_t noise")
+    add("--num_weights", type=int, help="length of a gradient (discrete_sgd)")
+    add(
+        "--largest_entry",
+        type=float,
+        help="largest entry of a codebook of unit vectors; default: one vector of normal quantiles",
+    )
+    add("--strategy", choices=STRATEGIES, help="how noise is correlated (matrix)")
+    add("--bands", type=int, help="coefficients of the strategy")
+    add("--objective", choices=OBJECTIVES, default="mean", help="what banded_toeplitz minimizes")
+    add("--composition", choices=COMPOSITIONS, help="the paper's recipe (dp_dropout, sgld)")
     add("--json", action="store_true", help="print JSON instead of words")
     return parser
 
@@ -79,8 +108,24 @@ def _run(flags: argparse.Namespace) -> Run:
             flags.learning_rate * flags.learning_rate_decay ** (t // per_epoch)
             for t in range(steps)
         )
+    encoding = correlation = None
+    if flags.mechanism == "discrete_sgd":
+        if flags.num_weights is None:
+            raise ValueError("Expected --num_weights for discrete_sgd. Received none.")
+        encoding = Encoding(
+            noise=flags.noise,
+            degrees_of_freedom=flags.degrees_of_freedom,
+            num_weights=flags.num_weights,
+            largest_entry=flags.largest_entry,
+        )
+    elif flags.mechanism == "matrix":
+        if flags.strategy is None:
+            raise ValueError("Expected --strategy for matrix. Received none.")
+        correlation = strategy(flags.strategy, steps, flags.bands, flags.objective)
     return Run(
         steps=steps,
+        encoding=encoding,
+        strategy=correlation,
         learning_rates=rates,
         noise_multiplier=0.0 if flags.noise_multiplier is None else flags.noise_multiplier,
         **{name: getattr(flags, name) for name in _SAME_NAME},

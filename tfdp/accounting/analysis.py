@@ -134,8 +134,9 @@ def common_assumptions(run: Run) -> tuple[str, ...]:
             "shuffle": "Every epoch took each example at most once.",
             "with_replacement": f"Every lot was {run.lot_size} independent uniform draws.",
             "cyclic_poisson": f"Examples were dealt into {run.groups} equal groups whatever they "
-            "hold, the groups took turns, and each example of a step's group was drawn by an independent coin "
-            f"flip of probability {run.sampling_probability:.6g}, empty lots included.",
+            "hold, the groups took turns, and each example of a step's group was drawn by an "
+            f"independent coin flip of probability {run.sampling_probability:.6g}, empty lots "
+            "included.",
             "unknown": "No example was in the same lot twice; it may have been in every lot.",
         }[run.sampling],
     ]

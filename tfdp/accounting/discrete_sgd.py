@@ -69,7 +69,8 @@ def analyse(run: Run, delta: float, adjacency: str) -> Analysis:
     encoding = run.encoding
     assumptions = (
         f"The codebook does not depend on the private data: {encoding.describe()}.",
-        "Every example was encoded alone, and denoising saw nothing but the noisy sum.",
+        f"Every {'example' if run.microbatch_size == 1 else 'microbatch'} was encoded by itself, and "
+        "denoising saw nothing but the noisy sum.",
     )
     if encoding.noise == "gaussian":
         scale = run.noise_multiplier / encoding.norm if encoding.norm else 0.0

@@ -55,7 +55,9 @@ class Reading:
 
 
 READINGS = {
-    "ac": Reading("T passes, delta = T d_it + d', equal parts", lambda d, t, nu: (d / (t + 1),) * 2, False),
+    "ac": Reading(
+        "T passes, delta = T d_it + d' in equal parts", lambda d, t, nu: (d / (t + 1),) * 2, False
+    ),
     "ac_as_printed": Reading(
         "T steps, d' = delta/2, d_it = (delta - d')/(T nu)",
         lambda d, t, nu: (d / 2, d / 2 / (t * nu)), False, per_step=True,
@@ -94,9 +96,9 @@ def claimed_sigma_epsilon(
     """
     choice = READINGS[reading]
     count = steps if choice.per_step else max(1, math.ceil(steps * probability - 1e-9))
-    d_prime, d_iter = choice.split(delta, count, probability)
     if steps == 0:
         return 0.0
+    d_prime, d_iter = choice.split(delta, count, probability)
     if sigma == 0 or not d_iter < 1.25:
         return math.inf
     e_iter = math.sqrt(2 * math.log(1.25 / d_iter)) / sigma

@@ -137,7 +137,10 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
         details = analyses[0].details | {"conversion": details.pop("bound")} | details
     reason = None
     if math.isinf(spent.epsilon):
-        reason = "The loss that has to be charged to delta exceeds it. Use a larger delta."
+        reason = (
+            "The noise is too small for a finite bound, or the loss that has to be charged to delta "
+            "exceeds it. Use more noise or a larger delta."
+        )
     return Guarantee(
         epsilon=spent.epsilon,
         mu=spent.mu,

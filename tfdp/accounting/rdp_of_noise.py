@@ -30,6 +30,8 @@ _X = np.sinh(_U)
 _WEIGHT = np.cosh(_U) * (_U[1] - _U[0])
 _EXPONENT_LIMIT = 600.0
 _QUADRATURE_TOLERANCE = 1e-6  # between one step and twice the step
+# Beyond these the grid could step over a peak of width 1 or less without noticing.
+_LARGEST_SHIFT, _LARGEST_SHIFT_TIMES_ORDER = 20.0, 400.0
 _NODES = (24, 48, 96)
 _INTERPOLATION_TOLERANCE = 1e-10
 # Covers quadrature, interpolation and rounding, which stay well below it.
@@ -66,9 +68,10 @@ def log_moments(
         return np.where(up < 1.0, np.log1p(small / (2 * k - 1)), exact)
     log_z = log_density(family, _X, degrees_of_freedom)
     weight = _WEIGHT * np.exp(log_z)
-    return np.array(
+    found = np.array(
         [_quadrature(log_ratio(family, _X, s, degrees_of_freedom), weight, k) for s in t[:, 0]]
     )
+    return np.where((t > _LARGEST_SHIFT) | (t * k > _LARGEST_SHIFT_TIMES_ORDER), np.inf, found)
 
 
 def _expm1_minus(x: np.ndarray) -> np.ndarray:
@@ -80,12 +83,14 @@ def _expm1_minus(x: np.ndarray) -> np.ndarray:
 def _quadrature(ratio: np.ndarray, weight: np.ndarray, orders: np.ndarray) -> np.ndarray:
     result = np.full(len(orders), np.inf)
     linear = orders * ratio.max() < _EXPONENT_LIMIT
-    if np.any(linear):
-        k = orders[linear, None]
-        terms = weight * (np.expm1(k * ratio) - k * np.expm1(ratio))
+    once = _expm1_minus(ratio)
+    rows = np.flatnonzero(linear)
+    for few in np.array_split(rows, -(-len(rows) // 8)) if len(rows) else []:  # fits into a cache
+        k = orders[few, None]
+        terms = weight * (_expm1_minus(k * ratio) - k * once)
         fine, coarse = terms.sum(axis=1), 2 * terms[:, ::2].sum(axis=1)
         good = np.abs(fine - coarse) <= _QUADRATURE_TOLERANCE * np.abs(fine)
-        result[linear] = np.where(good, np.log1p(fine), np.inf)
+        result[few] = np.where(good, np.log1p(fine), np.inf)
     for i in np.flatnonzero(~linear):
         with np.errstate(divide="ignore"):
             terms = orders[i] * ratio + np.log(weight)

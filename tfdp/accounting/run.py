@@ -191,6 +191,11 @@ class Run:
         _belongs("strategy", self.strategy, Strategy, self.mechanism, ("matrix",))
         if self.composition is not None:
             _one_of("composition", self.composition, COMPOSITIONS)
+            if self.mechanism not in ("dp_dropout", "sgld"):
+                raise ValueError(
+                    "Expected composition with dp_dropout or sgld only. Received "
+                    f"{self.composition!r} with {self.mechanism!r}. Leave it out."
+                )
         for name in ("noise_multiplier", "l2_norm_clip"):
             value = getattr(self, name)
             if name == "l2_norm_clip" and value is None:

@@ -65,8 +65,22 @@ def render(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> str:
 
 
 def _sampled(run: Run) -> str:
-    noise = f", noise multiplier {run.noise_multiplier:g}" if run.mechanism != "none" else ""
     return (
         f"Executed: {run.mechanism}, {run.steps} steps with {SAMPLING_WORDS[run.sampling]} of "
-        f"{run.lot_size} out of {run.num_examples} examples{noise}."
+        f"{run.lot_size} out of {run.num_examples} examples{_noise(run)}."
     )
+
+
+def _noise(run: Run) -> str:
+    if run.mechanism == "none":
+        return ""
+    if run.encoding is not None:
+        nu = run.encoding.degrees_of_freedom
+        family = run.encoding.noise + (f" ({nu:g} degrees of freedom)" if nu else "")
+        return f", {family} noise of scale {run.noise_multiplier:g}"
+    if run.strategy is not None:
+        bands = "" if run.strategy.bands is None else f" of {run.strategy.bands} bands"
+        return (
+            f", noise multiplier {run.noise_multiplier:g} correlated by {run.strategy.name}{bands}"
+        )
+    return f", noise multiplier {run.noise_multiplier:g}"

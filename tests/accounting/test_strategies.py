@@ -1,0 +1,151 @@
+"""Strategies of correlated noise: the error table, sensitivities by brute force, the recursion."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.accounting import Strategy, strategy
+from tfdp.accounting.strategies import (
+    inverse,
+    losses,
+    optimized,
+    prefix_noise,
+    sensitivity,
+    sqrt_coefficients,
+)
+
+# T, k, b: DP-SGD mean and max, prefix sums, square root mean, max and sensitivity, banded optimized
+# for the mean (mean, max), banded optimized for the maximum (max).
+TABLE = [
+    (100, 1, 100, 7.1063, 10, 10, 2.3707, 2.5314, 1.5910, 2.3193, 2.6124, 2.5314),
+    (100, 10, 10, 22.4722, 31.6228, 62.0484, 13.0140, 13.8961, 8.7341, 9.3177, 12.1194, 12.0378),
+    (1000, 1, 1000, 22.3719, 31.6228, 31.6228, 3.1022, 3.2650, 1.8069, 3.0490, 3.3516, 3.2650),
+    (1000, 10, 100, 70.7460, 100, 196.2142, 15.7162, 16.5407, 9.1540, 11.5727, 14.4439, 14.2932),
+    (3516, 15, 234, 162.41, 229.65, 539.92, 24.4179, 25.5516, 13.3464, 17.0177, 21.3836, 21.1553),
+]
+
+
+def matrix(coefficients, steps):
+    c = np.zeros(steps)
+    c[: min(len(coefficients), steps)] = coefficients[:steps]
+    return np.array([[c[t - s] if t >= s else 0.0 for s in range(steps)] for t in range(steps)])
+
+
+def noise(coefficients, steps, k, b):
+    scale = sensitivity(coefficients, steps, k, b)
+    return [scale, *(scale * loss for loss in losses(coefficients, steps))]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"T={row[0]},k={row[1]}")
+def test_golden_errors(row):
+    steps, k, b = row[:3]
+    identity = noise(np.ones(1), steps, k, b)[1:]
+    prefix = noise(np.ones(steps), steps, k, b)
+    root = noise(sqrt_coefficients(steps), steps, k, b)
+    mean = noise(optimized(steps, b), steps, k, b)[1:]
+    largest = noise(optimized(steps, b, "max"), steps, k, b)[2]
+    found = [*identity, prefix[2], root[1], root[2], root[0], *mean, largest]
+    assert found == pytest.approx(row[3:], rel=1e-4)
+    assert prefix[1] == pytest.approx(prefix[2])
+
+
+def test_golden_square_root_of_a_long_epoch():
+    scale, mean, largest = noise(sqrt_coefficients(3516), 3516, 1, 3516)
+    assert (scale, mean, largest) == pytest.approx((1.9145, 3.5027, 3.6653), rel=1e-4)
+
+
+def test_square_root_squares_to_prefix_sums():
+    root = matrix(sqrt_coefficients(40), 40)
+    assert root @ root == pytest.approx(np.tril(np.ones((40, 40))))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.floats(-1, 1), min_size=0, max_size=9),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(1, 4),
+)
+def test_sensitivity_bounds_every_pattern(tail, steps, k, b):
+    c = np.array([1.0, *tail])
+    bound = sensitivity(c, steps, k, b)
+    gram = np.abs(matrix(c, steps).T @ matrix(c, steps))  # worst directions, sums included
+    worst = 0.0
+    for count in range(1, k + 1):
+        for pattern in itertools.combinations(range(steps), count):
+            if all(b <= y - x for x, y in itertools.pairwise(pattern)):
+                worst = max(worst, gram[np.ix_(pattern, pattern)].sum())
+    assert worst <= bound**2 * (1 + 1e-12)
+    falling = np.all(np.diff(np.abs(c)) <= 0) and np.all(c >= 0)
+    if falling or len(c[:steps]) <= b:
+        assert worst == pytest.approx(bound**2)
+
+
+def test_prefix_noise_is_the_product_of_matrices():
+    c = optimized(20, 5)
+    b = np.tril(np.ones((20, 20))) @ np.linalg.inv(matrix(c, 20))
+    assert prefix_noise(c, 20) == pytest.approx(np.linalg.norm(b, axis=1))
+    assert losses(c, 20)[0] == pytest.approx(np.linalg.norm(b) / np.sqrt(20))
+
+
+def test_noise_needs_the_last_bands_only():
+    """y_t = (z_t - sum of c_j y_{t-j}) / c_0 is C^-1 z."""
+    c, rng = optimized(30, 4), np.random.default_rng(0)
+    z, y = rng.normal(size=30), []
+    for t in range(30):
+        past = sum(c[j] * y[t - j] for j in range(1, len(c)) if j <= t)
+        y.append((z[t] - past) / c[0])
+    assert matrix(c, 30) @ y == pytest.approx(z)
+    assert inverse(c, 30) == pytest.approx(np.linalg.inv(matrix(c, 30))[:, 0])
+
+
+@pytest.mark.parametrize("objective", ["mean", "max"])
+def test_optimized_is_a_minimum(objective):
+    c, which = optimized(50, 6, objective), 0 if objective == "mean" else 1
+
+    def loss(c):
+        return np.linalg.norm(c) * losses(c, 50)[which]
+
+    rng = np.random.default_rng(1)
+    for size in (1e-1, 1e-2, 1e-3):
+        move = np.concatenate([[0.0], rng.normal(size=5) * size])
+        assert loss(c) <= loss(c + move) * (1 + 1e-9)
+    assert loss(c) < loss(sqrt_coefficients(6))
+    assert optimized(50, 1).tolist() == [1.0]
+
+
+def test_bands_are_cut():
+    assert Strategy(name="identity").first(9).tolist() == [1.0]
+    assert Strategy(name="prefix_sum").first(3).tolist() == [1.0, 1.0, 1.0]
+    assert Strategy(name="sqrt_toeplitz", bands=2).first(9).tolist() == [1.0, 0.5]
+    assert len(strategy("banded_toeplitz", 20, 4).first(3)) == 3
+    assert strategy("banded_toeplitz", 20, 4).bands == 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": "surprise"},
+        {"name": "identity", "coefficients": (1.0,)},
+        {"name": "banded_toeplitz"},
+        {"name": "banded_toeplitz", "coefficients": ()},
+        {"name": "banded_toeplitz", "coefficients": (0.0, 1.0)},
+        {"name": "banded_toeplitz", "coefficients": (1.0, float("nan"))},
+        {"name": "banded_toeplitz", "coefficients": (1.0, 0.5), "bands": 3},
+        {"name": "sqrt_toeplitz", "bands": 0},
+    ],
+)
+def test_bad_strategies_are_refused(fields):
+    with pytest.raises(ValueError, match="Expected"):
+        Strategy(**fields)
+
+
+def test_bad_requests_are_refused():
+    for arguments in (("banded_toeplitz", 10), ("banded_toeplitz", 10, 11)):
+        with pytest.raises(ValueError, match="bands"):
+            strategy(*arguments)
+    with pytest.raises(ValueError, match="objective"):
+        strategy("banded_toeplitz", 10, 2, "median")
