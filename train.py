@@ -58,6 +58,12 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_float("noise_multiplier", None, "Noise over clip norm, instead of --epsilon.")
 flags.DEFINE_float("l2_norm_clip", None, "L2 norm to which each example's gradient is clipped.")
+flags.DEFINE_enum(
+    "clipping",
+    "global",
+    ["global", "per_layer", "automatic"],
+    "How gradients are bounded: as one vector, layer by layer, or normalized; the noise is the same.",
+)
 
 flags.DEFINE_integer("batch_size", None, "Nominal lot size: the logical batch of one step.")
 flags.DEFINE_float("epochs", None, "Passes over the data.")

@@ -410,6 +410,8 @@ class PrivateTraining:
             microbatch_size=entry.run.microbatch_size,
         )
 
+        penalty = forward.penalty()
+
         def update():
             forward.advance(before, lot.state)
             groups = entry.run.lot_size // entry.run.microbatch_size
@@ -435,8 +437,11 @@ class PrivateTraining:
             if metric.name == "loss":
                 # What the model makes of a padding row may be NaN.
                 losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
-                metric.update_state(losses, sample_weight=weights)
-        return self.compute_metrics(x, y, lot.outputs, sample_weight=sample_weight)
+                metric.update_state(losses + penalty, sample_weight=weights)
+        logs = self.compute_metrics(x, y, lot.outputs, sample_weight=sample_weight)
+        # Keras follows the losses of several outputs inside of the loss, which engines keep pure.
+        untracked = {metric.name for metric in getattr(self._compile_loss, "metrics", ())}
+        return {name: value for name, value in logs.items() if name not in untracked}
 
 
 def _joins(plan: Plan, entry: Entry) -> bool:

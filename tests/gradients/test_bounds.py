@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.bounds import AutomaticClip, GlobalL2Clip, PerLayerL2Clip, make_bound
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,3 +43,45 @@ def test_sensitivity_doubles_in_groups():
 def test_a_bad_clip_norm_is_refused(clip):
     with pytest.raises(ValueError, match="l2_norm_clip"):
         GlobalL2Clip(clip)
+
+
+BOUNDS = {
+    "global": GlobalL2Clip(2.0),
+    "per_layer": PerLayerL2Clip(2.0, (0, 0, 1, 2)),
+    "automatic": AutomaticClip(2.0),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@settings(max_examples=50, deadline=None)
+@given(norms=st.lists(st.floats(0, 2.0**59, width=32), min_size=4, max_size=4))
+def test_every_bound_keeps_the_whole_vector_within_c(name, norms):
+    norms = np.array(norms, np.float32)
+    scales = BOUNDS[name].scales(tf.constant(norms[np.newaxis] ** 2)).numpy()[0]
+    assert np.linalg.norm(scales.astype(float) * norms) <= 2.0 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_every_bound_drops_a_row_that_is_not_finite_anywhere(name, bad):
+    scales = BOUNDS[name].scales(tf.constant([[1.0, bad, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])).numpy()
+    assert not scales[0].any()
+    assert scales[1].all()
+
+
+def test_per_layer_clips_a_layer_at_its_share_and_leaves_small_ones():
+    share = 2.0 / np.sqrt(3)
+    scales = BOUNDS["per_layer"].scales(tf.constant([[9.0, 16.0, 0.01, 100.0]])).numpy()[0]
+    np.testing.assert_allclose(scales, [share / 5, share / 5, 1.0, share / 10], rtol=1e-6)
+
+
+def test_automatic_normalizes_and_spares_vanishing_gradients():
+    scales = AutomaticClip(2.0, stability=0.01).scales(tf.constant([[25.0], [0.0]])).numpy()[:, 0]
+    np.testing.assert_allclose(scales, [2.0 / 5.01, 200.0], rtol=1e-6)
+
+
+def test_layers_are_told_by_their_paths():
+    bound = make_bound("per_layer", 1.0, ["a/kernel", "a/bias", "b/cell/kernel", "b/kernel"])
+    assert bound.groups == (0, 0, 1, 2)
+    with pytest.raises(ValueError, match="clipping"):
+        make_bound("nonsense", 1.0, ["a/kernel"])

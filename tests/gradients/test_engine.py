@@ -95,7 +95,7 @@ def test_the_same_check_catches_a_bound_that_does_not_clip(engine):
 def test_choice_of_the_engine():
     from tfdp.gradients import ghost, vectorized
 
-    assert choose_engine("auto", model()) is ghost.bounded_sum
+    assert choose_engine("ghost", model()) is ghost.bounded_sum
     assert choose_engine("vectorized", model()) is vectorized.bounded_sum
     with pytest.raises(ValueError, match="Expected one of"):
         choose_engine("fast", model())
@@ -134,3 +134,19 @@ def test_chunks_are_told_apart_and_their_sums_add_up():
     np.testing.assert_array_equal(lot.present, [True] * 5 + [False])
     assert set(seen) == {(2, 2)}
     assert dataclasses.is_dataclass(lot)
+
+
+def test_auto_takes_the_ghost_engine_and_falls_back_where_it_refuses_late(monkeypatch):
+    from tfdp.gradients import ghost, vectorized
+
+    calls = []
+    monkeypatch.setattr(vectorized, "bounded_sum", lambda *a: calls.append("vectorized"))
+    monkeypatch.setattr(ghost, "bounded_sum", lambda *a: calls.append("ghost"))
+    choose_engine("auto", model())()
+
+    def refuse(*arguments):
+        raise ghost.UnsupportedModelError("layer 'twice' is called twice")
+
+    monkeypatch.setattr(ghost, "bounded_sum", refuse)
+    choose_engine("auto", model())()
+    assert calls == ["ghost", "vectorized"]

@@ -154,8 +154,8 @@ class Lots(abc.ABC):
         """Returns the lots as an infinite dataset of `(x, y, sample_weight)`.
 
         Every element has `padded_size` rows (more only when a Poisson lot overflows; fewer with
-        `row_multiple`), real rows first. The leading dimension of the element spec is None, so that an overflowing lot is no
-        error. `sample_weight` is float32, shape (rows,), 0 for padding. Lists in `x` and `y`
+        `row_multiple`), real rows first. The leading dimension of the element spec is None, so that
+        an overflowing lot is no error. `sample_weight` is float32, shape (rows,), 0 for padding. Lists in `x` and `y`
         come back as tuples, since `tf.data` takes a list for a tensor.
 
         Returns:

@@ -57,6 +57,7 @@ class Experiment:
     adjacency: str = "zero_out"
     noise_multiplier: float | None = None
     l2_norm_clip: float = 1.0
+    clipping: str = "global"
     microbatches: int | None = None
     physical_batch_size: int | None = None
     sampling: str = "poisson"
@@ -352,6 +353,7 @@ def make_optimizer(experiment: Experiment, planned: Run):
         l2_norm_clip=experiment.l2_norm_clip,
         noise_multiplier=planned.noise_multiplier,
         num_microbatches=experiment.microbatches,
+        clipping=experiment.clipping,
         seed=experiment.seed,
     )
     base = type(keras.optimizers.get(experiment.optimizer))

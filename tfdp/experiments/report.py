@@ -39,6 +39,7 @@ def record(result: Result) -> dict:
         "sampling": run.sampling,
         "microbatch_size": run.microbatch_size,
         "l2_norm_clip": run.l2_norm_clip,
+        "clipping": experiment.clipping,
         "noise_multiplier": run.noise_multiplier,
         "learning_rate": experiment.learning_rate,
         "learning_rate_decay": experiment.learning_rate_decay,

@@ -7,18 +7,14 @@ calibrated to another constant than the one that was enforced.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
-class GlobalL2Clip:
-    """Scales a gradient, over all variables as one vector, to L2 norm at most `l2_norm_clip`.
-
-    Abadi et al. 2016, Algorithm 1; SI-DPSGD paper, Eq. 7. A gradient whose squared norm is not a
-    finite float32 number (NaN, infinite, or so large that the square overflows) is scaled by zero:
-    one such example would otherwise poison the sum, and skipping the step would tell that it
-    is there.
+class L2Clip:
+    """What all bounds share: a gradient, over all variables as one vector, gets L2 norm <= C.
 
     Args:
         l2_norm_clip: C > 0, in units of the gradient.
@@ -33,18 +29,6 @@ class GlobalL2Clip:
                 f"Received: {self.l2_norm_clip!r}"
             )
 
-    def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [rows, variables]: what each gradient is multiplied with.
-
-        Args:
-            square_norms: float32 [rows, variables], squared L2 norms before bounding.
-        """
-        total = tf.reduce_sum(square_norms, axis=1, keepdims=True)
-        # The floor keeps 0/0 out; its square root is far below any clip norm of use.
-        scale = self.l2_norm_clip * tf.math.rsqrt(tf.maximum(total, 1e-30))
-        scale = tf.where(tf.math.is_finite(total), tf.minimum(scale, 1.0), 0.0)
-        return tf.broadcast_to(scale, tf.shape(square_norms))
-
     def sensitivity(self, microbatch_size: int = 1) -> float:
         """L2 distance by which the sum moves when one example becomes a null example.
 
@@ -52,3 +36,102 @@ class GlobalL2Clip:
         changing one moves the mean from one point of the C-ball to any other: 2C.
         """
         return self.l2_norm_clip * (1.0 if microbatch_size == 1 else 2.0)
+
+    def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [rows, variables]: what each gradient is multiplied with.
+
+        Args:
+            square_norms: float32 [rows, variables], squared L2 norms before bounding.
+        """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalL2Clip(L2Clip):
+    """Scales a gradient, over all variables as one vector, to L2 norm at most `l2_norm_clip`.
+
+    Abadi et al. 2016, Algorithm 1; SI-DPSGD paper, Eq. 7. A gradient whose squared norm is not a
+    finite float32 number (NaN, infinite, or so large that the square overflows) is scaled by zero:
+    one such example would otherwise poison the sum, and skipping the step would tell that it
+    is there.
+    """
+
+    def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
+        total = tf.reduce_sum(square_norms, axis=1, keepdims=True)
+        # The floor keeps 0/0 out; its square root is far below any clip norm of use.
+        scale = self.l2_norm_clip * tf.math.rsqrt(tf.maximum(total, 1e-30))
+        scale = tf.where(tf.math.is_finite(total), tf.minimum(scale, 1.0), 0.0)
+        return tf.broadcast_to(scale, tf.shape(square_norms))
+
+
+@dataclasses.dataclass(frozen=True)
+class PerLayerL2Clip(L2Clip):
+    """Scales the gradient of each of G groups of variables to L2 norm at most C / sqrt(G).
+
+    McMahan et al. 2018, section 3.1 ("flat" against "per-layer" clipping). Clipping every layer at C
+    would have sensitivity C sqrt(G); the share keeps the whole vector within C.
+
+    Args:
+        l2_norm_clip: C > 0, of all groups together.
+        groups: for each variable the number of its group, from 0 to G - 1.
+    """
+
+    groups: tuple[int, ...] = ()
+
+    def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
+        members = tf.one_hot(self.groups, max(self.groups) + 1)  # [variables, groups]
+        # Where, not a product: 0 * inf would be NaN.
+        by_group = tf.reduce_sum(tf.where(members > 0, square_norms[:, :, tf.newaxis], 0.0), axis=1)
+        share = self.l2_norm_clip / math.sqrt(max(self.groups) + 1)
+        scale = tf.minimum(share * tf.math.rsqrt(tf.maximum(by_group, 1e-30)), 1.0)
+        finite = tf.reduce_all(tf.math.is_finite(square_norms), axis=1, keepdims=True)
+        return tf.where(finite, tf.gather(scale, self.groups, axis=1), 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class AutomaticClip(L2Clip):
+    """Normalizes every gradient: multiplies it with C / (norm + stability).
+
+    Bu et al. 2022, "Automatic clipping" (AUTO-S): the norm afterwards is always below C, and only the
+    product of C and the learning rate matters, so there is no clip norm to tune.
+
+    Args:
+        l2_norm_clip: C > 0.
+        stability: gamma > 0: what keeps vanishing gradients from being blown up.
+    """
+
+    stability: float = 0.01
+
+    def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
+        total = tf.reduce_sum(square_norms, axis=1, keepdims=True)
+        scale = self.l2_norm_clip / (tf.sqrt(total) + self.stability)
+        scale = tf.where(tf.math.is_finite(total), scale, 0.0)
+        return tf.broadcast_to(scale, tf.shape(square_norms))
+
+
+CLIPPINGS = ("global", "per_layer", "automatic")
+
+
+def make_bound(clipping: str, l2_norm_clip: float, paths: Sequence[str]) -> L2Clip:
+    """The bound of the given name for the variables with the given paths.
+
+    Args:
+        clipping: "global", "per_layer" or "automatic".
+        l2_norm_clip: C > 0.
+        paths: Keras paths of the variables; those with a common parent belong to one layer.
+
+    Raises:
+        ValueError: no such clipping.
+    """
+    if clipping not in CLIPPINGS:
+        raise ValueError(
+            f"Invalid value received for argument `clipping`. Expected one of {list(CLIPPINGS)}. "
+            f"Received: {clipping!r}"
+        )
+    if clipping == "global":
+        return GlobalL2Clip(l2_norm_clip)
+    if clipping == "automatic":
+        return AutomaticClip(l2_norm_clip)
+    layers = list(dict.fromkeys(path.rpartition("/")[0] for path in paths))
+    groups = tuple(layers.index(path.rpartition("/")[0]) for path in paths)
+    return PerLayerL2Clip(l2_norm_clip, groups)

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.forward import Forward
 
 
@@ -72,14 +72,27 @@ def choose_engine(name: str, model) -> Engine:
     if name == "vectorized":
         return vectorized.bounded_sum
     why_not = ghost.supports(model)
-    if why_not is None:
-        return ghost.bounded_sum
     if name == "ghost":
-        raise ValueError(f"The ghost engine is not exact for this model: {why_not}")
-    logging.log_first_n(
-        logging.INFO, "tfdp uses the exact engine (tf.vectorized_map): %s", 1, why_not
-    )
-    return vectorized.bounded_sum
+        if why_not is not None:
+            raise ValueError(f"The ghost engine is not exact for this model: {why_not}")
+        return ghost.bounded_sum
+    if why_not is not None:
+        _log_exact(why_not)
+        return vectorized.bounded_sum
+
+    def auto(*arguments):
+        # Some models say only while they run that a layer is called twice, or read by another.
+        try:
+            return ghost.bounded_sum(*arguments)
+        except ghost.UnsupportedModelError as error:
+            _log_exact(error)
+            return vectorized.bounded_sum(*arguments)
+
+    return auto
+
+
+def _log_exact(why) -> None:
+    logging.log_first_n(logging.INFO, "tfdp uses the exact engine (tf.vectorized_map): %s", 1, why)
 
 
 def _rows(tree) -> tf.Tensor:
@@ -112,7 +125,7 @@ def _split_rows(tree, count: int):
 def bounded_sum(
     engine: Engine,
     forward: Forward,
-    bound: GlobalL2Clip,
+    bound: L2Clip,
     x,
     y,
     sample_weight,

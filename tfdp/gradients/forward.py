@@ -110,6 +110,11 @@ class Forward:
                 penalty = tf.add_n([tf.cast(p, tf.float32) for p in self._penalties(scope)])
         return tape.gradient(penalty, values)
 
+    def penalty(self) -> tf.Tensor:
+        """What the weight regularizers add to the loss."""
+        penalties = [v.regularizer(v) for v in self.variables if v.regularizer is not None]
+        return tf.add_n([tf.zeros([])] + [tf.cast(p, tf.float32) for p in penalties])
+
     def _penalties(self, scope):
         return [
             v.regularizer(scope.get_current_value(v))

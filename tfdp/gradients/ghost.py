@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.gradients import pfor_repairs, random_pfor
-from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.engine import BoundedSum
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
@@ -92,7 +92,7 @@ def _trace(model, rules, specification):
 
 def bounded_sum(
     forward: Forward,
-    bound: GlobalL2Clip,
+    bound: L2Clip,
     x,
     y,
     sample_weight,

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.gradients import pfor_repairs, random_pfor
-from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.engine import BoundedSum
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.validation import layers_of
@@ -101,7 +101,7 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
 
 def bounded_sum(
     forward: Forward,
-    bound: GlobalL2Clip,
+    bound: L2Clip,
     x,
     y,
     sample_weight,

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdp import _backend  # noqa: F401
 from tfdp.accounting import Ledger
-from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.engine import BoundedSum
 from tfdp.mechanisms.noise import NoiseSource
 
@@ -43,6 +43,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         num_microbatches: into how many groups a lot is cut, the mean gradient of each clipped
             as one; divides the lot size. None clips every example by itself. A group doubles
             the sensitivity, which the accounting knows.
+        clipping: "global"; "per_layer", each layer at its share C / sqrt(layers); or "automatic",
+            which normalizes every gradient to just below C. The sensitivity is C for all.
         seed: for tests and debugging only; the privacy statement names it. It is not saved.
 
     Raises:
@@ -58,6 +60,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         l2_norm_clip: float,
         noise_multiplier: float,
         num_microbatches: int | None = None,
+        clipping: str = "global",
         seed: int | str | None = None,
         **kwargs,
     ):
@@ -84,7 +87,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 f"integer >= 1. Received: {num_microbatches!r}"
             )
         super().__init__(*args, **kwargs)
-        self.bound = GlobalL2Clip(float(l2_norm_clip))
+        make_bound(clipping, float(l2_norm_clip), ["layer/variable"])  # refuses bad values now
+        self.clipping = clipping
         self.l2_norm_clip = float(l2_norm_clip)
         self.noise_multiplier = float(noise_multiplier)
         self.num_microbatches = num_microbatches
@@ -110,6 +114,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     def seeded(self) -> bool:
         """Whether the noise comes from a user's seed."""
         return self._secrets.noise.seeded
+
+    def bound(self, variables) -> L2Clip:
+        """What limits the influence of an example on the sum of gradients."""
+        return make_bound(self.clipping, self.l2_norm_clip, [v.path for v in variables])
 
     def microbatch_size(self, lot_size: int) -> int:
         """Examples per clipped group."""
@@ -185,6 +193,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             "l2_norm_clip": self.l2_norm_clip,
             "noise_multiplier": self.noise_multiplier,
             "num_microbatches": self.num_microbatches,
+            "clipping": self.clipping,
         }
 
     def save_own_variables(self, store):
