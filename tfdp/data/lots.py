@@ -155,8 +155,8 @@ class Lots(abc.ABC):
 
         Every element has `padded_size` rows (more only when a Poisson lot overflows; fewer with
         `row_multiple`), real rows first. The leading dimension of the element spec is None, so that
-        an overflowing lot is no error. `sample_weight` is float32, shape (rows,), 0 for padding. Lists in `x` and `y`
-        come back as tuples, since `tf.data` takes a list for a tensor.
+        an overflowing lot is no error. `sample_weight` is float32, shape (rows,), 0 for padding.
+        Lists in `x` and `y` come back as tuples, since `tf.data` takes a list for a tensor.
 
         Returns:
             A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
