@@ -146,7 +146,7 @@ class _Transformer(nn.Module):
 
     def forward(self, tokens):
         # With an axis of examples: Opacus takes the first axis for that.
-        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+        positions = torch.arange(tokens.shape[1]).repeat(len(tokens), 1)
         x = self.blocks(self.embedding(tokens) + self.position(positions))
         return self.head(self.norm(x).mean(dim=1))
 
