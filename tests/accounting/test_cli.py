@@ -143,3 +143,67 @@ def test_bad_input_is_one_sentence_and_a_bad_exit_code(flags, capsys):
     assert output.out == ""
     assert output.err.startswith("error: ")
     assert output.err.count("\n") == 1
+
+
+ENCODING = [
+    "--mechanism=discrete_sgd",
+    "--num_examples=60000",
+    "--lot_size=256",
+    "--steps=14062",
+    "--noise_scale=1.0",
+    "--delta=1e-5",
+    "--json",
+]
+
+
+def test_golden_gradient_encoding_in_a_fresh_process():
+    start = time.monotonic()
+    flags = [*ENCODING, "--noise=student_t", "--degrees_of_freedom=9", "--num_weights=26010"]
+    result = subprocess.run(
+        [sys.executable, "-m", "tfdp.accounting", *flags],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seconds = time.monotonic() - start
+    answer = json.loads(result.stdout)
+    assert answer["claimed"]["epsilon"] == pytest.approx(3.030005, rel=1e-6)
+    assert answer["proven"]["epsilon"] == pytest.approx(2.615133, rel=1e-6)
+    assert answer["proven"]["details"]["K_2"] == pytest.approx(0.83331637, rel=1e-7)
+    assert result.stderr == ""
+    assert seconds < 8
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--mechanism=dp_dropout", "--composition=zcdp", "--clip_groups=2"],
+        ["--mechanism=sgld"],
+        ["--mechanism=matrix", "--strategy=sqrt_toeplitz", "--sampling=cyclic"],
+        ["--mechanism=matrix", "--strategy=banded_toeplitz", "--bands=4", "--objective=max",
+         "--sampling=cyclic_poisson", "--groups=4"],
+        ["--mechanism=discrete_sgd", "--num_weights=50", "--noise=sech", "--largest_entry=0.5"],
+    ],
+)  # fmt: skip
+def test_every_mechanism(flags, capsys):
+    common = [*DPSGD[1:], "--noise_multiplier=4", "--json"]
+    assert main([*flags, *common]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert 0 < answer["proven"]["epsilon"] < 50
+    assert 0 < answer["claimed"]["epsilon"] < 50
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--mechanism=discrete_sgd"],
+        ["--mechanism=discrete_sgd", "--num_weights=5", "--noise=student_t"],
+        ["--mechanism=matrix"],
+        ["--mechanism=matrix", "--strategy=banded_toeplitz"],
+        ["--mechanism=dpsgd", "--composition=ac"],
+        ["--mechanism=dpsgd", "--groups=3"],
+    ],
+)
+def test_missing_or_foreign_flags(flags, capsys):
+    assert main([*flags, *DPSGD[1:], "--noise_multiplier=4"]) == 2
+    assert capsys.readouterr().err.startswith("error: Expected")
