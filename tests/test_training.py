@@ -255,6 +255,33 @@ def test_metrics_see_no_padding(physical_batch_size):
     assert logs["loss"][0] == pytest.approx(float(LOSS(by, logits)), rel=1e-5)
 
 
+def test_logs_of_several_outputs_and_penalties_agree_with_evaluate():
+    x = keras.Input((4,))
+    hidden = layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.5))(x)
+    outputs = {"a": layers.Dense(3, name="a")(hidden), "b": layers.Dense(1, name="b")(hidden)}
+    losses = {"a": LOSS, "b": "mse"}
+    compiled = {"loss": losses, "metrics": {"a": ["accuracy"], "b": ["mae"]}}
+    model = private(sgd(rate=0.0), model=keras.Model(x, outputs), compiled=compiled)
+    inputs, labels = data(8)
+    targets = {"a": labels, "b": inputs[:, :1]}
+    logs = model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0).history
+    expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
+    assert set(logs) == {"loss", "a_accuracy", "b_mae"}
+    assert {k: v[0] for k, v in logs.items()} == pytest.approx(
+        {k: expected[k] for k in logs}, rel=1e-5
+    )
+
+
+def test_lots_bring_their_physical_batch_size():
+    results = []
+    for size, expected in ((None, None), (4, 4)):
+        model = private(sgd(noise=0.0))
+        model.fit(make_lots("cyclic", *data(), lot_size=8, physical_batch_size=size), verbose=0)
+        assert model._entry.plan.physical_batch_size == expected
+        results.append(weights(model))
+    np.testing.assert_allclose(*results, atol=1e-6)
+
+
 def test_keras_callbacks_and_validation_data_work(tmp_path):
     model = private()
     history = fit(
