@@ -51,7 +51,7 @@ def draw(rows: list[Row], labels: dict[str, str], path: Path) -> None:
     timed = [row for row in rows if row.step_ms is not None]
     lots = sorted({row.lot for row in timed})
     models = [model for model in MODELS if any(row.model == model for row in timed)]
-    width = min(17.0, max(9.0, 1.6 + 0.8 * len(lots) * len(models)))
+    width = min(17.0, max(12.5, 1.6 + 0.8 * len(lots) * len(models)))
     figure, axes = pyplot.subplots(
         2, len(lots), figsize=(width, 7.6), sharey="row", sharex=True, squeeze=False
     )
