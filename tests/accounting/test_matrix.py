@@ -121,6 +121,7 @@ def test_one_group_is_poisson():
     grouped = run.with_(sampling="cyclic_poisson", groups=1)
     assert proven(grouped, DELTA).epsilon == proven(run, DELTA).epsilon
     assert proven(grouped.with_(groups=5), DELTA).epsilon > proven(run, DELTA).epsilon
+    assert claimed(grouped.with_(groups=5), DELTA).epsilon == claimed(run, DELTA).epsilon
 
 
 # ------------------------------------------------------------------ brute force

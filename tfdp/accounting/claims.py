@@ -43,7 +43,7 @@ def poisson_rdp(run: Run) -> np.ndarray:
     """Rényi divergences of all steps of `run` at `ORDERS_2020`, as if it were Poisson DP-SGD."""
     if run.steps == 0:
         return np.zeros(len(ORDERS_2020))
-    component = Component(1.0, run.sampling_probability, run.noise_multiplier)
+    component = Component(1.0, run.lot_size / run.num_examples, run.noise_multiplier)
     return run.steps * one_round_rdp(SubsampledLoss((component,), 1), ORDERS_2020)
 
 

@@ -189,5 +189,5 @@ def claimed_rdp(run: Run) -> np.ndarray:
     if run.noise_multiplier == 0:
         return np.full(len(claims.ORDERS_2020), math.inf)
     return run.steps * draws_divergences(
-        run.encoding, run.noise_multiplier, run.sampling_probability, claims.ORDERS_2020
+        run.encoding, run.noise_multiplier, run.lot_size / run.num_examples, claims.ORDERS_2020
     )

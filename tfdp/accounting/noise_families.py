@@ -16,7 +16,6 @@ import math
 import numpy as np
 from scipy import special
 
-# Variance-gamma and the others are one family each; Cauchy is Student's t.
 FAMILIES = ("gaussian", "student_t", "laplace", "sech", "variance_gamma", "cauchy")
 
 # E[(d log z / dx)^2] at scale 1 (the location Fisher information).

@@ -76,6 +76,7 @@ def log_moments(
 
 def _expm1_minus(x: np.ndarray) -> np.ndarray:
     """exp(x) - 1 - x without cancellation."""
+    # The series where subtracting would cancel; elsewhere it may be any number.
     series = x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6))))
     return np.where(np.abs(x) < 1e-2, series, np.expm1(x) - x)
 
@@ -83,8 +84,8 @@ def _expm1_minus(x: np.ndarray) -> np.ndarray:
 def _quadrature(ratio: np.ndarray, weight: np.ndarray, orders: np.ndarray) -> np.ndarray:
     result = np.full(len(orders), np.inf)
     linear = orders * ratio.max() < _EXPONENT_LIMIT
-    once = _expm1_minus(ratio)
     rows = np.flatnonzero(linear)
+    once = _expm1_minus(ratio) if len(rows) else 0.0
     for few in np.array_split(rows, -(-len(rows) // 8)) if len(rows) else []:  # fits into a cache
         k = orders[few, None]
         terms = weight * (_expm1_minus(k * ratio) - k * once)
@@ -222,7 +223,7 @@ def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float])
             continue
         k = np.arange(order + 1)
         log_binomial = -np.log(order + 1) - special.betaln(k + 1, order - k + 1)
-        # The terms with k = 0, 1 and the rest of the binomial sum to 1: what is above 1 is computed.
+        # The binomial weights sum to 1, so only what the moments add to 1 is computed.
         log_weight = log_binomial + k * np.log(probability) + (order - k) * np.log1p(-probability)
         excess = known[: order + 1]
         if excess.max() < 500:
