@@ -71,7 +71,11 @@ def nested():
 
 
 @pytest.mark.parametrize("microbatch_size", [1, 3])
-@pytest.mark.parametrize("make", [lenet, lambda: lenet(affine=False), branches, nested], ids=str)
+@pytest.mark.parametrize(
+    "make",
+    [lenet, lambda: lenet(affine=False), branches, nested],
+    ids=["lenet", "lenet_norm", "branches", "nested"],
+)
 def test_equals_the_exact_engine(make, microbatch_size):
     check_model(make(), rows=6, microbatch_size=microbatch_size, tolerance=3e-5)
 
