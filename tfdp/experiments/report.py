@@ -16,6 +16,7 @@ SAMPLING_WORDS = {
     "cyclic": "cyclic (epochs of one fixed order)",
     "shuffle": "shuffled epochs",
     "with_replacement": "with replacement",
+    "cyclic_poisson": "Poisson within groups that take turns",
     "unknown": "unknown (no amplification)",
 }
 
