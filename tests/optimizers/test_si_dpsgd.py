@@ -264,6 +264,7 @@ def test_constraints_are_refused():
         fit(private(si_dpsgd(), model=keras.Sequential([keras.Input((4,)), layer])))
 
 
+@pytest.mark.slow
 def test_xla_follows_the_same_algorithm():
     model = private(si_dpsgd(noise=0.0, clip=CLIP, momentum=0.9), compiled={"jit_compile": True})
     fit(model, epochs=2, rows=L)
