@@ -167,34 +167,53 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recorder = Recorder(forward, rules, tape)
         y_pred, scope, new_state = recorder.outputs(values, forward.state(chunk), x)
-        losses = _row_losses(recorder, scope, x, y, y_pred)
-        weighted = tf.reduce_sum(losses * sample_weight)
+    losses, at_outputs = _row_losses(recorder, scope, x, y, y_pred, sample_weight)
     calls = [call for calls in recorder.calls.values() for call in calls]
     gradients = tape.gradient(
-        weighted, [call.output for call in calls], unconnected_gradients="zero"
+        tf.nest.flatten(y_pred),
+        [call.output for call in calls],
+        output_gradients=at_outputs,
+        unconnected_gradients="zero",
     )
     for call, gradient in zip(calls, gradients, strict=True):
-        gradient = tf.convert_to_tensor(gradient)  # IndexedSlices where the loss gathers
-        # The vectorized loss may lose the static shape.
+        gradient = tf.convert_to_tensor(gradient)  # IndexedSlices where a layer gathers
         call.gradient = tf.ensure_shape(gradient, call.output.shape)
     recorded = {rule: _Recording(calls) for rule, calls in recorder.calls.items()}
     return recorded, losses, y_pred, new_state
 
 
-def _row_losses(recorder, scope, x, y, y_pred):
-    """The loss of each row by itself: reductions, class weights and masks stay inside a row."""
+def _row_losses(recorder, scope, x, y, y_pred, sample_weight):
+    """The loss of each row by itself: reductions, class weights and masks stay inside a row.
+
+    Returns:
+        (losses, gradients): float32 [rows]; the gradients of the weighted losses with respect to the
+        leaves of `y_pred`. They are taken in here because XLA takes the inputs of a vectorized
+        function that is differentiated from outside for constants, and compiles at every step.
+    """
     masks = [getattr(leaf, "_keras_mask", None) for leaf in tf.nest.flatten(y_pred)]
     known = [mask for mask in masks if mask is not None]
 
     def one(args):
-        x, y, y_pred, row_masks = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], args)
+        *rows, weight = args
+        x, y, y_pred, row_masks = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], tuple(rows))
         row_masks = iter(row_masks)
-        for leaf, mask in zip(tf.nest.flatten(y_pred), masks, strict=True):
+        leaves = tf.nest.flatten(y_pred)
+        for leaf, mask in zip(leaves, masks, strict=True):
             if mask is not None:
                 leaf._keras_mask = next(row_masks)
-        return recorder.loss(scope, x, y, y_pred)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(leaves)
+            loss = recorder.loss(scope, x, y, y_pred)
+            weighted = loss * weight
+        gradients = tape.gradient(weighted, leaves, unconnected_gradients="zero")
+        return loss, [tf.convert_to_tensor(gradient)[0] for gradient in gradients]
 
-    return tf.vectorized_map(one, (x, y, y_pred, known), fallback_to_while_loop=False)
+    losses, gradients = tf.vectorized_map(
+        one, (x, y, y_pred, known, sample_weight), fallback_to_while_loop=False
+    )
+    leaves = tf.nest.flatten(y_pred)
+    # The vectorizer may lose static shapes.
+    return losses, [tf.ensure_shape(g, p.shape) for g, p in zip(gradients, leaves, strict=True)]
 
 
 def _row_by_row(forward, rules, x, y, sample_weight, chunk):
