@@ -289,7 +289,7 @@ def test_keras_callbacks_and_validation_data_work(tmp_path):
         epochs=4,
         validation_data=data(10, seed=1),
         callbacks=[
-            keras.callbacks.EarlyStopping("val_loss", patience=0, baseline=-1.0),
+            keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=1e9),
             keras.callbacks.TensorBoard(tmp_path),
             keras.callbacks.ReduceLROnPlateau("val_loss"),
         ],

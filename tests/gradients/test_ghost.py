@@ -101,13 +101,14 @@ def test_frozen_layers_are_left_alone():
 
 @pytest.mark.parametrize("microbatch_size", [1, 2])
 def test_bad_and_absent_rows_count_exactly_zero(microbatch_size):
+    keras.utils.set_random_seed(0)  # whether the huge row overflows depends on the weights
     forward = compiled(lenet(affine=False))
     x, y = data(10, (12, 12, 1))
     x[1], x[4, 0, 0], x[7] = np.nan, np.inf, 3e38
     weight = np.ones(10)
     weight[[2, 4, 9]] = 0.0
     ours, exact = both(forward, x, y, weight, microbatch_size=microbatch_size)
-    assert int(ours.non_finite) == 2
+    assert int(ours.non_finite) == int(exact.non_finite) == 2
     x[[1, 4, 7]] = 0.0
     weight[[1, 7]] = 0.0
     without, _ = both(forward, x, y, weight, microbatch_size=microbatch_size)

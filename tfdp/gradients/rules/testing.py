@@ -130,7 +130,7 @@ def _assert_close(name, a, b, tolerance, least=1e-30):
     assert a.shape == b.shape, f"{name}: shape {a.shape} instead of {b.shape}"
     assert a.dtype == b.dtype == np.float32, f"{name}: {a.dtype} instead of float32"
     if a.size:
-        scale = max(float(np.max(np.abs(b))), least)
+        scale = max(float(np.max(np.abs(b))), least, 1e-30)
         difference = float(np.max(np.abs(a - b))) / scale
         assert difference <= tolerance, f"{name}: relative difference {difference:.2e}"
 
