@@ -34,7 +34,7 @@ def train(*arguments, expect=0):
     return done
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # flags can be defined once in a process
 def script():
     """train.py as a module, with its flags parsed."""
     spec = importlib.util.spec_from_file_location("train_script", ROOT / "train.py")
