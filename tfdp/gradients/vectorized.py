@@ -1,8 +1,9 @@
-"""The exact engine: `tf.vectorized_map` over single examples, for any Keras model.
+"""The exact engine: `tf.vectorized_map` over single examples, for whatever TensorFlow can vectorize.
 
 Each example passes through the model alone, as a batch of one, so nothing can mix examples; norm and
-gradient come from one and the same forward pass. Falls back to no loop: an op that cannot be
-vectorized raises, with its name.
+gradient come from one and the same forward pass. An op that TensorFlow cannot vectorize raises; it is
+never run in a loop here (TensorFlow's own rule for the filter gradient of a convolution has one inside,
+and warns of it).
 """
 
 import contextlib
