@@ -118,7 +118,9 @@ def _sentence(advice: Advice) -> str:
         )
     best = advice.final_noise_ratio_poisson or advice.final_noise_ratio
     verdict = (
-        "DP-SGD would do better in this measure" if best and best > 1 else "DP-SGD is no better in this measure"
+        "DP-SGD would do better in this measure"
+        if best and best > 1
+        else "DP-SGD is no better in this measure"
     )
     return (
         f"At the same proven epsilon ({epsilon}) and the same steps, {verdict}: "
