@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.gradients import pfor_repairs, random_pfor
+from tfdp.gradients.bounding import bounded
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.engine import BoundedSum
 from tfdp.gradients.forward import Forward
@@ -107,38 +108,15 @@ def bounded_sum(
     rules = owners(forward.model)
     run = _forward_pass(forward.model, rules)
     recorded, losses, outputs, state = run(forward, rules, x, y, sample_weight, chunk)
-    gradients = _gradients(forward, recorded)
-
-    present = tf.not_equal(sample_weight, 0.0)
-    absent = tf.zeros_like(sample_weight)
-    row_norms = [absent if g is None else g.square_norms() for g in gradients]
-    finite = tf.math.is_finite(tf.add_n(row_norms))
-    keep = finite & present
-    gradients = [None if g is None else g.kept(keep) for g in gradients]
-    group_present = present
-    square_norms = tf.stack([tf.where(keep, n, 0.0) for n in row_norms], axis=1)
-    if microbatch_size > 1:
-        gradients = [None if g is None else g.grouped(microbatch_size) for g in gradients]
-        group_present = tf.reduce_any(tf.reshape(present, [-1, microbatch_size]), axis=1)
-        absent = tf.zeros_like(group_present, tf.float32)
-        group_norms = [absent if g is None else g.square_norms() for g in gradients]
-        square_norms = tf.stack(group_norms, axis=1) / microbatch_size**2
-    scales = bound.scales(square_norms)
-    sums = [
-        tf.zeros(v.shape) if g is None else g.weighted_sum(scales[:, i] / microbatch_size)
-        for i, (v, g) in enumerate(zip(forward.variables, gradients, strict=True))
-    ]
-    return BoundedSum(
-        sums=sums,
-        norms=tf.sqrt(tf.reduce_sum(square_norms, axis=1)),
-        present=group_present,
-        clipped=tf.cast(tf.reduce_any(scales < 1.0, axis=1) & group_present, tf.float32),
-        non_finite=tf.reduce_sum(tf.cast(present & ~finite, tf.int32)),
+    return bounded(
+        _gradients(forward, recorded),
+        forward.variables,
+        bound,
+        sample_weight,
+        microbatch_size,
         losses=losses,
         outputs=outputs,
         state=state,
-        sensitivity=bound.sensitivity(microbatch_size),
-        l2_norm_clip=bound.l2_norm_clip,
     )
 
 

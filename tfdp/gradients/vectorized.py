@@ -12,9 +12,11 @@ import keras
 import tensorflow as tf
 
 from tfdp.gradients import pfor_repairs, random_pfor
+from tfdp.gradients.bounding import bounded
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.engine import BoundedSum
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.rules.contributions import Instantiated
 from tfdp.gradients.validation import layers_of
 
 
@@ -111,41 +113,13 @@ def bounded_sum(
 ) -> BoundedSum:
     """The engine; see `engine.Engine` for the contract."""
     gradients, losses, outputs, state = per_example_gradients(forward, x, y, sample_weight, chunk)
-    present = tf.not_equal(sample_weight, 0.0)
-    row_norms = [_square_norms(g) for g in gradients]
-    finite = tf.math.is_finite(tf.add_n(row_norms))
-    # Multiplying a NaN by zero keeps it: take the row out before anything is summed.
-    keep = finite & present
-    gradients = [tf.where(_column(keep, g), g, 0.0) for g in gradients]
-    if microbatch_size > 1:
-        gradients = [
-            tf.reduce_mean(tf.reshape(g, [-1, microbatch_size, *g.shape[1:]]), axis=1)
-            for g in gradients
-        ]
-        group_present = tf.reduce_any(tf.reshape(present, [-1, microbatch_size]), axis=1)
-        square_norms = tf.stack([_square_norms(g) for g in gradients], axis=1)
-    else:
-        group_present = present
-        square_norms = tf.stack([tf.where(keep, n, 0.0) for n in row_norms], axis=1)
-    scales = bound.scales(square_norms)
-    sums = [tf.tensordot(scales[:, i], g, axes=[[0], [0]]) for i, g in enumerate(gradients)]
-    return BoundedSum(
-        sums=sums,
-        norms=tf.sqrt(tf.reduce_sum(square_norms, axis=1)),
-        present=group_present,
-        clipped=tf.cast(tf.reduce_any(scales < 1.0, axis=1) & group_present, tf.float32),
-        non_finite=tf.reduce_sum(tf.cast(present & ~finite, tf.int32)),
+    return bounded(
+        [Instantiated(g) for g in gradients],
+        forward.variables,
+        bound,
+        sample_weight,
+        microbatch_size,
         losses=losses,
         outputs=outputs,
         state=state,
-        sensitivity=bound.sensitivity(microbatch_size),
-        l2_norm_clip=bound.l2_norm_clip,
     )
-
-
-def _square_norms(g):
-    return tf.reduce_sum(tf.square(tf.reshape(g, [tf.shape(g)[0], -1])), axis=1)
-
-
-def _column(mask, g):
-    return tf.reshape(mask, [-1] + [1] * (g.shape.rank - 1))
