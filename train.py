@@ -23,8 +23,9 @@ _ROOT = pathlib.Path(__file__).resolve().parent
 flags.DEFINE_enum(
     "mechanism",
     "si_dpsgd",
-    ["none", "dpsgd", "si_dpsgd"],
-    "none: no privacy. dpsgd: noise on the gradients. si_dpsgd: noise in the weights.",
+    ["none", "dpsgd", "si_dpsgd", "discrete_sgd", "dp_dropout", "sgld", "matrix"],
+    "none: no privacy. dpsgd: noise on the gradients. si_dpsgd: noise in the weights. discrete_sgd: "
+    "encoded gradients. dp_dropout, sgld: Langevin dynamics. matrix: correlated noise.",
 )
 flags.DEFINE_string("dataset", "digits", "digits (embedded, no download), mnist or cifar10.")
 flags.DEFINE_string(
@@ -70,6 +71,11 @@ flags.DEFINE_float("epochs", None, "Passes over the data.")
 flags.DEFINE_integer("steps", None, "Number of steps, instead of --epochs.")
 flags.DEFINE_float("learning_rate", None, "Learning rate.")
 flags.DEFINE_float("learning_rate_decay", None, "Factor on the learning rate after every epoch.")
+flags.DEFINE_float(
+    "learning_rate_exponent",
+    None,
+    "dp_dropout, sgld: gamma of the learning rate eta_0 / t^gamma.",
+)
 flags.DEFINE_enum(
     "optimizer",
     None,
@@ -94,6 +100,32 @@ flags.DEFINE_enum(
     ["theta", "mu"],
     "si_dpsgd: theta releases one noisy draw; mu the un-noised means, as the authors' code does "
     "(proven epsilon: infinite).",
+)
+flags.DEFINE_enum(
+    "noise",
+    None,
+    ["gaussian", "student_t", "laplace", "sech", "variance_gamma", "cauchy"],
+    "discrete_sgd: family of the noise.",
+)
+flags.DEFINE_float("degrees_of_freedom", None, "discrete_sgd: of student_t noise.")
+flags.DEFINE_bool("encode", None, "discrete_sgd: whether gradients are encoded.")
+flags.DEFINE_bool("denoise", None, "discrete_sgd: whether the noisy sum is denoised.")
+flags.DEFINE_integer("codebook_size", None, "discrete_sgd: number of preselected vectors.")
+flags.DEFINE_enum(
+    "composition",
+    None,
+    ["ac", "ac_as_printed", "zcdp", "zcdp_a", "zcdp_c", "zcdp_as_printed"],
+    "dp_dropout, sgld: the paper's recipe that the claimed epsilon follows.",
+)
+flags.DEFINE_enum(
+    "strategy",
+    None,
+    ["identity", "prefix_sum", "sqrt_toeplitz", "banded_toeplitz"],
+    "matrix: how the noise of different steps is correlated.",
+)
+flags.DEFINE_integer("bands", None, "matrix: coefficients of the strategy.")
+flags.DEFINE_enum(
+    "objective", None, ["mean", "max"], "matrix: error that banded_toeplitz minimizes."
 )
 flags.DEFINE_enum(
     "engine", "auto", ["auto", "ghost", "vectorized"], "How per-example gradients are computed."

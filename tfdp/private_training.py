@@ -318,7 +318,7 @@ class PrivateTraining:
             lot_size=plan.lot_size,
             sampling=plan.sampling,
             microbatch_size=microbatch_size,
-            **optimizer.run_fields(),
+            **optimizer.run_fields(variables),
         )
         fields["seeded"] |= plan.seeded
         identity = (fields, plan.physical_batch_size, [id(v) for v in variables])

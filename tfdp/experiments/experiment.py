@@ -1,7 +1,6 @@
 """One experiment, from its settings to a trained model and its two guarantees."""
 
 import dataclasses
-import math
 import time
 
 import keras
@@ -11,7 +10,6 @@ from tfdp import (
     _backend,  # noqa: F401
     data,
     models,
-    optimizers,
 )
 from tfdp.accounting import (
     Guarantee,
@@ -24,86 +22,10 @@ from tfdp.accounting import (
     statement,
 )
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
-from tfdp.optimizers.si_dpsgd import evaluate_schedule
+from tfdp.experiments.construction import make_optimizer, plan
+from tfdp.experiments.settings import Experiment
 from tfdp.release import plain_copy
 from tfdp.training import make_private
-
-MECHANISMS = ("none", "dpsgd", "si_dpsgd")
-UPDATE_RULES = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "nadam")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """The settings of one training; `train.py` has a flag for each, with the same name.
-
-    Attributes: see `python train.py --help`. Exactly one of `epsilon` and `noise_multiplier` is
-    used: with a noise multiplier, `epsilon` is what comes out.
-    """
-
-    mechanism: str
-    dataset: str
-    model: str
-    batch_size: int
-    learning_rate: float
-    epochs: float = 1.0
-    steps: int | None = None
-    data_dir: str | None = None
-    normalization: str = "none"
-    activation: str = "relu"
-    normalize_output: bool = False
-    epsilon: float | None = None
-    delta: float = 1e-5
-    guarantee: str = "proven"
-    adjacency: str = "zero_out"
-    noise_multiplier: float | None = None
-    l2_norm_clip: float = 1.0
-    clipping: str = "global"
-    microbatches: int | None = None
-    physical_batch_size: int | None = None
-    sampling: str = "poisson"
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    nesterov: bool = False
-    learning_rate_decay: float = 1.0
-    release: str = "theta"
-    engine: str = "auto"
-    jit_compile: bool = False
-    seed: int | None = None
-
-    def __post_init__(self):
-        if self.mechanism not in MECHANISMS:
-            raise ValueError(
-                f"Unknown mechanism {self.mechanism!r}. Expected one of {', '.join(MECHANISMS)}."
-            )
-        if self.optimizer not in UPDATE_RULES:
-            raise ValueError(
-                f"Unknown optimizer {self.optimizer!r}. Expected one of {', '.join(UPDATE_RULES)}."
-            )
-        for name in ("learning_rate", "learning_rate_decay", "l2_norm_clip", "epochs"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"Expected --{name} to be a finite number above 0. Found {value}.")
-        for name in ("batch_size", "steps", "microbatches", "physical_batch_size"):
-            value = getattr(self, name)
-            if value is not None and not value >= 1:
-                raise ValueError(f"Expected --{name} to be at least 1. Found {value}.")
-        if self.noise_multiplier is not None and not (0 <= self.noise_multiplier < math.inf):
-            raise ValueError(
-                f"Expected --noise_multiplier to be a finite number of at least 0. Found "
-                f"{self.noise_multiplier}."
-            )
-        if self.mechanism != "none" and self.epsilon is None and self.noise_multiplier is None:
-            raise ValueError("Expected --epsilon or --noise_multiplier. Found neither.")
-        if self.epsilon is not None:
-            PrivacyBudget(self.epsilon, self.delta, self.guarantee, self.adjacency)
-        else:
-            PrivacyBudget(1.0, self.delta, self.guarantee, self.adjacency)
-        if self.mechanism == "si_dpsgd" and self.optimizer != "sgd" and self.guarantee != "claimed":
-            raise ValueError(
-                f"No finite epsilon can be proven for SI-DPSGD with --optimizer={self.optimizer}: its "
-                "second moments are un-noised private state. Expected --optimizer=sgd (with or "
-                "without --momentum), or --guarantee=claimed."
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,7 +112,15 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
         ),
     )
     steps = _total_steps(experiment, lots)
-    planned = describe(experiment, lots, steps)
+    model = models.build(
+        experiment.model,
+        dataset.input_shape,
+        dataset.num_classes,
+        normalization=experiment.normalization,
+        activation=experiment.activation,
+        normalize_output=experiment.normalize_output,
+    )
+    planned = plan(experiment, lots, steps, model.trainable_variables)
     if experiment.noise_multiplier is None and experiment.mechanism != "none":
         planned = planned.with_(
             noise_multiplier=noise_for(
@@ -201,14 +131,6 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
                 adjacency=experiment.adjacency,
             )
         )
-    model = models.build(
-        experiment.model,
-        dataset.input_shape,
-        dataset.num_classes,
-        normalization=experiment.normalization,
-        activation=experiment.activation,
-        normalize_output=experiment.normalize_output,
-    )
     private = experiment.mechanism != "none"
     if private:
         budget = None
@@ -224,7 +146,7 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
             seed=experiment.seed,
         )
     model.compile(
-        optimizer=make_optimizer(experiment, planned),
+        optimizer=make_optimizer(experiment, lots, steps, planned.noise_multiplier),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         jit_compile=experiment.jit_compile,
@@ -296,82 +218,6 @@ def _fit(model, train_data, steps, steps_per_epoch, callbacks, verbose) -> dict:
         for name, values in part.history.items():
             history.setdefault(name, []).extend(values)
     return history
-
-
-def describe(experiment: Experiment, lots, steps: int) -> Run:
-    """The `Run` that the experiment plans; its noise multiplier is 0 where it is not given yet."""
-    fields = {}
-    if experiment.mechanism == "si_dpsgd":
-        rates = _learning_rate(experiment, lots.steps_per_epoch)
-        if not isinstance(rates, float):
-            rates = evaluate_schedule(rates, steps)
-        fields = {
-            "learning_rates": rates,
-            "momentum": experiment.momentum,
-            "nesterov": experiment.nesterov,
-            "release": experiment.release,
-        }
-    microbatch = 1
-    if experiment.microbatches is not None:
-        if lots.lot_size % experiment.microbatches:
-            raise ValueError(
-                f"Expected --microbatches to divide --batch_size ({lots.lot_size}). Found "
-                f"{experiment.microbatches}."
-            )
-        microbatch = lots.lot_size // experiment.microbatches
-    return Run(
-        mechanism=experiment.mechanism,
-        num_examples=lots.num_examples,
-        lot_size=lots.lot_size,
-        steps=steps,
-        sampling=lots.sampling,
-        noise_multiplier=experiment.noise_multiplier or 0.0,
-        l2_norm_clip=experiment.l2_norm_clip,
-        microbatch_size=microbatch,
-        optimizer=experiment.optimizer,
-        seeded=experiment.seed is not None,
-        **fields,
-    )
-
-
-def _learning_rate(experiment, steps_per_epoch):
-    """A float, or the Keras schedule that decays once per epoch."""
-    if experiment.learning_rate_decay == 1.0:
-        return float(np.float32(experiment.learning_rate))
-    return keras.optimizers.schedules.ExponentialDecay(
-        experiment.learning_rate,
-        decay_steps=steps_per_epoch,
-        decay_rate=experiment.learning_rate_decay,
-        staircase=True,
-    )
-
-
-def make_optimizer(experiment: Experiment, planned: Run):
-    """The Keras optimizer of an experiment, private unless the mechanism is "none"."""
-    rate = _learning_rate(experiment, planned.steps_per_epoch)
-    private = dict(
-        l2_norm_clip=experiment.l2_norm_clip,
-        noise_multiplier=planned.noise_multiplier,
-        num_microbatches=experiment.microbatches,
-        clipping=experiment.clipping,
-        seed=experiment.seed,
-    )
-    base = type(keras.optimizers.get(experiment.optimizer))
-    rule = {"learning_rate": rate}
-    if experiment.optimizer == "sgd":
-        rule |= {"momentum": experiment.momentum, "nesterov": experiment.nesterov}
-    if experiment.mechanism == "none":
-        return base(**rule)
-    if experiment.mechanism == "dpsgd":
-        return optimizers.make_dp_optimizer_class(base)(**rule, **private)
-    if experiment.optimizer != "sgd":
-        return optimizers.SIDPSGDOptimizer(
-            update_rule=base(**rule),
-            guarantee=experiment.guarantee,
-            release=experiment.release,
-            **private,
-        )
-    return optimizers.SIDPSGDOptimizer(**rule, release=experiment.release, **private)
 
 
 def test_accuracy(model, dataset) -> float:

@@ -44,7 +44,7 @@ def record(result: Result) -> dict:
         "noise_multiplier": run.noise_multiplier,
         "learning_rate": experiment.learning_rate,
         "learning_rate_decay": experiment.learning_rate_decay,
-        "release": experiment.release,
+        "release": result.run.release,
         "guarantee": experiment.guarantee,
         "test_accuracy": result.test_accuracy,
         "claimed": result.claimed.to_dict(),
@@ -94,7 +94,7 @@ def print_table(result: Result, console: Console | None = None) -> None:
         table.add_row(
             "Time", f"{result.seconds:.1f} s, {1e3 * result.seconds_per_step:.1f} ms a step"
         )
-    released = "un-noised means (mu)" if experiment.release == "mu" else "released weights"
+    released = "un-noised means (mu)" if result.run.release == "mu" else "released weights"
     table.add_section()
     table.add_row(
         "Test accuracy", f"[bold]{100 * result.test_accuracy:.2f}%[/bold] of the {released}"
@@ -120,16 +120,12 @@ def _alternative(result) -> str:
 
 
 def _mechanism(result):
-    names = {
-        "none": "none (no privacy)",
-        "dpsgd": "DP-SGD",
-        "si_dpsgd": "SI-DPSGD (noise in the weights)",
-    }
     experiment = result.experiment
+    title = getattr(result.model.optimizer, "title", "none (no privacy)")
     rule = experiment.optimizer
     if experiment.optimizer == "sgd" and experiment.momentum:
         rule = f"sgd, {'Nesterov ' if experiment.nesterov else ''}momentum {experiment.momentum:g}"
-    return f"{names[experiment.mechanism]}, update rule: {rule}"
+    return f"{title}, update rule: {rule}"
 
 
 def _guarantee(guarantee: Guarantee) -> str:

@@ -13,6 +13,7 @@ from tfdp.optimizers.factory import (
 from tfdp.optimizers.si_dpsgd import SIDPSGDOptimizer
 
 __all__ = [
+    "MECHANISMS",
     "DPKerasAdagradOptimizer",
     "DPKerasAdamOptimizer",
     "DPKerasAdamWOptimizer",
@@ -23,3 +24,10 @@ __all__ = [
     "SIDPSGDOptimizer",
     "make_dp_optimizer_class",
 ]
+
+# Private mechanisms by name: the class for an update rule, given as a Keras optimizer class. A class
+# that has its own update rule takes no other.
+MECHANISMS = {
+    "dpsgd": make_dp_optimizer_class,
+    "si_dpsgd": lambda base: SIDPSGDOptimizer,
+}

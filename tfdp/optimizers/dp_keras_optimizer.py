@@ -53,6 +53,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     """
 
     mechanism = "dpsgd"
+    title = "DP-SGD"  # what people read
 
     def __init__(
         self,
@@ -130,8 +131,13 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             )
         return lot_size // self.num_microbatches
 
-    def run_fields(self) -> dict:
-        """What the accounting must know of this optimizer, as fields of `accounting.Run`."""
+    def run_fields(self, variables) -> dict:
+        """What the accounting must know of this optimizer, as fields of `accounting.Run`.
+
+        Args:
+            variables: the trainable variables that it will update.
+        """
+        del variables
         return {
             "mechanism": self.mechanism,
             "noise_multiplier": self.noise_multiplier,

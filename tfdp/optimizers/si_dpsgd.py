@@ -80,6 +80,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     """
 
     mechanism = "si_dpsgd"
+    title = "SI-DPSGD (noise in the weights)"
 
     def __init__(
         self,
@@ -165,9 +166,9 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             f"Received: {value!r}"
         )
 
-    def run_fields(self) -> dict:
+    def run_fields(self, variables) -> dict:
         rule = self._hidden.rule
-        return super().run_fields() | {
+        return super().run_fields(variables) | {
             # Never a name that the accounting takes for linear, whatever the rule is called.
             "optimizer": "sgd" if rule is None else f"{type(rule).__name__} on the means",
             "momentum": self.momentum,

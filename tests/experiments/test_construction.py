@@ -1,0 +1,87 @@
+"""Settings become optimizers by name, and none is silently ignored."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdp import data, optimizers
+from tfdp.experiments import MECHANISMS, Experiment
+from tfdp.experiments.construction import learning_rate, make_optimizer, plan
+
+
+def experiment(**changes):
+    settings = dict(
+        mechanism="dpsgd",
+        dataset="digits",
+        model="mlp",
+        batch_size=4,
+        learning_rate=0.5,
+        epsilon=2.0,
+        momentum=0.5,
+        l2_norm_clip=0.25,
+    )
+    return Experiment(**settings | changes)
+
+
+@pytest.fixture(scope="module")
+def lots():
+    return data.make_lots("poisson", np.zeros((8, 2), "float32"), np.zeros(8, "int32"), lot_size=4)
+
+
+def test_every_mechanism_is_offered():
+    assert ("none", *optimizers.MECHANISMS) == MECHANISMS
+
+
+def test_settings_reach_the_parameters_of_their_names(lots):
+    made = make_optimizer(experiment(clipping="automatic", microbatches=2), lots, 7, 1.5)
+    assert isinstance(made, optimizers.DPKerasSGDOptimizer)
+    assert (made.l2_norm_clip, made.noise_multiplier, made.momentum) == (0.25, 1.5, 0.5)
+    assert (made.clipping, made.num_microbatches) == ("automatic", 2)
+    assert float(made.learning_rate) == 0.5
+
+
+def test_the_privacy_epsilon_is_not_adams(lots):
+    made = make_optimizer(experiment(optimizer="adam"), lots, 7, 1.0)
+    assert made.epsilon == keras.optimizers.Adam().epsilon
+
+
+def test_without_privacy_the_optimizer_is_plain(lots):
+    made = make_optimizer(experiment(mechanism="none", epsilon=None), lots, 7, None)
+    assert type(made) is keras.optimizers.SGD
+    assert made.momentum == 0.5
+
+
+def test_si_dpsgd_takes_another_update_rule_for_its_means(lots):
+    made = make_optimizer(
+        experiment(mechanism="si_dpsgd", optimizer="adam", momentum=0.0, guarantee="claimed"),
+        lots,
+        7,
+        1.0,
+    )
+    assert "adam on the means" in made.run_fields([])["optimizer"].lower()
+
+
+@pytest.mark.parametrize(
+    "mechanism, setting", [("dpsgd", {"release": "mu"}), ("si_dpsgd", {"noise": "laplace"})]
+)
+def test_a_setting_that_the_mechanism_does_not_have_is_refused(lots, mechanism, setting):
+    with pytest.raises(ValueError, match=f"no such setting.*{next(iter(setting))}"):
+        make_optimizer(experiment(mechanism=mechanism, **setting), lots, 7, 1.0)
+
+
+def test_the_plan_is_what_the_optimizer_will_account(lots):
+    made = experiment(mechanism="si_dpsgd", learning_rate_decay=0.5)
+    run = plan(made, lots, 5, [])
+    assert (run.mechanism, run.steps, run.num_examples, run.lot_size) == ("si_dpsgd", 5, 8, 4)
+    assert run.learning_rates == (0.5, 0.5, 0.25, 0.25, 0.125)
+    assert (run.noise_multiplier, run.momentum) == (0.0, 0.5)
+
+
+def test_microbatches_have_to_divide_the_lot(lots):
+    with pytest.raises(ValueError, match="divide"):
+        plan(experiment(microbatches=3), lots, 5, [])
+
+
+def test_a_learning_rate_that_decays_is_a_schedule():
+    assert learning_rate(experiment(), 10) == 0.5
+    assert float(learning_rate(experiment(learning_rate_decay=0.1), 10)(10)) == pytest.approx(0.05)

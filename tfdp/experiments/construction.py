@@ -1,0 +1,141 @@
+"""The optimizer of an experiment, and the run that it plans.
+
+A mechanism needs no code here: a constructor parameter of its optimizer class that is called like a
+setting of the experiment, or like one of the facts about the run, is given that value.
+"""
+
+import dataclasses
+import inspect
+
+import keras
+import numpy as np
+
+from tfdp import _backend  # noqa: F401
+from tfdp.accounting import Run
+from tfdp.experiments.settings import Experiment
+from tfdp.optimizers import MECHANISMS
+
+# Settings that every mechanism has, though they may be left out.
+_COMMON = {
+    "steps", "data_dir", "epsilon", "noise_multiplier", "microbatches", "physical_batch_size", "seed",
+}  # fmt: skip
+# Settings that only some mechanisms have; None where they were not set.
+_OWN_SETTINGS = [
+    field.name
+    for field in dataclasses.fields(Experiment)
+    if field.default is None and field.name not in _COMMON
+]
+# Parameters of Keras optimizers that mean something else than the setting of that name.
+_FOREIGN = ("epsilon",)
+
+
+def learning_rate(experiment: Experiment, steps_per_epoch: int):
+    """A float, or the Keras schedule that decays once per epoch."""
+    if experiment.learning_rate_decay == 1.0:
+        return float(np.float32(experiment.learning_rate))
+    return keras.optimizers.schedules.ExponentialDecay(
+        experiment.learning_rate,
+        decay_steps=steps_per_epoch,
+        decay_rate=experiment.learning_rate_decay,
+        staircase=True,
+    )
+
+
+def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: float | None):
+    """The Keras optimizer of an experiment, private unless the mechanism is "none".
+
+    Args:
+        experiment: the settings.
+        lots: the `tfdp.data.Lots` that it will train on.
+        steps: how many steps it will take.
+        noise_multiplier: of the private mechanism; the experiment's own may be unknown yet.
+
+    Raises:
+        ValueError: a setting that the mechanism does not have.
+    """
+    base = type(keras.optimizers.get(experiment.optimizer))
+    rate = learning_rate(experiment, lots.steps_per_epoch)
+    offered = {
+        name: value
+        for name, value in vars(experiment).items()
+        if value is not None and name not in _FOREIGN
+    }
+    offered |= {
+        "learning_rate": rate,
+        "num_microbatches": experiment.microbatches,
+        "noise_multiplier": noise_multiplier,
+        "num_examples": lots.num_examples,
+        "lot_size": lots.lot_size,
+        "steps_per_epoch": lots.steps_per_epoch,
+        "steps": steps,
+    }
+    made = base if experiment.mechanism == "none" else MECHANISMS[experiment.mechanism](base)
+    taken = _parameters(made)
+    if experiment.optimizer != "sgd" and not issubclass(made, base):
+        if "update_rule" not in taken:
+            raise ValueError(
+                f"--mechanism={experiment.mechanism} has an update rule of its own. Expected "
+                f"--optimizer=sgd. Found {experiment.optimizer!r}."
+            )
+        offered["update_rule"] = base(learning_rate=rate)
+    unused = [n for n in _OWN_SETTINGS if n in offered and n not in taken]
+    if unused:
+        raise ValueError(
+            f"--mechanism={experiment.mechanism} has no such setting. Expected {unused} to be left "
+            "out."
+        )
+    return made(**{name: offered[name] for name in taken if name in offered})
+
+
+def _parameters(kind: type) -> list[str]:
+    """The named parameters of a constructor and of those that it passes keywords on to."""
+    names = {}
+    for parent in kind.__mro__:
+        if parent is keras.optimizers.Optimizer:
+            break
+        if "__init__" in vars(parent):
+            named = inspect.signature(parent.__init__).parameters.values()
+            names |= {
+                p.name: None for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            }
+            if not any(p.kind is p.VAR_KEYWORD for p in named):
+                break
+    return [name for name in names if name != "self"]
+
+
+def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
+    """The `Run` that the experiment plans; its noise multiplier is 0 where it is not given yet.
+
+    Args:
+        experiment: the settings.
+        lots: the `tfdp.data.Lots` that it will train on.
+        steps: how many steps it will take.
+        variables: the trainable variables of its model.
+    """
+    microbatch, noise_multiplier = 1, experiment.noise_multiplier or 0.0
+    if experiment.microbatches is not None:
+        if lots.lot_size % experiment.microbatches:
+            raise ValueError(
+                f"Expected --microbatches to divide --batch_size ({lots.lot_size}). Found "
+                f"{experiment.microbatches}."
+            )
+        microbatch = lots.lot_size // experiment.microbatches
+    facts = dict(
+        num_examples=lots.num_examples,
+        lot_size=lots.lot_size,
+        steps=steps,
+        sampling=lots.sampling,
+        microbatch_size=microbatch,
+    )
+    if experiment.mechanism == "none":
+        return Run(
+            mechanism="none",
+            noise_multiplier=noise_multiplier,
+            l2_norm_clip=experiment.l2_norm_clip,
+            optimizer=experiment.optimizer,
+            **facts,
+        )
+    optimizer = make_optimizer(experiment, lots, steps, noise_multiplier)
+    fields = {"optimizer": experiment.optimizer} | optimizer.run_fields(variables)
+    fields["seeded"] |= lots.seeded
+    return Run(**facts, **fields, learning_rates=optimizer.learning_rates(0, steps))
