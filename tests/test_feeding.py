@@ -1,0 +1,103 @@
+"""What `fit` is given becomes lots whose sampling is known, or is refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import data, fit, private, sgd, steps, weights
+
+import tfdp
+from tfdp.data import make_lots
+
+
+def foreign(rows=24, **kwargs):
+    return tf.data.Dataset.from_tensor_slices(data(rows)).batch(8, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "message"),
+    [
+        (foreign(), {}, "drop_remainder"),
+        (foreign(drop_remainder=True).repeat(), {}, "steps_per_epoch"),
+        (iter([data()]), {}, "how its batches are drawn"),
+        (data()[0], {}, "how its batches are drawn"),
+        (foreign(drop_remainder=True), {"class_weight": {0: 2.0}}, "class_weight"),
+        (make_lots("poisson", *data(), lot_size=8), {"batch_size": 4}, "batch_size"),
+    ],
+)
+def test_data_whose_sampling_cannot_be_accounted_is_refused(x, options, message):
+    model = private()
+    with pytest.raises(ValueError, match=message):
+        model.fit(x, verbose=0, **options)
+    assert steps(model) == 0
+
+
+@pytest.mark.parametrize(
+    ("feed", "sampling", "num_examples"),
+    [
+        (lambda m: m.fit(*data(), batch_size=8, verbose=0), "poisson", 24),
+        (lambda m: fit(m), "cyclic", 24),
+        (lambda m: m.fit(make_lots("shuffle", *data(), lot_size=8), verbose=0), "shuffle", 24),
+        (
+            lambda m: m.fit(
+                make_lots("with_replacement", *data(), lot_size=8).as_dataset(), verbose=0
+            ),
+            "with_replacement",
+            24,
+        ),
+        (lambda m: m.fit(foreign(drop_remainder=True), verbose=0), "unknown", 24),
+        (lambda m: fit(m, rows=30, validation_split=0.2), "cyclic", 24),
+        (lambda m: [m.train_on_batch(*data(8)) for _ in range(3)], "unknown", 8),
+    ],
+)
+def test_the_accounting_is_of_what_ran(feed, sampling, num_examples):
+    model = private()
+    before = weights(model)
+    feed(model)
+    assert not np.array_equal(weights(model), before)
+    (run,) = model.ledger.runs
+    assert (run.sampling, run.num_examples, run.lot_size, run.steps) == (
+        sampling,
+        num_examples,
+        8,
+        3,
+    )
+    assert not run.seeded
+
+
+def test_a_foreign_dataset_trains_for_several_epochs():
+    model = private()
+    model.fit(foreign(drop_remainder=True), epochs=3, verbose=0)
+    assert steps(model) == 9
+
+
+def test_class_and_sample_weights_multiply():
+    _, y = data(8)
+    one = private(sgd(noise=0.0, clip=1e3))
+    fit(one, rows=8, class_weight={0: 2.0, 1: 0.0}, sample_weight=np.arange(8.0))
+    two = private(sgd(noise=0.0, clip=1e3))
+    fit(two, rows=8, sample_weight=np.arange(8.0) * np.array([2.0, 0.0, 1.0])[y])
+    np.testing.assert_allclose(weights(one), weights(two), atol=1e-6)
+
+
+def test_lots_bring_their_physical_batch_size():
+    results = []
+    for size, expected in ((None, None), (4, 4)):
+        model = private(sgd(noise=0.0))
+        model.fit(make_lots("cyclic", *data(), lot_size=8, physical_batch_size=size), verbose=0)
+        assert model._entry.plan.physical_batch_size == expected
+        results.append(weights(model))
+    np.testing.assert_allclose(*results, atol=1e-6)
+
+
+def test_a_users_seed_reproduces_lots_and_other_fits_draw_others():
+    def train():
+        model = private(sgd(noise=0.0), seed=5)
+        model.fit(*data(), batch_size=8, verbose=0)
+        return model
+
+    one, two = train(), train()
+    np.testing.assert_array_equal(weights(one), weights(two))
+    assert one.ledger.runs[0].seeded
+    feeder = one._privacy.feeder
+    resumed = tfdp.make_private(two, seed=5)._privacy.feeder
+    assert len({feeder._next_seed(one), feeder._next_seed(one), resumed._next_seed(two)}) == 3

@@ -1,0 +1,196 @@
+"""Private training: what trains, how it may run, and what is refused."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from helpers import LOSS, data, fit, plain, private, sgd, steps, weights
+from keras import layers
+
+import tfdp
+from tfdp.data import make_lots
+
+
+def test_a_plain_model_does_not_train_with_a_private_optimizer():
+    model = plain()
+    model.compile(sgd(), loss=LOSS)
+    before = weights(model)
+    with pytest.raises(RuntimeError, match="make_private"):
+        model.fit(*data(), verbose=0)
+    np.testing.assert_array_equal(weights(model), before)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", keras.optimizers.Adam()])
+def test_a_private_model_does_not_train_with_a_plain_optimizer(optimizer):
+    with pytest.raises(ValueError, match="needs a private optimizer"):
+        private(optimizer)
+    model = private()
+    model.optimizer = keras.optimizers.SGD()
+    with pytest.raises(ValueError, match="needs a private optimizer"):
+        fit(model)
+
+
+@pytest.mark.parametrize("build_first", [False, True])
+def test_batch_normalization_is_refused_by_name(build_first):
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(3), layers.BatchNormalization(name="bn")]
+    )
+    if build_first:
+        with pytest.raises(ValueError, match=r"'bn' \(BatchNormalization\).*LayerNormalization"):
+            tfdp.make_private(model)
+    model = tfdp.DPSequential([keras.Input((4,)), *model.layers])
+    model.compile(sgd(), loss=LOSS)
+    with pytest.raises(ValueError, match=r"'bn' \(BatchNormalization\)"):
+        fit(model)
+
+
+def test_an_unbuilt_model_is_refused():
+    with pytest.raises(ValueError, match="not built"):
+        fit(private(model=keras.Sequential([layers.Dense(3)])))
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="out of range"):
+        private().fit(data()[0], np.full(24, 3), verbose=0)
+    with pytest.raises(ValueError, match="engine"):
+        private(engine="fast")
+    with pytest.raises(ValueError, match="physical_batch_size"):
+        private(physical_batch_size=0)
+    with pytest.raises(ValueError, match="multiple of the microbatch size 4"):
+        fit(private(sgd(num_microbatches=2), physical_batch_size=3))
+    with pytest.raises(ValueError, match="seed"):
+        private(seed=-1)
+    with pytest.raises(TypeError, match=r"keras.Model"):
+        tfdp.make_private(layers.Dense(3))
+    with pytest.raises(ValueError, match="weights every metric"):
+        private(compiled={"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]})
+
+
+@pytest.fixture
+def float16():
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def test_float16_is_refused(float16):
+    with pytest.raises(ValueError, match="float16"):
+        private()
+
+
+def test_loss_scaling_is_refused():
+    with pytest.raises(ValueError, match="needs a private optimizer"):
+        private(keras.optimizers.LossScaleOptimizer(sgd()))
+
+
+REPLICAS = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from helpers import fit, private
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    model = private()
+fit(model)
+"""
+
+
+@pytest.mark.slow
+def test_several_replicas_are_refused():
+    done = subprocess.run(
+        [sys.executable, "-c", REPLICAS],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode != 0 and "runs on one replica" in done.stderr, done.stderr
+
+
+def test_metrics_that_would_count_padding_are_refused():
+    model = plain()
+    model.compile(sgd(), loss=LOSS, metrics=["accuracy"])
+    with pytest.raises(ValueError, match="compiled before it was made private"):
+        fit(tfdp.make_private(model))
+
+
+@pytest.mark.slow
+def test_all_ways_of_running_give_the_same():
+    results = {}
+    for name, options in {
+        "function": {},
+        "eager": {"run_eagerly": True},
+        "xla": {"jit_compile": True},
+        "several": {"steps_per_execution": 3},
+    }.items():
+        model = private(sgd(noise=0.0), compiled=options)
+        history = fit(model, epochs=2).history
+        results[name] = np.append(weights(model), [history["loss"], history["accuracy"]])
+        assert steps(model) == 6
+    for name in ("physical", "vectorized"):
+        options = {"physical_batch_size": 3} if name == "physical" else {"engine": name}
+        model = private(sgd(noise=0.0), **options)
+        history = fit(model, epochs=2).history
+        results[name] = np.append(weights(model), [history["loss"], history["accuracy"]])
+    for name, result in results.items():
+        np.testing.assert_allclose(result, results["function"], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("physical_batch_size", [None, 5])
+def test_metrics_see_no_padding(physical_batch_size):
+    x, y = data()
+    model = private(sgd(rate=0.0, noise=0.0), physical_batch_size=physical_batch_size)
+    lots = make_lots("poisson", x, y, lot_size=8, physical_batch_size=physical_batch_size, seed=3)
+    logs = model.fit(lots, verbose=0).history
+    again = make_lots("poisson", x, y, lot_size=8, physical_batch_size=physical_batch_size, seed=3)
+    drawn = [(bx[w > 0], by[w > 0]) for bx, by, w in again.as_dataset().take(3).as_numpy_iterator()]
+    bx, by = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+    logits = model.predict(bx, verbose=0)
+    assert logs["accuracy"][0] == pytest.approx(np.mean(logits.argmax(1) == by))
+    assert logs["loss"][0] == pytest.approx(float(LOSS(by, logits)), rel=1e-5)
+
+
+def test_logs_of_several_outputs_and_penalties_agree_with_evaluate():
+    x = keras.Input((4,))
+    hidden = layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.5))(x)
+    outputs = {"a": layers.Dense(3, name="a")(hidden), "b": layers.Dense(1, name="b")(hidden)}
+    losses = {"a": LOSS, "b": "mse"}
+    compiled = {"loss": losses, "metrics": {"a": ["accuracy"], "b": ["mae"]}}
+    model = private(sgd(rate=0.0), model=keras.Model(x, outputs), compiled=compiled)
+    inputs, labels = data(8)
+    targets = {"a": labels, "b": inputs[:, :1]}
+    logs = model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0).history
+    expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
+    assert set(logs) == {"loss", "a_accuracy", "b_mae"}
+    assert {k: v[0] for k, v in logs.items()} == pytest.approx(
+        {k: expected[k] for k in logs}, rel=1e-5
+    )
+
+
+def test_keras_callbacks_and_validation_data_work(tmp_path):
+    model = private()
+    history = fit(
+        model,
+        epochs=4,
+        validation_data=data(10, seed=1),
+        callbacks=[
+            keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=1e9),
+            keras.callbacks.TensorBoard(tmp_path),
+            keras.callbacks.ReduceLROnPlateau("val_loss"),
+        ],
+    ).history
+    assert len(history["val_loss"]) == 2  # stopped early
+    assert steps(model) == 6 == model.steps_taken
+    assert list(tmp_path.rglob("*tfevents*"))
+
+
+def test_a_change_of_trainable_layers_is_traced_again():
+    model = private(sgd(noise=0.0))
+    fit(model)
+    model.layers[0].trainable = False
+    kernel = model.layers[0].kernel.numpy()
+    last = model.layers[1].kernel.numpy()
+    fit(model)
+    np.testing.assert_array_equal(model.layers[0].kernel.numpy(), kernel)
+    assert not np.array_equal(model.layers[1].kernel.numpy(), last)

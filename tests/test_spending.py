@@ -1,0 +1,207 @@
+"""Every private step is counted before it counts, and the budget holds however it runs."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import LOSS, data, fit, private, sgd, si_dpsgd, steps, weights
+
+import tfdp
+from tfdp.accounting import BudgetExhausted, Run, proven
+from tfdp.data import make_lots
+
+DELTA = 1e-5
+
+
+def whole(model, count, **kwargs):
+    """`count` lots that are the whole data."""
+    return fit(model, rows=8, steps_per_epoch=count, **kwargs)
+
+
+def budget_for(allowed):
+    """A budget that pays for exactly so many steps of `whole(private())`."""
+    run = Run(
+        mechanism="dpsgd",
+        num_examples=8,
+        lot_size=8,
+        steps=allowed,
+        sampling="cyclic",
+        noise_multiplier=1.0,
+        l2_norm_clip=1.0,
+    )
+    return tfdp.PrivacyBudget(proven(run, DELTA).epsilon * 1.0001, DELTA)
+
+
+# -- the ledger ------------------------------------------------------------------------------------
+
+
+def test_whole_fits_go_on_in_one_entry_and_interrupted_epochs_open_another():
+    lots = make_lots("cyclic", *data(), lot_size=8)
+    model = private()
+    model.fit(lots, epochs=2, verbose=0)
+    model.fit(lots, verbose=0)
+    assert [run.steps for run in model.ledger.runs] == [9]
+    model.fit(lots, epochs=1, steps_per_epoch=2, verbose=0)
+    assert [run.steps for run in model.ledger.runs] == [11]
+    model.fit(lots, verbose=0)  # begins at the first lot again, in the middle of an epoch
+    assert [run.steps for run in model.ledger.runs] == [11, 3]
+    model.fit(make_lots("cyclic", *data(), lot_size=8), verbose=0)  # maybe another order
+    assert [run.steps for run in model.ledger.runs] == [11, 3, 3]
+
+
+def test_an_exception_in_the_middle_leaves_a_true_count():
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                raise KeyboardInterrupt
+
+    model = private()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, callbacks=[Stop()])
+    assert steps(model) == 2
+    fit(model)
+    assert steps(model) == 5
+
+
+def test_compiling_again_forgets_nothing():
+    model = private()
+    fit(model)
+    for change in ("compile", "assign"):
+        spent = steps(model)
+        if change == "compile":
+            model.compile(sgd(noise=2.0), loss=LOSS)
+        else:
+            model.optimizer = sgd(noise=3.0)
+        assert steps(model) == spent
+        fit(model)
+        assert steps(model) == spent + 3
+    assert {run.noise_multiplier for run in model.ledger.runs} == {1.0, 2.0, 3.0}
+
+
+def test_a_checkpoint_without_its_ledger_is_refused(tmp_path):
+    first = private()
+    fit(first)
+    saved = tf.train.Checkpoint(model=first, optimizer=first.optimizer).save(str(tmp_path / "a"))
+    second = private()
+    second.optimizer.build(second.trainable_variables)
+    tf.train.Checkpoint(model=second, optimizer=second.optimizer).restore(saved).expect_partial()
+    with pytest.raises(ValueError, match="ledger knows of 0"):
+        fit(second)
+    second.ledger.merge(first.ledger)
+    fit(second)
+    assert steps(second) == 6
+
+
+# -- the budget ------------------------------------------------------------------------------------
+
+
+def test_fit_stops_at_the_budget_and_says_so():
+    model = private(budget=budget_for(4))
+    with pytest.raises(BudgetExhausted, match=r"proven epsilon .* allows 4 steps.*4 were taken"):
+        whole(model, 9)
+    before = weights(model)
+    assert steps(model) == 4 and model.steps_left == 0
+    for again in (lambda: whole(model, 1), lambda: model.train_on_batch(*data(8))):
+        with pytest.raises(BudgetExhausted):
+            again()
+    np.testing.assert_array_equal(weights(model), before)
+    assert steps(model) == 4
+    assert model.privacy_spent(DELTA).epsilon <= budget_for(4).epsilon
+
+
+@pytest.mark.parametrize("options", [{"jit_compile": True}, {"run_eagerly": True}])
+def test_the_budget_holds_however_the_step_runs(options):
+    model = private(budget=budget_for(2), compiled=options)
+    with pytest.raises(BudgetExhausted):
+        whole(model, 3)
+    assert steps(model) == 2
+
+
+def test_the_budget_holds_within_an_execution_of_several_steps():
+    model = private(budget=budget_for(4), compiled={"steps_per_execution": 3})
+    with pytest.raises(BudgetExhausted):
+        whole(model, 6)
+    assert steps(model) == 3  # the second execution would have taken six
+
+
+def test_a_budget_that_is_given_later_counts_what_was_spent():
+    model = private()
+    whole(model, 3)
+    model.configure_privacy(budget=budget_for(4))
+    with pytest.raises(BudgetExhausted):
+        whole(model, 3)
+    assert steps(model) == 4
+    other = private()
+    other.ledger.merge(model.ledger)
+    other.configure_privacy(budget=budget_for(4))
+    with pytest.raises(BudgetExhausted):
+        whole(other, 1)
+    assert steps(other) == 4
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_loop_of_ones_own_cannot_go_beyond_the_budget(jit_compile):
+    model = private()
+    x, y = data(8)
+    model.train_on_batch(x, y)
+    run = model.current_run.with_(steps=3)
+    model.configure_privacy(budget=tfdp.PrivacyBudget(proven(run, DELTA).epsilon * 1.0001, DELTA))
+    step = tf.function(lambda: model.train_step((x, y)), jit_compile=jit_compile)
+    seen = [weights(model)]
+    for _ in range(5):
+        try:
+            step()
+        except tf.errors.InvalidArgumentError as error:
+            assert "budget is exhausted" in str(error)
+        seen.append(weights(model))
+    moved = [not np.array_equal(a, b) for a, b in itertools.pairwise(seen)]
+    assert moved == [True, True, False, False, False]
+    assert steps(model) == 3
+
+
+def test_a_function_traced_for_a_closed_entry_does_nothing():
+    model = private()
+    x, y = data(8)
+    model.train_on_batch(x, y)
+    step = tf.function(lambda: model.train_step((x, y)))
+    step()
+    fit(model)
+    before = weights(model)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step()
+    np.testing.assert_array_equal(weights(model), before)
+    assert [run.steps for run in model.ledger.runs] == [2, 3]
+
+
+def test_train_step_does_not_run_under_the_sampling_of_a_fit():
+    model = private()
+    with pytest.raises(RuntimeError, match="how lots are drawn"):
+        model.train_step(data(8))
+    fit(model)
+    with pytest.raises(RuntimeError, match="how lots are drawn"):
+        model.train_step(data(8))
+    assert steps(model) == 3
+
+
+def test_a_restored_ledger_counts_against_the_budget_of_the_fit_that_restores_it(tmp_path):
+    def backup():
+        return keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+
+    whole(private(), 3, callbacks=[backup()])
+    model = private(budget=budget_for(4))
+    with pytest.raises(BudgetExhausted):
+        whole(model, 3, epochs=2, callbacks=[backup()])
+    assert steps(model) == 4
+
+
+def test_train_on_batch_has_no_end(monkeypatch):
+    monkeypatch.setattr("tfdp.private_training.OPEN_ENDED", 2)
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.9)
+    model = private(si_dpsgd(rate=schedule))
+    for _ in range(5):
+        model.train_on_batch(*data(8))
+    (run,) = model.ledger.runs
+    assert run.steps == 5
+    np.testing.assert_allclose(run.schedule("learning_rates"), 0.5 * 0.9 ** np.arange(5), rtol=1e-6)
