@@ -1,0 +1,202 @@
+"""Accuracy of every mechanism on MNIST: `python -m benchmarks.accuracy --data_dir=DIR`.
+
+Runs `train.py` on the flag files of `ROWS`, seed by seed, and writes docs/mnist.json after every run,
+so that it can be stopped and called again: what was trained with the same flags is not trained again.
+docs/mnist.md and docs/mnist.png are made from that file (`--report` makes them only).
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from benchmarks.accuracy_report import write_report
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "mnist.json"
+EPSILONS = (0.5, 1.0, 2.0, 3.0, 7.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of a table: a flag file, trained at several epsilons.
+
+    Attributes:
+        title: what people read.
+        flag_file: name in flags/, without ".cfg". A file of that name with "_eps<epsilon>" added
+            takes its place at that epsilon.
+        epsilons: what --epsilon is set to; None leaves it out.
+        paper: epsilon -> what the paper reports, with its place.
+    """
+
+    title: str
+    flag_file: str
+    epsilons: tuple[float | None, ...] = EPSILONS
+    paper: dict = dataclasses.field(default_factory=dict)
+
+    def flags(self, epsilon) -> Path:
+        """The flag file for one epsilon."""
+        folder = ROOT / "flags"
+        special = folder / f"{self.flag_file}_eps{epsilon:g}.cfg" if epsilon else None
+        return special if special and special.exists() else folder / f"{self.flag_file}.cfg"
+
+    @property
+    def claimed(self) -> bool:
+        """Whether --epsilon is the claimed one."""
+        return "--guarantee=claimed" in settings(self.flags(None))
+
+
+ROWS = (
+    Row("No privacy", "mnist_table_none", (None,)),
+    Row("DP-SGD", "mnist_table_dpsgd"),
+)
+
+
+def settings(path: Path) -> list[str]:
+    """The flags of a flag file."""
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return [line for line in lines if line.startswith("--")]
+
+
+class Table:
+    """The file of results: one record for each row, epsilon and seed."""
+
+    def __init__(self, path: Path = RESULTS):
+        self.path = path
+        self.records = json.loads(path.read_text())["runs"] if path.exists() else []
+        self._lock = threading.Lock()
+
+    def find(self, row: Row, epsilon, seed: int) -> dict | None:
+        """The record of a run with the flags as they are now."""
+        for record in self.records:
+            key = record["row"], record["epsilon"], record["seed"], record["flags"]
+            if key == (row.flag_file, epsilon, seed, settings(row.flags(epsilon))):
+                return record
+        return None
+
+    def add(self, record: dict) -> None:
+        """Takes the place of what was known of that run, and saves the file."""
+        names = ("row", "epsilon", "seed")
+        with self._lock:
+            key = [record[name] for name in names]
+            self.records = [r for r in self.records if [r[name] for name in names] != key]
+            self.records.append(record)
+            self.records.sort(key=lambda r: (r["row"], r["epsilon"] or 0.0, r["seed"]))
+            partial = self.path.with_suffix(".partial")
+            lines = ",\n".join(f"  {json.dumps(record)}" for record in self.records)
+            partial.write_text(f'{{"runs": [\n{lines}\n]}}\n')
+            partial.replace(self.path)
+
+
+def train(row: Row, epsilon, seed: int, data_dir: str | None, threads: int) -> dict:
+    """Trains once and returns the record.
+
+    Raises:
+        RuntimeError: train.py failed; the message ends with what it said.
+    """
+    path = row.flags(epsilon)
+    environment = os.environ | {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(ROOT / "train.py"), f"--flagfile={path}", f"--seed={seed}"]
+        command.append(f"--model_dir={folder}/run")
+        if epsilon is not None:
+            command.append(f"--epsilon={epsilon:g}")
+        if data_dir is not None:
+            command.append(f"--data_dir={data_dir}")
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip()[-2000:])
+        run = json.loads(Path(folder, "run", "run.json").read_text())
+    kept = ("test_accuracy", "steps", "lot_size", "sampling", "noise_multiplier", "seconds")
+    return {
+        "row": row.flag_file,
+        "epsilon": epsilon,
+        "seed": seed,
+        **{name: run[name] for name in kept},
+        "claimed": run["claimed"]["epsilon"],
+        "proven": run["proven"]["epsilon"],
+        "reason": run["proven"]["reason"],
+        "flags": settings(path),
+    }
+
+
+def _arguments(argv):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data_dir", default=os.environ.get("TFDS_DATA_DIR"))
+    parser.add_argument("--rows", default="", help="flag files, comma-separated (default: all)")
+    parser.add_argument("--epsilons", default="", help="only these (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 1 to this (default: 3)")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start none after that")
+    parser.add_argument("--report", action="store_true", help="train nothing")
+    arguments = parser.parse_args(argv)
+    known = {row.flag_file for row in ROWS}
+    arguments.rows = [name for name in arguments.rows.split(",") if name] or sorted(known)
+    if unknown := sorted(set(arguments.rows) - known):
+        parser.error(f"expected some of {', '.join(sorted(known))}; received {', '.join(unknown)}")
+    arguments.epsilons = [float(e) for e in arguments.epsilons.split(",") if e]
+    if arguments.jobs < 1 or arguments.seeds < 1:
+        parser.error("expected --jobs and --seeds to be at least 1")
+    return arguments
+
+
+def main(argv=None) -> int:
+    """Trains what is missing and writes the report. Returns 1 where a training failed."""
+    arguments = _arguments(argv)
+    table, failed = Table(), []
+    stop = time.monotonic() + 60 * arguments.minutes
+    threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
+
+    def one(row, epsilon, seed):
+        if time.monotonic() > stop:
+            return
+        name = f"{row.flag_file} epsilon={epsilon} seed={seed}"
+        try:
+            record = train(row, epsilon, seed, arguments.data_dir, threads)
+        except RuntimeError as error:
+            failed.append(name)
+            print(f"{name}: FAILED\n{error}", file=sys.stderr, flush=True)
+            return
+        table.add(record)
+        print(
+            f"{name}: {100 * record['test_accuracy']:.2f}% (proven {record['proven']}, "
+            f"{record['seconds']:.0f} s)",
+            flush=True,
+        )
+
+    missing = [
+        (row, epsilon, seed)
+        for seed in range(1, arguments.seeds + 1)
+        for row in ROWS
+        for epsilon in row.epsilons
+        if row.flag_file in arguments.rows
+        and (not arguments.epsilons or epsilon in arguments.epsilons)
+        and table.find(row, epsilon, seed) is None
+        and not arguments.report
+    ]
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(lambda job: one(*job), missing))
+    current = [
+        (row, epsilon, record)
+        for row in ROWS
+        for epsilon in row.epsilons
+        for seed in range(1, 100)
+        if (record := table.find(row, epsilon, seed)) is not None
+    ]
+    write_report(ROWS, current, ROOT / "docs")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
