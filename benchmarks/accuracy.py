@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks.accuracy_report import write_report
+from benchmarks.accuracy_report import write_plot, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "mnist.json"
@@ -194,7 +194,8 @@ def main(argv=None) -> int:
         for seed in range(1, 100)
         if (record := table.find(row, epsilon, seed)) is not None
     ]
-    write_report(ROWS, current, ROOT / "docs")
+    write_text(ROWS, current, table.path.with_suffix(".md"))
+    write_plot(ROWS, current, table.path.with_suffix(".png"))
     return bool(failed)
 
 

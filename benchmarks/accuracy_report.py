@@ -7,20 +7,27 @@ from pathlib import Path
 _VACUOUS = 50.0
 
 
-def write_report(rows, records, folder: Path) -> None:
-    """Writes mnist.md and mnist.png.
+def write_text(rows, records, path: Path) -> None:
+    """Writes the tables as Markdown.
 
     Args:
         rows: the `Row`s, in the order of the table.
         records: tuples (row, epsilon, record), of runs with the flags as they are now.
-        folder: where the files go.
+        path: the file.
     """
+    path.write_text(_text(rows, _cells(records)))
+
+
+def write_plot(rows, records, path: Path) -> None:
+    """Draws accuracy against proven epsilon; arguments as for `write_text`."""
+    _plot(rows, _cells(records), path)
+
+
+def _cells(records):
     cells = {}
     for row, epsilon, record in records:
         cells.setdefault((row.flag_file, epsilon), []).append(record)
-    folder.mkdir(exist_ok=True)
-    (folder / "mnist.md").write_text(_text(rows, cells))
-    _plot(rows, cells, folder / "mnist.png")
+    return cells
 
 
 def _text(rows, cells) -> str:
