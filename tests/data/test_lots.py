@@ -18,7 +18,12 @@ SIGNIFICANCE = 1e-6
 
 def make(sampling="poisson", num_examples=50, lot_size=10, **options):
     ids = np.arange(num_examples, dtype=np.int32)
+    options = groups(sampling) | options
     return data.make_lots(sampling, ids.astype(np.float32), ids, lot_size=lot_size, **options)
+
+
+def groups(sampling):
+    return {"groups": 5} if sampling == "cyclic_poisson" else {}
 
 
 def take_indices(lots, count):
@@ -115,6 +120,74 @@ class TestPoisson:
         assert grown > 50
 
 
+@pytest.fixture(scope="module")
+def turns():
+    return take_indices(make("cyclic_poisson", lot_size=4), 20_000)
+
+
+class TestCyclicPoisson:
+    """50 examples in 5 groups of 10; lots of nominally 4 draw with probability 0.4."""
+
+    def test_groups_take_turns(self, turns):
+        for step, drawn in enumerate(turns[:200]):
+            assert np.all(drawn % 5 == step % 5)
+        assert all(np.unique(d).size == d.size for d in turns)
+
+    def test_sizes_are_binomial(self, turns):
+        sizes = [d.size for d in turns]
+        assert binomial_size_p_value(sizes, 10, 0.4) > SIGNIFICANCE
+        for wrong in (0.4 * 2 / 3, 0.4 * 3 / 2, 4 / 50):
+            assert binomial_size_p_value(sizes, 10, wrong) < SIGNIFICANCE
+
+    def test_every_example_is_included_equally_often(self, turns):
+        counts = np.bincount(np.concatenate(turns), minlength=50)
+        z = (counts - 4_000 * 0.4) / np.sqrt(4_000 * 0.4 * 0.6)
+        assert scipy.stats.chi2.sf(np.sum(z**2), 50) > SIGNIFICANCE
+
+    def test_examples_and_rounds_are_independent(self, turns):
+        member = np.zeros((4_000, 50))  # in the round's only lot that the example can be in
+        for step, drawn in enumerate(turns):
+            member[step // 5, drawn] = 1
+        both = np.hstack([member[1:], member[:-1]])
+        correlation = np.corrcoef(both, rowvar=False)[np.triu_indices(100, 1)]
+        limit = scipy.stats.norm.isf(SIGNIFICANCE / (2 * len(correlation)))
+        assert np.abs(correlation).max() * np.sqrt(len(both)) < limit
+
+    def test_the_last_examples_are_left_out_and_do_not_count(self):
+        lots = make("cyclic_poisson", num_examples=53, lot_size=4)
+        assert (lots.num_examples, lots.groups, lots.steps_per_epoch) == (50, 5, 12)
+        drawn = np.unique(np.concatenate(take_indices(lots, 400)))
+        np.testing.assert_array_equal(drawn, np.arange(50))
+        weights = make("cyclic_poisson", num_examples=53, lot_size=4, sample_weight=np.arange(53))
+        for _, y, weight in take(weights, 50):
+            np.testing.assert_array_equal(weight[weight > 0], y[weight > 0])
+
+    def test_it_starts_at_any_turn(self):
+        lots = make("cyclic_poisson", lot_size=10)
+        for turn in range(5):
+            first = next(lots.indices(turn).as_numpy_iterator())
+            np.testing.assert_array_equal(first, np.arange(turn, 50, 5))  # probability one
+            _, y, _ = next(lots.as_dataset(turn).as_numpy_iterator())
+            np.testing.assert_array_equal(y, first)
+        for turn in (-1, 5):
+            with pytest.raises(ValueError, match=r"`turn`.*from 0 to 4"):
+                lots.as_dataset(turn)
+
+    def test_one_group_is_poisson(self):
+        grouped = make("cyclic_poisson", groups=1, seed=5)
+        plain = make("poisson", seed=5)
+        assert grouped.padded_size == plain.padded_size
+        for a, b in zip(take_indices(grouped, 50), take_indices(plain, 50), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    def test_padded_size_is_a_high_quantile(self):
+        lots = make(
+            "cyclic_poisson", num_examples=60_000, lot_size=256, groups=16, physical_batch_size=1
+        )
+        tail = scipy.stats.binom(60_000 // 16, 256 * 16 / 60_000).sf
+        assert tail(lots.padded_size) <= 1e-9 < tail(lots.padded_size - 1)
+
+
 class TestFixedSize:
     def test_cyclic_repeats_the_given_order(self):
         draws = take_indices(make("cyclic", num_examples=23, lot_size=5), 8)
@@ -176,7 +249,9 @@ class TestDataset:
     def test_element_spec_and_padding(self, sampling):
         x = np.random.default_rng(0).uniform(1, 2, (50, 4, 3)).astype(np.float32)
         y = np.arange(1, 51)
-        lots = data.make_lots(sampling, x, y, lot_size=10, physical_batch_size=16)
+        lots = data.make_lots(
+            sampling, x, y, lot_size=10, physical_batch_size=16, **groups(sampling)
+        )
         dataset = lots.as_dataset()
         x_spec, y_spec, weight_spec = dataset.element_spec
         assert x_spec == tf.TensorSpec((None, 4, 3), tf.float32)
@@ -194,15 +269,16 @@ class TestDataset:
         ids = np.arange(50)
         weights = ids.astype(np.float32) / 10  # example 0 is absent altogether
         lots = data.make_lots(
-            sampling, ids, ids, lot_size=10, physical_batch_size=16, sample_weight=weights
-        )
+            sampling, ids, ids, lot_size=10, physical_batch_size=16, sample_weight=weights,
+            **groups(sampling),
+        )  # fmt: skip
         for _, y, weight in take(lots, 10):
             np.testing.assert_allclose(weight, y / 10, rtol=1e-6)
 
     def test_nested_arrays(self, sampling):
         ids = np.arange(50)
         x = {"a": ids, "b": [ids.astype(np.float64)[:, None], ids % 2 == 0]}
-        lots = data.make_lots(sampling, x, (ids, -ids), lot_size=10)
+        lots = data.make_lots(sampling, x, (ids, -ids), lot_size=10, **groups(sampling))
         inputs, targets, weight = take(lots, 1)[0]
         real = weight > 0
         np.testing.assert_array_equal(inputs["a"], targets[0])
@@ -214,7 +290,7 @@ class TestDataset:
         if sampling == "cyclic":
             pytest.skip("cyclic lots are always the same")
         for seed in (None, 1):
-            dataset = make(sampling, seed=seed).as_dataset()
+            dataset = make(sampling, lot_size=8, seed=seed).as_dataset()
             first, second = (
                 [y.tolist() for _, y, _ in itertools.islice(dataset.as_numpy_iterator(), 5)]
                 for _ in range(2)
@@ -251,7 +327,7 @@ class TestDataset:
         for _ in range(2):
             keras.utils.set_random_seed(0)
             np.random.seed(0)
-            lots = make(sampling)
+            lots = make(sampling, lot_size=8)
             assert not lots.seeded
             runs.append([y.tolist() for _, y, _ in take(lots, 5)])
         assert runs[0] != runs[1]
@@ -286,10 +362,28 @@ def test_named_functions():
         (data.cyclic_lots, "cyclic"),
         (data.shuffled_lots, "shuffle"),
         (data.with_replacement_lots, "with_replacement"),
+        (data.cyclic_poisson_lots, "cyclic_poisson"),
     ):
-        lots = make_some(ids, ids, 5, physical_batch_size=2)
+        options = {"groups": 2} if sampling == "cyclic_poisson" else {}
+        lots = make_some(ids, ids, 5, physical_batch_size=2, **options)
         assert lots.sampling == sampling
         assert repr(lots).startswith(type(lots).__name__)
+
+
+def test_a_fingerprint_tells_data_and_order_apart():
+    ids = np.arange(10)
+    prints = {
+        data.cyclic_lots(x, y, 5, sample_weight=weight).fingerprint()
+        for x, y, weight in (
+            (ids, ids, None),
+            (ids[::-1], ids, None),
+            (ids, ids[::-1], None),
+            (ids.astype(float), ids, None),
+            (ids, ids, np.arange(10)),
+        )
+    }
+    assert len(prints) == 5
+    assert data.poisson_lots(ids.copy(), ids, 2).fingerprint() in prints
 
 
 class TestRefusals:
@@ -301,6 +395,16 @@ class TestRefusals:
     def test_lot_size(self, lot_size):
         with pytest.raises(ValueError, match=r"`lot_size`.*from 1 to .* 50"):
             make(lot_size=lot_size)
+
+    @pytest.mark.parametrize("groups", [0, -1, 1.5, True, 6])
+    def test_groups(self, groups):
+        with pytest.raises(ValueError, match="`groups`"):
+            make("cyclic_poisson", groups=groups)
+
+    @pytest.mark.parametrize(("sampling", "groups"), [("cyclic_poisson", None), ("poisson", 2)])
+    def test_groups_belong_to_one_scheme(self, sampling, groups):
+        with pytest.raises(ValueError, match="`groups`"):
+            make(sampling, groups=groups)
 
     @pytest.mark.parametrize("physical_batch_size", [0, -4, 1.5, float("nan")])
     def test_physical_batch_size(self, physical_batch_size):

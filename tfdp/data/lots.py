@@ -20,6 +20,7 @@ example of weight zero is absent.
 """
 
 import abc
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ import numpy as np
 import scipy.stats
 import tensorflow as tf
 
+from tfdp.data.arrays import as_arrays, as_weights, common_length, with_padding_row
 from tfdp.data.randomness import RandomWords
 
 # Poisson lots grow beyond their padded size with at most this probability per lot.
@@ -43,13 +45,15 @@ class Lots(abc.ABC):
     since the draws of the k-th iterator are a function of the seed and of k only.
 
     Attributes:
-        sampling: "poisson", "cyclic", "shuffle" or "with_replacement".
+        sampling: "poisson", "cyclic", "shuffle", "with_replacement" or "cyclic_poisson".
         num_examples: N, the number of examples.
         lot_size: L, the nominal size of a lot. The divisor of the summed gradient, whatever was
             drawn.
         padded_size: rows in a lot as it is yielded; a multiple of `physical_batch_size`.
         physical_batch_size: rows that are processed at once.
         steps_per_epoch: N // L.
+        groups: into how many groups, which take turns, the examples are dealt; 1 unless the
+            sampling is "cyclic_poisson".
         seeded: whether the user chose the seed, so that whoever knows it knows the draws.
 
     Args:
@@ -69,6 +73,7 @@ class Lots(abc.ABC):
     """
 
     sampling: str
+    groups = 1
 
     def __init__(
         self,
@@ -81,8 +86,8 @@ class Lots(abc.ABC):
         seed: int | None = None,
         row_multiple: int | None = None,
     ):
-        x, y = _as_arrays(x, "x"), _as_arrays(y, "y")
-        self.num_examples = _common_length(x, y)
+        x, y = as_arrays(x, "x"), as_arrays(y, "y")
+        self.num_examples = common_length(x, y)
         if not _is_positive_integer(lot_size) or lot_size > self.num_examples:
             raise ValueError(
                 "Invalid value received for argument `lot_size`. Expected an integer from 1 to the "
@@ -103,7 +108,7 @@ class Lots(abc.ABC):
                 "Invalid value received for argument `seed`. Expected a non-negative integer or "
                 f"None. Received: {seed}"
             )
-        sample_weight = _as_weights(sample_weight, self.num_examples)
+        sample_weight = as_weights(sample_weight, self.num_examples)
         self.lot_size = int(lot_size)
         self.steps_per_epoch = self.num_examples // self.lot_size
         self.seeded = seed is not None
@@ -116,7 +121,7 @@ class Lots(abc.ABC):
         self.physical_batch_size = min(int(physical_batch_size), _round_up(rows, _ROUNDING))
         self.padded_size = _round_up(rows, self.physical_batch_size)
         with tf.device("CPU:0"):  # where the lots are put together, whatever trains on them
-            self._columns = tf.nest.map_structure(_with_padding_row, (x, y, sample_weight))
+            self._columns = tf.nest.map_structure(with_padding_row, (x, y, sample_weight))
 
     def __repr__(self):
         return (
@@ -126,11 +131,12 @@ class Lots(abc.ABC):
         )
 
     @abc.abstractmethod
-    def _draw(self, random: tf.Tensor) -> tf.data.Dataset:
+    def _draw(self, random: tf.Tensor, turn: int) -> tf.data.Dataset:
         """Returns the infinite dataset of the int64 indices of each lot, from a new epoch on.
 
         Args:
             random: the number of the iterator's own random stream in `self._random`.
+            turn: as in `as_dataset`.
         """
 
     def _cut(self, order: tf.Tensor) -> tf.data.Dataset:
@@ -143,14 +149,22 @@ class Lots(abc.ABC):
         """The number of rows that (nearly) every lot fits into."""
         return self.lot_size
 
-    def indices(self) -> tf.data.Dataset:
+    def indices(self, turn: int = 0) -> tf.data.Dataset:
         """Returns the infinite dataset of the example indices of each lot, for inspection.
 
         Every iterator has its own draws. They are not the draws of `as_dataset()`.
-        """
-        return self._random.new_stream().flat_map(self._draw)
 
-    def as_dataset(self) -> tf.data.Dataset:
+        Args:
+            turn: as in `as_dataset`.
+        """
+        if not 0 <= turn < self.groups:
+            raise ValueError(
+                "Invalid value received for argument `turn`. Expected the number of a group, from 0 "
+                f"to {self.groups - 1}. Received: {turn}"
+            )
+        return self._random.new_stream().flat_map(lambda random: self._draw(random, turn))
+
+    def as_dataset(self, turn: int = 0) -> tf.data.Dataset:
         """Returns the lots as an infinite dataset of `(x, y, sample_weight)`.
 
         Every element has `padded_size` rows (more only when a Poisson lot overflows; fewer with
@@ -158,10 +172,13 @@ class Lots(abc.ABC):
         an overflowing lot is no error. `sample_weight` is float32, shape (rows,), 0 for padding.
         Lists in `x` and `y` come back as tuples, since `tf.data` takes a list for a tensor.
 
+        Args:
+            turn: the group that the first lot comes from, where groups take turns.
+
         Returns:
             A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
         """
-        dataset = self.indices().map(self._gather)
+        dataset = self.indices(turn).map(self._gather)
         # Says that it is infinite, so that a trainer can ask for the number of steps beforehand.
         dataset = dataset.apply(
             tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
@@ -169,6 +186,17 @@ class Lots(abc.ABC):
         dataset = dataset.prefetch(2)
         dataset.tfdp_lots = self
         return dataset
+
+    def fingerprint(self) -> str:
+        """A digest of the examples in their order: tells whether two `Lots` hold the same data.
+
+        It depends on every example without noise, so it is as secret as they are.
+        """
+        digest = hashlib.sha256()
+        for column in tf.nest.flatten(self._columns):
+            digest.update(f"{column.dtype.name} {tuple(column.shape)} ".encode())
+            digest.update(np.ascontiguousarray(column.numpy()).data)
+        return digest.hexdigest()
 
     def _gather(self, indices: tf.Tensor) -> Any:
         """Copies the examples at `indices`, and the padding row N up to the padded size."""
@@ -195,20 +223,62 @@ class PoissonLots(Lots):
     sampling = "poisson"
 
     def _usual_rows(self):
-        q = self.lot_size / self.num_examples
-        return int(scipy.stats.binom.isf(OVERFLOW_PROBABILITY, self.num_examples, q))
+        return _usual_poisson_rows(self.num_examples, self.lot_size)
 
-    def _draw(self, random):
-        if self.lot_size == self.num_examples:
-            everyone = tf.range(self.num_examples, dtype=tf.int64)
-            return tf.data.Dataset.from_tensors(everyone).repeat()
-        # One coin per example: 32 random bits against q, which is rounded *down* to a multiple of
-        # 2**-32. An example can only be a trifle rarer than the accounting assumes.
-        threshold = tf.constant((self.lot_size << 32) // self.num_examples, tf.uint32)
+    def _draw(self, random, turn):
+        del turn  # there is one group
+        return tf.data.Dataset.counter().map(
+            lambda step: _coins(self._random, random, step, self.num_examples, self.lot_size)
+        )
 
+
+class CyclicPoissonLots(Lots):
+    """Groups take turns; each example of a step's group joins independently, at groups * L / N.
+
+    Example i is in group i mod groups, whatever it holds. Lot t comes from group t mod groups, so that
+    two lots with the same example are at least `groups` steps apart, which amplified banded matrix
+    mechanisms need (Choquette-Choo et al. 2023). One group is Poisson sampling.
+
+    The groups are equal: the last (number of examples) mod groups examples are left out, always the
+    same ones, and do not count in `num_examples`. A lot may be empty; none is ever cut.
+
+    Args:
+        x, y, lot_size: see `Lots`; groups * lot_size is at most the number of examples.
+        groups: how many groups.
+        sample_weight: see `Lots`.
+        **options: see `Lots`.
+    """
+
+    sampling = "cyclic_poisson"
+
+    def __init__(self, x, y, lot_size, *, groups, sample_weight=None, **options):
+        x, y = as_arrays(x, "x"), as_arrays(y, "y")
+        total = common_length(x, y)
+        if not _is_positive_integer(groups):
+            raise ValueError(
+                "Invalid value received for argument `groups`. Expected a positive integer. "
+                f"Received: {groups}"
+            )
+        if not _is_positive_integer(lot_size) or groups * lot_size > total:
+            raise ValueError(
+                "Invalid value received for arguments `lot_size` and `groups`. Expected a positive "
+                f"integer lot_size with groups * lot_size at most the number of examples, {total}. "
+                f"Received: {groups} * {lot_size}. Use fewer groups or smaller lots."
+            )
+        self.groups = int(groups)
+        self._group_size = total // self.groups
+        columns = (x, y, as_weights(sample_weight, total))
+        used = self._group_size * self.groups
+        x, y, sample_weight = tf.nest.map_structure(lambda column: column[:used], columns)
+        super().__init__(x, y, lot_size, sample_weight=sample_weight, **options)
+
+    def _usual_rows(self):
+        return _usual_poisson_rows(self._group_size, self.lot_size)
+
+    def _draw(self, random, turn):
         def draw(step):
-            words = self._random.words(random, step, self.num_examples, tf.uint32)
-            return tf.where(words < threshold)[:, 0]
+            members = _coins(self._random, random, step, self._group_size, self.lot_size)
+            return members * self.groups + (step + turn) % self.groups
 
         return tf.data.Dataset.counter().map(draw)
 
@@ -221,8 +291,8 @@ class CyclicLots(Lots):
 
     sampling = "cyclic"
 
-    def _draw(self, random):
-        del random  # nothing here is random
+    def _draw(self, random, turn):
+        del random, turn  # nothing here is random
         everyone = tf.range(self.num_examples, dtype=tf.int64)
         return self._cut(everyone).repeat()
 
@@ -235,7 +305,9 @@ class ShuffledLots(Lots):
 
     sampling = "shuffle"
 
-    def _draw(self, random):
+    def _draw(self, random, turn):
+        del turn
+
         def epoch(number):
             # The order of N words of 64 bits: ties have probability below N**2 / 2**65.
             words = self._random.words(random, number, self.num_examples, tf.int64)
@@ -249,7 +321,9 @@ class WithReplacementLots(Lots):
 
     sampling = "with_replacement"
 
-    def _draw(self, random):
+    def _draw(self, random, turn):
+        del turn
+
         def draw(step):
             words = self._random.words(random, step, self.lot_size, tf.uint64)
             # The remainder favours some examples by a factor below 1 + N / 2**64.
@@ -263,9 +337,11 @@ poisson_lots = PoissonLots
 cyclic_lots = CyclicLots
 shuffled_lots = ShuffledLots
 with_replacement_lots = WithReplacementLots
+cyclic_poisson_lots = CyclicPoissonLots
 
 SAMPLINGS: dict[str, Callable[..., Lots]] = {
-    kind.sampling: kind for kind in (PoissonLots, CyclicLots, ShuffledLots, WithReplacementLots)
+    kind.sampling: kind
+    for kind in (PoissonLots, CyclicLots, ShuffledLots, WithReplacementLots, CyclicPoissonLots)
 }
 
 
@@ -284,11 +360,12 @@ def make_lots(
     sample_weight: np.ndarray | None = None,
     seed: int | None = None,
     row_multiple: int | None = None,
+    groups: int | None = None,
 ) -> Lots:
     """Makes lots of the named sampling scheme.
 
     Args:
-        sampling: "poisson", "cyclic", "shuffle" or "with_replacement".
+        sampling: "poisson", "cyclic", "shuffle", "with_replacement" or "cyclic_poisson".
         x: see `Lots`, as all further arguments.
         y: see `Lots`.
         lot_size: see `Lots`.
@@ -296,6 +373,7 @@ def make_lots(
         sample_weight: see `Lots`.
         seed: see `Lots`.
         row_multiple: see `Lots`.
+        groups: see `CyclicPoissonLots`; for "cyclic_poisson", which needs it, and no other.
 
     Returns:
         The `Lots`.
@@ -313,6 +391,11 @@ def make_lots(
             "Invalid value received for argument `sampling`. Expected one of "
             f"{sorted(SAMPLINGS)}. Received: {sampling!r}"
         )
+    if (groups is None) == (sampling == "cyclic_poisson"):
+        raise ValueError(
+            "Invalid value received for argument `groups`. Expected an integer with sampling "
+            f"'cyclic_poisson', and None with any other. Received: {groups!r} with {sampling!r}"
+        )
     return SAMPLINGS[sampling](
         x,
         y,
@@ -321,68 +404,24 @@ def make_lots(
         sample_weight=sample_weight,
         seed=seed,
         row_multiple=row_multiple,
+        **({} if groups is None else {"groups": groups}),
     )
 
 
-def _with_padding_row(column: np.ndarray) -> tf.Tensor:
-    """Appends a row of zeros: an absent example, of weight zero."""
-    return tf.concat([column, np.zeros_like(column[:1])], axis=0)
+def _usual_poisson_rows(members: int, expected: int) -> int:
+    return int(scipy.stats.binom.isf(OVERFLOW_PROBABILITY, members, expected / members))
 
 
-def _as_arrays(values: Any, name: str) -> Any:
-    """Turns the leaves into numeric arrays and lists into tuples."""
-    if isinstance(values, dict):
-        return {key: _as_arrays(value, name) for key, value in values.items()}
-    if isinstance(values, list | tuple) and any(_is_several(value) for value in values):
-        return tuple(_as_arrays(value, name) for value in values)
-    array = np.asarray(values)
-    if array.dtype.kind not in "biufc":
-        raise ValueError(
-            f"Invalid value received for argument `{name}`. Expected arrays of numbers. "
-            f"Received an array of dtype {array.dtype}. (Text is turned into numbers by "
-            "`tfdp.data.hash_tokens`.)"
-        )
-    if array.ndim == 0 or array.shape[0] == 0:
-        raise ValueError(
-            f"Invalid value received for argument `{name}`. Expected at least one example. "
-            f"Received an array of shape {array.shape}."
-        )
-    return array
+def _coins(words: RandomWords, stream, step, members: int, expected: int) -> tf.Tensor:
+    """Numbers (int64) of the members that independent coins of chance expected / members choose.
 
-
-def _is_several(value: Any) -> bool:
-    """Whether this element of a list is a whole array (or a structure of them), not an example."""
-    if isinstance(value, list | tuple):
-        return any(_is_several(element) for element in value)
-    return isinstance(value, dict) or getattr(value, "ndim", 0) > 0
-
-
-def _common_length(x: Any, y: Any) -> int:
-    lengths = {leaf.shape[0] for leaf in tf.nest.flatten((x, y))}
-    if len(lengths) != 1:
-        shapes = tf.nest.map_structure(lambda leaf: leaf.shape, {"x": x, "y": y})
-        raise ValueError(
-            "Invalid value received for arguments `x` and `y`. Expected arrays with the same first "
-            f"dimension. Received the shapes: {shapes}"
-        )
-    return lengths.pop()
-
-
-def _as_weights(sample_weight: Any, num_examples: int) -> np.ndarray:
-    if sample_weight is None:
-        return np.ones(num_examples, np.float32)
-    weights = np.asarray(sample_weight, dtype=np.float32)
-    if weights.shape != (num_examples,):
-        raise ValueError(
-            "Invalid value received for argument `sample_weight`. Expected shape "
-            f"({num_examples},). Received shape: {weights.shape}"
-        )
-    if not (np.isfinite(weights) & (weights >= 0)).all():
-        raise ValueError(
-            "Invalid value received for argument `sample_weight`. Expected finite weights of at "
-            f"least 0. Received: {weights[~(np.isfinite(weights) & (weights >= 0))][0]}"
-        )
-    return weights
+    One coin is 32 random bits against the chance, rounded *down* to a multiple of 2**-32: a member
+    can only be a trifle rarer than the accounting assumes.
+    """
+    if expected == members:
+        return tf.range(members, dtype=tf.int64)
+    threshold = tf.constant((expected << 32) // members, tf.uint32)
+    return tf.where(words.words(stream, step, members, tf.uint32) < threshold)[:, 0]
 
 
 def _is_positive_integer(value: Any) -> bool:
