@@ -91,9 +91,10 @@ flags.DEFINE_integer("physical_batch_size", None, "Examples in memory at once; d
 flags.DEFINE_enum(
     "sampling",
     None,
-    ["poisson", "cyclic", "shuffle", "with_replacement"],
+    ["poisson", "cyclic", "shuffle", "with_replacement", "cyclic_poisson"],
     "How lots are drawn; the accounting follows it.",
 )
+flags.DEFINE_integer("groups", None, "cyclic_poisson: groups of the data that take turns.")
 flags.DEFINE_enum(
     "release",
     None,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import data, fit, private, sgd, steps, weights
+from helpers import LOSS, clipped_sum, data, fit, plain, private, sgd, steps, weights
 
 import tfdp
 from tfdp.data import make_lots
@@ -62,6 +62,35 @@ def test_the_accounting_is_of_what_ran(feed, sampling, num_examples):
         3,
     )
     assert not run.seeded
+
+
+def test_groups_take_turns_through_epochs_and_fits():
+    x, y = data()
+    model, reference = private(sgd(noise=0.0, clip=0.3)), plain()
+    reference.compile(loss=LOSS)
+    lots = make_lots("cyclic_poisson", x, y, lot_size=8, groups=3)  # probability one
+    model.fit(lots, epochs=2, steps_per_epoch=2, verbose=0)
+    model.fit(lots, steps_per_epoch=3, verbose=0)
+    expected = weights(reference)
+    shapes = [w.shape for w in reference.get_weights()]
+    for turn in (0, 1, 2, 0, 1, 2, 0):
+        expected = expected - 0.5 * clipped_sum(reference, x[turn::3], y[turn::3], 0.3) / 8
+        parts = np.split(expected, np.cumsum([np.prod(s) for s in shapes])[:-1])
+        reference.set_weights([p.reshape(s) for p, s in zip(parts, shapes, strict=True)])
+    np.testing.assert_allclose(weights(model), expected, atol=1e-5)
+    (run,) = model.ledger.runs
+    assert (run.sampling, run.groups, run.steps, run.rounds) == ("cyclic_poisson", 3, 7, 3)
+    assert run.sampling_probability == 1.0
+    # Other lots deal the examples anew: a group of theirs may follow itself too soon.
+    model.fit(make_lots("cyclic_poisson", x, y, lot_size=8, groups=3), verbose=0)
+    assert [run.steps for run in model.ledger.runs] == [7, 3]
+
+
+def test_examples_that_are_in_no_group_do_not_count():
+    model = private()
+    model.fit(make_lots("cyclic_poisson", *data(26), lot_size=4, groups=3), verbose=0)
+    (run,) = model.ledger.runs
+    assert (run.num_examples, run.steps, run.sampling_probability) == (24, 6, 0.5)
 
 
 def test_a_foreign_dataset_trains_for_several_epochs():

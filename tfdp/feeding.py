@@ -66,8 +66,13 @@ class Feeder:
         validation_data,
         physical_batch_size,
         steps_per_epoch,
+        turn=0,
     ) -> Feed:
         """Returns the feed for the arguments of `fit`.
+
+        Args:
+            turn: which lot comes first, where groups take turns (modulo the groups).
+            **arguments: those of `fit`.
 
         Raises:
             ValueError: data whose sampling cannot be accounted, or arguments that do not fit it.
@@ -120,12 +125,14 @@ class Feeder:
             sampling=lots.sampling,
             num_examples=lots.num_examples,
             lot_size=lots.lot_size,
+            groups=lots.groups,
+            turn=turn % lots.groups,
             lots=lots,
             seeded=lots.seeded,
             physical_batch_size=physical_batch_size,
         )
         steps = steps_per_epoch or lots.steps_per_epoch
-        return Feed(lots.as_dataset(), plan, steps, steps, validation_data)
+        return Feed(lots.as_dataset(plan.turn), plan, steps, steps, validation_data)
 
     def _next_seed(self, model):
         if self._seed is None:

@@ -241,6 +241,7 @@ class PrivateTraining:
             validation_data=validation_data,
             physical_batch_size=self._privacy.physical_batch_size,
             steps_per_epoch=steps_per_epoch,
+            turn=0 if self._entry is None else self._entry.next_turn,
         )
         # Keras starts whole executions, also where an epoch ends within one.
         executions = -(-feed.steps // self.steps_per_execution)
@@ -317,6 +318,7 @@ class PrivateTraining:
             num_examples=plan.num_examples,
             lot_size=plan.lot_size,
             sampling=plan.sampling,
+            groups=plan.groups,
             microbatch_size=microbatch_size,
             **optimizer.run_fields(variables),
         )
@@ -448,8 +450,11 @@ def _joins(plan: Plan, entry: Entry) -> bool:
     """Whether lots of `plan` may follow those of the entry under one description.
 
     Each fit starts new lots. Random lots do not care; epochs in a fixed order have to be whole, and
-    of the same data in the same order, for an example to keep its place.
+    of the same data in the same order, for an example to keep its place. Groups of the same data have
+    to go on taking turns where they were.
     """
+    if plan.sampling == "cyclic_poisson":
+        return plan.lots is entry.plan.lots and plan.turn == entry.next_turn % plan.groups
     if plan.sampling not in ("cyclic", "shuffle"):
         return True
     return plan.lots is entry.plan.lots and entry.spent % entry.run.steps_per_epoch == 0

@@ -26,6 +26,8 @@ class Plan:
     Attributes:
         sampling, num_examples, lot_size: as in `accounting.Run`.
         steps: how many steps; None where nobody knows.
+        groups: as in `accounting.Run`.
+        turn: the group that the first lot comes from, where groups take turns.
         lots: the `tfdp.data.Lots` that they come from, if they do.
         seeded: whether the draws come from a user's seed.
         physical_batch_size: rows that are in memory at once; None takes a lot whole.
@@ -35,6 +37,8 @@ class Plan:
     num_examples: int
     lot_size: int
     steps: int | None = None
+    groups: int = 1
+    turn: int = 0
     lots: object = None
     seeded: bool = False
     physical_batch_size: int | None = None
@@ -68,6 +72,11 @@ class Entry:
     def spent(self) -> int:
         """Steps taken."""
         return int(self._spent.numpy())
+
+    @property
+    def next_turn(self) -> int:
+        """Which lot comes next, counted from the first turn of the first group."""
+        return self.plan.turn + self.spent
 
     @property
     def left(self) -> float:

@@ -18,6 +18,7 @@ from tfdp.optimizers import MECHANISMS
 # Settings that every mechanism has, though they may be left out.
 _COMMON = {
     "steps", "data_dir", "epsilon", "noise_multiplier", "microbatches", "physical_batch_size", "seed",
+    "groups",
 }  # fmt: skip
 # Settings that only some mechanisms have; None where they were not set.
 _OWN_SETTINGS = [
@@ -125,6 +126,7 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
         lot_size=lots.lot_size,
         steps=steps,
         sampling=lots.sampling,
+        groups=lots.groups,
         microbatch_size=microbatch,
     )
     if experiment.mechanism == "none":

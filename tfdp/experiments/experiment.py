@@ -107,6 +107,7 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
         lot_size=experiment.batch_size,
         physical_batch_size=experiment.physical_batch_size,
         seed=experiment.seed,
+        groups=experiment.groups,
         row_multiple=(
             None if experiment.jit_compile else data.row_multiple_for(experiment.batch_size)
         ),

@@ -40,6 +40,7 @@ class Experiment:
     microbatches: int | None = None
     physical_batch_size: int | None = None
     sampling: str = "poisson"
+    groups: int | None = None
     optimizer: str = "sgd"
     momentum: float = 0.0
     nesterov: bool = False
