@@ -7,11 +7,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras import layers
 
+from tfdp.gradients import ghost
 from tfdp.gradients.rules import Instantiated, Rule, register, rule_for
 from tfdp.gradients.rules.contributions import Lookups, OuterProducts
 from tfdp.gradients.rules.testing import check_rule
 
-few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(
+    max_examples=5,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 @few
@@ -81,6 +87,71 @@ def test_conv2d_many_channels_small_image():
 
 def test_conv_unknown_length():
     check_rule(layers.Conv1D(3, 3, padding="same"), (None, 6))
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@few
+@given(data=st.data())
+def test_conv_transpose(rank, data):
+    stride = data.draw(st.integers(1, 3), "stride")
+    dilation = data.draw(st.integers(1, 2), "dilation") if stride == 1 else 1
+    layer = getattr(layers, f"Conv{rank}DTranspose")(
+        data.draw(st.integers(1, 6), "filters"),
+        data.draw(st.tuples(*[st.integers(1, 4)] * rank), "kernel_size"),
+        strides=stride,
+        dilation_rate=dilation,
+        padding=data.draw(st.sampled_from(["valid", "same"]), "padding"),
+        use_bias=data.draw(st.booleans(), "use_bias"),
+        activation="tanh",
+    )
+    lengths = data.draw(st.tuples(*[st.integers(3, 6)] * rank), "lengths")
+    check_rule(layer, (*lengths, data.draw(st.integers(1, 6), "channels")), rows=3)
+
+
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_conv_transpose_with_output_padding(padding):
+    layer = layers.Conv2DTranspose(2, 3, strides=2, padding=padding, output_padding=(1, 0))
+    check_rule(layer, (4, 5, 6), rows=3)
+
+
+def test_conv3d_transpose():
+    check_rule(layers.Conv3DTranspose(3, 2, strides=2), (3, 4, 3, 2), rows=3)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.Conv1D(4, 3, data_format="channels_first"),
+        layers.Conv2D(4, 3, data_format="channels_first"),
+        layers.Conv2DTranspose(4, 3, data_format="channels_first"),
+        layers.DepthwiseConv2D(3, data_format="channels_first"),
+        layers.SeparableConv2D(4, 3, data_format="channels_first"),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_channels_first(layer):
+    # Where TensorFlow has no such convolution on this device, the comparison itself fails.
+    check_rule(layer, (2, 8, 5)[: layer.rank + 1], rows=3)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (layers.Conv2D(4, 3, data_format="channels_first"), (2, 8, 6)),  # outputs (4, 6, 4)
+        (layers.SeparableConv2D(4, 3, data_format="channels_first"), (2, 8, 6)),
+        (layers.EinsumDense("abc,cd->abd", (5, 5), bias_axes="b"), (5, 3)),
+        (layers.EinsumDense("abcd,de->abce", (5, 5, 3), bias_axes="c"), (5, 5, 2)),
+        (layers.RMSNormalization(axis=1), (5, 5)),
+    ],
+    ids=["conv", "separable", "einsum", "einsum_middle", "rms"],
+)
+def test_layers_whose_vector_keras_puts_on_another_axis_are_refused(layer, shape):
+    # Keras takes the vector for one along the last axis. A rule that knew better would be wrong.
+    model = keras.Sequential([keras.Input(shape), layer])
+    assert "axis" in ghost.supports(model) or "axes" in ghost.supports(model)
+    assert f"'{layer.name}'" in ghost.supports(model)
+    layer.trainable = False
+    assert ghost.supports(keras.Sequential([keras.Input(shape), layer, layers.Dense(2)])) is None
 
 
 @few

@@ -74,6 +74,19 @@ def test_recurrent(kind):
     check_rule(layer, (6, 3), tolerance=3e-5)
 
 
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_gru_that_resets_before_the_product(use_bias):
+    layer = layers.GRU(3, reset_after=False, use_bias=use_bias, return_sequences=True)
+    check_rule(layer, (4, 5), tolerance=3e-5)
+
+
+def test_gru_that_resets_before_the_product_with_a_mask():
+    tokens = keras.Input((5,), dtype="int32")
+    hidden = layers.Embedding(3, 2, mask_zero=True)(tokens)
+    model = keras.Model(tokens, layers.GRU(3, reset_after=False)(hidden))
+    check_model(model, rows=3, integers=3, tolerance=3e-5, vectorizes=False)
+
+
 @pytest.mark.parametrize(
     ("kind", "zero_output_for_mask"),
     [
@@ -102,10 +115,8 @@ def test_recurrent_with_states_from_another_layer():
 
 
 def test_recurrent_layers_beyond_the_rule_are_refused():
-    for layer, reason in (
-        (layers.GRU(3, reset_after=False), "reset_after"),
-        (layers.LSTM(3, recurrent_dropout=0.5), "implementation"),
-    ):
+    for kind in (layers.LSTM, layers.GRU):
+        layer, reason = kind(3, recurrent_dropout=0.5), "implementation"
         model = keras.Sequential([keras.Input((4, 2)), layer])
         assert reason in ghost.supports(model)
     cell = layers.RNN(layers.LSTMCell(3), name="by_hand")

@@ -6,6 +6,7 @@ it moves by at most `BoundedSum.sensitivity` when one example becomes a null exa
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -85,14 +86,15 @@ def choose_engine(name: str, model) -> Engine:
         try:
             return ghost.bounded_sum(*arguments)
         except ghost.UnsupportedModelError as error:
-            _log_exact(error)
+            _log_exact(str(error))
             return vectorized.bounded_sum(*arguments)
 
     return auto
 
 
-def _log_exact(why) -> None:
-    logging.log_first_n(logging.INFO, "tfdp uses the exact engine (tf.vectorized_map): %s", 1, why)
+@functools.cache  # a step is traced several times; each reason is told once
+def _log_exact(why: str) -> None:
+    logging.info("tfdp uses the exact engine (tf.vectorized_map): %s", why)
 
 
 def _rows(tree) -> tf.Tensor:

@@ -80,6 +80,10 @@ class Rule(abc.ABC):
                 leading axis. A gradient flows into a variable only
                 through recorded outputs.
             *args, **kwargs: as `layer.call` takes them.
+
+        Raises:
+            UnsupportedModelError: the rule does not cover these inputs; the message goes on from the
+                layer's name.
         """
 
     @abc.abstractmethod
@@ -110,11 +114,35 @@ class ActivationRule(Rule):
         activation = self.layer.activation
 
         def recorded(outputs):
+            self.check_bias(outputs)
             outputs = record(outputs, inputs=inputs)
             return outputs if activation is None else activation(outputs)
 
         with replaced(self.layer, activation=recorded):
             return type(self.layer).call(self.layer, inputs, **kwargs)
+
+    def check_bias(self, outputs):
+        """Raises UnsupportedModelError where Keras adds the bias along another axis than its own.
+
+        Keras 3.15 on TensorFlow takes whatever is added and has one axis longer than one for a bias of
+        the last axis, or else of the first after the batch, if the lengths agree.
+        """
+        layer = self.layer
+        if layer.bias is None:
+            return
+        shape = list(layer.bias.shape)
+        if getattr(layer, "data_format", None) == "channels_first":
+            shape += [1] * (outputs.shape.rank - 2)
+        places = [i - len(shape) for i, length in enumerate(shape) if length != 1]
+        if len(places) != 1:
+            return
+        for taken in (-1, 1 - outputs.shape.rank):
+            if outputs.shape[taken] == shape[places[0]]:
+                if taken != places[0]:
+                    raise UnsupportedModelError(
+                        "has a bias that Keras adds along another axis of the same length"
+                    )
+                return
 
 
 @contextlib.contextmanager

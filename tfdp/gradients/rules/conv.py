@@ -1,4 +1,4 @@
-"""Conv1D, Conv2D, Conv3D."""
+"""Conv1D, Conv2D, Conv3D and their transposes."""
 
 import math
 
@@ -26,6 +26,32 @@ class ConvRule(ActivationRule):
         found = [(layer._kernel, kernel)]
         if layer.bias is not None:
             found.append((layer.bias, Instantiated(tf.reduce_sum(outputs, axis=1))))
+        return found
+
+
+def _transposes():
+    names = (f"Conv{rank}DTranspose" for rank in (1, 2, 3))
+    return [getattr(keras.layers, name) for name in names]
+
+
+@register(*_transposes())
+class ConvTransposeRule(ActivationRule):
+    """A convolution backwards, so that inputs and output gradients change places."""
+
+    def variables(self):
+        kernel = self.layer.kernel
+        return [kernel] if self.layer.bias is None else [kernel, self.layer.bias]
+
+    def gradients(self, calls):
+        (call,) = calls
+        layer = self.layer
+        inputs = tf.cast(channels_last(layer, call["inputs"]), tf.float32)
+        outputs = tf.cast(channels_last(layer, call.gradient), tf.float32)
+        channels = inputs.shape[-1]
+        kernel = _kernel_gradient(outputs, flat(inputs), Window.of(layer), 1, channels)
+        found = [(layer.kernel, kernel)]
+        if layer.bias is not None:
+            found.append((layer.bias, Instantiated(tf.reduce_sum(flat(outputs), axis=1))))
         return found
 
 

@@ -60,6 +60,7 @@ class SeparableConvRule(_DepthwiseRule):
         )
         depthwise = record(depthwise, inputs=inputs)
         outputs = keras.ops.conv(depthwise, layer.pointwise_kernel, padding="valid", **form)
+        self.check_bias(outputs)
         if layer.bias is not None:
             shape = [1] * outputs.shape.rank
             shape[1 if layer.data_format == "channels_first" else -1] = layer.filters

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.gradients.rules import register
-from tfdp.gradients.rules.base import Rule, replaced
+from tfdp.gradients.rules.base import Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.contributions import Instantiated
 
 
@@ -86,24 +86,19 @@ class RMSNormalizationRule(Rule):
 
     def call(self, record, inputs):
         layer = self.layer
+        rank, scale = inputs.shape.rank, tf.convert_to_tensor(layer.scale)
+        axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+        if sorted(axis % rank for axis in axes) != [*range(rank - scale.shape.rank, rank)]:
+            # Keras multiplies with the scale along the last axes, whatever it normalized.
+            raise UnsupportedModelError("normalizes other axes than the last")
         normalized = keras.ops.rms_normalization(inputs, axis=layer.axis, epsilon=layer.epsilon)
-        scale = tf.reshape(
-            tf.convert_to_tensor(layer.scale), self._broadcast(normalized.shape.rank)
-        )
         return record(normalized * tf.cast(scale, normalized.dtype), normalized=normalized)
 
     def gradients(self, calls):
         (call,) = calls
         product = tf.cast(call.gradient, tf.float32) * tf.cast(call["normalized"], tf.float32)
-        shape = self._broadcast(product.shape.rank)
-        others = [i for i, n in enumerate(shape) if n == 1 and i > 0]
-        total = tf.reduce_sum(product, axis=others, keepdims=True)
-        return [(self.layer.scale, Instantiated(tf.reshape(total, [-1, *self.layer.scale.shape])))]
-
-    def _broadcast(self, rank):
-        axes = self.layer.axis if isinstance(self.layer.axis, (list, tuple)) else [self.layer.axis]
-        sizes = dict(zip(sorted(a % rank for a in axes), self.layer.scale.shape, strict=True))
-        return [sizes.get(i, 1) for i in range(rank)]
+        others = [*range(1, product.shape.rank - self.layer.scale.shape.rank)]
+        return [(self.layer.scale, Instantiated(tf.reduce_sum(product, axis=others)))]
 
 
 @register(keras.layers.PReLU)

@@ -187,6 +187,8 @@ class Recorder(Forward):
             before, self._open = self._open, {id(v) for v in rule.variables()}
             try:
                 outputs = rule.call(record, *args, **kwargs)
+            except UnsupportedModelError as error:
+                self._refuse(str(error) if self._refusal else f"{where} {error}.")
             finally:
                 self._open = before
             for recorded in self.calls[rule]:

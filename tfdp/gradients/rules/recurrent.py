@@ -184,15 +184,14 @@ class LSTMRule(_RecurrentRule):
 
 @register(keras.layers.GRU)
 class GRURule(_RecurrentRule):
-    """Gates: update, reset, candidate, with reset_after=True, Keras' default."""
+    """Gates: update, reset, candidate.
 
-    def refusal(self):
-        if not self.layer.cell.reset_after:
-            return "uses reset_after=False"
-        return super().refusal()
+    With reset_after=True, Keras' default, the candidate sees its states' part through the reset gate;
+    with reset_after=False that part is a product with states that went through the gate before.
+    """
 
     def biases(self, bias):
-        return bias[0], bias[1]
+        return (bias[0], bias[1]) if self.layer.cell.reset_after else (bias, None)
 
     def step(self, gates, recurrent, states):
         cell = self.layer.cell
@@ -200,11 +199,14 @@ class GRURule(_RecurrentRule):
         update_state, reset_state, candidate_state = tf.split(recurrent, 3, axis=1)
         update = cell.recurrent_activation(update + update_state)
         reset = cell.recurrent_activation(reset + reset_state)
-        candidate = cell.activation(candidate + reset * candidate_state)
-        return [update * states[0] + (1 - update) * candidate]
+        if cell.reset_after:
+            candidate += reset * candidate_state
+        else:
+            kernel = tf.convert_to_tensor(cell.recurrent_kernel)[:, 2 * cell.units :]
+            candidate += _product(reset * states[0], kernel)
+        return [update * states[0] + (1 - update) * cell.activation(candidate)]
 
     def factors(self, gates, recurrent):
-        # The candidate sees its states' part through the reset gate.
         reset = tf.split(gates, 3, axis=2)[1] + tf.split(recurrent(), 3, axis=2)[1]
         reset = self.layer.cell.recurrent_activation(reset)
         one = tf.ones_like(reset)
@@ -212,6 +214,26 @@ class GRURule(_RecurrentRule):
 
     def _saved(self, history):
         return {**super()._saved(history), "factors": lambda: history["factors"]}
+
+    def gradients(self, calls):
+        cell = self.layer.cell
+        if cell.reset_after:
+            return super().gradients(calls)
+        (call,) = calls
+        gates = tf.cast(call.gradient, tf.float32)
+        states = tf.cast(call["states"], tf.float32)
+        reset = tf.cast(call["factors"], tf.float32)[:, :, 2 * cell.units :]
+        # The two parts of the kernel see different states: twice as many positions.
+        is_candidate = tf.cast(tf.range(3 * cell.units) >= 2 * cell.units, tf.float32)
+        left = tf.concat([states, reset * states], axis=1)
+        right = tf.concat([gates * (1 - is_candidate), gates * is_candidate], axis=1)
+        found = [
+            (cell.kernel, OuterProducts(call["inputs"], gates)),
+            (cell.recurrent_kernel, OuterProducts(left, right)),
+        ]
+        if cell.bias is not None:
+            found.append((cell.bias, Instantiated(tf.reduce_sum(gates, axis=1))))
+        return found
 
     def bias_gradient(self, gates, recurrent):
         return tf.stack([gates, recurrent], axis=1)
