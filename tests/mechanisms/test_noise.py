@@ -7,6 +7,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tfdp.mechanisms import NoiseSource
+from tfdp.mechanisms import noise as noise_module
 
 SHAPES = [(40, 50), (3000,), (1,)]
 
@@ -73,6 +74,50 @@ def test_a_resumed_source_skips_what_was_drawn():
     np.testing.assert_array_equal(draw(b)[0], draws[2])
     b.advance_to(1)  # never back
     assert not np.any(draw(b)[0] == draws[1])
+
+
+@pytest.mark.parametrize("piece", [8, 10, 64])
+def test_pieces_and_draws_address_words_of_their_own(monkeypatch, piece):
+    monkeypatch.setattr(noise_module, "_PIECE", piece)
+    addressed, lengths = set(), []
+
+    def normal(high, block, count, stddev):
+        words = 2 * -(-count // 2)
+        blocks = {(int(high), block + i) for i in range(-(-words // 4))}
+        assert not blocks & addressed
+        addressed.update(blocks)
+        lengths.append(count)
+        return tf.zeros([count])
+
+    source = NoiseSource()
+    source._normal = normal
+    shapes = [(3,), (2, 2), (), (0,), (70,), (5, 1), (1,)]
+    for _ in range(2):
+        assert [n.shape for n in source.gaussians(1.0, shapes)] == list(shapes)
+    assert sum(lengths) == 2 * 84
+    assert max(lengths) <= piece
+
+
+def test_pieces_keep_the_distribution_and_share_no_number(monkeypatch):
+    monkeypatch.setattr(noise_module, "_PIECE", 1000)
+    values = np.concatenate(draw(NoiseSource(seed=2), 2.0))
+    assert accepts(values, 2.0)
+    assert not accepts(values, 2.0 * 2 / 3)
+    assert len(np.unique(values)) > 0.999 * len(values)
+
+
+def test_tails_are_those_of_a_gaussian():
+    (values,) = NoiseSource(seed=3).gaussians(1.0, [(4_000_000,)])
+    values = values.numpy()
+    for beyond in (3.0, 4.0, 4.75):
+        for side in (values > beyond, values < -beyond):
+            expected = scipy.stats.norm.sf(beyond) * len(values)
+            assert abs(side.sum() - expected) < 5 * np.sqrt(expected)
+
+
+def test_tiny_noise_does_not_vanish():
+    (values,) = NoiseSource(seed=4).gaussians(1e-25, [(2000,)])
+    assert accepts(values.numpy().astype(float), 1e-25)
 
 
 def test_no_noise_is_no_noise():

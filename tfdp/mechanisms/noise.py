@@ -2,23 +2,29 @@
 
 Formal guarantees:
 
-* The key of a draw is (run key, draw number, variable). The run key is 128 bits from the operating
-  system, not from `keras.utils.set_random_seed`; the draw number only goes up, and is neither saved
-  nor restored, so a resumed run never repeats a draw: it has a run key of its own.
-* Distinct (draw number, variable) pairs address distinct blocks of the Philox4x32-10 counter.
+* The key of a draw is (run key, draw number). The run key is 128 bits from the operating system, not
+  from `keras.utils.set_random_seed`; the draw number only goes up, and is neither saved nor restored,
+  so a resumed run never repeats a draw: it has a run key of its own.
+* Distinct draw numbers address distinct blocks of the Philox4x32-10 counter, and so do the pieces of
+  one draw.
 
 What is not guaranteed: Philox is a statistical, not a cryptographic generator, and Gaussian noise in
-floating point has known attacks (Mironov 2012; Casacuberta et al. 2022).
+floating point has known attacks (Mironov 2012; Casacuberta et al. 2022). A radius has 32 bits, so no
+number is beyond 6.8 standard deviations (one Gaussian number in 10^11 would be).
 """
 
 import hashlib
+import math
 import os
 import struct
 
 import tensorflow as tf
 
 _PHILOX = 1
-_VARIABLES_PER_DRAW = 1 << 20
+_WORDS_PER_BLOCK = 4  # 32-bit words that Philox makes of one counter
+# Numbers made at a time: few enough for what they are made from to stay in the processor's cache
+# (measured for 11 million: half the time of making all at once).
+_PIECE = 1 << 18
 
 
 class NoiseSource:
@@ -49,28 +55,61 @@ class NoiseSource:
 
         Args:
             stddev: standard deviation of each coordinate, >= 0; zero draws nothing random.
-            shapes: fully defined shapes, at most 2^20 of them.
+            shapes: fully defined shapes.
         """
         draw = self.draws.assign_add(1)
         if stddev == 0.0:
             return [tf.zeros(shape, tf.float32) for shape in shapes]
-        if len(shapes) > _VARIABLES_PER_DRAW:
-            raise ValueError(
-                f"Expected at most {_VARIABLES_PER_DRAW} variables. Received: {len(shapes)}."
-            )
-        key = tf.bitcast(tf.constant([self._key], tf.int64), tf.uint64)
-        noise = []
-        for index, shape in enumerate(shapes):
-            # The low counter word runs within a tensor; the high word is this tensor's own.
-            # Wrapping around is fine: it maps distinct draws to distinct words.
-            high = tf.constant(self._base, tf.int64) + draw * _VARIABLES_PER_DRAW + index
-            counter = tf.bitcast(tf.stack([tf.zeros_like(high), high]), tf.uint64)
-            normal = tf.raw_ops.StatelessRandomNormalV2(
-                shape=tf.constant(list(shape), tf.int32),
-                key=key,
-                counter=counter,
-                alg=_PHILOX,
-                dtype=tf.float32,
-            )
-            noise.append(stddev * normal)
-        return noise
+        # The high counter word is this draw's own; wrapping around is fine: it maps distinct draws
+        # to distinct words. The low word runs on from piece to piece.
+        high = tf.constant(self._base, tf.int64) + draw
+        block, noise = 0, []
+        for sizes in _grouped([math.prod(shape) for shape in shapes]):
+            pieces, left = [], sum(sizes)
+            while left > 0:
+                count = min(left, _PIECE)
+                pieces.append(self._normal(high, block, count, stddev))
+                block += _blocks(count)
+                left -= count
+            flat = pieces[0] if len(pieces) == 1 else tf.concat(pieces or [tf.zeros([0])], axis=0)
+            noise += [flat] if len(sizes) == 1 else tf.split(flat, sizes)
+        return [tf.reshape(n, shape) for n, shape in zip(noise, shapes, strict=True)]
+
+    def _normal(self, high, block, count, stddev):
+        """Makes `count` numbers, with the counter beginning at (block, high).
+
+        By Box and Muller's method, as `StatelessRandomNormalV2` does it number by number; these
+        operations on whole arrays take a quarter to a half of its time (measured).
+        """
+        pairs = -(-count // 2)
+        words = tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=tf.constant([2, pairs], tf.int32),
+            key=tf.bitcast(tf.constant([self._key], tf.int64), tf.uint64),
+            counter=tf.bitcast(tf.stack([tf.constant(block, tf.int64), high]), tf.uint64),
+            alg=_PHILOX,
+            dtype=tf.uint32,
+        )
+        radius, angle = tf.unstack(words)
+        # In (0, 1], and exact to 24 bits where it is small, so that the tails are.
+        uniform = tf.cast(radius, tf.float32) * 2.0**-32 + 2.0**-33
+        radius = tf.sqrt(tf.math.log(uniform) * -2.0) * stddev
+        angle = tf.cast(tf.bitcast(angle, tf.int32), tf.float32) * (math.pi * 2.0**-31)
+        normal = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
+        return normal if count == 2 * pairs else normal[:count]
+
+
+def _blocks(count):
+    """Philox blocks that `_normal` uses up for `count` numbers."""
+    return -(-2 * -(-count // 2) // _WORDS_PER_BLOCK)
+
+
+def _grouped(sizes):
+    """Cuts a list of sizes into lists of neighbours: small ones are drawn together."""
+    groups, total = [], 0
+    for size in sizes:
+        if not groups or total + size > _PIECE:
+            groups.append([])
+            total = 0
+        groups[-1].append(size)
+        total += size
+    return groups
