@@ -38,7 +38,23 @@ flags.DEFINE_enum(
     "normalization",
     None,
     ["none", "layer", "layer_affine", "batch"],
-    "Normalization after the trainable layers; batch mixes examples and is refused under privacy.",
+    "Normalization after the trainable layers; batch takes its statistics from public examples "
+    "(without a private mechanism: from the batch, unless there is --public_data).",
+)
+flags.DEFINE_enum(
+    "public_data",
+    None,
+    ["kmnist", "cifar100", "strokes"],
+    "Where the public examples come from; default: kmnist for mnist, cifar100 for cifar10, strokes "
+    "(drawn at random) for digits.",
+)
+flags.DEFINE_integer("public_examples", 30, "How many public examples; the papers have 30 and 128.")
+flags.DEFINE_enum(
+    "statistics",
+    "example",
+    ["example", "batch"],
+    "Statistics of --normalization=batch: example takes them over the public examples and one "
+    "example at a time; batch over the whole lot, as the papers do, which needs 2L-1 times the noise.",
 )
 flags.DEFINE_bool("normalize_output", None, "Whether the output layer is normalized too.")
 flags.DEFINE_string("activation", None, "Activation of the hidden layers.")

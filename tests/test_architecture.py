@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # each other.
 LEVELS = [
     ["experiments"],
-    ["auditing", "callbacks", "models", "release"],
+    ["auditing", "callbacks", "models", "release", "repair"],
     ["training"],
     ["private_training"],
     ["feeding"],

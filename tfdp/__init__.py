@@ -21,6 +21,7 @@ _PUBLIC = {
     "SIDPSGDOptimizer": "tfdp.optimizers",
     "make_dp_optimizer_class": "tfdp.optimizers",
     "export": "tfdp.release",
+    "fix": "tfdp.repair",
 }
 _ROOMS = (
     "accounting",

@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdp.data import Lots, make_lots, row_multiple_for
+from tfdp.layers.public import public_layers
 from tfdp.spending import Plan
 
 
@@ -119,6 +120,7 @@ class Feeder:
                 # XLA compiles for every new shape; without it, varying shapes save padding.
                 row_multiple=None if model.jit_compile else row_multiple_for(lot_size),
             )
+        check_disjoint(model, lots.inputs)
         if physical_batch_size is None and lots.physical_batch_size < lots.padded_size:
             physical_batch_size = lots.physical_batch_size
         plan = Plan(
@@ -185,6 +187,41 @@ def check_labels(model, y) -> None:
             f"Labels are out of range. Expected integers from 0 to {classes - 1}, one for each "
             f"output of the model. Found labels from {y.min()} to {y.max()}."
         )
+
+
+def check_disjoint(model, x) -> None:
+    """Raises ValueError where a private example is also one of the model's public examples.
+
+    Examples are compared bit by bit (0.0 equals -0.0), as far as they have the same form: what stands
+    before a `PublicExamples` layer may change them.
+
+    Args:
+        model: a Keras model.
+        x: private inputs, a structure of arrays.
+    """
+    private = keras.tree.flatten(x)
+    for layer in public_layers(model):
+        public = keras.tree.flatten(layer.examples)
+        if [rows.shape[1:] for rows in public] != [rows.shape[1:] for rows in private]:
+            continue
+        known = set(_row_bytes(public, public))
+        shared = [i for i, row in enumerate(_row_bytes(private, public)) if row in known]
+        if shared:
+            raise ValueError(
+                f"{len(shared)} private examples (the first at index {shared[0]}) are also public "
+                f"examples of layer '{layer.name}', so they would take part in every step without "
+                "any noise. Expected public examples that are disjoint from the private data."
+            )
+
+
+def _row_bytes(arrays, like):
+    """The rows of several arrays as bytes, in the dtypes of other arrays."""
+    arrays = [
+        np.ascontiguousarray(np.asarray(array).astype(other.dtype) + other.dtype.type(0))
+        for array, other in zip(arrays, like, strict=True)
+    ]
+    for row in zip(*arrays, strict=True):
+        yield b"".join(part.tobytes() for part in row)
 
 
 def _split(x, y, sample_weight, fraction, validation_data):

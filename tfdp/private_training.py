@@ -27,6 +27,7 @@ from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.engine import ENGINES, bounded_sum, choose_engine
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.validation import refuse_mixing_layers
+from tfdp.layers.public import public_layers, uses_batch_statistics
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.spending import OPEN_ENDED, Entry, Plan
 
@@ -320,6 +321,8 @@ class PrivateTraining:
             sampling=plan.sampling,
             groups=plan.groups,
             microbatch_size=microbatch_size,
+            batch_statistics=uses_batch_statistics(self),
+            public_examples=sum(layer.count for layer in public_layers(self)),
             **optimizer.run_fields(variables),
         )
         fields["seeded"] |= plan.seeded

@@ -192,5 +192,5 @@ class TestPrepared:
 
 
 def test_no_public_counterpart():
-    with pytest.raises(ValueError, match=r"`name`.*'cifar10', 'mnist'.*'digits'"):
-        data.public("digits", 3)
+    with pytest.raises(ValueError, match=r"`name`.*'cifar10', 'digits', 'mnist'.*'kmnist'"):
+        data.public("kmnist", 3)

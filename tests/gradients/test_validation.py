@@ -21,7 +21,7 @@ class MyNorm(layers.BatchNormalization):
 
 
 BAD = {
-    "LayerNormalization": lambda: layers.BatchNormalization(),
+    "tfdp.fix": lambda: layers.BatchNormalization(),
     "GroupNormalization": lambda: MyNorm(scale=False, center=False),
     "power-iteration": lambda: layers.SpectralNormalization(layers.Dense(2)),
     "public constants": lambda: layers.Normalization(),

@@ -146,6 +146,11 @@ def common_assumptions(run: Run) -> tuple[str, ...]:
         sentences.append(
             f"Lots of more than {run.max_lot_size} examples were cut uniformly at random."
         )
+    if run.public_examples:
+        sentences.append(
+            f"The {run.public_examples} public examples that normalization used were chosen and "
+            "prepared without looking at the private ones."
+        )
     if run.clip_groups > 1:
         sentences.append(
             f"Each example's gradient was clipped in {run.clip_groups} groups of weights, each at "

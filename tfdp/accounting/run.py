@@ -109,6 +109,7 @@ class Run:
       optimizer: Name of the update rule, such as "sgd", "adam" or "rmsprop".
       release: "theta" (noised weights) or "mu" (the un-noised means of SI-DPSGD).
       batch_statistics: Whether normalization statistics were taken over the private lot.
+      public_examples: How many public examples took part in normalization.
       max_lot_size: Largest lot that can be processed; what a Poisson lot draws beyond it is
         dropped uniformly at random. None means that no lot is cut.
       seeded: Whether the noise came from a seed that the user chose.
@@ -135,6 +136,7 @@ class Run:
     optimizer: str = "sgd"
     release: str = "theta"
     batch_statistics: bool = False
+    public_examples: int = 0
     max_lot_size: int | None = None
     seeded: bool = False
     clip_groups: int = 1
@@ -156,6 +158,7 @@ class Run:
         put("lot_size", _whole("lot_size", self.lot_size, 1))
         put("steps", _whole("steps", self.steps, 0))
         put("microbatch_size", _whole("microbatch_size", self.microbatch_size, 1))
+        put("public_examples", _whole("public_examples", self.public_examples, 0))
         if self.lot_size > self.num_examples:
             raise ValueError(
                 f"Expected lot_size to be at most num_examples ({self.num_examples}). Received "

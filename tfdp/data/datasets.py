@@ -13,6 +13,8 @@ import urllib.request
 import numpy as np
 from absl import logging
 
+from tfdp.data.strokes import strokes
+
 # How long to wait for a sign of life from the host of a download.
 _PROBE_SECONDS = 10
 
@@ -78,8 +80,9 @@ DATASETS: dict[str, _Spec | None] = {
     "mnist": _Spec((28, 28, 1), 10, "https://storage.googleapis.com"),
 }
 
-# Which public data stands in for a private dataset (SI-DPSGD, section 5): name and split.
-PUBLIC = {"mnist": ("kmnist", "test"), "cifar10": ("cifar100", "test")}
+# Which public data stands in for a private dataset. KMNIST and CIFAR-100 (their test splits) are those
+# of SI-DPSGD, section 5; "strokes" is drawn at random and needs no download.
+PUBLIC = {"mnist": "kmnist", "cifar10": "cifar100", "digits": "strokes"}
 
 
 def load(name: str, data_dir: str | None = None) -> Dataset:
@@ -144,23 +147,31 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
     return np.array([b" ".join(parts).decode("utf-8") for parts in texts]), labels
 
 
-def public(name: str, count: int, data_dir: str | None = None, seed: int = 0) -> np.ndarray:
+def public(
+    name: str,
+    count: int,
+    data_dir: str | None = None,
+    seed: int = 0,
+    source: str | None = None,
+) -> np.ndarray:
     """Draws public examples that resemble a private dataset and are disjoint from it.
 
-    KMNIST for MNIST and CIFAR-100 for CIFAR-10, as in SI-DPSGD, section 5. Nothing about the draw
-    is private, so its seed is fixed.
+    KMNIST for MNIST and CIFAR-100 for CIFAR-10, as in SI-DPSGD, section 5; random strokes for the
+    digits. Nothing about the draw is private, so its seed is fixed.
 
     Args:
         name: the private dataset, a key of `PUBLIC`.
         count: how many examples, at least 1.
         data_dir: see `load`.
         seed: seed of the draw.
+        source: "kmnist", "cifar100" or "strokes"; by default what `PUBLIC` says.
 
     Returns:
         float32 array of shape (count, height, width, channels), preprocessed like the private data.
 
     Raises:
-        ValueError: for a dataset without public counterpart, or a count that is too large.
+        ValueError: for a dataset without public counterpart, a source of other images, or a count
+            that is too large.
         DataUnavailable: see `load`.
     """
     if name not in PUBLIC:
@@ -168,7 +179,23 @@ def public(name: str, count: int, data_dir: str | None = None, seed: int = 0) ->
             "Invalid value received for argument `name`. Expected a dataset with a public "
             f"counterpart: {sorted(PUBLIC)}. Received: {name!r}"
         )
-    inputs, _ = load_split(*PUBLIC[name], data_dir)
+    source = PUBLIC[name] if source is None else source
+    shape = (8, 8, 1) if name == "digits" else _spec(name).input_shape
+    fits = ["strokes"]
+    fits += [n for n in ("kmnist", "cifar100") if _spec(n).input_shape == shape]
+    if source not in fits:
+        raise ValueError(
+            "Invalid value received for argument `source`. Expected a source of public images like "
+            f"those of {name!r}: {sorted(fits)}. Received: {source!r}"
+        )
+    if source == "strokes":
+        if not count >= 1:
+            raise ValueError(
+                "Invalid value received for argument `count`. Expected an integer of at least 1. "
+                f"Received: {count}"
+            )
+        return strokes(count, shape, seed)
+    inputs, _ = load_split(source, "test", data_dir)
     if not (1 <= count <= len(inputs)):
         raise ValueError(
             f"Invalid value received for argument `count`. Expected an integer from 1 to "

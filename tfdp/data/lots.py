@@ -130,6 +130,12 @@ class Lots(abc.ABC):
             f"seeded={self.seeded})"
         )
 
+    @property
+    def inputs(self) -> Any:
+        """The inputs of all examples, NumPy arrays in the structure of `x`."""
+        # The last row is the padding.
+        return tf.nest.map_structure(lambda column: column.numpy()[:-1], self._columns[0])
+
     @abc.abstractmethod
     def _draw(self, random: tf.Tensor, turn: int) -> tf.data.Dataset:
         """Returns the infinite dataset of the int64 indices of each lot, from a new epoch on.

@@ -18,7 +18,7 @@ from tfdp.optimizers import MECHANISMS
 # Settings that every mechanism has, though they may be left out.
 _COMMON = {
     "steps", "data_dir", "epsilon", "noise_multiplier", "microbatches", "physical_batch_size", "seed",
-    "groups",
+    "groups", "public_data",
 }  # fmt: skip
 # Settings that only some mechanisms have; None where they were not set.
 _OWN_SETTINGS = [
@@ -129,6 +129,9 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
         groups=lots.groups,
         microbatch_size=microbatch,
     )
+    if experiment.takes_public_data:
+        facts["public_examples"] = experiment.public_examples
+        facts["batch_statistics"] = experiment.statistics == "batch"
     if experiment.mechanism == "none":
         return Run(
             mechanism="none",

@@ -120,6 +120,8 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
         normalization=experiment.normalization,
         activation=experiment.activation,
         normalize_output=experiment.normalize_output,
+        public_data=_public_data(experiment),
+        statistics=experiment.statistics,
     )
     planned = plan(experiment, lots, steps, model.trainable_variables)
     if experiment.noise_multiplier is None and experiment.mechanism != "none":
@@ -192,6 +194,18 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
         ),
         statement=statement(executed, experiment.delta, experiment.adjacency),
         history=history,
+    )
+
+
+def _public_data(experiment):
+    """The public examples that normalization takes statistics from, or None."""
+    if not experiment.takes_public_data:
+        return None
+    return data.public(
+        experiment.dataset,
+        experiment.public_examples,
+        experiment.data_dir,
+        source=experiment.public_data,
     )
 
 

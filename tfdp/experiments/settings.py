@@ -56,9 +56,19 @@ class Experiment:
     strategy: str | None = None
     bands: int | None = None
     objective: str | None = None
+    public_data: str | None = None
+    public_examples: int = 30
+    statistics: str = "example"
     engine: str = "auto"
     jit_compile: bool = False
     seed: int | None = None
+
+    @property
+    def takes_public_data(self) -> bool:
+        """Whether normalization statistics come from public examples."""
+        if self.normalization != "batch":
+            return False
+        return self.mechanism != "none" or self.public_data is not None
 
     def __post_init__(self):
         if self.mechanism not in MECHANISMS:
@@ -77,6 +87,17 @@ class Experiment:
             value = getattr(self, name)
             if value is not None and not value >= 1:
                 raise ValueError(f"Expected --{name} to be at least 1. Found {value}.")
+        if self.normalization != "batch" and (
+            self.public_data is not None or self.statistics != "example"
+        ):
+            raise ValueError(
+                "Expected --public_data and --statistics with --normalization=batch only. Found "
+                f"--normalization={self.normalization}."
+            )
+        if not self.public_examples >= 2:
+            raise ValueError(
+                f"Expected --public_examples to be at least 2. Found {self.public_examples}."
+            )
         if self.noise_multiplier is not None and not (0 <= self.noise_multiplier < math.inf):
             raise ValueError(
                 f"Expected --noise_multiplier to be a finite number of at least 0. Found "

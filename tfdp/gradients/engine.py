@@ -16,6 +16,7 @@ from absl import logging
 
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.forward import Forward
+from tfdp.layers.public import uses_batch_statistics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +64,15 @@ def choose_engine(name: str, model) -> Engine:
     Raises:
         ValueError: no such engine, or "ghost" for a model that it does not cover exactly.
     """
-    from tfdp.gradients import ghost, vectorized
+    from tfdp.gradients import ghost, lotwise, vectorized
 
     if name not in ENGINES:
         raise ValueError(
             f"Invalid value received for argument `engine`. Expected one of {list(ENGINES)}. "
             f"Received: {name!r}"
         )
+    if uses_batch_statistics(model) and name != "ghost":
+        return lotwise.bounded_sum
     if name == "vectorized":
         return vectorized.bounded_sum
     why_not = ghost.supports(model)
@@ -158,6 +161,13 @@ def bounded_sum(
             x, y, sample_weight = _pad_rows((x, y, sample_weight), microbatch_size)
         return engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
 
+    if getattr(engine, "needs_whole_lots", False):
+        raise NotImplementedError(
+            "With statistics='batch' a lot is normalized as a whole, and physical batches would have "
+            "statistics of their own, for which nothing is proven. Expected no "
+            f"`physical_batch_size`. Found {physical_batch_size}. Use smaller lots, or "
+            "statistics='example'."
+        )
     total = _rows(sample_weight)
     x, y, sample_weight = _pad_rows((x, y, sample_weight), physical_batch_size)
     split = _split_rows((x, y, sample_weight), physical_batch_size)

@@ -22,6 +22,7 @@ from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.per_example import rows_are_separate
 from tfdp.gradients.rules.recording import Recorder, owners
+from tfdp.layers.public import uses_batch_statistics
 
 __all__ = ["UnsupportedModelError", "bounded_sum", "supports"]
 
@@ -49,6 +50,12 @@ def supports(model) -> str | None:
 
 def _forward_pass(model, rules):
     """Returns how to run the model: all rows at once where that is known to be safe."""
+    if uses_batch_statistics(model):
+        raise UnsupportedModelError(
+            f"Model '{model.name}' has PublicExamples with statistics='batch', so an example's loss "
+            "depends on the whole lot. Expected engine='auto' or 'vectorized' for it, or "
+            "statistics='example'."
+        )
     if rows_are_separate(model, rules):
         return _batched
     for layer, rule in rules.items():
@@ -145,7 +152,7 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recorder = Recorder(forward, rules, tape)
         y_pred, scope, new_state = recorder.outputs(values, forward.state(chunk), x)
-    losses, at_outputs = _row_losses(recorder, scope, x, y, y_pred, sample_weight)
+    losses, at_outputs = row_losses(recorder, scope, x, y, y_pred, sample_weight)
     calls = [call for calls in recorder.calls.values() for call in calls]
     gradients = tape.gradient(
         tf.nest.flatten(y_pred),
@@ -160,8 +167,13 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
     return recorded, losses, y_pred, new_state
 
 
-def _row_losses(recorder, scope, x, y, y_pred, sample_weight):
+def row_losses(forward, scope, x, y, y_pred, sample_weight):
     """The loss of each row by itself: reductions, class weights and masks stay inside a row.
+
+    Args:
+        forward: the `Forward` that returned `y_pred` and `scope`.
+        scope, x, y, y_pred: as `Forward.loss` takes them, for all rows.
+        sample_weight: float32 [rows].
 
     Returns:
         (losses, gradients): float32 [rows]; the gradients of the weighted losses with respect to the
@@ -181,7 +193,7 @@ def _row_losses(recorder, scope, x, y, y_pred, sample_weight):
                 leaf._keras_mask = next(row_masks)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(leaves)
-            loss = recorder.loss(scope, x, y, y_pred)
+            loss = forward.loss(scope, x, y, y_pred)
             weighted = loss * weight
         gradients = tape.gradient(weighted, leaves, unconnected_gradients="zero")
         return loss, [tf.convert_to_tensor(gradient)[0] for gradient in gradients]

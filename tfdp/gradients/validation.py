@@ -2,12 +2,15 @@
 
 import keras
 
+from tfdp.layers import PublicBatchNormalization, PublicExamples
+
 
 def _batch_norm(layer):
     if isinstance(layer, keras.layers.BatchNormalization):
         return (
             "normalizes each example with statistics of the whole batch, so one example changes "
-            "the gradients of all others. Use LayerNormalization or GroupNormalization"
+            "the gradients of all others. tfdp.fix(model, public_data=examples) replaces it by "
+            "PublicBatchNormalization, and tfdp.fix(model) by GroupNormalization"
         )
     return None
 
@@ -51,7 +54,20 @@ def _batch_axis(layer):
     return None
 
 
-_RULES = (_batch_norm, _spectral_norm, _stateful_rnn, _adapted_normalization, _batch_axis)
+def _empty_public_examples(layer):
+    if isinstance(layer, PublicExamples) and not layer.holds_examples:
+        return "holds no public examples. Load the saved weights, which carry them"
+    return None
+
+
+_RULES = (
+    _batch_norm,
+    _spectral_norm,
+    _stateful_rnn,
+    _adapted_normalization,
+    _batch_axis,
+    _empty_public_examples,
+)
 
 
 def layers_of(model):
@@ -66,7 +82,20 @@ def refuse_mixing_layers(model) -> None:
     the ghost engine only layers with a rule), but a name and a remedy beat a wrong result.
     """
     found = []
-    for layer in layers_of(model):
+    layers = layers_of(model)
+    inside = {
+        id(inner)
+        for layer in layers
+        if isinstance(layer, PublicExamples)
+        for inner in layer._flatten_layers(include_self=False)
+    }
+    for layer in layers:
+        if isinstance(layer, PublicBatchNormalization) and id(layer) not in inside:
+            found.append(
+                f"layer '{layer.name}' (PublicBatchNormalization) has no public examples. Put its "
+                "network into tfdp.layers.PublicExamples(network, examples), as "
+                "tfdp.fix(model, public_data=examples) does"
+            )
         for rule in _RULES:
             why = rule(layer)
             if why:

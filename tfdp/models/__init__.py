@@ -6,7 +6,9 @@ from typing import NamedTuple
 import keras
 
 from tfdp import _backend  # noqa: F401
+from tfdp.layers import PublicExamples
 from tfdp.models.blocks import NORMALIZATIONS as NORMALIZATIONS
+from tfdp.models.blocks import PUBLIC_BATCH
 from tfdp.models.cifar import cifar_tutorial
 from tfdp.models.lenet import lenet5, lenet_300_100
 from tfdp.models.mlp import linear, mlp
@@ -55,6 +57,8 @@ def build(
     *,
     activation: str = "relu",
     normalize_output: bool = True,
+    public_data=None,
+    statistics: str = "example",
 ) -> keras.Model:
     """Builds a model with freshly drawn weights. Its output is logits (no softmax).
 
@@ -65,8 +69,10 @@ def build(
         num_classes: number of logits, at least 2.
         normalization: "none"; "layer", over all features of an example and without weights, as in
             the experiments of SI-DPSGD; "layer_affine", the same with learned scale and offset;
-            "batch", for comparison without privacy only, since it mixes examples. "resnet18" and
-            the models of text have a normalization of their own and take only "none".
+            "batch", which with `public_data` takes its statistics from there, and without is
+            `keras.layers.BatchNormalization`, for comparison without privacy only, since it mixes
+            examples. "resnet18" and the models of text have a normalization of their own and take
+            only "none".
         activation: "relu", "tanh" (its bounded outputs often help private training) or any other
             activation that Keras knows by name.
         normalize_output: whether the output layer is normalized too. SI-DPSGD, section 3,
@@ -74,6 +80,9 @@ def build(
             only the last normalization: they lose accuracy under noise. So it does by default.
             The price: n logits of mean 0 and variance 1 are at most sqrt(n - 1), hence softmax
             never comes near certainty (for n = 10 the cross-entropy stays above 0.27).
+        public_data: array (M, *input_shape) of public examples for "batch"; see `PublicExamples`.
+        statistics: "example" or "batch": what the statistics of "batch" are taken over, beside the
+            public examples.
 
     Returns:
         A built `keras.Sequential`, or a functional `keras.Model`.
@@ -86,6 +95,16 @@ def build(
         raise ValueError(
             f"Invalid value received for argument `name`. Expected one of {sorted(MODELS)}. "
             f"Received: {name!r}"
+        )
+    if public_data is not None and normalization != "batch":
+        raise ValueError(
+            "Invalid value received for argument `public_data`. Expected None with normalization "
+            f"{normalization!r}, which has no use for it."
+        )
+    if normalization not in NORMALIZATIONS:
+        raise ValueError(
+            "Invalid value received for argument `normalization`. Expected one of "
+            f"{list(NORMALIZATIONS)}. Received: {normalization!r}"
         )
     if not (num_classes >= 2):
         raise ValueError(
@@ -114,6 +133,12 @@ def build(
         dtype = "int32" if architecture.takes_tokens else None
         inputs = keras.Input(tuple(input_shape), dtype=dtype)
         return keras.Model(inputs, architecture.outputs(inputs, num_classes, activation), name=name)
+    if public_data is not None:
+        normalization = PUBLIC_BATCH
     output_normalization = normalization if normalize_output else "none"
     layers = architecture.layers(num_classes, normalization, activation, output_normalization)
-    return keras.Sequential([keras.Input(tuple(input_shape)), *layers], name=name)
+    if public_data is None:
+        return keras.Sequential([keras.Input(tuple(input_shape)), *layers], name=name)
+    network = keras.Sequential([keras.Input(tuple(input_shape)), *layers], name=f"{name}_network")
+    examples = PublicExamples(network, public_data, statistics, name="public_examples")
+    return keras.Sequential([keras.Input(tuple(input_shape)), examples], name=name)

@@ -3,8 +3,11 @@
 import keras
 
 from tfdp import _backend  # noqa: F401
+from tfdp.layers import PublicBatchNormalization
 
 NORMALIZATIONS = ("none", "layer", "layer_affine", "batch")
+# "batch" inside of a `PublicExamples` layer.
+PUBLIC_BATCH = "public_batch"
 # The value of the papers' PyTorch models. Keras' default of 1e-3 would damp the normalization of
 # small activations, and with it the invariance to the scale of the weights.
 _EPSILON = 1e-5
@@ -19,16 +22,18 @@ def block(
 
     Args:
         layer: a Dense or a Conv2D layer without activation.
-        normalization: one of `NORMALIZATIONS`. "layer" normalizes over all features of an example
-            (height, width and channels of an image) and has no weights; "layer_affine" adds the
-            learned scale and offset; "batch" is `keras.layers.BatchNormalization`, which mixes
-            examples and so cannot be trained privately.
+        normalization: one of `NORMALIZATIONS`, or `PUBLIC_BATCH`. "layer" normalizes over all
+            features of an example (height, width and channels of an image) and has no weights;
+            "layer_affine" adds the learned scale and offset; "batch" is
+            `keras.layers.BatchNormalization`, which mixes examples and so cannot be trained
+            privately; `PUBLIC_BATCH` is `PublicBatchNormalization`, for the network of a
+            `PublicExamples` layer.
         activation: name of the activation, or None.
 
     Raises:
         ValueError: for an unknown normalization.
     """
-    if normalization not in NORMALIZATIONS:
+    if normalization not in (*NORMALIZATIONS, PUBLIC_BATCH):
         raise ValueError(
             "Invalid value received for argument `normalization`. Expected one of "
             f"{list(NORMALIZATIONS)}. Received: {normalization!r}"
@@ -48,6 +53,8 @@ def block(
         )
     elif normalization == "batch":
         layers.append(keras.layers.BatchNormalization(epsilon=_EPSILON, name=f"{layer.name}_norm"))
+    elif normalization == PUBLIC_BATCH:
+        layers.append(PublicBatchNormalization(epsilon=_EPSILON, name=f"{layer.name}_norm"))
     if activation is not None:
         layers.append(keras.layers.Activation(activation, name=f"{layer.name}_activation"))
     return layers

@@ -1,4 +1,4 @@
-"""LayerNormalization, GroupNormalization, RMSNormalization and PReLU: one factor per feature."""
+"""Normalizations by example or by public examples, and PReLU: one factor per feature."""
 
 import keras
 import tensorflow as tf
@@ -6,6 +6,7 @@ import tensorflow as tf
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.contributions import Instantiated
+from tfdp.layers import PublicBatchNormalization
 
 
 class _AffineRule(Rule):
@@ -75,6 +76,17 @@ class GroupNormalizationRule(_AffineRule):
 
     def plain(self):
         return replaced(self.layer, scale=False, center=False)
+
+
+@register(PublicBatchNormalization)
+class PublicBatchNormalizationRule(_AffineRule):
+    """Along the axis of the features; the moments of the public examples are constants."""
+
+    def axes(self, rank):
+        return [self.layer.axis % rank]
+
+    def plain(self):
+        return replaced(self.layer, gamma=None, beta=None)
 
 
 @register(keras.layers.RMSNormalization)

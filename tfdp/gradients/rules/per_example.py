@@ -9,6 +9,7 @@ from keras import layers
 from keras.src.models.functional import Functional
 
 from tfdp.gradients.rules import rule_for
+from tfdp.layers import PublicExamples
 
 _PLAIN = {
     layers.Add,
@@ -111,6 +112,7 @@ _CONDITIONAL = {
 _COMPOSITE = {
     layers.Bidirectional: lambda layer: not layer.stateful,
     layers.MultiHeadAttention: lambda layer: all(axis > 0 for axis in layer._attention_axes),
+    PublicExamples: lambda layer: layer.statistics == "example",
 }
 _CONTAINERS = (keras.Sequential.call, Functional.call)
 

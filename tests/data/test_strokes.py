@@ -1,0 +1,39 @@
+"""Random strokes: public images of any size."""
+
+import numpy as np
+import pytest
+
+from tfdp import data
+from tfdp.data.strokes import strokes
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (28, 28, 1), (12, 7, 3)])
+def test_images(shape):
+    images = strokes(20, shape)
+    assert images.shape == (20, *shape) and images.dtype == np.float32
+    assert images.min() >= -1 and images.max() <= 1
+    assert len(np.unique(images.reshape(20, -1), axis=0)) == 20
+    # Mostly background, with some ink in every image, as in handwriting.
+    assert (images < 0).mean() > 0.5 and (images.max(axis=(1, 2, 3)) > 0.5).all()
+    np.testing.assert_array_equal(images, strokes(20, shape))
+    assert np.abs(images - strokes(20, shape, seed=1)).max() > 0.5
+
+
+def test_shape_is_that_of_an_image():
+    with pytest.raises(ValueError, match="height, width, channels"):
+        strokes(3, (64,))
+
+
+def test_public_examples_of_the_digits():
+    drawn = data.public("digits", 5)
+    np.testing.assert_array_equal(drawn, strokes(5, (8, 8, 1)))
+    private = data.load("digits").x_train.reshape(-1, 64)
+    assert not (drawn.reshape(5, 1, 64) == private).all(axis=2).any()
+
+
+@pytest.mark.parametrize(
+    ("count", "source", "name"), [(0, None, "`count`"), (3, "kmnist", "`source`")], ids=str
+)
+def test_refused(count, source, name):
+    with pytest.raises(ValueError, match=name):
+        data.public("digits", count, source=source)

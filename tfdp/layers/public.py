@@ -1,0 +1,422 @@
+"""Batch normalization whose statistics come from public examples (SI-DPSGD, Algorithm 2).
+
+`PublicExamples` holds M public examples and runs a network in two passes. The public examples pass
+once, normalized by themselves, and leave their moments at every `PublicBatchNormalization`. Then the
+private examples pass, each normalized with the public moments and its own, which have weight 1/(M+1)
+(Salimans et al. 2016, "virtual batch normalization"). Nothing is averaged over time.
+
+Formal guarantee of statistics="example": what the network returns for an example, and its gradient,
+depend on that example, the weights and the public examples alone. So a clipped sum of gradients has
+the sensitivity of DP-SGD, provided that the public examples were chosen without looking at the
+private ones. It does not hold for statistics="batch".
+"""
+
+import contextlib
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+
+from tfdp import _backend  # noqa: F401
+
+STATISTICS = ("example", "batch")
+
+
+@dataclasses.dataclass
+class _Pass:
+    """One run through a network.
+
+    Attributes:
+        kind: "public" takes moments over all rows and notes them; "private" mixes the noted moments
+            with those of each row; "union" takes them over the rows that are present.
+        moments: (layer, (mean, variance)), one for each call of a normalization, in order.
+        count: M; of "private" only.
+        present: float32 [rows], 1 where a row counts; of "union" only.
+        used: how many of `moments` a "private" pass has read.
+    """
+
+    kind: str
+    moments: list = dataclasses.field(default_factory=list)
+    count: int = 0
+    present: tf.Tensor | None = None
+    used: int = 0
+
+
+_passes: list[_Pass] = []  # the innermost last; layers learn from it which pass they are in
+_present_rows: list[tf.Tensor] = []
+
+
+@contextlib.contextmanager
+def _pushed(stack, item):
+    stack.append(item)
+    try:
+        yield item
+    finally:
+        stack.pop()
+
+
+def in_public_pass() -> bool:
+    """Whether public examples are passing by themselves: nothing private takes part."""
+    return any(one.kind == "public" for one in _passes)
+
+
+def present_rows(present: tf.Tensor):
+    """Context in which statistics="batch" counts only some of the rows of a lot.
+
+    Args:
+        present: bool [rows]; False for the rows that pad the lot.
+    """
+    return _pushed(_present_rows, tf.cast(present, tf.float32))
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class PublicBatchNormalization(keras.layers.Layer):
+    """Normalizes each feature with the statistics of public examples and of the example itself.
+
+    It works inside the network of a `PublicExamples` layer, which holds the examples. Over the
+    positions of an image or a sequence statistics are taken as in batch normalization: an example's
+    own moments are those over its positions. All statistics are float32.
+
+    Args:
+        axis: the axis of the features.
+        epsilon: added to the variance. The default is that of the papers' PyTorch models.
+        center, scale: whether there is a learned offset, a learned factor.
+        **kwargs: as for any Keras layer.
+
+    Raises:
+        RuntimeError: it is called outside of `PublicExamples`.
+    """
+
+    def __init__(self, axis=-1, epsilon=1e-5, center=True, scale=True, **kwargs):
+        super().__init__(**kwargs)
+        if not (isinstance(axis, int) and axis != 0):
+            raise ValueError(
+                "Invalid value received for argument `axis`. Expected one axis other than 0, the "
+                f"examples. Received: {axis!r}"
+            )
+        if not epsilon > 0:
+            raise ValueError(
+                "Invalid value received for argument `epsilon`. Expected a number > 0. Received: "
+                f"{epsilon!r}"
+            )
+        self.supports_masking = True  # that is: `compute_mask` refuses
+        self.axis = axis
+        self.epsilon = float(epsilon)
+        self.center = bool(center)
+        self.scale = bool(scale)
+
+    def build(self, input_shape):
+        if not self.axis % len(input_shape):
+            raise ValueError(
+                f"Layer '{self.name}' normalizes along axis {self.axis}, which is that of the "
+                f"examples. Expected another axis of inputs of shape {tuple(input_shape)}."
+            )
+        shape = (input_shape[self.axis],)
+        self.gamma = self.beta = None
+        if self.scale:
+            self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
+        if self.center:
+            self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def compute_mask(self, inputs, previous_mask=None):
+        if previous_mask is not None:
+            raise ValueError(
+                f"Layer '{self.name}' (PublicBatchNormalization) received a mask, and would count "
+                "masked positions. Expected inputs without a mask; use LayerNormalization."
+            )
+
+    def call(self, inputs):
+        x = tf.cast(inputs, tf.float32)
+        mean, variance = self._moments(x)
+        outputs = (x - mean) * tf.math.rsqrt(variance + self.epsilon)
+        shape = [1] * x.shape.rank
+        shape[self.axis] = -1
+        if self.gamma is not None:
+            outputs *= tf.reshape(tf.cast(self.gamma, tf.float32), shape)
+        if self.beta is not None:
+            outputs += tf.reshape(tf.cast(self.beta, tf.float32), shape)
+        return tf.cast(outputs, inputs.dtype)
+
+    def _moments(self, x):
+        """Mean and variance, broadcastable to `x`, as the pass that runs wants them."""
+        if not _passes:
+            raise RuntimeError(
+                f"Layer '{self.name}' (PublicBatchNormalization) has no public examples. Expected it "
+                "inside of tfdp.layers.PublicExamples(network, examples); "
+                "tfdp.fix(model, public_data=examples) builds that."
+            )
+        one = _passes[-1]
+        features = self.axis % x.shape.rank
+        positions = [axis for axis in range(1, x.shape.rank) if axis != features]
+        if one.kind == "union":
+            # Rows that are absent may hold anything, NaN too.
+            rows = tf.reshape(one.present, [-1] + [1] * (x.shape.rank - 1))
+            kept = tf.where(rows > 0, x, 0.0)
+            mean = _mean(kept, [0, *positions]) * _inverse_share(one.present)
+            squares = tf.where(rows > 0, tf.square(x - mean), 0.0)
+            return mean, _mean(squares, [0, *positions]) * _inverse_share(one.present)
+        if one.kind == "public":
+            moments = tf.nn.moments(x, [0, *positions], keepdims=True)
+            one.moments.append((self, moments))
+            return moments
+        layer, (mean, variance) = one.moments[one.used] if one.used < len(one.moments) else _NONE
+        one.used += 1
+        if layer is not self:
+            raise RuntimeError(
+                f"Layer '{self.name}' (PublicBatchNormalization) was not called in the pass of the "
+                "public examples, or in another order. Expected a network that calls its layers in "
+                "one order."
+            )
+        return _mixed(mean, variance, *_own_moments(x, positions), 1.0 / (one.count + 1))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "axis": self.axis,
+            "epsilon": self.epsilon,
+            "center": self.center,
+            "scale": self.scale,
+        }
+
+
+_NONE = (None, (None, None))
+
+
+def _mean(x, axes):
+    return tf.reduce_mean(x, axes, keepdims=True)
+
+
+def _inverse_share(present):
+    # At least the public examples are present.
+    return tf.cast(tf.size(present), tf.float32) / tf.reduce_sum(present)
+
+
+def _own_moments(x, positions):
+    if not positions:
+        return x, tf.zeros_like(x)
+    return tf.nn.moments(x, positions, keepdims=True)
+
+
+def _mixed(mean, variance, own_mean, own_variance, weight):
+    """Moments of a mixture of two populations, the second with the given weight."""
+    gap = own_mean - mean
+    between = weight * (1.0 - weight) * tf.square(gap)
+    return mean + weight * gap, (1.0 - weight) * variance + weight * own_variance + between
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class PublicExamples(keras.layers.Layer):
+    """Runs a network with `PublicBatchNormalization` layers, and holds the public examples for it.
+
+    The examples are weights of this layer (not trainable), so that every saved model carries them.
+
+    With statistics="example" the gradient does not flow through the moments of the public examples,
+    only through the example's own: per-example gradients then cost what they cost without it. Public
+    examples pass in inference mode, so that there is no dropout among them.
+
+    With statistics="batch" training is as the papers wrote it: statistics over the whole lot and the
+    public examples together. One example then moves the gradients of all others, and the proven
+    guarantee counts that: the sensitivity is 2L - 1 instead of 1. At inference each example is
+    normalized together with the public examples, 1 + M rows at a time (the papers' test phase).
+
+    Args:
+        network: a built keras.Model.
+        examples: array [M, ...], M >= 2, or a structure of arrays as the network takes it. Their
+            choice and their preprocessing must not depend on the private data. None leaves a place
+            for them: such a layer refuses to run until weights are loaded into it.
+        statistics: "example" or "batch".
+        example_specs: how to make that place; `get_config` fills it in.
+        **kwargs: as for any Keras layer.
+
+    Raises:
+        ValueError: a bad argument.
+        RuntimeError: it is called while it holds no public examples.
+
+    Example:
+        network = keras.Sequential([
+            keras.Input((28, 28, 1)), keras.layers.Conv2D(16, 5),
+            tfdp.layers.PublicBatchNormalization(), keras.layers.ReLU(), ...])
+        examples = tfdp.layers.PublicExamples(network, tfdp.data.public("mnist", 30))  # KMNIST
+        model = keras.Sequential([keras.Input((28, 28, 1)), examples])
+    """
+
+    def __init__(
+        self, network, examples=None, statistics="example", *, example_specs=None, **kwargs
+    ):
+        super().__init__(**kwargs)
+        if statistics not in STATISTICS:
+            raise ValueError(
+                "Invalid value received for argument `statistics`. Expected one of "
+                f"{list(STATISTICS)}. Received: {statistics!r}"
+            )
+        if not isinstance(network, keras.Model) or not network.built:
+            raise ValueError(
+                "Invalid value received for argument `network`. Expected a built keras.Model, such as "
+                f"a Sequential with an Input. Received: {network!r}"
+            )
+        if (examples is None) == (example_specs is None):
+            raise ValueError(
+                "Expected public examples: an array of shape (M, ...) like the network's inputs, or a "
+                f"structure of such arrays. Received: {type(examples).__name__}"
+            )
+        self.network = network
+        self.statistics = statistics
+        if examples is not None:
+            examples = keras.tree.map_structure(_as_examples, examples)
+            example_specs = keras.tree.map_structure(_spec_of, examples)
+        # Past Keras' attribute tracking, which would make other structures of dicts and lists.
+        vars(self)["_specs"] = example_specs
+        specs = [_parsed(spec) for spec in keras.tree.flatten(example_specs)]
+        counts = {shape[0] for shape, _ in specs}
+        if len(counts) != 1 or not min(counts) >= 2:
+            raise ValueError(
+                "Invalid value received for argument `examples`. Expected at least 2 examples, equally "
+                f"many in every array. Received: {example_specs}"
+            )
+        (self.count,) = counts
+        self._rows = [
+            self.add_weight(
+                name=f"examples_{i}",
+                shape=shape,
+                dtype=dtype,
+                initializer="zeros",
+                trainable=False,
+                autocast=False,
+            )
+            for i, (shape, dtype) in enumerate(specs)
+        ]
+        # A weight, so that whatever copies or loads the weights brings the examples to life.
+        self._holds = self.add_weight(
+            name="holds_examples",
+            shape=(),
+            dtype="int32",
+            initializer="zeros",
+            trainable=False,
+            autocast=False,
+        )
+        if examples is not None:
+            for variable, rows in zip(self._rows, keras.tree.flatten(examples), strict=True):
+                variable.assign(rows)
+            self._holds.assign(1)
+        self.built = True
+
+    @property
+    def holds_examples(self) -> bool:
+        """Whether there are public examples, rather than an empty place for them."""
+        return bool(self._holds.numpy())
+
+    @property
+    def examples(self):
+        """The public examples, NumPy arrays in the structure that they were given in."""
+        rows = [variable.numpy() for variable in self._rows]
+        return keras.tree.pack_sequence_as(self._specs, rows)
+
+    def build(self, input_shape=None):
+        self.built = True
+
+    def compute_output_shape(self, input_shape):
+        return self.network.compute_output_shape(input_shape)
+
+    def call(self, inputs, training=False):
+        self._require_examples()
+        rows = [tf.convert_to_tensor(variable) for variable in self._rows]
+        rows = keras.tree.pack_sequence_as(self._specs, rows)
+        if self.statistics == "batch":
+            return self._with_lot(inputs, rows) if training else self._one_by_one(inputs, rows)
+        with _pushed(_passes, _Pass("public")) as public:
+            self.network(rows, training=False)
+        moments = [
+            (layer, tuple(tf.stop_gradient(moment) for moment in pair))
+            for layer, pair in public.moments
+        ]
+        with _pushed(_passes, _Pass("private", moments, count=self.count)):
+            return self.network(inputs, training=training)
+
+    def _with_lot(self, inputs, rows):
+        """Training with statistics="batch": the lot and the public examples in one batch."""
+        private = tf.shape(keras.tree.flatten(inputs)[0])[0]
+        present = _present_rows[-1] if _present_rows else tf.ones([private])
+        return self._joined(inputs, rows, present, training=True)
+
+    def _one_by_one(self, inputs, rows):
+        """Inference with statistics="batch": each example in a batch with the public ones."""
+
+        def one(example):
+            example = keras.tree.map_structure(lambda leaf: leaf[tf.newaxis], example)
+            outputs = self._joined(example, rows, tf.ones([1]), training=False)
+            return keras.tree.map_structure(lambda leaf: leaf[0], outputs)
+
+        return tf.vectorized_map(one, inputs, fallback_to_while_loop=False)
+
+    def _joined(self, inputs, rows, present, training):
+        joined = keras.tree.map_structure(
+            lambda private, public: tf.concat([private, tf.cast(public, private.dtype)], axis=0),
+            inputs,
+            rows,
+        )
+        present = tf.concat([present, tf.ones([self.count])], axis=0)
+        with _pushed(_passes, _Pass("union", present=present)):
+            outputs = self.network(joined, training=training)
+        return keras.tree.map_structure(lambda leaf: leaf[: -self.count], outputs)
+
+    def _require_examples(self):
+        if in_stateless_scope():
+            return  # private training looks before it starts
+        with tf.init_scope():
+            holds = self.holds_examples
+        if not holds:
+            raise RuntimeError(
+                f"Layer '{self.name}' (PublicExamples) holds no public examples: it was made from a "
+                "configuration alone. Load the weights of the saved model, which carry them, or "
+                "build it with PublicExamples(network, examples)."
+            )
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "network": keras.saving.serialize_keras_object(self.network),
+            "examples": None,
+            "statistics": self.statistics,
+            "example_specs": self._specs,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        network = keras.saving.deserialize_keras_object(config["network"])
+        return cls(**{**config, "network": network})
+
+
+def _as_examples(array):
+    array = np.asarray(array)
+    if array.ndim < 1 or not (array.dtype.kind in "iufb" and np.isfinite(array).all()):
+        raise ValueError(
+            "Invalid value received for argument `examples`. Expected finite numbers of shape "
+            f"(M, ...). Received: shape {array.shape}, dtype {array.dtype}"
+        )
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
+
+
+def _spec_of(array):
+    """One string, a leaf of the configuration: "float32 30 28 28 1"."""
+    return " ".join([array.dtype.name, *map(str, array.shape)])
+
+
+def _parsed(spec):
+    dtype, *shape = spec.split()
+    return tuple(map(int, shape)), dtype
+
+
+def public_layers(model) -> list[PublicExamples]:
+    """All `PublicExamples` layers of a model, nested ones too."""
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    return [layer for layer in layers if isinstance(layer, PublicExamples)]
+
+
+def uses_batch_statistics(model) -> bool:
+    """Whether some layer of `model` is normalized with statistics over the private lot."""
+    return any(layer.statistics == "batch" for layer in public_layers(model))
