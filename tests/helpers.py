@@ -1,7 +1,14 @@
 """Small private models and data for the tests of training."""
 
+import io
+import pathlib
+import pickle
+import zipfile
+
+import h5py
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
 import tfdp
@@ -58,8 +65,6 @@ def steps(model):
 
 def clipped_sum(model, x, y, clip):
     """The bounded sum by a plain tape, one example after the other."""
-    import tensorflow as tf
-
     total = 0.0
     for row in range(len(x)):
         with tf.GradientTape() as tape:
@@ -70,3 +75,56 @@ def clipped_sum(model, x, y, clip):
         flat = np.concatenate([tf.convert_to_tensor(g).numpy().ravel() for g in gradients])
         total = total + flat * min(1.0, clip / np.linalg.norm(flat))
     return total
+
+
+def arrays_in(path):
+    """Every array in everything that was written."""
+    for file in sorted(pathlib.Path(path).rglob("*")):
+        if file.is_dir():
+            continue
+        content = file.read_bytes()
+        yield content
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                for name in archive.namelist():
+                    content = archive.read(name)
+                    yield content
+                    if name.endswith(".h5"):
+                        yield from _in_h5(io.BytesIO(content))
+        elif content[:4] == b"\x89HDF":
+            yield from _in_h5(file)
+
+
+def _in_h5(file):
+    found = []
+    with h5py.File(file) as content:
+        content.visititems(
+            lambda _, item: found.append(item[()]) if isinstance(item, h5py.Dataset) else None
+        )
+    return [np.asarray(item).tobytes() for item in found]
+
+
+def _checkpoint(model, folder):
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(folder / "ckpt"))
+
+
+def _with_callback(make):
+    def save(model, folder):
+        model.fit(*data(), batch_size=8, verbose=0, callbacks=[make(folder)])
+
+    return save
+
+
+# Every way to write a model to a folder.
+SAVES = {
+    "save": lambda m, f: m.save(f / "m.keras"),
+    "save_weights": lambda m, f: m.save_weights(f / "m.weights.h5"),
+    "checkpoint": _checkpoint,
+    "export": lambda m, f: m.export(str(f / "saved"), verbose=False),
+    "tfdp.export": lambda m, f: tfdp.export(m, f / "m.keras"),
+    "pickle": lambda m, f: (f / "m.pickle").write_bytes(pickle.dumps(m)),
+    "ModelCheckpoint": _with_callback(lambda f: keras.callbacks.ModelCheckpoint(f / "m.keras")),
+    "BackupAndRestore": _with_callback(
+        lambda f: keras.callbacks.BackupAndRestore(f, delete_checkpoint=False)
+    ),
+}

@@ -19,6 +19,7 @@ _PUBLIC = {
     "DPKerasSGDOptimizer": "tfdp.optimizers",
     "DPKerasAdamOptimizer": "tfdp.optimizers",
     "SIDPSGDOptimizer": "tfdp.optimizers",
+    "MatrixDPSGDOptimizer": "tfdp.optimizers",
     "make_dp_optimizer_class": "tfdp.optimizers",
     "export": "tfdp.release",
     "fix": "tfdp.repair",

@@ -242,7 +242,7 @@ class PrivateTraining:
             validation_data=validation_data,
             physical_batch_size=self._privacy.physical_batch_size,
             steps_per_epoch=steps_per_epoch,
-            turn=0 if self._entry is None else self._entry.next_turn,
+            turn=self.optimizer.next_turn,
         )
         # Keras starts whole executions, also where an epoch ends within one.
         executions = -(-feed.steps // self.steps_per_execution)
@@ -335,8 +335,13 @@ class PrivateTraining:
             and _joins(plan, entry)
             and optimizer.continues(variables)
         )
+        resumed = None
         if goes_on:
             first, done = entry.first_iteration, entry.spent
+        else:
+            resumed = optimizer.resume(plan, fields, variables)
+        if resumed is not None:
+            first, done = resumed.first_iteration, resumed.steps
         steps = plan.steps
         if steps is None:
             steps = 1 if goes_on and done < entry.run.steps else OPEN_ENDED
@@ -346,8 +351,9 @@ class PrivateTraining:
         if not goes_on:
             if entry is not None:
                 entry.close()
-            optimizer.start_segment(variables)
-            entry = Entry(ledger, run, plan, first, identity)
+            if resumed is None:
+                optimizer.start_segment(variables)
+            entry = Entry(ledger, run, plan, first, identity, resumed and resumed.run_id)
             optimizer.entry = entry
             self.train_function = None  # the step is traced for one entry
         elif done + steps > entry.run.steps:

@@ -53,17 +53,30 @@ class Entry:
         plan: what `run` was made from.
         first_iteration: the optimizer's iteration at its first step.
         identity: whatever must stay the same for training to go on in this entry.
+        resumed: id of the run in the ledger, if it was begun before.
     """
 
     def __init__(
-        self, ledger: Ledger, run: Run, plan: Plan, first_iteration: int, identity: object = None
+        self,
+        ledger: Ledger,
+        run: Run,
+        plan: Plan,
+        first_iteration: int,
+        identity: object = None,
+        resumed: str | None = None,
     ):
         self.run, self.plan = run, plan
         self.first_iteration, self.identity = first_iteration, identity
         self.limit = 0
-        self.authorized = 0  # steps that the host let through; the device counts what it began
-        self._ledger, self._id = ledger, ledger.open(run)
-        self._spent = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_spent")
+        if resumed is None:
+            resumed = ledger.open(run)
+        else:
+            ledger.extend(resumed, run)
+        self._ledger, self.run_id = ledger, resumed
+        spent = ledger.steps(resumed)
+        self.authorized = spent  # steps that the host let through; the device counts what it began
+        self._first_turn = plan.turn - spent
+        self._spent = tf.Variable(spent, dtype=tf.int64, trainable=False, name="steps_spent")
         self._limit = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_allowed")
         self._budget: PrivacyBudget | None = None
         self._limited_for = None
@@ -76,7 +89,7 @@ class Entry:
     @property
     def next_turn(self) -> int:
         """Which lot comes next, counted from the first turn of the first group."""
-        return self.plan.turn + self.spent
+        return self._first_turn + self.spent
 
     @property
     def left(self) -> float:
@@ -85,15 +98,15 @@ class Entry:
 
     def record(self) -> None:
         """Brings the ledger up to date."""
-        self._ledger.record(self._id, self.spent)
+        self._ledger.record(self.run_id, self.spent)
 
     def earlier(self) -> list[Run]:
         """What the ledger knows besides this entry."""
-        return [run for i, run in self._ledger.entries.items() if i != self._id and run.steps]
+        return [run for i, run in self._ledger.entries.items() if i != self.run_id and run.steps]
 
     def extend(self, run: Run) -> None:
         """Goes on with more steps than were planned."""
-        self._ledger.extend(self._id, run)
+        self._ledger.extend(self.run_id, run)
         self.run = run
 
     def close(self) -> None:

@@ -1,19 +1,22 @@
 """SI-DPSGD is Algorithm 1, and its means are nowhere to be found."""
 
-import io
-import pathlib
-import pickle
-import zipfile
-
-import h5py
 import keras
 import numpy as np
 import pytest
 import scipy.stats
-import tensorflow as tf
-from helpers import LOSS, clipped_sum, data, fit, plain, private, si_dpsgd, weights
+from helpers import (
+    LOSS,
+    SAVES,
+    arrays_in,
+    clipped_sum,
+    data,
+    fit,
+    plain,
+    private,
+    si_dpsgd,
+    weights,
+)
 
-import tfdp
 from tfdp.accounting import proven
 
 CLIP, L = 0.3, 8
@@ -91,58 +94,6 @@ def test_gradients_are_taken_at_the_noisy_weights():
     model.train_on_batch(x, y)
     after = np.concatenate([m.ravel() for m in means(model)])
     np.testing.assert_allclose(after, expected, atol=1e-5)
-
-
-def arrays_in(path):
-    """Every array in everything that was written."""
-    for file in sorted(pathlib.Path(path).rglob("*")):
-        if file.is_dir():
-            continue
-        content = file.read_bytes()
-        yield content
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
-                for name in archive.namelist():
-                    content = archive.read(name)
-                    yield content
-                    if name.endswith(".h5"):
-                        yield from in_h5(io.BytesIO(content))
-        elif content[:4] == b"\x89HDF":
-            yield from in_h5(file)
-
-
-def in_h5(file):
-    found = []
-    with h5py.File(file) as content:
-        content.visititems(
-            lambda _, item: found.append(item[()]) if isinstance(item, h5py.Dataset) else None
-        )
-    return [np.asarray(item).tobytes() for item in found]
-
-
-def checkpoint(model, folder):
-    tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(folder / "ckpt"))
-
-
-def with_callback(make):
-    def save(model, folder):
-        model.fit(*data(), batch_size=8, verbose=0, callbacks=[make(folder)])
-
-    return save
-
-
-SAVES = {
-    "save": lambda m, f: m.save(f / "m.keras"),
-    "save_weights": lambda m, f: m.save_weights(f / "m.weights.h5"),
-    "checkpoint": checkpoint,
-    "export": lambda m, f: m.export(str(f / "saved"), verbose=False),
-    "tfdp.export": lambda m, f: tfdp.export(m, f / "m.keras"),
-    "pickle": lambda m, f: (f / "m.pickle").write_bytes(pickle.dumps(m)),
-    "ModelCheckpoint": with_callback(lambda f: keras.callbacks.ModelCheckpoint(f / "m.keras")),
-    "BackupAndRestore": with_callback(
-        lambda f: keras.callbacks.BackupAndRestore(f, delete_checkpoint=False)
-    ),
-}
 
 
 @pytest.mark.parametrize("way", SAVES)

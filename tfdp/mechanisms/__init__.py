@@ -1,5 +1,6 @@
 """What is added to the bounded sum."""
 
+from tfdp.mechanisms.correlated import CorrelatedNoise
 from tfdp.mechanisms.noise import NoiseSource
 
-__all__ = ["NoiseSource"]
+__all__ = ["CorrelatedNoise", "NoiseSource"]

@@ -10,6 +10,7 @@ from tfdp.optimizers.factory import (
     DPKerasSGDOptimizer,
     make_dp_optimizer_class,
 )
+from tfdp.optimizers.matrix import MatrixDPSGDOptimizer, make_matrix_optimizer_class
 from tfdp.optimizers.si_dpsgd import SIDPSGDOptimizer
 
 __all__ = [
@@ -21,8 +22,10 @@ __all__ = [
     "DPKerasOptimizer",
     "DPKerasRMSpropOptimizer",
     "DPKerasSGDOptimizer",
+    "MatrixDPSGDOptimizer",
     "SIDPSGDOptimizer",
     "make_dp_optimizer_class",
+    "make_matrix_optimizer_class",
 ]
 
 # Private mechanisms by name: the class for an update rule, given as a Keras optimizer class. A class
@@ -30,4 +33,5 @@ __all__ = [
 MECHANISMS = {
     "dpsgd": make_dp_optimizer_class,
     "si_dpsgd": lambda base: SIDPSGDOptimizer,
+    "matrix": make_matrix_optimizer_class,
 }

@@ -6,6 +6,7 @@ Formal guarantee: an update sees the lot's gradients only through
 optimizer does (momentum, Adam's moments, weight decay) is post-processing.
 """
 
+import dataclasses
 import math
 
 import keras
@@ -28,6 +29,21 @@ class _Secrets:
         self.noise = NoiseSource(seed)
         self.ledger = Ledger()
         self.entry = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+    """A run that goes on after a pause, possibly in another process.
+
+    Attributes:
+        run_id: its id in the ledger.
+        steps: how many it took before.
+        first_iteration: the optimizer's iteration at its first step.
+    """
+
+    run_id: str
+    steps: int
+    first_iteration: int
 
 
 class DPKerasOptimizer(keras.optimizers.Optimizer):
@@ -160,6 +176,24 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         del variables
         return True
 
+    @property
+    def next_turn(self) -> int:
+        """Whose turn it is where groups take turns (modulo the groups)."""
+        return 0 if self.entry is None else self.entry.next_turn
+
+    def resume(self, plan, fields: dict, variables) -> SavedRun | None:
+        """The run of the ledger, saved before its end, with which training goes on; usually None.
+
+        Args:
+            plan: how the next steps draw their examples (`tfdp.spending.Plan`).
+            fields: what the steps are accounted as, as fields of `accounting.Run`.
+            variables: the trainable variables.
+
+        Raises:
+            ValueError: there is such a run, and these steps do not belong to it.
+        """
+        del plan, fields, variables
+
     def update(self, bounded: BoundedSum, divisor: int, variables, regularization) -> None:
         """Adds the noise, once for the lot, and applies the update rule.
 
@@ -170,14 +204,17 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             variables: the trainable variables, in the order of `bounded.sums`.
             regularization: gradients of the weight regularizers (None where there is none).
         """
-        stddev = self.noise_multiplier * bounded.l2_norm_clip
-        noise = self._secrets.noise.gaussians(stddev, [v.shape for v in variables])
+        noise = self._noise(bounded.l2_norm_clip, [v.shape for v in variables])
         gradients = [
             self._private_mean(total + draw, divisor, penalty)
             for total, draw, penalty in zip(bounded.sums, noise, regularization, strict=True)
         ]
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
         super().apply(gradients, variables)  # past our own, which refuses
+
+    def _noise(self, l2_norm_clip, shapes: list) -> list:
+        """What is added to a lot's sum, float32, one tensor of each shape."""
+        return self._secrets.noise.gaussians(self.noise_multiplier * l2_norm_clip, shapes)
 
     @staticmethod
     def _private_mean(total, divisor, penalty):

@@ -25,6 +25,15 @@ def make_dp_optimizer_class(base: type) -> type:
         DPAdamW = tfdp.make_dp_optimizer_class(keras.optimizers.AdamW)
         optimizer = DPAdamW(l2_norm_clip=1.0, noise_multiplier=1.1, learning_rate=1e-3)
     """
+    check_base(base)
+    name = f"DPKeras{base.__name__}Optimizer"
+    doc = f"`keras.optimizers.{base.__name__}` on private gradients. See `DPKerasOptimizer`."
+    made = type(name, (DPKerasOptimizer, base), {"__doc__": doc, "__module__": __name__})
+    return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
+
+
+def check_base(base: type) -> None:
+    """Raises TypeError where no private optimizer can be made of `base`."""
     if not (isinstance(base, type) and issubclass(base, keras.optimizers.Optimizer)):
         raise TypeError(f"Expected a subclass of keras.optimizers.Optimizer. Received: {base!r}")
     if issubclass(base, DPKerasOptimizer):
@@ -34,10 +43,6 @@ def make_dp_optimizer_class(base: type) -> type:
             "LossScaleOptimizer scales the loss before clipping and skips steps on overflow, both "
             "of which break the guarantee. Use the inner optimizer, with a bfloat16 policy."
         )
-    name = f"DPKeras{base.__name__}Optimizer"
-    doc = f"`keras.optimizers.{base.__name__}` on private gradients. See `DPKerasOptimizer`."
-    made = type(name, (DPKerasOptimizer, base), {"__doc__": doc, "__module__": __name__})
-    return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
 
 
 DPKerasSGDOptimizer = make_dp_optimizer_class(keras.optimizers.SGD)
