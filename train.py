@@ -33,7 +33,9 @@ flags.DEFINE_string(
     None,
     "Where tensorflow_datasets keeps its data; default: $TFDS_DATA_DIR, or its own.",
 )
-flags.DEFINE_string("model", None, "linear, mlp, lenet_300_100, lenet5 or tutorial_cnn.")
+flags.DEFINE_string(
+    "model", None, "linear, mlp, hidden_500, hidden_1000, lenet_300_100, lenet5 or tutorial_cnn."
+)
 flags.DEFINE_enum(
     "normalization",
     None,
@@ -78,8 +80,19 @@ flags.DEFINE_float("l2_norm_clip", None, "L2 norm to which each example's gradie
 flags.DEFINE_enum(
     "clipping",
     "global",
-    ["global", "per_layer", "automatic"],
-    "How gradients are bounded: as one vector, layer by layer, or normalized; the noise is the same.",
+    ["global", "per_layer", "each_layer", "automatic", "adaptive"],
+    "How gradients are bounded: as one vector; layer by layer, each at its share; each layer at the "
+    "clip norm; normalized; or at a clip norm that follows a quantile of the norms.",
+)
+flags.DEFINE_float(
+    "target_quantile", None, "--clipping=adaptive: fraction of gradients to leave unclipped."
+)
+flags.DEFINE_float("quantile_learning_rate", None, "--clipping=adaptive: of the clip norm.")
+flags.DEFINE_float(
+    "quantile_noise_multiplier",
+    None,
+    "--clipping=adaptive: noise on the count of unclipped gradients; default 5 times the noise "
+    "multiplier, which sum and count share.",
 )
 
 flags.DEFINE_integer("batch_size", None, "Nominal lot size: the logical batch of one step.")

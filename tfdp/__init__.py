@@ -18,6 +18,8 @@ _PUBLIC = {
     "DPKerasOptimizer": "tfdp.optimizers",
     "DPKerasSGDOptimizer": "tfdp.optimizers",
     "DPKerasAdamOptimizer": "tfdp.optimizers",
+    "DPDropoutOptimizer": "tfdp.optimizers",
+    "SGLDOptimizer": "tfdp.optimizers",
     "SIDPSGDOptimizer": "tfdp.optimizers",
     "MatrixDPSGDOptimizer": "tfdp.optimizers",
     "make_dp_optimizer_class": "tfdp.optimizers",

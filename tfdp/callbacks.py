@@ -92,6 +92,8 @@ class StopAtBudget(keras.callbacks.Callback):
 class PrivacyTensorBoard(keras.callbacks.Callback):
     """Writes loss, metrics, both epsilons and the bound's diagnostics to TensorBoard, every epoch.
 
+    Under mechanism/ stands what the optimizer says of itself (`DPKerasOptimizer.scalars`).
+
     The diagnostics (fraction clipped, median gradient norm, noise to signal) and the training metrics
     come from private data without noise: the log is for whoever may see the data.
 
@@ -136,6 +138,9 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
                 tf.summary.scalar(f"privacy/epsilon_{kind}", curve.at(steps))
             for name, value in self.model.privacy_diagnostics(reset=True).items():
                 tf.summary.scalar(f"gradients/{name}", value)
+            scalars = self.model.optimizer.scalars(self.model.trainable_variables)
+            for name, value in scalars.items():
+                tf.summary.scalar(f"mechanism/{name}", value)
         self._writer.flush()
 
     def on_train_end(self, logs=None):

@@ -6,7 +6,14 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp.gradients.bounds import AutomaticClip, GlobalL2Clip, PerLayerL2Clip, make_bound
+from tfdp.gradients.bounds import (
+    AdaptiveL2Clip,
+    AutomaticClip,
+    EachLayerL2Clip,
+    GlobalL2Clip,
+    PerLayerL2Clip,
+    make_bound,
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,22 +50,28 @@ def test_sensitivity_doubles_in_groups():
 def test_a_bad_clip_norm_is_refused(clip):
     with pytest.raises(ValueError, match="l2_norm_clip"):
         GlobalL2Clip(clip)
+    with pytest.raises(ValueError, match="l2_norm_clip"):
+        AdaptiveL2Clip(clip)
 
 
 BOUNDS = {
     "global": GlobalL2Clip(2.0),
     "per_layer": PerLayerL2Clip(2.0, (0, 0, 1, 2)),
+    "each_layer": EachLayerL2Clip(2.0, (0, 0, 1, 2)),
     "automatic": AutomaticClip(2.0),
+    "adaptive": AdaptiveL2Clip(tf.constant(2.0)),
 }
 
 
 @pytest.mark.parametrize("name", BOUNDS)
 @settings(max_examples=50, deadline=None)
 @given(norms=st.lists(st.floats(0, 2.0**59, width=32), min_size=4, max_size=4))
-def test_every_bound_keeps_the_whole_vector_within_c(name, norms):
+def test_every_bound_keeps_the_whole_vector_within_its_sensitivity(name, norms):
     norms = np.array(norms, np.float32)
     scales = BOUNDS[name].scales(tf.constant(norms[np.newaxis] ** 2)).numpy()[0]
-    assert np.linalg.norm(scales.astype(float) * norms) <= 2.0 * (1 + 1e-5)
+    limit = {"each_layer": 2.0 * np.sqrt(3)}.get(name, 2.0)
+    assert float(BOUNDS[name].sensitivity()) == limit
+    assert np.linalg.norm(scales.astype(float) * norms) <= limit * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -75,6 +88,15 @@ def test_per_layer_clips_a_layer_at_its_share_and_leaves_small_ones():
     np.testing.assert_allclose(scales, [share / 5, share / 5, 1.0, share / 10], rtol=1e-6)
 
 
+def test_each_layer_is_clipped_at_the_whole_clip_norm():
+    bound = EachLayerL2Clip(2.0, (0, 0, 1, 2))
+    scales = bound.scales(tf.constant([[9.0, 16.0, 0.01, 100.0]])).numpy()[0]
+    np.testing.assert_allclose(scales, [0.4, 0.4, 1.0, 0.2], rtol=1e-6)
+    assert bound.clip_groups == 3
+    assert BOUNDS["per_layer"].clip_groups == BOUNDS["global"].clip_groups == 1
+    assert bound.sensitivity(microbatch_size=2) == 4.0 * np.sqrt(3)
+
+
 def test_automatic_normalizes_and_spares_vanishing_gradients():
     scales = AutomaticClip(2.0, stability=0.01).scales(tf.constant([[25.0], [0.0]])).numpy()[:, 0]
     np.testing.assert_allclose(scales, [2.0 / 5.01, 200.0], rtol=1e-6)
@@ -83,5 +105,6 @@ def test_automatic_normalizes_and_spares_vanishing_gradients():
 def test_layers_are_told_by_their_paths():
     bound = make_bound("per_layer", 1.0, ["a/kernel", "a/bias", "b/cell/kernel", "b/kernel"])
     assert bound.groups == (0, 0, 1, 2)
+    assert make_bound("each_layer", 1.0, ["a/kernel", "b/kernel"]) == EachLayerL2Clip(1.0, (0, 1))
     with pytest.raises(ValueError, match="clipping"):
         make_bound("nonsense", 1.0, ["a/kernel"])

@@ -31,6 +31,8 @@ def images(shape=MNIST, count=3):
         ("lenet_300_100", MNIST, 266_610),
         ("tutorial_cnn", MNIST, 26_010),
         ("mlp", (8, 8, 1), 4_810),
+        ("hidden_500", (8, 8, 1), 37_510),
+        ("hidden_1000", MNIST, 795_010),
         ("linear", (8, 8, 1), 650),
         ("cifar_tutorial", (24, 24, 3), 1_144_138),
         ("cifar_tutorial", (32, 32, 3), 1_832_266),

@@ -156,6 +156,11 @@ def common_assumptions(run: Run) -> tuple[str, ...]:
             f"Each example's gradient was clipped in {run.clip_groups} groups of weights, each at "
             "the clip norm."
         )
+    if run.adaptive_clipping:
+        sentences.append(
+            "The clip norm followed a noisy count of unclipped gradients (Andrew et al. 2021); the "
+            "noise multiplier is that of sum and count together."
+        )
     if run.microbatch_size > 1:
         sentences.append(
             "A record that contributes nothing still takes its place in its microbatch."

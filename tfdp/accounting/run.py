@@ -17,6 +17,8 @@ from tfdp.accounting.strategies import Strategy
 SAMPLINGS = ("poisson", "cyclic", "shuffle", "with_replacement", "cyclic_poisson", "unknown")
 COMPOSITIONS = ("ac", "ac_as_printed", "zcdp", "zcdp_a", "zcdp_c", "zcdp_as_printed")
 RELEASES = ("theta", "mu")
+# Mechanisms whose steps are private one by one, so that the clip norm may follow what was released.
+ADAPTIVE_MECHANISMS = ("dpsgd", "dp_dropout", "sgld")
 # Update rules that are linear in the gradients, so that SI-DPSGD's means stay a linear function of
 # them (Theorem A needs that).
 LINEAR_OPTIMIZERS = ("sgd", "momentum", "nesterov")
@@ -113,6 +115,8 @@ class Run:
       max_lot_size: Largest lot that can be processed; what a Poisson lot draws beyond it is
         dropped uniformly at random. None means that no lot is cut.
       seeded: Whether the noise came from a seed that the user chose.
+      adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients;
+        `noise_multiplier` is that of sum and count together, and `l2_norm_clip` the first one.
       groups: Number of groups that take turns in cyclic_poisson sampling.
       encoding: Codebook and family of noise (discrete_sgd).
       strategy: How noise is correlated (matrix).
@@ -140,6 +144,7 @@ class Run:
     max_lot_size: int | None = None
     seeded: bool = False
     clip_groups: int = 1
+    adaptive_clipping: bool = False
     groups: int = 1
     encoding: Encoding | None = None
     strategy: Strategy | None = None
@@ -179,6 +184,12 @@ class Run:
         _one_of("sampling", self.sampling, SAMPLINGS)
         _one_of("release", self.release, RELEASES)
         put("clip_groups", _whole("clip_groups", self.clip_groups, 1))
+        if self.adaptive_clipping and self.mechanism not in ADAPTIVE_MECHANISMS:
+            raise ValueError(
+                f"Expected adaptive_clipping with {', '.join(ADAPTIVE_MECHANISMS)} only: any other "
+                f"guarantee needs one clip norm for all steps. Received it with {self.mechanism!r}. "
+                "Leave it out."
+            )
         put("groups", _whole("groups", self.groups, 1))
         if self.sampling != "cyclic_poisson" and self.groups > 1:
             raise ValueError(
@@ -230,7 +241,7 @@ class Run:
                 f"{self.optimizer!r}. Pass for example 'sgd'."
             )
         put("optimizer", self.optimizer.lower())
-        for name in ("nesterov", "batch_statistics", "seeded"):
+        for name in ("nesterov", "batch_statistics", "seeded", "adaptive_clipping"):
             put(name, bool(getattr(self, name)))
 
     @property

@@ -83,4 +83,5 @@ def _noise(run: Run) -> str:
         return (
             f", noise multiplier {run.noise_multiplier:g} correlated by {run.strategy.name}{bands}"
         )
-    return f", noise multiplier {run.noise_multiplier:g}"
+    clipping = " (adaptive clipping included)" if run.adaptive_clipping else ""
+    return f", noise multiplier {run.noise_multiplier:g}{clipping}"

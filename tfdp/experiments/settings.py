@@ -37,6 +37,9 @@ class Experiment:
     noise_multiplier: float | None = None
     l2_norm_clip: float = 1.0
     clipping: str = "global"
+    target_quantile: float | None = None
+    quantile_learning_rate: float | None = None
+    quantile_noise_multiplier: float | None = None
     microbatches: int | None = None
     physical_batch_size: int | None = None
     sampling: str = "poisson"

@@ -14,7 +14,9 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class L2Clip:
-    """What all bounds share: a gradient, over all variables as one vector, gets L2 norm <= C.
+    """What all bounds share: a gradient is clipped in `clip_groups` groups of variables, each at C.
+
+    The groups together are one vector of L2 norm at most C sqrt(clip_groups).
 
     Args:
         l2_norm_clip: C > 0, in units of the gradient.
@@ -29,13 +31,20 @@ class L2Clip:
                 f"Received: {self.l2_norm_clip!r}"
             )
 
+    @property
+    def clip_groups(self) -> int:
+        """Groups of variables that are clipped at C each; as in `accounting.Run`."""
+        return 1
+
     def sensitivity(self, microbatch_size: int = 1) -> float:
         """L2 distance by which the sum moves when one example becomes a null example.
 
-        An example's own clipped gradient disappears: C. In a clipped *mean* of several examples,
-        changing one moves the mean from one point of the C-ball to any other: 2C.
+        An example's own clipped gradient disappears: C (times the root of the number of groups). In
+        a clipped *mean* of several examples, changing one moves the mean from one point of the
+        C-ball to any other: 2C.
         """
-        return self.l2_norm_clip * (1.0 if microbatch_size == 1 else 2.0)
+        whole = self.l2_norm_clip * math.sqrt(self.clip_groups)
+        return whole * (1.0 if microbatch_size == 1 else 2.0)
 
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
         """Returns float32 [rows, variables]: what each gradient is multiplied with.
@@ -78,14 +87,50 @@ class PerLayerL2Clip(L2Clip):
 
     groups: tuple[int, ...] = ()
 
+    def _clip_of_a_group(self) -> float:
+        return self.l2_norm_clip / math.sqrt(max(self.groups) + 1)
+
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
         members = tf.one_hot(self.groups, max(self.groups) + 1)  # [variables, groups]
         # Where, not a product: 0 * inf would be NaN.
         by_group = tf.reduce_sum(tf.where(members > 0, square_norms[:, :, tf.newaxis], 0.0), axis=1)
-        share = self.l2_norm_clip / math.sqrt(max(self.groups) + 1)
-        scale = tf.minimum(share * tf.math.rsqrt(tf.maximum(by_group, 1e-30)), 1.0)
+        clip = self._clip_of_a_group()
+        scale = tf.minimum(clip * tf.math.rsqrt(tf.maximum(by_group, 1e-30)), 1.0)
         finite = tf.reduce_all(tf.math.is_finite(square_norms), axis=1, keepdims=True)
         return tf.where(finite, tf.gather(scale, self.groups, axis=1), 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class EachLayerL2Clip(PerLayerL2Clip):
+    """Scales the gradient of each of G groups of variables to L2 norm at most C, not C / sqrt(G).
+
+    "We clip the gradient norm of each layer at C" (the differentially private dropout paper, section
+    5). Noise is a multiple of C, so its multiple of the sensitivity is smaller by sqrt(G);
+    `clip_groups` tells the accounting.
+    """
+
+    @property
+    def clip_groups(self) -> int:
+        return max(self.groups, default=0) + 1
+
+    def _clip_of_a_group(self) -> float:
+        return self.l2_norm_clip
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveL2Clip(GlobalL2Clip):
+    """`GlobalL2Clip` whose clip norm is known only while the step runs.
+
+    Args:
+        l2_norm_clip: float32 scalar tensor, C_t > 0: public, as it was computed from private releases.
+    """
+
+    l2_norm_clip: tf.Tensor
+
+    def __post_init__(self):
+        # A tensor may have no value yet; who moves C_t keeps it finite and above 0.
+        if not tf.is_tensor(self.l2_norm_clip):
+            super().__post_init__()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,15 +154,15 @@ class AutomaticClip(L2Clip):
         return tf.broadcast_to(scale, tf.shape(square_norms))
 
 
-CLIPPINGS = ("global", "per_layer", "automatic")
+CLIPPINGS = ("global", "per_layer", "each_layer", "automatic", "adaptive")
 
 
-def make_bound(clipping: str, l2_norm_clip: float, paths: Sequence[str]) -> L2Clip:
+def make_bound(clipping: str, l2_norm_clip: float | tf.Tensor, paths: Sequence[str]) -> L2Clip:
     """The bound of the given name for the variables with the given paths.
 
     Args:
-        clipping: "global", "per_layer" or "automatic".
-        l2_norm_clip: C > 0.
+        clipping: a name in `CLIPPINGS`.
+        l2_norm_clip: C > 0; a scalar tensor for "adaptive" only.
         paths: Keras paths of the variables; those with a common parent belong to one layer.
 
     Raises:
@@ -132,6 +177,10 @@ def make_bound(clipping: str, l2_norm_clip: float, paths: Sequence[str]) -> L2Cl
         return GlobalL2Clip(l2_norm_clip)
     if clipping == "automatic":
         return AutomaticClip(l2_norm_clip)
+    if clipping == "adaptive":
+        return AdaptiveL2Clip(l2_norm_clip)
     layers = list(dict.fromkeys(path.rpartition("/")[0] for path in paths))
     groups = tuple(layers.index(path.rpartition("/")[0]) for path in paths)
-    return PerLayerL2Clip(l2_norm_clip, groups)
+    return {"per_layer": PerLayerL2Clip, "each_layer": EachLayerL2Clip}[clipping](
+        l2_norm_clip, groups
+    )

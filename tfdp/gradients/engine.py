@@ -32,7 +32,7 @@ class BoundedSum:
         losses: float32 [rows]: per-example losses, not weighted.
         outputs: what the model returned for the rows.
         state: new values of the random state, as `Forward.advance` takes them.
-        sensitivity: see the module; a Python float.
+        sensitivity: see the module; a Python float, or a scalar tensor where the clip norm is one.
         l2_norm_clip: the clip norm that was enforced; noise is a multiple of it.
     """
 

@@ -50,15 +50,16 @@ class NoiseSource:
         """Skips the first `draws` draws, unless they are behind already."""
         self.draws.assign(max(draws, int(self.draws.numpy())))
 
-    def gaussians(self, stddev: float, shapes: list) -> list[tf.Tensor]:
+    def gaussians(self, stddev: float | tf.Tensor, shapes: list) -> list[tf.Tensor]:
         """Draws independent N(0, stddev^2) float32 tensors of the given shapes, in order.
 
         Args:
-            stddev: standard deviation of each coordinate, >= 0; zero draws nothing random.
+            stddev: standard deviation of each coordinate, >= 0, a float or a float32 scalar tensor;
+                the float zero draws nothing random.
             shapes: fully defined shapes.
         """
         draw = self.draws.assign_add(1)
-        if stddev == 0.0:
+        if not tf.is_tensor(stddev) and stddev == 0.0:
             return [tf.zeros(shape, tf.float32) for shape in shapes]
         # The high counter word is this draw's own; wrapping around is fine: it maps distinct draws
         # to distinct words. The low word runs on from piece to piece.

@@ -11,7 +11,7 @@ from tfdp.models.blocks import NORMALIZATIONS as NORMALIZATIONS
 from tfdp.models.blocks import PUBLIC_BATCH
 from tfdp.models.cifar import cifar_tutorial
 from tfdp.models.lenet import lenet5, lenet_300_100
-from tfdp.models.mlp import linear, mlp
+from tfdp.models.mlp import hidden_500, hidden_1000, linear, mlp
 from tfdp.models.resnet import resnet18
 from tfdp.models.text import NUM_TOKENS as NUM_TOKENS
 from tfdp.models.text import bilstm, transformer
@@ -39,6 +39,8 @@ class Architecture(NamedTuple):
 MODELS: dict[str, Architecture] = {
     "bilstm": Architecture(outputs=bilstm, takes_tokens=True),
     "cifar_tutorial": Architecture(cifar_tutorial, smallest_image=4),
+    "hidden_500": Architecture(hidden_500),
+    "hidden_1000": Architecture(hidden_1000),
     "lenet5": Architecture(lenet5, smallest_image=12),
     "lenet_300_100": Architecture(lenet_300_100),
     "linear": Architecture(linear),

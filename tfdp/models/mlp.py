@@ -1,4 +1,6 @@
-"""The smallest models: a linear one and one with a single hidden layer."""
+"""The smallest models: a linear one and ones with a single hidden layer."""
+
+import functools
 
 from keras import layers
 
@@ -20,10 +22,15 @@ def linear(num_classes, normalization, activation, output_normalization):
     return [*block(flat, normalization), logits]
 
 
-def mlp(num_classes, normalization, activation, output_normalization):
-    """One hidden layer of 64 units: 4,810 weights for 8x8x1 and ten classes."""
+def mlp(num_classes, normalization, activation, output_normalization, units=64):
+    """One hidden layer; with 64 units 4,810 weights for 8x8x1 and ten classes."""
     return [
         layers.Flatten(name="flatten"),
-        *block(layers.Dense(64, name="dense_1"), normalization, activation),
+        *block(layers.Dense(units, name="dense_1"), normalization, activation),
         *block(layers.Dense(num_classes, name="logits"), output_normalization),
     ]
+
+
+# The networks of the differentially private dropout paper, for DIGITS and for MNIST.
+hidden_500 = functools.partial(mlp, units=500)
+hidden_1000 = functools.partial(mlp, units=1000)

@@ -1,5 +1,6 @@
 """Private optimizers: one per mechanism, with the update rule of any Keras optimizer."""
 
+from tfdp.optimizers.dp_dropout import DPDropoutOptimizer
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import (
     DPKerasAdagradOptimizer,
@@ -11,10 +12,12 @@ from tfdp.optimizers.factory import (
     make_dp_optimizer_class,
 )
 from tfdp.optimizers.matrix import MatrixDPSGDOptimizer, make_matrix_optimizer_class
+from tfdp.optimizers.sgld import SGLDOptimizer
 from tfdp.optimizers.si_dpsgd import SIDPSGDOptimizer
 
 __all__ = [
     "MECHANISMS",
+    "DPDropoutOptimizer",
     "DPKerasAdagradOptimizer",
     "DPKerasAdamOptimizer",
     "DPKerasAdamWOptimizer",
@@ -23,6 +26,7 @@ __all__ = [
     "DPKerasRMSpropOptimizer",
     "DPKerasSGDOptimizer",
     "MatrixDPSGDOptimizer",
+    "SGLDOptimizer",
     "SIDPSGDOptimizer",
     "make_dp_optimizer_class",
     "make_matrix_optimizer_class",
@@ -34,4 +38,6 @@ MECHANISMS = {
     "dpsgd": make_dp_optimizer_class,
     "si_dpsgd": lambda base: SIDPSGDOptimizer,
     "matrix": make_matrix_optimizer_class,
+    "dp_dropout": lambda base: DPDropoutOptimizer,
+    "sgld": lambda base: SGLDOptimizer,
 }

@@ -15,9 +15,11 @@ import tensorflow as tf
 
 from tfdp import _backend  # noqa: F401
 from tfdp.accounting import Ledger
+from tfdp.accounting.run import ADAPTIVE_MECHANISMS
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.engine import BoundedSum
 from tfdp.mechanisms.noise import NoiseSource
+from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 
 _LEDGER_KEY = "tfdp_ledger"
 
@@ -59,8 +61,16 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         num_microbatches: into how many groups a lot is cut, the mean gradient of each clipped
             as one; divides the lot size. None clips every example by itself. A group doubles
             the sensitivity, which the accounting knows.
-        clipping: "global"; "per_layer", each layer at its share C / sqrt(layers); or "automatic",
-            which normalizes every gradient to just below C. The sensitivity is C for all.
+        clipping: "global"; "per_layer", each layer at its share C / sqrt(layers); "each_layer", each
+            layer at C, so that the whole is within C sqrt(layers), which the accounting knows;
+            "automatic", which normalizes every gradient to just below C; or "adaptive", where C
+            follows a quantile of the norms (`adaptive_clipping`) and `l2_norm_clip` is its start.
+        target_quantile: with "adaptive": fraction of gradients that should stay unclipped;
+            default 0.5.
+        quantile_learning_rate: with "adaptive": of the clip norm; default 0.2.
+        quantile_noise_multiplier: with "adaptive": standard deviation of the noise on the count of
+            unclipped gradients; default 5 z. The noise on the sum is raised so that both together
+            have the noise multiplier z.
         seed: for tests and debugging only; the privacy statement names it. It is not saved.
 
     Raises:
@@ -78,6 +88,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         noise_multiplier: float,
         num_microbatches: int | None = None,
         clipping: str = "global",
+        target_quantile: float | None = None,
+        quantile_learning_rate: float | None = None,
+        quantile_noise_multiplier: float | None = None,
         seed: int | str | None = None,
         **kwargs,
     ):
@@ -109,7 +122,44 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self.l2_norm_clip = float(l2_norm_clip)
         self.noise_multiplier = float(noise_multiplier)
         self.num_microbatches = num_microbatches
+        self._quantile_settings = {
+            "target_quantile": target_quantile,
+            "quantile_learning_rate": quantile_learning_rate,
+            "quantile_noise_multiplier": quantile_noise_multiplier,
+        }
+        self._adaptive = self._adaptive_clipping()
+        self._clip_norm = None
         self._secrets = _Secrets(seed)
+
+    def _adaptive_clipping(self) -> AdaptiveClipping | None:
+        given = {name: v for name, v in self._quantile_settings.items() if v is not None}
+        if self.clipping != "adaptive":
+            if given:
+                raise ValueError(
+                    f"Expected {sorted(given)} with clipping='adaptive' only. Received them with "
+                    f"clipping={self.clipping!r}. Leave them out."
+                )
+            return None
+        if self.mechanism not in ADAPTIVE_MECHANISMS:
+            raise ValueError(
+                f"The guarantee of {self.title} needs one clip norm for all steps: its noise is "
+                "shared by several steps. Expected clipping='global', 'per_layer', 'each_layer' or "
+                "'automatic'. Received: 'adaptive'"
+            )
+        names = {
+            "quantile_learning_rate": "learning_rate",
+            "quantile_noise_multiplier": "count_noise",
+        }
+        settings = {names.get(name, name): float(value) for name, value in given.items()}
+        return AdaptiveClipping(self.noise_multiplier, **settings)
+
+    def build(self, variables):
+        """Makes the slots; with adaptive clipping, the clip norm too, which is public and saved."""
+        super().build(variables)
+        if self._adaptive is not None:
+            self._clip_norm = self.add_variable(
+                (), keras.initializers.Constant(self.l2_norm_clip), "float32", name="l2_norm_clip"
+            )
 
     @property
     def ledger(self) -> Ledger:
@@ -134,7 +184,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
     def bound(self, variables) -> L2Clip:
         """What limits the influence of an example on the sum of gradients."""
-        return make_bound(self.clipping, self.l2_norm_clip, [v.path for v in variables])
+        clip = self.l2_norm_clip if self._clip_norm is None else tf.identity(self._clip_norm.value)
+        return make_bound(self.clipping, clip, [v.path for v in variables])
 
     def microbatch_size(self, lot_size: int) -> int:
         """Examples per clipped group."""
@@ -153,13 +204,27 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         Args:
             variables: the trainable variables that it will update.
         """
-        del variables
         return {
             "mechanism": self.mechanism,
             "noise_multiplier": self.noise_multiplier,
             "l2_norm_clip": self.l2_norm_clip,
+            "clip_groups": self.bound(variables).clip_groups,
+            "adaptive_clipping": self._adaptive is not None,
             "seeded": self.seeded,
         }
+
+    def scalars(self, variables) -> dict:
+        """What is worth following in a log besides gradients and epsilon; names to numbers.
+
+        Only of released weights and other public values: a log may be shown.
+
+        Args:
+            variables: the trainable variables.
+        """
+        del variables
+        if self._clip_norm is None:
+            return {}
+        return {"l2_norm_clip": float(self._clip_norm.numpy())}
 
     def learning_rates(self, first: int, steps: int) -> float | tuple[float, ...] | None:
         """The learning rates of `steps` steps from number `first` on, where they matter."""
@@ -204,7 +269,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             variables: the trainable variables, in the order of `bounded.sums`.
             regularization: gradients of the weight regularizers (None where there is none).
         """
-        noise = self._noise(bounded.l2_norm_clip, [v.shape for v in variables])
+        noise = self._noise(bounded, divisor, [v.shape for v in variables])
         gradients = [
             self._private_mean(total + draw, divisor, penalty)
             for total, draw, penalty in zip(bounded.sums, noise, regularization, strict=True)
@@ -212,9 +277,26 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
         super().apply(gradients, variables)  # past our own, which refuses
 
-    def _noise(self, l2_norm_clip, shapes: list) -> list:
-        """What is added to a lot's sum, float32, one tensor of each shape."""
-        return self._secrets.noise.gaussians(self.noise_multiplier * l2_norm_clip, shapes)
+    def _noise(self, bounded: BoundedSum, divisor: int, shapes: list) -> list[tf.Tensor]:
+        """The noise on the sum; with adaptive clipping, moves the clip norm for the next step."""
+        source, adaptive = self._secrets.noise, self._adaptive
+        if adaptive is None:
+            return source.gaussians(self._stddev(self.noise_multiplier, bounded, divisor), shapes)
+        stddev = self._stddev(adaptive.sum_noise, bounded, divisor)
+        # One more scalar, drawn beside the others, is the noise on the count.
+        *noise, extra = source.gaussians(stddev, [*shapes, ()])
+        count = adaptive.count(bounded)
+        if adaptive.count_noise:
+            count += extra * (adaptive.count_noise / stddev)
+        self._clip_norm.assign(
+            adaptive.next_clip_norm(bounded.l2_norm_clip, count, divisor, self.l2_norm_clip)
+        )
+        return noise
+
+    def _stddev(self, noise_multiplier: float, bounded: BoundedSum, divisor: int):
+        """Standard deviation of the noise on the sum: a float or a scalar tensor."""
+        del divisor
+        return noise_multiplier * bounded.l2_norm_clip
 
     @staticmethod
     def _private_mean(total, divisor, penalty):
@@ -237,6 +319,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             "noise_multiplier": self.noise_multiplier,
             "num_microbatches": self.num_microbatches,
             "clipping": self.clipping,
+            **self._quantile_settings,
         }
 
     def save_own_variables(self, store):

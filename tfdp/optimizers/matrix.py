@@ -100,10 +100,11 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         noise = self._correlated
         return self._loaded is None and noise is not None and noise.steps == self.entry.spent
 
-    def _noise(self, l2_norm_clip, shapes):
+    def _noise(self, bounded, divisor, shapes):
+        del divisor
         # Correlated in units of the clip norm, in which the accounting's sensitivity is.
         fresh = self._secrets.noise.gaussians(self.noise_multiplier, shapes)
-        return [l2_norm_clip * y for y in self._correlated.correlate(fresh)]
+        return [bounded.l2_norm_clip * y for y in self._correlated.correlate(fresh)]
 
     def get_config(self):
         # Coefficients, not how they were found: a loaded optimizer has the same strategy.

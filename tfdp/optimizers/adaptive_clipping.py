@@ -1,0 +1,103 @@
+"""Adaptive clipping: the clip norm follows a quantile of the gradient norms, within the same budget.
+
+Andrew, Thakkar, McMahan and Ramaswamy 2021, "Differentially Private Learning with Adaptive Clipping",
+Algorithm 1. With every lot, a second, noisy query is released: how many gradients were not clipped,
+sum_i (b_i - 1/2) + N(0, sigma_b^2), where b_i is 1 if the gradient of example i was within C_t. Then
+C_{t+1} = C_t exp(-rate (fraction - quantile)), a function of what was released: C_t is public.
+
+Formal guarantee: sum and count together are one Gaussian mechanism of the stated noise multiplier z
+(their Theorem 1), because the noise on the sum is z_sum C_t with 1/z_sum^2 = 1/z^2 - 1/(2 sigma_b)^2.
+Proof. Measure both queries in their noise. An example that is present contributes (v / z_sum,
+(b - 1/2) / sigma_b) with |v| <= 1 and |b - 1/2| = 1/2; one that is absent contributes (0, 0).
+
+* zero_out, and adding or removing: squared distance at most 1/z_sum^2 + 1/(2 sigma_b)^2 = 1/z^2.
+* replace_one, and microbatches, whose clipped mean may turn around: |v - v'| <= 2, |b - b'| <= 1, so
+  at most (2/z)^2: twice the distance, as without the count.
+
+So both together are one vector of norm at most 1 for each example, with noise z; whatever is proven
+of DP-SGD uses nothing else, and holds for any C_t that is fixed before the step. Without the 1/2 an
+example would move the count by 1, which needs twice the noise.
+"""
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+# The default of sigma_b / z: costs the gradients half a percent more noise.
+_COUNT_NOISE = 5.0
+# C_t stays within this factor of where it began: beyond, float32 ends.
+_LARGEST_CHANGE = 1e8
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClipping:
+    """How the clip norm moves, and how the noise is shared out.
+
+    Args:
+        noise_multiplier: z >= 0, of both queries together.
+        target_quantile: in [0, 1]: fraction of gradients that should stay unclipped.
+        learning_rate: > 0: of the geometric update of the clip norm.
+        count_noise: sigma_b: standard deviation of the noise on the count; has to exceed z / 2. None
+            takes 5 z.
+
+    Raises:
+        ValueError: a bad argument.
+    """
+
+    noise_multiplier: float
+    target_quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_noise: float | None = None
+
+    def __post_init__(self):
+        if not 0.0 <= self.target_quantile <= 1.0:
+            raise ValueError(
+                "Invalid value received for argument `target_quantile`. Expected a number from 0 to "
+                f"1. Received: {self.target_quantile!r}"
+            )
+        if not 0.0 < self.learning_rate < math.inf:
+            raise ValueError(
+                "Invalid value received for argument `quantile_learning_rate`. Expected a finite "
+                f"number > 0. Received: {self.learning_rate!r}"
+            )
+        if self.count_noise is None:
+            object.__setattr__(self, "count_noise", _COUNT_NOISE * self.noise_multiplier)
+        enough = self.count_noise > self.noise_multiplier / 2 or self.noise_multiplier == 0
+        if not (enough and 0.0 <= self.count_noise < math.inf):
+            raise ValueError(
+                "Invalid value received for argument `quantile_noise_multiplier`. Expected a finite "
+                f"number above half the noise multiplier ({self.noise_multiplier:g} / 2): with less, "
+                "the count alone spends more than the whole step may. Received: "
+                f"{self.count_noise!r}"
+            )
+
+    @property
+    def sum_noise(self) -> float:
+        """z_sum: noise multiplier of the sum of gradients."""
+        if self.noise_multiplier == 0:
+            return 0.0
+        z = self.noise_multiplier
+        return z / math.sqrt(1.0 - (z / (2.0 * self.count_noise)) ** 2)
+
+    def count(self, bounded) -> tf.Tensor:
+        """The query: sum of (b - 1/2) over the groups that are present, without noise."""
+        present = tf.cast(bounded.present, tf.float32)
+        return tf.reduce_sum(present * (0.5 - bounded.clipped))
+
+    def next_clip_norm(self, clip_norm, noisy_count, divisor: int, first: float) -> tf.Tensor:
+        """C_{t+1}.
+
+        Args:
+            clip_norm: C_t, float32 scalar.
+            noisy_count: the released count.
+            divisor: nominal number of groups in a lot.
+            first: C_0.
+        """
+        fraction = 0.5 + noisy_count / float(divisor)
+        # One step by at most e: a draw of the noise from far out must not end training.
+        change = tf.clip_by_value(
+            -self.learning_rate * (fraction - self.target_quantile), -1.0, 1.0
+        )
+        moved = clip_norm * tf.exp(change)
+        return tf.clip_by_value(moved, first / _LARGEST_CHANGE, first * _LARGEST_CHANGE)

@@ -1,0 +1,52 @@
+"""Differentially private dropout (DPD): the noise on the weights, read as Gaussian dropout.
+
+Multiplying a weight theta by N(1, alpha) adds N(0, alpha theta^2) to it. So additive noise N(0, 4 C^2
+sigma^2), which does not depend on the weights, is dropout with the rate alpha = 4 C^2 sigma^2 / theta^2
+of each weight (section 4.2 of the paper). The rate is read off the noise, never the other way round:
+noise that followed the weights would have no guarantee.
+"""
+
+import keras
+import numpy as np
+
+from tfdp.optimizers.langevin import LangevinOptimizer
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class DPDropoutOptimizer(LangevinOptimizer):
+    """Differentially private dropout, Algorithm 1; see `LangevinOptimizer` for the arguments.
+
+    Example:
+        optimizer = tfdp.DPDropoutOptimizer(
+            learning_rate=0.1, l2_norm_clip=3.0, noise_multiplier=2 * 3.23, composition="zcdp"
+        )
+    """
+
+    mechanism = "dp_dropout"
+    title = "DP dropout (Langevin steps)"
+
+    def scalars(self, variables) -> dict:
+        """The dropout rates that the noise stands for, layer by layer.
+
+        * `dropout_alpha/<layer>`: the paper's 4 C^2 sigma^2 / theta^2, with the mean of theta^2 over
+          the weights of the layer. That noise is the one on the sum of gradients.
+        * `dropout_alpha_of_step/<layer>`: the same of the noise that a weight receives in a step,
+          which is eta_t / (2 L) times as large; from the first step on.
+
+        Weights are released, and noise and rates are public, so nothing leaks.
+        """
+        noise = 2.0 * float(self.bound(variables).l2_norm_clip) * self.sigma
+        stddevs = {"dropout_alpha": noise}
+        if self._divisor is not None:
+            reach = float(self.learning_rate) / (2.0 * self._divisor)
+            stddevs["dropout_alpha_of_step"] = reach * noise
+        layers = {}
+        for variable in variables:
+            layer = variable.path.rpartition("/")[0] or variable.path
+            layers.setdefault(layer, []).append(np.ravel(variable.numpy()).astype(float))
+        rates = {}
+        for layer, weights in layers.items():
+            mean = float(np.mean(np.square(np.concatenate(weights))))
+            for name, stddev in stddevs.items():
+                rates[f"{name}/{layer}"] = stddev**2 / mean if mean else np.inf if stddev else 0.0
+        return super().scalars(variables) | rates

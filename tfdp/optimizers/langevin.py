@@ -1,0 +1,123 @@
+"""What the optimizers of the differentially private dropout paper share: its step and its schedule.
+
+"Differentially Private Dropout", Algorithm 1, written for a loss that falls:
+
+    theta_{t+1} = theta_t - eta_t / 2 (clipped gradient + noise),  eta_t = eta_0 / t^gamma
+
+Clipped gradients are those of the examples, summed, and the noise is added to the sum; both are divided
+by the public lot size. (The algorithm writes one gradient for the lot. A lot's gradient that is clipped
+as a whole is another algorithm, which is not offered: its noise is L times larger in relation.)
+"""
+
+import keras
+import tensorflow as tf
+
+from tfdp.accounting.run import COMPOSITIONS
+from tfdp.optimizers.factory import DPKerasSGDOptimizer
+
+_REFUSED = ("momentum", "nesterov")
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class PowerDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """eta_0 / t^gamma, where t = 1, 2, ... counts rounds.
+
+    Args:
+        initial: eta_0 > 0.
+        exponent: gamma >= 0.
+        steps_per_round: steps in a round.
+    """
+
+    def __init__(self, initial: float, exponent: float, steps_per_round: int = 1):
+        super().__init__()
+        for name, value, good in (
+            ("learning_rate", initial, 0.0 < initial < float("inf")),
+            ("learning_rate_exponent", exponent, 0.0 <= exponent < float("inf")),
+            ("steps_per_epoch", steps_per_round, steps_per_round >= 1),
+        ):
+            if not good:
+                raise ValueError(
+                    f"Invalid value received for argument `{name}`. Expected a finite number, "
+                    f"{'>= 0' if name.endswith('exponent') else '> 0'}. Received: {value!r}"
+                )
+        self.initial, self.exponent = float(initial), float(exponent)
+        self.steps_per_round = int(steps_per_round)
+
+    def __call__(self, step):
+        rounds = 1 + tf.cast(step, tf.int64) // self.steps_per_round
+        return self.initial * tf.cast(rounds, tf.float32) ** -self.exponent
+
+    def get_config(self):
+        return {
+            "initial": self.initial,
+            "exponent": self.exponent,
+            "steps_per_round": self.steps_per_round,
+        }
+
+
+class LangevinOptimizer(DPKerasSGDOptimizer):
+    """Half steps along noisy gradients, with the paper's schedule and the paper's names.
+
+    Args:
+        learning_rate: eta_0, a float; or a `LearningRateSchedule` for eta_t itself.
+        learning_rate_exponent: gamma; None takes the paper's 1, or 0 with a schedule.
+        steps_per_epoch: after how many steps t goes up by one. The paper updates the rate "per
+            round" and calls T both the number of passes over the data and the number of steps:
+            1 counts steps.
+        clipping: as in `DPKerasOptimizer`. The paper clips the gradient of each layer at C.
+        composition: the recipe that the claimed epsilon follows, by its name in `accounting.Run`.
+        **kwargs: those of `DPKerasOptimizer`; the noise multiplier z is 2 sigma of the paper, whose
+            noise on the sum is N(0, 4 C^2 sigma^2).
+    """
+
+    def __init__(
+        self,
+        learning_rate=0.1,
+        learning_rate_exponent: float | None = None,
+        steps_per_epoch: int = 1,
+        clipping: str = "each_layer",
+        composition: str | None = None,
+        **kwargs,
+    ):
+        refused = [name for name in _REFUSED if kwargs.pop(name, None)]
+        if refused:
+            raise ValueError(
+                f"{type(self).__name__} does not take {refused}: its step is the paper's. Expected "
+                "them to be left out."
+            )
+        if composition is not None and composition not in COMPOSITIONS:
+            raise ValueError(
+                "Invalid value received for argument `composition`. Expected one of "
+                f"{list(COMPOSITIONS)}. Received: {composition!r}"
+            )
+        if isinstance(learning_rate, dict):
+            learning_rate = keras.optimizers.schedules.deserialize(learning_rate)
+        if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            exponent = 1.0 if learning_rate_exponent is None else learning_rate_exponent
+            learning_rate = PowerDecay(learning_rate, exponent, steps_per_epoch)
+        elif learning_rate_exponent:
+            raise ValueError(
+                "Invalid value received for argument `learning_rate_exponent`. Expected 0 with a "
+                f"learning rate that has a schedule already. Received: {learning_rate_exponent!r}"
+            )
+        super().__init__(learning_rate=learning_rate, clipping=clipping, **kwargs)
+        self.composition = composition
+        self._divisor = None
+
+    @property
+    def sigma(self) -> float:
+        """The paper's noise scale: half the noise multiplier."""
+        return self.noise_multiplier / 2.0
+
+    def run_fields(self, variables) -> dict:
+        return super().run_fields(variables) | {"composition": self.composition}
+
+    def update(self, bounded, divisor, variables, regularization) -> None:
+        self._divisor = divisor
+        super().update(bounded, divisor, variables, regularization)
+
+    def _private_mean(self, total, divisor, penalty):
+        return 0.5 * super()._private_mean(total, divisor, penalty)
+
+    def get_config(self):
+        return super().get_config() | {"composition": self.composition}

@@ -1,0 +1,53 @@
+"""Stochastic gradient Langevin dynamics with private gradients: the baseline without dropout.
+
+Welling and Teh 2011, with steps of size eta_t / N on a loss that is a mean over N examples:
+
+    theta_{t+1} = theta_t - eta_t / 2 (gradient of the mean loss) + N(0, eta_t / N)
+
+Over time, the weights are draws from the posterior, whose prior is what the weight regularizers say.
+For privacy the noise has to be at least that of the mechanism, so the larger of the two is added. The
+dropout paper says only that it "uses SGLD to update the weights" of its baseline; this is our reading.
+It differs from `DPDropoutOptimizer` by the noise where rates are small: the noise of a private
+gradient shrinks with eta_t, Langevin noise with its root.
+
+Formal guarantee: that of the noise multiplier z, with which alone the accounting is done. A step with
+more noise is one with the stated noise to which independent noise was added afterwards.
+"""
+
+import keras
+import tensorflow as tf
+
+from tfdp.optimizers.langevin import LangevinOptimizer
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class SGLDOptimizer(LangevinOptimizer):
+    """Langevin dynamics whose noise is at least that of the mechanism.
+
+    Args:
+        num_examples: public number N of examples.
+        **kwargs: those of `LangevinOptimizer`.
+    """
+
+    mechanism = "sgld"
+    title = "SGLD (Langevin steps)"
+
+    def __init__(self, learning_rate=0.1, *, num_examples: int, **kwargs):
+        if not num_examples >= 1:
+            raise ValueError(
+                "Invalid value received for argument `num_examples`. Expected an integer >= 1. "
+                f"Received: {num_examples!r}"
+            )
+        super().__init__(learning_rate, **kwargs)
+        self.num_examples = int(num_examples)
+
+    def _stddev(self, noise_multiplier, bounded, divisor):
+        # The sum of the lot moves a weight by eta_t / (2 L), so Langevin noise of standard deviation
+        # sqrt(eta_t / N) on the weight is 2 L / sqrt(eta_t N) on the sum.
+        rate = tf.cast(self.learning_rate, tf.float32)
+        langevin = 2.0 * divisor * tf.math.rsqrt(rate * float(self.num_examples))
+        private = super()._stddev(noise_multiplier, bounded, divisor)
+        return tf.maximum(langevin, tf.cast(private, tf.float32))
+
+    def get_config(self):
+        return super().get_config() | {"num_examples": self.num_examples}
