@@ -36,6 +36,8 @@ _PUBLIC = {
     "Ledger": "ledger",
     "LedgerError": "ledger",
     "statement": "wording",
+    "best_bands": "band_choice",
+    "BandChoice": "band_choice",
     "advice": "comparison",
     "Advice": "comparison",
 }

@@ -101,6 +101,18 @@ def noise_for(
     return noise
 
 
+def quick_noise_for(epsilon: float, delta: float, run: Run, adjacency: str = "zero_out") -> float:
+    """As `noise_for` for the proven guarantee, in a fraction of the time, and on the safe side.
+
+    Amplified runs are judged by Rényi divergences alone, so that the noise may be some percent more
+    than is needed: for comparing runs.
+    """
+    quick = _rdp_only(run, delta, adjacency)
+    if quick is None:
+        return noise_for(epsilon, delta, run, "proven", adjacency)
+    return _safe_root(quick, epsilon, 1.0, 1e-3)
+
+
 def _rdp_only(run: Run, delta: float, adjacency: str) -> Callable[[float], float] | None:
     """A cheap upper bound on epsilon as a function of the noise, or None where there is none."""
 

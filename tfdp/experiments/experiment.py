@@ -23,6 +23,7 @@ from tfdp.accounting import (
 )
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
 from tfdp.experiments.construction import make_optimizer, plan
+from tfdp.experiments.correlation import complete
 from tfdp.experiments.settings import Experiment
 from tfdp.release import plain_copy
 from tfdp.training import make_private
@@ -100,6 +101,7 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
             "mnist or cifar10."
         )
     data.check_labels(dataset.y_train, dataset.num_classes)
+    experiment = complete(experiment, len(dataset.y_train))
     lots = data.make_lots(
         experiment.sampling,
         dataset.x_train,

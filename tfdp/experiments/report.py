@@ -38,6 +38,9 @@ def record(result: Result) -> dict:
         "lot_size": run.lot_size,
         "steps": run.steps,
         "sampling": run.sampling,
+        "groups": run.groups,
+        "strategy": run.strategy and run.strategy.name,
+        "bands": run.strategy and run.strategy.bands,
         "microbatch_size": run.microbatch_size,
         "l2_norm_clip": run.l2_norm_clip,
         "clipping": experiment.clipping,
@@ -125,6 +128,10 @@ def _mechanism(result):
     rule = experiment.optimizer
     if experiment.optimizer == "sgd" and experiment.momentum:
         rule = f"sgd, {'Nesterov ' if experiment.nesterov else ''}momentum {experiment.momentum:g}"
+    strategy = result.run.strategy
+    if strategy is not None:
+        title += f": {strategy.name}"
+        title += "" if strategy.bands is None else f" of {strategy.bands} bands"
     return f"{title}, update rule: {rule}"
 
 

@@ -1,0 +1,95 @@
+"""What is left open about correlated noise is filled in, or asked for."""
+
+import pytest
+from helpers import fit, private
+
+from tfdp.accounting import BandChoice, Strategy
+from tfdp.data import make_lots
+from tfdp.experiments import Experiment
+from tfdp.experiments.construction import make_optimizer, plan
+from tfdp.experiments.correlation import complete
+
+
+def experiment(**changes):
+    settings = dict(
+        mechanism="matrix",
+        dataset="digits",
+        model="mlp",
+        batch_size=50,
+        learning_rate=0.5,
+        epsilon=4.0,
+        sampling="cyclic_poisson",
+        steps=100,
+    )
+    return Experiment(**settings | changes)
+
+
+def found(**changes):
+    made = complete(experiment(**changes), 2000)
+    return made.strategy, made.bands, made.groups
+
+
+def test_other_mechanisms_stay_as_they_are():
+    for mechanism in ("dpsgd", "si_dpsgd"):
+        made = experiment(mechanism=mechanism, sampling="poisson")
+        assert complete(made, 2000) is made
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"groups": 8}, ("banded_toeplitz", 8, 8)),
+        ({"bands": 8}, ("banded_toeplitz", 8, 8)),
+        ({"groups": 8, "bands": 4}, ("banded_toeplitz", 4, 8)),
+        ({"groups": 8, "steps": 5}, ("banded_toeplitz", 5, 8)),
+        ({"groups": 8, "strategy": "sqrt_toeplitz"}, ("sqrt_toeplitz", 8, 8)),
+        ({"groups": 8, "strategy": "identity"}, ("identity", None, 8)),
+        ({"sampling": "cyclic"}, ("banded_toeplitz", 40, None)),
+        ({"sampling": "cyclic", "steps": None, "epochs": 0.5}, ("banded_toeplitz", 20, None)),
+        ({"sampling": "cyclic", "strategy": "prefix_sum"}, ("prefix_sum", None, None)),
+        ({"sampling": "shuffle", "bands": 3}, ("banded_toeplitz", 3, None)),
+    ],
+)
+def test_defaults(changes, expected):
+    assert found(**changes) == expected
+
+
+def test_bands_are_chosen_for_the_budget(monkeypatch):
+    asked = []
+
+    def best(epsilon, delta, run, adjacency, objective):
+        asked.append((epsilon, delta, run.num_examples, run.lot_size, run.steps, objective))
+        return BandChoice(bands=16, noise_multiplier=1.0, error=1.0)
+
+    monkeypatch.setattr("tfdp.experiments.correlation.best_bands", best)
+    assert found(objective="max") == ("banded_toeplitz", 16, 16)
+    assert asked == [(4.0, 1e-5, 2000, 50, 100, "max")]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epsilon": None, "noise_multiplier": 1.0},
+        {"strategy": "sqrt_toeplitz"},
+        {"sampling": "poisson"},
+        {"sampling": "shuffle"},
+    ],
+)
+def test_what_has_no_default_is_asked_for(changes):
+    with pytest.raises(ValueError, match=r"Expected --(bands|groups)"):
+        found(**changes)
+
+
+def test_the_plan_is_what_runs():
+    made = complete(experiment(groups=4, batch_size=3, steps=5), 24)
+    x = [[0.0] * 4] * 25
+    lots = make_lots("cyclic_poisson", x, [0] * 25, lot_size=3, groups=4)
+    planned = plan(made, lots, 5, [])
+    assert (planned.groups, planned.num_examples, planned.strategy.bands) == (4, 24, 4)
+    model = private(make_optimizer(made, lots, 5, 2.0))
+    model.fit(lots, steps_per_epoch=5, verbose=0)
+    (run,) = model.ledger.runs
+    assert run == planned.with_(noise_multiplier=2.0, steps=5)
+    assert isinstance(run.strategy, Strategy)
+    fit(model)  # of other lots: another run
+    assert len(model.ledger.runs) == 2
