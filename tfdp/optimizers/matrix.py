@@ -121,8 +121,8 @@ class MatrixDPOptimizer(DPKerasOptimizer):
 
         The state is moved, not copied: this optimizer forgets it, its ledger entry is closed, and
         training here starts a new segment. For two runs that go on from one state share their past
-        noise, and what they cost together is not what the ledger of either says; with amplification
-        it is not even bounded by the sum of both. Do not copy the file, for the same reason.
+        noise and one entry of the ledger, and they cost more together than that entry says; with
+        amplification nothing is proven about them. Do not copy the file, for the same reason.
 
         Save the model as well (`model.save`), before or after: the other process needs its weights,
         and its ledger.
