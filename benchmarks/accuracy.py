@@ -56,6 +56,7 @@ class Row:
 ROWS = (
     Row("No privacy", "mnist_table_none", (None,)),
     Row("DP-SGD", "mnist_table_dpsgd"),
+    Row("Correlated noise", "mnist_table_matrix"),
 )
 
 
