@@ -1,6 +1,7 @@
 """Every rule equals the exact engine, on hyperparameters drawn by hypothesis."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
@@ -268,6 +269,22 @@ def test_norms_survive_factors_of_extreme_size():
     tf.debugging.assert_near(norm, [6.0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("positions", [1, 5])
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e-19, 1e-17, 1e-12, 1.0, 1e12, 1e17, 1e19, 1e30])
+def test_quick_norms_never_understate(positions, scale):
+    # Five positions of 300 and 200 numbers: by Gram matrices.
+    left, right = scale * _random(4, positions, 300), _random(4, positions, 200) / scale
+    if positions == 1:
+        left, right = left[:, 0], right[:, 0]
+    products = OuterProducts(left, right)
+    careful, quick = products.square_norms(), products.quick_square_norms()
+    assert products._products is None
+    careful, quick = np.array(careful), np.array(quick)
+    assert np.all(~np.isfinite(quick) | (quick >= careful * (1 - 1e-5)))
+    if 1e-10 < scale < 1e10:
+        np.testing.assert_allclose(quick, careful, rtol=1e-5)
+
+
 def test_cancellation_never_understates_a_norm():
     # Two positions whose outer products cancel up to rounding: Gram matrices see their difference
     # through numbers 1e8 times larger.
@@ -279,6 +296,7 @@ def test_cancellation_never_understates_a_norm():
     assert products._products is None  # by Gram matrices
     exact = Instantiated(tf.matmul(left, right, transpose_a=True)).square_norms()[0]
     assert ours >= exact
+    assert products.quick_square_norms()[0] >= exact
 
 
 def test_lookups_add_up_before_they_are_squared():

@@ -5,7 +5,6 @@ They are functions of private gradients without noise, so they are no part of wh
 
 import math
 
-import keras
 import tensorflow as tf
 
 
@@ -15,31 +14,31 @@ class Diagnostics:
     NAMES = ("fraction_clipped", "median_gradient_norm", "noise_to_signal", "non_finite_examples")
 
     def __init__(self):
-        self._means = {name: keras.metrics.Mean(name=name) for name in self.NAMES}
+        # Sums over lots in the order of the names, the last over all lots and the others over those
+        # with somebody in them; then both numbers of lots. One variable takes one operation.
+        self._sums = tf.Variable(tf.zeros([len(self.NAMES) + 2]), trainable=False)
 
     def update(self, lot, noise_multiplier: float) -> None:
         """Adds one lot (`engine.BoundedSum`)."""
-        present = tf.cast(lot.present, tf.float32)
-        count = tf.reduce_sum(present)
-        somebody = tf.cast(count > 0, tf.float32)
+        count = tf.reduce_sum(tf.cast(lot.present, tf.float32))
         # The median of those present: absent ones sort to the end.
-        ordered = tf.sort(tf.where(lot.present, lot.norms, math.inf))
+        ascending = tf.where(lot.present, -lot.norms, -math.inf)
+        ascending, _ = tf.math.top_k(ascending, tf.shape(lot.present)[0])
         middle = tf.cast(tf.maximum(count - 1.0, 0.0) / 2.0, tf.int32)
-        median = tf.where(count > 0, ordered[middle], 0.0)
-        signal = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(s)) for s in lot.sums]))
+        signal = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(s) for s in lot.sums]))
         size = sum(math.prod(s.shape) for s in lot.sums)
         noise = noise_multiplier * lot.l2_norm_clip * math.sqrt(size)
         clipped = tf.reduce_sum(lot.clipped) / tf.maximum(count, 1.0)
-        self._means["fraction_clipped"].update_state(clipped, sample_weight=somebody)
-        self._means["median_gradient_norm"].update_state(median, sample_weight=somebody)
-        ratio = noise / tf.maximum(signal, 1e-12)
-        self._means["noise_to_signal"].update_state(ratio, sample_weight=somebody)
-        self._means["non_finite_examples"].update_state(lot.non_finite)
+        values = tf.stack([clipped, -ascending[middle], noise / tf.maximum(signal, 1e-12), 1.0])
+        values = tf.where(count > 0, values, 0.0)
+        non_finite = tf.cast(lot.non_finite, tf.float32)
+        fraction, median, ratio, somebody = tf.unstack(values)
+        self._sums.assign_add(tf.stack([fraction, median, ratio, non_finite, somebody, 1.0]))
 
     def result(self, reset: bool) -> dict[str, float]:
-        """The means so far, as Python floats."""
-        values = {name: float(mean.result()) for name, mean in self._means.items()}
+        """The means so far, as Python floats; 0 where there was no lot."""
+        *sums, somebody, lots = self._sums.numpy().tolist()
+        counts = [somebody] * (len(sums) - 1) + [lots]
         if reset:
-            for mean in self._means.values():
-                mean.reset_state()
-        return values
+            self._sums.assign(tf.zeros_like(self._sums))
+        return {n: s / max(c, 1.0) for n, s, c in zip(self.NAMES, sums, counts, strict=True)}

@@ -17,10 +17,12 @@ class DenseRule(ActivationRule):
 
     def gradients(self, calls):
         (call,) = calls
-        inputs, outputs = _positions(call["inputs"]), _positions(call.gradient)
+        inputs, outputs = call["inputs"], tf.cast(call.gradient, tf.float32)
+        if outputs.shape.rank > 2:
+            inputs, outputs = _positions(inputs), _positions(outputs)
         found = [(self.layer._kernel, OuterProducts(inputs, outputs))]
         if self.layer.bias is not None:
-            bias = tf.reduce_sum(tf.cast(outputs, tf.float32), axis=1)
+            bias = tf.reduce_sum(outputs, axis=1) if outputs.shape.rank > 2 else outputs
             found.append((self.layer.bias, Instantiated(bias)))
         return found
 
@@ -109,8 +111,6 @@ def _arranged(tensor, labels, positions, features, sizes):
 def _positions(tensor):
     """Reshapes [rows, ..., features] to [rows, positions, features]."""
     shape = tensor.shape
-    if shape.rank == 2:
-        return tensor[:, tf.newaxis]
     positions = shape[1:-1].num_elements()
     if positions is None:
         dynamic = tf.reduce_prod(tf.shape(tensor)[1:-1])
