@@ -19,6 +19,7 @@ from tfdp.gradients.bounding import bounded
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.engine import BoundedSum
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.per_example import rows_are_separate
 from tfdp.gradients.rules.recording import Recorder, owners
@@ -165,45 +166,6 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
         call.gradient = tf.ensure_shape(gradient, call.output.shape)
     recorded = {rule: _Recording(calls) for rule, calls in recorder.calls.items()}
     return recorded, losses, y_pred, new_state
-
-
-def row_losses(forward, scope, x, y, y_pred, sample_weight):
-    """The loss of each row by itself: reductions, class weights and masks stay inside a row.
-
-    Args:
-        forward: the `Forward` that returned `y_pred` and `scope`.
-        scope, x, y, y_pred: as `Forward.loss` takes them, for all rows.
-        sample_weight: float32 [rows].
-
-    Returns:
-        (losses, gradients): float32 [rows]; the gradients of the weighted losses with respect to the
-        leaves of `y_pred`. They are taken in here because XLA takes the inputs of a vectorized
-        function that is differentiated from outside for constants, and compiles at every step.
-    """
-    masks = [getattr(leaf, "_keras_mask", None) for leaf in tf.nest.flatten(y_pred)]
-    known = [mask for mask in masks if mask is not None]
-
-    def one(args):
-        *rows, weight = args
-        x, y, y_pred, row_masks = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], tuple(rows))
-        row_masks = iter(row_masks)
-        leaves = tf.nest.flatten(y_pred)
-        for leaf, mask in zip(leaves, masks, strict=True):
-            if mask is not None:
-                leaf._keras_mask = next(row_masks)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(leaves)
-            loss = forward.loss(scope, x, y, y_pred)
-            weighted = loss * weight
-        gradients = tape.gradient(weighted, leaves, unconnected_gradients="zero")
-        return loss, [tf.convert_to_tensor(gradient)[0] for gradient in gradients]
-
-    losses, gradients = tf.vectorized_map(
-        one, (x, y, y_pred, known, sample_weight), fallback_to_while_loop=False
-    )
-    leaves = tf.nest.flatten(y_pred)
-    # The vectorizer may lose static shapes.
-    return losses, [tf.ensure_shape(g, p.shape) for g, p in zip(gradients, leaves, strict=True)]
 
 
 def _row_by_row(forward, rules, x, y, sample_weight, chunk):

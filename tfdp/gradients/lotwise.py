@@ -17,7 +17,7 @@ from tfdp.gradients.bounding import bounded
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.engine import BoundedSum
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.ghost import row_losses
+from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules.contributions import Instantiated
 from tfdp.layers.public import present_rows
 

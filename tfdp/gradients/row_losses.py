@@ -1,0 +1,145 @@
+"""The loss of each row of a batch by itself, and its gradient at the model's outputs."""
+
+import keras
+import tensorflow as tf
+from keras.src.losses import losses as functions
+from keras.src.trainers.compile_utils import CompileLoss
+
+from tfdp.gradients.rules import UnsupportedModelError
+
+# Keras' losses that give every row a value of its own, computed from that row alone.
+_FUNCTIONS = {
+    functions.binary_crossentropy,
+    functions.categorical_crossentropy,
+    functions.mean_absolute_error,
+    functions.mean_squared_error,
+    functions.sparse_categorical_crossentropy,
+}
+_CLASSES = {
+    functions.LossFunctionWrapper,
+    keras.losses.BinaryCrossentropy,
+    keras.losses.CategoricalCrossentropy,
+    keras.losses.MeanAbsoluteError,
+    keras.losses.MeanSquaredError,
+    keras.losses.SparseCategoricalCrossentropy,
+}
+_ARGUMENTS = {"axis": (-1,), "ignore_class": (None,), "from_logits": (True, False)}
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def row_losses(forward, scope, x, y, y_pred, sample_weight):
+    """The loss of each row by itself: reductions, class weights and masks stay inside a row.
+
+    Args:
+        forward: the `Forward` whose `outputs` returned `scope` and `y_pred`.
+        scope, y_pred: for all rows.
+        x, y: inputs and targets, structures of tensors [rows, ...].
+        sample_weight: float32 [rows].
+
+    Returns:
+        (losses, gradients): float32 [rows]; the gradients of the weighted losses with respect to the
+        leaves of `y_pred`.
+    """
+    values = _values(forward.model, scope, y, y_pred)
+    if values is None:
+        return _vectorized(forward, scope, x, y, y_pred, sample_weight)
+    # A copy, since Keras looks for the logits behind the output of a softmax.
+    y_pred = tf.identity(y_pred)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(y_pred)
+        losses = values(y_pred)
+        weighted = losses * sample_weight
+    gradient = tape.gradient(weighted, y_pred)
+    if gradient is None:
+        raise UnsupportedModelError(
+            f"The loss of model '{forward.model.name}' does not depend on the model's output."
+        )
+    return losses, [gradient]
+
+
+def _values(model, scope, y, y_pred):
+    """Returns {outputs: losses [rows]} where the whole batch can be asked at once, or None.
+
+    That is where the model's loss is known to keep rows apart: one output, one of Keras' own losses
+    with no more than its usual arguments, nothing that `add_loss` collected. It saves most of what
+    the vectorizer would cost (some 80 small operations).
+    """
+    if type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model):
+        return None
+    compiled = model._compile_loss
+    if type(compiled) is not CompileLoss or scope.losses:
+        return None
+    if not (tf.is_tensor(y) and tf.is_tensor(y_pred)):
+        return None
+    if not compiled.built:
+        compiled.build(y, y_pred)
+    if len(compiled._flat_losses) != 1:
+        return None
+    path, loss, loss_weight, _ = compiled._flat_losses[0]
+    if path or loss_weight is not None or not _known(loss):
+        return None
+    if getattr(y_pred, "_keras_mask", None) is not None or not _same_rows(loss, y, y_pred):
+        return None
+
+    def values(y_pred):
+        predicted = tf.cast(y_pred, loss.dtype)
+        found = loss.call(keras.ops.convert_to_tensor(y, dtype=loss.dtype), predicted)
+        reduce = tf.reduce_mean if loss.reduction in _MEANS else tf.reduce_sum
+        if found.shape.rank > 1:
+            found = reduce(found, axis=[*range(1, found.shape.rank)])
+        return tf.cast(found, tf.float32)
+
+    return values
+
+
+def _known(loss):
+    if type(loss) not in _CLASSES or loss.fn not in _FUNCTIONS or "call" in vars(loss):
+        return False
+    if loss.reduction not in (*_MEANS, "sum"):
+        return False
+    arguments = loss._fn_kwargs.items()
+    return all(k == "label_smoothing" or v in _ARGUMENTS.get(k, ()) for k, v in arguments)
+
+
+def _same_rows(loss, y, y_pred):
+    """Whether targets and outputs have ranks that cannot be broadcast along the batch."""
+    if y.shape.rank is None or y_pred.shape.rank is None or y_pred.shape.rank < 2:
+        return False
+    sparse = loss.fn is functions.sparse_categorical_crossentropy
+    if sparse and y.shape.rank == y_pred.shape.rank - 1:
+        return y_pred.shape[-1] != 1
+    if y.shape.rank != y_pred.shape.rank:
+        return False
+    return not sparse or y.shape[-1] == 1
+
+
+def _vectorized(forward, scope, x, y, y_pred, sample_weight):
+    """Any loss, a batch of one at a time.
+
+    The gradients are taken in here because XLA takes the inputs of a vectorized function that is
+    differentiated from outside for constants, and compiles at every step.
+    """
+    masks = [getattr(leaf, "_keras_mask", None) for leaf in tf.nest.flatten(y_pred)]
+    known = [mask for mask in masks if mask is not None]
+
+    def one(args):
+        *rows, weight = args
+        x, y, y_pred, row_masks = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], tuple(rows))
+        row_masks = iter(row_masks)
+        leaves = tf.nest.flatten(y_pred)
+        for leaf, mask in zip(leaves, masks, strict=True):
+            if mask is not None:
+                leaf._keras_mask = next(row_masks)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(leaves)
+            loss = forward.loss(scope, x, y, y_pred)
+            weighted = loss * weight
+        gradients = tape.gradient(weighted, leaves, unconnected_gradients="zero")
+        return loss, [tf.convert_to_tensor(gradient)[0] for gradient in gradients]
+
+    losses, gradients = tf.vectorized_map(
+        one, (x, y, y_pred, known, sample_weight), fallback_to_while_loop=False
+    )
+    leaves = tf.nest.flatten(y_pred)
+    # The vectorizer may lose static shapes.
+    return losses, [tf.ensure_shape(g, p.shape) for g, p in zip(gradients, leaves, strict=True)]
