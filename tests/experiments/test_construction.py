@@ -7,6 +7,7 @@ import pytest
 from tfdp import data, optimizers
 from tfdp.experiments import MECHANISMS, Experiment
 from tfdp.experiments.construction import learning_rate, make_optimizer, plan
+from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 
 
 def experiment(**changes):
@@ -67,6 +68,34 @@ def test_si_dpsgd_takes_another_update_rule_for_its_means(lots):
 def test_a_setting_that_the_mechanism_does_not_have_is_refused(lots, mechanism, setting):
     with pytest.raises(ValueError, match=f"no such setting.*{next(iter(setting))}"):
         make_optimizer(experiment(mechanism=mechanism, **setting), lots, 7, 1.0)
+
+
+def test_adaptive_clipping_from_settings(lots):
+    made = make_optimizer(
+        experiment(clipping="adaptive", target_quantile=0.7, quantile_noise_multiplier=4.0),
+        lots,
+        7,
+        1.5,
+    )
+    assert made._adaptive == AdaptiveClipping(1.5, target_quantile=0.7, count_noise=4.0)
+    with pytest.raises(ValueError, match=r"no such setting.*target_quantile"):
+        plain = experiment(mechanism="none", epsilon=None, target_quantile=0.7)
+        make_optimizer(plain, lots, 7, None)
+
+
+@pytest.mark.parametrize("mechanism", ["dp_dropout", "sgld"])
+def test_langevin_steps_from_settings(lots, mechanism):
+    """The rate falls from pass to pass: eight examples in lots of four are two steps."""
+    settings = dict(mechanism=mechanism, momentum=0.0, composition="ac", clipping="each_layer")
+    made = make_optimizer(experiment(learning_rate_exponent=2.0, **settings), lots, 7, 3.0)
+    rates = [float(made._learning_rate(step)) for step in range(4)]
+    np.testing.assert_allclose(rates, [0.5, 0.5, 0.125, 0.125])
+    variables = [keras.Variable(np.zeros(3), name=n) for n in "ab"]
+    run = plan(experiment(noise_multiplier=3.0, epsilon=None, **settings), lots, 5, variables)
+    assert (run.mechanism, run.composition, run.noise_multiplier) == (mechanism, "ac", 3.0)
+    assert getattr(made, "num_examples", 8) == 8
+    with pytest.raises(ValueError, match="momentum"):
+        make_optimizer(experiment(**settings | {"momentum": 0.9}), lots, 7, 3.0)
 
 
 def test_the_plan_is_what_the_optimizer_will_account(lots):

@@ -192,6 +192,15 @@ def test_both_noises_have_the_scale_that_the_accounting_takes():
         assert abs(np.corrcoef(counts, coordinate)[0, 1]) < 0.25
 
 
+def test_a_noisy_count_without_noise_on_the_sum():
+    """As where a run is planned whose noise is not known yet; nothing is proven of it."""
+    optimizer = adaptive(noise=0.0, quantile_noise_multiplier=3.0)
+    model = private(optimizer)
+    fit(model, rows=8)
+    assert np.isfinite(weights(model)).all() and optimizer.scalars([])["l2_norm_clip"] != 1.0
+    assert proven(model.current_run, 1e-5).epsilon == np.inf
+
+
 def test_broken_variants_are_caught():
     class FreeCount(AdaptiveClipping):
         """Releases the count without noise."""

@@ -8,7 +8,7 @@ import tempfile
 from rich.console import Console
 from rich.table import Table
 
-from tfdp.accounting import VACUOUS_ABOVE, Guarantee
+from tfdp.accounting import VACUOUS_ABOVE, Guarantee, Run
 from tfdp.experiments.experiment import Result
 
 SAMPLING_WORDS = {
@@ -44,6 +44,12 @@ def record(result: Result) -> dict:
         "microbatch_size": run.microbatch_size,
         "l2_norm_clip": run.l2_norm_clip,
         "clipping": experiment.clipping,
+        "clip_groups": run.clip_groups,
+        "composition": run.composition,
+        "learning_rate_exponent": experiment.learning_rate_exponent,
+        "target_quantile": experiment.target_quantile,
+        "quantile_learning_rate": experiment.quantile_learning_rate,
+        "quantile_noise_multiplier": experiment.quantile_noise_multiplier,
         "noise_multiplier": run.noise_multiplier,
         "learning_rate": experiment.learning_rate,
         "learning_rate_decay": experiment.learning_rate_decay,
@@ -89,10 +95,7 @@ def print_table(result: Result, console: Console | None = None) -> None:
         f"{run.steps:,} steps, nominal lot {run.lot_size:,}; sampling: {SAMPLING_WORDS[run.sampling]}",
     )
     if experiment.mechanism != "none":
-        table.add_row(
-            "Noise",
-            f"multiplier z = {run.noise_multiplier:.4g}, clip norm C = {run.l2_norm_clip:g}",
-        )
+        table.add_row("Noise", f"multiplier z = {run.noise_multiplier:.4g}, {_clip_norm(run)}")
     if math.isfinite(result.seconds_per_step):
         table.add_row(
             "Time", f"{result.seconds:.1f} s, {1e3 * result.seconds_per_step:.1f} ms a step"
@@ -133,6 +136,13 @@ def _mechanism(result):
         title += f": {strategy.name}"
         title += "" if strategy.bands is None else f" of {strategy.bands} bands"
     return f"{title}, update rule: {rule}"
+
+
+def _clip_norm(run: Run) -> str:
+    text = f"clip norm C = {run.l2_norm_clip:g}"
+    if run.clip_groups > 1:
+        text += f" in each of {run.clip_groups} layers"
+    return f"{text} at first, then adaptive" if run.adaptive_clipping else text
 
 
 def _guarantee(guarantee: Guarantee) -> str:

@@ -284,14 +284,12 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             return source.gaussians(self._stddev(self.noise_multiplier, bounded, divisor), shapes)
         stddev = self._stddev(adaptive.sum_noise, bounded, divisor)
         # One more scalar, drawn beside the others, is the noise on the count.
-        *noise, extra = source.gaussians(stddev, [*shapes, ()])
-        count = adaptive.count(bounded)
-        if adaptive.count_noise:
-            count += extra * (adaptive.count_noise / stddev)
+        *noise, extra = source.gaussians(1.0, [*shapes, ()])
+        count = adaptive.count(bounded) + adaptive.count_noise * extra
         self._clip_norm.assign(
             adaptive.next_clip_norm(bounded.l2_norm_clip, count, divisor, self.l2_norm_clip)
         )
-        return noise
+        return [stddev * draw for draw in noise]
 
     def _stddev(self, noise_multiplier: float, bounded: BoundedSum, divisor: int):
         """Standard deviation of the noise on the sum: a float or a scalar tensor."""
