@@ -55,8 +55,12 @@ class Row:
 
 ROWS = (
     Row("No privacy", "mnist_table_none", (None,)),
-    Row("DP-SGD", "mnist_table_dpsgd"),
-    Row("Correlated noise", "mnist_table_matrix"),
+    Row("DP-SGD", "mnist_table_dpsgd", (*EPSILONS, 8.0)),
+    Row("DP-SGD, batch normalization by public examples", "mnist_table_dpsgd_bn"),
+    Row("Correlated noise", "mnist_table_matrix", (*EPSILONS, 8.0)),
+    Row("SI-DPSGD", "mnist_table_si_dpsgd"),
+    Row("DP dropout", "mnist_table_dp_dropout"),
+    Row("SGLD without dropout", "mnist_table_sgld"),
 )
 
 

@@ -49,7 +49,10 @@ def _text(rows, cells) -> str:
         "| --- | --- |" + " ---: |" * len(epsilons),
     ]
     for row in proven:
-        values = [_cell(cells.get((row.flag_file, e)), with_claim=True) for e in epsilons]
+        values = [
+            _cell(cells.get((row.flag_file, e)), with_claim=True) if e in row.epsilons else ""
+            for e in epsilons
+        ]
         lines.append(f"| {row.title} | `{row.flag_file}` | " + " | ".join(values) + " |")
     for row in rows:
         if row.epsilons == (None,):
