@@ -94,6 +94,7 @@ class Table:
             self.records = [r for r in self.records if [r[name] for name in names] != key]
             self.records.append(record)
             self.records.sort(key=lambda r: (r["row"], r["epsilon"] or 0.0, r["seed"]))
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(".partial")
             lines = ",\n".join(f"  {json.dumps(record)}" for record in self.records)
             partial.write_text(f'{{"runs": [\n{lines}\n]}}\n')
@@ -199,6 +200,7 @@ def main(argv=None) -> int:
         for seed in range(1, 100)
         if (record := table.find(row, epsilon, seed)) is not None
     ]
+    table.path.parent.mkdir(parents=True, exist_ok=True)
     write_text(ROWS, current, table.path.with_suffix(".md"))
     write_plot(ROWS, current, table.path.with_suffix(".png"))
     return bool(failed)

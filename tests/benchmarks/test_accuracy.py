@@ -39,7 +39,6 @@ def command(tmp_path, monkeypatch):
         return record(row, epsilon, seed)
 
     path = tmp_path / "docs" / "mnist.json"
-    path.parent.mkdir()
     monkeypatch.setattr(accuracy, "train", train)
     monkeypatch.setattr(accuracy, "Table", lambda: Table(path))
     monkeypatch.setattr(accuracy, "write_plot", lambda *_: None)  # needs matplotlib
