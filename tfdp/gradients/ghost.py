@@ -188,7 +188,7 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         seeds = iter(seeds)
         own = [next(seeds) if forward.is_per_example(i) else s for i, s in enumerate(state)]
         own = [tf.ensure_shape(o, s.shape) for o, s in zip(own, state, strict=True)]
-        x, y = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], (x, y))
+        x, y = pfor_repairs.batch_of_one((x, y))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             recorder = Recorder(forward, rules, tape)
             y_pred, scope, new_state = recorder.outputs(values, own, x)

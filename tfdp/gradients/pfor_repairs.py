@@ -1,9 +1,13 @@
-"""Repairs a rule of `tf.vectorized_map`, without which layers over sequences fail in it.
+"""What makes layers right that see a batch of one inside `tf.vectorized_map`.
 
 In TensorFlow 2.21 on a CPU with oneDNN, `tf.matmul` of shapes [n, 1, t, p] and [p, q] writes out of
 bounds ("free(): invalid pointer", or wrong numbers). A batch of one under `tf.vectorized_map`, with
 a weight that all rows share, is exactly that product: EinsumDense and MultiHeadAttention have it.
 Here such products become one plain matrix product, which is faster, too.
+
+Keras 3.15 takes what is added for a bias if it has one axis longer than one, which an example in a
+batch of one may well have: [1, 5, 5] + [1, 5, 1] is added along the wrong axis. So layers must not
+see that the batch has one row (`batch_of_one`).
 """
 
 import functools
@@ -46,4 +50,21 @@ def register() -> None:
         static = [*stacked.shape[:-1], matrix.shape[1]]
         return pfor.wrap(tf.ensure_shape(tf.reshape(product, whole), static), True)
 
+    def convert_identity(pfor_input):
+        value = pfor_input.input(0)
+        return pfor.wrap(value.t, value.is_stacked)
+
     rules["BatchMatMulV2"] = convert_product
+    rules.setdefault("PlaceholderWithDefault", convert_identity)
+
+
+def batch_of_one(tree):
+    """Makes every leaf [...] of a row [1, ...], its leading dimension not known statically."""
+
+    register()
+
+    def grown(leaf):
+        shape = [None, *leaf.shape]
+        return tf.raw_ops.PlaceholderWithDefault(input=leaf[tf.newaxis], shape=shape)
+
+    return tf.nest.map_structure(grown, tree)

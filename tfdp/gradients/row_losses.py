@@ -5,6 +5,7 @@ import tensorflow as tf
 from keras.src.losses import losses as functions
 from keras.src.trainers.compile_utils import CompileLoss
 
+from tfdp.gradients import pfor_repairs
 from tfdp.gradients.rules import UnsupportedModelError
 
 # Keras' losses that give every row a value of its own, computed from that row alone.
@@ -124,7 +125,7 @@ def _vectorized(forward, scope, x, y, y_pred, sample_weight):
 
     def one(args):
         *rows, weight = args
-        x, y, y_pred, row_masks = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], tuple(rows))
+        x, y, y_pred, row_masks = pfor_repairs.batch_of_one(tuple(rows))
         row_masks = iter(row_masks)
         leaves = tf.nest.flatten(y_pred)
         for leaf, mask in zip(leaves, masks, strict=True):

@@ -37,10 +37,6 @@ def _unrolled(model):
             layer.unroll = False
 
 
-def _as_batch(tree):
-    return tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], tree)
-
-
 def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
     """Per-example gradients of the weighted loss.
 
@@ -66,7 +62,7 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         seeds = iter(seeds)
         own = [next(seeds) if forward.is_per_example(i) else s for i, s in enumerate(state)]
         own = [tf.ensure_shape(o, s.shape) for o, s in zip(own, state, strict=True)]
-        x_i, y_i = _as_batch(x_i), _as_batch(y_i)
+        x_i, y_i = pfor_repairs.batch_of_one((x_i, y_i))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             y_pred, scope, new_state = forward.outputs(values, own, x_i)
