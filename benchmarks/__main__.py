@@ -8,7 +8,7 @@ from pathlib import Path
 from absl import flags as absl_flags
 from absl import logging
 
-from benchmarks import summary
+from benchmarks import overhead, scale, summary
 from benchmarks.environments import NoEnvironment, interpreter, make_cache
 from benchmarks.measure import measure
 from benchmarks.results import Results
@@ -83,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
     add("--timeout", type=number, default=300.0, help="seconds for a process, compilation included")
     add("--memory_gib", type=number, default=12.0, help="memory at which a process is ended")
     add("--cache", type=Path, default=Path(".benchmarks"), help="folder of the environments")
+    add("--scale", action="store_true", help="measures memory and time of large lots instead")
+    add("--overhead", action="store_true", help="measures what is not the step instead")
     add("--note", default="", help="sentence that the report prints, such as on other load")
     return made
 
@@ -113,6 +115,13 @@ def main(arguments=None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if flags.scale or flags.overhead:
+        if flags.scale:
+            _scale(flags, spec, results)
+        if flags.overhead:
+            _overhead(flags, spec, results)
+        print("\n".join(scale.lines(results.content) + overhead.lines(results.content)))
+        return 0
     deadline = None if flags.minutes is None else time.monotonic() + 60 * flags.minutes
     todo = list(plan(flags.models, flags.lots, flags.peers, flags.repeats))
     for position, (number, model, lot, subject) in enumerate(todo, start=1):
@@ -127,6 +136,34 @@ def main(arguments=None) -> int:
         logging.info("%d/%d  %s  %d  %s: %s", position, len(todo), model, lot, subject, seen)
     summary.show(results.content)
     return 0
+
+
+def _scale(flags, spec, results):
+    records = results.section("scale")
+    known = {(r["round"], r["subject"], r["lot"]) for r in records}
+    for number, subject, lot in scale.plan(flags.repeats):
+        if (number, subject, lot) in known:
+            continue
+        own = {**spec, **scale.spec(subject, lot)}
+        record = _measured(flags, family_of(subject), own)
+        record.pop("versions", None)
+        records.append({"round": number, "subject": subject, "lot": lot, **record})
+        results.save()
+        logging.info("%s  %d: %s", subject, lot, record)
+
+
+def _overhead(flags, spec, results):
+    records = results.section("overhead")
+    for number in range(len(records), flags.repeats):
+        record = _measured(flags, overhead.FAMILY, {**spec, **overhead.SPEC})
+        records.append({"round": number, **record})
+        results.save()
+        logging.info("overhead: %s", record)
+
+
+def _measured(flags, family, spec):
+    python = interpreter(family, flags.cache)
+    return measure(python, family, spec, timeout=flags.timeout, memory_gib=flags.memory_gib)
 
 
 def _one(flags, spec, model, lot, subject):

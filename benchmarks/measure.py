@@ -27,8 +27,8 @@ def measure(python: Path, family: Family, spec: dict, *, timeout: float, memory_
         memory_gib: resident memory at which it is ended.
 
     Returns:
-        A record with the keys of the answer, "step_ms" (median) and the like, or with one of
-        "unsupported", "skipped" and "failed", which holds the reason.
+        A record with "step_ms" (median) and the like, with "parts" (milliseconds by name), or with
+        one of "unsupported", "skipped" and "failed", which holds the reason.
     """
     load = os.getloadavg()[0]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
@@ -89,6 +89,8 @@ def _record(answer):
     for reason in ("unsupported", "skipped", "failed"):
         if reason in answer:
             return {reason: _short(answer[reason])}
+    if "parts" in answer:
+        return {"parts": {name: round(value, 4) for name, value in answer["parts"].items()}}
     durations = answer.get("durations")
     if not durations:
         return {"failed": "no step was timed"}

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import plot
+from benchmarks import overhead, plot, scale
 from benchmarks.results import load
 from benchmarks.subjects import HERE, LABELS, PEERS, family_of
 from benchmarks.summary import Row, number, rows, spread
@@ -38,6 +38,8 @@ table says so.
 
     pip install -e ".[dev]"
     python -m benchmarks --json=results.json --minutes=60
+    python -m benchmarks --json=results.json --scale
+    python -m benchmarks --json=results.json --overhead
     python -m benchmarks.report results.json
 
 The first run makes one virtual environment per peer in `.benchmarks/` (TensorFlow Privacy needs a
@@ -69,6 +71,8 @@ def text(content: dict, picture: str) -> str:
         "",
         *_short(found),
         *_tables(found),
+        *scale.lines(content),
+        *overhead.lines(content),
         *_versions(content),
         _HOW.format(**content["settings"]),
     ]

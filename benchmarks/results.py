@@ -105,6 +105,10 @@ class Results:
         self.content["date"] = datetime.date.today().isoformat()
         self.save()
 
+    def section(self, name: str) -> list[dict]:
+        """The records of a measurement of its own, such as "scale", to append to."""
+        return self.content.setdefault(name, [])
+
     def save(self) -> None:
         """Writes the file, whole or not at all."""
         partial = self.path.with_name(self.path.name + ".partial")

@@ -103,12 +103,17 @@ def memory_mib(field):
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
+def examples(spec):
+    """How many examples the data have."""
+    return spec["examples"] if "examples" in spec else LOTS_OF_DATA * spec["lot"]
+
+
 def data(spec):
-    """Random inputs and labels: `LOTS_OF_DATA` lots. No token is 0, which stands for padding."""
+    """Random inputs and labels: "examples", or `LOTS_OF_DATA` lots. No token is 0, the padding."""
     import numpy as np
 
     generator = np.random.default_rng(0)
-    count, shape = LOTS_OF_DATA * spec["lot"], SHAPES[spec["model"]]
+    count, shape = examples(spec), SHAPES[spec["model"]]
     if len(shape) == 1:
         x = generator.integers(1, TOKENS, (count, *shape)).astype("int32")
     else:
@@ -119,7 +124,8 @@ def data(spec):
 def epochs(spec):
     """Enough epochs for the clock to stop the training, not the training itself."""
     whole = spec["warmup"] + spec["steps"]
-    return 2 + whole // (LOTS_OF_DATA - 1)  # the first step of an epoch does not count
+    steps = spec["examples"] // spec["lot"] if "examples" in spec else LOTS_OF_DATA
+    return 2 + whole // max(steps - 1, 1)  # the first step of an epoch does not count
 
 
 def fit(keras, model, clock, x, y):

@@ -14,7 +14,11 @@ def run(spec, start):
     x, y = protocol.data(spec)
     model = tfdp.models.build(spec["model"], protocol.SHAPES[spec["model"]], protocol.CLASSES)
     if spec["subject"] in ENGINES:
-        tfdp.make_private(model, engine=ENGINES[spec["subject"]])
+        tfdp.make_private(
+            model,
+            engine=ENGINES[spec["subject"]],
+            physical_batch_size=spec.get("physical"),
+        )
         optimizer = tfdp.DPKerasSGDOptimizer(
             learning_rate=protocol.LEARNING_RATE,
             l2_norm_clip=protocol.L2_NORM_CLIP,

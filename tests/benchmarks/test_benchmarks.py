@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import report, results, subjects, summary
+from benchmarks import overhead, report, results, scale, subjects, summary
 from benchmarks.environments import NoEnvironment, interpreter
 from benchmarks.measure import measure
 
@@ -85,7 +85,8 @@ class TestPlan:
 
     def test_peers_do_not_use_tfdp(self):
         for path in (subjects.HERE / "peers").glob("*.py"):
-            assert path.name == "run_tfdp.py" or "import tfdp" not in path.read_text()
+            ours = path.name in ("run_tfdp.py", "run_overhead.py")
+            assert ours or "import tfdp" not in path.read_text()
 
 
 class TestMeasure:
@@ -267,6 +268,82 @@ class TestCommand:
         assert command.main(self.arguments(tmp_path, "--steps=7")) == 2
         assert "Expected the same flags" in capsys.readouterr().err
         assert command.main(self.arguments(tmp_path, "--timeout=7")) == 0
+
+
+class TestScale:
+    def records(self):
+        return [
+            {
+                "round": 0,
+                "subject": s,
+                "lot": lot,
+                "step_ms": 2 + lot / 100,
+                "peak_mib": 700 + lot / 64,
+            }
+            for s, lot in scale.POINTS
+        ]
+
+    def test_a_line_is_found_and_what_is_no_line_is_seen(self):
+        line = [(lot, 2 + 0.01 * lot) for lot in scale.LOTS]
+        assert scale.line_through(line) == pytest.approx((2, 0.01, 0), abs=1e-9)
+        bent = [(lot, 2 + 1e-5 * lot**2) for lot in scale.LOTS]
+        assert scale.line_through(bent)[2] > 0.2
+
+    def test_section(self):
+        text = "\n".join(scale.lines({"scale": self.records()}))
+        assert "| tfdp | 16,384 | 166 | 10.1 | 956 | 252 | 49.1 |" in text
+        assert "2.00 ms + 10.00 us per example; no point is off that line by more than 0.0%" in text
+        assert scale.lines({}) == []
+
+    def test_command_measures_each_point_once(self, tmp_path, monkeypatch):
+        seen = []
+
+        def pretend(python, family, spec, **bounds):
+            seen.append((spec["subject"], spec["lot"], spec.get("physical"), spec["examples"]))
+            return {"step_ms": 1.0, "peak_mib": 5.0}
+
+        monkeypatch.setattr(command, "measure", pretend)
+        arguments = ["--scale", "--repeats=1", f"--json={tmp_path / 'r.json'}"]
+        for _ in range(2):
+            assert command.main([*arguments, f"--cache={tmp_path / 'cache'}"]) == 0
+        assert [lot for _, lot, *_ in seen] == [256, *scale.LOTS]
+        assert [physical for _, _, physical, _ in seen] == [None, *[256] * 4]
+
+
+class TestOverhead:
+    def test_section(self):
+        times = {"fit": 11.0, "fit_plain": 10.5, "fit_cyclic": 10.2, "step": 10.0, "lots": 0.5}
+        parts = times | {f"{name}_cpu": 2 * value for name, value in times.items()}
+        text = "\n".join(overhead.lines({"overhead": [{"round": 0, "parts": parts}]}))
+        assert "| `fit` with Poisson lots and accuracy | 11 | 10.0% | 22 | 10.0% |" in text
+        assert overhead.lines({}) == []
+
+    @pytest.mark.slow
+    def test_measures(self):
+        spec = {**SPEC, **overhead.SPEC, "model": "mlp", "examples": 600, "lot": 16}
+        record = measure(Path(sys.executable), overhead.FAMILY, spec, timeout=90.0, memory_gib=4.0)
+        assert record["parts"].keys() == {n + k for n in overhead.PARTS for k in ("", "_cpu")}
+        assert min(record["parts"].values()) > 0
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_the_physical_batch():
+    """A lot of 2,048 needs its inputs more than a lot of 256 does, and not its activations."""
+
+    def peak(lot, physical):
+        spec = {**SPEC, "model": "tutorial_cnn", "lot": lot, "subject": "tfdp", "examples": 8192}
+        spec["physical"] = physical
+        family = subjects.FAMILIES["tfdp"]
+        return measure(Path(sys.executable), family, spec, timeout=200.0, memory_gib=8.0)[
+            "peak_mib"
+        ]
+
+    one = peak(256, 128)
+    # Two lots wait in the queue, one is gathered, one trains, and is padded and cut: ten copies of
+    # 2,300 padded rows at 3.1 KiB are 70 MiB, and as much again is left to the allocator.
+    allowed = 2 * 10 * 2300 * scale.BYTES_PER_EXAMPLE / 2**20
+    assert peak(2048, 128) - one < allowed
+    assert peak(2048, None) - one > 2 * allowed  # the same check without physical batches
 
 
 def test_measures_tfdp():

@@ -1,0 +1,127 @@
+"""tfdp: `fit`, with and without metrics, against its compiled step and its lots, in turns."""
+
+import itertools
+import statistics
+import time
+
+import protocol
+
+_SKIPPED = 5  # steps at the start of a fit, while the queue of lots is being filled
+_DRAWN = 24  # lots that the step alone is timed on
+_TURNS = 6
+
+
+def run(spec, start):
+    del start
+    import keras
+    import tensorflow as tf
+
+    import tfdp
+
+    x, y = protocol.data(spec)
+    steps = spec["steps"] + _SKIPPED
+
+    def private(metrics):
+        keras.utils.set_random_seed(0)
+        shape = protocol.SHAPES[spec["model"]]
+        model = tfdp.make_private(tfdp.models.build(spec["model"], shape, protocol.CLASSES))
+        model.compile(
+            tfdp.DPKerasSGDOptimizer(
+                learning_rate=protocol.LEARNING_RATE,
+                l2_norm_clip=protocol.L2_NORM_CLIP,
+                noise_multiplier=protocol.NOISE_MULTIPLIER,
+            ),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=metrics,
+        )
+        return model
+
+    multiple = tfdp.data.row_multiple_for(spec["lot"])
+    make = tfdp.data.make_lots
+    poisson = make("poisson", x, y, lot_size=spec["lot"], row_multiple=multiple)
+    cyclic = make("cyclic", x, y, lot_size=spec["lot"])
+    drawn = list(poisson.as_dataset().take(_DRAWN))
+
+    def fitted(metrics, lots):
+        model = private(metrics)
+
+        def once():
+            clock = _Times()
+            ticks = keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: clock.tick()
+            )
+            model.fit(lots.as_dataset(), steps_per_epoch=steps, verbose=0, callbacks=[ticks])
+            return clock.result()
+
+        return once
+
+    def stepped():
+        model = private(None)
+        model.train_on_batch(*(leaf[: spec["lot"]] for leaf in (x, y)))
+        step = tf.function(model.train_step, input_signature=[_signature(tf, drawn)])
+
+        def once():
+            clock = _Times()
+            for lot in drawn:
+                float(step(lot)["loss"])
+                clock.tick()
+            return clock.result()
+
+        return once
+
+    def sampled():
+        lots = iter(poisson.as_dataset())
+
+        def once():
+            clock = _Times()
+            for _ in range(steps):
+                next(lots)
+                clock.tick()
+            return clock.result()
+
+        return once
+
+    parts = {
+        "fit": fitted(["accuracy"], poisson),
+        "fit_plain": fitted(None, poisson),
+        "fit_cyclic": fitted(None, cyclic),
+        "step": stepped(),
+        "lots": sampled(),
+    }
+    found = {name: [] for name in parts}
+    for turn in range(_TURNS):
+        order = list(parts) if turn % 2 == 0 else list(reversed(parts))
+        for name in order:
+            times = parts[name]()
+            if turn:  # the first turn compiles
+                found[name].append(times)
+    answer = {}
+    for name, times in found.items():
+        wall, cpu = zip(*times, strict=True)
+        answer |= {name: statistics.median(wall), f"{name}_cpu": statistics.median(cpu)}
+    return {"parts": answer}
+
+
+class _Times:
+    """Takes the time from the end of one step to the end of the next."""
+
+    def __init__(self):
+        self.ends, self.cpu = [], []
+
+    def tick(self):
+        self.ends.append(time.perf_counter())
+        self.cpu.append(time.process_time())
+
+    def result(self):
+        """Returns the median time of a step and the mean processor time, all threads, in ms."""
+        ends, cpu = self.ends[_SKIPPED:], self.cpu[_SKIPPED:]
+        wall = statistics.median(b - a for a, b in itertools.pairwise(ends))
+        return 1000 * wall, 1000 * (cpu[-1] - cpu[0]) / (len(cpu) - 1)
+
+
+def _signature(tf, drawn):
+    return tuple(tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in drawn[0])
+
+
+if __name__ == "__main__":
+    protocol.main(run)
