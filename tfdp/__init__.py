@@ -22,6 +22,7 @@ _PUBLIC = {
     "SGLDOptimizer": "tfdp.optimizers",
     "SIDPSGDOptimizer": "tfdp.optimizers",
     "MatrixDPSGDOptimizer": "tfdp.optimizers",
+    "DiscreteSGDOptimizer": "tfdp.optimizers",
     "make_dp_optimizer_class": "tfdp.optimizers",
     "export": "tfdp.release",
     "fix": "tfdp.repair",

@@ -31,6 +31,8 @@ def bounded(
         losses, outputs, state: passed on; see `BoundedSum`.
     """
     present = tf.not_equal(sample_weight, 0.0)
+    if bound.whole_gradients:
+        gradients = [None if g is None else g.instantiated() for g in gradients]
     lot = _Lot(gradients, variables, bound, present, microbatch_size)
     quick_norms = lot.square_norms("quick_square_norms")
     if microbatch_size > 1:
@@ -103,7 +105,12 @@ class _Lot:
         return self._sums(gradients, square_norms, non_finite)
 
     def _sums(self, gradients, square_norms, non_finite):
-        scales, present = self.bound.scales(square_norms), self.groups_present()
+        present = self.groups_present()
+        norms = tf.sqrt(tf.reduce_sum(square_norms, axis=1))
+        if self.bound.whole_gradients:
+            sums, shortened = self._sums_of_whole(gradients, norms)
+            return sums, norms, tf.cast(shortened & present, tf.float32), non_finite
+        scales = self.bound.scales(square_norms)
         scales = tf.where(present[:, tf.newaxis], scales, 0.0)
         weights = scales / self.microbatch_size if self.microbatch_size > 1 else scales
         weights = tf.unstack(weights, num=len(gradients), axis=1)
@@ -111,6 +118,28 @@ class _Lot:
             tf.zeros(v.shape) if g is None else g.weighted_sum(w)
             for v, g, w in zip(self.variables, gradients, weights, strict=True)
         ]
-        norms = tf.sqrt(tf.reduce_sum(square_norms, axis=1))
         clipped = tf.reduce_any(scales < 1.0, axis=1) & present
         return sums, norms, tf.cast(clipped, tf.float32), non_finite
+
+    def _sums_of_whole(self, gradients, norms):
+        """Sums of gradients that are bounded written out, all variables of a row side by side."""
+        present = tf.cast(self.groups_present(), tf.float32)
+        sizes = [v.shape.num_elements() for v in self.variables]
+        # The entries of a variable may be in any order here; `finish` puts their sums in place.
+        parts = [
+            tf.zeros([tf.size(present), size]) if g is None else tf.reshape(g.values, [-1, size])
+            for size, g in zip(sizes, gradients, strict=True)
+        ]
+        rows = tf.concat(parts, axis=1)
+        if self.microbatch_size > 1:
+            rows /= self.microbatch_size
+        rows = self.bound.bounded(rows)
+        shortened = tf.norm(rows, axis=1) < norms * (1 - 1e-5)
+        totals = tf.split(tf.linalg.matvec(rows, present, transpose_a=True), sizes)
+        sums = [
+            tf.reshape(total, v.shape)
+            if g is None
+            else g.finish(tf.reshape(total, g.values.shape[1:]))
+            for total, g, v in zip(totals, gradients, self.variables, strict=True)
+        ]
+        return sums, shortened

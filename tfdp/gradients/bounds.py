@@ -1,15 +1,19 @@
 """What bounds one example's influence on the sum of gradients.
 
 A bound sees the squared L2 norm of each (example, variable) gradient and answers with a scale for
-each; an engine multiplies and sums. It carries its own sensitivity, so that noise cannot be
-calibrated to another constant than the one that was enforced.
+each; an engine multiplies and sums. A bound on single entries gets gradients written out instead. Each
+carries its own sensitivity, so that noise cannot be calibrated to another constant than the one
+that was enforced.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import tensorflow as tf
+
+from tfdp.mechanisms.encoding import Encoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +25,9 @@ class L2Clip:
     Args:
         l2_norm_clip: C > 0, in units of the gradient.
     """
+
+    # Whether the bound takes gradients written out (`bounded`) in place of their norms (`scales`).
+    whole_gradients: ClassVar[bool] = False
 
     l2_norm_clip: float
 
@@ -152,6 +159,37 @@ class AutomaticClip(L2Clip):
         scale = self.l2_norm_clip / (tf.sqrt(total) + self.stability)
         scale = tf.where(tf.math.is_finite(total), scale, 0.0)
         return tf.broadcast_to(scale, tf.shape(square_norms))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodedBound(L2Clip):
+    """Encodes every gradient, so that its entries are bounded one by one (`mechanisms.encoding`).
+
+    It has to see whole gradients: all variables of an example as one vector.
+
+    Args:
+        l2_norm_clip: C > 0, which the norm of an encoded gradient does not exceed.
+        encoder: with vectors as long as the variables together, at the same C.
+    """
+
+    whole_gradients: ClassVar[bool] = True
+    encoder: Encoder
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.encoder.l2_norm_clip != self.l2_norm_clip:
+            raise ValueError(
+                "Expected an encoder for the clip norm that is declared, "
+                f"{self.l2_norm_clip!r}. Received one for {self.encoder.l2_norm_clip!r}."
+            )
+
+    def bounded(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [rows, weights]: the gradients, bounded.
+
+        Args:
+            rows: float32 [rows, weights], finite.
+        """
+        return self.encoder.encode(rows)
 
 
 CLIPPINGS = ("global", "per_layer", "each_layer", "automatic", "adaptive")

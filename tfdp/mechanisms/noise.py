@@ -28,7 +28,7 @@ _PIECE = 1 << 18
 
 
 class NoiseSource:
-    """Keyed Gaussian noise for a list of variables.
+    """Keyed random numbers for a list of variables.
 
     Args:
         seed: None takes the run key from the operating system. A string or an integer makes the
@@ -61,10 +61,8 @@ class NoiseSource:
         draw = self.draws.assign_add(1)
         if not tf.is_tensor(stddev) and stddev == 0.0:
             return [tf.zeros(shape, tf.float32) for shape in shapes]
-        # The high counter word is this draw's own; wrapping around is fine: it maps distinct draws
-        # to distinct words. The low word runs on from piece to piece.
-        high = tf.constant(self._base, tf.int64) + draw
-        block, noise = 0, []
+        high = self._counter_of(draw)
+        block, noise = 0, []  # the low counter word runs on from piece to piece
         for sizes in _grouped([math.prod(shape) for shape in shapes]):
             pieces, left = [], sum(sizes)
             while left > 0:
@@ -76,6 +74,40 @@ class NoiseSource:
             noise += [flat] if len(sizes) == 1 else tf.split(flat, sizes)
         return [tf.reshape(n, shape) for n, shape in zip(noise, shapes, strict=True)]
 
+    def uniforms(self, shapes: list) -> list[tf.Tensor]:
+        """Draws pairs of independent float64 numbers, uniform in (0, 1], in order.
+
+        They have 53 random bits, so that what is computed from them keeps its tails: of numbers with
+        24 bits the smallest would come up once in some hundred draws for a model.
+
+        Args:
+            shapes: fully defined shapes.
+
+        Returns:
+            For each shape a tensor [2, *shape].
+        """
+        high = self._counter_of(self.draws.assign_add(1))
+        sizes = [math.prod(shape) for shape in shapes]
+        words = self._words(high, 0, [2, sum(sizes)], tf.uint64)
+        # 53 bits, which int64 and float64 hold exactly.
+        bits = tf.bitcast(tf.bitwise.right_shift(words, tf.constant(11, tf.uint64)), tf.int64)
+        uniforms = (tf.cast(bits, tf.float64) + 1.0) * 2.0**-53
+        parts = tf.split(uniforms, sizes, axis=1)
+        return [tf.reshape(u, [2, *shape]) for u, shape in zip(parts, shapes, strict=True)]
+
+    def _counter_of(self, draw):
+        """The high counter word of a draw, its own; wrapping around keeps distinct words distinct."""
+        return tf.constant(self._base, tf.int64) + draw
+
+    def _words(self, high, block, shape, dtype):
+        return tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=tf.constant(shape, tf.int32),
+            key=tf.bitcast(tf.constant([self._key], tf.int64), tf.uint64),
+            counter=tf.bitcast(tf.stack([tf.constant(block, tf.int64), high]), tf.uint64),
+            alg=_PHILOX,
+            dtype=dtype,
+        )
+
     def _normal(self, high, block, count, stddev):
         """Makes `count` numbers, with the counter beginning at (block, high).
 
@@ -83,14 +115,7 @@ class NoiseSource:
         operations on whole arrays take a quarter to a half of its time (measured).
         """
         pairs = -(-count // 2)
-        words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=tf.constant([2, pairs], tf.int32),
-            key=tf.bitcast(tf.constant([self._key], tf.int64), tf.uint64),
-            counter=tf.bitcast(tf.stack([tf.constant(block, tf.int64), high]), tf.uint64),
-            alg=_PHILOX,
-            dtype=tf.uint32,
-        )
-        radius, angle = tf.unstack(words)
+        radius, angle = tf.unstack(self._words(high, block, [2, pairs], tf.uint32))
         # In (0, 1], and exact to 24 bits where it is small, so that the tails are.
         uniform = tf.cast(radius, tf.float32) * 2.0**-32 + 2.0**-33
         radius = tf.sqrt(tf.math.log(uniform) * -2.0) * stddev

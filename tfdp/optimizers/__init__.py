@@ -1,5 +1,6 @@
 """Private optimizers: one per mechanism, with the update rule of any Keras optimizer."""
 
+from tfdp.optimizers.discrete_sgd import DiscreteSGDOptimizer, make_discrete_optimizer_class
 from tfdp.optimizers.dp_dropout import DPDropoutOptimizer
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import (
@@ -25,9 +26,11 @@ __all__ = [
     "DPKerasOptimizer",
     "DPKerasRMSpropOptimizer",
     "DPKerasSGDOptimizer",
+    "DiscreteSGDOptimizer",
     "MatrixDPSGDOptimizer",
     "SGLDOptimizer",
     "SIDPSGDOptimizer",
+    "make_discrete_optimizer_class",
     "make_dp_optimizer_class",
     "make_matrix_optimizer_class",
 ]
@@ -40,4 +43,5 @@ MECHANISMS = {
     "matrix": make_matrix_optimizer_class,
     "dp_dropout": lambda base: DPDropoutOptimizer,
     "sgld": lambda base: SGLDOptimizer,
+    "discrete_sgd": make_discrete_optimizer_class,
 }

@@ -269,10 +269,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             variables: the trainable variables, in the order of `bounded.sums`.
             regularization: gradients of the weight regularizers (None where there is none).
         """
-        noise = self._noise(bounded, divisor, [v.shape for v in variables])
+        sums = self.noisy_sums(bounded, divisor)
         gradients = [
-            self._private_mean(total + draw, divisor, penalty)
-            for total, draw, penalty in zip(bounded.sums, noise, regularization, strict=True)
+            self._private_mean(total, divisor, penalty)
+            for total, penalty in zip(sums, regularization, strict=True)
         ]
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
         super().apply(gradients, variables)  # past our own, which refuses
@@ -295,6 +295,11 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Standard deviation of the noise on the sum: a float or a scalar tensor."""
         del divisor
         return noise_multiplier * bounded.l2_norm_clip
+
+    def noisy_sums(self, bounded: BoundedSum, divisor: int) -> list[tf.Tensor]:
+        """The bounded sums with noise, which is drawn here, once for the lot."""
+        noise = self._noise(bounded, divisor, [total.shape for total in bounded.sums])
+        return [total + draw for total, draw in zip(bounded.sums, noise, strict=True)]
 
     @staticmethod
     def _private_mean(total, divisor, penalty):

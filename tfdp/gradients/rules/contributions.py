@@ -52,6 +52,10 @@ class PerExampleGradient(abc.ABC):
     def grouped(self, size: int) -> "PerExampleGradient":
         """Returns sums over `size` consecutive rows; the number of rows is a multiple of `size`."""
 
+    @abc.abstractmethod
+    def instantiated(self) -> "Instantiated":
+        """Returns the same gradients written out, whatever that costs."""
+
 
 class Instantiated(PerExampleGradient):
     """Gradients written out.
@@ -85,6 +89,9 @@ class Instantiated(PerExampleGradient):
         merged = tf.reshape(self.values, [-1, size, *self.values.shape[1:]])
         return Instantiated(tf.reduce_sum(merged, axis=1), self.finish)
 
+    def instantiated(self):
+        return self
+
 
 class OuterProducts(PerExampleGradient):
     """Gradients that are a sum over positions t of outer products `left[t] ⊗ right[t]`.
@@ -108,7 +115,7 @@ class OuterProducts(PerExampleGradient):
         self.finish = finish or _identity
         self._products: Instantiated | None = None
 
-    def _instantiated(self):
+    def instantiated(self):
         if self._products is None:
             # The product is faster with the shorter side in front (measured, twice as fast).
             if self.left.shape[2] <= self.right.shape[2]:
@@ -124,7 +131,7 @@ class OuterProducts(PerExampleGradient):
     def square_norms(self):
         rows, positions, p = self.left.shape
         if instantiates(rows, positions, p, self.right.shape[2]):
-            return self._instantiated().square_norms()
+            return self.instantiated().square_norms()
         # Products of squares overflow or vanish long before the products themselves, and a norm
         # that vanished would not be clipped. With the largest entry of each row taken out first,
         # only what is negligible beside it can vanish.
@@ -228,6 +235,15 @@ class Lookups(PerExampleGradient):
             tf.reshape(self.vectors, [-1, size * positions, self.vectors.shape[2]]),
             self.size,
         )
+
+    def instantiated(self):
+        rows = tf.shape(self.indices)[0]
+        indices = self.indices + self.size * tf.range(rows)[:, tf.newaxis]
+        width = self.vectors.shape[2]
+        table = tf.math.unsorted_segment_sum(
+            tf.reshape(self.vectors, [-1, width]), tf.reshape(indices, [-1]), rows * self.size
+        )
+        return Instantiated(tf.reshape(table, [-1, self.size, width]))
 
 
 def instantiates(rows, positions, p, q) -> bool:

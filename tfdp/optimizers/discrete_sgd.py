@@ -1,0 +1,190 @@
+"""Differentially private discrete SGD: encoded gradients, noise of any family, denoising.
+
+Nasr, Shokri, Houmansadr 2020, Algorithm 1. Formal guarantee: an update sees the lot's gradients only
+through a sum of encoded (or clipped) gradients plus one fresh draw of noise for the lot; the bound on
+single entries is what makes noise other than Gaussian accountable (`accounting.discrete_sgd`).
+Denoising and the update rule are post-processing.
+"""
+
+import functools
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.accounting.encoding import Encoding
+from tfdp.gradients.bounds import EncodedBound
+from tfdp.mechanisms.denoising import denoise as denoised
+from tfdp.mechanisms.encoding import Codebook, Encoder, check_drawing
+from tfdp.mechanisms.noise_families import NoiseFamily
+from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
+from tfdp.optimizers.factory import check_base
+
+_STUDENT_T_DEGREES = 9.0  # the paper's
+# Of these the norm afterwards is at most C, whatever was private about the choice of scales.
+_CLIPPINGS = ("global", "per_layer", "automatic")
+
+# Planning and training use optimizers of their own, with the same codebook.
+_drawn_codebook = functools.lru_cache(maxsize=4)(Codebook.gaussian)
+
+
+class DiscreteOptimizer(DPKerasOptimizer):
+    """Gradient encoding and denoising; `make_discrete_optimizer_class` adds a Keras update rule.
+
+    Proven, with Poisson lots of single examples: every family of noise, with encoding or without it
+    (a clipped gradient is a point of the unit ball, whose worst point is accounted). Gaussian noise
+    is accounted as DP-SGD's, for all lots.
+
+    Args:
+        *args, **kwargs: those of the Keras optimizer and of `DPKerasOptimizer`; `noise_multiplier` is
+            the scale of the noise in units of `l2_norm_clip`, which is the standard deviation for
+            Gaussian noise only.
+        noise: "gaussian", "student_t", "laplace", "sech", "variance_gamma" or "cauchy".
+        degrees_of_freedom: of student_t; None takes 9, as the paper does.
+        encode: whether gradients are encoded, rather than clipped to `l2_norm_clip`.
+        denoise: whether the noisy sum is scaled by its Kolmogorov-Smirnov distance from the noise. The
+            factor is below 1, and small where noise prevails: the learning rate makes up for it.
+        codebook_size: number of preselected vectors.
+        zero_below: entries of the vectors below this become zero, before they are scaled to norm 1.
+        codebook_seed: decides which vectors are drawn from the standard Gaussian. Public.
+        codebook: vectors [vectors, weights] of your own in their place, scaled to norm 1.
+        private_codebook: whether your vectors were fitted to private gradients. Nothing finite is
+            proven then.
+
+    Raises:
+        ValueError: a bad argument, or clipping that encoding would not do.
+    """
+
+    mechanism = "discrete_sgd"
+    title = "discrete SGD (encoded gradients)"
+
+    def __init__(
+        self,
+        *args,
+        noise: str = "student_t",
+        degrees_of_freedom: float | None = None,
+        encode: bool = True,
+        denoise: bool = True,
+        codebook_size: int = 1000,
+        zero_below: float = 1e-5,
+        codebook_seed: int = 0,
+        codebook: np.ndarray | None = None,
+        private_codebook: bool = False,
+        **kwargs,
+    ):
+        if noise == "student_t" and degrees_of_freedom is None:
+            degrees_of_freedom = _STUDENT_T_DEGREES
+        family = NoiseFamily(noise, degrees_of_freedom)
+        clipping = kwargs.get("clipping", "global")
+        if encode and clipping != "global":
+            raise ValueError(
+                "Invalid value received for argument `clipping`. Expected 'global' with encode=True: "
+                f"encoding takes the place of clipping. Received: {clipping!r}"
+            )
+        if clipping not in _CLIPPINGS:
+            raise ValueError(
+                f"Invalid value received for argument `clipping`. Expected one of {list(_CLIPPINGS)}. "
+                f"Received: {clipping!r}"
+            )
+        check_drawing(codebook_size, zero_below)
+        if codebook is not None:
+            codebook = Codebook.of(codebook, private=private_codebook)
+        super().__init__(*args, **kwargs)
+        self.family = family
+        self.encode = bool(encode)
+        self.denoise = bool(denoise)
+        self.codebook_size = int(codebook_size)
+        self.zero_below = float(zero_below)
+        self.codebook_seed = codebook_seed
+        self.private_codebook = bool(private_codebook)
+        self._given = codebook  # a plain object, which nothing tracks or saves
+        self._encoder = None
+
+    def _encoder_for(self, variables) -> Encoder:
+        """Encodes gradients with respect to `variables`."""
+        count = sum(math.prod(v.shape) for v in variables)
+        if self._encoder is not None and self._encoder.codebook.num_weights == count:
+            return self._encoder
+        codebook = self._given
+        if codebook is None:
+            codebook = _drawn_codebook(
+                self.codebook_size,
+                count,
+                zero_below=self.zero_below,
+                seed=self.codebook_seed,
+            )
+        elif codebook.num_weights != count:
+            raise ValueError(
+                f"Expected a codebook of vectors of {count} entries, one for each trainable weight. "
+                f"Received vectors of {codebook.num_weights} entries."
+            )
+        self._encoder = Encoder(codebook, self.l2_norm_clip)
+        return self._encoder
+
+    def bound(self, variables):
+        if not self.encode:
+            return super().bound(variables)
+        return EncodedBound(self.l2_norm_clip, encoder=self._encoder_for(variables))
+
+    def run_fields(self, variables) -> dict:
+        # A clipped gradient is a box of its own, below some vector of the unit ball.
+        largest = 1.0
+        if self.encode:
+            largest = self._encoder_for(variables).codebook.largest_entry
+        encoding = Encoding(
+            noise=self.family.name,
+            degrees_of_freedom=self.family.degrees_of_freedom,
+            num_weights=sum(math.prod(v.shape) for v in variables),
+            largest_entry=largest,
+            private_codebook=self.encode and self.private_codebook,
+        )
+        return super().run_fields(variables) | {"encoding": encoding}
+
+    def _noise(self, l2_norm_clip, shapes):
+        return self.family.sample(
+            self._secrets.noise, self.noise_multiplier * l2_norm_clip, shapes
+        )
+
+    def noisy_sums(self, bounded, divisor) -> list[tf.Tensor]:
+        """The encoded sums with noise, denoised if that was asked for."""
+        sums = super().noisy_sums(bounded, divisor)
+        scale = self._stddev(self.noise_multiplier, bounded, divisor)
+        # Without noise there is nothing to tell the sums from.
+        return denoised(sums, self.family, scale) if self.denoise and scale > 0 else sums
+
+    def get_config(self):
+        return super().get_config() | {
+            "noise": self.family.name,
+            "degrees_of_freedom": self.family.degrees_of_freedom,
+            "encode": self.encode,
+            "denoise": self.denoise,
+            "codebook_size": self.codebook_size,
+            "zero_below": self.zero_below,
+            "codebook_seed": self.codebook_seed,
+            "codebook": None if self._given is None else self._given.vectors().tolist(),
+            "private_codebook": self.private_codebook,
+        }
+
+
+@functools.cache
+def make_discrete_optimizer_class(base: type) -> type:
+    """Returns a subclass of a Keras optimizer class that trains by discrete SGD.
+
+    The class is called `Discrete<Base>Optimizer`, and registered like those of
+    `make_dp_optimizer_class`.
+
+    Args:
+        base: a subclass of `keras.optimizers.Optimizer`.
+
+    Raises:
+        TypeError: `base` is not such a class, or is private already.
+    """
+    check_base(base)
+    name = f"Discrete{base.__name__}Optimizer"
+    doc = f"`keras.optimizers.{base.__name__}` on encoded, noisy gradients. See `DiscreteOptimizer`."
+    made = type(name, (DiscreteOptimizer, base), {"__doc__": doc, "__module__": __name__})
+    return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
+
+
+DiscreteSGDOptimizer = make_discrete_optimizer_class(keras.optimizers.SGD)
