@@ -1,4 +1,4 @@
-"""Denoising is the Kolmogorov-Smirnov distance from the noise, and a function of the noisy sum alone."""
+"""Denoising multiplies with the Kolmogorov-Smirnov distance from the noise."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,9 @@ def test_all_variables_are_one_vector_and_get_one_factor():
     parts = [np.full((2, 3), 0.7, np.float32), np.linspace(-1, 2, 4, dtype=np.float32)]
     flat = np.concatenate([p.ravel() for p in parts])
     factor = float(kolmogorov_smirnov(tf.constant(flat), family, 1.5))
-    for part, scaled in zip(parts, denoise([tf.constant(p) for p in parts], family, 1.5), strict=True):
+    for part, scaled in zip(
+        parts, denoise([tf.constant(p) for p in parts], family, 1.5), strict=True
+    ):
         np.testing.assert_allclose(scaled, factor * part, rtol=1e-6)
 
 

@@ -57,7 +57,9 @@ def test_where_leading_bits_tell_entries_apart_nothing_needs_sorting(clip, jit_c
     rows = np.stack([draw.permutation(1.02 ** np.arange(-600, 100.0)) for _ in range(4)])
     rows = (0.02 * clip * rows * draw.choice([-1, 1], rows.shape)).astype(np.float32)
     codebook = Codebook.gaussian(1, 700)
-    found = tf.function(Encoder(codebook, clip).encode, jit_compile=jit_compile)(tf.constant(rows))
+    found = tf.function(Encoder(codebook, clip).encode_by_bins, jit_compile=jit_compile)(
+        tf.constant(rows)
+    )
     for row, encoded in zip(rows, found.numpy(), strict=True):
         expected = algorithm_2(row, codebook.vectors(), clip)
         np.testing.assert_allclose(encoded, expected, rtol=1e-6)
@@ -68,7 +70,7 @@ def test_ties_by_leading_bits_take_the_lowest_rank():
     codebook = Codebook.of(np.array([[0.1, 0.2, 0.3, 0.4, 0.5]]))
     low = codebook.vectors()[0]
     rows = np.array([[5.0, -5.001, 0.0, 5.002, 9.0], [0.01, 2.0, 2.0, -2.0, 1.0]], np.float32)
-    found = Encoder(codebook, 1.0).encode(tf.constant(rows)).numpy()
+    found = Encoder(codebook, 1.0).encode_by_bins(tf.constant(rows)).numpy()
     np.testing.assert_allclose(
         found,
         [[low[1], -low[1], 0, low[1], low[4]], [0.01, low[2], low[2], -low[2], low[1]]],
@@ -76,11 +78,18 @@ def test_ties_by_leading_bits_take_the_lowest_rank():
     )
 
 
+@pytest.mark.parametrize(("size", "way"), [(1024, "encode_sorted"), (1025, "encode_by_bins")])
+def test_short_gradients_are_sorted(size, way):
+    encoder = Encoder(Codebook.gaussian(2, size), 1.0)
+    rows = tf.constant(gradients(2, size))
+    np.testing.assert_array_equal(encoder.encode(rows), getattr(encoder, way)(rows))
+
+
 def test_little_is_lost_by_not_sorting():
     codebook = Codebook.gaussian(1, 20_000)
     encoder = Encoder(codebook, 1.0)
     rows = tf.constant(gradients(4, 20_000, scale=0.02))
-    exact, found = encoder.encode_sorted(rows).numpy(), encoder.encode(rows).numpy()
+    exact, found = encoder.encode_sorted(rows).numpy(), encoder.encode_by_bins(rows).numpy()
     assert np.all(np.abs(found) <= np.abs(exact) * (1 + 1e-6))
     lost = np.linalg.norm(exact - found, axis=1) / np.linalg.norm(exact, axis=1)
     assert 0 < lost.max() < 0.01
@@ -97,10 +106,10 @@ numbers = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subno
     blocks=st.sampled_from([3, 7]),
 )
 def test_whatever_the_gradient_the_box_is_kept(row, clip, size, blocks):
-    codebook = Codebook.gaussian(size, 7, blocks=blocks, seed=3)
+    codebook = Codebook.gaussian(size, 7, most_blocks=blocks, seed=3)
     encoder = Encoder(codebook, clip)
     rows = tf.constant([row], tf.float32)
-    for encode in (encoder.encode, encoder.encode_sorted):
+    for encode in (encoder.encode_by_bins, encoder.encode_sorted):
         encoded = encode(rows).numpy().astype(float)
         assert in_a_box(encoded, codebook, clip)
         assert np.all(np.abs(encoded) <= np.abs(row))
@@ -113,7 +122,7 @@ def test_without_the_minimum_the_box_is_not_kept():
     """The check above is one that fails: broken encoders are caught by it."""
     codebook = Codebook.gaussian(3, 50)
     rows = gradients(5, 50, scale=3.0)
-    encoded = Encoder(codebook, 1.0).encode(tf.constant(rows)).numpy()
+    encoded = Encoder(codebook, 1.0).encode_by_bins(tf.constant(rows)).numpy()
     assert np.all(in_a_box(encoded, codebook, 1.0))
     assert not np.any(in_a_box(rows, codebook, 1.0))
     # Scaled to the norm of the vectors, and cut at the largest entry: each is one half of it.
@@ -129,12 +138,23 @@ def test_the_most_similar_vector_is_chosen():
     draw = np.random.default_rng(0)
     rows = np.stack([draw.permutation(v) for v in (steep, flat, middle, steep)]).astype(np.float32)
     rows *= 100 * draw.choice([-1, 1], rows.shape)
-    for encode in (Encoder(codebook, 1.0).encode, Encoder(codebook, 1.0).encode_sorted):
+    encoder = Encoder(codebook, 1.0)
+    for encode in (encoder.encode_by_bins, encoder.encode_sorted):
         encoded = encode(tf.constant(rows)).numpy()
         # Far above the box, an encoded gradient is the vector itself.
         for row, vector in zip(encoded, (1, 0, 2, 1), strict=True):
             distance = np.linalg.norm(np.sort(np.abs(row)) - codebook.vectors(), axis=1)
             assert np.argmin(distance) == vector
+
+
+@pytest.mark.parametrize("way", ["encode_sorted", "encode_by_bins"])
+def test_other_rows_have_no_say(way):
+    codebook = Codebook.gaussian(300, 700)
+    encode = getattr(Encoder(codebook, 1.0), way)
+    rows = tf.constant(gradients(33, 700, scale=0.02))
+    together = encode(rows).numpy()
+    for start, stop in ((0, 1), (5, 6), (1, 33), (0, 17), (32, 33)):
+        np.testing.assert_array_equal(encode(rows[start:stop]), together[start:stop])
 
 
 def test_the_choice_by_blocks_is_nearly_the_best():
@@ -146,14 +166,15 @@ def test_the_choice_by_blocks_is_nearly_the_best():
     bits = tf.bitcast(tf.abs(tf.constant(rows)), tf.int32)
     bins = tf.clip_by_value(tf.bitwise.right_shift(bits, 16) - encoder._first_bin, 0, 8191)
     counts = tf.math.bincount(bins, minlength=8192, maxlength=8192, axis=-1)
-    chosen = encoder._most_similar(encoder._block_sums(counts)).numpy()
+    first_ranks = tf.cumsum(counts, axis=1, exclusive=True)
+    chosen = encoder._most_similar(encoder._block_sums(counts, first_ranks)).numpy()
     rank = (similarities > np.take_along_axis(similarities, chosen[:, None], 1)).mean(axis=1)
     assert np.mean(rank) < 0.1
 
 
 @pytest.mark.parametrize(("size", "blocks"), [(1, 4096), (7, 7), (1000, 64), (61_706, 4096)])
 def test_a_drawn_codebook_has_unit_vectors(size, blocks):
-    codebook = Codebook.gaussian(30, size, blocks=blocks)
+    codebook = Codebook.gaussian(30, size, most_blocks=blocks)
     norms = np.linalg.norm(codebook.vectors().astype(float), axis=1)
     assert np.all(norms <= 1)
     assert np.all(norms > 1 - 1e-6)
@@ -164,7 +185,7 @@ def test_a_drawn_codebook_has_unit_vectors(size, blocks):
 
 @pytest.mark.parametrize("blocks", [400, 50])
 def test_vectors_are_sorted_magnitudes_of_normal_numbers(blocks):
-    codebook = Codebook.gaussian(50, 400, blocks=blocks)
+    codebook = Codebook.gaussian(50, 400, most_blocks=blocks)
     pooled = codebook.vectors().ravel() * np.sqrt(400)
     assert scipy.stats.kstest(pooled, scipy.stats.halfnorm.cdf).statistic < 0.015
     if blocks == 400:  # extremes have the law of extremes, which the vectors tell apart
@@ -208,6 +229,7 @@ def test_given_vectors_are_scaled_to_norm_one():
         lambda: Codebook(np.array([[0.8, 0.6]], np.float32), 2),
         lambda: Codebook(np.array([[-0.8, 0.6]], np.float32), 2),
         lambda: Codebook(np.array([[0.6, 0.8]], np.float32), 1),
+        lambda: Codebook(np.array([[0.6, 0.8]], np.float32), 2, shift=1),
     ],
 )
 def test_bad_codebooks_are_refused(make):

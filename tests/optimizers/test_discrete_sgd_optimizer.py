@@ -190,9 +190,7 @@ def test_without_noise_an_update_is_the_bounded_mean_over_the_nominal_lot(encode
     np.testing.assert_allclose(weights(model), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("noise", "jit_compile"), [("student_t", True), ("laplace", False)]
-)
+@pytest.mark.parametrize(("noise", "jit_compile"), [("student_t", True), ("laplace", False)])
 def test_noise_once_per_lot_with_the_right_scale(noise, jit_compile):
     moves = []
     for factor in (0.0, 3.0):
@@ -279,7 +277,7 @@ def test_what_was_used_is_what_is_accounted(noise):
     assert encoding.degrees_of_freedom == (9.0 if noise == "student_t" else None)
     assert 0 < guarantee.epsilon < 50
     assert guarantee.epsilon >= proven(model.current_run, 1e-5).epsilon
-    assert "discrete_sgd" == model.ledger.runs[0].mechanism
+    assert model.ledger.runs[0].mechanism == "discrete_sgd"
 
 
 def test_clipping_alone_is_accounted_at_the_worst_point_of_the_unit_ball():
@@ -289,9 +287,7 @@ def test_clipping_alone_is_accounted_at_the_worst_point_of_the_unit_ball():
     assert encoded <= clipped.epsilon < math.inf
     point = (1.0, *[0.0] * 42)
     one = model.current_run.encoding
-    exact = type(one)(
-        noise=one.noise, degrees_of_freedom=9.0, num_weights=43, codebook=(point,)
-    )
+    exact = type(one)(noise=one.noise, degrees_of_freedom=9.0, num_weights=43, codebook=(point,))
     run = model.current_run.with_(encoding=exact)
     assert proven(run, 1e-5).epsilon <= proven(model.current_run, 1e-5).epsilon
 

@@ -15,6 +15,7 @@ interpolation does not converge, the order's divergence is infinite, which is sa
 """
 
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -130,9 +131,10 @@ def corner(
     if family == "laplace":  # a closed form, with cubes of the shifts that no polynomial follows
         parts = np.array_split(np.arange(len(values)), -(-len(values) // 10_000))
         return (1 + _HAIR) * sum(counts[i] @ log_moments(family, values[i], orders) for i in parts)
-    coefficients, _ = _interpolant(family, float(values[-1]), tuple(orders), degrees_of_freedom)
+    reach = _reach(float(values[-1]))
+    coefficients = _interpolant(family, reach, tuple(orders), degrees_of_freedom)
     squares = magnitudes**2
-    x = 2 * squares / squares.max() - 1
+    x = 2 * squares / reach**2 - 1
     # sum_i t_i^2 T_j(x_i) for the Chebyshev polynomials T_j, by their recurrence.
     moments = np.empty(coefficients.shape[0])
     before, now = np.ones_like(x), x
@@ -169,26 +171,36 @@ def unit_norm(
         # variance k (k - 1) t^2 whose likelier value is the positive one, so log I_k is at most half
         # that variance (Boucheron, Lugosi, Massart 2013, exercise 2.17).
         return norm * norm * at_zero * (1 + _HAIR)
-    coefficients, values = _interpolant(family, float(largest), tuple(orders), degrees_of_freedom)
+    reach = _reach(float(largest))
+    coefficients = _interpolant(family, reach, tuple(orders), degrees_of_freedom)
     dense = np.polynomial.chebyshev.chebval(
-        np.linspace(-1, 1, 2001), np.where(np.isfinite(coefficients), coefficients, 0.0)
+        np.linspace(-1, 2 * (largest / reach) ** 2 - 1, 2001),
+        np.where(np.isfinite(coefficients), coefficients, 0.0),
     ).max(axis=-1)
-    top = np.maximum(np.maximum(dense, values.max(axis=0)), at_zero)
+    top = np.maximum(dense, at_zero)
     return np.where(np.isfinite(coefficients[0]), norm * norm * top * (1 + 1e-6), np.inf)
+
+
+def _reach(largest: float) -> float:
+    """The next power of two: calibration tries many scales of the noise, and few powers of two."""
+    return 2.0 ** math.ceil(math.log2(largest))
 
 
 @functools.lru_cache(maxsize=64)
 def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom: float | None):
-    """Chebyshev coefficients of log I_k(t) / t^2 in t^2 on [0, largest^2], and values at nodes.
+    """Chebyshev coefficients of log I_k(t) / t^2 in t^2 on [0, largest^2].
 
     Returns:
-      (coefficients, values): (degree, orders) and (nodes, orders); infinite for orders that did
-      not converge.
+      Array (degree, orders); infinite for orders that did not converge.
     """
+    result = np.zeros((_NODES[-1], len(orders)))
+    left = np.arange(len(orders))
     for nodes in _NODES:
         angles = np.pi * (np.arange(nodes) + 0.5) / nodes
         squares = np.maximum((np.cos(angles) + 1) / 2 * largest**2, 1e-16)
-        values = log_moments(family, np.sqrt(squares), orders, degrees_of_freedom)
+        values = log_moments(
+            family, np.sqrt(squares), [orders[i] for i in left], degrees_of_freedom
+        )
         values = values / squares[:, None]
         finite = np.all(np.isfinite(values), axis=0)
         basis = np.cos(np.outer(np.arange(nodes), angles))
@@ -196,9 +208,13 @@ def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom:
         coefficients[0] /= 2
         tail = np.abs(coefficients[-3:]).max(axis=0)
         converged = finite & (tail <= _INTERPOLATION_TOLERANCE * np.abs(coefficients[0]))
-        if np.all(converged | ~finite):
+        result[:, left[~finite]] = np.inf
+        result[:nodes, left[converged]] = coefficients[:, converged]
+        left = left[finite & ~converged]  # these need more nodes
+        if not len(left):
             break
-    return np.where(converged, coefficients, np.inf), values
+    result[:, left] = np.inf
+    return result
 
 
 def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What bounds a gradient entry by entry, what is added to the bounded sum, and what is done to it after."""
+"""Codes that bound a gradient entry by entry, noise for the bounded sum, and denoising."""
 
 from tfdp.mechanisms.correlated import CorrelatedNoise
 from tfdp.mechanisms.encoding import Codebook, Encoder

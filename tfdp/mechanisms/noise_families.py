@@ -58,7 +58,9 @@ class NoiseFamily:
         """
         if self.name == "gaussian" or scale == 0.0:
             return source.gaussians(scale, shapes)
-        return [tf.cast(scale * self._from_uniforms(u), tf.float32) for u in source.uniforms(shapes)]
+        return [
+            tf.cast(scale * self._from_uniforms(u), tf.float32) for u in source.uniforms(shapes)
+        ]
 
     def _from_uniforms(self, u):
         if self.name == "student_t":

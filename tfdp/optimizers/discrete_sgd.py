@@ -141,10 +141,9 @@ class DiscreteOptimizer(DPKerasOptimizer):
         )
         return super().run_fields(variables) | {"encoding": encoding}
 
-    def _noise(self, l2_norm_clip, shapes):
-        return self.family.sample(
-            self._secrets.noise, self.noise_multiplier * l2_norm_clip, shapes
-        )
+    def _noise(self, bounded, divisor, shapes):
+        scale = self._stddev(self.noise_multiplier, bounded, divisor)
+        return self.family.sample(self._secrets.noise, scale, shapes)
 
     def noisy_sums(self, bounded, divisor) -> list[tf.Tensor]:
         """The encoded sums with noise, denoised if that was asked for."""
@@ -182,7 +181,9 @@ def make_discrete_optimizer_class(base: type) -> type:
     """
     check_base(base)
     name = f"Discrete{base.__name__}Optimizer"
-    doc = f"`keras.optimizers.{base.__name__}` on encoded, noisy gradients. See `DiscreteOptimizer`."
+    doc = (
+        f"`keras.optimizers.{base.__name__}` on encoded, noisy gradients. See `DiscreteOptimizer`."
+    )
     made = type(name, (DiscreteOptimizer, base), {"__doc__": doc, "__module__": __name__})
     return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
 
