@@ -20,9 +20,9 @@ def draw(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
-def wrapped(*stack, shape, statistics="example", count=6):
+def wrapped(*stack, shape, count=6, **kwargs):
     network = keras.Sequential([keras.Input(shape), *stack])
-    examples = PublicExamples(network, draw(count, *shape), statistics)
+    examples = PublicExamples(network, draw(count, *shape), **kwargs)
     return keras.Sequential([keras.Input(shape), examples])
 
 
@@ -38,7 +38,7 @@ def images(**kwargs):
         layers.Dense(5),
         PublicBatchNormalization(scale=False),
         layers.Dense(3),
-        shape=(8, 8, 2),
+        shape=(7, 7, 2),
         **kwargs,
     )
 
@@ -60,15 +60,27 @@ def sequences(**kwargs):
     )
 
 
-def residual():
+def without_weights(**kwargs):
+    return wrapped(
+        layers.Dense(5, use_bias=False),
+        PublicBatchNormalization(center=False, scale=False),
+        layers.ReLU(),
+        layers.Dense(3),
+        shape=(3, 4),
+        **kwargs,
+    )
+
+
+def residual(**kwargs):
     inputs = keras.Input((6, 6, 2))
-    x = layers.Conv2D(4, 3, padding="same")(inputs)
+    x = layers.Conv2D(4, 3, padding="same", use_bias=False)(inputs)
     x = layers.ReLU()(PublicBatchNormalization()(x))
-    y = PublicBatchNormalization()(layers.Conv2D(4, 3, padding="same")(x))
+    y = layers.Conv2D(4, 3, padding="same", groups=2, use_bias=False)(x)
+    y = PublicBatchNormalization()(y)
     y = layers.GlobalAveragePooling2D()(layers.Add()([x, y]))
     network = keras.Model(inputs, layers.Dense(3)(y))
     outer = keras.Input((6, 6, 2))
-    return keras.Model(outer, PublicExamples(network, draw(6, 6, 6, 2))(outer))
+    return keras.Model(outer, PublicExamples(network, draw(6, 6, 6, 2), **kwargs)(outer))
 
 
 class Doubled(layers.Layer):
@@ -78,23 +90,66 @@ class Doubled(layers.Layer):
         return 2.0 * x
 
 
-def with_a_layer_of_ones_own():
-    return wrapped(
-        layers.Dense(5), PublicBatchNormalization(), Doubled(), layers.Dense(3), shape=(4,)
-    )
+def with_a_layer_of_ones_own(**kwargs):
+    stack = (layers.Dense(5), PublicBatchNormalization(), Doubled(), layers.Dense(3))
+    return wrapped(*stack, shape=(4,), **kwargs)
+
+
+def weights_further_up(**kwargs):
+    """Moments that depend on the weights of two layers."""
+    stack = (layers.Dense(5), layers.Dense(4), PublicBatchNormalization(), layers.Dense(3))
+    return wrapped(*stack, shape=(4,), **kwargs)
+
+
+def activation_between(**kwargs):
+    stack = (layers.Dense(5, activation="softmax"), PublicBatchNormalization(), layers.Dense(3))
+    return wrapped(*stack, shape=(4,), **kwargs)
+
+
+@pytest.mark.parametrize("gradient", ["local", "stopped"])
+@pytest.mark.parametrize(
+    "make", [images, features, sequences, without_weights, residual], ids=lambda f: f.__name__
+)
+def test_the_ghost_engine_equals_the_exact_engine(make, gradient):
+    check_model(make(gradient=gradient), tolerance=5e-5)
 
 
 @pytest.mark.parametrize(
     "make",
-    [images, features, sequences, residual, with_a_layer_of_ones_own],
+    [with_a_layer_of_ones_own, weights_further_up, activation_between],
     ids=lambda f: f.__name__,
 )
-def test_the_ghost_engine_equals_the_exact_engine(make):
-    check_model(make(), tolerance=5e-5)
+def test_what_only_stopped_gradients_let_the_ghost_engine_do(make):
+    check_model(make(gradient="stopped"), tolerance=5e-5)
+    assert "Public" in ghost.supports(make(gradient="local"))
+    assert "gradient='exact'" in ghost.supports(make(gradient="exact"))
+
+
+def test_gradients_differ_by_what_they_go_through():
+    x, y, found = draw(3, 7, 7, 2, seed=1), np.array([0, 1, 2]), {}
+    for gradient in ("local", "stopped", "exact"):
+        keras.utils.set_random_seed(0)
+        model = images(gradient=gradient)
+        found[gradient], _ = bounded(model, vectorized.bounded_sum, x, y, clip=1e6)
+    names = [v.path for v in model.trainable_variables]
+    sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
+    parts = {k: np.split(v, np.cumsum(sizes)[:-1]) for k, v in found.items()}
+    last, first = names.index(_only(names, "dense_", "/kernel")[0]), 0
+    # Below the last normalization, "local" is exact; further down it is not.
+    np.testing.assert_allclose(parts["local"][last], parts["exact"][last], rtol=1e-3, atol=1e-4)
+    assert np.abs(parts["local"][first] - parts["exact"][first]).max() > 1e-3
+    assert np.abs(parts["local"][last] - parts["stopped"][last]).max() > 1e-3
+    # A bias before a normalization changes nothing, and only "stopped" does not know that.
+    biases = [parts[k][1] for k in ("local", "exact", "stopped")]
+    assert [np.abs(b).max() > 1e-4 for b in biases] == [False, False, True]
+
+
+def _only(names, kind, end):
+    return [n for n in names if kind in n.split("/")[-2] + "_" and n.endswith(end)]
 
 
 def test_microbatches():
-    check_model(images(), rows=6, microbatch_size=2, tolerance=5e-5)
+    check_model(features(), rows=6, microbatch_size=2, tolerance=5e-5)
 
 
 def test_auto_takes_the_ghost_engine():
@@ -126,8 +181,8 @@ def bounded(model, engine, x, y, present=None, clip=1.0):
 @pytest.mark.parametrize("engine", [ghost, vectorized], ids=["ghost", "vectorized"])
 @pytest.mark.parametrize("outlier", [0.1, 1e4])
 def test_an_example_moves_the_sum_by_at_most_the_clip_norm(engine, outlier):
-    model = images()
-    x, y = draw(6, 8, 8, 2, seed=1), np.array([0, 1, 2, 0, 1, 2])
+    model = features()
+    x, y = draw(6, 4, seed=1), np.array([0, 1, 2, 0, 1, 2])
     x[2] *= outlier
     for clip in (0.01, 1.0):
         whole, lot = bounded(model, engine.bounded_sum, x, y, clip=clip)
@@ -139,8 +194,8 @@ def test_an_example_moves_the_sum_by_at_most_the_clip_norm(engine, outlier):
 
 def test_batch_statistics_break_that_bound():
     # The broken variant: the same neighbours, statistics over the lot, move the sum by more than C.
-    model = images(statistics="batch")
-    x, y = draw(6, 8, 8, 2, seed=1), np.array([0, 1, 2, 0, 1, 2])
+    model = features(statistics="batch")
+    x, y = draw(6, 4, seed=1), np.array([0, 1, 2, 0, 1, 2])
     x[2] *= 1e4
     whole, lot = bounded(model, lotwise.bounded_sum, x, y)
     without, _ = bounded(model, lotwise.bounded_sum, x, y, [1, 1, 0, 1, 1, 1])
@@ -215,7 +270,7 @@ def test_gradients_through_the_lot_equal_a_loop():
 
 def test_padding_does_not_enter_batch_statistics():
     model = images(statistics="batch")
-    x, y = draw(5, 8, 8, 2, seed=1), np.array([0, 1, 2, 0, 1])
+    x, y = draw(5, 7, 7, 2, seed=1), np.array([0, 1, 2, 0, 1])
     alone, _ = bounded(model, lotwise.bounded_sum, x[:3], y[:3])
     x[3:] = np.nan
     padded, lot = bounded(model, lotwise.bounded_sum, x, y, [1, 1, 1, 0, 0])
@@ -224,8 +279,8 @@ def test_padding_does_not_enter_batch_statistics():
 
 
 def test_a_lot_with_a_nan_counts_zero():
-    model = images(statistics="batch")
-    x, y = draw(4, 8, 8, 2, seed=1), np.array([0, 1, 2, 0])
+    model = features(statistics="batch")
+    x, y = draw(4, 4, seed=1), np.array([0, 1, 2, 0])
     x[1] = np.nan
     total, lot = bounded(model, lotwise.bounded_sum, x, y)
     assert int(lot.non_finite) == 4 and not total.any()

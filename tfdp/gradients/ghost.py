@@ -23,7 +23,7 @@ from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.per_example import rows_are_separate
 from tfdp.gradients.rules.recording import Recorder, owners
-from tfdp.layers.public import uses_batch_statistics
+from tfdp.layers.public import public_layers, uses_batch_statistics
 
 __all__ = ["UnsupportedModelError", "bounded_sum", "supports"]
 
@@ -57,8 +57,19 @@ def _forward_pass(model, rules):
             "depends on the whole lot. Expected engine='auto' or 'vectorized' for it, or "
             "statistics='example'."
         )
+    gradients = {layer.gradient for layer in public_layers(model)}
+    if "exact" in gradients:
+        raise UnsupportedModelError(
+            f"Model '{model.name}' has PublicExamples with gradient='exact', which needs a pass back "
+            "through all public examples for every private one."
+        )
     if rows_are_separate(model, rules):
         return _batched
+    if "local" in gradients:
+        raise UnsupportedModelError(
+            f"Model '{model.name}' has PublicExamples with gradient='local', and a layer or code of "
+            "its own that could mix the rows of a batch."
+        )
     for layer, rule in rules.items():
         if not rule.row_by_row:
             raise UnsupportedModelError(
@@ -115,9 +126,9 @@ def bounded_sum(
     """
     rules = owners(forward.model)
     run = _forward_pass(forward.model, rules)
-    recorded, losses, outputs, state = run(forward, rules, x, y, sample_weight, chunk)
+    recorded, moments, losses, outputs, state = run(forward, rules, x, y, sample_weight, chunk)
     return bounded(
-        _gradients(forward, recorded),
+        _gradients(forward, recorded, moments),
         forward.variables,
         bound,
         sample_weight,
@@ -128,7 +139,7 @@ def bounded_sum(
     )
 
 
-def _gradients(forward, recorded):
+def _gradients(forward, recorded, moments):
     """Per-example gradients in the order of `forward.variables`; None where no path leads."""
     found = {}
     for rule, recording in recorded.items():
@@ -136,6 +147,8 @@ def _gradients(forward, recorded):
             if recording.width > 1:
                 gradient = gradient.grouped(recording.width)
             found[id(variable)] = gradient
+    for public in moments:
+        public.add_to(found)
     return [found.get(id(v)) for v in forward.variables]
 
 
@@ -155,6 +168,7 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
         y_pred, scope, new_state = recorder.outputs(values, forward.state(chunk), x)
     losses, at_outputs = row_losses(recorder, scope, x, y, y_pred, sample_weight)
     calls = [call for calls in recorder.calls.values() for call in calls]
+    calls += [call for public in recorder.moments for call in public.calls]
     gradients = tape.gradient(
         tf.nest.flatten(y_pred),
         [call.output for call in calls],
@@ -165,7 +179,7 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
         gradient = tf.convert_to_tensor(gradient)  # IndexedSlices where a layer gathers
         call.gradient = tf.ensure_shape(gradient, call.output.shape)
     recorded = {rule: _Recording(calls) for rule, calls in recorder.calls.items()}
-    return recorded, losses, y_pred, new_state
+    return recorded, recorder.moments, losses, y_pred, new_state
 
 
 def _row_by_row(forward, rules, x, y, sample_weight, chunk):
@@ -217,7 +231,7 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         old + next(steps)[0] if moved else None
         for old, moved in zip(state, traced["moved"], strict=True)
     ]
-    return recorded, losses, outputs, new_state
+    return recorded, [], losses, outputs, new_state
 
 
 def _merged(rule, calls):

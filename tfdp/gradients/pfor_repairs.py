@@ -1,9 +1,13 @@
-"""What makes layers right that see a batch of one inside `tf.vectorized_map`.
+"""What makes layers right inside `tf.vectorized_map`, where TensorFlow's or Keras' own rules are wrong.
 
 In TensorFlow 2.21 on a CPU with oneDNN, `tf.matmul` of shapes [n, 1, t, p] and [p, q] writes out of
 bounds ("free(): invalid pointer", or wrong numbers). A batch of one under `tf.vectorized_map`, with
 a weight that all rows share, is exactly that product: EinsumDense and MultiHeadAttention have it.
 Here such products become one plain matrix product, which is faster, too.
+
+For the filter gradient of a convolution in groups, of inputs that all rows share (public examples),
+TensorFlow 2.21 merges the rows into the channels and mixes the groups up, in silence. Here the inputs
+are repeated for each row instead.
 
 Keras 3.15 takes what is added for a bias if it has one axis longer than one, which an example in a
 batch of one may well have: [1, 5, 5] + [1, 5, 1] is added along the wrong axis. So layers must not
@@ -17,12 +21,13 @@ import tensorflow as tf
 
 @functools.cache
 def register() -> None:
-    """Replaces TensorFlow's own rule, once per process."""
+    """Replaces TensorFlow's own rules, once per process."""
     try:
         from tensorflow.python.ops.parallel_for import pfor
 
         rules = pfor._pfor_converter_registry
         product_rule = rules["BatchMatMulV2"]
+        filter_rule = rules["Conv2DBackpropFilter"]
     except (ImportError, AttributeError, KeyError) as error:  # pragma: no cover
         raise RuntimeError(
             "This TensorFlow has no rules for tf.vectorized_map where tfdp expects them. Use "
@@ -50,11 +55,21 @@ def register() -> None:
         static = [*stacked.shape[:-1], matrix.shape[1]]
         return pfor.wrap(tf.ensure_shape(tf.reshape(product, whole), static), True)
 
+    def convert_filter_gradient(pfor_input):
+        inputs = pfor_input.input(0)
+        if not inputs.is_stacked:
+            axis = 1 if pfor_input.get_attr("data_format") == b"NCHW" else 3
+            sizes = tf.get_static_value(pfor_input.unstacked_input(1))
+            if sizes is None or sizes[2] != inputs.t.shape[axis]:
+                pfor_input.stack_inputs(stack_indices=[0])
+        return filter_rule(pfor_input)
+
     def convert_identity(pfor_input):
         value = pfor_input.input(0)
         return pfor.wrap(value.t, value.is_stacked)
 
     rules["BatchMatMulV2"] = convert_product
+    rules["Conv2DBackpropFilter"] = convert_filter_gradient
     rules.setdefault("PlaceholderWithDefault", convert_identity)
 
 

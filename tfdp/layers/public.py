@@ -22,6 +22,28 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from tfdp import _backend  # noqa: F401
 
 STATISTICS = ("example", "batch")
+GRADIENTS = ("local", "stopped", "exact")
+
+
+@dataclasses.dataclass
+class PublicMoments:
+    """What the public examples leave behind at one call of a normalization.
+
+    Attributes:
+        layer: the `PublicBatchNormalization`.
+        inputs: what it was given.
+        mean, variance: float32, of rank and features of `inputs`, and length one otherwise.
+    """
+
+    layer: keras.layers.Layer
+    inputs: tf.Tensor
+    mean: tf.Tensor
+    variance: tf.Tensor
+
+    def of_rows(self, rows):
+        """Returns (mean, variance), broadcastable to `rows` private examples."""
+        del rows
+        return self.mean, self.variance
 
 
 @dataclasses.dataclass
@@ -31,14 +53,16 @@ class _Pass:
     Attributes:
         kind: "public" takes moments over all rows and notes them; "private" mixes the noted moments
             with those of each row; "union" takes them over the rows that are present.
-        moments: (layer, (mean, variance)), one for each call of a normalization, in order.
+        moments: a `PublicMoments` for each call of a normalization, in order.
+        gradient: one of `GRADIENTS`; of "public" only.
         count: M; of "private" only.
         present: float32 [rows], 1 where a row counts; of "union" only.
         used: how many of `moments` a "private" pass has read.
     """
 
     kind: str
-    moments: list = dataclasses.field(default_factory=list)
+    moments: list[PublicMoments] = dataclasses.field(default_factory=list)
+    gradient: str = "stopped"
     count: int = 0
     present: tf.Tensor | None = None
     used: int = 0
@@ -132,7 +156,7 @@ class PublicBatchNormalization(keras.layers.Layer):
 
     def call(self, inputs):
         x = tf.cast(inputs, tf.float32)
-        mean, variance = self._moments(x)
+        mean, variance = self._moments(inputs, x)
         outputs = (x - mean) * tf.math.rsqrt(variance + self.epsilon)
         shape = [1] * x.shape.rank
         shape[self.axis] = -1
@@ -140,9 +164,11 @@ class PublicBatchNormalization(keras.layers.Layer):
             outputs *= tf.reshape(tf.cast(self.gamma, tf.float32), shape)
         if self.beta is not None:
             outputs += tf.reshape(tf.cast(self.beta, tf.float32), shape)
+        if _passes[-1].kind == "public" and _passes[-1].gradient == "local":
+            outputs = tf.stop_gradient(outputs)  # the moments of the layers below are constants
         return tf.cast(outputs, inputs.dtype)
 
-    def _moments(self, x):
+    def _moments(self, inputs, x):
         """Mean and variance, broadcastable to `x`, as the pass that runs wants them."""
         if not _passes:
             raise RuntimeError(
@@ -161,17 +187,18 @@ class PublicBatchNormalization(keras.layers.Layer):
             squares = tf.where(rows > 0, tf.square(x - mean), 0.0)
             return mean, _mean(squares, [0, *positions]) * _inverse_share(one.present)
         if one.kind == "public":
-            moments = tf.nn.moments(x, [0, *positions], keepdims=True)
-            one.moments.append((self, moments))
-            return moments
-        layer, (mean, variance) = one.moments[one.used] if one.used < len(one.moments) else _NONE
+            mean, variance = tf.nn.moments(x, [0, *positions], keepdims=True)
+            one.moments.append(PublicMoments(self, inputs, mean, variance))
+            return mean, variance
+        left = one.moments[one.used] if one.used < len(one.moments) else None
         one.used += 1
-        if layer is not self:
+        if left is None or left.layer is not self:
             raise RuntimeError(
                 f"Layer '{self.name}' (PublicBatchNormalization) was not called in the pass of the "
                 "public examples, or in another order. Expected a network that calls its layers in "
                 "one order."
             )
+        mean, variance = left.of_rows(tf.shape(x)[0])
         return _mixed(mean, variance, *_own_moments(x, positions), 1.0 / (one.count + 1))
 
     def get_config(self):
@@ -182,9 +209,6 @@ class PublicBatchNormalization(keras.layers.Layer):
             "center": self.center,
             "scale": self.scale,
         }
-
-
-_NONE = (None, (None, None))
 
 
 def _mean(x, axes):
@@ -215,9 +239,13 @@ class PublicExamples(keras.layers.Layer):
 
     The examples are weights of this layer (not trainable), so that every saved model carries them.
 
-    With statistics="example" the gradient does not flow through the moments of the public examples,
-    only through the example's own: per-example gradients then cost what they cost without it. Public
-    examples pass in inference mode, so that there is no dropout among them.
+    The moments of the public examples depend on the weights, and with statistics="example" a gradient
+    flows through them as `gradient` says: "local" differentiates the moments of each normalization by
+    the weights since the one before it, and takes what comes from there for constants; "stopped" takes
+    all of them for constants; "exact" stops nowhere, for the exact engine only, at the cost of a pass
+    back through M rows for every example. Whichever it is, an example's gradient depends on public data
+    and itself alone. (BUILD_NOTES.md has accuracies.) Public examples pass in inference mode, so that
+    there is no dropout among them.
 
     With statistics="batch" training is as the papers wrote it: statistics over the whole lot and the
     public examples together. One example then moves the gradients of all others, and the proven
@@ -230,6 +258,7 @@ class PublicExamples(keras.layers.Layer):
             choice and their preprocessing must not depend on the private data. None leaves a place
             for them: such a layer refuses to run until weights are loaded into it.
         statistics: "example" or "batch".
+        gradient: "local", "stopped" or "exact".
         example_specs: how to make that place; `get_config` fills it in.
         **kwargs: as for any Keras layer.
 
@@ -246,9 +275,21 @@ class PublicExamples(keras.layers.Layer):
     """
 
     def __init__(
-        self, network, examples=None, statistics="example", *, example_specs=None, **kwargs
+        self,
+        network,
+        examples=None,
+        statistics="example",
+        gradient="local",
+        *,
+        example_specs=None,
+        **kwargs,
     ):
         super().__init__(**kwargs)
+        if gradient not in GRADIENTS:
+            raise ValueError(
+                "Invalid value received for argument `gradient`. Expected one of "
+                f"{list(GRADIENTS)}. Received: {gradient!r}"
+            )
         if statistics not in STATISTICS:
             raise ValueError(
                 "Invalid value received for argument `statistics`. Expected one of "
@@ -266,6 +307,7 @@ class PublicExamples(keras.layers.Layer):
             )
         self.network = network
         self.statistics = statistics
+        self.gradient = gradient
         if examples is not None:
             examples = keras.tree.map_structure(_as_examples, examples)
             example_specs = keras.tree.map_structure(_spec_of, examples)
@@ -328,14 +370,23 @@ class PublicExamples(keras.layers.Layer):
         rows = keras.tree.pack_sequence_as(self._specs, rows)
         if self.statistics == "batch":
             return self._with_lot(inputs, rows) if training else self._one_by_one(inputs, rows)
-        with _pushed(_passes, _Pass("public")) as public:
-            self.network(rows, training=False)
-        moments = [
-            (layer, tuple(tf.stop_gradient(moment) for moment in pair))
-            for layer, pair in public.moments
-        ]
+        moments = self.public_moments(rows)
         with _pushed(_passes, _Pass("private", moments, count=self.count)):
             return self.network(inputs, training=training)
+
+    def public_moments(self, rows) -> list[PublicMoments]:
+        """Lets the public examples pass by themselves.
+
+        Args:
+            rows: the examples, as the network takes them.
+        """
+        with _pushed(_passes, _Pass("public", gradient=self.gradient)) as public:
+            self.network(rows, training=False)
+        if self.gradient == "stopped":
+            for left in public.moments:
+                left.mean = tf.stop_gradient(left.mean)
+                left.variance = tf.stop_gradient(left.variance)
+        return public.moments
 
     def _with_lot(self, inputs, rows):
         """Training with statistics="batch": the lot and the public examples in one batch."""
@@ -382,6 +433,7 @@ class PublicExamples(keras.layers.Layer):
             "network": keras.saving.serialize_keras_object(self.network),
             "examples": None,
             "statistics": self.statistics,
+            "gradient": self.gradient,
             "example_specs": self._specs,
         }
 

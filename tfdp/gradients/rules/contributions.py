@@ -17,7 +17,7 @@ _MOST_INSTANTIATED = 32 * 2**20
 # Squared norms by Gram matrices are differences of large numbers where a gradient nearly cancels
 # over its positions. Below this part of the triangle inequality's bound, float32 rounding could
 # understate a norm, and an understated norm is a broken bound: it is rounded up to this part.
-_CANCELLATION = 1e-4
+CANCELLATION = 1e-4
 # Added to the squared norm of a factor where it is computed without taking its scale out first:
 # more than float32 arithmetic loses of numbers whose squares vanish, and nothing beside others.
 _VANISHING = 1e-24
@@ -149,7 +149,7 @@ class OuterProducts(PerExampleGradient):
         right_gram = tf.matmul(right, right, transpose_b=True)
         square = tf.reduce_sum(left_gram * right_gram, axis=[1, 2])
         largest = tf.reduce_sum(tf.sqrt(left_squares * right_squares), axis=1)
-        return tf.maximum(square, _CANCELLATION * tf.square(largest))
+        return tf.maximum(square, CANCELLATION * tf.square(largest))
 
     def quick_square_norms(self):
         rows, positions, p = self.left.shape

@@ -13,7 +13,8 @@ import tensorflow as tf
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
-from tfdp.layers.public import in_public_pass
+from tfdp.gradients.rules.moments import WatchedMoments, watched
+from tfdp.layers.public import in_public_pass, public_layers
 
 # Methods by which a container asks whether it may compute without calling its layers.
 _SHORTCUTS = {
@@ -105,6 +106,8 @@ class Recorder(Forward):
     def __init__(self, forward: Forward, rules: dict, tape: tf.GradientTape):
         vars(self).update(vars(forward))
         self.calls: dict[Rule, list[Recorded]] = {}
+        self.moments: list[WatchedMoments] = []
+        self._public_calls: list = []
         self._rules = rules
         self._tape = tape
         self._trainable = {id(v) for v in forward.variables}
@@ -116,12 +119,17 @@ class Recorder(Forward):
     def scope(self, values, state):
         mapping = [*zip(self.variables, values, strict=True)]
         mapping += zip(self.state_variables, state, strict=True)
-        return _Scope(mapping, self)
+        self._values = _Scope(mapping, self)
+        return self._values
 
     def outputs(self, values, state, x):
         with contextlib.ExitStack() as stack:
             for layer, rule in self._rules.items():
                 stack.enter_context(replaced(layer, call=self._instrumented(layer, rule)))
+            for layer in public_layers(self.model):
+                if layer.gradient != "stopped":
+                    moments = self._differentiable(layer)
+                    stack.enter_context(replaced(layer, public_moments=moments))
             for layer in self.model._flatten_layers():
                 for name in _SHORTCUTS.get(type(layer), ()):
                     stack.enter_context(replaced(layer, **{name: _never}))
@@ -142,7 +150,7 @@ class Recorder(Forward):
         if id(variable) not in self._trainable or id(variable) in self._open:
             return
         if in_public_pass():
-            return  # no gradient flows through what public examples leave behind
+            return  # what flows through the moments that are left behind is found there
         left = self._allowed.get(id(variable), 0)
         if left == 0:
             self._refuse(
@@ -167,6 +175,35 @@ class Recorder(Forward):
         self._refusal = UnsupportedModelError(reason)
         raise self._refusal
 
+    def _differentiable(self, layer):
+        """`layer.public_moments`, whose moments are watched as the private examples use them."""
+
+        def public_moments(rows):
+            self._public_calls = []
+            # The very tensors that layers get; a scope may have made new ones.
+            values = [
+                keras.StatelessScope.get_current_value(self._values, v) for v in self.variables
+            ]
+            with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+                tape.watch(values)
+                moments = type(layer).public_moments(layer, rows)
+            try:
+                moments = watched(
+                    moments,
+                    self._public_calls,
+                    self._rules,
+                    self.variables,
+                    values,
+                    tape,
+                    self._tape,
+                )
+            except UnsupportedModelError as error:
+                self._refuse(str(error))
+            self.moments += moments
+            return moments
+
+        return public_moments
+
     def _instrumented(self, layer, rule):
         where = f"Layer '{layer.name}' ({type(layer).__name__})"
 
@@ -182,7 +219,9 @@ class Recorder(Forward):
 
         def call(*args, **kwargs):
             if in_public_pass():
-                return type(layer).call(layer, *args, **kwargs)
+                outputs = type(layer).call(layer, *args, **kwargs)
+                self._public_calls.append((layer, outputs))
+                return outputs
             if rule in self.calls:
                 self._refuse(
                     f"{where} is called more than once in a forward pass: the norm of a sum of "
