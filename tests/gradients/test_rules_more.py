@@ -102,7 +102,9 @@ def test_recurrent_with_masks(kind, zero_output_for_mask):
     both = layers.Bidirectional(
         kind(2, return_sequences=True, zero_output_for_mask=zero_output_for_mask)
     )(hidden)
-    model = keras.Model(tokens, [both, kind(2, go_backwards=True)(both)])
+    model = keras.Model(
+        tokens, [both, kind(2, go_backwards=True, zero_output_for_mask=zero_output_for_mask)(both)]
+    )
     assert rows_are_separate(model, owners(model))
     check_model(model, rows=3, integers=4, tolerance=3e-5, vectorizes=False)
 

@@ -100,15 +100,20 @@ class _RecurrentRule(Rule):
         history["before"] = before = tf.stop_gradient(before)
         history["factors"] = self.factors(tf.stop_gradient(gates), lambda: recurrent(before))
 
+        # A masked step keeps the states. Its output is the last one before, or zero.
+        if not layer.return_sequences:
+            last = states[0]
+            if mask is not None:
+                last_step = mask[:, -1] if layer.zero_output_for_mask else tf.reduce_any(mask, 1)
+                last = tf.where(last_step, last, tf.zeros_like(last))
+            return last, last[:, tf.newaxis], states
         outputs = history["all"]
         if mask is not None:
-            # A masked step keeps the states. Its output is the last one before, or zero.
             shown = (
                 mask if layer.zero_output_for_mask else tf.cumsum(tf.cast(mask, tf.int32), 1) > 0
             )
             outputs = tf.where(shown, outputs, tf.zeros_like(outputs))
-        last = outputs[:, -1]
-        return last, outputs if layer.return_sequences else last[:, tf.newaxis], states
+        return outputs[:, -1], outputs, states
 
     def _saved(self, history):
         return {"states": lambda: history["before"]}
@@ -128,7 +133,9 @@ class _RecurrentRule(Rule):
             if mask is not None:
                 now = masks.read(step)
                 new = [tf.where(now, a, b) for a, b in zip(new, states, strict=True)]
-            return (step + 1, outputs.write(step, new[0]), *new)
+            # No gradient goes through the sequence where the layer returns the last output only.
+            shown = new[0] if self.layer.return_sequences else tf.stop_gradient(new[0])
+            return (step + 1, outputs.write(step, shown), *new)
 
         _, outputs, *states = tf.while_loop(
             lambda step, *_: step < steps,
