@@ -26,6 +26,7 @@ from tfdp.feeding import Feeder, check_labels
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.engine import ENGINES, bounded_sum, choose_engine
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.precision import keep_float32_products
 from tfdp.gradients.validation import refuse_mixing_layers
 from tfdp.layers.public import public_layers, uses_batch_statistics
 from tfdp.optimizers import DPKerasOptimizer
@@ -290,6 +291,7 @@ class PrivateTraining:
                 "model with an Input layer, or one that was called once on data."
             )
         refuse_mixing_layers(self)
+        keep_float32_products()
         _refuse_replicas(self.distribute_strategy)
         if getattr(self._compile_metrics, "_user_metrics", None):
             raise ValueError(

@@ -1,0 +1,25 @@
+"""Keeps products of float32 numbers in float32.
+
+GPUs may multiply float32 matrices in TensorFloat-32, which keeps 10 bits of a fraction. A squared norm by
+Gram matrices is a difference of large numbers where a gradient cancels over its positions: its error
+is up to about 4 * 2^-11 of the square of the triangle inequality's bound, which may be many times the
+norm itself. An understated norm is a broken bound, and a margin of that size would clip long sequences far
+too hard; so the products are made exact instead.
+"""
+
+import tensorflow as tf
+from absl import logging
+
+
+def keep_float32_products() -> None:
+    """Turns TensorFloat-32 off where a GPU could use it, and says so."""
+    if not tf.config.experimental.tensor_float_32_execution_enabled():
+        return
+    if not tf.config.list_logical_devices("GPU"):
+        return  # nothing else has it
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    logging.warning(
+        "tfdp has turned TensorFloat-32 off (tf.config.experimental."
+        "enable_tensor_float_32_execution(False)): rounded to 10 bits, gradient norms could be "
+        "understated and the clip norm not kept."
+    )
