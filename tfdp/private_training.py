@@ -421,6 +421,7 @@ class PrivateTraining:
             sample_weight,
             physical_batch_size=entry.plan.physical_batch_size,
             microbatch_size=entry.run.microbatch_size,
+            expected_rows=entry.run.lot_size,
         )
 
         penalty = forward.penalty()

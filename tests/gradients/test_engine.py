@@ -150,3 +150,37 @@ def test_auto_takes_the_ghost_engine_and_falls_back_where_it_refuses_late(monkey
     monkeypatch.setattr(ghost, "bounded_sum", refuse)
     choose_engine("auto", model())()
     assert calls == ["ghost", "vectorized"]
+
+
+def test_expected_rows_decide_between_ways_of_equal_result():
+    made = keras.Sequential(
+        [keras.Input((9, 9, 6)), layers.Conv2D(600, 3), layers.GlobalAveragePooling2D()]
+    )
+    made.compile(loss="mse")
+    seen = []
+
+    def run(expected):
+        def step(x, y, weight):
+            lot = bounded_sum(
+                engines.choose_engine("ghost", made),
+                Forward(made),
+                GlobalL2Clip(CLIP),
+                x,
+                y,
+                weight,
+                expected_rows=expected,
+            )
+            seen.append(tf.compat.v1.get_default_graph().as_graph_def())
+            return lot.sums
+
+        shapes = ((None, 9, 9, 6), (None, 600), (None,))
+        signature = [tf.TensorSpec(shape) for shape in shapes]
+        return tf.function(step, input_signature=signature)(x, y, tf.ones([4]))
+
+    draw = np.random.default_rng(0)
+    x = tf.constant(draw.normal(size=(4, 9, 9, 6)), tf.float32)
+    y = tf.constant(draw.normal(size=(4, 600)), tf.float32)
+    few, many = run(4), run(100_000)
+    assert len(seen[0].node) != len(seen[1].node)  # instantiated, and by Gram matrices
+    for a, b in zip(few, many, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

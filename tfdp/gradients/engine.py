@@ -16,6 +16,7 @@ from absl import logging
 
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.rules.contributions import expecting_rows
 from tfdp.layers.public import uses_batch_statistics
 
 
@@ -137,6 +138,7 @@ def bounded_sum(
     *,
     physical_batch_size: int | None = None,
     microbatch_size: int = 1,
+    expected_rows: int | None = None,
 ) -> BoundedSum:
     """Sums bounded gradients over a whole lot, `physical_batch_size` rows at a time.
 
@@ -152,6 +154,8 @@ def bounded_sum(
         physical_batch_size: rows per chunk; None takes the lot whole. A multiple of
             `microbatch_size`.
         microbatch_size: examples whose mean gradient is bounded together.
+        expected_rows: about how many rows there will be, where the tensors do not say so; it decides
+            between equal ways to compute, nothing else.
     """
     static_rows = sample_weight.shape[0]
     if physical_batch_size is None or (
@@ -159,7 +163,8 @@ def bounded_sum(
     ):
         if static_rows is None or static_rows % microbatch_size:
             x, y, sample_weight = _pad_rows((x, y, sample_weight), microbatch_size)
-        return engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
+        with expecting_rows(expected_rows):
+            return engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
 
     if getattr(engine, "needs_whole_lots", False):
         raise NotImplementedError(

@@ -1,10 +1,10 @@
 """Keeps products of float32 numbers in float32.
 
-GPUs may multiply float32 matrices in TensorFloat-32, which keeps 10 bits of a fraction. A squared norm by
-Gram matrices is a difference of large numbers where a gradient cancels over its positions: its error
-is up to about 4 * 2^-11 of the square of the triangle inequality's bound, which may be many times the
-norm itself. An understated norm is a broken bound, and a margin of that size would clip long sequences far
-too hard; so the products are made exact instead.
+GPUs may multiply float32 matrices in TensorFloat-32, which keeps 10 bits of a fraction. A squared
+norm by Gram matrices is a difference of large numbers where a gradient cancels over its positions:
+its error is up to about 4 * 2^-11 of the square of the triangle inequality's bound, which may be
+many times the norm itself. An understated norm is a broken bound, and a margin of that size would
+clip long sequences far too hard; so the products are made exact instead.
 """
 
 import tensorflow as tf

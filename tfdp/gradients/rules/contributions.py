@@ -6,13 +6,15 @@ sum of outer products over positions); these classes know *how* it is cheapest t
 """
 
 import abc
+import contextlib
+import contextvars
 from collections.abc import Callable
 
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-# Assumed where the number of rows is unknown while the graph is built.
-_ROWS = 256
+# Rows to expect where their number is unknown while the graph is built.
+_ROWS = contextvars.ContextVar("rows", default=256)
 # Instantiated gradients above this many float32 numbers are not kept (128 MB).
 _MOST_INSTANTIATED = 32 * 2**20
 # Squared norms by Gram matrices are differences of large numbers where a gradient nearly cancels
@@ -246,6 +248,16 @@ class Lookups(PerExampleGradient):
         return Instantiated(tf.reshape(table, [-1, self.size, width]))
 
 
+@contextlib.contextmanager
+def expecting_rows(rows: int | None):
+    """While it lasts, routes are chosen for so many rows where the graph does not say how many."""
+    token = _ROWS.set(rows or _ROWS.get())
+    try:
+        yield
+    finally:
+        _ROWS.reset(token)
+
+
 def instantiates(rows, positions, p, q) -> bool:
     """Whether sums of outer products are best written out, rather than their Gram matrices.
 
@@ -253,7 +265,7 @@ def instantiates(rows, positions, p, q) -> bool:
         rows, positions: None where unknown.
         p, q: lengths of the factors.
     """
-    rows = rows or _ROWS
+    rows = rows or _ROWS.get()
     if rows * p * q > _MOST_INSTANTIATED or positions == 1:
         return False
     if positions is None:
