@@ -78,7 +78,7 @@ def lines(content: dict) -> list[str]:
         peak = Spread.of(r["peak_mib"] for r in records).median
         if subject == "tfdp":
             points.append((lot, step.median))
-        growth = number(peak - base) if subject == "tfdp" and peak > base else ""
+        growth = f"{peak - base:,.0f}" if subject == "tfdp" else ""
         text.append(
             f"| {LABELS[subject]} | {lot:,} | {spread(step)} | {1000 * step.median / lot:.1f} "
             f"| {number(peak)} | {growth} | {number(lot * BYTES_PER_EXAMPLE / 2**20)} |"

@@ -156,7 +156,7 @@ class OuterProducts(PerExampleGradient):
     def quick_square_norms(self):
         rows, positions, p = self.left.shape
         if instantiates(rows, positions, p, self.right.shape[2]):
-            return self._instantiated().square_norms()
+            return self.instantiated().square_norms()
         # The same without taking the largest entries out. A factor that overflows makes its row
         # infinite; what vanishes is made up for.
         if self._flat is not None:
