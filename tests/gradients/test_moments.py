@@ -36,6 +36,7 @@ def test_factored_equals_written_out(positions, finish):
         pair.append(gradient)
     ours, written = pair
     tf.debugging.assert_near(ours.square_norms(), written.square_norms(), rtol=1e-4)
+    tf.debugging.assert_near(ours.instantiated().values, written.values, rtol=1e-4, atol=1e-5)
     weights = draw(ours.square_norms().shape[0])
     tf.debugging.assert_near(ours.weighted_sum(weights), written.weighted_sum(weights), rtol=1e-4)
     assert ours.weighted_sum(weights).shape == (3, 4, 5)

@@ -135,16 +135,10 @@ def through_moments(base, jacobian, coefficients) -> PerExampleGradient:
     # Unit vectors, so that no square of a coefficient vanishes beside the square of a large number.
     flat, lengths = _units(flat)
     coefficients *= lengths
-    if isinstance(base, OuterProducts):
-        rows, positions, p = base.left.shape
-        if not instantiates(rows, positions, p, shape[-1]):
-            return _ThroughMoments(base, flat, coefficients, shape)
-        rows = tf.matmul(base.left, base.right, transpose_a=True)
-    else:
-        rows = tf.vectorized_map(base.finish, base.values, fallback_to_while_loop=False)
-    rows = tf.reshape(rows, [-1, *flat.shape[1:]])
-    rows += tf.einsum("nkc,kpc->npc", coefficients, flat)
-    return Instantiated(rows, lambda total: tf.reshape(total, shape))
+    added = _ThroughMoments(base, flat, coefficients, shape)
+    if isinstance(base, OuterProducts) and not instantiates(*base.left.shape, shape[-1]):
+        return added
+    return added.instantiated()
 
 
 def _units(vectors):
@@ -164,6 +158,13 @@ class _ThroughMoments(PerExampleGradient):
     def __init__(self, base: OuterProducts, jacobian, coefficients, shape):
         self.base, self.jacobian, self.coefficients = base, jacobian, coefficients
         self.shape = shape
+
+    def instantiated(self):
+        base = self.base.instantiated()
+        rows = tf.vectorized_map(base.finish, base.values, fallback_to_while_loop=False)
+        rows = tf.reshape(rows, [-1, *self.jacobian.shape[1:]])
+        rows += tf.einsum("nkc,kpc->npc", self.coefficients, self.jacobian)
+        return Instantiated(rows, lambda total: tf.reshape(total, self.shape))
 
     def square_norms(self):
         direct = self.base.square_norms()
