@@ -70,6 +70,13 @@ def test_conv(rank, data):
     check_rule(layer, (*lengths, channels), rows=3)
 
 
+@pytest.mark.parametrize("shape", [(9, 12, 1), (13, 7, 1)])
+@pytest.mark.parametrize("strides", [1, 2, 3])
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_conv2d_one_channel(shape, strides, padding):
+    check_rule(layers.Conv2D(3, (4, 5), strides=strides, padding=padding), shape)
+
+
 @pytest.mark.parametrize("channels", [2, 6])
 @pytest.mark.parametrize("padding", ["valid", "same"])
 def test_conv3d(channels, padding):

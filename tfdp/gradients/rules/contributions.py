@@ -286,9 +286,14 @@ def zero_rows(values: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
     return tf.where(keep, values, tf.zeros([], values.dtype))
 
 
+def inside_xla() -> bool:
+    """Whether the graph that is being built is compiled by XLA, which lacks some operations."""
+    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
 def _row_squares(values):
     """Returns float32 [rows]: sums of squares of `values` [rows, n]."""
-    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+    if inside_xla():
         return tf.reduce_sum(tf.square(values), axis=1)  # XLA does not know the other operation
     # It reads the values once; their squares are not written (measured: half the time).
     return tf.square(tf.math.reduce_euclidean_norm(values, axis=1))

@@ -7,7 +7,12 @@ import tensorflow as tf
 
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
-from tfdp.gradients.rules.contributions import Instantiated, OuterProducts, instantiates
+from tfdp.gradients.rules.contributions import (
+    Instantiated,
+    OuterProducts,
+    inside_xla,
+    instantiates,
+)
 from tfdp.gradients.rules.patches import THIN_CHANNELS, Window, patches
 
 
@@ -60,6 +65,8 @@ def _kernel_gradient(inputs, outputs, window, groups, filters):
     shape = (*window.size, channels // groups, filters)
     if groups > 1:
         return Instantiated(_grouped_kernel(patches(inputs, window), outputs, groups, shape))
+    if _is_one_plane(inputs, outputs, window):
+        return Instantiated(_plane_kernels(inputs, outputs, window, filters))
     offsets = math.prod(window.size)
     if (
         channels > THIN_CHANNELS
@@ -75,6 +82,38 @@ def _kernel_gradient(inputs, outputs, window, groups, filters):
 
         return Instantiated(products, from_rows)
     return OuterProducts(patches(inputs, window), outputs, lambda total: tf.reshape(total, shape))
+
+
+def _is_one_plane(inputs, outputs, window):
+    """Whether a depthwise gradient over the rows is the fastest way (measured: 1.4 times).
+
+    That is for images of one channel; TensorFlow's operation wants equal strides, and XLA and GPUs
+    have ways of their own, which were not measured.
+    """
+    if inputs.shape.rank != 4 or inputs.shape[-1] != 1 or not inputs.shape[1:].is_fully_defined():
+        return False
+    if window.strides[0] != window.strides[1] or max(window.dilation) > 1:
+        return False
+    if math.prod(window.positions(window.pad(inputs))) != outputs.shape[1]:
+        return False
+    return not (inside_xla() or tf.config.list_logical_devices("GPU"))
+
+
+def _plane_kernels(inputs, outputs, window, filters):
+    """[rows, *window.size, 1, filters]: the rows become the channels of one image."""
+    rows = tf.shape(inputs)[0]
+    height, width = window.positions(window.pad(inputs))
+    outputs = tf.reshape(outputs, [rows, height, width, filters])
+    kernels = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
+        input=tf.transpose(inputs, [3, 1, 2, 0]),
+        filter_sizes=tf.stack([*window.size, rows, filters]),
+        out_backprop=tf.reshape(
+            tf.transpose(outputs, [1, 2, 0, 3]), [1, height, width, rows * filters]
+        ),
+        strides=[1, *window.strides, 1],
+        padding=window.padding.upper(),
+    )
+    return tf.transpose(kernels, [2, 0, 1, 3])[:, :, :, tf.newaxis]
 
 
 def channels_last(layer, tensor):
