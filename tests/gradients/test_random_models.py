@@ -351,3 +351,27 @@ def test_bfloat16_gradients_are_clipped_in_float32(engine, clipping):
         if clipping == "automatic":
             expected *= float(lot.norms[row]) / (float(lot.norms[row]) + bound.stability)
         assert norm == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("layer", [layers.DepthwiseConv2D(1), layers.SeparableConv2D(2, 1)])
+def test_what_no_engine_covers_is_an_error_that_says_what_to_do(layer):
+    x = keras.Input((3, 3, 2))
+    model = keras.Model(x, layer(layer(x)))
+    model.compile(loss="mse")
+    ones = np.ones((2, 3, 3, 2), "float32")
+    arguments = (Forward(model), MedianClip(1.0), ones, ones, tf.ones([2]))
+    with pytest.raises(NotImplementedError, match=r"DepthwiseConv2dNative.*Expected a model"):
+        run_engine(choose_engine("auto", model), *arguments)
+
+
+@pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
+def test_masked_recurrent_layers_beyond_the_rules(kind):
+    tokens, again = keras.Input((3,), dtype="int32"), kind(2, return_sequences=True, name="again")
+    hidden = layers.Embedding(3, 2, mask_zero=True)(tokens)
+    model = keras.Model(tokens, again(again(hidden)))
+    model.compile(loss="mse")
+    x = np.array([[1, 2, 0], [1, 0, 0], [2, 1, 1]], "int32")
+    y = np.random.default_rng(0).normal(size=(3, 3, 2)).astype("float32")
+    arguments = (Forward(model), MedianClip(1.0), x, y, tf.ones([3]))
+    ours = run_engine(choose_engine("auto", model), *arguments)
+    assert_equal_sums(ours, run_engine(loop_bounded_sum, *arguments))

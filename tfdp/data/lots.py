@@ -189,7 +189,11 @@ class Lots(abc.ABC):
         dataset = dataset.apply(
             tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         )
-        dataset = dataset.prefetch(2)
+        # Lots are drawn beside the step. Cut into pieces for all cores, which the step has taken, a
+        # lot takes no less processor time and waits longer (1.2 ms against 0.7 on busy cores).
+        options = tf.data.Options()
+        options.threading.max_intra_op_parallelism = 1
+        dataset = dataset.with_options(options).prefetch(2)
         dataset.tfdp_lots = self
         return dataset
 

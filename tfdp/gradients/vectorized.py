@@ -7,6 +7,7 @@ and warns of it).
 """
 
 import contextlib
+import re
 
 import keras
 import tensorflow as tf
@@ -80,11 +81,13 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
                 one, (x, y, sample_weight, stacked), fallback_to_while_loop=False
             )
     except ValueError as error:
-        if "No pfor vectorization" in str(error) or "No converter" in str(error):
-            op = str(error).split("defined for ")[-1].split("\n")[0]
+        op = _not_vectorized(str(error))
+        if op is not None:
             raise NotImplementedError(
                 f"The exact engine cannot vectorize the TensorFlow op {op} in this model, and does "
-                "not fall back to a slow loop in silence. Replace the layer that uses it."
+                "not fall back to a slow loop in silence. Expected a model that the ghost engine covers"
+                " (it has rules for convolutions of all kinds; ghost.supports(model) names the layer "
+                "that it does not cover), or another layer in place of the one that uses this op."
             ) from error
         raise
     # The vectorizer may lose static shapes.
@@ -96,6 +99,19 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         old + next(steps)[0] if moved else None for old, moved in zip(state, changed, strict=True)
     ]
     return gradients, losses, outputs, new_state
+
+
+def _not_vectorized(message: str) -> str | None:
+    """The op that the vectorizer complains of, or None where it complains of something else."""
+    patterns = (
+        r"defined for (\w+)",
+        r"No converter.* (\w+)",
+        r"of op '(\w+)' expected to be not loop",
+    )
+    for pattern in patterns:
+        if found := re.search(pattern, message):
+            return found[1]
+    return None
 
 
 def bounded_sum(
