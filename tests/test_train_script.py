@@ -145,7 +145,11 @@ def test_releasing_the_means_has_no_finite_proven_epsilon(tmp_path):
         (["--dataset=nonsense"], "digits"),
         (["--model=nonsense"], "lenet5"),
         (["--dataset=mnist", "--data_dir=/nonexistent"], "--data_dir"),
-        (["--model=mlp", "--normalization=batch"], "BatchNormalization"),
+        (["--statistics=batch"], "--normalization=batch"),
+        (
+            ["--model=mlp", "--normalization=batch", "--statistics=batch", "--sampling=poisson"],
+            "lots",
+        ),
         (["--optimizer=adam"], "--guarantee=claimed"),
         (["--release=mu"], "means"),
         (["--noise_multiplier=1", "--epsilon=2"], "both"),

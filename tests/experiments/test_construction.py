@@ -1,5 +1,7 @@
 """Settings become optimizers by name, and none is silently ignored."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -114,3 +116,39 @@ def test_microbatches_have_to_divide_the_lot(lots):
 def test_a_learning_rate_that_decays_is_a_schedule():
     assert learning_rate(experiment(), 10) == 0.5
     assert float(learning_rate(experiment(learning_rate_decay=0.1), 10)(10)) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("statistics", ["example", "batch"])
+def test_the_plan_knows_of_public_examples(lots, statistics):
+    settings = experiment(normalization="batch", statistics=statistics, public_examples=7)
+    planned = plan(settings, lots, 7, [])
+    assert planned.public_examples == 7
+    assert planned.batch_statistics == (statistics == "batch")
+    assert plan(experiment(normalization="layer"), lots, 7, []).public_examples == 0
+
+
+def test_public_data_is_for_private_mechanisms_unless_it_is_named():
+    plain = experiment(mechanism="none", epsilon=None, normalization="batch")
+    assert not plain.takes_public_data
+    named = experiment(mechanism="none", epsilon=None, normalization="batch", public_data="strokes")
+    assert named.takes_public_data and experiment(normalization="batch").takes_public_data
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"public_data": "kmnist"}, {"statistics": "batch"}, {"public_examples": 1}],
+    ids=lambda s: next(iter(s)),
+)
+def test_settings_of_public_data_without_use_are_refused(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        experiment(**settings)
+
+
+def test_the_run_that_is_executed_is_the_run_that_was_planned():
+    from tfdp.experiments import run
+
+    settings = experiment(normalization="batch", batch_size=256, steps=2, noise_multiplier=4.0)
+    settings = dataclasses.replace(settings, epsilon=None)
+    result = run(settings, verbose=0)
+    assert result.run.public_examples == 30 and not result.run.batch_statistics
+    assert "30 public examples" in result.statement

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdp.layers
 from tfdp import models
 from tfdp.gradients import ghost
 
@@ -265,3 +266,24 @@ class TestRefusals:
     def test_num_classes(self, num_classes):
         with pytest.raises(ValueError, match="`num_classes`"):
             models.build("mlp", (8, 8, 1), num_classes)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "mlp"])
+def test_batch_normalization_by_public_examples(name):
+    public = np.linspace(-1, 1, 4 * 784, dtype="float32").reshape(4, *MNIST)
+    model = models.build(name, MNIST, 10, "batch", public_data=public, statistics="batch")
+    examples = model.layers[-1]
+    assert isinstance(examples, tfdp.layers.PublicExamples)
+    assert (examples.count, examples.statistics) == (4, "batch")
+    plain = models.build(name, MNIST, 10, "batch")
+    norms = [la for la in plain.layers if isinstance(la, keras.layers.BatchNormalization)]
+    ours = [la for la in examples.network.layers if "BatchNorm" in type(la).__name__]
+    assert [la.name for la in ours] == [la.name for la in norms]
+    assert all(isinstance(la, tfdp.layers.PublicBatchNormalization) for la in ours)
+    assert {la.epsilon for la in ours} == {1e-5}
+    assert model(images()).shape == (3, 10)
+
+
+def test_public_data_without_use_is_refused():
+    with pytest.raises(ValueError, match="`public_data`"):
+        models.build("mlp", MNIST, 10, "layer", public_data=np.zeros((3, *MNIST)))
