@@ -186,7 +186,7 @@ def draw_model(choose, family, depth):
     return keras.Model(inputs, outputs)
 
 
-def check_drawn(data, family, jit_compile=False, depth=3):
+def check_drawn(data, family, jit_compile=False, depth=3, tolerance=1e-5):
     choose = lambda options: data.draw(st.sampled_from(options))  # noqa: E731
     keras.backend.clear_session()
     model = draw_model(choose, family, depth)
@@ -194,6 +194,7 @@ def check_drawn(data, family, jit_compile=False, depth=3):
     check_model(
         model,
         rows=ROWS,
+        tolerance=tolerance,
         integers=5 if family == "tokens" else None,
         microbatch_size=choose((1, 1, 2)),
         bound=choose((None, *(make_bound(c, 0.5, paths) for c in ("per_layer", "automatic")))),
@@ -228,7 +229,8 @@ def test_random_models(family, data):
 @many
 @given(data=st.data())
 def test_many_random_models(family, jit_compile, data):
-    check_drawn(data, family, jit_compile, depth=5)
+    # Of 69 such models one had losses, sums that nearly cancel, that differed by 1.2e-5.
+    check_drawn(data, family, jit_compile, depth=5, tolerance=3e-5)
 
 
 def test_the_comparison_can_fail(monkeypatch):
