@@ -60,6 +60,7 @@ ROWS = (
     Row("Correlated noise", "mnist_table_matrix", (*EPSILONS, 8.0)),
     Row("SI-DPSGD", "mnist_table_si_dpsgd"),
     Row("SI-DPSGD, batch normalization by public examples", "mnist_table_si_dpsgd_bn"),
+    Row("Gradient encoding and denoising", "mnist_table_discrete_sgd"),
     Row("DP dropout", "mnist_table_dp_dropout"),
     Row("SGLD without dropout", "mnist_table_sgld"),
     Row(
