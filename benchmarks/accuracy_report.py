@@ -19,7 +19,7 @@ def write_text(rows, records, path: Path) -> None:
 
 
 def write_plot(rows, records, path: Path) -> None:
-    """Draws accuracy against proven epsilon; arguments as for `write_text`."""
+    """Draws the test error against proven epsilon; arguments as for `write_text`."""
     _plot(rows, _cells(records), path)
 
 
@@ -57,7 +57,7 @@ def _text(rows, cells) -> str:
     for row in rows:
         if row.epsilons == (None,):
             lines += ["", f"{row.title}: {_cell(cells.get((row.flag_file, None)))}."]
-    lines += ["", "![Accuracy against proven epsilon](mnist.png)", ""]
+    lines += ["", "![Test error against proven epsilon](mnist.png)", ""]
     claimed = [row for row in rows if row.claimed]
     if claimed:
         lines += [
@@ -78,19 +78,18 @@ def _text(rows, cells) -> str:
     lines += [
         "## Settings",
         "",
-        "| flag file | steps | lot | sampling | noise multiplier | seconds of training |",
-        "| --- | ---: | ---: | --- | ---: | ---: |",
+        "| flag file | steps | lot | sampling | noise multiplier |",
+        "| --- | ---: | ---: | --- | ---: |",
     ]
     for row in rows:
         for epsilon in row.epsilons:
             if found := cells.get((row.flag_file, epsilon)):
                 record = found[0]
-                seconds = statistics.median(r["seconds"] for r in found)
                 name = row.flags(epsilon).stem
                 label = f"`{name}`" + ("" if epsilon is None else f", epsilon {epsilon:g}")
                 lines.append(
                     f"| {label} | {record['steps']:,} | {record['lot_size']:,} | "
-                    f"{record['sampling']} | {record['noise_multiplier']:.4g} | {seconds:.0f} |"
+                    f"{record['sampling']} | {record['noise_multiplier']:.4g} |"
                 )
     return "\n".join(lines) + "\n"
 
@@ -135,23 +134,27 @@ def _plot(rows, cells, path: Path) -> None:
                   if (row.flag_file, e) in cells]  # fmt: skip
         if points:
             x, y, error = zip(*points, strict=True)
+            y = [100.0 - value for value in y]
             axes.errorbar(
                 x, y, error, marker=markers[index % len(markers)], capsize=3, label=row.title
             )
     for row in drawn:
         if row.epsilons == (None,) and (row.flag_file, None) in cells:
             mean, _ = _point(cells[row.flag_file, None])
-            axes.axhline(mean, color="black", linestyle="--", linewidth=1, label=row.title)
+            axes.axhline(100.0 - mean, color="black", linestyle="--", linewidth=1, label=row.title)
     axes.set_xscale("log")
     ticks = sorted({e for row in drawn for e in row.epsilons if e is not None})
     axes.set_xticks(ticks, [f"{e:g}" for e in ticks])
+    axes.set_yscale("log")
+    errors = [1, 2, 3, 5, 10, 20, 50]
+    axes.set_yticks(errors, [f"{e}" for e in errors])
     axes.minorticks_off()
     axes.set_xlabel("proven epsilon (delta = 1e-5)")
-    axes.set_ylabel("test accuracy, %")
-    axes.set_title("MNIST: accuracy of the released weights, mean and standard error")
+    axes.set_ylabel("test error, %")
+    axes.set_title("MNIST: error of the released weights, mean and standard error")
     axes.grid(alpha=0.3)
     if drawn:
-        axes.legend(loc="lower right", fontsize="small")
+        axes.legend(loc="upper right", fontsize="small")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
