@@ -65,6 +65,7 @@ _ELEMENTWISE = {
     "Multiply",
     "Negative",
     "NotEqual",
+    "OnesLike",
     "Relu",
     "Sigmoid",
     "Silu",
@@ -73,6 +74,26 @@ _ELEMENTWISE = {
     "Subtract",
     "Tanh",
     "TrueDivide",
+    "ZerosLike",
+}
+# Functions of `keras.ops` that work along the axes that they are given.
+_ALONG_AXES = {
+    "All",
+    "Any",
+    "Cumprod",
+    "Cumsum",
+    "ExpandDims",
+    "LogSoftmax",
+    "Logsumexp",
+    "Max",
+    "Mean",
+    "Min",
+    "Prod",
+    "Softmax",
+    "Squeeze",
+    "Std",
+    "Sum",
+    "Var",
 }
 
 
@@ -80,19 +101,59 @@ def _tuple(axis):
     return tuple(axis) if isinstance(axis, (list, tuple)) else (axis,)
 
 
-def _elementwise(operation):
+def _is_function(operation, names):
     kind = type(operation)
-    if not kind.__module__.startswith("keras.src.ops.") or kind.__name__ not in _ELEMENTWISE:
-        return False
+    return kind.__module__.startswith("keras.src.ops.") and kind.__name__ in names
+
+
+def _arguments(operation):
+    """Yields (tensors, other arguments) for each use of `operation` in its model."""
     for node in operation._inbound_nodes:
         leaves = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)]
-        others = [leaf for leaf in leaves if not isinstance(leaf, keras.KerasTensor)]
+        yield tensors, [leaf for leaf in leaves if not isinstance(leaf, keras.KerasTensor)]
+
+
+def _elementwise(operation):
+    if not _is_function(operation, _ELEMENTWISE):
+        return False
+    for tensors, others in _arguments(operation):
         if len({tensor.ndim for tensor in tensors}) != 1 or tensors[0].ndim == 0:
             return False
         if not all(other is None or isinstance(other, (bool, int, float)) for other in others):
             return False
     return True
+
+
+def _along_later_axes(operation):
+    """Whether it works along axes that are given, and the first is none of them."""
+    if not _is_function(operation, _ALONG_AXES) or operation.axis is None:
+        return False
+    axes = _tuple(operation.axis)
+    added = len(axes) if type(operation).__name__ == "ExpandDims" else 0
+    return all(
+        len(tensors) == 1 and all(axis % (tensors[0].ndim + added) for axis in axes)
+        for tensors, _ in _arguments(operation)
+    )
+
+
+def _takes_from_each_row(operation):
+    """Whether it is `x[:, ...]`, with numbers, slices and new axes after the first colon."""
+    if not _is_function(operation, {"GetItem"}):
+        return False
+    for node in operation._inbound_nodes:
+        arguments = [*node.arguments.args, *node.arguments.kwargs.values()]
+        if len(arguments) != 2 or not isinstance(arguments[1], tuple):
+            return False
+        first, *rest = arguments[1]
+        if not isinstance(first, slice) or first != slice(None):
+            return False
+        if not all(k is None or k is Ellipsis or isinstance(k, (int, slice)) for k in rest):
+            return False
+    return True
+
+
+_FUNCTIONS = (_elementwise, _along_later_axes, _takes_from_each_row)
 
 
 def _own_mask(layer):
@@ -133,7 +194,7 @@ def rows_are_separate(model, rules: dict) -> bool:
         return all(rows_are_separate(operation, rules) for operation in inner)
     if type(model) in _COMPOSITE and _COMPOSITE[type(model)](model):
         return all(rows_are_separate(inner, rules) for inner in model._layers)
-    if type(model) in _PLAIN or _elementwise(model):
+    if type(model) in _PLAIN or any(is_separate(model) for is_separate in _FUNCTIONS):
         return True
     condition = _CONDITIONAL.get(type(model))
     return condition is not None and condition(model) and _stock_activation(model)

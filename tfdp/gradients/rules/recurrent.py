@@ -5,12 +5,15 @@ is recorded. Its gradient is the gradient of the gates at all steps, which toget
 that the loop went through gives every weight's gradient. The loop itself carries no weight gradient.
 """
 
+import functools
+
 import keras
 import tensorflow as tf
 
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import Rule, replaced
 from tfdp.gradients.rules.contributions import Instantiated, OuterProducts
+from tfdp.gradients.rules.recurrence import Recurrence
 
 
 class _RecurrentRule(Rule):
@@ -42,13 +45,14 @@ class _RecurrentRule(Rule):
         """Returns what is added to the inputs' and to the states' part of the gates, or None."""
         return bias, None
 
-    def step(self, gates, recurrent, states):
+    def step(self, gates, recurrent, states, kernel):
         """One step of the cell.
 
         Args:
             gates: [rows, gates * units], the inputs' part.
             recurrent: the states' part.
             states: list of [rows, units]; the first is the output of the step before.
+            kernel: the recurrent kernel.
 
         Returns:
             New states.
@@ -59,7 +63,7 @@ class _RecurrentRule(Rule):
         """Returns what the gradient at `gates` is multiplied with to be that at `recurrent`.
 
         Args:
-            gates: [rows, steps, gates * units].
+            gates: [steps, rows, gates * units].
             recurrent: returns the states' part of them.
 
         Returns:
@@ -76,85 +80,60 @@ class _RecurrentRule(Rule):
             dropout = cell.get_recurrent_dropout_mask(initial_state[0])
         mask = None if mask is None else keras.tree.flatten(mask)[0]
         if mask is not None:
-            mask = tf.cast(mask, tf.bool)[..., tf.newaxis]
+            mask = tf.transpose(tf.cast(mask, tf.bool))[..., tf.newaxis]
         if layer.go_backwards:
             sequences = tf.reverse(sequences, [1])
-            mask = None if mask is None else tf.reverse(mask, [1])
+            mask = None if mask is None else tf.reverse(mask, [0])
 
         kernel, recurrent_kernel, *bias = map(tf.convert_to_tensor, self.variables())
         input_bias, state_bias = self.biases(bias[0]) if bias else (None, None)
-        gates = tf.matmul(sequences, kernel)
-        if input_bias is not None:
-            gates += input_bias
+        gates = _affine(tf.transpose(sequences, [1, 0, 2]), kernel, input_bias)
         history = {}
         gates = record(gates, inputs=sequences, **self._saved(history))
 
-        def recurrent(state):
-            product = _product(state, recurrent_kernel)
-            return product if state_bias is None else product + state_bias
-
-        history["all"], states = self._loop(gates, recurrent, initial_state, mask, dropout)
-        before = tf.concat([initial_state[0][:, tf.newaxis], history["all"][:, :-1]], axis=1)
+        recurrence = Recurrence(
+            functools.partial(self.step, kernel=recurrent_kernel),
+            recurrent_kernel,
+            state_bias,
+            mask,
+            dropout,
+            shows_steps=layer.return_sequences,
+        )
+        before, outputs, states = recurrence.run(gates, initial_state)
         if dropout is not None:
-            before *= dropout[:, tf.newaxis]
-        history["before"] = before = tf.stop_gradient(before)
-        history["factors"] = self.factors(tf.stop_gradient(gates), lambda: recurrent(before))
+            before *= dropout
+        history["before"] = before
+        history["factors"] = self.factors(
+            tf.stop_gradient(gates), lambda: recurrence.product(before)
+        )
 
         # A masked step keeps the states. Its output is the last one before, or zero.
         if not layer.return_sequences:
             last = states[0]
             if mask is not None:
-                last_step = mask[:, -1] if layer.zero_output_for_mask else tf.reduce_any(mask, 1)
+                last_step = mask[-1] if layer.zero_output_for_mask else tf.reduce_any(mask, 0)
                 last = tf.where(last_step, last, tf.zeros_like(last))
             return last, last[:, tf.newaxis], states
-        outputs = history["all"]
         if mask is not None:
             shown = (
-                mask if layer.zero_output_for_mask else tf.cumsum(tf.cast(mask, tf.int32), 1) > 0
+                mask if layer.zero_output_for_mask else tf.cumsum(tf.cast(mask, tf.int32), 0) > 0
             )
             outputs = tf.where(shown, outputs, tf.zeros_like(outputs))
-        return outputs[:, -1], outputs, states
+        return outputs[-1], tf.transpose(outputs, [1, 0, 2]), states
 
     def _saved(self, history):
         return {"states": lambda: history["before"]}
 
-    def _loop(self, gates, recurrent, initial_state, mask, dropout):
-        """Returns the first state after each step [rows, steps, units], and the last states."""
-        steps = gates.shape[1] or tf.shape(gates)[1]
-        inputs = tf.TensorArray(gates.dtype, size=steps).unstack(tf.transpose(gates, [1, 0, 2]))
-        if mask is not None:
-            masks = tf.TensorArray(tf.bool, size=steps).unstack(tf.transpose(mask, [1, 0, 2]))
-        element = initial_state[0].shape
-        outputs = tf.TensorArray(gates.dtype, size=steps, element_shape=element)
-
-        def body(step, outputs, *states):
-            state = states[0] if dropout is None else states[0] * dropout
-            new = self.step(inputs.read(step), recurrent(state), states)
-            if mask is not None:
-                now = masks.read(step)
-                new = [tf.where(now, a, b) for a, b in zip(new, states, strict=True)]
-            # No gradient goes through the sequence where the layer returns the last output only.
-            shown = new[0] if self.layer.return_sequences else tf.stop_gradient(new[0])
-            return (step + 1, outputs.write(step, shown), *new)
-
-        _, outputs, *states = tf.while_loop(
-            lambda step, *_: step < steps,
-            body,
-            (tf.constant(0), outputs, *initial_state),
-            maximum_iterations=steps,
-        )
-        return tf.transpose(outputs.stack(), [1, 0, 2]), states
-
     def gradients(self, calls):
         (call,) = calls
         cell = self.layer.cell
-        gates = tf.cast(call.gradient, tf.float32)
+        gates = _by_rows(call.gradient)
         recurrent = gates
         if "factors" in call.saved:
-            recurrent *= tf.cast(call["factors"], tf.float32)
+            recurrent *= _by_rows(call["factors"])
         found = [
             (cell.kernel, OuterProducts(call["inputs"], gates)),
-            (cell.recurrent_kernel, OuterProducts(call["states"], recurrent)),
+            (cell.recurrent_kernel, OuterProducts(_by_rows(call["states"]), recurrent)),
         ]
         if cell.bias is not None:
             bias = self.bias_gradient(tf.reduce_sum(gates, 1), tf.reduce_sum(recurrent, 1))
@@ -171,7 +150,7 @@ class _RecurrentRule(Rule):
 class SimpleRNNRule(_RecurrentRule):
     """One gate."""
 
-    def step(self, gates, recurrent, states):
+    def step(self, gates, recurrent, states, kernel):
         activation = self.layer.cell.activation
         output = gates + recurrent
         return [output if activation is None else activation(output)]
@@ -181,7 +160,7 @@ class SimpleRNNRule(_RecurrentRule):
 class LSTMRule(_RecurrentRule):
     """Gates: input, forget, candidate, output."""
 
-    def step(self, gates, recurrent, states):
+    def step(self, gates, recurrent, states, kernel):
         cell = self.layer.cell
         i, f, candidate, o = tf.split(gates + recurrent, 4, axis=1)
         carry = cell.recurrent_activation(f) * states[1]
@@ -200,7 +179,7 @@ class GRURule(_RecurrentRule):
     def biases(self, bias):
         return (bias[0], bias[1]) if self.layer.cell.reset_after else (bias, None)
 
-    def step(self, gates, recurrent, states):
+    def step(self, gates, recurrent, states, kernel):
         cell = self.layer.cell
         update, reset, candidate = tf.split(gates, 3, axis=1)
         update_state, reset_state, candidate_state = tf.split(recurrent, 3, axis=1)
@@ -209,8 +188,7 @@ class GRURule(_RecurrentRule):
         if cell.reset_after:
             candidate += reset * candidate_state
         else:
-            kernel = tf.convert_to_tensor(cell.recurrent_kernel)[:, 2 * cell.units :]
-            candidate += _product(reset * states[0], kernel)
+            candidate += _product(reset * states[0], kernel[:, 2 * cell.units :])
         return [update * states[0] + (1 - update) * cell.activation(candidate)]
 
     def factors(self, gates, recurrent):
@@ -227,9 +205,8 @@ class GRURule(_RecurrentRule):
         if cell.reset_after:
             return super().gradients(calls)
         (call,) = calls
-        gates = tf.cast(call.gradient, tf.float32)
-        states = tf.cast(call["states"], tf.float32)
-        reset = tf.cast(call["factors"], tf.float32)[:, :, 2 * cell.units :]
+        gates, states = _by_rows(call.gradient), _by_rows(call["states"])
+        reset = _by_rows(call["factors"])[:, :, 2 * cell.units :]
         # The two parts of the kernel see different states: twice as many positions.
         is_candidate = tf.cast(tf.range(3 * cell.units) >= 2 * cell.units, tf.float32)
         left = tf.concat([states, reset * states], axis=1)
@@ -244,6 +221,20 @@ class GRURule(_RecurrentRule):
 
     def bias_gradient(self, gates, recurrent):
         return tf.stack([gates, recurrent], axis=1)
+
+
+def _by_rows(values):
+    """Float32 [rows, steps, ...] of [steps, rows, ...]."""
+    return tf.transpose(tf.cast(values, tf.float32), [1, 0, 2])
+
+
+def _affine(values, kernel, bias):
+    """`values @ kernel + bias` for any number of axes, as one product of matrices: twice as fast."""
+    products = tf.matmul(tf.reshape(values, [-1, kernel.shape[0]]), kernel)
+    if bias is not None:
+        products = tf.nn.bias_add(products, bias)
+    shape = tf.concat([tf.shape(values)[:-1], [kernel.shape[1]]], axis=0)
+    return tf.ensure_shape(tf.reshape(products, shape), [*values.shape[:-1], kernel.shape[1]])
 
 
 def _product(state, kernel):
