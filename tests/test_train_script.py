@@ -197,3 +197,18 @@ def test_every_flag_file_describes_an_experiment(script, path):
         script.FLAGS(["train.py", f"--flagfile={path}"])
         experiment = Experiment(**script.settings())
     assert experiment.mechanism in path.stem or path.stem == "mnist_tutorial"
+
+
+DIGITS = sorted(p for p in (ROOT / "flags").glob("digits_*.cfg") if p.stem != "digits_si_dpsgd")
+
+
+@pytest.mark.parametrize("path", DIGITS, ids=lambda p: p.stem)
+def test_every_recipe_for_digits_trains_in_two_minutes_with_both_guarantees(tmp_path, path):
+    done = train(f"--flagfile={path}", "--seed=1", f"--model_dir={tmp_path / 'run'}")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["seconds"] < 120
+    assert record["test_accuracy"] > 0.8  # chance is 0.10; the weakest, SGLD, is at 0.86
+    assert "Claimed" in done.stdout and "Proven" in done.stdout
+    if record["mechanism"] != "none":
+        assert 1.9 < record["proven"]["epsilon"] <= 2.0
+        assert record["claimed"]["epsilon"] > 0
