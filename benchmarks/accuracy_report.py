@@ -54,6 +54,7 @@ def _text(rows, cells) -> str:
             for e in epsilons
         ]
         lines.append(f"| {row.title} | `{row.flag_file}` | " + " | ".join(values) + " |")
+    lines += ["", *(f"* {row.title}: {row.note}" for row in proven if row.note)]
     for row in rows:
         if row.epsilons == (None,):
             lines += ["", f"{row.title}: {_cell(cells.get((row.flag_file, None)))}."]
