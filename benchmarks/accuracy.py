@@ -92,7 +92,7 @@ ROWS = (
         paper={0.5: "99.18% (SI-DPSGD, Table 4, BN-LeNet-5)"},
     ),
     Row(
-        "DP-SGD, batch normalization over the lot, 1,000 steps of 32",
+        "DP-SGD, batch normalization over the lot, 300 steps of 32",
         "mnist_dpsgd_bn_claimed",
         (3.0,),
         paper={3.0: "98.18% (batch normalization, Table 5, BN-LeNet-5)"},
