@@ -136,6 +136,35 @@ def test_chunks_are_told_apart_and_their_sums_add_up():
     assert dataclasses.is_dataclass(lot)
 
 
+@pytest.mark.parametrize("microbatch_size", [1, 3])
+def test_a_cpu_takes_large_lots_of_images_in_chunks_of_equal_result(monkeypatch, microbatch_size):
+    made = keras.Sequential(
+        [keras.Input((6, 6, 1)), layers.Conv2D(3, 3), layers.Flatten(), layers.Dense(2)]
+    )
+    made.compile(loss="mse")
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(600, 6, 6, 1)).astype("float32"), draw.normal(size=(600, 2))
+    seen = []
+
+    def spied(forward, bound, x, *rest):
+        seen.append(x.shape[0])
+        return choose_engine("ghost", made)(forward, bound, x, *rest)
+
+    def sums():
+        arguments = (Forward(made), GlobalL2Clip(0.5), *map(tf.constant, (x, y)), tf.ones(600))
+        lot = bounded_sum(spied, *arguments, microbatch_size=microbatch_size)
+        assert lot.outputs.shape[0] == lot.losses.shape[0] == 600
+        return [s.numpy() for s in lot.sums]
+
+    in_chunks = sums()
+    assert set(seen) == {300}
+    seen.clear()
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["a GPU"])
+    for ours, whole in zip(in_chunks, sums(), strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
+    assert set(seen) == {600}
+
+
 def test_auto_takes_the_ghost_engine_and_falls_back_where_it_refuses_late(monkeypatch):
     from tfdp.gradients import ghost, vectorized
 
