@@ -52,8 +52,8 @@ class BoundedSum:
 
 
 # Rows of images that a CPU takes at a time where nobody said how many: what per-example gradients of a
-# convolution need for more falls out of its caches (a step at lots of 1,024, in chunks and whole: tutorial
-# CNN 57 and 86 ms, LeNet-5 81 and 77 ms, CIFAR-10 network 1.6 and 4.5 s, and 2.6 and 9.4 GB).
+# convolution need for more falls out of its caches (a step at lots of 1,024, in chunks and whole:
+# tutorial CNN 57 and 86 ms, LeNet-5 81 and 77 ms, CIFAR-10 network 1.6 and 4.5 s, 2.6 and 9.4 GB).
 _ROWS_OF_IMAGES = 256
 # An engine: (forward, bound, x, y, sample_weight, chunk, microbatch_size) -> BoundedSum. Rows of
 # weight zero are absent; `chunk` (int32 scalar) tells the chunks of one lot apart.
