@@ -117,7 +117,7 @@ def make_private(
         model: any Keras model whose layers treat examples one by one.
         engine: "auto", "vectorized" or "ghost": how per-example gradients are computed.
         physical_batch_size: examples that are in memory at once; None takes a lot whole, or,
-            where that is faster (images, on a CPU), a few hundred at a time.
+            for convolutions on a CPU, a few hundred at a time.
         budget: the most that may be spent, what was spent before included; the step that would
             go beyond it raises `BudgetExhausted`.
         seed: makes the lots that `fit` draws from arrays reproducible; the statement names it.

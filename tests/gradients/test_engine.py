@@ -156,6 +156,7 @@ def test_a_cpu_takes_large_lots_of_images_in_chunks_of_equal_result(monkeypatch,
         assert lot.outputs.shape[0] == lot.losses.shape[0] == 600
         return [s.numpy() for s in lot.sums]
 
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [])
     in_chunks = sums()
     assert set(seen) == {300}
     seen.clear()
@@ -163,6 +164,11 @@ def test_a_cpu_takes_large_lots_of_images_in_chunks_of_equal_result(monkeypatch,
     for ours, whole in zip(in_chunks, sums(), strict=True):
         np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
     assert set(seen) == {600}
+
+
+def test_few_rows_are_taken_whole_whatever_was_expected():
+    assert engines._suitable_rows(None, 100, 1024, 1) is None
+    assert engines._suitable_rows(None, None, None, 1) is None
 
 
 def test_auto_takes_the_ghost_engine_and_falls_back_where_it_refuses_late(monkeypatch):

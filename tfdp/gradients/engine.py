@@ -51,9 +51,9 @@ class BoundedSum:
     l2_norm_clip: float
 
 
-# Rows of images that a CPU takes at a time where nobody said how many: what per-example gradients of a
-# convolution need for more falls out of its caches (a step at lots of 1,024, in chunks and whole:
-# tutorial CNN 57 and 86 ms, LeNet-5 81 and 77 ms, CIFAR-10 network 1.6 and 4.5 s, 2.6 and 9.4 GB).
+# Rows that a CPU takes at a time through convolutions where nobody said how many: per-example gradients
+# of more may cost more than in proportion (a step at lots of 1,024, in chunks and whole: tutorial CNN 57
+# and 86 ms, LeNet-5 81 and 77 ms, CIFAR-10 network 1.6 and 4.5 s, 2.6 and 9.4 GB).
 _ROWS_OF_IMAGES = 256
 # An engine: (forward, bound, x, y, sample_weight, chunk, microbatch_size) -> BoundedSum. Rows of
 # weight zero are absent; `chunk` (int32 scalar) tells the chunks of one lot apart.
@@ -135,11 +135,11 @@ def _split_rows(tree, count: int):
 
 
 def _suitable_rows(forward, rows, expected, microbatch_size):
-    """A physical batch size for images on a CPU; None for the whole lot."""
-    if max(rows or 0, expected or 0) < 2 * _ROWS_OF_IMAGES:
-        return None
-    if rows is None:
+    """A physical batch size for convolutions on a CPU; None for the whole lot."""
+    if rows is None and expected is not None:
         rows = expected + 2 * math.isqrt(expected)  # few Poisson lots are larger
+    if rows is None or rows < 2 * _ROWS_OF_IMAGES:
+        return None
     if tf.config.list_physical_devices("GPU") or not any(
         isinstance(layer, BaseConv) for layer in forward.model._flatten_layers()
     ):
