@@ -51,9 +51,9 @@ class BoundedSum:
     l2_norm_clip: float
 
 
-# Rows that a CPU takes at a time through convolutions where nobody said how many: per-example gradients
-# of more may cost more than in proportion (a step at lots of 1,024, in chunks and whole: tutorial CNN 57
-# and 86 ms, LeNet-5 81 and 77 ms, CIFAR-10 network 1.6 and 4.5 s, 2.6 and 9.4 GB).
+# Rows that a CPU takes at a time through convolutions where nobody said how many: per-example
+# gradients of more may cost more than in proportion (a step at lots of 1,024, in chunks and whole:
+# tutorial CNN 57 and 86 ms, LeNet-5 81 and 77, CIFAR-10 network 1.6 and 4.5 s, 2.6 and 9.4 GB).
 _ROWS_OF_IMAGES = 256
 # An engine: (forward, bound, x, y, sample_weight, chunk, microbatch_size) -> BoundedSum. Rows of
 # weight zero are absent; `chunk` (int32 scalar) tells the chunks of one lot apart.
