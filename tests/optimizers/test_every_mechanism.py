@@ -4,6 +4,8 @@ Two models train one step on neighbouring data, with the same noise: what they d
 the sum of the lot, is what one example did.
 """
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -117,3 +119,21 @@ def test_the_noise_is_what_is_accounted(mechanism):
     # As if two thirds, or three halves, of what is accounted had been added.
     assert not accepts(run.noise_multiplier * 3 / 2)
     assert not accepts(run.noise_multiplier * 2 / 3)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_xla_compiles_once_and_not_for_every_poisson_lot(mechanism):
+    class Clock(keras.callbacks.Callback):
+        seconds = ()
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.start = time.perf_counter()
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seconds += (time.perf_counter() - self.start,)
+
+    model = private(optimizer(mechanism, 1.0), plain(), {"jit_compile": True})
+    clock = Clock()
+    model.fit(*data(10 * L), batch_size=L, callbacks=[clock], verbose=0)
+    # A compilation takes about a second, a step milliseconds.
+    assert sum(clock.seconds[2:]) < clock.seconds[0] / 4

@@ -29,7 +29,9 @@ class Diagnostics:
         size = sum(math.prod(s.shape) for s in lot.sums)
         noise = noise_multiplier * lot.l2_norm_clip * math.sqrt(size)
         clipped = tf.reduce_sum(lot.clipped) / tf.maximum(count, 1.0)
-        values = tf.stack([clipped, -ascending[middle], noise / tf.maximum(signal, 1e-12), 1.0])
+        # Not `ascending[middle]`: XLA takes an index for a constant, and would compile for each value.
+        median = -tf.gather(ascending, middle)
+        values = tf.stack([clipped, median, noise / tf.maximum(signal, 1e-12), 1.0])
         values = tf.where(count > 0, values, 0.0)
         non_finite = tf.cast(lot.non_finite, tf.float32)
         fraction, median, ratio, somebody = tf.unstack(values)
