@@ -89,6 +89,16 @@ class TestPoisson:
     def test_no_example_is_drawn_twice_in_a_lot(self, draws):
         assert all(np.unique(d).size == d.size for d in draws)
 
+    @pytest.mark.parametrize("lot_size", [1, 4, 15, 16, 1_999, 3_900, 4_095])
+    def test_chances_are_exact_where_the_first_bits_of_a_coin_do_not_decide(self, lot_size):
+        # The first bits count in 16ths of a lot here; without the others all but 16 fail.
+        lots = make("poisson", num_examples=4_096, lot_size=lot_size, seed=5)
+        sizes = lots.indices().map(tf.size).take(1_500)
+        total = sum(sizes.as_numpy_iterator())
+        q = lot_size / 4_096
+        spread = np.sqrt(1_500 * 4_096 * q * (1 - q))
+        assert abs(total - 1_500 * lot_size) < 5 * spread
+
     def test_probability_one_draws_everyone(self):
         for drawn in take_indices(make("poisson", num_examples=7, lot_size=7), 5):
             np.testing.assert_array_equal(drawn, np.arange(7))

@@ -425,13 +425,20 @@ def _usual_poisson_rows(members: int, expected: int) -> int:
 def _coins(words: RandomWords, stream, step, members: int, expected: int) -> tf.Tensor:
     """Numbers (int64) of the members that independent coins of chance expected / members choose.
 
-    One coin is 32 random bits against the chance, rounded *down* to a multiple of 2**-32: a member
-    can only be a trifle rarer than the accounting assumes.
+    One coin is 40 random bits against the chance, rounded *down* to a multiple of 2**-40: a member
+    can only be a trifle rarer than the accounting assumes. Its first eight bits decide for nearly
+    all; the other 32 are drawn for those that they leave in question (half the time of 32 bits each).
     """
     if expected == members:
         return tf.range(members, dtype=tf.int64)
-    threshold = tf.constant((expected << 32) // members, tf.uint32)
-    return tf.where(words.words(stream, step, members, tf.uint32) < threshold)[:, 0]
+    first, rest = divmod((expected << 40) // members, 1 << 32)
+    bits = tf.bitcast(words.words(stream, 2 * step, -(-members // 8), tf.uint64), tf.uint8)
+    bits = tf.reshape(bits, [-1])[:members]
+    first = tf.constant(first, tf.uint8)
+    near = tf.where(bits <= first)[:, 0]
+    more = words.words(stream, 2 * step + 1, tf.size(near), tf.uint32)
+    chosen = (tf.gather(bits, near) < first) | (more < tf.constant(rest, tf.uint32))
+    return tf.boolean_mask(near, chosen)
 
 
 def _is_positive_integer(value: Any) -> bool:

@@ -32,14 +32,14 @@ class RandomWords:
         return tf.data.Dataset.range(1).map(lambda _: self._streams.assign_add(1))
 
     def words(
-        self, stream: tf.Tensor, position: tf.Tensor, count: int, dtype: tf.DType
+        self, stream: tf.Tensor, position: tf.Tensor, count: int | tf.Tensor, dtype: tf.DType
     ) -> tf.Tensor:
         """Returns words that depend on the secret, the stream and the position only.
 
         Args:
             stream: int64 scalar, the number of the stream.
             position: int64 scalar below 2**32, the place in the stream (a step, an epoch).
-            count: how many words, below 2**33.
+            count: how many words, below 2**33; a Python number or an int32 scalar.
             dtype: uint32, int32, uint64 or int64.
 
         Returns:
