@@ -15,7 +15,7 @@ LEVELS = [
     ["auditing", "callbacks", "models", "release", "repair"],
     ["training"],
     ["private_training"],
-    ["feeding"],
+    ["feeding", "train_function"],
     ["spending"],
     ["optimizers"],
     ["gradients"],

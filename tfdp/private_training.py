@@ -31,6 +31,7 @@ from tfdp.gradients.validation import refuse_mixing_layers
 from tfdp.layers.public import public_layers, uses_batch_statistics
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.spending import OPEN_ENDED, Entry, Plan
+from tfdp.train_function import lean
 
 
 class _Privacy:
@@ -367,7 +368,7 @@ class PrivateTraining:
         if self.train_function is not None and not force:
             return
         super().make_train_function(force=True)
-        inner, privacy = self.train_function, self._privacy
+        inner, privacy = lean(self, self.train_function), self._privacy
 
         def guarded(iterator):
             if privacy.plan is not None:
@@ -432,8 +433,10 @@ class PrivateTraining:
             optimizer.update(lot, groups, forward.variables, forward.regularization())
             return tf.constant(True)
 
-        # Only the update touches weights, and it waits for the count.
-        allowed = entry.count()
+        # Only the update touches weights, and it waits for the count, which waits for the data: where
+        # they have ended, no step is taken.
+        with tf.control_dependencies(tf.nest.flatten(x)):
+            allowed = entry.count()
         if tf.executing_eagerly():
             if not allowed:
                 entry.refuse()

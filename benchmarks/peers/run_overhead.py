@@ -8,7 +8,7 @@ import protocol
 
 _SKIPPED = 5  # steps at the start of a fit, while the queue of lots is being filled
 _DRAWN = 24  # lots that the step alone is timed on
-_TURNS = 6
+_TURNS = 24  # machines change their pace from second to second
 
 
 def run(spec, start):

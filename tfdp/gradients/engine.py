@@ -183,7 +183,7 @@ def bounded_sum(
     if physical_batch_size is None or (
         static_rows is not None and static_rows <= physical_batch_size
     ):
-        if static_rows is None or static_rows % microbatch_size:
+        if microbatch_size > 1 and (static_rows is None or static_rows % microbatch_size):
             x, y, sample_weight = _pad_rows((x, y, sample_weight), microbatch_size)
         with expecting_rows(expected_rows):
             return engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
