@@ -65,8 +65,8 @@ class Lots(abc.ABC):
         seed: an integer that makes the draws reproducible, for tests and debugging. By default the
             draws come from the operating system's entropy.
         row_multiple: by default every lot has one fixed number of rows, as XLA wants it. With an
-            integer, a lot that is taken whole (no `physical_batch_size`) has the next multiple of
-            it instead: less padding, but shapes that vary from lot to lot.
+            integer, a lot has the next multiple of it instead: less padding, but shapes that vary
+            from lot to lot.
 
     Raises:
         ValueError: where an argument is none of the above.
@@ -114,7 +114,7 @@ class Lots(abc.ABC):
         self.seeded = seed is not None
         self._random = RandomWords(seed)
         rows = self._usual_rows()
-        self._row_multiple = row_multiple if physical_batch_size is None else None
+        self._row_multiple = row_multiple
         if physical_batch_size is None:
             physical_batch_size = rows if rows == self.lot_size else _round_up(rows, _ROUNDING)
         # A physical batch larger than the lot would only be filled with padding.

@@ -51,10 +51,13 @@ class BoundedSum:
     l2_norm_clip: float
 
 
-# Rows that a CPU takes at a time through convolutions where nobody said how many: per-example
-# gradients of more may cost more than in proportion (a step at lots of 1,024, in chunks and whole:
-# tutorial CNN 57 and 86 ms, LeNet-5 81 and 77, CIFAR-10 network 1.6 and 4.5 s, 2.6 and 9.4 GB).
-_ROWS_OF_IMAGES = 256
+# What a CPU takes at a time through convolutions where nobody said how many rows: so many bytes of a
+# forward pass, but within these limits. Larger chunks need more memory and are no faster (CIFAR-10
+# network at lots of 1,024, in chunks of 128 and whole: 1.5 and 4.5 s, 2.0 and 9.4 GB; ResNet-18 at
+# 64, in chunks of 32, 16 and whole: 1.64, 1.72 and 1.86 s, 2.3, 1.7 and 3.3 GB; tutorial CNN at
+# 1,024, in chunks of 128, 256 and whole: 65, 56 and 82 ms).
+_CHUNK_BYTES = 2**27
+_CHUNK_ROWS = (16, 256)
 # An engine: (forward, bound, x, y, sample_weight, chunk, microbatch_size) -> BoundedSum. Rows of
 # weight zero are absent; `chunk` (int32 scalar) tells the chunks of one lot apart.
 Engine = Callable[..., BoundedSum]
@@ -111,41 +114,56 @@ def _rows(tree) -> tf.Tensor:
     return tf.shape(tf.nest.flatten(tree)[0])[0]
 
 
-def _pad_rows(tree, multiple: int):
-    """Appends zero rows to every leaf until the number of rows is a multiple."""
+def _pad_rows(tree, rows):
+    """Appends zero rows to every leaf until there are `rows`."""
 
     def pad(leaf):
-        missing = -tf.shape(leaf)[0] % multiple
+        missing = rows - tf.shape(leaf)[0]
         padding = tf.concat([[[0, missing]], tf.zeros([leaf.shape.rank - 1, 2], tf.int32)], axis=0)
         return tf.ensure_shape(tf.pad(leaf, padding), [None, *leaf.shape[1:]])
 
     return tf.nest.map_structure(pad, tree)
 
 
-def _split_rows(tree, count: int):
-    """Makes every leaf [rows, ...] [rows / count, count, ...] (XLA cannot slice by a variable)."""
+def _split_rows(tree, chunks, size):
+    """Makes every leaf [rows, ...] [chunks, size, ...] (XLA cannot slice by a variable)."""
+    known = size if isinstance(size, int) else None
 
     def split(leaf):
-        return tf.reshape(leaf, tf.concat([[-1, count], tf.shape(leaf)[1:]], axis=0))
+        leaf = tf.reshape(leaf, tf.concat([[chunks, size], tf.shape(leaf)[1:]], axis=0))
+        return tf.ensure_shape(leaf, [None, known, *leaf.shape[2:]])
 
-    def shaped(leaf):
-        return tf.ensure_shape(split(leaf), [None, count, *leaf.shape[1:]])
+    return tf.nest.map_structure(split, tree)
 
-    return tf.nest.map_structure(shaped, tree)
+
+def _balanced(rows, limit, multiple):
+    """Cuts rows into as few chunks as the limit allows, all of one size; works on tensors, too.
+
+    Args:
+        rows: how many there are.
+        limit: most rows of a chunk, a multiple of `multiple`.
+        multiple: what the size is a multiple of.
+
+    Returns:
+        (number of chunks, at least one; rows of a chunk).
+    """
+    largest = max if isinstance(rows, int) else tf.maximum
+    chunks = largest(-(-rows // limit), 1)
+    return chunks, largest(-(-rows // (chunks * multiple)), 1) * multiple
 
 
 def _suitable_rows(forward, rows, expected, microbatch_size):
-    """A physical batch size for convolutions on a CPU; None for the whole lot."""
+    """A limit for chunks of images on a CPU; None for the whole lot."""
     if rows is None and expected is not None:
         rows = expected + 2 * math.isqrt(expected)  # few Poisson lots are larger
-    if rows is None or rows < 2 * _ROWS_OF_IMAGES:
+    least, most = _CHUNK_ROWS
+    if rows is None or rows < 1.5 * least or tf.config.list_physical_devices("GPU"):
         return None
-    if tf.config.list_physical_devices("GPU") or not any(
-        isinstance(layer, BaseConv) for layer in forward.model._flatten_layers()
-    ):
+    if not any(isinstance(layer, BaseConv) for layer in forward.model._flatten_layers()):
         return None
-    chunk = math.ceil(rows / round(rows / _ROWS_OF_IMAGES))
-    return math.ceil(chunk / microbatch_size) * microbatch_size
+    limit = most if not forward.row_bytes else _CHUNK_BYTES // forward.row_bytes
+    limit = min(max(limit, least), most)
+    return None if rows < 1.5 * limit else math.ceil(limit / microbatch_size) * microbatch_size
 
 
 def bounded_sum(
@@ -171,8 +189,8 @@ def bounded_sum(
         bound: what limits an example's influence.
         x, y: structures of tensors with a common leading dimension.
         sample_weight: float32 [rows]; zero means that the row is absent.
-        physical_batch_size: rows per chunk, a multiple of `microbatch_size`; None takes the lot
-            whole, or on a CPU in chunks that suit it.
+        physical_batch_size: most rows of a chunk, a multiple of `microbatch_size`; chunks are as few
+            as can be, and of one size. None takes the lot whole, or on a CPU in chunks that suit it.
         microbatch_size: examples whose mean gradient is bounded together.
         expected_rows: about how many rows there will be, where the tensors do not say so; it decides
             between equal ways to compute, nothing else.
@@ -180,11 +198,13 @@ def bounded_sum(
     static_rows = sample_weight.shape[0]
     if physical_batch_size is None and not getattr(engine, "needs_whole_lots", False):
         physical_batch_size = _suitable_rows(forward, static_rows, expected_rows, microbatch_size)
+    total = _rows(sample_weight) if static_rows is None else static_rows
     if physical_batch_size is None or (
         static_rows is not None and static_rows <= physical_batch_size
     ):
-        if microbatch_size > 1 and (static_rows is None or static_rows % microbatch_size):
-            x, y, sample_weight = _pad_rows((x, y, sample_weight), microbatch_size)
+        if microbatch_size > 1:
+            rows = -(-total // microbatch_size) * microbatch_size
+            x, y, sample_weight = _pad_rows((x, y, sample_weight), rows)
         with expecting_rows(expected_rows):
             return engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
 
@@ -195,14 +215,14 @@ def bounded_sum(
             f"`physical_batch_size`. Found {physical_batch_size}. Use smaller lots, or "
             "statistics='example'."
         )
-    total = _rows(sample_weight)
-    x, y, sample_weight = _pad_rows((x, y, sample_weight), physical_batch_size)
-    split = _split_rows((x, y, sample_weight), physical_batch_size)
-    chunks = _rows(split)
+    chunks, size = _balanced(total, physical_batch_size, microbatch_size)
+    x, y, sample_weight = _pad_rows((x, y, sample_weight), chunks * size)
+    split = _split_rows((x, y, sample_weight), chunks, size)
 
     def run(chunk):
         part = tf.nest.map_structure(lambda leaf: leaf[chunk], split)
-        return engine(forward, bound, *part, chunk, microbatch_size)
+        with expecting_rows(physical_batch_size):
+            return engine(forward, bound, *part, chunk, microbatch_size)
 
     # The first chunk runs outside the loop and tells the loop its structure. A lot always has
     # one: an empty lot is a chunk of padding.

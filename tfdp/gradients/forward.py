@@ -5,6 +5,8 @@ training. It lets nothing slip past the bound: a layer that stores something it 
 private data, rather than from its random state, is refused.
 """
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -15,6 +17,23 @@ from tfdp import _backend  # noqa: F401
 _PER_EXAMPLE_STATE = "seed_generator_state"
 _PER_LOT_STATE = "weight_noise_state"
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
+
+
+def input_specification(model, rows: int):
+    """Returns a structure of `tf.TensorSpec` for a batch of inputs, or None where it is unknown."""
+    try:
+        inputs = model._inputs_struct if hasattr(model, "_inputs_struct") else model.inputs
+    except (AttributeError, ValueError):
+        return None
+    if inputs is None:
+        return None
+    if isinstance(inputs, (list, tuple)) and len(inputs) == 1:
+        inputs = inputs[0]
+
+    def specification(tensor):
+        return tf.TensorSpec((rows, *tensor.shape[1:]), tensor.dtype)
+
+    return keras.tree.map_structure(specification, inputs)
 
 
 class Forward:
@@ -84,6 +103,31 @@ class Forward:
                 )
             new_state.append(after)
         return y_pred, scope, new_state
+
+    @functools.cached_property
+    def row_bytes(self) -> int | None:
+        """About how many bytes of numbers a pass makes of one row; None where shapes are unknown.
+
+        Counted on graphs that never run, so neither what loops do inside nor what an engine adds.
+        """
+        values = [tf.convert_to_tensor(v) for v in self.variables]
+
+        def made_of(rows):
+            def run(x):
+                return self.outputs(values, self.state(), x)[0]
+
+            specification = input_specification(self.model, rows)
+            graph = tf.function(run, autograph=False).get_concrete_function(specification).graph
+            outputs = [o for operation in graph.get_operations() for o in operation.outputs]
+            numbers = [o for o in outputs if o.dtype.is_floating]
+            return sum((o.shape.num_elements() or 0) * o.dtype.size for o in numbers)
+
+        if input_specification(self.model, 1) is None:
+            return None
+        try:
+            return made_of(3) - made_of(2)  # what is left does not depend on the rows
+        finally:
+            self.model._clear_losses()  # what add_loss left behind belongs to the graphs
 
     def loss(self, scope, x, y, y_pred):
         """The loss of the examples in a batch, as `model.compute_loss` reduces it.

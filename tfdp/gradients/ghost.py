@@ -11,14 +11,13 @@ Exact wherever it answers at all: a model with a weight that no rule accounts fo
 
 import dataclasses
 
-import keras
 import tensorflow as tf
 
 from tfdp.gradients import pfor_repairs, random_pfor
 from tfdp.gradients.bounding import bounded
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.engine import BoundedSum
-from tfdp.gradients.forward import Forward
+from tfdp.gradients.forward import Forward, input_specification
 from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.per_example import rows_are_separate
@@ -41,7 +40,7 @@ def supports(model) -> str | None:
     try:
         rules = owners(model)
         _forward_pass(model, rules)
-        specification = _input_specification(model)
+        specification = input_specification(model, 1)
         if specification is not None:
             _trace(model, rules, specification)
     except UnsupportedModelError as error:
@@ -78,22 +77,6 @@ def _forward_pass(model, rules):
                 "of a batch."
             )
     return _row_by_row
-
-
-def _input_specification(model):
-    try:
-        inputs = model._inputs_struct if hasattr(model, "_inputs_struct") else model.inputs
-    except (AttributeError, ValueError):
-        return None
-    if inputs is None:
-        return None
-    if isinstance(inputs, (list, tuple)) and len(inputs) == 1:
-        inputs = inputs[0]
-
-    def specification(tensor):
-        return tf.TensorSpec((1, *tensor.shape[1:]), tensor.dtype)
-
-    return keras.tree.map_structure(specification, inputs)
 
 
 def _trace(model, rules, specification):
