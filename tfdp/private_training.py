@@ -335,7 +335,7 @@ class PrivateTraining:
             entry is not None
             and entry.identity == identity
             and entry.first_iteration == iteration - entry.spent
-            and _joins(plan, entry)
+            and entry.goes_on_with(plan)
             and optimizer.continues(variables)
         )
         resumed = None
@@ -459,20 +459,6 @@ class PrivateTraining:
         # Keras follows the losses of several outputs inside of the loss, which engines keep pure.
         untracked = {metric.name for metric in getattr(self._compile_loss, "metrics", ())}
         return {name: value for name, value in logs.items() if name not in untracked}
-
-
-def _joins(plan: Plan, entry: Entry) -> bool:
-    """Whether lots of `plan` may follow those of the entry under one description.
-
-    Each fit starts new lots. Random lots do not care; epochs in a fixed order have to be whole, and
-    of the same data in the same order, for an example to keep its place. Groups of the same data have
-    to go on taking turns where they were.
-    """
-    if plan.sampling == "cyclic_poisson":
-        return plan.lots is entry.plan.lots and plan.turn == entry.next_turn % plan.groups
-    if plan.sampling not in ("cyclic", "shuffle"):
-        return True
-    return plan.lots is entry.plan.lots and entry.spent % entry.run.steps_per_epoch == 0
 
 
 @contextlib.contextmanager

@@ -104,6 +104,19 @@ class Entry:
         """What the ledger knows besides this entry."""
         return [run for i, run in self._ledger.entries.items() if i != self.run_id and run.steps]
 
+    def goes_on_with(self, plan: Plan) -> bool:
+        """Whether lots of `plan` may follow those of this entry under one description.
+
+        Each fit starts new lots. Random lots do not care; epochs in a fixed order have to be whole,
+        and of the same data in the same order, for an example to keep its place. Groups of the same
+        data have to go on taking turns where they were.
+        """
+        if plan.sampling == "cyclic_poisson":
+            return plan.lots is self.plan.lots and plan.turn == self.next_turn % plan.groups
+        if plan.sampling not in ("cyclic", "shuffle"):
+            return True
+        return plan.lots is self.plan.lots and self.spent % self.run.steps_per_epoch == 0
+
     def extend(self, run: Run) -> None:
         """Goes on with more steps than were planned."""
         self._ledger.extend(self.run_id, run)

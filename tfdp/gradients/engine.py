@@ -162,8 +162,11 @@ def _suitable_rows(forward, rows, expected, microbatch_size):
     if not any(isinstance(layer, BaseConv) for layer in forward.model._flatten_layers()):
         return None
     limit = most if not forward.row_bytes else _CHUNK_BYTES // forward.row_bytes
-    limit = min(max(limit, least), most)
-    return None if rows < 1.5 * limit else math.ceil(limit / microbatch_size) * microbatch_size
+    chunks = round(rows / min(max(limit, least), most))
+    if chunks < 2:
+        return None
+    # A lot of the usual size is not to need one more chunk than it should.
+    return math.ceil(math.ceil(rows / chunks) / microbatch_size) * microbatch_size
 
 
 def bounded_sum(
