@@ -204,12 +204,12 @@ def test_chunks_of_large_images_are_smaller(monkeypatch):
         return engines._suitable_rows(made, rows, None, microbatch_size)
 
     assert limit(images(8, 2)) == 256
-    large = images(128, 16)
+    large = images(128, 8)
     wanted = 2**27 / large.row_bytes
-    assert 16 < wanted < 200
+    assert 32 < wanted < 200
     assert abs(limit(large) / wanted - 1) < 0.1
-    assert limit(images(128, 200)) == 16
-    assert limit(images(128, 200), microbatch_size=5) == 20
+    assert limit(images(128, 200)) == 32
+    assert limit(images(128, 200), microbatch_size=5) == 35
     assert limit(images(8, 2), rows=300) is None
     assert limit(Forward(model())) is None
     # Most Poisson lots of nominal 1,024 are taken in four chunks.
@@ -219,7 +219,7 @@ def test_chunks_of_large_images_are_smaller(monkeypatch):
 def test_few_rows_are_taken_whole_whatever_was_expected(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [])
     assert engines._suitable_rows(images(8, 2), 100, 1024, 1) is None
-    assert engines._suitable_rows(images(8, 2), 23, 1024, 1) is None
+    assert engines._suitable_rows(images(8, 2), 47, 1024, 1) is None
     assert engines._suitable_rows(images(8, 2), None, None, 1) is None
 
 

@@ -54,10 +54,10 @@ class BoundedSum:
 # What a CPU takes at a time through convolutions where nobody said how many rows: so many bytes of a
 # forward pass, but within these limits. Larger chunks need more memory and are no faster (CIFAR-10
 # network at lots of 1,024, in chunks of 128 and whole: 1.5 and 4.5 s, 2.0 and 9.4 GB; ResNet-18 at
-# 64, in chunks of 32, 16 and whole: 1.64, 1.72 and 1.86 s, 2.3, 1.7 and 3.3 GB; tutorial CNN at
-# 1,024, in chunks of 128, 256 and whole: 65, 56 and 82 ms).
+# 64, in chunks of 32 and whole: 1.64 and 1.86 s, 2.3 and 3.3 GB; tutorial CNN at 1,024, in chunks of
+# 256 and whole: 56 and 82 ms), smaller ones slower (ResNet-18, 16: 1.72 s; tutorial CNN, 128: 65 ms).
 _CHUNK_BYTES = 2**27
-_CHUNK_ROWS = (16, 256)
+_CHUNK_ROWS = (32, 256)
 # An engine: (forward, bound, x, y, sample_weight, chunk, microbatch_size) -> BoundedSum. Rows of
 # weight zero are absent; `chunk` (int32 scalar) tells the chunks of one lot apart.
 Engine = Callable[..., BoundedSum]
@@ -162,7 +162,7 @@ def _suitable_rows(forward, rows, expected, microbatch_size):
     if not any(isinstance(layer, BaseConv) for layer in forward.model._flatten_layers()):
         return None
     limit = most if not forward.row_bytes else _CHUNK_BYTES // forward.row_bytes
-    chunks = round(rows / min(max(limit, least), most))
+    chunks = int(rows / min(max(limit, least), most) + 0.5)
     if chunks < 2:
         return None
     # A lot of the usual size is not to need one more chunk than it should.
