@@ -49,7 +49,8 @@ class Lots(abc.ABC):
         num_examples: N, the number of examples.
         lot_size: L, the nominal size of a lot. The divisor of the summed gradient, whatever was
             drawn.
-        padded_size: rows in a lot as it is yielded; a multiple of `physical_batch_size`.
+        padded_size: rows in a lot as it is yielded, a multiple of `physical_batch_size`; at most so
+            many, but for overflows, where there is a `row_multiple`.
         physical_batch_size: rows that are processed at once.
         steps_per_epoch: N // L.
         groups: into how many groups, which take turns, the examples are dealt; 1 unless the
