@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdp.gradients import ghost
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.rules.recurrence import Recurrence
+from tfdp.gradients.rules.recurrence import Recurrence, TapedCell
 
 STEPS, ROWS, UNITS = 5, 3, 4
 
@@ -45,7 +45,7 @@ def test_gradients_of_gates_and_initial_states(masked, shows_steps, graph):
         return tf.constant(rng.normal(size=shape), tf.float32)
 
     recurrence = Recurrence(
-        _step,
+        TapedCell(_step, 2 * UNITS),
         normal(UNITS, 2 * UNITS),
         normal(2 * UNITS),
         tf.constant(rng.random((STEPS, ROWS, 1)) < 0.6) if masked else None,

@@ -291,6 +291,11 @@ def inside_xla() -> bool:
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
+def on_plain_cpu() -> bool:
+    """Whether operations that were chosen by measurement on a CPU run on one: no GPU, no XLA."""
+    return not (inside_xla() or tf.config.list_logical_devices("GPU"))
+
+
 def _row_squares(values):
     """Returns float32 [rows]: sums of squares of `values` [rows, n]."""
     if inside_xla():

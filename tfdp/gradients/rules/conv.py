@@ -10,8 +10,8 @@ from tfdp.gradients.rules.base import ActivationRule
 from tfdp.gradients.rules.contributions import (
     Instantiated,
     OuterProducts,
-    inside_xla,
     instantiates,
+    on_plain_cpu,
 )
 from tfdp.gradients.rules.patches import THIN_CHANNELS, Window, patches
 
@@ -96,7 +96,7 @@ def _is_one_plane(inputs, outputs, window):
         return False
     if math.prod(window.positions(window.pad(inputs))) != outputs.shape[1]:
         return False
-    return not (inside_xla() or tf.config.list_logical_devices("GPU"))
+    return on_plain_cpu()
 
 
 def _plane_kernels(inputs, outputs, window, filters):

@@ -1,22 +1,85 @@
 """A loop over the steps of a sequence, with a gradient of its own.
 
 TensorFlow's gradient of a loop keeps every intermediate of every step. Here only the states before
-each step and their products with the recurrent kernel are kept; the way back computes again what is
-elementwise. No gradient of the kernel is summed up: rules have every weight's from what is recorded.
+each step are kept, and what the cell asks for. No gradient of the kernel is summed up: rules have
+every weight's from what is recorded.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable
 
 import tensorflow as tf
 
 
-@dataclasses.dataclass(frozen=True)
-class Recurrence:
-    """What happens at each step.
+class Cell(abc.ABC):
+    """What happens at each step, apart from the product of the state with the recurrent kernel.
 
     Attributes:
-        step: maps (gates [rows, g], product [rows, g], list of states [rows, units]) to new states.
+        keeps: widths of the tensors that the way back needs of each step.
+    """
+
+    keeps: list
+
+    @abc.abstractmethod
+    def forward(self, gates, product, states):
+        """One step.
+
+        Args:
+            gates: [rows, g], the inputs' part.
+            product: [rows, g], the states' part.
+            states: list of [rows, units].
+
+        Returns:
+            (list of new states; list of [rows, width] for `keeps`).
+        """
+
+    @abc.abstractmethod
+    def backward(self, gates, kept, states, upstream):
+        """The step's gradient.
+
+        Args:
+            gates, states: as `forward` got them.
+            kept: what it returned to be kept.
+            upstream: gradients at its new states.
+
+        Returns:
+            Gradients at gates, product and (a list) states; None where they are zero.
+        """
+
+
+class TapedCell(Cell):
+    """A cell whose gradient TensorFlow finds, from the product; the step is computed again for it.
+
+    Args:
+        step: maps (gates, product, states) to new states.
+        width: g.
+    """
+
+    def __init__(self, step: Callable, width: int):
+        self.step = step
+        self.keeps = [width]
+
+    def forward(self, gates, product, states):
+        return self.step(gates, product, states), [product]
+
+    def backward(self, gates, kept, states, upstream):
+        here = [gates, *kept, *states]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(here)
+            new = self.step(here[0], here[1], here[2:])
+        d_gates, d_product, *d_states = tape.gradient(
+            new, here, output_gradients=upstream, unconnected_gradients="zero"
+        )
+        return d_gates, d_product, d_states
+
+
+@dataclasses.dataclass(frozen=True)
+class Recurrence:
+    """The loop.
+
+    Attributes:
+        cell: what happens at each step.
         kernel: [units, g]: the product is of the first state and this. Gets no gradient.
         bias: [g], added to the product, or None.
         mask: bool [steps, rows, 1]: where False, the states stay; or None.
@@ -24,7 +87,7 @@ class Recurrence:
         shows_steps: whether anybody needs a gradient through the states between the steps.
     """
 
-    step: Callable
+    cell: Cell
     kernel: tf.Tensor
     bias: tf.Tensor | None = None
     mask: tf.Tensor | None = None
@@ -51,14 +114,14 @@ class Recurrence:
 
         @tf.custom_gradient
         def loop(gates, *initial):
-            products, before, last = self._forward(gates, initial)
+            kept, before, last = self._forward(gates, initial)
             outputs = [before[0].stack()]
             if self.shows_steps:
                 outputs.append(tf.concat([outputs[0][1:], last[0][tf.newaxis]], axis=0))
 
             def backward(_, *upstream):
                 d_after = upstream[0] if self.shows_steps else None
-                return self._backward(gates, products, before, d_after, upstream[-count:])
+                return self._backward(gates, kept, before, d_after, upstream[-count:])
 
             return (*outputs, *last), backward
 
@@ -66,57 +129,66 @@ class Recurrence:
         after = rest[0] if self.shows_steps else None
         return tf.stop_gradient(before), after, list(rest[-count:])
 
-    def _next(self, step, gates, product, states):
-        new = self.step(gates, product, states)
-        if self.mask is not None:
-            now = self.mask[step]
-            new = [tf.where(now, a, b) for a, b in zip(new, states, strict=True)]
-        return new
-
     def _forward(self, gates, initial):
         steps = gates.shape[0] or tf.shape(gates)[0]
 
-        def array(element):
+        def array(width):
             # Read on the way back, after some have been stacked.
             return tf.TensorArray(
-                gates.dtype, size=steps, element_shape=element, clear_after_read=False
+                gates.dtype,
+                size=steps,
+                element_shape=[initial[0].shape[0], width],
+                clear_after_read=False,
             )
 
-        def body(step, products, before, states):
+        def body(step, kept, before, states):
             seen = states[0] if self.dropout is None else states[0] * self.dropout
-            product = self.product(seen)
             before = [b.write(step, state) for b, state in zip(before, states, strict=True)]
-            states = self._next(step, gates[step], product, states)
-            return step + 1, products.write(step, product), before, states
+            new, keep = self.cell.forward(gates[step], self.product(seen), states)
+            kept = [k.write(step, value) for k, value in zip(kept, keep, strict=True)]
+            if self.mask is not None:
+                now = self.mask[step]
+                new = [tf.where(now, a, b) for a, b in zip(new, states, strict=True)]
+            return step + 1, kept, before, new
 
         loop = (
             tf.constant(0),
-            array([initial[0].shape[0], gates.shape[2]]),
-            [array(state.shape) for state in initial],
+            [array(width) for width in self.cell.keeps],
+            [array(state.shape[1]) for state in initial],
             list(initial),
         )
-        _, products, before, last = tf.while_loop(
+        _, kept, before, last = tf.while_loop(
             lambda step, *_: step < steps, body, loop, maximum_iterations=steps
         )
-        return products, before, last
+        return kept, before, last
 
-    def _backward(self, gates, products, before, d_after, d_last):
+    def _backward(self, gates, kept, before, d_after, d_last):
         steps = gates.shape[0] or tf.shape(gates)[0]
+        if self.mask is not None:
+            moves = tf.cast(self.mask, gates.dtype)
+            stays = 1 - moves
 
         def body(step, d_gates, d_states):
-            here = [gates[step], products.read(step), *(b.read(step) for b in before)]
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(here)
-                new = self._next(step, here[0], here[1], here[2:])
             if d_after is not None:
                 d_states = [d_states[0] + d_after[step], *d_states[1:]]
-            d_here, d_product, *d_states = tape.gradient(
-                new, here, output_gradients=d_states, unconnected_gradients="zero"
+            upstream = d_states
+            if self.mask is not None:
+                upstream = [d * moves[step] for d in d_states]
+            d_here, d_product, d_before = self.cell.backward(
+                gates[step],
+                [k.read(step) for k in kept],
+                [b.read(step) for b in before],
+                upstream,
             )
             d_seen = tf.matmul(d_product, self.kernel, transpose_b=True)
             if self.dropout is not None:
                 d_seen *= self.dropout
-            return step - 1, d_gates.write(step, d_here), [d_states[0] + d_seen, *d_states[1:]]
+            parts = [[d] for d in d_before]
+            parts[0].append(d_seen)
+            if self.mask is not None:
+                parts = [[*p, d * stays[step]] for p, d in zip(parts, d_states, strict=True)]
+            d_states = [sum(d for d in part if d is not None) for part in parts]
+            return step - 1, d_gates.write(step, d_here), d_states
 
         array = tf.TensorArray(gates.dtype, size=steps, element_shape=gates.shape[1:])
         _, d_gates, d_states = tf.while_loop(

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import Rule, replaced
-from tfdp.gradients.rules.contributions import Instantiated, OuterProducts
-from tfdp.gradients.rules.recurrence import Recurrence
+from tfdp.gradients.rules.contributions import Instantiated, OuterProducts, on_plain_cpu
+from tfdp.gradients.rules.recurrence import Cell, Recurrence, TapedCell
 
 
 class _RecurrentRule(Rule):
@@ -59,6 +59,14 @@ class _RecurrentRule(Rule):
         """
         raise NotImplementedError
 
+    def cell(self, gates, kernel):
+        """Returns the `Cell` that runs `step` on `gates` [steps, rows, gates * units]."""
+        return TapedCell(functools.partial(self.step, kernel=kernel), gates.shape[2])
+
+    def reorder(self, weights):
+        """Puts a weight's gates, or a gradient's, in the order that `step` takes, and back."""
+        return weights
+
     def factors(self, gates, recurrent):
         """Returns what the gradient at `gates` is multiplied with to be that at `recurrent`.
 
@@ -85,14 +93,15 @@ class _RecurrentRule(Rule):
             sequences = tf.reverse(sequences, [1])
             mask = None if mask is None else tf.reverse(mask, [0])
 
-        kernel, recurrent_kernel, *bias = map(tf.convert_to_tensor, self.variables())
+        weights = map(tf.convert_to_tensor, self.variables())
+        kernel, recurrent_kernel, *bias = map(self.reorder, weights)
         input_bias, state_bias = self.biases(bias[0]) if bias else (None, None)
         gates = _affine(tf.transpose(sequences, [1, 0, 2]), kernel, input_bias)
         history = {}
         gates = record(gates, inputs=sequences, **self._saved(history))
 
         recurrence = Recurrence(
-            functools.partial(self.step, kernel=recurrent_kernel),
+            self.cell(gates, recurrent_kernel),
             recurrent_kernel,
             state_bias,
             mask,
@@ -132,12 +141,15 @@ class _RecurrentRule(Rule):
         if "factors" in call.saved:
             recurrent *= _by_rows(call["factors"])
         found = [
-            (cell.kernel, OuterProducts(call["inputs"], gates)),
-            (cell.recurrent_kernel, OuterProducts(_by_rows(call["states"]), recurrent)),
+            (cell.kernel, OuterProducts(call["inputs"], gates, self.reorder)),
+            (
+                cell.recurrent_kernel,
+                OuterProducts(_by_rows(call["states"]), recurrent, self.reorder),
+            ),
         ]
         if cell.bias is not None:
             bias = self.bias_gradient(tf.reduce_sum(gates, 1), tf.reduce_sum(recurrent, 1))
-            found.append((cell.bias, Instantiated(bias)))
+            found.append((cell.bias, Instantiated(bias, self.reorder)))
         return found
 
     def bias_gradient(self, gates, recurrent):
@@ -158,14 +170,58 @@ class SimpleRNNRule(_RecurrentRule):
 
 @register(keras.layers.LSTM)
 class LSTMRule(_RecurrentRule):
-    """Gates: input, forget, candidate, output."""
+    """Gates: input, candidate, forget, output; Keras' cells have the second and third exchanged."""
+
+    def reorder(self, weights):
+        i, second, third, o = tf.split(weights, 4, axis=-1)
+        return tf.concat([i, third, second, o], axis=-1)
+
+    def cell(self, gates, kernel):
+        cell = self.layer.cell
+        usual = cell.activation is keras.activations.tanh
+        usual &= cell.recurrent_activation is keras.activations.sigmoid
+        if usual and gates.dtype == tf.float32 and on_plain_cpu():
+            return FusedLSTMCell(cell.units)
+        return super().cell(gates, kernel)
 
     def step(self, gates, recurrent, states, kernel):
         cell = self.layer.cell
-        i, f, candidate, o = tf.split(gates + recurrent, 4, axis=1)
+        i, candidate, f, o = tf.split(gates + recurrent, 4, axis=1)
         carry = cell.recurrent_activation(f) * states[1]
         carry += cell.recurrent_activation(i) * cell.activation(candidate)
         return [cell.recurrent_activation(o) * cell.activation(carry), carry]
+
+
+class FusedLSTMCell(Cell):
+    """An LSTM's step, with TensorFlow's one operation for the elementwise part of its gradient.
+
+    Activations are kept, and not computed again. Measured on a CPU, there and back: 0.8 times the
+    processor time of `TapedCell`.
+    """
+
+    def __init__(self, units):
+        self.units = units
+        self.keeps = [units] * 6
+
+    def forward(self, gates, product, states):
+        i, candidate, f, o = tf.split(gates + product, 4, axis=1)
+        i, f, o, candidate = tf.sigmoid(i), tf.sigmoid(f), tf.sigmoid(o), tf.tanh(candidate)
+        carry = f * states[1] + i * candidate
+        shown = tf.tanh(carry)
+        return [o * shown, carry], [i, carry, f, o, candidate, shown]
+
+    def backward(self, gates, kept, states, upstream):
+        i, carry, f, o, candidate, shown = kept
+        # The operation takes inputs and weights for their shapes only: one input, say.
+        unused = tf.zeros([self.units])
+        d_carry, d_gates, *_ = tf.raw_ops.LSTMBlockCellGrad(
+            x=states[0][:, :1], cs_prev=states[1], h_prev=states[0],
+            w=tf.zeros([1 + self.units, 4 * self.units]), b=tf.zeros([4 * self.units]),
+            wci=unused, wcf=unused, wco=unused,
+            i=i, cs=carry, f=f, o=o, ci=candidate, co=shown,
+            cs_grad=upstream[1], h_grad=upstream[0], use_peephole=False,
+        )  # fmt: skip
+        return d_gates, d_gates, [None, d_carry]
 
 
 @register(keras.layers.GRU)
