@@ -197,7 +197,7 @@ def test_bytes_of_a_row_are_those_of_the_pass_and_not_of_the_weights():
     assert Forward(subclassed).row_bytes is None
 
 
-def test_chunks_of_large_images_are_smaller(monkeypatch):
+def test_images_and_sequences_are_chunked_and_large_images_in_smaller_chunks(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [])
 
     def limit(made, rows=1024, microbatch_size=1):
@@ -212,6 +212,8 @@ def test_chunks_of_large_images_are_smaller(monkeypatch):
     assert limit(images(128, 200), microbatch_size=5) == 35
     assert limit(images(8, 2), rows=300) is None
     assert limit(Forward(model())) is None
+    sequences = keras.Sequential([keras.Input((9, 2)), layers.Bidirectional(layers.GRU(2))])
+    assert limit(Forward(sequences)) == 256
     # Most Poisson lots of nominal 1,024 are taken in four chunks.
     assert engines._suitable_rows(images(8, 2), None, 1024, 1) == (1024 + 64) / 4
 

@@ -9,6 +9,7 @@ from tfdp.gradients import ghost
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules.recurrence import Recurrence, TapedCell
+from tfdp.gradients.rules.recurrent import FusedLSTMCell, LSTMRule
 
 STEPS, ROWS, UNITS = 5, 3, 4
 
@@ -27,7 +28,7 @@ def _unrolled(recurrence, gates, states):
         before.append(states[0])
         seen = states[0] if recurrence.dropout is None else states[0] * recurrence.dropout
         product = tf.matmul(seen, tf.stop_gradient(recurrence.kernel)) + recurrence.bias
-        new = _step(gates[step], product, states)
+        new, _ = recurrence.cell.forward(gates[step], product, states)
         if recurrence.mask is not None:
             new = [tf.where(recurrence.mask[step], n, s) for n, s in zip(new, states, strict=True)]
         states = new
@@ -35,24 +36,29 @@ def _unrolled(recurrence, gates, states):
     return tf.stack(before), tf.stack(after), states
 
 
+CELLS = {"taped": (TapedCell(_step, 2 * UNITS), 2), "lstm": (FusedLSTMCell(UNITS), 4)}
+
+
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("shows_steps", [False, True])
 @pytest.mark.parametrize("graph", [False, True])
-def test_gradients_of_gates_and_initial_states(masked, shows_steps, graph):
+def test_gradients_of_gates_and_initial_states(cell, masked, shows_steps, graph):
+    cell, parts = CELLS[cell]
     rng = np.random.default_rng(1)
 
     def normal(*shape):
         return tf.constant(rng.normal(size=shape), tf.float32)
 
     recurrence = Recurrence(
-        TapedCell(_step, 2 * UNITS),
-        normal(UNITS, 2 * UNITS),
-        normal(2 * UNITS),
+        cell,
+        normal(UNITS, parts * UNITS),
+        normal(parts * UNITS),
         tf.constant(rng.random((STEPS, ROWS, 1)) < 0.6) if masked else None,
         tf.constant(2.0 * (rng.random((ROWS, UNITS)) < 0.5), tf.float32),
         shows_steps,
     )
-    gates, initial = normal(STEPS, ROWS, 2 * UNITS), [normal(ROWS, UNITS), normal(ROWS, UNITS)]
+    gates, initial = normal(STEPS, ROWS, parts * UNITS), [normal(ROWS, UNITS), normal(ROWS, UNITS)]
     weights = [normal(STEPS, ROWS, UNITS), normal(ROWS, UNITS), normal(ROWS, UNITS)]
 
     def gradients(loop):
@@ -69,6 +75,18 @@ def test_gradients_of_gates_and_initial_states(masked, shows_steps, graph):
     reference = gradients(lambda gates, states: _unrolled(recurrence, gates, states))
     for a, b in zip(tf.nest.flatten(ours), tf.nest.flatten(reference), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_the_usual_lstm_is_fused_and_no_other(usual):
+    activation = "tanh" if usual else "softsign"
+    layer = keras.layers.LSTM(UNITS, activation=activation)
+    layer.build((ROWS, STEPS, 2))
+    gates = tf.zeros([STEPS, ROWS, 4 * UNITS])
+    cell = LSTMRule(layer).cell(gates, layer.cell.recurrent_kernel)
+    assert isinstance(cell, FusedLSTMCell if usual else TapedCell)
+    half = LSTMRule(layer).cell(tf.cast(gates, tf.bfloat16), layer.cell.recurrent_kernel)
+    assert isinstance(half, TapedCell)
 
 
 def test_gradients_flow_from_a_decoder_through_its_initial_states():

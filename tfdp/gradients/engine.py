@@ -51,11 +51,12 @@ class BoundedSum:
     l2_norm_clip: float
 
 
-# What a CPU takes at a time through convolutions where nobody said how many rows: so many bytes of a
-# forward pass, but within these limits. Larger chunks need more memory and are no faster (CIFAR-10
-# network at lots of 1,024, in chunks of 128 and whole: 1.5 and 4.5 s, 2.0 and 9.4 GB; ResNet-18 at
-# 64, in chunks of 32 and whole: 1.64 and 1.86 s, 2.3 and 3.3 GB; tutorial CNN at 1,024, in chunks of
-# 256 and whole: 56 and 82 ms), smaller ones slower (ResNet-18, 16: 1.72 s; tutorial CNN, 128: 65 ms).
+# What a CPU takes at a time through convolutions and recurrent layers where nobody said how many rows:
+# so many bytes of a forward pass, but within these limits. Larger chunks need more memory and are no
+# faster (CIFAR-10 network at lots of 1,024, in chunks of 128 and whole: 1.5 and 4.5 s, 2.0 and 9.4 GB;
+# ResNet-18 at 64, in chunks of 32 and whole: 1.64 and 1.86 s, 2.3 and 3.3 GB; tutorial CNN at 1,024,
+# in chunks of 256 and whole: 56 and 82 ms; BiLSTM at 1,024, the same: 0.33 s twice, 1.2 and 1.6 GB),
+# smaller ones slower (ResNet-18, 16: 1.72 s; tutorial CNN, 128: 65 ms).
 _CHUNK_BYTES = 2**27
 _CHUNK_ROWS = (32, 256)
 # An engine: (forward, bound, x, y, sample_weight, chunk, microbatch_size) -> BoundedSum. Rows of
@@ -153,13 +154,14 @@ def _balanced(rows, limit, multiple):
 
 
 def _suitable_rows(forward, rows, expected, microbatch_size):
-    """A limit for chunks of images on a CPU; None for the whole lot."""
+    """A limit for chunks of images and sequences on a CPU; None for the whole lot."""
     if rows is None and expected is not None:
         rows = expected + 2 * math.isqrt(expected)  # few Poisson lots are larger
     least, most = _CHUNK_ROWS
     if rows is None or rows < 1.5 * least or tf.config.list_physical_devices("GPU"):
         return None
-    if not any(isinstance(layer, BaseConv) for layer in forward.model._flatten_layers()):
+    chunked = (BaseConv, keras.layers.RNN)
+    if not any(isinstance(layer, chunked) for layer in forward.model._flatten_layers()):
         return None
     limit = most if not forward.row_bytes else _CHUNK_BYTES // forward.row_bytes
     chunks = int(rows / min(max(limit, least), most) + 0.5)

@@ -201,24 +201,24 @@ class FusedLSTMCell(Cell):
 
     def __init__(self, units):
         self.units = units
-        self.keeps = [units] * 6
+        self.keeps = [units] * 5
 
     def forward(self, gates, product, states):
         i, candidate, f, o = tf.split(gates + product, 4, axis=1)
         i, f, o, candidate = tf.sigmoid(i), tf.sigmoid(f), tf.sigmoid(o), tf.tanh(candidate)
         carry = f * states[1] + i * candidate
         shown = tf.tanh(carry)
-        return [o * shown, carry], [i, carry, f, o, candidate, shown]
+        return [o * shown, carry], [i, f, o, candidate, shown]
 
     def backward(self, gates, kept, states, upstream):
-        i, carry, f, o, candidate, shown = kept
-        # The operation takes inputs and weights for their shapes only: one input, say.
+        i, f, o, candidate, shown = kept
+        # Without peepholes the operation takes inputs, weights and `cs` for their shapes only.
         unused = tf.zeros([self.units])
         d_carry, d_gates, *_ = tf.raw_ops.LSTMBlockCellGrad(
             x=states[0][:, :1], cs_prev=states[1], h_prev=states[0],
             w=tf.zeros([1 + self.units, 4 * self.units]), b=tf.zeros([4 * self.units]),
             wci=unused, wcf=unused, wco=unused,
-            i=i, cs=carry, f=f, o=o, ci=candidate, co=shown,
+            i=i, cs=shown, f=f, o=o, ci=candidate, co=shown,
             cs_grad=upstream[1], h_grad=upstream[0], use_peephole=False,
         )  # fmt: skip
         return d_gates, d_gates, [None, d_carry]
