@@ -14,6 +14,7 @@ number is beyond 6.8 standard deviations (one Gaussian number in 10^11 would be)
 """
 
 import hashlib
+import itertools
 import math
 import os
 import struct
@@ -71,7 +72,9 @@ class NoiseSource:
                 block += _blocks(count)
                 left -= count
             flat = pieces[0] if len(pieces) == 1 else tf.concat(pieces or [tf.zeros([0])], axis=0)
-            noise += [flat] if len(sizes) == 1 else tf.split(flat, sizes)
+            # Slices, since tf.split copies: a slice whose ends are aligned shares its memory.
+            ends = list(itertools.accumulate(sizes))
+            noise += [flat[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         return [tf.reshape(n, shape) for n, shape in zip(noise, shapes, strict=True)]
 
     def uniforms(self, shapes: list) -> list[tf.Tensor]:
