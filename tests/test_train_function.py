@@ -61,6 +61,15 @@ def test_strategies_are_left_to_keras(keras_calls):
     assert len(keras_calls) == 3
 
 
+def test_functions_that_run_eagerly_are_left_to_keras(keras_calls):
+    tf.config.run_functions_eagerly(True)
+    try:
+        fit(private())
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert len(keras_calls) == 3
+
+
 def test_a_single_batch_is_left_to_keras(keras_calls):
     model = private()
     model.train_on_batch(*data(8))
