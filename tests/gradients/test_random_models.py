@@ -233,6 +233,13 @@ def test_many_random_models(family, jit_compile, data):
     check_drawn(data, family, jit_compile, depth=5, tolerance=3e-5)
 
 
+def test_engines_drop_the_same_under_xla():
+    x = keras.Input((3, 2))
+    hidden = layers.Dropout(0.4)(layers.Dense(5)(x))
+    hidden = layers.MultiHeadAttention(2, 2, dropout=0.2)(hidden, hidden)
+    check_model(keras.Model(x, layers.Dense(2)(hidden)), rows=ROWS, jit_compile=True)
+
+
 def test_the_comparison_can_fail(monkeypatch):
     # One layer's gradients are attributed to the next row: without clipping nobody could tell.
     x = keras.Input((3,))
