@@ -77,14 +77,16 @@ def test_gradients_of_gates_and_initial_states(cell, masked, shows_steps, graph)
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("gpus", [[], ["GPU:0"]], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("usual", [True, False])
-def test_the_usual_lstm_is_fused_and_no_other(usual):
+def test_the_usual_lstm_on_a_cpu_is_fused_and_no_other(usual, gpus, monkeypatch):
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: gpus)
     activation = "tanh" if usual else "softsign"
     layer = keras.layers.LSTM(UNITS, activation=activation)
     layer.build((ROWS, STEPS, 2))
     gates = tf.zeros([STEPS, ROWS, 4 * UNITS])
     cell = LSTMRule(layer).cell(gates, layer.cell.recurrent_kernel)
-    assert isinstance(cell, FusedLSTMCell if usual else TapedCell)
+    assert isinstance(cell, FusedLSTMCell if usual and not gpus else TapedCell)
     half = LSTMRule(layer).cell(tf.cast(gates, tf.bfloat16), layer.cell.recurrent_kernel)
     assert isinstance(half, TapedCell)
 
