@@ -1,6 +1,15 @@
-"""Makes `helpers` importable for tests in any folder."""
+"""Makes `helpers` importable for tests in any folder, and initial weights the same in every run."""
 
 import pathlib
 import sys
 
+import keras
+import pytest
+
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Models that a test does not seed itself start from the same weights, so that it repeats."""
+    keras.utils.set_random_seed(0)

@@ -203,19 +203,20 @@ def test_images_and_sequences_are_chunked_and_large_images_in_smaller_chunks(mon
     def limit(made, rows=1024, microbatch_size=1):
         return engines._suitable_rows(made, rows, None, microbatch_size)
 
-    assert limit(images(8, 2)) == 256
+    assert limit(images(8, 2)) == 342
+    assert limit(images(8, 2), rows=512) == 256
     large = images(128, 8)
     wanted = 2**27 / large.row_bytes
     assert 32 < wanted < 200
     assert abs(limit(large) / wanted - 1) < 0.1
     assert limit(images(128, 200)) == 32
     assert limit(images(128, 200), microbatch_size=5) == 35
-    assert limit(images(8, 2), rows=300) is None
+    assert limit(images(8, 2), rows=384) is None
     assert limit(Forward(model())) is None
     sequences = keras.Sequential([keras.Input((9, 2)), layers.Bidirectional(layers.GRU(2))])
-    assert limit(Forward(sequences)) == 256
-    # Most Poisson lots of nominal 1,024 are taken in four chunks.
-    assert engines._suitable_rows(images(8, 2), None, 1024, 1) == (1024 + 64) / 4
+    assert limit(Forward(sequences)) == 342
+    # Most Poisson lots of nominal 1,024 are taken in three chunks.
+    assert engines._suitable_rows(images(8, 2), None, 1024, 1) == 363
 
 
 def test_few_rows_are_taken_whole_whatever_was_expected(monkeypatch):

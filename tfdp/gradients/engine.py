@@ -56,9 +56,10 @@ class BoundedSum:
 # faster (CIFAR-10 network at lots of 1,024, in chunks of 128 and whole: 1.5 and 4.5 s, 2.0 and 9.4 GB;
 # ResNet-18 at 64, in chunks of 32 and whole: 1.64 and 1.86 s, 2.3 and 3.3 GB; tutorial CNN at 1,024,
 # in chunks of 256 and whole: 56 and 82 ms; BiLSTM at 1,024, the same: 0.33 s twice, 1.2 and 1.6 GB),
-# smaller ones slower (ResNet-18, 16: 1.72 s; tutorial CNN, 128: 65 ms).
+# smaller ones slower (ResNet-18, 16: 1.72 s; tutorial CNN, 128: 65 ms; LeNet-5 at 1,024, 256: 4% more
+# than 342). At 512 the first layers' filter gradients no longer fit a cache (2.6 times the time a row).
 _CHUNK_BYTES = 2**27
-_CHUNK_ROWS = (32, 256)
+_CHUNK_ROWS = (32, 384)
 # An engine: (forward, bound, x, y, sample_weight, chunk, microbatch_size) -> BoundedSum. Rows of
 # weight zero are absent; `chunk` (int32 scalar) tells the chunks of one lot apart.
 Engine = Callable[..., BoundedSum]
@@ -163,8 +164,8 @@ def _suitable_rows(forward, rows, expected, microbatch_size):
     chunked = (BaseConv, keras.layers.RNN)
     if not any(isinstance(layer, chunked) for layer in forward.model._flatten_layers()):
         return None
-    limit = most if not forward.row_bytes else _CHUNK_BYTES // forward.row_bytes
-    chunks = int(rows / min(max(limit, least), most) + 0.5)
+    limit = max(_CHUNK_BYTES // forward.row_bytes, least) if forward.row_bytes else most
+    chunks = max(int(rows / limit + 0.5), math.ceil(rows / most))
     if chunks < 2:
         return None
     # A lot of the usual size is not to need one more chunk than it should.
