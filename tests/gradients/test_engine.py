@@ -129,7 +129,8 @@ def test_chunks_are_told_apart_and_their_sums_add_up():
         )
 
     x = tf.reshape(tf.range(10.0), (5, 2))
-    lot = bounded_sum(fake, None, None, x, x, tf.ones(5), physical_batch_size=2)
+    forward = Forward(model())
+    lot = bounded_sum(fake, forward, None, x, x, tf.ones(5), physical_batch_size=2)
     assert float(lot.sums[0]) == 45.0 + 3000.0  # chunks 0, 1 and 2
     assert int(lot.non_finite) == 3
     np.testing.assert_array_equal(lot.outputs, x)
@@ -166,6 +167,39 @@ def test_a_cpu_takes_large_lots_of_images_in_chunks_of_equal_result(monkeypatch,
     for ours, whole in zip(in_chunks, sums(), strict=True):
         np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
     assert set(seen) == {600}
+
+
+def test_large_passes_work_in_turn_with_equal_results(monkeypatch):
+    made = keras.Sequential(
+        [keras.Input((6, 6, 1)), layers.Conv2D(3, 3), layers.Flatten(), layers.Dense(2)]
+    )
+    made.compile(loss="mse")
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(6, 6, 6, 1)).astype("float32"), draw.normal(size=(6, 2))
+
+    def traced():
+        forward = Forward(made)
+
+        @tf.function(autograph=False)
+        def sums(x, y):
+            arguments = (forward, GlobalL2Clip(0.5), x, y, tf.ones(6))
+            lot = bounded_sum(choose_engine("ghost", made), *arguments, physical_batch_size=3)
+            return lot.sums
+
+        graph = sums.get_concrete_function(tf.constant(x), tf.constant(y)).graph
+        (loop,) = [o for o in graph.get_operations() if o.type in ("While", "StatelessWhile")]
+        waits_for = [c for i in loop.inputs if i.op.type == "Const" for c in i.op.control_inputs]
+        late = [o for o in graph.get_operations() if o.type == "Identity" and o.control_inputs]
+        return sums(tf.constant(x), tf.constant(y)), waits_for, len(late)
+
+    at_once, waits_for, identities = traced()
+    assert not waits_for
+    monkeypatch.setattr(engines, "_LARGE_BYTES", 0)
+    in_turn, waits_for, late = traced()
+    assert len(waits_for) == len(in_turn)  # on every sum of the first chunk
+    assert late == identities + 2  # what the two layers saw
+    for ours, theirs in zip(in_turn, at_once, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
 @hypothesis.given(st.integers(0, 5000), st.integers(1, 300), st.integers(1, 7))

@@ -18,7 +18,7 @@ from keras.src.layers.convolutional.base_conv import BaseConv
 
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.rules.contributions import expecting_rows
+from tfdp.gradients.rules.contributions import expecting_rows, rows_or_expected
 from tfdp.layers.public import uses_batch_statistics
 
 
@@ -54,12 +54,14 @@ class BoundedSum:
 # What a CPU takes at a time through convolutions and recurrent layers where nobody said how many rows:
 # so many bytes of a forward pass, but within these limits. Larger chunks need more memory and are no
 # faster (CIFAR-10 network at lots of 1,024, in chunks of 128 and whole: 1.5 and 4.5 s, 2.0 and 9.4 GB;
-# ResNet-18 at 64, in chunks of 32 and whole: 1.64 and 1.86 s, 2.3 and 3.3 GB; tutorial CNN at 1,024,
+# ResNet-18 at 64, in chunks of 32 and whole: 1.8 s twice, 1.8 and 2.2 GB; tutorial CNN at 1,024,
 # in chunks of 256 and whole: 56 and 82 ms; BiLSTM at 1,024, the same: 0.33 s twice, 1.2 and 1.6 GB),
-# smaller ones slower (ResNet-18, 16: 1.72 s; tutorial CNN, 128: 65 ms; LeNet-5 at 1,024, 256: 4% more
+# smaller ones slower (ResNet-18, 16: 2.0 s; tutorial CNN, 128: 65 ms; LeNet-5 at 1,024, 256: 4% more
 # than 342). At 512 the first layers' filter gradients no longer fit a cache (2.6 times the time a row).
 _CHUNK_BYTES = 2**27
 _CHUNK_ROWS = (32, 384)
+# From so many bytes of a forward pass on, memory counts for more than the last few percent of time.
+_LARGE_BYTES = 2**26
 # An engine: (forward, bound, x, y, sample_weight, chunk, microbatch_size) -> BoundedSum. Rows of
 # weight zero are absent; `chunk` (int32 scalar) tells the chunks of one lot apart.
 Engine = Callable[..., BoundedSum]
@@ -172,6 +174,17 @@ def _suitable_rows(forward, rows, expected, microbatch_size):
     return math.ceil(math.ceil(rows / chunks) / microbatch_size) * microbatch_size
 
 
+def works_in_turn(forward: Forward, rows: int | None) -> bool:
+    """Whether a pass over `rows` is so large that its parts are to wait for each other.
+
+    TensorFlow starts whatever can start: the second chunk beside the first, and in each the patches of
+    all layers' inputs before the first gradient is there. Small models are up to 5% faster that way;
+    ResNet-18 at lots of 64 took 2.6 GB instead of 1.7 (measured).
+    """
+    bytes_of_row = forward.row_bytes
+    return bytes_of_row is None or rows_or_expected(rows) * bytes_of_row > _LARGE_BYTES
+
+
 def bounded_sum(
     engine: Engine,
     forward: Forward,
@@ -249,10 +262,12 @@ def bounded_sum(
         ]
         return chunk + 1, sums, non_finite + part.non_finite, arrays
 
+    with tf.control_dependencies(first.sums if works_in_turn(forward, physical_batch_size) else []):
+        second = tf.constant(1)
     _, sums, non_finite, arrays = tf.while_loop(
         lambda chunk, *_: chunk < chunks,
         body,
-        (tf.constant(1), first.sums, first.non_finite, arrays),
+        (second, first.sums, first.non_finite, arrays),
         parallel_iterations=1,
     )
     merged = tf.nest.pack_sequence_as(per_row, [a.concat() for a in arrays])

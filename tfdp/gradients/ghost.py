@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdp.gradients import pfor_repairs, random_pfor
 from tfdp.gradients.bounding import bounded
 from tfdp.gradients.bounds import L2Clip
-from tfdp.gradients.engine import BoundedSum
+from tfdp.gradients.engine import BoundedSum, works_in_turn
 from tfdp.gradients.forward import Forward, input_specification
 from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
@@ -110,6 +110,9 @@ def bounded_sum(
     rules = owners(forward.model)
     run = _forward_pass(forward.model, rules)
     recorded, moments, losses, outputs, state = run(forward, rules, x, y, sample_weight, chunk)
+    if works_in_turn(forward, sample_weight.shape[0]):
+        for recording in recorded.values():
+            recording.calls = [*map(_in_turn, recording.calls)]
     return bounded(
         _gradients(forward, recorded, moments),
         forward.variables,
@@ -133,6 +136,13 @@ def _gradients(forward, recorded, moments):
     for public in moments:
         public.add_to(found)
     return [found.get(id(v)) for v in forward.variables]
+
+
+def _in_turn(call):
+    """Lets work on what a layer saw wait until the pass back has come to the layer."""
+    with tf.control_dependencies([call.gradient]):
+        saved = tf.nest.map_structure(tf.identity, call.saved)
+    return dataclasses.replace(call, saved=saved)
 
 
 @dataclasses.dataclass

@@ -258,6 +258,11 @@ def expecting_rows(rows: int | None):
         _ROWS.reset(token)
 
 
+def rows_or_expected(rows: int | None) -> int:
+    """Returns `rows`, or as many as are expected where they are not known."""
+    return rows or _ROWS.get()
+
+
 def instantiates(rows, positions, p, q) -> bool:
     """Whether sums of outer products are best written out, rather than their Gram matrices.
 
@@ -265,7 +270,7 @@ def instantiates(rows, positions, p, q) -> bool:
         rows, positions: None where unknown.
         p, q: lengths of the factors.
     """
-    rows = rows or _ROWS.get()
+    rows = rows_or_expected(rows)
     if rows * p * q > _MOST_INSTANTIATED or positions == 1:
         return False
     if positions is None:
