@@ -186,7 +186,7 @@ def draw_model(choose, family, depth):
     return keras.Model(inputs, outputs)
 
 
-def check_drawn(data, family, jit_compile=False, depth=3, tolerance=1e-5):
+def check_drawn(data, family, jit_compile=False, depth=3, **options):
     choose = lambda options: data.draw(st.sampled_from(options))  # noqa: E731
     keras.backend.clear_session()
     model = draw_model(choose, family, depth)
@@ -194,12 +194,12 @@ def check_drawn(data, family, jit_compile=False, depth=3, tolerance=1e-5):
     check_model(
         model,
         rows=ROWS,
-        tolerance=tolerance,
         integers=5 if family == "tokens" else None,
         microbatch_size=choose((1, 1, 2)),
         bound=choose((None, *(make_bound(c, 0.5, paths) for c in ("per_layer", "automatic")))),
         sample_weight=choose(([1.0] * ROWS, [0.0, 1.0, 2.0, 0.5], [1.0, 1.0, 0.0, 0.0])),
         jit_compile=jit_compile,
+        **options,
     )
 
 
@@ -229,8 +229,9 @@ def test_random_models(family, data):
 @many
 @given(data=st.data())
 def test_many_random_models(family, jit_compile, data):
-    # Of 69 such models one had losses, sums that nearly cancel, that differed by 1.2e-5.
-    check_drawn(data, family, jit_compile, depth=5, tolerance=3e-5)
+    # Of 69 such models one had losses, sums that nearly cancel, that differed by 1.2e-5; of 60 with
+    # attention on recurrent layers, one had a sum that moved by 1e-4 with the weights' last places.
+    check_drawn(data, family, jit_compile, depth=5, tolerance=3e-5, ill_conditioned=True)
 
 
 def test_engines_drop_the_same_under_xla():
@@ -255,6 +256,8 @@ def test_the_comparison_can_fail(monkeypatch):
     monkeypatch.setattr(LayerNormalizationRule, "gradients", rolled)
     with pytest.raises(AssertionError, match="relative difference"):
         check_model(model, rows=ROWS, tolerance=3e-5)
+    with pytest.raises(AssertionError, match="relative difference"):
+        check_model(model, rows=ROWS, ill_conditioned=True, tolerance=3e-5)
 
 
 class Shared(keras.Model):
@@ -384,3 +387,25 @@ def test_masked_recurrent_layers_beyond_the_rules(kind):
     arguments = (Forward(model), MedianClip(1.0), x, y, tf.ones([3]))
     ours = run_engine(choose_engine("auto", model), *arguments)
     assert_equal_sums(ours, run_engine(loop_bounded_sum, *arguments))
+
+
+@pytest.mark.parametrize("scale, forgiven", [(1.0, False), (300.0, True)])
+def test_what_rounding_does_to_the_reference_is_forgiven_where_asked(monkeypatch, scale, forgiven):
+    # The loss takes the sine of the outputs: of large ones, it magnifies rounding of the weights.
+    x = keras.Input((3,))
+    hidden = layers.LayerNormalization(center=False)(layers.Dense(3)(x))
+    made = keras.Model(x, layers.Rescaling(scale)(layers.Dense(2)(hidden)))
+    right = LayerNormalizationRule.gradients
+
+    def off(self, calls):
+        ((variable, gradient),) = right(self, calls)
+        return [(variable, Instantiated(gradient.values * (1 + 2e-5)))]
+
+    monkeypatch.setattr(LayerNormalizationRule, "gradients", off)
+    with pytest.raises(AssertionError, match="relative difference"):
+        check_model(made, rows=ROWS)
+    if forgiven:
+        check_model(made, rows=ROWS, ill_conditioned=True)
+    else:
+        with pytest.raises(AssertionError, match="relative difference"):
+            check_model(made, rows=ROWS, ill_conditioned=True)
