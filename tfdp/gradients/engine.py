@@ -57,7 +57,7 @@ class BoundedSum:
 # ResNet-18 at 64, in chunks of 32 and whole: 1.8 s twice, 1.8 and 2.2 GB; tutorial CNN at 1,024,
 # in chunks of 256 and whole: 56 and 82 ms; BiLSTM at 1,024, the same: 0.33 s twice, 1.2 and 1.6 GB),
 # smaller ones slower (ResNet-18, 16: 2.0 s; tutorial CNN, 128: 65 ms; LeNet-5 at 1,024, 256: 4% more
-# than 342). At 512 the first layers' filter gradients no longer fit a cache (2.6 times the time a row).
+# than 342). At 512 the first layers' filter gradients no longer fit a cache (over twice the time).
 _CHUNK_BYTES = 2**27
 _CHUNK_ROWS = (32, 384)
 # From so many bytes of a forward pass on, memory counts for more than the last few percent of time.
