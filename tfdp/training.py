@@ -117,7 +117,7 @@ def make_private(
         model: any Keras model whose layers treat examples one by one.
         engine: "auto", "vectorized" or "ghost": how per-example gradients are computed.
         physical_batch_size: most examples that are in the network at once; None takes a lot whole,
-            or, for convolutions and recurrent layers on a CPU, 32 to 256 at a time.
+            or, for convolutions and recurrent layers on a CPU, 32 to 384 at a time.
         budget: the most that may be spent, what was spent before included; the step that would
             go beyond it raises `BudgetExhausted`.
         seed: makes the lots that `fit` draws from arrays reproducible; the statement names it.

@@ -174,7 +174,7 @@ def largest_difference(ours, exact) -> tuple[str, float]:
     for i, (a, b) in enumerate(zip(ours.sums, exact.sums, strict=True)):
         pairs.append((f"sum of variable {i}", a, b, least))
     differences = [(name, _difference(name, a, b, floor)) for name, a, b, floor in pairs]
-    return max(differences, key=lambda found: found[1] if found[1] == found[1] else np.inf)
+    return max(differences, key=lambda found: np.inf if np.isnan(found[1]) else found[1])
 
 
 def _difference(name, a, b, least):
