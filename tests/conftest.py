@@ -13,3 +13,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 def seeded():
     """Models that a test does not seed itself start from the same weights, so that it repeats."""
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch):
+    """Weights of one test that turn up in another, by equal seeds, are no trained weights there."""
+    monkeypatch.setattr("tfdp.account._TRAINED_HERE", {})

@@ -113,7 +113,7 @@ def test_lots_bring_their_physical_batch_size():
     for size, expected in ((None, None), (4, 4)):
         model = private(sgd(noise=0.0))
         model.fit(make_lots("cyclic", *data(), lot_size=8, physical_batch_size=size), verbose=0)
-        assert model._entry.plan.physical_batch_size == expected
+        assert model._session.plan.physical_batch_size == expected
         results.append(weights(model))
     np.testing.assert_allclose(*results, atol=1e-6)
 

@@ -80,9 +80,10 @@ def test_compiling_again_forgets_nothing():
     assert {run.noise_multiplier for run in model.ledger.runs} == {1.0, 2.0, 3.0}
 
 
-def test_a_checkpoint_without_its_ledger_is_refused(tmp_path):
+def test_a_checkpoint_without_its_ledger_is_refused(tmp_path, monkeypatch):
     first = private()
     fit(first)
+    monkeypatch.setattr("tfdp.account._TRAINED_HERE", {})  # as if in another process
     saved = tf.train.Checkpoint(model=first, optimizer=first.optimizer).save(str(tmp_path / "a"))
     second = private()
     second.optimizer.build(second.trainable_variables)

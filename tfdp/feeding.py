@@ -14,7 +14,7 @@ from absl import logging
 
 from tfdp.data import Lots, make_lots, row_multiple_for
 from tfdp.layers.public import public_layers
-from tfdp.spending import Plan
+from tfdp.session import Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,9 @@ class Feeder:
             groups=lots.groups,
             turn=turn % lots.groups,
             lots=lots,
-            seeded=lots.seeded,
+            nominal=getattr(lots, "nominal", False),
+            # Nothing that is proven for these relies on the order being secret.
+            insecure_seed=lots.seeded and lots.sampling not in ("cyclic", "shuffle"),
             physical_batch_size=physical_batch_size,
         )
         steps = steps_per_epoch or lots.steps_per_epoch

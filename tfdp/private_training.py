@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdp import _backend  # noqa: F401
+from tfdp.account import Account, account_of, ledger_in_file
 from tfdp.accounting import (
     Guarantee,
     Ledger,
@@ -22,16 +23,19 @@ from tfdp.accounting import (
     proven_composition,
     statement,
 )
-from tfdp.feeding import Feeder, check_labels
+from tfdp.feeding import Feed, Feeder, check_labels
 from tfdp.gradients.diagnostics import Diagnostics
-from tfdp.gradients.engine import ENGINES, bounded_sum, choose_engine
-from tfdp.gradients.forward import Forward
+from tfdp.gradients.engine import ENGINES
 from tfdp.gradients.precision import keep_float32_products
 from tfdp.gradients.validation import refuse_mixing_layers
 from tfdp.layers.public import public_layers, uses_batch_statistics
 from tfdp.optimizers import DPKerasOptimizer
-from tfdp.spending import OPEN_ENDED, Entry, Plan
-from tfdp.train_function import lean
+from tfdp.private_step import private_step, refuse_replicas
+from tfdp.session import OPEN_ENDED, Plan, Session
+from tfdp.steering import refuse_steering
+from tfdp.train_function import dataset_of, lean
+
+STARTS = ("assumed", "public")
 
 
 class _Privacy:
@@ -40,10 +44,11 @@ class _Privacy:
     def __init__(self):
         self.engine = "auto"
         self.physical_batch_size = None
-        self.budget = None
         self.feeder = Feeder(None)
-        self.optimizer = None  # whose ledger knows what was spent so far
+        self.account = Account()  # until the model has weights, to which it then belongs
+        self.feed = None  # what fit was given, while it runs
         self.plan = None  # of the fit that was started and has not done a step
+        self.batch = False  # whether train_on_batch may run its step
         self.feeding = False  # whether fit or train_on_batch, which know the sampling, run the step
         self.diagnostics = Diagnostics()
 
@@ -67,6 +72,7 @@ class PrivateTraining:
         physical_batch_size: int | None = None,
         budget: PrivacyBudget | None = None,
         seed: int | None = None,
+        start: str | None = None,
     ):
         """Sets how this model trains privately; see `make_private` for the arguments."""
         if physical_batch_size is not None and not physical_batch_size >= 1:
@@ -79,15 +85,37 @@ class PrivateTraining:
                 "Invalid value received for argument `engine`. Expected one of "
                 f"{list(ENGINES)}. Received: {engine!r}"
             )
-        privacy = self._privacy
+        if start not in (None, *STARTS):
+            raise ValueError(
+                "Invalid value received for argument `start`. Expected None or one of "
+                f"{list(STARTS)}. Received: {start!r}"
+            )
+        privacy, account = self._privacy, self._account
         privacy.engine = engine
         privacy.physical_batch_size = physical_batch_size
-        privacy.budget = budget
         privacy.feeder = Feeder(seed)
-        if self._entry is not None:
-            self._entry.limit_to(budget)
+        if start is not None:
+            account.start = start
+        if budget is not None:
+            account.ledger.budget = budget
+        if account.session is not None:
+            account.session.limit_to(account.ledger.budget)
+        self._enter_plain_training()
         self.train_function = None
         return self
+
+    def _enter_plain_training(self):
+        """Enters what a plain optimizer did to these weights before they were made private."""
+        optimizer, account = getattr(self, "optimizer", None), self._account
+        if optimizer is None or isinstance(optimizer, DPKerasOptimizer):
+            return
+        steps = int(optimizer.iterations.numpy()) if optimizer.built else 0
+        if steps and account.start != "public":
+            account.enter_unaccounted(
+                f"These weights were trained for {steps} steps by the plain optimizer "
+                f"{type(optimizer).__name__}, without noise. If that was on public data, say so: "
+                "make_private(model, start='public')."
+            )
 
     def compile(
         self,
@@ -118,7 +146,9 @@ class PrivateTraining:
             **kwargs,
         )
         _check_optimizer(self, self.optimizer)
-        self._settle()
+        session = self._session
+        if session is not None and session.optimizer is not self.optimizer:
+            self._account.close_session()
 
     def compile_from_config(self, config):
         """Compiles a model that is loaded; Keras would not, since `compile` is ours."""
@@ -129,26 +159,33 @@ class PrivateTraining:
     # -- what was spent --------------------------------------------------------------------------
 
     @property
-    def _entry(self) -> Entry | None:
-        return getattr(getattr(self, "optimizer", None), "entry", None)
+    def _account(self) -> Account:
+        """The account of the weights, or of the model as long as it has none."""
+        privacy = self._privacy
+        weights = list(self.weights) if self.built else []
+        if weights:
+            account = account_of(weights)
+            if privacy.account is not account:
+                if privacy.account.start != "assumed":
+                    account.start = privacy.account.start
+                account.absorb(privacy.account)
+                privacy.account = account
+        return privacy.account
 
-    def _settle(self) -> Ledger:
-        """The optimizer's ledger, after it took over what the one before it had spent."""
-        privacy, optimizer = self._privacy, self.optimizer
-        before = privacy.optimizer
-        if before is not optimizer:
-            privacy.optimizer = optimizer
-            if before is not None:
-                if before.entry is not None:
-                    before.entry.close()
-                optimizer.ledger.merge(before.ledger)
-        return optimizer.ledger
+    @property
+    def _session(self) -> Session | None:
+        return self._account.session
 
     @property
     def ledger(self) -> Ledger:
-        """Every private step ever taken on these weights, as far as the optimizer was saved."""
-        _check_optimizer(self, getattr(self, "optimizer", None))
-        return self._settle()
+        """Everything that is known to have been spent on these weights, whoever trained them."""
+        return self._account.ledger
+
+    def _checked_runs(self) -> list[Run]:
+        optimizer, ledger = getattr(self, "optimizer", None), self.ledger
+        if isinstance(optimizer, DPKerasOptimizer):
+            optimizer.check_ledger(ledger)
+        return ledger.runs
 
     def privacy_spent(
         self, delta: float, kind: str = "proven", adjacency: str = "zero_out"
@@ -159,38 +196,41 @@ class PrivateTraining:
             delta: in (0, 1).
             kind: "proven" or "claimed".
             adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+
+        Raises:
+            ValueError: the optimizer has taken steps that the ledger does not know of.
         """
         compose = {"proven": proven_composition, "claimed": claimed_composition}[kind]
-        return compose(self.ledger.runs, delta, adjacency)
+        return compose(self._checked_runs(), delta, adjacency)
 
     def privacy_statement(self, delta: float, adjacency: str = "zero_out") -> str:
         """Both guarantees, what they rest on and what they do not cover, in words."""
-        return statement(self.ledger.runs, delta, adjacency)
+        return statement(self._checked_runs(), delta, adjacency)
 
     @property
     def current_run(self) -> Run | None:
         """What the training that runs, or ran last, is accounted as; its steps are those planned."""
-        return None if self._entry is None else self._entry.run
+        return None if self._session is None else self._session.run
 
     @property
     def planned_steps(self) -> int:
         """Steps that the open ledger entry will have when the current fit is done."""
-        return 0 if self._entry is None else self._entry.run.steps
+        return 0 if self._session is None else self._session.run.steps
 
     @property
     def steps_taken(self) -> int:
         """Steps of the open ledger entry so far."""
-        return 0 if self._entry is None else self._entry.spent
+        return 0 if self._session is None else self._session.spent
 
     @property
     def steps_left(self) -> float:
         """Steps that the budget still allows; infinite without a budget."""
-        return math.inf if self._entry is None else self._entry.left
+        return math.inf if self._session is None else self._session.left
 
     @property
     def earlier_runs(self) -> list[Run]:
         """How these weights were trained privately before the open ledger entry."""
-        return self.ledger.runs if self._entry is None else self._entry.earlier()
+        return self.ledger.runs if self._session is None else self._session.earlier()
 
     @property
     def has_earlier_spending(self) -> bool:
@@ -246,14 +286,17 @@ class PrivateTraining:
             steps_per_epoch=steps_per_epoch,
             turn=self.optimizer.next_turn,
         )
+        callbacks = self._bracketed(callbacks)
         # Keras starts whole executions, also where an epoch ends within one.
         executions = -(-feed.steps // self.steps_per_execution)
         steps = max(0, epochs - initial_epoch) * executions * self.steps_per_execution
         plan = dataclasses.replace(feed.plan, steps=steps)
         self._begin(plan)
-        self._privacy.plan = plan
+        privacy = self._privacy
+        privacy.plan, privacy.feed = plan, feed
+        whole = False
         try:
-            return super().fit(
+            history = super().fit(
                 feed.dataset,
                 shuffle=False,  # the lots are drawn already
                 epochs=epochs,
@@ -264,8 +307,12 @@ class PrivateTraining:
                 steps_per_epoch=feed.steps_per_epoch,
                 **kwargs,
             )
+            whole = True
+            return history
         finally:
-            self._privacy.plan = None
+            privacy.plan = privacy.feed = None
+            if not whole:  # else `_Remember` did, before other callbacks could change the weights
+                self._remember()
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """One private step on one batch, accounted without amplification by sampling."""
@@ -278,13 +325,97 @@ class PrivateTraining:
             physical_batch_size=self._privacy.physical_batch_size,
         )
         self._begin(plan)
-        return super().train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
+        self._privacy.batch = True
+        try:
+            return super().train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
+        finally:
+            self._privacy.batch = False
+            self._account.remember(self.weights)
+
+    # -- the weights and their account -----------------------------------------------------------
+
+    def _remember(self):
+        """Notes what the weights look like now, so that the ledger follows them wherever they go."""
+        session = self._session
+        trained = () if session is None or not session.spent else session.variables
+        self._account.remember(self.weights, trained)
+
+    def _bracketed(self, callbacks):
+        """The callbacks of a fit, between two that watch what the others do to the weights."""
+        a_list = isinstance(callbacks, keras.callbacks.CallbackList)
+        given = callbacks.callbacks if a_list else keras.tree.flatten(callbacks)
+        given = [c for c in given if c is not None]
+        refuse_steering(given)
+        # Averages of released weights, which this callback leaves in the model, are post-processing.
+        averages = any(isinstance(c, keras.callbacks.SwapEMAWeights) for c in given)
+        first, last = _Remember(), _Examine(averages)
+        given = [first, *(c for c in given if not isinstance(c, _Remember | _Examine)), last]
+        if not a_list:
+            return given
+        for callback in (first, last):
+            callback.set_model(self)
+        callbacks.callbacks = given
+        return callbacks
+
+    def get_weights(self):
+        """`keras.Model.get_weights`; the ledger follows the values within this process."""
+        values = super().get_weights()
+        self._remember()
+        return values
+
+    def set_weights(self, weights):
+        """`keras.Model.set_weights`; values that were trained in this process bring their ledger."""
+        super().set_weights(weights)
+        self._take_up()
+
+    def load_weights(self, filepath, skip_mismatch=False, **kwargs):
+        """`keras.Model.load_weights`; the file's ledger is merged, with an optimizer or without one."""
+        super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
+        ledger = ledger_in_file(filepath)
+        if ledger is not None:
+            self._account.ledger.merge(ledger)
+        self._take_up()
+
+    def _take_up(self):
+        account = self._account
+        for variable in self.weights:
+            variable._tfdp_seen = None  # given by the user: no change behind our back
+        account.examine(self.weights)
+
+    def save(self, filepath, *args, **kwargs):
+        """`keras.Model.save`; formats that hold no ledger are refused."""
+        _refuse_legacy(filepath)
+        self._remember()
+        return super().save(filepath, *args, **kwargs)
+
+    def save_weights(self, filepath, *args, **kwargs):
+        """`keras.Model.save_weights`; formats that hold no ledger are refused."""
+        _refuse_legacy(filepath)
+        self._remember()
+        return super().save_weights(filepath, *args, **kwargs)
+
+    def portrait(self) -> dict:
+        """What a copy has to be given besides what a file holds: ledger, budget and settings."""
+        self._remember()
+        privacy = self._privacy
+        settings = {
+            "engine": privacy.engine,
+            "physical_batch_size": privacy.physical_batch_size,
+            "start": self._account.start,
+        }
+        return {"ledger": self.ledger.to_json(), "settings": settings}
+
+    def take_over(self, portrait: dict):
+        """Takes over the `portrait` of the model that this is a copy of; returns itself."""
+        self.configure_privacy(**portrait["settings"])
+        self._account.ledger.merge(Ledger.from_json(portrait["ledger"]))
+        return self
 
     # -- accounting ------------------------------------------------------------------------------
 
     def _begin(self, plan: Plan):
-        """Opens a ledger entry for what is about to run, or goes on with the open one."""
-        privacy, optimizer = self._privacy, self.optimizer
+        """Opens a session for what is about to run, or goes on with the open one."""
+        optimizer = self.optimizer
         _check_optimizer(self, optimizer)
         if not self.built:
             raise ValueError(
@@ -293,7 +424,7 @@ class PrivateTraining:
             )
         refuse_mixing_layers(self)
         keep_float32_products()
-        _refuse_replicas(self.distribute_strategy)
+        refuse_replicas(self.distribute_strategy)
         if getattr(self._compile_metrics, "_user_metrics", None):
             raise ValueError(
                 f"Model '{self.name}' was compiled before it was made private, so its metrics would "
@@ -308,16 +439,9 @@ class PrivateTraining:
                 "Invalid value received for argument `physical_batch_size`. Expected a multiple of "
                 f"the microbatch size {microbatch_size}. Received: {plan.physical_batch_size}"
             )
-        ledger, entry = self._settle(), self._entry
-        iteration = int(optimizer.iterations.numpy())
-        known = sum(run.steps for run in ledger.runs)
-        if iteration > known:
-            raise ValueError(
-                f"The optimizer has taken {iteration} steps, and its ledger knows of {known}: it was "
-                "restored from something that holds no ledger, such as a tf.train.Checkpoint. Save "
-                "with model.save or model.save_weights, or keep model.ledger.to_json() beside the "
-                "checkpoint and merge it: model.ledger.merge(Ledger.from_json(text))."
-            )
+        account = self._account
+        account.examine(self.weights)
+        self._checked_runs()
         fields = dict(
             num_examples=plan.num_examples,
             lot_size=plan.lot_size,
@@ -328,40 +452,52 @@ class PrivateTraining:
             public_examples=sum(layer.count for layer in public_layers(self)),
             **optimizer.run_fields(variables),
         )
-        fields["seeded"] |= plan.seeded
-        identity = (fields, plan.physical_batch_size, [id(v) for v in variables])
-        first, done = iteration, 0
+        fields["seeded"] |= plan.insecure_seed
+        self._open(account, plan, fields, variables)
+        account.session.limit_to(account.ledger.budget)
+
+    def _open(self, account, plan, fields, variables):
+        optimizer, session = self.optimizer, account.session
         goes_on = (
-            entry is not None
-            and entry.identity == identity
-            and entry.first_iteration == iteration - entry.spent
-            and entry.goes_on_with(plan)
-            and optimizer.continues(variables)
+            session is not None
+            and session.continues_with(fields, plan, optimizer, variables)
+            and optimizer.continues(session)
         )
-        resumed = None
+        resumed = None if goes_on else optimizer.resume(plan, fields, variables)
         if goes_on:
-            first, done = entry.first_iteration, entry.spent
-        else:
-            resumed = optimizer.resume(plan, fields, variables)
-        if resumed is not None:
+            first, done = session.first_iteration, session.spent
+        elif resumed is not None:
             first, done = resumed.first_iteration, resumed.steps
+        else:
+            first, done = int(optimizer.iterations.numpy()), 0
         steps = plan.steps
         if steps is None:
-            steps = 1 if goes_on and done < entry.run.steps else OPEN_ENDED
-        if not goes_on or done + steps > entry.run.steps:
-            rates = optimizer.learning_rates(first, done + steps)
-            run = Run(steps=done + steps, learning_rates=rates, **fields)
-        if not goes_on:
-            if entry is not None:
-                entry.close()
-            if resumed is None:
-                optimizer.start_segment(variables)
-            entry = Entry(ledger, run, plan, first, identity, resumed and resumed.run_id)
-            optimizer.entry = entry
-            self.train_function = None  # the step is traced for one entry
-        elif done + steps > entry.run.steps:
-            entry.extend(run)
-        entry.limit_to(privacy.budget)
+            steps = 1 if goes_on and done < session.run.steps else OPEN_ENDED
+        if goes_on and done + steps <= session.run.steps:
+            return
+        known = session.run if goes_on else None
+        tables = optimizer.tables(first, done + steps, known)
+        run = Run(steps=done + steps, **tables, **fields)
+        if goes_on:
+            session.extend(run)
+            if tables:
+                self.train_function = None  # the step has the table as a constant
+            return
+        account.close_session()
+        account.begin(self.weights)
+        account.session = Session(
+            account.ledger,
+            run,
+            plan,
+            fields,
+            optimizer,
+            variables,
+            first,
+            None if resumed is None else resumed.run_id,
+        )
+        if resumed is None:
+            optimizer.begin(account.session)
+        self.train_function = None  # the step is traced for one session
 
     def make_train_function(self, force=False):
         """Wraps Keras' train function: steps are counted, or refused, before they run."""
@@ -371,6 +507,7 @@ class PrivateTraining:
         inner, privacy = lean(self, self.train_function), self._privacy
 
         def guarded(iterator):
+            self._check_feed(iterator)
             if privacy.plan is not None:
                 # Callbacks run between fit's beginning and the first step, and may have restored
                 # weights or a ledger.
@@ -379,11 +516,24 @@ class PrivateTraining:
                 if self.train_function is not guarded:
                     self.make_train_function()
                     return self.train_function(iterator)
-            self._entry.authorize(self.steps_per_execution)
+            self._session.authorize(self.steps_per_execution)
             with _flag(privacy):
                 return inner(iterator)
 
         self.train_function = guarded
+
+    def _check_feed(self, iterator):
+        """Refuses batches that neither fit nor train_on_batch has drawn."""
+        privacy = self._privacy
+        if privacy.batch:
+            privacy.batch = False  # for one call
+            return
+        if privacy.feed is None or dataset_of(iterator) is not privacy.feed.dataset:
+            raise RuntimeError(
+                "The train function was given batches that fit() did not draw, so nothing is known about "
+                "their sampling. Expected model.fit(...) or model.train_on_batch(...) of this private "
+                "model, not keras.Model.fit or model.train_function."
+            )
 
     # -- the step --------------------------------------------------------------------------------
 
@@ -391,74 +541,16 @@ class PrivateTraining:
         """One private step on one lot.
 
         `fit` and `train_on_batch` call it. A loop of one's own may do so after a `train_on_batch` with
-        the same number of rows has told the accounting what to expect: no amplification.
+        at least as many rows has told the accounting what to expect: no amplification.
         """
-        privacy, optimizer, entry = self._privacy, self.optimizer, self._entry
-        _refuse_replicas(tf.distribute.get_strategy())
-        if entry is None or not (privacy.feeding or entry.run.sampling == "unknown"):
+        privacy, session = self._privacy, self._session
+        if session is None or not (privacy.feeding or session.run.sampling == "unknown"):
             raise RuntimeError(
                 "train_step was called by something that does not know how lots are drawn. Expected "
                 "model.fit(...) or model.train_on_batch(...); a loop of your own may call train_step "
                 "once train_on_batch has opened a ledger entry for it."
             )
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        if sample_weight is None:
-            sample_weight = tf.ones([tf.shape(tf.nest.flatten(x)[0])[0]], tf.float32)
-        sample_weight = tf.cast(tf.convert_to_tensor(sample_weight), tf.float32)
-        if sample_weight.shape.rank != 1:
-            raise ValueError(
-                "Expected one sample weight per example, shape (rows,). Received shape "
-                f"{sample_weight.shape}."
-            )
-        x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
-        forward = Forward(self)
-        before = forward.state()
-        lot = bounded_sum(
-            choose_engine(privacy.engine, self),
-            forward,
-            optimizer.bound(forward.variables),
-            x,
-            y,
-            sample_weight,
-            physical_batch_size=entry.plan.physical_batch_size,
-            microbatch_size=entry.run.microbatch_size,
-            expected_rows=entry.run.lot_size,
-        )
-
-        penalty = forward.penalty()
-
-        def update():
-            forward.advance(before, lot.state)
-            groups = entry.run.lot_size // entry.run.microbatch_size
-            optimizer.update(lot, groups, forward.variables, forward.regularization())
-            return tf.constant(True)
-
-        # Only the update touches weights, and it waits for the count, which waits for the data: where
-        # they have ended, no step is taken.
-        with tf.control_dependencies(tf.nest.flatten(x)):
-            allowed = entry.count()
-        if tf.executing_eagerly():
-            if not allowed:
-                entry.refuse()
-            update()
-        else:
-            # The host refuses first (`guarded`). A loop that calls this step by itself gets the
-            # error from the assertion, or, under XLA, which drops assertions, an unchanged model.
-            message = "No further step is allowed: the privacy budget is exhausted, or the ledger "
-            message += "entry that this function was traced for is closed."
-            tf.debugging.Assert(allowed, [message])
-            tf.cond(allowed, update, lambda: tf.constant(False))
-        privacy.diagnostics.update(lot, optimizer.noise_multiplier)
-        weights = tf.cast(tf.not_equal(sample_weight, 0.0), tf.float32)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                # What the model makes of a padding row may be NaN.
-                losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
-                metric.update_state(losses + penalty, sample_weight=weights)
-        logs = self.compute_metrics(x, y, lot.outputs, sample_weight=sample_weight)
-        # Keras follows the losses of several outputs inside of the loss, which engines keep pure.
-        untracked = {metric.name for metric in getattr(self._compile_loss, "metrics", ())}
-        return {name: value for name, value in logs.items() if name not in untracked}
+        return private_step(self, session, data, privacy.engine, privacy.diagnostics)
 
 
 @contextlib.contextmanager
@@ -470,12 +562,40 @@ def _flag(privacy):
         privacy.feeding = False
 
 
-def _refuse_replicas(strategy):
-    if strategy.num_replicas_in_sync > 1:
-        raise NotImplementedError(
-            "Private training runs on one replica: with several, noise and sums would be counted "
-            "once for each. Expected no tf.distribute strategy with more than one replica. Found "
-            f"{strategy.num_replicas_in_sync}."
+class _Remember(keras.callbacks.Callback):
+    """Before all other callbacks: notes the weights as the last private step left them."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model._remember()
+
+    def on_train_end(self, logs=None):
+        self.model._remember()
+
+
+class _Examine(keras.callbacks.Callback):
+    """After all other callbacks: looks for what they have done to the weights."""
+
+    def __init__(self, averages: bool):
+        super().__init__()
+        self._averages = averages
+
+    def on_epoch_begin(self, epoch, logs=None):
+        account = self.model._account
+        account.examine(self.model.weights)
+        if account.session is not None:
+            account.session.limit_to(account.ledger.budget)
+
+    def on_train_end(self, logs=None):
+        if self._averages:
+            self.model._remember()
+
+
+def _refuse_legacy(path):
+    name = str(path)
+    if name.endswith((".h5", ".hdf5")) and not name.endswith(".weights.h5"):
+        raise ValueError(
+            "Keras' old HDF5 format holds no privacy ledger, so what was spent would be lost. Expected a "
+            f"file name that ends in '.keras' or '.weights.h5'. Received: {name!r}"
         )
 
 

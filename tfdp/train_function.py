@@ -62,3 +62,8 @@ def lean(model, keras_function: Callable) -> Callable:
         return calls[iterator]()
 
     return train_function
+
+
+def dataset_of(iterator) -> tf.data.Dataset | None:
+    """The dataset that an iterator was made of, or None where it is no iterator over a dataset."""
+    return getattr(iterator, "_dataset", None)

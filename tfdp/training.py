@@ -14,11 +14,23 @@ from tfdp.private_training import PrivateTraining
 __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_private"]
 
 
+def _reduce(model):
+    """Copies and pickles carry the ledger, its budget and the settings, compiled or not."""
+    _, arguments = keras.Model.__reduce__(model)
+    return _rebuild, (arguments, model.portrait())
+
+
+def _rebuild(arguments, portrait):
+    # By its plain class, where the file says that one: pickle looks classes up by name.
+    return make_private(keras.Model._unpickle_model(*arguments)).take_over(portrait)
+
+
 @keras.saving.register_keras_serializable(package="tfdp")
 class DPModel(PrivateTraining, keras.Model):
     """A `keras.Model` that trains privately: subclass it, or call it with inputs and outputs."""
 
     _tfdp_base = keras.Model
+    __reduce__ = _reduce
 
     def __new__(cls, *args, **kwargs):
         if cls is DPModel and _is_functional(args, kwargs):
@@ -59,21 +71,12 @@ class DPSequential(PrivateTraining, keras.Sequential):
     """A `keras.Sequential` that trains privately."""
 
     _tfdp_base = keras.Sequential
+    __reduce__ = _reduce
 
 
 def plain_class(cls: type) -> type:
     """The class without privacy of which `cls` is the private one; `cls` itself where there is none."""
     return vars(cls).get("_tfdp_base", cls)
-
-
-def _reduce(model):
-    # Pickle looks classes up by name, and finds the plain one.
-    _, arguments = super(PrivateTraining, model).__reduce__()
-    return _unpickle, arguments
-
-
-def _unpickle(*arguments):
-    return make_private(keras.Model._unpickle_model(*arguments))
 
 
 @functools.cache
@@ -108,6 +111,7 @@ def make_private(
     physical_batch_size: int | None = None,
     budget: PrivacyBudget | None = None,
     seed: int | None = None,
+    start: str | None = None,
 ) -> keras.Model:
     """Makes a Keras model train privately, in place, and returns it.
 
@@ -119,8 +123,14 @@ def make_private(
         physical_batch_size: most examples that are in the network at once; None takes a lot whole,
             or, for convolutions and recurrent layers on a CPU, 32 to 384 at a time.
         budget: the most that may be spent, what was spent before included; the step that would
-            go beyond it raises `BudgetExhausted`.
-        seed: makes the lots that `fit` draws from arrays reproducible; the statement names it.
+            go beyond it raises `BudgetExhausted`. It belongs to the weights, as what was spent does: it
+            is saved with them, and None leaves an earlier one as it is.
+        seed: insecure: makes the lots that `fit` draws from arrays reproducible, so that nothing finite
+            is proven. For tests and debugging.
+        start: "public" declares that the weights, as they are now, do not depend on the private data,
+            because they are fresh or were trained on public data; the statement says that it was
+            declared. None leaves it as it was; at first, that is assumed ("assumed") where nothing
+            shows the opposite.
 
     Raises:
         ValueError: a layer mixes examples, with its name and the remedy.
@@ -138,5 +148,9 @@ def make_private(
     if not isinstance(model, PrivateTraining):
         model.__class__ = _private_class(type(model))
     return model.configure_privacy(
-        engine=engine, physical_batch_size=physical_batch_size, budget=budget, seed=seed
+        engine=engine,
+        physical_batch_size=physical_batch_size,
+        budget=budget,
+        seed=seed,
+        start=start,
     )

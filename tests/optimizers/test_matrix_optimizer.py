@@ -160,14 +160,14 @@ def test_a_step_that_was_counted_and_not_finished_ends_the_run():
     made = model.optimizer._private_mean
     model.optimizer._private_mean = lambda *_: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        model.fit(model._entry.plan.lots, verbose=0)
+        model.fit(model._session.plan.lots, verbose=0)
     model.optimizer._private_mean = made
-    assert model._entry.spent == 4
+    assert model._session.spent == 4
     noise = model.optimizer._correlated
     noise._steps.assign(3)  # as if the step had broken off before the noise was made
-    assert not model.optimizer.continues(model.trainable_variables)
+    assert not model.optimizer.continues(model._session)
     noise._steps.assign(4)
-    assert model.optimizer.continues(model.trainable_variables)
+    assert model.optimizer.continues(model._session)
 
 
 # -- the update ----------------------------------------------------------------------------------
@@ -463,9 +463,9 @@ def test_groups_go_on_taking_turns_in_another_process(tmp_path):
     resumed = loaded(tmp_path / "a.keras")
     resumed.optimizer.load_noise_state(tmp_path / "state")
     resumed.fit(lots(), steps_per_epoch=4, verbose=0)
-    assert resumed._entry.plan.turn == 1
+    assert resumed._session.plan.turn == 1
     assert [run.steps for run in resumed.ledger.runs] == [8]
-    assert resumed._entry.next_turn % 3 == 8 % 3
+    assert resumed._session.next_turn % 3 == 8 % 3
 
 
 def test_what_cannot_go_on_is_not_saved(tmp_path):

@@ -59,6 +59,7 @@ class Ledger:
 
     def __init__(self):
         self._entries: dict[str, Run] = {}
+        self.budget = None
 
     def open(self, run: Run) -> str:
         """Adds a run with no step spent and returns its new id."""

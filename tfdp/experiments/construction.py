@@ -143,4 +143,4 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
     optimizer = make_optimizer(experiment, lots, steps, noise_multiplier)
     fields = {"optimizer": experiment.optimizer} | optimizer.run_fields(variables)
     fields["seeded"] |= lots.seeded
-    return Run(**facts, **fields, learning_rates=optimizer.learning_rates(0, steps))
+    return Run(**facts, **fields, **optimizer.tables(0, steps))

@@ -52,6 +52,7 @@ def bounded(
         outputs=outputs,
         state=state,
         sensitivity=bound.sensitivity(microbatch_size),
+        relative_sensitivity=bound.relative_sensitivity(microbatch_size),
         l2_norm_clip=bound.l2_norm_clip,
     )
 

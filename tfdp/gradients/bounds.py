@@ -50,8 +50,11 @@ class L2Clip:
         a clipped *mean* of several examples, changing one moves the mean from one point of the
         C-ball to any other: 2C.
         """
-        whole = self.l2_norm_clip * math.sqrt(self.clip_groups)
-        return whole * (1.0 if microbatch_size == 1 else 2.0)
+        return self.l2_norm_clip * self.relative_sensitivity(microbatch_size)
+
+    def relative_sensitivity(self, microbatch_size: int = 1) -> float:
+        """`sensitivity` in units of the clip norm, which may be known only while a step runs."""
+        return math.sqrt(self.clip_groups) * (1.0 if microbatch_size == 1 else 2.0)
 
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
         """Returns float32 [rows, variables]: what each gradient is multiplied with.

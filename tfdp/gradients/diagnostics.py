@@ -18,8 +18,13 @@ class Diagnostics:
         # with somebody in them; then both numbers of lots. One variable takes one operation.
         self._sums = tf.Variable(tf.zeros([len(self.NAMES) + 2]), trainable=False)
 
-    def update(self, lot, noise_multiplier: float) -> None:
-        """Adds one lot (`engine.BoundedSum`)."""
+    def update(self, lot, noise_scale: float | tf.Tensor) -> None:
+        """Adds one lot.
+
+        Args:
+            lot: an `engine.BoundedSum`.
+            noise_scale: standard deviation of the noise that was really added to every entry of the sum.
+        """
         count = tf.reduce_sum(tf.cast(lot.present, tf.float32))
         # The median of those present: absent ones sort to the end.
         ascending = tf.where(lot.present, -lot.norms, -math.inf)
@@ -27,7 +32,7 @@ class Diagnostics:
         middle = tf.cast(tf.maximum(count - 1.0, 0.0) / 2.0, tf.int32)
         signal = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(s) for s in lot.sums]))
         size = sum(math.prod(s.shape) for s in lot.sums)
-        noise = noise_multiplier * lot.l2_norm_clip * math.sqrt(size)
+        noise = noise_scale * math.sqrt(size)
         clipped = tf.reduce_sum(lot.clipped) / tf.maximum(count, 1.0)
         # Not `ascending[middle]`: XLA takes an index for a constant, and would compile for each value.
         median = -tf.gather(ascending, middle)

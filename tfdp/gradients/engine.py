@@ -37,6 +37,8 @@ class BoundedSum:
         state: new values of the random state, as `Forward.advance` takes them.
         sensitivity: see the module; a Python float, or a scalar tensor where the clip norm is one.
         l2_norm_clip: the clip norm that was enforced; noise is a multiple of it.
+        relative_sensitivity: the sensitivity in units of the clip norm, always a Python float: what the
+            accounting is compared with.
     """
 
     sums: list
@@ -49,6 +51,7 @@ class BoundedSum:
     state: list
     sensitivity: float
     l2_norm_clip: float
+    relative_sensitivity: float
 
 
 # What a CPU takes at a time through convolutions and recurrent layers where nobody said how many rows:
@@ -127,6 +130,20 @@ def _pad_rows(tree, rows):
         return tf.ensure_shape(tf.pad(leaf, padding), [None, *leaf.shape[1:]])
 
     return tf.nest.map_structure(pad, tree)
+
+
+def with_rows(tree, rows: int):
+    """Every leaf with exactly `rows` rows: zero rows are appended, or the last rows left out.
+
+    Args:
+        tree: a structure of tensors with a common leading dimension.
+        rows: a Python integer, so that the shapes are known beforehand.
+    """
+    if all(leaf.shape[0] == rows for leaf in tf.nest.flatten(tree)):
+        return tree
+    cut = tf.nest.map_structure(lambda leaf: leaf[:rows], tree)
+    padded = _pad_rows(cut, rows)
+    return tf.nest.map_structure(lambda p: tf.ensure_shape(p, [rows, *p.shape[1:]]), padded)
 
 
 def _split_rows(tree, chunks, size):

@@ -9,6 +9,7 @@ moves by up to (2L - 1) C, and `Run.batch_statistics` tells the accounting so.
 """
 
 import dataclasses
+import math
 
 import tensorflow as tf
 
@@ -63,7 +64,10 @@ def bounded_sum(
         outputs=y_pred,
         state=state,
     )
-    return dataclasses.replace(lot, sensitivity=_sensitivity(bound, sample_weight, microbatch_size))
+    moved = _relative_sensitivity(bound, sample_weight, microbatch_size)
+    return dataclasses.replace(
+        lot, sensitivity=moved * bound.l2_norm_clip, relative_sensitivity=moved
+    )
 
 
 bounded_sum.needs_whole_lots = True  # physical batches would have statistics of their own
@@ -74,10 +78,12 @@ def _zeroed(leaf, present):
     return tf.where(keep, leaf, tf.zeros([], leaf.dtype))
 
 
-def _sensitivity(bound, sample_weight, microbatch_size):
+def _relative_sensitivity(bound, sample_weight, microbatch_size):
+    """In clip norms; infinite for lots whose number of rows is not known beforehand."""
     rows = sample_weight.shape[0]
     if rows is None:
-        return float("inf")
+        return math.inf
+    groups = math.sqrt(bound.clip_groups)
     if microbatch_size > 1:
-        return 2.0 * (rows // microbatch_size) * bound.l2_norm_clip
-    return (2.0 * rows - 1.0) * bound.l2_norm_clip
+        return 2.0 * (rows // microbatch_size) * groups
+    return (2.0 * rows - 1.0) * groups

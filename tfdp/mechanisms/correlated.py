@@ -48,6 +48,7 @@ class CorrelatedNoise:
         self.memory = len(past)
         self._scale = float(1.0 / first)
         self._weights = (past / first).astype(np.float32)
+        self._growth = _row_norms(self._scale, past / first, self._keeps_fresh)
         # Ring buffers, all at the same place; plain variables in a plain object are not tracked.
         self._shapes = [tuple(shape) for shape in shapes]
         self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -61,6 +62,11 @@ class CorrelatedNoise:
     def steps(self) -> int:
         """How many values were made."""
         return int(self._steps.numpy())
+
+    def growth(self) -> tf.Tensor:
+        """Standard deviation of the next value of y over that of z: a float32 scalar."""
+        step = tf.minimum(self._steps, tf.constant(len(self._growth) - 1, tf.int64))
+        return tf.gather(tf.constant(self._growth), step)
 
     def correlate(self, fresh: list) -> list[tf.Tensor]:
         """The next values of y, one for each variable.
@@ -106,3 +112,15 @@ class CorrelatedNoise:
         self._steps.assign(int(state["steps"]))
         for i, past in enumerate(self._past):
             past.assign(state[f"past_{i}"])
+
+
+def _row_norms(scale: float, weights: np.ndarray, prefix_sum: bool, rows: int = 1000) -> np.ndarray:
+    """Norms of the first rows of C^-1, which hardly change after that; float32."""
+    if prefix_sum:
+        return np.sqrt(np.array([1.0, 2.0], np.float32))
+    # The first column of the inverse, by the recursion that `correlate` does.
+    column = np.zeros(rows)
+    for t in range(rows):
+        recent = column[max(0, t - len(weights)) : t][::-1]
+        column[t] = (scale if t == 0 else 0.0) - float(weights[: len(recent)] @ recent)
+    return np.sqrt(np.cumsum(column**2)).astype(np.float32)

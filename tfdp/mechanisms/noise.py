@@ -43,6 +43,7 @@ class NoiseSource:
         else:
             material = hashlib.sha256(f"tfdp noise {seed!r}".encode()).digest()[:16]
         self._key, self._base = struct.unpack("<qq", material)
+        self._process = os.getpid()
         # A plain tf.Variable, out of sight of Keras: whatever saves or restores the optimizer
         # must not move the draw number back.
         self.draws = tf.Variable(0, dtype=tf.int64, trainable=False, name="noise_draws")
@@ -50,6 +51,15 @@ class NoiseSource:
     def advance_to(self, draws: int) -> None:
         """Skips the first `draws` draws, unless they are behind already."""
         self.draws.assign(max(draws, int(self.draws.numpy())))
+
+    def renew_after_fork(self) -> None:
+        """Takes a new key where the process was forked since the last one: both would draw the same.
+
+        Functions that were traced before keep the old key, so they have to be traced again.
+        """
+        if self._process != os.getpid() and not self.seeded:
+            self._key, self._base = struct.unpack("<qq", os.urandom(16))
+            self._process = os.getpid()
 
     def gaussians(self, stddev: float | tf.Tensor, shapes: list) -> list[tf.Tensor]:
         """Draws independent N(0, stddev^2) float32 tensors of the given shapes, in order.

@@ -78,6 +78,15 @@ class NoiseFamily:
             return -sign * tf.math.log(tf.math.tan(math.pi / 4 * u[0]))
         return sign / tf.math.tan(math.pi / 2 * u[0])
 
+    def standard_deviation(self, scale):
+        """Standard deviation at a scale; the scale itself where there is none (heavy tails)."""
+        nu = self.degrees_of_freedom
+        heavy = self.name == "cauchy" or (nu is not None and nu <= 2.0)
+        if self.name == "student_t" and not heavy:
+            return scale * math.sqrt(nu / (nu - 2.0))
+        factors = {"laplace": math.sqrt(2.0), "sech": math.pi / 2, "variance_gamma": 2.0}
+        return scale * factors.get(self.name, 1.0)
+
     def log_density(self, x: np.ndarray, scale: float = 1.0) -> np.ndarray:
         """Log density of the noise at the given scale (NumPy, float64)."""
         points = np.asarray(x, float) / scale

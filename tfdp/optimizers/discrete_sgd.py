@@ -18,7 +18,7 @@ from tfdp.gradients.bounds import EncodedBound
 from tfdp.mechanisms.denoising import denoise as denoised
 from tfdp.mechanisms.encoding import Codebook, Encoder, check_drawing
 from tfdp.mechanisms.noise_families import NoiseFamily
-from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
+from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer
 from tfdp.optimizers.factory import check_base
 
 _STUDENT_T_DEGREES = 9.0  # the paper's
@@ -58,6 +58,10 @@ class DiscreteOptimizer(DPKerasOptimizer):
 
     mechanism = "discrete_sgd"
     title = "discrete SGD (encoded gradients)"
+
+    family = Accounted()
+    encode = Accounted()
+    private_codebook = Accounted()
 
     def __init__(
         self,
@@ -122,10 +126,11 @@ class DiscreteOptimizer(DPKerasOptimizer):
         self._encoder = Encoder(codebook, self.l2_norm_clip)
         return self._encoder
 
-    def bound(self, variables):
+    def bound(self, variables, l2_norm_clip=None):
         if not self.encode:
-            return super().bound(variables)
-        return EncodedBound(self.l2_norm_clip, encoder=self._encoder_for(variables))
+            return super().bound(variables, l2_norm_clip)
+        clip = self.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
+        return EncodedBound(clip, encoder=self._encoder_for(variables))
 
     def run_fields(self, variables) -> dict:
         # A clipped gradient is a box of its own, below some vector of the unit ball.
@@ -141,16 +146,18 @@ class DiscreteOptimizer(DPKerasOptimizer):
         )
         return super().run_fields(variables) | {"encoding": encoding}
 
-    def _noise(self, bounded, divisor, shapes):
-        scale = self._stddev(self.noise_multiplier, bounded, divisor)
-        return self.family.sample(self._secrets.noise, scale, shapes)
-
-    def noisy_sums(self, bounded, divisor) -> list[tf.Tensor]:
+    def add_noise(self, bounded, session):
         """The encoded sums with noise, denoised if that was asked for."""
-        sums = super().noisy_sums(bounded, divisor)
-        scale = self._stddev(self.noise_multiplier, bounded, divisor)
+        shapes = [total.shape for total in bounded.sums]
+        scale = self._stddev(session.value("noise_multiplier"), bounded, session)
+        encoding = session.run.encoding
+        family = NoiseFamily(encoding.noise, encoding.degrees_of_freedom)
+        noise = family.sample(self._secrets.noise, scale, shapes)
+        sums = [total + draw for total, draw in zip(bounded.sums, noise, strict=True)]
         # Without noise there is nothing to tell the sums from.
-        return denoised(sums, self.family, scale) if self.denoise and scale > 0 else sums
+        if self.denoise and session.run.noise_multiplier > 0:
+            sums = denoised(sums, family, scale)
+        return sums, family.standard_deviation(scale)
 
     def get_config(self):
         return super().get_config() | {

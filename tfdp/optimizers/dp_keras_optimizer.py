@@ -4,6 +4,9 @@ Formal guarantee: an update sees the lot's gradients only through
 `(sum of bounded gradients + N(0, (z C)^2 I)) / L`, one fresh draw per lot (Abadi et al. 2016, Algorithm
 1), with C the clip norm that the engine enforced and L the public, nominal lot size. All else an
 optimizer does (momentum, Adam's moments, weight decay) is post-processing.
+
+What the accounting depends on is described once, by `run_fields`, when a session opens, and every step
+takes it from the session's run. The arguments that are described cannot be assigned later.
 """
 
 import dataclasses
@@ -14,14 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import _backend  # noqa: F401
+from tfdp.account import LEDGER_KEY, Account, account_of
 from tfdp.accounting import Ledger
 from tfdp.accounting.run import ADAPTIVE_MECHANISMS
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.engine import BoundedSum
 from tfdp.mechanisms.noise import NoiseSource
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
-
-_LEDGER_KEY = "tfdp_ledger"
+from tfdp.session import Session
 
 
 class _Secrets:
@@ -29,8 +32,31 @@ class _Secrets:
 
     def __init__(self, seed):
         self.noise = NoiseSource(seed)
-        self.ledger = Ledger()
-        self.entry = None
+        self.account = Account()  # until there are weights, to which it then belongs
+
+
+class Accounted:
+    """An argument of an optimizer that the accounting depends on: set once, by the constructor."""
+
+    def __set_name__(self, owner, name):
+        self._name, self._slot = name, f"_accounted_{name}"
+
+    def __get__(self, optimizer, owner=None):
+        if optimizer is None:
+            return self
+        if self._slot not in optimizer.__dict__:
+            raise AttributeError(f"{type(optimizer).__name__}.{self._name} is not set yet.")
+        return optimizer.__dict__[self._slot]
+
+    def __set__(self, optimizer, value):
+        if self._slot in optimizer.__dict__:
+            raise AttributeError(
+                f"{type(optimizer).__name__}.{self._name} enters the accounting, so it cannot be assigned "
+                f"(it is {optimizer.__dict__[self._slot]!r}). Expected another optimizer: "
+                f"model.compile({type(optimizer).__name__}({self._name}={value!r}, ...), loss=...) starts "
+                "a new run, and the ledger keeps both."
+            )
+        optimizer.__dict__[self._slot] = value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +106,11 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
     mechanism = "dpsgd"
     title = "DP-SGD"  # what people read
+
+    l2_norm_clip = Accounted()
+    noise_multiplier = Accounted()
+    num_microbatches = Accounted()
+    clipping = Accounted()
 
     def __init__(
         self,
@@ -156,35 +187,63 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     def build(self, variables):
         """Makes the slots; with adaptive clipping, the clip norm too, which is public and saved."""
         super().build(variables)
+        account = account_of(variables)
+        account.absorb(self._secrets.account)
+        self._secrets.account = account
         if self._adaptive is not None:
             self._clip_norm = self.add_variable(
                 (), keras.initializers.Constant(self.l2_norm_clip), "float32", name="l2_norm_clip"
             )
 
     @property
-    def ledger(self) -> Ledger:
-        """What has been spent with this optimizer; saved with it, and never goes back."""
-        if self.entry is not None:
-            self.entry.record()
-        return self._secrets.ledger
+    def _account(self) -> Account:
+        """The account of the weights that this optimizer was built for."""
+        return account_of(self._trainable_variables) if self.built else self._secrets.account
 
     @property
-    def entry(self):
-        """The entry of the ledger that is open for steps (`tfdp.spending.Entry`), or None."""
-        return self._secrets.entry
+    def ledger(self) -> Ledger:
+        """What has been spent on the weights that this optimizer was built for."""
+        return self._account.ledger
 
-    @entry.setter
-    def entry(self, entry):
-        self._secrets.entry = entry
+    def check_ledger(self, ledger: Ledger) -> None:
+        """Raises ValueError where this optimizer has taken steps that a ledger does not know of.
+
+        Args:
+            ledger: of the weights that it trains.
+        """
+        taken = int(self.iterations.numpy()) if self.built else 0
+        mine = ("noise_multiplier", "l2_norm_clip")
+        known = sum(
+            run.steps
+            for run in ledger.runs
+            if run.mechanism == self.mechanism
+            and all(getattr(run, name) == getattr(self, name) for name in mine)
+        )
+        if taken > known:
+            raise ValueError(
+                f"The optimizer has taken {taken} steps, and its ledger knows of {known} with its noise "
+                f"multiplier {self.noise_multiplier:g} and clip norm {self.l2_norm_clip:g}: it was "
+                "restored from something that holds no ledger, such as a tf.train.Checkpoint, or the "
+                "ledger was edited. Save with model.save or model.save_weights, or keep "
+                "model.ledger.to_json() beside the checkpoint and merge it: "
+                "model.ledger.merge(Ledger.from_json(text))."
+            )
 
     @property
     def seeded(self) -> bool:
         """Whether the noise comes from a user's seed."""
         return self._secrets.noise.seeded
 
-    def bound(self, variables) -> L2Clip:
-        """What limits the influence of an example on the sum of gradients."""
-        clip = self.l2_norm_clip if self._clip_norm is None else tf.identity(self._clip_norm.value)
+    def bound(self, variables, l2_norm_clip: float | None = None) -> L2Clip:
+        """What limits the influence of an example on the sum of gradients.
+
+        Args:
+            variables: the trainable variables.
+            l2_norm_clip: C as the session's run has it; None takes the argument of the constructor.
+        """
+        clip = self.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
+        if self._clip_norm is not None:
+            clip = tf.identity(self._clip_norm.value)
         return make_bound(self.clipping, clip, [v.path for v in variables])
 
     def microbatch_size(self, lot_size: int) -> int:
@@ -226,31 +285,39 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             return {}
         return {"l2_norm_clip": float(self._clip_norm.numpy())}
 
-    def learning_rates(self, first: int, steps: int) -> float | tuple[float, ...] | None:
-        """The learning rates of `steps` steps from number `first` on, where they matter."""
-        del first, steps
+    def tables(self, first: int, steps: int, known=None) -> dict:
+        """Fields of the run that describe single steps: names to numbers or tuples of numbers.
 
-    def start_segment(self, variables) -> None:
-        """Called when a new entry of the ledger begins."""
-        del variables
+        Args:
+            first: iteration of the first step.
+            steps: number of steps.
+            known: the run that is continued, or None; what its tables say is not changed.
+        """
+        del first, steps, known
+        return {}
+
+    def begin(self, session: Session) -> None:
+        """Called when a session was opened, before its first step."""
         # A seeded run that was resumed must not draw again what it drew before.
         self._secrets.noise.advance_to(int(self.iterations.numpy()))
+        self._secrets.noise.renew_after_fork()
 
-    def continues(self, variables) -> bool:
-        """Whether training may go on within the ledger entry that is open."""
-        del variables
+    def continues(self, session: Session) -> bool:
+        """Whether training may go on within the session that is open."""
+        del session
         return True
 
     @property
     def next_turn(self) -> int:
         """Whose turn it is where groups take turns (modulo the groups)."""
-        return 0 if self.entry is None else self.entry.next_turn
+        session = self._account.session
+        return 0 if session is None else session.next_turn
 
     def resume(self, plan, fields: dict, variables) -> SavedRun | None:
         """The run of the ledger, saved before its end, with which training goes on; usually None.
 
         Args:
-            plan: how the next steps draw their examples (`tfdp.spending.Plan`).
+            plan: how the next steps draw their examples (`tfdp.session.Plan`).
             fields: what the steps are accounted as, as fields of `accounting.Run`.
             variables: the trainable variables.
 
@@ -259,52 +326,67 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """
         del plan, fields, variables
 
-    def update(self, bounded: BoundedSum, divisor: int, variables, regularization) -> None:
+    def update(self, bounded: BoundedSum, session: Session, variables, regularization):
         """Adds the noise, once for the lot, and applies the update rule.
 
         Args:
             bounded: the lot's bounded sum.
-            divisor: the public number of groups in a nominal lot: the lot size L where every example
-                is a group by itself. Never the number that was drawn.
+            session: what the step is accounted as; its divisor is the public number of groups in a
+                nominal lot, never the number that was drawn.
             variables: the trainable variables, in the order of `bounded.sums`.
             regularization: gradients of the weight regularizers (None where there is none).
+
+        Returns:
+            The scale of the noise that was added to every entry of the sum, as `add_noise` says it.
         """
-        sums = self.noisy_sums(bounded, divisor)
+        sums, scale = self.add_noise(bounded, session)
         gradients = [
-            self._private_mean(total, divisor, penalty)
+            self._private_mean(total, session.divisor, penalty)
             for total, penalty in zip(sums, regularization, strict=True)
         ]
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
         super().apply(gradients, variables)  # past our own, which refuses
+        return scale
 
-    def _noise(self, bounded: BoundedSum, divisor: int, shapes: list) -> list[tf.Tensor]:
-        """The noise on the sum; with adaptive clipping, moves the clip norm for the next step."""
-        source, adaptive = self._secrets.noise, self._adaptive
-        if adaptive is None:
-            return source.gaussians(self._stddev(self.noise_multiplier, bounded, divisor), shapes)
-        stddev = self._stddev(adaptive.sum_noise, bounded, divisor)
-        # One more scalar, drawn beside the others, is the noise on the count.
-        *noise, extra = source.gaussians(1.0, [*shapes, ()])
-        count = adaptive.count(bounded) + adaptive.count_noise * extra
-        self._clip_norm.assign(
-            adaptive.next_clip_norm(bounded.l2_norm_clip, count, divisor, self.l2_norm_clip)
-        )
-        return [stddev * draw for draw in noise]
+    def add_noise(self, bounded: BoundedSum, session: Session) -> tuple[list, tf.Tensor | float]:
+        """The bounded sums with noise, which is drawn here, once for the lot.
 
-    def _stddev(self, noise_multiplier: float, bounded: BoundedSum, divisor: int):
-        """Standard deviation of the noise on the sum: a float or a scalar tensor."""
-        del divisor
+        With adaptive clipping, moves the clip norm for the next step as well.
+
+        Returns:
+            (sums, scale): the standard deviation of the noise on every entry, or the scale of a family
+            that has none; a float or a float32 scalar.
+        """
+        source, shapes = self._secrets.noise, [total.shape for total in bounded.sums]
+        noise_multiplier = session.value("noise_multiplier")
+        if self._adaptive is None:
+            scale = self._stddev(noise_multiplier, bounded, session)
+            noise = source.gaussians(scale, shapes)
+        else:
+            adaptive = dataclasses.replace(self._adaptive, noise_multiplier=noise_multiplier)
+            scale = self._stddev(adaptive.sum_noise, bounded, session)
+            # One more scalar, drawn beside the others, is the noise on the count.
+            *noise, extra = source.gaussians(1.0, [*shapes, ()])
+            count = adaptive.count(bounded) + adaptive.count_noise * extra
+            self._clip_norm.assign(
+                adaptive.next_clip_norm(
+                    bounded.l2_norm_clip, count, session.divisor, session.run.l2_norm_clip
+                )
+            )
+            noise = [scale * draw for draw in noise]
+        return [total + draw for total, draw in zip(bounded.sums, noise, strict=True)], scale
+
+    def _stddev(self, noise_multiplier, bounded: BoundedSum, session: Session):
+        """Standard deviation of the noise on the sum: a float or a float32 scalar."""
+        del session
+        if tf.is_tensor(noise_multiplier):
+            noise_multiplier = tf.cast(noise_multiplier, tf.float32)
         return noise_multiplier * bounded.l2_norm_clip
-
-    def noisy_sums(self, bounded: BoundedSum, divisor: int) -> list[tf.Tensor]:
-        """The bounded sums with noise, which is drawn here, once for the lot."""
-        noise = self._noise(bounded, divisor, [total.shape for total in bounded.sums])
-        return [total + draw for total, draw in zip(bounded.sums, noise, strict=True)]
 
     @staticmethod
     def _private_mean(total, divisor, penalty):
-        mean = total / tf.constant(float(divisor), tf.float32)
-        return mean if penalty is None else mean + tf.cast(penalty, tf.float32)
+        mean = total / tf.constant(float(divisor), total.dtype)
+        return mean if penalty is None else mean + tf.cast(penalty, total.dtype)
 
     def apply(self, grads, trainable_variables=None):
         """Refuses: gradients that were not bounded and summed by an engine are not private."""
@@ -328,23 +410,24 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     def save_own_variables(self, store):
         """Saves the slots (functions of private gradients) and the ledger."""
         super().save_own_variables(store)
-        store[_LEDGER_KEY] = np.frombuffer(self.ledger.to_json().encode(), dtype=np.uint8)
+        store[LEDGER_KEY] = np.frombuffer(self.ledger.to_json().encode(), dtype=np.uint8)
 
     def load_own_variables(self, store):
         """Restores slots and merges the saved ledger: what was spent stays spent.
 
         Raises:
-            ValueError: the file holds no ledger, or slots of another optimizer.
+            ValueError: the file holds no ledger, one that does not fit the steps that were taken, or
+                slots of another optimizer.
         """
         names = set(store.keys())
-        if _LEDGER_KEY not in names:
+        if LEDGER_KEY not in names:
             raise ValueError(
                 f"The file holds no privacy ledger for {type(self).__name__}: it was not saved by a "
                 "private optimizer, so what it has spent is unknown. Load it with compile=False "
                 "and account for its training yourself."
             )
-        names.remove(_LEDGER_KEY)
-        saved = Ledger.from_json(bytes(np.asarray(store[_LEDGER_KEY])).decode())
+        names.remove(LEDGER_KEY)
+        saved = Ledger.from_json(bytes(np.asarray(store[LEDGER_KEY])).decode())
         slots = {name: store[name] for name in names}
         if len(slots) != len(self.variables):
             raise ValueError(
@@ -353,3 +436,4 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             )
         self.ledger.merge(saved)
         super().load_own_variables(slots)
+        self.check_ledger(self.ledger)

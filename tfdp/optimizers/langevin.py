@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.accounting.run import COMPOSITIONS
+from tfdp.optimizers.dp_keras_optimizer import Accounted
 from tfdp.optimizers.factory import DPKerasSGDOptimizer
 
 _REFUSED = ("momentum", "nesterov")
@@ -70,6 +71,8 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
             noise on the sum is N(0, 4 C^2 sigma^2).
     """
 
+    composition = Accounted()
+
     def __init__(
         self,
         learning_rate=0.1,
@@ -112,9 +115,9 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
     def run_fields(self, variables) -> dict:
         return super().run_fields(variables) | {"composition": self.composition}
 
-    def update(self, bounded, divisor, variables, regularization) -> None:
-        self._divisor = divisor
-        super().update(bounded, divisor, variables, regularization)
+    def update(self, bounded, session, variables, regularization):
+        self._divisor = session.divisor
+        return super().update(bounded, session, variables, regularization)
 
     def _private_mean(self, total, divisor, penalty):
         return 0.5 * super()._private_mean(total, divisor, penalty)

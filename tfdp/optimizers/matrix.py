@@ -23,7 +23,7 @@ from tfdp.accounting import Run, Strategy
 from tfdp.accounting import strategy as make_strategy
 from tfdp.mechanisms.correlated import CorrelatedNoise
 from tfdp.mechanisms.secret_file import read_once, write_secret
-from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer, SavedRun
+from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer, SavedRun
 from tfdp.optimizers.factory import check_base
 
 _VERSION = 1
@@ -74,6 +74,8 @@ class MatrixDPOptimizer(DPKerasOptimizer):
     mechanism = "matrix"
     title = "Correlated noise (matrix mechanism)"
 
+    strategy = Accounted()
+
     def __init__(
         self,
         *args,
@@ -91,20 +93,24 @@ class MatrixDPOptimizer(DPKerasOptimizer):
     def run_fields(self, variables) -> dict:
         return super().run_fields(variables) | {"strategy": self.strategy}
 
-    def start_segment(self, variables) -> None:
-        super().start_segment(variables)
-        self._correlated = CorrelatedNoise(self.strategy, [v.shape for v in variables])
+    def begin(self, session) -> None:
+        super().begin(session)
+        shapes = [v.shape for v in session.variables]
+        self._correlated = CorrelatedNoise(session.run.strategy, shapes)
 
-    def continues(self, variables) -> bool:
+    def continues(self, session) -> bool:
         """False where the state was given away, or a step was counted and never finished."""
         noise = self._correlated
-        return self._loaded is None and noise is not None and noise.steps == self.entry.spent
+        return self._loaded is None and noise is not None and noise.steps == session.spent
 
-    def _noise(self, bounded, divisor, shapes):
-        del divisor
+    def add_noise(self, bounded, session):
         # Correlated in units of the clip norm, in which the accounting's sensitivity is.
-        fresh = self._secrets.noise.gaussians(self.noise_multiplier, shapes)
-        return [bounded.l2_norm_clip * y for y in self._correlated.correlate(fresh)]
+        shapes = [total.shape for total in bounded.sums]
+        fresh = self._secrets.noise.gaussians(session.value("noise_multiplier"), shapes)
+        growth = self._correlated.growth()  # of the step that is about to be made
+        noise = [bounded.l2_norm_clip * y for y in self._correlated.correlate(fresh)]
+        scale = growth * session.run.noise_multiplier * bounded.l2_norm_clip
+        return [total + draw for total, draw in zip(bounded.sums, noise, strict=True)], scale
 
     def get_config(self):
         # Coefficients, not how they were found: a loaded optimizer has the same strategy.
@@ -134,7 +140,8 @@ class MatrixDPOptimizer(DPKerasOptimizer):
             RuntimeError: no run is open that could go on.
             FileExistsError: there is such a file.
         """
-        entry, noise = self.entry, self._correlated
+        account, noise = self._account, self._correlated
+        entry = account.session
         if entry is None or noise is None or self._loaded is not None:
             raise RuntimeError("There is no noise state to save. Expected a run that has begun.")
         run = self.ledger.entries[entry.run_id]
@@ -161,7 +168,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         about = np.frombuffer(json.dumps(about).encode(), np.uint8)
         write_secret(path, {"about": about, **noise.state()})
         self._correlated = None
-        entry.close()
+        account.close_session()
 
     def load_noise_state(self, path: str | os.PathLike) -> None:
         """Takes over a run from the file of `save_noise_state`, and DELETES the file.
@@ -185,8 +192,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
                     f"{_OTHER_RUN} Expected {_named(loaded.run, _OWN_FIELDS)}. Found {mine}."
                 )
         # Only now that the file is gone: one state, one future.
-        if self.entry is not None:
-            self.entry.close()
+        self._account.close_session()
         self._loaded = loaded
 
     @property
@@ -216,7 +222,8 @@ class MatrixDPOptimizer(DPKerasOptimizer):
             )
         noise = CorrelatedNoise(self.strategy, [v.shape for v in variables])
         noise.take_up(loaded.noise)
-        super().start_segment(variables)  # a seeded run must not draw again what it drew before
+        # A seeded run must not draw again what it drew before.
+        self._secrets.noise.advance_to(int(self.iterations.numpy()))
         self._correlated, self._loaded = noise, None
         return loaded.saved
 

@@ -41,12 +41,12 @@ class SGLDOptimizer(LangevinOptimizer):
         super().__init__(learning_rate, **kwargs)
         self.num_examples = int(num_examples)
 
-    def _stddev(self, noise_multiplier, bounded, divisor):
+    def _stddev(self, noise_multiplier, bounded, session):
         # The sum of the lot moves a weight by eta_t / (2 L), so Langevin noise of standard deviation
         # sqrt(eta_t / N) on the weight is 2 L / sqrt(eta_t N) on the sum.
         rate = tf.cast(self.learning_rate, tf.float32)
-        langevin = 2.0 * divisor * tf.math.rsqrt(rate * float(self.num_examples))
-        private = super()._stddev(noise_multiplier, bounded, divisor)
+        langevin = 2.0 * session.divisor * tf.math.rsqrt(rate * float(self.num_examples))
+        private = super()._stddev(noise_multiplier, bounded, session)
         return tf.maximum(langevin, tf.cast(private, tf.float32))
 
     def get_config(self):

@@ -5,7 +5,10 @@ SI-DPSGD paper, Algorithm 1:
     mu_{t+1}    = mu_t - eta_t g_t                      (un-noised; a secret)
     theta_{t+1} = mu_{t+1} + eta_t C z / L * N(0, I)    (what the model holds, and all that it shows)
 
-with g_t the clipped gradients at theta_t, averaged over the nominal lot size. Formal guarantee: an
+with g_t the clipped gradients at theta_t, averaged over the nominal lot size. The rates eta_t are those of
+the table in the session's run, whatever a schedule says by now. Means and velocities are float64: they are
+rounded before the noise, and in float32 one example would move every coordinate that crosses a rounding
+boundary by a whole unit in the last place. Formal guarantee: an
 observer of every theta sees a matrix mechanism with noise on prefix sums (`accounting.si_dpsgd`); an
 observer of any mu has no guarantee at all. The means are held outside of everything that Keras or
 TensorFlow save; only `release_means`, which the accounting knows of, hands them out.
@@ -18,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
+from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer
 
 _REFUSED = (
     "use_ema",
@@ -35,20 +38,21 @@ class _Hidden:
     Args:
         rule: a Keras optimizer that moves the means, or None for SGD.
         variables: the weights, at which the means start.
-        first: number of the first step, for schedules.
+        first: number of the first step, for the schedule of `rule`.
         momentum: whether there are velocities.
     """
 
     def __init__(self, rule=None, variables=(), first=0, momentum=False):
         values = [tf.convert_to_tensor(v) for v in variables]
-        self.means = [keras.Variable(v, trainable=True, name="mean") for v in values]
+        self.means = [
+            keras.Variable(tf.cast(v, tf.float64), dtype="float64", trainable=True, name="mean")
+            for v in values
+        ]
         # What the model was given last, to see whether it was changed since.
         self.shown = [tf.Variable(v, trainable=False) for v in values]
         self.velocities = [
-            tf.Variable(tf.zeros(v.shape), trainable=False) for v in values * momentum
+            tf.Variable(tf.zeros(v.shape, tf.float64), trainable=False) for v in values * momentum
         ]
-        # Not the optimizer's iterations, which a checkpoint may move: the accounting knows the rates.
-        self.step = tf.Variable(first, dtype=tf.int64, trainable=False)
         self.rule = rule
         if rule is not None and values:
             self.rule = type(rule).from_config(rule.get_config())
@@ -81,6 +85,11 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
 
     mechanism = "si_dpsgd"
     title = "SI-DPSGD (noise in the weights)"
+
+    momentum = Accounted()
+    nesterov = Accounted()
+    guarantee = Accounted()
+    release = Accounted()
 
     def __init__(
         self,
@@ -150,13 +159,10 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
 
     @property
     def learning_rate(self):
-        """The current learning rate."""
-        return self._current_rate()
-
-    def _current_rate(self):
+        """What the schedule says at the current iteration; training takes the table of its run."""
         if isinstance(self._rate, float):
             return tf.constant(self._rate, tf.float32)
-        return tf.cast(self._rate(self._hidden.step), tf.float32)
+        return tf.cast(self._rate(self.iterations), tf.float32)
 
     @learning_rate.setter
     def learning_rate(self, value):
@@ -176,34 +182,47 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             "release": self.release,
         }
 
-    def learning_rates(self, first, steps):
+    def tables(self, first, steps, known=None):
         if isinstance(self._rate, float):
-            return float(np.float32(self._rate))
-        return evaluate_schedule(self._rate, steps, first)
+            return {"learning_rates": float(np.float32(self._rate))}
+        rates = evaluate_schedule(self._rate, steps, first)
+        if known is not None:
+            rates = (*known.learning_rates, *rates[len(known.learning_rates) :])
+        return {"learning_rates": rates}
 
-    def start_segment(self, variables) -> None:
+    def begin(self, session) -> None:
         """Starts the means at the weights, which are public, with no velocity.
 
-        Whatever came before reaches the new segment only through the weights that were shown.
+        Whatever came before reaches the new session only through the weights that were shown.
 
         Raises:
-            ValueError: a weight with a constraint, which would have to hold for the secret means.
+            ValueError: a weight with a constraint, which would have to hold for the secret means; or one
+                of less precision than float32.
         """
+        variables = session.variables
         constrained = [v.path for v in variables if getattr(v, "constraint", None) is not None]
         if constrained:
             raise ValueError(
                 f"SI-DPSGD moves means that nobody sees, so the constraints of {constrained} cannot be "
                 "kept. Expected weights without constraints."
             )
-        super().start_segment(variables)
+        coarse = sorted({v.dtype for v in variables} - {"float32", "float64"})
+        if coarse:
+            raise ValueError(
+                f"SI-DPSGD starts anew at weights that were shown, and in {coarse} too little of them is "
+                "left. Expected float32 or float64 weights (the policy mixed_bfloat16 has float32 "
+                f"weights). Found {coarse}."
+            )
+        super().begin(session)
         first = int(self.iterations.numpy())
-        self._hidden = _Hidden(self._hidden.rule, variables, first, self.momentum > 0)
+        self._hidden = _Hidden(self._hidden.rule, variables, first, session.run.momentum > 0)
 
-    def continues(self, variables) -> bool:
+    def continues(self, session) -> bool:
         """False where the weights are not the ones that this optimizer sampled last."""
-        same = len(variables) == len(self._hidden.shown) and all(
-            np.array_equal(v.numpy(), shown.numpy(), equal_nan=True)
-            for v, shown in zip(variables, self._hidden.shown, strict=True)
+        variables, shown = session.variables, self._hidden.shown
+        same = len(variables) == len(shown) and all(
+            np.array_equal(v.numpy(), last.numpy(), equal_nan=True)
+            for v, last in zip(variables, shown, strict=True)
         )
         if not same:
             logging.info(
@@ -211,7 +230,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             )
         return same
 
-    def update(self, bounded, divisor, variables, regularization) -> None:
+    def update(self, bounded, session, variables, regularization):
         """One step of Algorithm 1."""
         hidden = self._hidden
         if len(hidden.means) != len(variables):
@@ -219,34 +238,35 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
                 "SIDPSGDOptimizer.update was called before training was started by fit() or "
                 "train_on_batch() of a private model."
             )
-        rate = self._current_rate()
-        stddev = self.noise_multiplier * bounded.l2_norm_clip
-        noise = self._secrets.noise.gaussians(stddev, [v.shape for v in variables])
+        rate = tf.cast(session.value("learning_rates"), tf.float64)
+        scale = self._stddev(session.value("noise_multiplier"), bounded, session)
+        noise = self._secrets.noise.gaussians(scale, [v.shape for v in variables])
         gradients = [
-            self._private_mean(total, divisor, penalty)
+            self._private_mean(tf.cast(total, tf.float64), session.divisor, penalty)
             for total, penalty in zip(bounded.sums, regularization, strict=True)
         ]
-        self._move_means(gradients, rate)
+        self._move_means(gradients, rate, session.run)
         for i, variable in enumerate(variables):
             mean = tf.convert_to_tensor(hidden.means[i])
-            shown = mean + tf.cast(rate / float(divisor) * noise[i], mean.dtype)
+            drawn = mean + rate / float(session.divisor) * tf.cast(noise[i], tf.float64)
+            shown = tf.cast(drawn, variable.dtype)
             variable.assign(shown)
             hidden.shown[i].assign(shown)
-        hidden.step.assign_add(1)
         self._iterations.assign_add(1)
+        return scale
 
-    def _move_means(self, gradients, rate):
+    def _move_means(self, gradients, rate, run):
         hidden = self._hidden
         if hidden.rule is not None:
             hidden.rule.apply(gradients, hidden.means)
             return
         for i, (gradient, mean) in enumerate(zip(gradients, hidden.means, strict=True)):
             direction = gradient
-            if self.momentum:
-                velocity = self.momentum * tf.convert_to_tensor(hidden.velocities[i]) + gradient
+            if run.momentum:
+                velocity = run.momentum * tf.convert_to_tensor(hidden.velocities[i]) + gradient
                 hidden.velocities[i].assign(velocity)
-                direction = gradient + self.momentum * velocity if self.nesterov else velocity
-            mean.assign(tf.convert_to_tensor(mean) - tf.cast(rate * direction, mean.dtype))
+                direction = gradient + run.momentum * velocity if run.nesterov else velocity
+            mean.assign(tf.convert_to_tensor(mean) - rate * direction)
 
     def release_means(self, variables) -> None:
         """Writes the un-noised means into the model: publishing them has no finite guarantee.

@@ -236,5 +236,6 @@ def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size
         outputs=tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), *outputs),
         state=state,
         sensitivity=bound.sensitivity(microbatch_size),
+        relative_sensitivity=bound.relative_sensitivity(microbatch_size),
         l2_norm_clip=bound.l2_norm_clip,
     )

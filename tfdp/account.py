@@ -1,0 +1,217 @@
+"""The ledger belongs to the weights: what was spent on them stays with them, whoever trains them next.
+
+An `Account` is attached to the variables of a model, not to an optimizer or a model object. Whatever is
+done with `compile`, `make_private`, `load_model` or layers that several models share, the variables
+find their account, and with it the ledger and its budget.
+
+Weights can also move as plain numbers, past everything that an account sees. So the account remembers
+what they looked like when they were last accounted. What has changed since without our doing is either a
+state that this process has trained and knows (then the ledger of that state is merged), or
+training that nobody accounted: that is entered into the ledger, and no finite epsilon is proven.
+
+Numbers that a user gives to `set_weights` or loads from a file without a ledger cannot be told from fresh
+ones; the first assumption of every statement is about them.
+"""
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import zipfile
+from collections.abc import Iterable, Sequence
+
+import keras
+import numpy as np
+from absl import logging
+
+from tfdp.accounting import Ledger, Run
+
+# Under this name an optimizer's ledger lies among its variables in a file.
+LEDGER_KEY = "tfdp_ledger"
+
+# Digests of weights that were trained privately in this process, and their ledger at that time.
+_TRAINED_HERE: dict[bytes, Ledger] = {}
+
+
+class Account:
+    """What was spent on a set of weights. A plain object, so that Keras neither tracks nor saves it.
+
+    Attributes:
+        session: the entry of the ledger that is open for steps (`session.Session`), or None.
+        start: what is known about the weights at the beginning: "assumed" or "public".
+    """
+
+    def __init__(self):
+        self.session = None
+        self.start = "assumed"
+        self._ledger = Ledger()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything that was spent, up to the last step."""
+        if self.session is not None:
+            self.session.record()
+        return self._ledger
+
+    def close_session(self) -> None:
+        """Allows no further step under the description that is open."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+    def absorb(self, other: "Account") -> None:
+        """Takes over what another account knows; its open session is closed."""
+        other.close_session()
+        self._ledger.merge(other.ledger)
+
+    def enter_unaccounted(self, reason: str) -> None:
+        """Enters training that nobody accounted: from now on no finite epsilon is proven.
+
+        Args:
+            reason: what was found, as a whole sentence.
+        """
+        logging.warning("%s No finite epsilon is proven for these weights any more.", reason)
+        run = Run(
+            mechanism="none",
+            num_examples=1,
+            lot_size=1,
+            steps=1,
+            sampling="unknown",
+            noise_multiplier=0.0,
+        )
+        self._ledger.record(self._ledger.open(run), 1)
+
+    def examine(self, variables: Sequence[keras.Variable]) -> None:
+        """Looks for changes of the weights that were not accounted, and enters them."""
+        changed = []
+        for variable, digest in _digests(variables):
+            known = _TRAINED_HERE.get(digest)
+            if known is not None:
+                self._ledger.merge(known)
+            elif getattr(variable, "_tfdp_seen", digest) != digest:
+                changed.append(variable.path)
+            variable._tfdp_seen = digest
+        if changed and self.start != "public":
+            self.enter_unaccounted(
+                f"The weights {_some(changed)} were changed since they were last accounted, and not by "
+                "private training. If what changed them did not look at the private data, say so "
+                "beforehand: make_private(model, start='public')."
+            )
+
+    def remember(self, variables: Sequence[keras.Variable], trained: Iterable = ()) -> None:
+        """Notes what the weights look like now, as accounted for.
+
+        Args:
+            variables: all weights of the model.
+            trained: those that private steps have changed: wherever their values turn up again in
+                this process, the ledger follows.
+        """
+        trained = {id(variable) for variable in trained}
+        snapshot = None
+        for variable, digest in _digests(variables):
+            variable._tfdp_seen = digest
+            # A weight that no step has moved, or a constant one, is anybody's.
+            if id(variable) not in trained or _is_constant(variable):
+                continue
+            if digest == getattr(variable, "_tfdp_began", None):
+                continue
+            if snapshot is None:
+                snapshot = Ledger()
+                snapshot.merge(self.ledger)
+            _TRAINED_HERE[digest] = snapshot
+
+    def begin(self, variables: Sequence[keras.Variable]) -> None:
+        """Notes what the weights look like before a session's first step."""
+        for variable in variables:
+            variable._tfdp_began = getattr(variable, "_tfdp_seen", None)
+
+
+def account_of(variables: Sequence[keras.Variable]) -> Account:
+    """The account of these variables; several that meet here become one.
+
+    Args:
+        variables: all weights of a model.
+    """
+    accounts = {id(a): a for a in (getattr(v, "_tfdp_account", None) for v in variables) if a}
+    first, *others = accounts.values() or [Account()]
+    for other in others:
+        first.absorb(other)
+    for variable in variables:
+        variable._tfdp_account = first
+    return first
+
+
+def ledger_in_file(path: str | os.PathLike) -> Ledger | None:
+    """The ledger in a file of weights or of a whole model, or None where it holds none.
+
+    Keras reads an optimizer's part of a file only where the model has an optimizer, so `load_weights`
+    before `compile` would lose the ledger.
+
+    Args:
+        path: what `load_weights` was given: `.weights.h5`, `.keras`, or the `.weights.json` of shards.
+
+    Raises:
+        LedgerError: there is a ledger that cannot be read, or two that contradict each other.
+    """
+    path = pathlib.Path(path)
+    found = Ledger()
+    for content in _h5_contents(path):
+        for text in _ledger_texts(content):
+            found.merge(Ledger.from_json(text))
+    return found if found.entries else None
+
+
+def _h5_contents(path: pathlib.Path):
+    if path.name.endswith(".weights.json"):
+        shards = json.loads(path.read_text()).get("weight_map", {}).values()
+        for name in {n for shard in shards for n in ([shard] if isinstance(shard, str) else shard)}:
+            yield path.parent / name
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith(".h5"):
+                    yield io.BytesIO(archive.read(name))
+    elif path.is_file():
+        yield path
+
+
+def _ledger_texts(content):
+    import h5py
+
+    if not h5py.is_hdf5(content):
+        return
+    texts = []
+
+    def visit(name, item):
+        if name.rpartition("/")[2] == LEDGER_KEY and isinstance(item, h5py.Dataset):
+            texts.append(bytes(np.asarray(item)).decode())
+
+    with h5py.File(content, "r") as file:
+        file.visititems(visit)
+    yield from texts
+
+
+def _digests(variables):
+    """(variable, digest of its values) for all variables of floating-point numbers."""
+    for variable in variables:
+        if not keras.backend.is_float_dtype(variable.dtype):
+            continue  # seeds and counters, which go on outside of training too
+        values = np.ascontiguousarray(_values(variable))
+        digest = hashlib.blake2b(values.reshape(-1).view(np.uint8).data, digest_size=16)
+        digest.update(f"{variable.dtype} {values.shape}".encode())
+        yield variable, digest.digest()
+
+
+def _values(variable):
+    return np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+def _is_constant(variable) -> bool:
+    values = _values(variable).ravel()
+    return values.size < 2 or bool(np.all(values == values[0]))
+
+
+def _some(paths) -> str:
+    shown = ", ".join(f"'{path}'" for path in paths[:3])
+    return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"

@@ -1,0 +1,312 @@
+"""A session is the open entry of the ledger: the one source of what a private step uses.
+
+Formal guarantees:
+
+* A session holds one frozen run. Everything that the run's proof depends on, a step takes from there
+  (noise multiplier, clip norm, strategy, momentum, the table of learning rates, the largest lot), and
+  reads nothing that a callback, a schedule or an attribute could have changed since.
+* Whoever runs a step (`fit`, `train_on_batch`, a loop of one's own, a function that was traced long ago),
+  the weights change only after the session that the step was traced for has counted it, and
+  never beyond that session's limit. A closed session allows nothing more, so no step is accounted under
+  the description of another.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run, max_steps
+from tfdp.accounting.analysis import POISSON, UnboundedSensitivity, sensitivity
+
+_UNLIMITED = np.iinfo(np.int64).max
+# Steps that a session without an end (train_on_batch) describes at a time.
+OPEN_ENDED = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How the steps that are about to run draw their examples.
+
+    Attributes:
+        sampling, num_examples, lot_size: as in `accounting.Run`.
+        steps: how many steps; None where nobody knows.
+        groups: as in `accounting.Run`.
+        turn: the group that the first lot comes from, where groups take turns.
+        nominal: whether `num_examples` was fixed without looking at the data.
+        lots: the `tfdp.data.Lots` that they come from, if they do.
+        insecure_seed: whether secret draws come from a user's seed.
+        physical_batch_size: rows that are in memory at once; None takes a lot whole.
+    """
+
+    sampling: str
+    num_examples: int
+    lot_size: int
+    steps: int | None = None
+    groups: int = 1
+    turn: int = 0
+    nominal: bool = False
+    lots: object = None
+    insecure_seed: bool = False
+    physical_batch_size: int | None = None
+
+
+class Session:
+    """One run in a ledger, open for steps. A plain object, so that no file holds its counters.
+
+    Args:
+        ledger: where the run is entered.
+        run: its description; `run.steps` are the steps planned.
+        plan: what `run` was made from.
+        fields: the fields of `run` that every further step has to share: all but steps and tables.
+        optimizer: the optimizer that takes the steps.
+        variables: the trainable variables.
+        first_iteration: the optimizer's iteration at its first step.
+        resumed: id of the run in the ledger, if it was begun before.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        run: Run,
+        plan: Plan,
+        fields: dict,
+        optimizer,
+        variables: Sequence,
+        first_iteration: int = 0,
+        resumed: str | None = None,
+    ):
+        self.run, self.plan, self.optimizer = run, plan, optimizer
+        self._fields = fields
+        self.variables, self.first_iteration = list(variables), first_iteration
+        self.limit = 0
+        if resumed is None:
+            resumed = ledger.open(run)
+        else:
+            ledger.extend(resumed, run)
+        self._ledger, self.run_id = ledger, resumed
+        spent = ledger.steps(resumed)
+        self.authorized = spent  # steps that the host let through; the device counts what it began
+        self._first_turn = plan.turn - spent
+        self._spent = tf.Variable(spent, dtype=tf.int64, trainable=False, name="steps_spent")
+        self._limit = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_allowed")
+        self._budget: PrivacyBudget | None = None
+        self._limited_for = None
+        self._process = os.getpid()
+
+    # -- what a step takes from the run ----------------------------------------------------------
+
+    @property
+    def divisor(self) -> int:
+        """Microbatches in a nominal lot: what every sum is divided by. A public constant."""
+        return self.run.lot_size // self.run.microbatch_size
+
+    def value(self, name: str) -> float | tf.Tensor:
+        """The value of a field of the run at the step that was counted last.
+
+        Args:
+            name: of a field that is one number, or a table with one number for each step.
+        """
+        value = getattr(self.run, name)
+        if not isinstance(value, tuple):
+            return value
+        return tf.gather(tf.constant(value, tf.float64), self._spent - 1)
+
+    def check_step(self, variables: Sequence, optimizer) -> None:
+        """Raises RuntimeError where a step does not belong to this session."""
+        if optimizer is not self.optimizer or [id(v) for v in variables] != [
+            id(v) for v in self.variables
+        ]:
+            raise RuntimeError(
+                "The optimizer or the set of trainable weights changed in the middle of a training, "
+                "and the accounting describes the ones that it began with. Expected changes between "
+                "calls of fit() or train_on_batch() only."
+            )
+        self._check_process()
+
+    def check_sensitivity(self, declared: float) -> None:
+        """Compares what an engine bounds with what the accounting assumes.
+
+        Args:
+            declared: distance by which the sum moves when one example becomes a null example, in
+                clip norms.
+
+        Raises:
+            RuntimeError: the accounting assumes less.
+        """
+        assumed = assumed_sensitivity(self.run)
+        if not declared <= assumed * (1 + 1e-9):
+            raise RuntimeError(
+                f"The engine lets one example move the sum by {declared:g} clip norms, and the "
+                f"accounting of this run assumes {assumed:g}. Expected no more than that. Nothing was "
+                "changed; report this model as a bug."
+            )
+
+    def admits(self, sample_weight: tf.Tensor) -> tf.Tensor:
+        """Whether a lot has no more examples than the proof allows: a bool scalar tensor.
+
+        Args:
+            sample_weight: [rows]; examples of weight zero are absent.
+        """
+        largest = largest_lot(self.run)
+        if largest is None:
+            return tf.constant(True)
+        return tf.math.count_nonzero(sample_weight, dtype=tf.int64) <= largest
+
+    @property
+    def fixes_rows(self) -> bool:
+        """Whether the proof needs lots of a size that is known beforehand."""
+        return self.run.batch_statistics and largest_lot(self.run) is not None
+
+    def count(self, admitted: tf.Tensor) -> tf.Tensor:
+        """Counts a step where it runs; returns bool, whether it is allowed (and was counted).
+
+        Args:
+            admitted: bool scalar; a step that is not admitted is not counted either.
+        """
+        allowed = (self._spent < self._limit) & admitted
+        with tf.control_dependencies([self._spent.assign_add(tf.cast(allowed, tf.int64))]):
+            return tf.identity(allowed)
+
+    # -- the ledger ------------------------------------------------------------------------------
+
+    @property
+    def spent(self) -> int:
+        """Steps taken."""
+        return int(self._spent.numpy())
+
+    @property
+    def next_turn(self) -> int:
+        """Which lot comes next, counted from the first turn of the first group."""
+        return self._first_turn + self.spent
+
+    @property
+    def left(self) -> float:
+        """Steps that are still allowed; infinite without a limit."""
+        return math.inf if self.limit == _UNLIMITED else self.limit - self.authorized
+
+    def record(self) -> None:
+        """Brings the ledger up to date."""
+        self._ledger.record(self.run_id, self.spent)
+
+    def earlier(self) -> list[Run]:
+        """What the ledger knows besides this session."""
+        return [run for i, run in self._ledger.entries.items() if i != self.run_id and run.steps]
+
+    def continues_with(self, fields: dict, plan: Plan, optimizer, variables) -> bool:
+        """Whether further steps belong to this session.
+
+        Each fit starts new lots. Random lots do not care; epochs in a fixed order have to be whole,
+        and of the same data in the same order, for an example to keep its place. Groups of the same
+        data have to go on taking turns where they were.
+
+        Args:
+            fields, plan, optimizer, variables: of the further steps, as of `Session`.
+        """
+        same = (
+            fields == self._fields
+            and plan.physical_batch_size == self.plan.physical_batch_size
+            and optimizer is self.optimizer
+            and [id(v) for v in variables] == [id(v) for v in self.variables]
+            and self.first_iteration == int(optimizer.iterations.numpy()) - self.spent
+            and os.getpid() == self._process
+        )
+        if not same:
+            return False
+        if plan.sampling == "cyclic_poisson":
+            return plan.lots is self.plan.lots and plan.turn == self.next_turn % plan.groups
+        if plan.sampling not in ("cyclic", "shuffle"):
+            return True
+        return plan.lots is self.plan.lots and self.spent % self.run.steps_per_epoch == 0
+
+    def extend(self, run: Run) -> None:
+        """Goes on with more steps than were planned."""
+        self._ledger.extend(self.run_id, run)
+        self.run = run
+
+    def close(self) -> None:
+        """Allows no further step, not even to functions that were traced for this session."""
+        self.record()
+        self._set_limit(self.spent)
+
+    def limit_to(self, budget: PrivacyBudget | None) -> None:
+        """Allows the steps that the budget leaves after everything else in the ledger.
+
+        Steps that no table describes cannot be accounted, so the length of a table is a limit, too.
+        """
+        wanted = (budget, self.run, self.earlier())
+        self.authorized = self.spent
+        if wanted == self._limited_for:
+            return
+        limit = self.run.steps if has_tables(self.run) else _UNLIMITED
+        if budget is not None:
+            affordable = max_steps(
+                budget.epsilon,
+                budget.delta,
+                self.run,
+                kind=budget.kind,
+                adjacency=budget.adjacency,
+                earlier=wanted[2],
+            )
+            limit = min(limit, affordable)
+        self._budget, self._limited_for = budget, wanted
+        self._set_limit(limit)
+
+    def _set_limit(self, limit):
+        self.limit = limit
+        self._limit.assign(limit)
+
+    def authorize(self, steps: int) -> None:
+        """Lets `steps` more steps through, on the host, before they are started.
+
+        Raises:
+            BudgetExhausted: they are not allowed.
+            RuntimeError: the process was forked since the session was opened.
+        """
+        self._check_process()
+        if self.authorized + steps > self.limit:
+            self.refuse()
+        self.authorized += steps
+
+    def _check_process(self):
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "This process was forked in the middle of a training: both would draw the same noise. "
+                "Expected fit() or train_on_batch() to be called anew after os.fork()."
+            )
+
+    def refuse(self):
+        """Raises BudgetExhausted."""
+        taken = f"{self.spent} were taken"
+        if self._budget is None:
+            raise BudgetExhausted(
+                f"This training was planned for {self.limit} steps, and {taken}. Start further steps "
+                "with fit() or train_on_batch(), so that they are accounted."
+            )
+        raise BudgetExhausted(
+            f"The privacy budget is exhausted: {self._budget.kind} epsilon {self._budget.epsilon:g} "
+            f"at delta {self._budget.delta:g} ({self._budget.adjacency}) allows {self.limit} steps of "
+            f"this training, and {taken}. Stop here, or start with more noise."
+        )
+
+
+def assumed_sensitivity(run: Run) -> float:
+    """Distance by which the accounting lets a sum move when one example becomes a null example."""
+    try:
+        return sensitivity(run, "zero_out") * math.sqrt(run.clip_groups)
+    except UnboundedSensitivity:
+        return math.inf
+
+
+def largest_lot(run: Run) -> int | None:
+    """Most examples that a lot may have for the proof to hold; None where that does not matter."""
+    needed = run.batch_statistics or run.sampling == "unknown"
+    return run.lot_size if needed and run.sampling not in POISSON else None
+
+
+def has_tables(run: Run) -> bool:
+    """Whether the run describes single steps, and so only as many as its tables are long."""
+    return any(isinstance(getattr(run, f.name), tuple) for f in dataclasses.fields(run))

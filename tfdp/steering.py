@@ -1,0 +1,46 @@
+"""Refuses callbacks that steer training by numbers which are computed from private data without noise.
+
+The number of steps, the weights that are kept and the learning rate are published with the model, or
+shape it. Where they follow the training loss or accuracy, they tell of the private data something that
+no noise covers and no accounting knows.
+"""
+
+from collections.abc import Iterable
+
+import keras
+
+_REMEDY = (
+    "Expected a figure of validation data (such as 'val_loss'; those data are not protected then), or "
+    "a fixed number of steps."
+)
+# What a training may follow: figures that are public, or computed from released weights and held-out data.
+_PUBLIC = ("epsilon", "learning_rate")
+_MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
+
+
+def refuse_steering(callbacks: Iterable) -> None:
+    """Raises ValueError, with the remedy, for callbacks that act on training metrics.
+
+    Args:
+        callbacks: as `fit` was given them.
+    """
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+            raise ValueError(
+                f"{name} stops training when the loss of private examples is not a number, so the number "
+                "of steps would tell of them. Expected training without it: an example whose gradient is "
+                "not finite counts zero here (see privacy_diagnostics)."
+            )
+        monitors = isinstance(callback, _MONITORS)
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            monitors = callback.save_best_only
+        if monitors and not _is_public(callback.monitor):
+            raise ValueError(
+                f"{name} would act on {callback.monitor!r}, which is computed from private examples "
+                f"without noise. {_REMEDY}"
+            )
+
+
+def _is_public(monitor: str) -> bool:
+    return monitor.startswith("val_") or monitor in _PUBLIC
