@@ -162,7 +162,12 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_bool("jit_compile", False, "Compile the training step with XLA.")
 flags.DEFINE_integer(
-    "seed", None, "Makes the run reproducible, and not private against who knows it."
+    "seed", None, "Decides the initial weights and whatever else is public. Noise and lots stay secret."
+)
+flags.DEFINE_integer(
+    "insecure_seed",
+    None,
+    "For debugging: decides noise and lots too, so that nothing finite is proven. It is not recorded.",
 )
 flags.DEFINE_string(
     "model_dir", None, "Where run.json, model.keras and TensorBoard's log go; default runs/<name>."

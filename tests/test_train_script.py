@@ -12,7 +12,7 @@ from absl.testing import flagsaver
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 KEYS = {
-    "mechanism", "dataset", "model", "normalization", "seed", "num_examples", "lot_size", "steps",
+    "mechanism", "dataset", "model", "normalization", "seed_of_initial_weights", "num_examples", "lot_size", "steps",
     "sampling", "l2_norm_clip", "noise_multiplier", "learning_rate", "test_accuracy", "claimed",
     "proven", "seconds_per_step",
 }  # fmt: skip
@@ -116,7 +116,7 @@ def test_command_line_wins_over_the_recipe_and_its_rivals(tmp_path):
     record = json.loads((tmp_path / "r" / "run.json").read_text())
     assert record["noise_multiplier"] == 4.0
     assert record["steps"] == 2 * (1437 // 128)
-    assert record["seed"] == 3
+    assert record["seed_of_initial_weights"] == 3
     assert record["sampling"] == "poisson"
 
 

@@ -154,7 +154,6 @@ def ledger_in_file(path: str | os.PathLike) -> Ledger | None:
     Raises:
         LedgerError: there is a ledger that cannot be read, or two that contradict each other.
     """
-    path = pathlib.Path(path)
     found = Ledger()
     for content in _h5_contents(path):
         for text in _ledger_texts(content):
@@ -162,7 +161,12 @@ def ledger_in_file(path: str | os.PathLike) -> Ledger | None:
     return found if found.entries else None
 
 
-def _h5_contents(path: pathlib.Path):
+def _h5_contents(path):
+    if hasattr(path, "read"):  # Keras gives pickles as files that are open
+        path.seek(0)
+        yield path
+        return
+    path = pathlib.Path(path)
     if path.name.endswith(".weights.json"):
         shards = json.loads(path.read_text()).get("weight_map", {}).values()
         for name in {n for shard in shards for n in ([shard] if isinstance(shard, str) else shard)}:

@@ -33,7 +33,7 @@ from tfdp.optimizers import DPKerasOptimizer
 from tfdp.private_step import private_step, refuse_replicas
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.steering import refuse_steering
-from tfdp.train_function import dataset_of, lean
+from tfdp.train_function import comes_from, lean
 
 STARTS = ("assumed", "public")
 
@@ -162,7 +162,7 @@ class PrivateTraining:
     def _account(self) -> Account:
         """The account of the weights, or of the model as long as it has none."""
         privacy = self._privacy
-        weights = list(self.weights) if self.built else []
+        weights = list(self.weights)
         if weights:
             account = account_of(weights)
             if privacy.account is not account:
@@ -528,7 +528,7 @@ class PrivateTraining:
         if privacy.batch:
             privacy.batch = False  # for one call
             return
-        if privacy.feed is None or dataset_of(iterator) is not privacy.feed.dataset:
+        if privacy.feed is None or not comes_from(iterator, privacy.feed.dataset):
             raise RuntimeError(
                 "The train function was given batches that fit() did not draw, so nothing is known about "
                 "their sampling. Expected model.fit(...) or model.train_on_batch(...) of this private "
@@ -538,17 +538,16 @@ class PrivateTraining:
     # -- the step --------------------------------------------------------------------------------
 
     def train_step(self, data):
-        """One private step on one lot.
+        """One private step on one lot, called by `fit` and `train_on_batch` alone.
 
-        `fit` and `train_on_batch` call it. A loop of one's own may do so after a `train_on_batch` with
-        at least as many rows has told the accounting what to expect: no amplification.
+        Raises:
+            RuntimeError: anything else called it.
         """
         privacy, session = self._privacy, self._session
-        if session is None or not (privacy.feeding or session.run.sampling == "unknown"):
+        if session is None or not privacy.feeding:
             raise RuntimeError(
                 "train_step was called by something that does not know how lots are drawn. Expected "
-                "model.fit(...) or model.train_on_batch(...); a loop of your own may call train_step "
-                "once train_on_batch has opened a ledger entry for it."
+                "model.fit(...), or model.train_on_batch(...) in a loop of your own."
             )
         return private_step(self, session, data, privacy.engine, privacy.diagnostics)
 
@@ -569,25 +568,40 @@ class _Remember(keras.callbacks.Callback):
         self.model._remember()
 
     def on_train_end(self, logs=None):
-        self.model._remember()
+        if self.model.optimizer.use_ema:  # Keras has just put in the averages
+            self.model._remember()
 
 
 class _Examine(keras.callbacks.Callback):
-    """After all other callbacks: looks for what they have done to the weights."""
+    """After all other callbacks: looks for what they have done to the weights.
+
+    Args:
+        averages: whether one of them exchanges the weights for averages of released ones, which is
+            post-processing: they are what the model is left with at the end of an epoch.
+    """
 
     def __init__(self, averages: bool):
         super().__init__()
         self._averages = averages
 
     def on_epoch_begin(self, epoch, logs=None):
-        account = self.model._account
-        account.examine(self.model.weights)
-        if account.session is not None:
-            account.session.limit_to(account.ledger.budget)
+        self._examine()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if not self._averages:
+            self._examine()
 
     def on_train_end(self, logs=None):
         if self._averages:
             self.model._remember()
+        else:
+            self._examine()
+
+    def _examine(self):
+        account = self.model._account
+        account.examine(self.model.weights)
+        if account.session is not None:
+            account.session.limit_to(account.ledger.budget)
 
 
 def _refuse_legacy(path):

@@ -64,6 +64,22 @@ def lean(model, keras_function: Callable) -> Callable:
     return train_function
 
 
-def dataset_of(iterator) -> tf.data.Dataset | None:
-    """The dataset that an iterator was made of, or None where it is no iterator over a dataset."""
-    return getattr(iterator, "_dataset", None)
+def comes_from(iterator, dataset: tf.data.Dataset) -> bool:
+    """Whether an iterator gives the elements of a dataset, and of no other.
+
+    A strategy puts datasets of its own around the one that it distributes, without changing elements.
+
+    Args:
+        iterator: anything that a train function may be called with.
+        dataset: the very object.
+    """
+    if not isinstance(iterator, tf.distribute.DistributedIterator):
+        return getattr(iterator, "_dataset", None) is dataset
+    inner = [getattr(part, "_dataset", None) for part in iterator._iterators]
+    return bool(inner) and all(_is_around(part, dataset) for part in inner)
+
+
+def _is_around(outer, dataset) -> bool:
+    while outer is not None and outer is not dataset:
+        outer = getattr(outer, "_input_dataset", None)
+    return outer is dataset

@@ -1,5 +1,7 @@
 """Adaptive clipping: sum and count share one noise multiplier, and the clip norm follows the norms."""
 
+import types
+
 import dataclasses
 
 import keras
@@ -146,6 +148,8 @@ def noise_of_steps(adaptive_class=AdaptiveClipping):
     optimizer._adaptive = adaptive_class(2.0, learning_rate=RATE, count_noise=1.2)
     variable = keras.Variable(np.zeros(4, "float32"), name="kernel")
     optimizer.build([variable])
+    run = types.SimpleNamespace(noise_multiplier=2.0, l2_norm_clip=0.7)
+    session = types.SimpleNamespace(run=run, divisor=LOT, value=lambda name: getattr(run, name))
 
     @tf.function(autograph=False)
     def step():
@@ -161,8 +165,9 @@ def noise_of_steps(adaptive_class=AdaptiveClipping):
             state=[],
             sensitivity=bound.sensitivity(),
             l2_norm_clip=bound.l2_norm_clip,
+            relative_sensitivity=1.0,
         )
-        optimizer.update(lot, LOT, [variable], [None])
+        optimizer.update(lot, session, [variable], [None])
 
     counts, sums = [], []
     for _ in range(STEPS):

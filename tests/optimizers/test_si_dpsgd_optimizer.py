@@ -187,7 +187,7 @@ def test_means_are_released_only_by_an_optimizer_that_accounts_for_it():
     assert proven(model.current_run, 1e-5).epsilon == np.inf
     model.optimizer.release_means(model.trainable_variables)
     for variable, mean in zip(model.trainable_variables, secret, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), mean)
+        np.testing.assert_array_equal(variable.numpy(), np.float32(mean))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tfdp.optimizers import MECHANISMS
 # Settings that every mechanism has, though they may be left out.
 _COMMON = {
     "steps", "data_dir", "epsilon", "noise_multiplier", "microbatches", "physical_batch_size", "seed",
-    "groups", "public_data",
+    "insecure_seed", "groups", "public_data",
 }  # fmt: skip
 # Settings that only some mechanisms have; None where they were not set.
 _OWN_SETTINGS = [
@@ -64,6 +64,7 @@ def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: f
     offered |= {
         "learning_rate": rate,
         "num_microbatches": experiment.microbatches,
+        "seed": experiment.insecure_seed,  # of the noise; --seed is public
         "noise_multiplier": noise_multiplier,
         "num_examples": lots.num_examples,
         "lot_size": lots.lot_size,
@@ -85,7 +86,8 @@ def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: f
             f"--mechanism={experiment.mechanism} has no such setting. Expected {unused} to be left "
             "out."
         )
-    return made(**{name: offered[name] for name in taken if name in offered})
+    given = {name: offered[name] for name in taken if offered.get(name) is not None}
+    return made(**given)
 
 
 def _parameters(kind: type) -> list[str]:

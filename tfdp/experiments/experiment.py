@@ -108,7 +108,7 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
         dataset.y_train,
         lot_size=experiment.batch_size,
         physical_batch_size=experiment.physical_batch_size,
-        seed=experiment.seed,
+        seed=experiment.insecure_seed,
         groups=experiment.groups,
         row_multiple=(
             None if experiment.jit_compile else data.row_multiple_for(experiment.batch_size)
@@ -139,7 +139,7 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
     private = experiment.mechanism != "none"
     if private:
         budget = None
-        if experiment.noise_multiplier is None:
+        if experiment.noise_multiplier is None and experiment.insecure_seed is None:
             budget = PrivacyBudget(
                 experiment.epsilon, experiment.delta, experiment.guarantee, experiment.adjacency
             )
@@ -148,7 +148,7 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
             engine=experiment.engine,
             physical_batch_size=experiment.physical_batch_size,
             budget=budget,
-            seed=experiment.seed,
+            seed=experiment.insecure_seed,
         )
     model.compile(
         optimizer=make_optimizer(experiment, lots, steps, planned.noise_multiplier),

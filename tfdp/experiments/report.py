@@ -33,7 +33,9 @@ def record(result: Result) -> dict:
         "activation": experiment.activation,
         "optimizer": experiment.optimizer,
         "momentum": experiment.momentum,
-        "seed": experiment.seed,
+        # What the public seed decided. A seed of the noise is never written beside a release.
+        "seed_of_initial_weights": experiment.seed,
+        "insecure_seed": experiment.insecure_seed is not None,
         "num_examples": run.num_examples,
         "lot_size": run.lot_size,
         "steps": run.steps,

@@ -65,6 +65,7 @@ class Experiment:
     engine: str = "auto"
     jit_compile: bool = False
     seed: int | None = None
+    insecure_seed: int | None = None
 
     @property
     def takes_public_data(self) -> bool:

@@ -1,7 +1,5 @@
 """Every private step is counted before it counts, and the budget holds however it runs."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
@@ -142,48 +140,58 @@ def test_a_budget_that_is_given_later_counts_what_was_spent():
     assert steps(other) == 4
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_loop_of_ones_own_cannot_go_beyond_the_budget(jit_compile):
-    model = private()
-    x, y = data(8)
-    model.train_on_batch(x, y)
-    run = model.current_run.with_(steps=3)
-    model.configure_privacy(budget=tfdp.PrivacyBudget(proven(run, DELTA).epsilon * 1.0001, DELTA))
-    step = tf.function(lambda: model.train_step((x, y)), jit_compile=jit_compile)
-    seen = [weights(model)]
-    for _ in range(5):
-        try:
-            step()
-        except tf.errors.InvalidArgumentError as error:
-            assert "budget is exhausted" in str(error)
-        seen.append(weights(model))
-    moved = [not np.array_equal(a, b) for a, b in itertools.pairwise(seen)]
-    assert moved == [True, True, False, False, False]
-    assert steps(model) == 3
+def kept_train_function(model):
+    """What `fit` called for every lot, taken out of a fit that is over."""
+    taken = []
+
+    class Take(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            taken.append(self.model.train_function)
+
+    fit(model, callbacks=[Take()])
+    return taken[-1]
 
 
-def test_a_function_traced_for_a_closed_entry_does_nothing():
-    model = private()
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+def test_only_fit_and_train_on_batch_feed_a_step(options):
+    model = private(compiled=options)
     x, y = data(8)
+    dataset = tf.data.Dataset.from_tensors((x, y, np.ones(8, "float32"))).repeat()
+    with pytest.raises(RuntimeError, match="how lots are drawn"):
+        model.train_step((x, y))
+    kept = kept_train_function(model)
     model.train_on_batch(x, y)
-    step = tf.function(lambda: model.train_step((x, y)))
-    step()
-    fit(model)
+    ways = [
+        lambda: model.train_step((x, y)),
+        lambda: tf.function(lambda: model.train_step((x, y)))(),
+        lambda: model.train_function(iter(dataset)),
+        lambda: model.train_function(iter([(x, y)])),
+        lambda: kept(iter(dataset)),
+        lambda: keras.Model.fit(model, x, y, batch_size=8, verbose=0),
+        lambda: keras.Model.fit(model, dataset, steps_per_epoch=1, verbose=0),
+        lambda: keras.Model.train_on_batch(model, x, y),
+    ]
     before = weights(model)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        step()
-    np.testing.assert_array_equal(weights(model), before)
-    assert [run.steps for run in model.ledger.runs] == [2, 3]
+    for way in ways:
+        with pytest.raises(RuntimeError, match=r"model\.fit\(...\)"):
+            way()
+        np.testing.assert_array_equal(weights(model), before)
+    assert steps(model) == 4
 
 
-def test_train_step_does_not_run_under_the_sampling_of_a_fit():
+@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_epoch_begin", "on_train_begin"])
+def test_callbacks_feed_no_step_either(moment):
+    x, y = data(8)
+    dataset = tf.data.Dataset.from_tensors((x, y, np.ones(8, "float32"))).repeat()
+
+    def feed(self, *_, **__):
+        self.model.train_function(iter(dataset))
+
+    callback = type("Feeds", (keras.callbacks.Callback,), {moment: feed})()
     model = private()
-    with pytest.raises(RuntimeError, match="how lots are drawn"):
-        model.train_step(data(8))
-    fit(model)
-    with pytest.raises(RuntimeError, match="how lots are drawn"):
-        model.train_step(data(8))
-    assert steps(model) == 3
+    with pytest.raises(RuntimeError, match=r"fit\(\) did not draw"):
+        fit(model, callbacks=[callback])
+    assert steps(model) <= 1
 
 
 def test_a_restored_ledger_counts_against_the_budget_of_the_fit_that_restores_it(tmp_path):

@@ -1,0 +1,353 @@
+"""What was spent on weights stays with them, in every order of loading, compiling and copying."""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import LOSS, data, fit, plain, private, sgd, si_dpsgd, steps, weights
+from keras import layers
+
+import tfdp
+from tfdp.accounting import BudgetExhausted, Ledger
+
+DELTA = 1e-5
+BUDGET = tfdp.PrivacyBudget(3.0, DELTA)
+
+
+def spent(model):
+    return model.privacy_spent(DELTA).epsilon
+
+
+@pytest.fixture
+def trained():
+    """Nine steps at noise 1."""
+    model = private()
+    fit(model, epochs=3)
+    return model
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """As if what follows ran in another process, which knows files only."""
+
+    def forget():
+        monkeypatch.setattr("tfdp.account._TRAINED_HERE", {})
+
+    return forget
+
+
+def go_on(model):
+    """A few steps that cost next to nothing."""
+    model.compile(sgd(noise=100.0), loss=LOSS)
+    fit(model)
+    return model
+
+
+def load(path):
+    return keras.models.load_model(path)
+
+
+# Every way from a file of a private model to a private model that trains with another optimizer.
+WAYS = {
+    "load, make private, compile": lambda f: go_on(tfdp.make_private(load(f / "m.keras"))),
+    "load, compile, make private": lambda f: go_on(
+        tfdp.make_private(compiled(load(f / "m.keras"), sgd(noise=100.0)))
+    ),
+    "load, compile plainly, make private": lambda f: go_on(
+        tfdp.make_private(compiled(load(f / "m.keras"), keras.optimizers.SGD()))
+    ),
+    "weights before compile": lambda f: go_on(loaded(private_uncompiled(), f / "m.weights.h5")),
+    "weights after compile": lambda f: go_on(loaded(private(), f / "m.weights.h5")),
+    "weights of a whole model": lambda f: go_on(loaded(private_uncompiled(), f / "m.keras")),
+    "shards before compile": lambda f: go_on(loaded(private_uncompiled(), f / "m.weights.json")),
+    "layers of a loaded model": lambda f: go_on(
+        tfdp.make_private(keras.Sequential(load(f / "m.keras").layers))
+    ),
+    "one layer of a loaded model": lambda f: go_on(
+        tfdp.make_private(keras.Sequential([*load(f / "m.keras").layers[:1], layers.Dense(3)]))
+    ),
+    "a frozen layer of a loaded model": lambda f: go_on(
+        tfdp.make_private(keras.Sequential([frozen(load(f / "m.keras")), layers.Dense(3)]))
+    ),
+}
+
+
+def compiled(model, optimizer):
+    model.compile(optimizer, loss=LOSS)
+    return model
+
+
+def private_uncompiled():
+    return tfdp.make_private(plain())
+
+
+def loaded(model, path):
+    model.load_weights(path)
+    return model
+
+
+def frozen(model):
+    layer = model.layers[0]
+    layer.trainable = False
+    return layer
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_brings_what_was_spent(way, trained, elsewhere, tmp_path):
+    trained.save(tmp_path / "m.keras")
+    trained.save_weights(tmp_path / "m.weights.h5")
+    trained.save_weights(tmp_path / "m.weights.json", max_shard_size=1e-6)
+    elsewhere()
+    model = WAYS[way](tmp_path)
+    assert sorted(run.steps for run in model.ledger.runs) == [3, 9]
+    assert spent(model) >= spent(trained)
+
+
+@pytest.mark.parametrize("copies", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_copies_bring_ledger_budget_and_settings(copies, is_compiled, elsewhere):
+    model = private(sgd(noise=10.0), budget=BUDGET, engine="vectorized", physical_batch_size=4)
+    fit(model)
+    if not is_compiled:
+        model = tfdp.make_private(keras.Sequential([keras.Input((4,)), *model.layers]))
+        model.configure_privacy(physical_batch_size=4)
+    elsewhere()
+    made = copies(model)
+    assert made.ledger == model.ledger and made.ledger.budget == BUDGET
+    assert made._privacy.physical_batch_size == 4
+    made.compile(sgd(noise=0.01), loss=LOSS)
+    with pytest.raises(BudgetExhausted):
+        fit(made)
+
+
+# Ways in which numbers travel within a process, past every file.
+COPIES = {
+    "get and set": lambda m, new: new.set_weights(m.get_weights()),
+    "clone": lambda m, new: new.set_weights(m.get_weights()),
+    "layer by layer": lambda m, new: [
+        b.set_weights(a.get_weights()) for a, b in zip(m.layers, new.layers, strict=True)
+    ],
+    "variable by variable": lambda m, new: [
+        b.assign(a) for a, b in zip(m.trainable_variables, new.trainable_variables, strict=True)
+    ],
+    "one kernel": lambda m, new: new.layers[0].kernel.assign(m.layers[0].kernel),
+}
+
+
+@pytest.mark.parametrize("first", ["private", "plain"])
+@pytest.mark.parametrize("way", COPIES)
+def test_numbers_that_were_trained_here_bring_their_ledger(way, first, trained):
+    new = plain(seed=5)
+    if first == "private":
+        new = tfdp.make_private(new)
+    if way == "clone":
+        new = keras.models.clone_model(trained)
+    COPIES[way](trained, new)
+    model = go_on(tfdp.make_private(new))
+    assert sorted(run.steps for run in model.ledger.runs) == [3, 9]
+
+
+def test_a_loaded_file_without_an_optimizer_is_known_in_this_process(trained, tmp_path):
+    trained.save(tmp_path / "m.keras")
+    tfdp.export(trained, tmp_path / "release.keras")
+    for name in ("m.keras", "release.keras"):
+        model = tfdp.make_private(keras.models.load_model(tmp_path / name, compile=False))
+        assert sorted(run.steps for run in go_on(model).ledger.runs) == [3, 9]
+
+
+def test_models_that_share_a_layer_share_what_was_spent(trained):
+    shared = trained.layers[0]
+    other = private(model=keras.Sequential([keras.Input((4,)), shared, layers.Dense(3)]))
+    assert steps(other) == 9
+    fit(other)
+    assert steps(other) == 12
+    fit(trained)  # the shared layer has seen the other's steps, too
+    assert steps(trained) == 15
+
+
+# -- training that nobody accounted ------------------------------------------------------------------
+
+
+def plain_fit(model):
+    model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+    model.fit(*data(), verbose=0)
+    return model
+
+
+def infinite(model):
+    guarantee = model.privacy_spent(DELTA)
+    assert guarantee.epsilon == float("inf"), guarantee
+    assert "start='public'" in guarantee.reason
+    return True
+
+
+@pytest.mark.parametrize("order", ["make private first", "compile first"])
+def test_a_plain_fit_before_leaves_nothing_proven(order):
+    model = plain_fit(plain())
+    if order == "compile first":
+        model = compiled(model, model.optimizer)
+    model = go_on(tfdp.make_private(model))
+    assert infinite(model)
+
+
+def test_a_plain_fit_on_public_data_may_be_declared():
+    model = go_on(tfdp.make_private(plain_fit(plain()), start="public"))
+    assert 0 < spent(model) < 1
+    assert "declared" in model.privacy_statement(DELTA)
+
+
+def retrain_layers(model):
+    plain_fit(keras.Sequential(model.layers))
+
+
+def apply_a_tape(model):
+    x, y = data()
+    with tf.GradientTape() as tape:
+        loss = LOSS(y, model(x))
+    variables = model.trainable_variables
+    keras.optimizers.SGD(0.1).apply(tape.gradient(loss, variables), variables)
+
+
+@pytest.mark.parametrize("unseen", [retrain_layers, apply_a_tape])
+@pytest.mark.parametrize("then", [fit, lambda m: m.train_on_batch(*data(8))])
+def test_unaccounted_training_between_two_private_ones_is_seen(unseen, then, trained):
+    unseen(trained)
+    then(trained)
+    assert infinite(trained)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, si_dpsgd])
+def test_unaccounted_training_by_a_callback_is_seen(optimizer):
+    class Steals(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            apply_a_tape(self.model)
+
+    for epochs in (1, 2):
+        model = private(optimizer())
+        fit(model, epochs=epochs, callbacks=[Steals()])
+        fit(model)
+        assert infinite(model)
+
+
+def test_unaccounted_training_exhausts_every_budget(trained):
+    trained.configure_privacy(budget=tfdp.PrivacyBudget(100.0, DELTA))
+    retrain_layers(trained)
+    with pytest.raises(BudgetExhausted):
+        fit(trained)
+
+
+def test_what_keras_itself_does_to_the_weights_is_no_unaccounted_training(tmp_path):
+    callbacks = [
+        keras.callbacks.EarlyStopping("val_loss", patience=0, restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint(tmp_path / "m.keras"),
+        keras.callbacks.BackupAndRestore(tmp_path / "backup"),
+    ]
+    averaged = sgd(use_ema=True, ema_overwrite_frequency=2)
+    for optimizer, given in (
+        (sgd(), callbacks),
+        (averaged, []),
+        (sgd(use_ema=True), [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]),
+    ):
+        model = private(optimizer)
+        for _ in range(2):
+            fit(model, epochs=3, callbacks=given, validation_data=data(8, seed=3))
+        assert spent(model) < float("inf")
+
+
+def test_an_interrupted_fit_is_accounted_for():
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    model = private()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, callbacks=[Stop()])
+    fit(model)
+    assert spent(model) < float("inf")
+
+
+def test_the_first_assumption_is_about_the_start(trained):
+    first = trained.privacy_spent(DELTA).assumptions[0]
+    assert "start" in first and "depend" in first
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_formats_without_a_ledger_are_refused(trained, tmp_path):
+    for save in (trained.save, trained.save_weights):
+        with pytest.raises(ValueError, match="no privacy ledger|must end in"):
+            save(tmp_path / "m.h5")
+
+
+def edited(path, change):
+    """Changes the ledger in a file of weights."""
+    import h5py
+
+    with h5py.File(path, "r+") as file:
+        (name,) = [n for n in _names(file) if n.endswith("tfdp_ledger")]
+        text = change(bytes(np.asarray(file[name])).decode())
+        del file[name]
+        file[name] = np.frombuffer(text.encode(), np.uint8)
+
+
+def _names(file):
+    names = []
+    file.visit(names.append)
+    return names
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace('"noise_multiplier": 1.0', '"noise_multiplier": 20.0'),
+        lambda text: text.replace('"steps": 9', '"steps": 3'),
+    ],
+    ids=["noise", "steps"],
+)
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_an_edited_ledger_is_refused(change, is_compiled, trained, elsewhere, tmp_path):
+    path = tmp_path / "m.weights.h5"
+    trained.save_weights(path)
+    edited(path, change)
+    elsewhere()
+    model = private() if is_compiled else private_uncompiled()
+    with pytest.raises(ValueError, match="edited"):
+        model.load_weights(path)
+
+
+def test_a_ledger_that_knows_less_than_the_optimizer_is_never_stated(trained):
+    ledger = Ledger.from_json(trained.ledger.to_json())
+    (run_id,) = ledger.entries
+    trained._account.close_session()
+    trained._account._ledger._entries[run_id] = ledger.entries[run_id].with_(steps=1)
+    for state in (
+        lambda: trained.privacy_spent(DELTA),
+        lambda: trained.privacy_statement(DELTA),
+        lambda: fit(trained),
+    ):
+        with pytest.raises(ValueError, match="has taken 9 steps, and its ledger knows of 1"):
+            state()
+
+
+def test_a_second_make_private_keeps_the_budget():
+    model = private(budget=BUDGET)
+    tfdp.make_private(model, physical_batch_size=4)
+    assert model.ledger.budget == BUDGET
+
+
+def test_a_budget_is_saved_with_the_weights(elsewhere, tmp_path):
+    model = private(sgd(noise=10.0), budget=BUDGET)
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    elsewhere()
+    model = tfdp.make_private(load(tmp_path / "m.keras"))
+    assert model.ledger.budget == BUDGET
+    model.compile(sgd(noise=0.01), loss=LOSS)
+    before = weights(model)
+    with pytest.raises(BudgetExhausted):
+        fit(model)
+    np.testing.assert_array_equal(weights(model), before)
