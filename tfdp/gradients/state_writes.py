@@ -66,7 +66,6 @@ def refuse_writes(forward, x, y) -> None:
             state, a weight penalty or a constraint that depends on the data.
     """
     trace = _Trace(forward, x, y)
-    _Walk(trace).run()
     for variable, value in trace.random:
         if trace.depends_on_data(value):
             raise ValueError(
@@ -130,11 +129,12 @@ def _spec(leaf, rows):
 
 
 class _Trace:
-    """The graph of one training pass that never runs.
+    """The graph of one training pass that never runs, looked through while it grows.
+
+    All shapes in it that do not depend on data are static, where those of the inputs are.
 
     Attributes:
-        graph: the graph; all shapes in it that do not depend on data are static, where those of the
-            inputs are.
+        graph: the graph.
         random: (variable, new value) of the random state.
         after_noise: (variable, tensor) of what is added to the model after the noise.
     """
@@ -147,20 +147,21 @@ class _Trace:
         rows = (first.rank and first[0]) or 2
         specs = tf.nest.map_structure(lambda leaf: _spec(leaf, rows), (x, y))
         try:
-            with tf.init_scope():
-                traced = tf.function(functools.partial(self._run, forward), autograph=False)
-                self._concrete = traced.get_concrete_function(*specs)
+            # Not in tf.init_scope(), where no tape records.
+            traced = tf.function(functools.partial(self._run, forward), autograph=False)
+            self._concrete = traced.get_concrete_function(*specs)  # keeps the graph alive
         finally:
             forward.model._clear_losses()  # what add_loss left behind belongs to the graph
-        self.graph = self._concrete.graph
 
     def _run(self, forward, x, y):
         # A variable that is made in the first of two traces is there in the second.
         self._ends.clear()
-        graph = tf.compat.v1.get_default_graph()
+        self.graph = tf.compat.v1.get_default_graph()
+        walk = _Walk(self)
 
         def ends(phase):
-            self._ends.append((len(graph.get_operations()), phase))
+            self._ends.append((len(self.graph.get_operations()), phase))
+            walk.go_on()
 
         self._data = [leaf for leaf in tf.nest.flatten((x, y)) if leaf is not None]
         values = [tf.convert_to_tensor(v) for v in forward.variables]
@@ -226,13 +227,21 @@ class _Walk:
 
     def __init__(self, trace):
         self._trace = trace
-        library = trace.graph.as_graph_def().library
-        self._functions = {f.signature.name: f for f in library.function}
-        self._gradients = {g.function_name: g.gradient_func for g in library.gradient}
+        self._done = 0
         self._waiting, self._seen = [], set()
 
-    def run(self):
-        for position, operation in enumerate(self._trace.graph.get_operations()):
+    def go_on(self):
+        """Looks at the ops that the graph has by now, and that were not looked at before.
+
+        Raises:
+            ValueError: an op that writes, or is not known not to.
+        """
+        library = self._trace.graph.as_graph_def().library
+        self._functions = {f.signature.name: f for f in library.function}
+        self._gradients = {g.function_name: g.gradient_func for g in library.gradient}
+        operations = self._trace.graph.get_operations()
+        first, self._done = self._done, len(operations)
+        for position, operation in enumerate(operations[first:], first):
             effect = effect_of(operation.type)
             if effect is Effect.NONE:
                 continue
@@ -318,11 +327,9 @@ class _Walk:
         handles = [t for t in operation.inputs if t.dtype == tf.resource]
         if len(handles) != 1:
             return ""
-        for outside, inside in self._trace.graph.captures:
-            if inside is handles[0]:
-                found = [v for v in self._trace.graph.variables if v.handle is outside]
-                return "".join(f" '{variable.name}'" for variable in found)
-        return ""
+        outside = [o for o, inside in self._trace.graph.captures if inside is handles[0]]
+        name = re.search(r'ResourceHandle\(name="([^"]+?)(/\d+)?"', repr(outside))
+        return f" '{name[1]}'" if name else ""
 
 
 def _depends_on_arguments(definition, name):
