@@ -334,6 +334,21 @@ def test_inside_a_traced_step_and_where_functions_run_eagerly():
     step.get_concrete_function(*unknown)
 
 
+def test_inside_a_compiled_loop_of_steps():
+    @tf.function(jit_compile=True)
+    def steps(model, x, y):
+        def one(i, total):
+            refuse_hidden_state(Forward(model), x, y)
+            return i + 1, total + tf.reduce_sum(x)
+
+        return tf.while_loop(lambda i, _: i < 2, one, (0, 0.0))[1]
+
+    model = compiled(layers.Dropout(0.5), layers.Dense(3, "silu"))
+    assert float(steps(model, tf.constant(X), tf.constant(Y))) == 24.0
+    with pytest.raises(ValueError, match="assigns to a variable"):
+        steps(compiled(Writer(in_loop)), tf.constant(X), tf.constant(Y))
+
+
 def test_a_model_is_traced_once_until_something_changes():
     model, traces = compiled(layers.Dropout(0.5), layers.Dense(3)), []
 
