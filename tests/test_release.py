@@ -76,6 +76,22 @@ def test_the_random_state_of_training_is_not_released(tmp_path):
     assert not np.array_equal(*states)
 
 
+@keras.saving.register_keras_serializable(package="test_release")
+class NamedLikeASeed(layers.Layer):
+    def build(self, shape):
+        self.offset = self.add_weight(name="seed_generator_state", shape=(2,))
+
+    def call(self, x):
+        return x + keras.ops.sum(self.offset)
+
+
+def test_a_weight_that_is_named_like_a_seed_is_released(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), NamedLikeASeed(), layers.Dropout(0.5, seed=3)])
+    tfdp.export(model, tmp_path / "a.keras")
+    loaded = keras.models.load_model(tmp_path / "a.keras")
+    np.testing.assert_array_equal(loaded.layers[0].offset, model.layers[0].offset)
+
+
 def test_bad_requests(tmp_path):
     with pytest.raises(ValueError, match=r"ends in '.keras'"):
         tfdp.export(private(), tmp_path / "a.h5")

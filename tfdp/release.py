@@ -5,9 +5,8 @@ import os
 import keras
 
 from tfdp import _backend  # noqa: F401
+from tfdp.gradients.random_state import seed_states
 from tfdp.training import plain_class
-
-_RANDOM_STATE = "seed_generator_state"
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
@@ -32,8 +31,9 @@ def plain_copy(model: keras.Model) -> keras.Model:
         ) from error
     if not copy.built:
         copy.build_from_config(model.get_build_config())
+    seeds = {id(state) for state in seed_states(model)}
     for source, target in zip(model.variables, copy.variables, strict=True):
-        if target.name != _RANDOM_STATE:
+        if id(source) not in seeds:
             target.assign(source)
     return copy
 

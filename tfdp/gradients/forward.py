@@ -11,11 +11,8 @@ import keras
 import tensorflow as tf
 
 from tfdp import _backend  # noqa: F401
+from tfdp.gradients.random_state import noise_states, seed_states
 
-# Random state that a forward pass may advance: Keras' seed generators (Dropout and the like; fresh
-# numbers for every example) and the state of tfdp's noisy layers (one sample for the whole lot).
-_PER_EXAMPLE_STATE = "seed_generator_state"
-_PER_LOT_STATE = "weight_noise_state"
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
 
 
@@ -52,13 +49,17 @@ class Forward:
                 f"Model '{model.name}' has no trainable variable. Expected a built model with at "
                 "least one trainable weight; give it an Input layer, or call it once on data."
             )
+        # Random state that a pass may advance: fresh numbers for every example, or one sample for
+        # the whole lot.
+        self._per_example = {id(v) for v in seed_states(model)}
+        self._per_lot = {id(v) for v in noise_states(model)} - self._per_example
 
     def state(self, chunk=0) -> list:
         """Values of the non-trainable variables that chunk number `chunk` of a lot starts from."""
         values = []
-        for variable in self.state_variables:
+        for index, variable in enumerate(self.state_variables):
             value = tf.convert_to_tensor(variable)
-            if variable.name == _PER_EXAMPLE_STATE:
+            if self.is_per_example(index):
                 shift = tf.cast(chunk, value.dtype) * tf.constant(_CHUNK_STRIDE, value.dtype)
                 value += tf.stack([shift, tf.zeros_like(shift)])
             values.append(value)
@@ -66,7 +67,11 @@ class Forward:
 
     def is_per_example(self, index: int) -> bool:
         """Whether state variable `index` must differ from example to example."""
-        return self.state_variables[index].name == _PER_EXAMPLE_STATE
+        return id(self.state_variables[index]) in self._per_example
+
+    def is_random(self, variable) -> bool:
+        """Whether `variable` is random state, which a pass may advance; known by its owner."""
+        return id(variable) in self._per_example or id(variable) in self._per_lot
 
     def scope(self, values, state) -> keras.StatelessScope:
         """A scope in which the model computes with `values` and `state`."""
@@ -93,7 +98,7 @@ class Forward:
             if after is before:
                 new_state.append(None)
                 continue
-            if variable.name not in (_PER_EXAMPLE_STATE, _PER_LOT_STATE):
+            if not self.is_random(variable):
                 raise ValueError(
                     f"Variable '{variable.path}' is assigned during the forward pass, so it would "
                     "keep what private examples wrote into it without any noise. Expected layers "

@@ -167,3 +167,9 @@ class NoisyConv2D(_WeightNoise, keras.layers.Conv2D):
                 shape = (1, self.filters) + (1,) * self.rank
             outputs = keras.ops.add(outputs, keras.ops.reshape(self.bias, shape))
         return outputs if self.activation is None else self.activation(outputs)
+
+
+def noisy_layers(model) -> list:
+    """All noisy layers of a model, nested ones too."""
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    return [layer for layer in layers if isinstance(layer, _WeightNoise)]

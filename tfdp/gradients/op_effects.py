@@ -1,0 +1,126 @@
+"""What each TensorFlow op may keep of the tensors that it is given.
+
+The list is of ops that are allowed, so that an op that nobody thought of is refused. Not in it, beside
+everything that writes: GuaranteeConst, which gives back the first tensor that it ever got; the
+LearnedUnigramCandidateSampler, which counts labels; TensorArrays of the first TensorFlow, through
+which data can pass where the graph shows no edge.
+"""
+
+import enum
+import functools
+
+from tfdp import _backend  # noqa: F401
+
+# Ops that TensorFlow calls stateful, and that keep nothing of what they are given.
+_READS = {
+    "DisableCopyOnRead",
+    "IsResourceHandleRefCounting",
+    "LookupTableExportV2",
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VarIsInitializedOp",
+    "VariableShape",
+    "_ReadVariablesOp",
+}
+_CALLS = {"Case", "If", "StatefulPartitionedCall", "While"}  # what they call is walked, too
+# Their state is a counter, which moves on by how many numbers are drawn.
+_RANDOM = {
+    "AllCandidateSampler",
+    "FixedUnigramCandidateSampler",
+    "LogUniformCandidateSampler",
+    "Multinomial",
+    "NonDeterministicInts",
+    "ParameterizedTruncatedNormal",
+    "RandomCrop",
+    "RandomGamma",
+    "RandomPoisson",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "SampleDistortedBoundingBox",
+    "SampleDistortedBoundingBoxV2",
+    "StatelessRandomGetAlg",
+    "TruncatedNormal",
+    "UniformCandidateSampler",
+}
+# The same for tf.random.Generator, whose counter is a variable and is saved. The input with this
+# number, a shape or a difference, says how far it moves.
+GENERATORS = dict.fromkeys(
+    (
+        "RngReadAndSkip",
+        "RngSkip",
+        "StatefulRandomBinomial",
+        "StatefulStandardNormal",
+        "StatefulStandardNormalV2",
+        "StatefulTruncatedNormal",
+        "StatefulUniform",
+        "StatefulUniformFullInt",
+        "StatefulUniformInt",
+    ),
+    2,
+) | {"StatefulStandardNormal": 1}
+_WORKSPACE = {
+    "Assert",
+    "CheckNumerics",
+    "CheckNumericsV2",
+    "CudnnRNN",
+    "CudnnRNNBackprop",
+    "CudnnRNNBackpropV2",
+    "CudnnRNNBackpropV3",
+    "CudnnRNNV2",
+    "CudnnRNNV3",
+}
+PRINTS = {"Print", "PrintV2"}  # on the screen of the person who trains
+_ALLOWED = _READS | _CALLS | _RANDOM | {*GENERATORS} | _WORKSPACE | PRINTS
+# Not stateful for TensorFlow, and yet it hands tensors to other calls.
+_REFUSED = {"BatchFunction"}
+_PYTHON = {"EagerPyFunc", "PyFunc", "PyFuncStateless"}
+
+
+class Effect(enum.Enum):
+    """How an op has to be looked at."""
+
+    NONE = "none"
+    LOOK_INSIDE = "calls functions, or has arguments that matter"
+    PYTHON = "calls Python code"
+    WRITES = "writes, or is not known not to"
+
+
+@functools.cache
+def effect_of(op: str) -> Effect:
+    """What an op of type `op` may do beside computing its outputs."""
+    if op in _PYTHON:
+        return Effect.PYTHON
+    definition = _definition(op)
+    if definition is None or op in _REFUSED:
+        return Effect.WRITES
+    references = any(argument.is_ref for argument in definition.input_arg)
+    if (definition.is_stateful or references) and op not in _ALLOWED:
+        return Effect.WRITES
+    calls = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
+    return Effect.LOOK_INSIDE if calls or op in GENERATORS or op in PRINTS else Effect.NONE
+
+
+def deed(op: str) -> str:
+    """What an op that is refused does, in words that a variable's name may follow."""
+    if op.startswith(("Lookup", "InitializeTable")) or "HashTable" in op:
+        return "makes or changes a lookup table"
+    if any(word in op for word in ("Assign", "Scatter", "Apply")):
+        return "assigns to a variable"
+    return "is not known to keep nothing of what it is given"
+
+
+def _definition(op):
+    try:
+        from tensorflow.python.framework import op_def_registry
+    except ImportError as error:  # pragma: no cover - a future TensorFlow
+        raise RuntimeError(
+            "This TensorFlow has no tensorflow.python.framework.op_def_registry, which says what ops "
+            "keep state. Use TensorFlow 2.18 to 2.21."
+        ) from error
+    return op_def_registry.get(op)

@@ -1,0 +1,360 @@
+"""Refuses models whose training step would keep what private examples wrote, without any noise.
+
+Formal guarantee: in the graph of the forward pass, the loss and their gradients, with all functions,
+branches and loop bodies that can be reached from it, every op either has no effect that outlives it,
+or stands in a short list of ops that are known to keep nothing of the data. Random state, which a pass
+may advance, gets new values that no path in the graph connects with an example or its label; neither
+is there one to what comes after the noise, which are the gradients of weight regularizers, and
+constraints.
+
+What a graph does not show cannot be seen: what Python code keeps while it is traced or run eagerly,
+what it writes on a later call only, and data that a layer has held as a constant all along.
+"""
+
+import functools
+import re
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp import _backend  # noqa: F401
+from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
+
+_WHY = "so it would keep what private examples wrote into it without any noise"
+_PYTHON = (
+    "calls Python code, which may keep what it is given without any noise. Expected operations of "
+    "TensorFlow or keras.ops only. Write the function with these, or apply it to the data before "
+    "training"
+)
+_REMEDY = (
+    "Expected layers, losses and regularizers that only read their variables and tables in training. "
+    "Remove what writes, or compute the statistic from public data before training"
+)
+
+
+def refuse_hidden_state(forward, x, y) -> None:
+    """`refuse_writes`, once for each model as it is compiled and built, and for each kind of inputs.
+
+    Args:
+        forward: the `Forward` of a built and compiled model.
+        x, y: structures of tensors or `tf.TensorSpec`s [rows, ...]; only their shapes and dtypes are
+            looked at.
+    """
+    parts = _parts(forward)
+    specs = [_spec(leaf, None) for leaf in tf.nest.flatten((x, y))]
+    checked = vars(forward.model).get("_tfdp_checked")
+    if checked is None or not checked.is_for(parts):
+        checked = _Checked(parts)
+        # Past Keras' attribute tracking: nothing in here may be saved.
+        vars(forward.model)["_tfdp_checked"] = checked
+    if specs not in checked.specs:
+        refuse_writes(forward, x, y)
+        checked.specs.append(specs)
+
+
+def refuse_writes(forward, x, y) -> None:
+    """Traces the training pass once and raises where it would keep something of private data.
+
+    Args:
+        forward: the `Forward` of a built and compiled model.
+        x, y: structures of tensors or `tf.TensorSpec`s [rows, ...]; only their shapes and dtypes are
+            looked at.
+
+    Raises:
+        ValueError: an op that writes, or is not known not to, with its layer and the remedy; random
+            state, a weight penalty or a constraint that depends on the data.
+    """
+    trace = _Trace(forward, x, y)
+    for variable, value in trace.random:
+        if trace.depends_on_data(value):
+            raise ValueError(
+                f"Random state '{variable.path}' is assigned a value that depends on the inputs or "
+                f"targets, {_WHY}. Expected a seed generator or a noisy layer that only moves on to "
+                "its next numbers. Keep nothing else in its state."
+            )
+    for variable, value in trace.after_noise:
+        if value is not None and trace.depends_on_data(value):
+            raise ValueError(
+                f"The regularizer or constraint of variable '{variable.path}' depends on the inputs or "
+                "targets. It is applied after the noise, where nothing bounds it. Expected a function "
+                "of the weight alone. Add penalties on activations with add_loss or "
+                "activity_regularizer instead, which are part of an example's loss."
+            )
+
+
+class _Checked:
+    """What was found to keep nothing; a plain object, so that no file holds it."""
+
+    def __init__(self, parts):
+        self.parts = parts
+        self.specs = []
+
+    def is_for(self, parts):
+        return len(parts) == len(self.parts) and all(map(_same, parts, self.parts))
+
+
+def _same(a, b):
+    return a[0] == b[0] and a[1] is b[1]
+
+
+def _parts(forward):
+    """What the trace depends on: the layers, what they can call, the variables."""
+    model = forward.model
+    found = [("class", type(model))]
+    for layer in model._flatten_layers(include_self=True, recursive=True):
+        found.append(("layer", layer))
+        found += [
+            (name, value)
+            for name, value in vars(layer).items()
+            if callable(value) and name not in _NOT_IN_A_PASS
+        ]
+    for variable in [*forward.variables, *forward.state_variables]:
+        found.append(("variable", variable))
+        found.append(("regularizer", variable.regularizer))
+        found.append(("constraint", variable.constraint))
+    return found
+
+
+_NOT_IN_A_PASS = {"predict_function", "test_function", "train_function"}
+
+
+def _spec(leaf, rows):
+    if leaf is None:
+        return None
+    shape = tf.TensorShape(leaf.shape)
+    if shape.rank is not None:
+        shape = [rows, *shape[1:]]
+    return tf.TensorSpec(shape, tf.as_dtype(leaf.dtype))
+
+
+class _Trace:
+    """The graph of one training pass that never runs, looked through while it grows.
+
+    All shapes in it that do not depend on data are static, where those of the inputs are.
+
+    Attributes:
+        graph: the graph.
+        random: (variable, new value) of the random state.
+        after_noise: (variable, tensor) of what is added to the model after the noise.
+    """
+
+    def __init__(self, forward, x, y):
+        self.model = forward.model
+        self._ends = []
+        # A number of rows, so that a shape that depends on values is one that is not static.
+        first = tf.TensorShape(tf.nest.flatten(x)[0].shape)
+        rows = (first.rank and first[0]) or 2
+        specs = tf.nest.map_structure(lambda leaf: _spec(leaf, rows), (x, y))
+        try:
+            # Not in tf.init_scope(), where no tape records.
+            traced = tf.function(functools.partial(self._run, forward), autograph=False)
+            self._concrete = traced.get_concrete_function(*specs)  # keeps the graph alive
+        finally:
+            forward.model._clear_losses()  # what add_loss left behind belongs to the graph
+
+    def _run(self, forward, x, y):
+        # A variable that is made in the first of two traces is there in the second.
+        self._ends.clear()
+        self.graph = tf.compat.v1.get_default_graph()
+        walk = _Walk(self)
+
+        def ends(phase):
+            self._ends.append((len(self.graph.get_operations()), phase))
+            walk.go_on()
+
+        self._data = [leaf for leaf in tf.nest.flatten((x, y)) if leaf is not None]
+        values = [tf.convert_to_tensor(v) for v in forward.variables]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            y_pred, scope, state = forward.outputs(values, forward.state(), x)
+            ends("the forward pass")
+            before = [scope.get_current_value(v) for v in forward.state_variables]
+            loss = forward.loss(scope, x, y, y_pred)
+            ends("the loss or a penalty")
+        for variable, value in zip(forward.state_variables, before, strict=True):
+            if scope.get_current_value(variable) is not value and not forward.is_random(variable):
+                raise ValueError(
+                    f"Variable '{variable.path}' is assigned while the loss is computed, {_WHY}. "
+                    f"{_REMEDY}."
+                )
+        # Functions with gradients of their own may write there.
+        gradients = tape.gradient(loss, values)
+        ends("a gradient")
+        self.random = [
+            (variable, new)
+            for variable, new in zip(forward.state_variables, state, strict=True)
+            if new is not None
+        ]
+        penalties = forward.regularization()
+        ends("a weight regularizer")
+        constrained = [
+            None if v.constraint is None else tf.convert_to_tensor(v.constraint(value))
+            for v, value in zip(forward.variables, values, strict=True)
+        ]
+        ends("a weight constraint")
+        self.after_noise = [
+            *zip(forward.variables, penalties, strict=True),
+            *zip(forward.variables, constrained, strict=True),
+        ]
+        return [g for g in gradients if g is not None]
+
+    def phase(self, position: int) -> str:
+        """What op number `position` belongs to."""
+        return next((phase for end, phase in self._ends if position < end), "the forward pass")
+
+    def depends_on_data(self, value) -> bool:
+        """Whether a path leads from an input or a target to `value`."""
+        data = {leaf.ref() for leaf in self._data}
+        return _reaches(tf.nest.flatten(value, expand_composites=True), data)
+
+
+def _reaches(tensors, sources):
+    waiting, seen = [t for t in tensors if tf.is_tensor(t)], set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.ref() in sources:
+            return True
+        operation = getattr(tensor, "op", None)
+        if operation is not None and operation not in seen:
+            seen.add(operation)
+            waiting += operation.inputs
+    return False
+
+
+class _Walk:
+    """Looks at every op of a trace, those of the functions that it calls included."""
+
+    def __init__(self, trace):
+        self._trace = trace
+        self._done = 0
+        self._waiting, self._seen = [], set()
+
+    def go_on(self):
+        """Looks at the ops that the graph has by now, and that were not looked at before.
+
+        Raises:
+            ValueError: an op that writes, or is not known not to.
+        """
+        library = self._trace.graph.as_graph_def().library
+        self._functions = {f.signature.name: f for f in library.function}
+        self._gradients = {g.function_name: g.gradient_func for g in library.gradient}
+        operations = self._trace.graph.get_operations()
+        first, self._done = self._done, len(operations)
+        for position, operation in enumerate(operations[first:], first):
+            effect = effect_of(operation.type)
+            if effect is Effect.NONE:
+                continue
+            where = functools.partial(self._where, operation, position)
+            node = operation.node_def
+            moves = operation.type in GENERATORS and self._trace.depends_on_data(
+                operation.inputs[GENERATORS[operation.type]]
+            )
+            self._look(node, effect, moves, where, self._target(operation))
+        while self._waiting:
+            name, where = self._waiting.pop()
+            self._look_inside(name, where)
+
+    def _look_inside(self, name, where):
+        if name in self._seen:
+            return
+        self._seen.add(name)
+        if name not in self._functions:
+            raise ValueError(
+                f"Function '{name}' is called {where()}, and its body cannot be seen, so that nothing "
+                f"says that it keeps nothing of private examples. {_REMEDY}."
+            )
+        definition = self._functions[name]
+        if name in self._gradients:
+            self._waiting.append((self._gradients[name], where))
+        for node in definition.node_def:
+            effect = effect_of(node.op)
+            if effect is not Effect.NONE:
+                moves = node.op in GENERATORS and _depends_on_arguments(
+                    definition, node.input[GENERATORS[node.op]]
+                )
+                self._look(node, effect, moves, where, "")
+
+    def _look(self, node, effect, moves, where, target):
+        op = f"Op '{node.op}' ('{node.name}')"
+        if effect is Effect.PYTHON:
+            raise ValueError(f"{op} {where()} {_PYTHON}.")
+        if effect is Effect.WRITES:
+            raise ValueError(
+                f"{op} {where()} {deed(node.op)}{target}, {_WHY}. {_REMEDY}. (What tfdp knows to keep "
+                "nothing is listed in tfdp/gradients/op_effects.py.)"
+            )
+        if node.op == "PrintV2" and node.attr["output_stream"].s.startswith(b"file://"):
+            raise ValueError(
+                f"{op} {where()} prints to a file, {_WHY}. Expected tf.print to the screen only."
+            )
+        if moves:
+            raise ValueError(
+                f"{op} {where()} moves the counter of a tf.random.Generator on by an amount that may "
+                f"depend on the inputs or targets, {_WHY}. Expected a number of draws that only "
+                "depends on static shapes. Use keras.random with a keras.random.SeedGenerator."
+            )
+        for attribute in node.attr.values():
+            for function in (attribute.func, *attribute.list.func):
+                if function.name:
+                    self._waiting.append((function.name, where))
+
+    def _where(self, operation, position):
+        """Words for the place in the user's model that an op comes from."""
+        phase = self._trace.phase(position)
+        layer = self._layer(operation.name) if phase in ("the forward pass", "a gradient") else None
+        what = f"in {phase}"
+        if layer is not None:
+            what = f"in layer '{layer.name}' ({type(layer).__name__})"
+        frame = _users_frame(operation)
+        return what if frame is None else f"{what}, {frame.filename}:{frame.lineno}"
+
+    def _layer(self, name):
+        """The innermost layer in whose name scope an op is, or None."""
+        model = self._trace.model
+        layers = {
+            v.name: v for v in model._flatten_layers(include_self=False, recursive=True) if v.name
+        }
+        for scope in reversed(name.split("/")[:-1]):
+            # Keras opens the scope of a layer twice, to build and to call it.
+            for candidate in (re.sub(r"_\d+$", "", scope), scope):
+                if candidate in layers:
+                    return layers[candidate]
+        return None
+
+    def _target(self, operation):
+        """The name of a variable, where the graph says which one an op writes."""
+        handles = [t for t in operation.inputs if t.dtype == tf.resource]
+        if len(handles) != 1:
+            return ""
+        outside = [o for o, inside in self._trace.graph.captures if inside is handles[0]]
+        name = re.search(r'ResourceHandle\(name="([^"]+?)(/\d+)?"', repr(outside))
+        return f" '{name[1]}'" if name else ""
+
+
+def _depends_on_arguments(definition, name):
+    """Whether value `name` in a function may depend on what the function is called with."""
+    arguments = {a.name for a in definition.signature.input_arg if a.type != tf.resource}
+    nodes = {node.name: node for node in definition.node_def}
+    waiting, seen = [name], set()
+    while waiting:
+        name = waiting.pop().split(":")[0]
+        if name in arguments:
+            return True
+        if name in nodes and name not in seen:
+            seen.add(name)
+            waiting += [i for i in nodes[name].input if not i.startswith("^")]
+    return False
+
+
+_LIBRARIES = (
+    *(re.sub(r"__init__\.py$", "", module.__file__) for module in (tf, keras, np)),
+    re.sub(r"gradients/state_writes\.py$", "", __file__),
+)
+
+
+def _users_frame(operation):
+    """The innermost line of code that is not a library's, or None."""
+    frames = operation.traceback or ()
+    mine = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
+    return mine[-1] if mine else None
