@@ -162,7 +162,9 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_bool("jit_compile", False, "Compile the training step with XLA.")
 flags.DEFINE_integer(
-    "seed", None, "Decides the initial weights and whatever else is public. Noise and lots stay secret."
+    "seed",
+    None,
+    "Decides the initial weights and whatever else is public. Noise and lots stay secret.",
 )
 flags.DEFINE_integer(
     "insecure_seed",

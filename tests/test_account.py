@@ -64,13 +64,17 @@ WAYS = {
     "weights of a whole model": lambda f: go_on(loaded(private_uncompiled(), f / "m.keras")),
     "shards before compile": lambda f: go_on(loaded(private_uncompiled(), f / "m.weights.json")),
     "layers of a loaded model": lambda f: go_on(
-        tfdp.make_private(keras.Sequential(load(f / "m.keras").layers))
+        tfdp.make_private(keras.Sequential([keras.Input((4,)), *load(f / "m.keras").layers]))
     ),
     "one layer of a loaded model": lambda f: go_on(
-        tfdp.make_private(keras.Sequential([*load(f / "m.keras").layers[:1], layers.Dense(3)]))
+        tfdp.make_private(
+            keras.Sequential([keras.Input((4,)), load(f / "m.keras").layers[0], layers.Dense(3)])
+        )
     ),
     "a frozen layer of a loaded model": lambda f: go_on(
-        tfdp.make_private(keras.Sequential([frozen(load(f / "m.keras")), layers.Dense(3)]))
+        tfdp.make_private(
+            keras.Sequential([keras.Input((4,)), frozen(load(f / "m.keras")), layers.Dense(3)])
+        )
     ),
 }
 

@@ -89,7 +89,7 @@ class Account:
             known = _TRAINED_HERE.get(digest)
             if known is not None:
                 self._ledger.merge(known)
-            elif getattr(variable, "_tfdp_seen", digest) != digest:
+            elif getattr(variable, "_tfdp_seen", None) not in (None, digest):
                 changed.append(variable.path)
             variable._tfdp_seen = digest
         if changed and self.start != "public":
@@ -183,7 +183,7 @@ def _h5_contents(path):
 def _ledger_texts(content):
     import h5py
 
-    if not h5py.is_hdf5(content):
+    if not isinstance(content, io.BytesIO) and not h5py.is_hdf5(content):
         return
     texts = []
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdp import _backend  # noqa: F401
 from tfdp.gradients.engine import bounded_sum, choose_engine, with_rows
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.state_writes import refuse_hidden_state
 from tfdp.session import Session
 
 
@@ -37,6 +38,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     if session.fixes_rows:
         x, y, sample_weight = with_rows((x, y, sample_weight), run.lot_size)
     forward = Forward(model)
+    refuse_hidden_state(forward, x, y)
     session.check_step(forward.variables, optimizer)
     before = forward.state()
     lot = bounded_sum(

@@ -23,11 +23,11 @@ from tfdp.accounting import (
     proven_composition,
     statement,
 )
-from tfdp.feeding import Feed, Feeder, check_labels
+from tfdp.feeding import Feeder, check_labels
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.engine import ENGINES
 from tfdp.gradients.precision import keep_float32_products
-from tfdp.gradients.validation import refuse_mixing_layers
+from tfdp.gradients.validation import refuse_mixing_layers, refuse_own_train_step
 from tfdp.layers.public import public_layers, uses_batch_statistics
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.private_step import private_step, refuse_replicas
@@ -50,6 +50,7 @@ class _Privacy:
         self.plan = None  # of the fit that was started and has not done a step
         self.batch = False  # whether train_on_batch may run its step
         self.feeding = False  # whether fit or train_on_batch, which know the sampling, run the step
+        self.public_preprocessing = ()
         self.diagnostics = Diagnostics()
 
 
@@ -73,6 +74,7 @@ class PrivateTraining:
         budget: PrivacyBudget | None = None,
         seed: int | None = None,
         start: str | None = None,
+        public_preprocessing=(),
     ):
         """Sets how this model trains privately; see `make_private` for the arguments."""
         if physical_batch_size is not None and not physical_batch_size >= 1:
@@ -94,6 +96,7 @@ class PrivateTraining:
         privacy.engine = engine
         privacy.physical_batch_size = physical_batch_size
         privacy.feeder = Feeder(seed)
+        privacy.public_preprocessing = public_preprocessing
         if start is not None:
             account.start = start
         if budget is not None:
@@ -422,7 +425,8 @@ class PrivateTraining:
                 f"Model '{self.name}' is not built, so its layers cannot be checked. Expected a "
                 "model with an Input layer, or one that was called once on data."
             )
-        refuse_mixing_layers(self)
+        refuse_own_train_step(self, PrivateTraining)
+        refuse_mixing_layers(self, self._privacy.public_preprocessing)
         keep_float32_products()
         refuse_replicas(self.distribute_strategy)
         if getattr(self._compile_metrics, "_user_metrics", None):

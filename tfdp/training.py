@@ -4,11 +4,12 @@
 """
 
 import functools
+from collections.abc import Collection
 
 import keras
 
 from tfdp.accounting import PrivacyBudget
-from tfdp.gradients.validation import refuse_mixing_layers
+from tfdp.gradients.validation import refuse_mixing_layers, refuse_own_train_step
 from tfdp.private_training import PrivateTraining
 
 __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_private"]
@@ -112,6 +113,7 @@ def make_private(
     budget: PrivacyBudget | None = None,
     seed: int | None = None,
     start: str | None = None,
+    public_preprocessing: bool | Collection = (),
 ) -> keras.Model:
     """Makes a Keras model train privately, in place, and returns it.
 
@@ -131,6 +133,8 @@ def make_private(
             because they are fresh or were trained on public data; the statement says that it was
             declared. None leaves it as it was; at first, that is assumed ("assumed") where nothing
             shows the opposite.
+        public_preprocessing: layers, or their names, that were adapted to public data (`Normalization`,
+            `TextVectorization` and the like); True for all. Others that were adapted are refused.
 
     Raises:
         ValueError: a layer mixes examples, with its name and the remedy.
@@ -143,8 +147,9 @@ def make_private(
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"Expected a keras.Model. Received: {type(model).__name__}")
+    refuse_own_train_step(model, PrivateTraining)
     if model.built:
-        refuse_mixing_layers(model)
+        refuse_mixing_layers(model, public_preprocessing)
     if not isinstance(model, PrivateTraining):
         model.__class__ = _private_class(type(model))
     return model.configure_privacy(
@@ -153,4 +158,5 @@ def make_private(
         budget=budget,
         seed=seed,
         start=start,
+        public_preprocessing=public_preprocessing,
     )

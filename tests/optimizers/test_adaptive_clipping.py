@@ -1,8 +1,7 @@
 """Adaptive clipping: sum and count share one noise multiplier, and the clip norm follows the norms."""
 
-import types
-
 import dataclasses
+import types
 
 import keras
 import numpy as np

@@ -11,7 +11,6 @@ import math
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfdp.accounting.encoding import Encoding
 from tfdp.gradients.bounds import EncodedBound
