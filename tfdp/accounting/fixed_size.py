@@ -40,7 +40,6 @@ Both accountants below compute with the joined curve.
 
 import functools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from scipy import special
@@ -72,7 +71,7 @@ def occurrences(
     Raises:
       ValueError: For a lot that does not fit.
     """
-    if not 1 <= lot_size or not (replacement or lot_size <= num_examples):
+    if not (lot_size >= 1) or not (replacement or lot_size <= num_examples):
         raise ValueError(
             "Expected a lot size of at least 1, and without replacement at most the number of "
             f"examples, {num_examples}. Received {lot_size}. Use a smaller lot."
@@ -85,8 +84,55 @@ def occurrences(
     present = counts[1:].sum()
     draws = tuple((k, float(counts[k] / present)) for k in range(1, len(counts)) if counts[k] > 0)
     # At most the true chance of being drawn, which includes the numbers that are left out.
-    probability = -math.expm1(lot_size * math.log1p(-1.0 / num_examples)) if num_examples > 1 else 1.0
+    probability = (
+        -math.expm1(lot_size * math.log1p(-1.0 / num_examples)) if num_examples > 1 else 1.0
+    )
     return draws, probability, overflow
+
+
+def parts(
+    num_examples: int,
+    lot_size: int,
+    noise_multiplier: float,
+    adjacency: str,
+    *,
+    replacement: bool,
+    batch_statistics: bool = False,
+    tail: float = 0.0,
+) -> tuple[tuple[tuple[float, float, float, str], ...], float]:
+    """One step of DP-SGD with lots of fixed size of single examples, as a public mixture of rounds.
+
+    Args:
+      num_examples: N.
+      lot_size: L.
+      noise_multiplier: Standard deviation of the noise over the clip norm.
+      adjacency: "zero_out" or "replace_one".
+      replacement: Whether lots are drawn with replacement.
+      batch_statistics: Whether one example may change the gradients of its whole lot.
+      tail: Chance of many occurrences of a record that may be left out.
+
+    Returns:
+      (rounds, overflow): a tuple of (weight, probability, multiplier, pair), and the chance of the
+      occurrences that were left out, which is a complete loss.
+
+    Raises:
+      ValueError: For another adjacency, or a lot that does not fit.
+    """
+    if adjacency not in ("zero_out", "replace_one"):
+        raise ValueError(
+            "Expected adjacency zero_out or replace_one with lots of fixed size, because adding a "
+            f"record would change how the others are sampled. Received {adjacency!r}. Pass "
+            "adjacency='zero_out'."
+        )
+    draws, probability, overflow = occurrences(num_examples, lot_size, replacement, tail)
+    if batch_statistics:
+        # All three sums have at most L terms of norm at most 1.
+        return ((1.0, probability, noise_multiplier / (2.0 * lot_size), "triangle"),), 0.0
+    pair, unit = ("slot", 1.0) if adjacency == "zero_out" else ("triangle", 2.0)
+    rounds = tuple(
+        (weight, probability, noise_multiplier / (unit * k), pair) for k, weight in draws
+    )
+    return rounds, overflow
 
 
 # ---------------------------------------------------------------------- the curve
@@ -338,9 +384,7 @@ def _log_g(r: np.ndarray, m: float) -> np.ndarray:
     series, direct = r[small], r[~small]
     out = np.empty_like(r)
     out[small] = _log_series(series, lambda n: m + (-m) ** n)
-    out[~small] = (
-        math.log(m) + direct + np.log1p(np.exp(-direct) * (np.expm1(-m * direct) / m - 1))
-    )
+    out[~small] = math.log(m) + direct + np.log1p(np.exp(-direct) * (np.expm1(-m * direct) / m - 1))
     return out
 
 
