@@ -1,6 +1,7 @@
 """Lots: they are drawn as they say, complete, padded by absent examples, and never replayed."""
 
 import itertools
+import os
 import subprocess
 import sys
 
@@ -59,7 +60,7 @@ class TestPoisson:
     def test_sizes_are_binomial(self, draws):
         assert binomial_size_p_value([d.size for d in draws], 50, 0.2) > SIGNIFICANCE
 
-    @pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "with_replacement"])
+    @pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "with_replacement", "fixed_size"])
     def test_the_size_test_rejects_samplers_of_fixed_size(self, sampling):
         draws = take_indices(make(sampling, num_examples=50, lot_size=10), 2_000)
         assert binomial_size_p_value([d.size for d in draws], 50, 0.2) < SIGNIFICANCE
@@ -198,6 +199,160 @@ class TestCyclicPoisson:
         assert tail(lots.padded_size) <= 1e-9 < tail(lots.padded_size - 1)
 
 
+def set_p_value(draws, num_examples):
+    """Chi-square test of uniformity over all sets of the lots' size."""
+    size = draws[0].size
+    number = {s: i for i, s in enumerate(itertools.combinations(range(num_examples), size))}
+    sets = [number[tuple(np.sort(drawn))] for drawn in draws]
+    return scipy.stats.chisquare(np.bincount(sets, minlength=len(number))).pvalue
+
+
+@pytest.fixture(scope="module")
+def sets():
+    return take_indices(make("fixed_size", num_examples=7, lot_size=3), 20_000)
+
+
+class TestWithoutReplacement:
+    def test_examples_of_a_lot_are_different(self, sets):
+        assert all(drawn.dtype == np.int64 and np.unique(drawn).size == 3 for drawn in sets)
+
+    def test_every_set_of_examples_is_equally_likely(self, sets):
+        assert set_p_value(sets, 7) > SIGNIFICANCE
+
+    def test_the_test_of_sets_rejects_a_skewed_sampler(self):
+        rng = np.random.default_rng(0)
+        chances = np.r_[np.full(6, 0.145), 0.13]
+        skewed = [rng.choice(7, 3, replace=False, p=chances) for _ in range(20_000)]
+        assert set_p_value(skewed, 7) < SIGNIFICANCE
+        # Examples are equally frequent, but neighbours stay together.
+        blocks = [(rng.integers(7) + np.arange(3)) % 7 for _ in range(20_000)]
+        assert set_p_value(blocks, 7) < SIGNIFICANCE
+
+    def test_every_example_takes_every_place(self, sets):
+        for place in range(3):
+            counts = np.bincount([drawn[place] for drawn in sets], minlength=7)
+            assert scipy.stats.chisquare(counts).pvalue > SIGNIFICANCE
+
+    def test_successive_lots_are_independent(self, sets):
+        """Common examples of two lots are hypergeometric; an epoch's lots would have none."""
+        for distance in (1, 2, 5):
+            common = [
+                np.intersect1d(a, b).size for a, b in zip(sets, sets[distance:], strict=False)
+            ]
+            # Disjoint pairs, so that the numbers are independent of each other.
+            observed = np.bincount(common[:: 2 * distance], minlength=4)
+            expected = observed.sum() * scipy.stats.hypergeom(7, 3, 3).pmf(range(4))
+            assert scipy.stats.chisquare(observed, expected).pvalue > SIGNIFICANCE
+        shuffled = take_indices(make("shuffle", num_examples=6, lot_size=3), 2_000)
+        common = [np.intersect1d(a, b).size for a, b in itertools.pairwise(shuffled)]
+        expected = 1_999 * scipy.stats.hypergeom(6, 3, 3).pmf(range(4))
+        assert scipy.stats.chisquare(np.bincount(common, minlength=4), expected).pvalue < 1e-6
+
+    def test_a_lot_may_be_everyone(self):
+        for drawn in take_indices(make("fixed_size", num_examples=7, lot_size=7), 3):
+            np.testing.assert_array_equal(np.sort(drawn), np.arange(7))
+
+
+class TestNominalExamples:
+    def test_the_probability_is_that_of_the_nominal_number(self):
+        for available in (30, 50, 80):
+            lots = make("poisson", num_examples=available, lot_size=10, nominal_examples=50)
+            assert (lots.nominal, lots.num_examples, lots.available_examples) == (
+                True,
+                50,
+                available,
+            )
+            assert (lots.lot_size, lots.steps_per_epoch) == (10, 5)
+            draws = take_indices(lots, 4_000)
+            sizes = [d.size for d in draws]
+            assert binomial_size_p_value(sizes, available, 0.2) > SIGNIFICANCE
+            if available != 50:
+                wrong = binomial_size_p_value(sizes, available, 10 / available)
+                assert wrong < SIGNIFICANCE
+            counts = np.bincount(np.concatenate(draws), minlength=available)
+            assert counts.size == available
+            z = (counts - 4_000 * 0.2) / np.sqrt(4_000 * 0.2 * 0.8)
+            assert scipy.stats.chi2.sf(np.sum(z**2), available) > SIGNIFICANCE
+
+    @pytest.mark.parametrize("available", [30, 80])
+    def test_lots_hold_their_examples_and_are_padded(self, available):
+        lots = make("poisson", num_examples=available, nominal_examples=50, physical_batch_size=4)
+        tail = scipy.stats.binom(available, 0.2).sf
+        assert tail(lots.padded_size) <= 1e-9 < tail(lots.padded_size - 4)
+        assert lots.inputs.shape == (available,)
+        for x, y, weight in take(lots, 50):
+            real = weight > 0
+            np.testing.assert_array_equal(x[real], y[real])
+            assert np.unique(y[real]).size == real.sum()
+            assert not x[~real].any()
+
+    def test_probability_one_and_few_examples(self):
+        lots = make("poisson", num_examples=3, lot_size=7, nominal_examples=7)
+        for _, y, weight in take(lots, 3):
+            np.testing.assert_array_equal(y[weight > 0], np.arange(3))
+        assert lots.steps_per_epoch == 1
+        rare = make("poisson", num_examples=1, lot_size=1, nominal_examples=10**12)
+        assert rare.padded_size >= 1
+        assert not any(weight.any() for _, _, weight in take(rare, 20))
+
+    def test_without_it_the_examples_are_counted(self):
+        for sampling in data.SAMPLINGS:
+            lots = make(sampling)
+            assert (lots.nominal, lots.num_examples, lots.available_examples) == (False, 50, 50)
+        same = make("poisson", nominal_examples=50, seed=4)
+        assert same.nominal
+        for a, b in zip(
+            take_indices(same, 20), take_indices(make("poisson", seed=4), 20), strict=True
+        ):
+            np.testing.assert_array_equal(a, b)
+
+    @pytest.mark.parametrize("nominal", [0, -1, 1.5, True, float("nan")])
+    def test_refusals(self, nominal):
+        with pytest.raises(ValueError, match=r"`nominal_examples`.*without looking at the data"):
+            make("poisson", nominal_examples=nominal)
+
+    def test_lots_are_at_most_the_nominal_number(self):
+        with pytest.raises(ValueError, match=r"`lot_size`.*nominal number of examples, 9\. "):
+            make("poisson", nominal_examples=9)
+
+    @pytest.mark.parametrize("sampling", sorted(set(data.SAMPLINGS) - {"poisson"}))
+    def test_it_belongs_to_one_scheme(self, sampling):
+        with pytest.raises(ValueError, match=r"`nominal_examples`.*'poisson'"):
+            make(sampling, nominal_examples=50)
+
+
+class TestForks:
+    def test_a_fork_may_not_draw(self):
+        lots = make("poisson")
+        assert lots.process_id == os.getpid()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:  # no TensorFlow here: it does not survive a fork
+            status = b"no error"
+            try:
+                lots.as_dataset()
+            except RuntimeError as error:
+                status = str(error).encode()
+            finally:
+                os.write(write, status)
+                os._exit(0)
+        os.waitpid(child, 0)
+        message = os.read(read, 2_000).decode()
+        os.close(read)
+        os.close(write)
+        assert f"process {lots.process_id} in process {child}" in message
+        assert "make_lots after the fork" in message
+        lots.as_dataset()  # the parent goes on
+
+    @pytest.mark.parametrize("sampling", sorted(data.SAMPLINGS))
+    def test_another_process_may_not_draw(self, sampling, monkeypatch):
+        lots = make(sampling)
+        monkeypatch.setattr(os, "getpid", lambda: lots.process_id + 1)
+        for draw in (lots.as_dataset, lots.indices):
+            with pytest.raises(RuntimeError, match=r"Expected lots that this process made"):
+                draw()
+
+
 class TestFixedSize:
     def test_cyclic_repeats_the_given_order(self):
         draws = take_indices(make("cyclic", num_examples=23, lot_size=5), 8)
@@ -233,14 +388,14 @@ class TestFixedSize:
         counts = np.bincount(np.concatenate(draws), minlength=10)
         assert scipy.stats.chisquare(counts).pvalue > SIGNIFICANCE
 
-    @pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "with_replacement"])
+    @pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "with_replacement", "fixed_size"])
     def test_fills_up_to_whole_physical_batches(self, sampling):
         lots = make(sampling, num_examples=50, lot_size=10, physical_batch_size=4)
         (_, _, weight) = take(lots, 1)[0]
         assert (lots.physical_batch_size, lots.padded_size) == (4, 12)
         np.testing.assert_array_equal(weight, [1] * 10 + [0] * 2)
 
-    @pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "with_replacement"])
+    @pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "with_replacement", "fixed_size"])
     def test_no_padding_without_a_physical_batch_size(self, sampling):
         lots = make(sampling, num_examples=50, lot_size=10)
         assert (lots.physical_batch_size, lots.padded_size) == (10, 10)
@@ -372,6 +527,7 @@ def test_named_functions():
         (data.cyclic_lots, "cyclic"),
         (data.shuffled_lots, "shuffle"),
         (data.with_replacement_lots, "with_replacement"),
+        (data.fixed_size_lots, "fixed_size"),
         (data.cyclic_poisson_lots, "cyclic_poisson"),
     ):
         options = {"groups": 2} if sampling == "cyclic_poisson" else {}

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
+from tfdp.accounting import fixed_size
+
 # Beyond this, a PLD costs gigabytes to describe what everyone calls vacuous; RDP is used alone.
 _PLD_EPSILON_LIMIT = 100.0
 # Discretization intervals, and the most points of one round (about ten microseconds each).
@@ -29,7 +31,8 @@ class Component:
       probability: Sampling probability q.
       multiplier: Standard deviation of the noise over the sensitivity.
       pair: "add": (1-q) N(0) + q N(1) against N(0), both ways round;
-        "replace": (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1).
+        "replace": (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1);
+        "slot", "triangle": see `fixed_size`.
     """
 
     weight: float
@@ -98,8 +101,11 @@ def one_round_rdp(loss: SubsampledLoss, orders: Sequence[float]) -> np.ndarray:
     alpha = np.asarray(orders)
     terms = []
     for part in loss.components:
-        multiplier = part.multiplier / 2 if part.pair == "replace" else part.multiplier
-        divergence = _component_rdp(part.probability, multiplier, orders)
+        if part.pair in fixed_size.PAIRS:
+            divergence = fixed_size.round_rdp(part.pair, part.probability, part.multiplier, orders)
+        else:
+            multiplier = part.multiplier / 2 if part.pair == "replace" else part.multiplier
+            divergence = _component_rdp(part.probability, multiplier, orders)
         terms.append(math.log(part.weight) + (alpha - 1) * divergence)
     if len(terms) == 1:
         return divergence
@@ -177,14 +183,19 @@ def one_round_pld(components: tuple[Component, ...], interval: float):
     relation = dp_accounting.NeighboringRelation
     total, result = 0.0, None
     for part in components:
-        pld = plds.from_gaussian_mechanism(
-            part.multiplier,
-            value_discretization_interval=interval,
-            sampling_prob=part.probability,
-            neighboring_relation=(
-                relation.REPLACE_ONE if part.pair == "replace" else relation.ADD_OR_REMOVE_ONE
-            ),
-        )
+        if part.pair in fixed_size.PAIRS:
+            pld = fixed_size.round_pld(
+                part.pair, part.probability, part.multiplier, interval, part.weight
+            )
+        else:
+            pld = plds.from_gaussian_mechanism(
+                part.multiplier,
+                value_discretization_interval=interval,
+                sampling_prob=part.probability,
+                neighboring_relation=(
+                    relation.REPLACE_ONE if part.pair == "replace" else relation.ADD_OR_REMOVE_ONE
+                ),
+            )
         total += part.weight
         result = pld if result is None else pld.compute_mixture(result, part.weight / total)
     return result

@@ -15,12 +15,14 @@ from tfdp.data.labels import check_labels as check_labels
 from tfdp.data.lots import SAMPLINGS as SAMPLINGS
 from tfdp.data.lots import CyclicLots as CyclicLots
 from tfdp.data.lots import CyclicPoissonLots as CyclicPoissonLots
+from tfdp.data.lots import FixedSizeLots as FixedSizeLots
 from tfdp.data.lots import Lots as Lots
 from tfdp.data.lots import PoissonLots as PoissonLots
 from tfdp.data.lots import ShuffledLots as ShuffledLots
 from tfdp.data.lots import WithReplacementLots as WithReplacementLots
 from tfdp.data.lots import cyclic_lots as cyclic_lots
 from tfdp.data.lots import cyclic_poisson_lots as cyclic_poisson_lots
+from tfdp.data.lots import fixed_size_lots as fixed_size_lots
 from tfdp.data.lots import make_lots as make_lots
 from tfdp.data.lots import poisson_lots as poisson_lots
 from tfdp.data.lots import row_multiple_for as row_multiple_for

@@ -8,6 +8,7 @@ Formal guarantees:
 
 * The draw depends on the number of examples and on nothing else in the data.
 * No example that was drawn is ever dropped to make a lot fit, and none is added.
+* Lots are drawn only in the process that made them: two forks would draw the same secret lots.
 * The draws come from 128 bits of the operating system's entropy unless the user passes a seed,
   whatever `np.random.seed` or `keras.utils.set_random_seed` were given. Which examples were drawn
   is a secret; the amplification by sampling rests on it.
@@ -21,6 +22,7 @@ example of weight zero is absent.
 
 import abc
 import hashlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -45,8 +47,12 @@ class Lots(abc.ABC):
     since the draws of the k-th iterator are a function of the seed and of k only.
 
     Attributes:
-        sampling: "poisson", "cyclic", "shuffle", "with_replacement" or "cyclic_poisson".
-        num_examples: N, the number of examples.
+        sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
+            "cyclic_poisson".
+        num_examples: N, the number of examples that the accounting counts with: a public number. That
+            of the data, unless `nominal`.
+        available_examples: how many examples there are to draw from.
+        nominal: whether N was given (`nominal_examples` of `PoissonLots`) and not counted.
         lot_size: L, the nominal size of a lot. The divisor of the summed gradient, whatever was
             drawn.
         padded_size: rows in a lot as it is yielded, a multiple of `physical_batch_size`; at most so
@@ -56,6 +62,7 @@ class Lots(abc.ABC):
         groups: into how many groups, which take turns, the examples are dealt; 1 unless the
             sampling is "cyclic_poisson".
         seeded: whether the user chose the seed, so that whoever knows it knows the draws.
+        process_id: the process that made the lots, the only one that may draw them.
 
     Args:
         x: inputs; an array or a nested dict, tuple or list of arrays, first dimension N.
@@ -75,6 +82,7 @@ class Lots(abc.ABC):
 
     sampling: str
     groups = 1
+    _nominal_examples: int | None = None
 
     def __init__(
         self,
@@ -88,11 +96,15 @@ class Lots(abc.ABC):
         row_multiple: int | None = None,
     ):
         x, y = as_arrays(x, "x"), as_arrays(y, "y")
-        self.num_examples = common_length(x, y)
+        self.available_examples = common_length(x, y)
+        self.nominal = self._nominal_examples is not None
+        self.num_examples = self._nominal_examples if self.nominal else self.available_examples
+        self.process_id = os.getpid()
         if not _is_positive_integer(lot_size) or lot_size > self.num_examples:
             raise ValueError(
                 "Invalid value received for argument `lot_size`. Expected an integer from 1 to the "
-                f"number of examples, {self.num_examples}. Received: {lot_size}"
+                f"{'nominal ' if self.nominal else ''}number of examples, {self.num_examples}. "
+                f"Received: {lot_size}"
             )
         if physical_batch_size is not None and not _is_positive_integer(physical_batch_size):
             raise ValueError(
@@ -109,7 +121,7 @@ class Lots(abc.ABC):
                 "Invalid value received for argument `seed`. Expected a non-negative integer or "
                 f"None. Received: {seed}"
             )
-        sample_weight = as_weights(sample_weight, self.num_examples)
+        sample_weight = as_weights(sample_weight, self.available_examples)
         self.lot_size = int(lot_size)
         self.steps_per_epoch = self.num_examples // self.lot_size
         self.seeded = seed is not None
@@ -163,7 +175,18 @@ class Lots(abc.ABC):
 
         Args:
             turn: as in `as_dataset`.
+
+        Raises:
+            ValueError: for a turn that no group has.
+            RuntimeError: in another process than the one that made the lots.
         """
+        if os.getpid() != self.process_id:
+            raise RuntimeError(
+                "Expected lots that this process made, because a fork draws the same lots as its "
+                "parent and its siblings, and lots have to be secret and independent. Received "
+                f"lots of process {self.process_id} in process {os.getpid()}. Call make_lots after "
+                "the fork, in every process."
+            )
         if not 0 <= turn < self.groups:
             raise ValueError(
                 "Invalid value received for argument `turn`. Expected the number of a group, from 0 "
@@ -184,6 +207,10 @@ class Lots(abc.ABC):
 
         Returns:
             A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
+
+        Raises:
+            ValueError: for a turn that no group has.
+            RuntimeError: in another process than the one that made the lots.
         """
         dataset = self.indices(turn).map(self._gather)
         # Says that it is infinite, so that a trainer can ask for the number of steps beforehand.
@@ -210,7 +237,7 @@ class Lots(abc.ABC):
         return digest.hexdigest()
 
     def _gather(self, indices: tf.Tensor) -> Any:
-        """Copies the examples at `indices`, and the padding row N up to the padded size."""
+        """Copies the examples at `indices`, and the padding row up to the padded size."""
         # All schemes have the same element spec: the number of rows is a matter of each lot.
         indices = tf.compat.v1.placeholder_with_default(indices, (None,))
         size = tf.shape(indices)[0]
@@ -219,7 +246,8 @@ class Lots(abc.ABC):
             rows = self.padded_size + _round_up(overflow, self.physical_batch_size)
         else:
             rows = _round_up(tf.maximum(size, 1), self._row_multiple)
-        padded = tf.pad(indices, [[0, rows - size]], constant_values=self.num_examples)
+        padding = self.available_examples  # the row behind the last example
+        padded = tf.pad(indices, [[0, rows - size]], constant_values=padding)
         return tf.nest.map_structure(lambda column: tf.gather(column, padded), self._columns)
 
 
@@ -229,18 +257,45 @@ class PoissonLots(Lots):
     A lot may be empty; it is a step all the same. The padded size is passed with probability at
     most `OVERFLOW_PROBABILITY` per lot; such a lot is padded to the next multiple of the physical
     batch size, never cut: cutting it would break the independence that amplification needs.
+
+    With `nominal_examples` the probability is L / nominal_examples, whatever the number of examples
+    is. The adjacency add_or_remove_one needs that: where the number of examples decides the
+    probability, removing one record changes how often all others are drawn. The number of examples
+    is then as private as they are, and so are the attributes that follow from it
+    (`available_examples`, `padded_size`, `physical_batch_size`).
+
+    Args:
+        x, y, lot_size: see `Lots`; a lot size of at most `nominal_examples`, where it is given.
+        nominal_examples: a positive integer that was chosen without looking at the data, such as the
+            number of people who were asked. There may be more examples or fewer; lots are larger
+            than L on the average, or smaller, accordingly.
+        **options: see `Lots`.
     """
 
     sampling = "poisson"
 
+    def __init__(self, x, y, lot_size, *, nominal_examples=None, **options):
+        if nominal_examples is not None:
+            if not _is_positive_integer(nominal_examples):
+                raise ValueError(
+                    "Invalid value received for argument `nominal_examples`. Expected a positive "
+                    "integer that was chosen without looking at the data, or None. Received: "
+                    f"{nominal_examples}"
+                )
+            self._nominal_examples = int(nominal_examples)
+        super().__init__(x, y, lot_size, **options)
+
     def _usual_rows(self):
-        return _usual_poisson_rows(self.num_examples, self.lot_size)
+        return _usual_poisson_rows(self.available_examples, self.lot_size, out_of=self.num_examples)
 
     def _draw(self, random, turn):
         del turn  # there is one group
-        return tf.data.Dataset.counter().map(
-            lambda step: _coins(self._random, random, step, self.num_examples, self.lot_size)
-        )
+
+        def draw(step):
+            members, out_of = self.available_examples, self.num_examples
+            return _coins(self._random, random, step, members, self.lot_size, out_of=out_of)
+
+        return tf.data.Dataset.counter().map(draw)
 
 
 class CyclicPoissonLots(Lots):
@@ -343,16 +398,46 @@ class WithReplacementLots(Lots):
         return tf.data.Dataset.counter().map(draw)
 
 
+class FixedSizeLots(Lots):
+    """L different examples per lot, every set of L equally likely, afresh for each lot.
+
+    What most people imagine a batch to be. Every lot has L examples, so it needs no padding but up to
+    whole physical batches. Its privacy costs more than that of a Poisson lot all the same: where one
+    example is not drawn another one is.
+    """
+
+    sampling = "fixed_size"
+
+    def _draw(self, random, turn):
+        del turn
+
+        def draw(step):
+            # The places of the L largest of N words of 64 bits; two are equal, which favours the
+            # first, with probability below N**2 / 2**65.
+            words = self._random.words(random, step, self.num_examples, tf.int64)
+            return tf.cast(tf.math.top_k(words, self.lot_size).indices, tf.int64)
+
+        return tf.data.Dataset.counter().map(draw)
+
+
 # The classes by the names under which functions usually go.
 poisson_lots = PoissonLots
 cyclic_lots = CyclicLots
 shuffled_lots = ShuffledLots
 with_replacement_lots = WithReplacementLots
+fixed_size_lots = FixedSizeLots
 cyclic_poisson_lots = CyclicPoissonLots
 
 SAMPLINGS: dict[str, Callable[..., Lots]] = {
     kind.sampling: kind
-    for kind in (PoissonLots, CyclicLots, ShuffledLots, WithReplacementLots, CyclicPoissonLots)
+    for kind in (
+        PoissonLots,
+        CyclicLots,
+        ShuffledLots,
+        WithReplacementLots,
+        FixedSizeLots,
+        CyclicPoissonLots,
+    )
 }
 
 
@@ -372,11 +457,13 @@ def make_lots(
     seed: int | None = None,
     row_multiple: int | None = None,
     groups: int | None = None,
+    nominal_examples: int | None = None,
 ) -> Lots:
     """Makes lots of the named sampling scheme.
 
     Args:
-        sampling: "poisson", "cyclic", "shuffle", "with_replacement" or "cyclic_poisson".
+        sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
+            "cyclic_poisson".
         x: see `Lots`, as all further arguments.
         y: see `Lots`.
         lot_size: see `Lots`.
@@ -385,6 +472,7 @@ def make_lots(
         seed: see `Lots`.
         row_multiple: see `Lots`.
         groups: see `CyclicPoissonLots`; for "cyclic_poisson", which needs it, and no other.
+        nominal_examples: see `PoissonLots`; for "poisson" and no other.
 
     Returns:
         The `Lots`.
@@ -407,6 +495,13 @@ def make_lots(
             "Invalid value received for argument `groups`. Expected an integer with sampling "
             f"'cyclic_poisson', and None with any other. Received: {groups!r} with {sampling!r}"
         )
+    if nominal_examples is not None and sampling != "poisson":
+        raise ValueError(
+            "Invalid value received for argument `nominal_examples`. Expected None with sampling "
+            f"{sampling!r}, whose lots depend on the real number of examples. Received: "
+            f"{nominal_examples}. Use sampling 'poisson', or leave it out."
+        )
+    own = {"groups": groups, "nominal_examples": nominal_examples}
     return SAMPLINGS[sampling](
         x,
         y,
@@ -415,24 +510,30 @@ def make_lots(
         sample_weight=sample_weight,
         seed=seed,
         row_multiple=row_multiple,
-        **({} if groups is None else {"groups": groups}),
+        **{name: value for name, value in own.items() if value is not None},
     )
 
 
-def _usual_poisson_rows(members: int, expected: int) -> int:
-    return int(scipy.stats.binom.isf(OVERFLOW_PROBABILITY, members, expected / members))
+def _usual_poisson_rows(members: int, expected: int, out_of: int | None = None) -> int:
+    chance = expected / (out_of or members)
+    return max(1, int(scipy.stats.binom.isf(OVERFLOW_PROBABILITY, members, chance)))
 
 
-def _coins(words: RandomWords, stream, step, members: int, expected: int) -> tf.Tensor:
-    """Numbers (int64) of the members that independent coins of chance expected / members choose.
+def _coins(
+    words: RandomWords, stream, step, members: int, expected: int, out_of: int | None = None
+) -> tf.Tensor:
+    """Numbers (int64) of the members that independent coins of chance expected / out_of choose.
+
+    The chance is expected / members by default.
 
     One coin is 40 random bits against the chance, rounded *down* to a multiple of 2**-40: a member
     can only be a trifle rarer than the accounting assumes. Its first eight bits decide for nearly
     all; the other 32 are drawn for those that they leave in question (half the time of 32 bits each).
     """
-    if expected == members:
+    out_of = out_of or members
+    if expected == out_of:
         return tf.range(members, dtype=tf.int64)
-    first, rest = divmod((expected << 40) // members, 1 << 32)
+    first, rest = divmod((expected << 40) // out_of, 1 << 32)
     bits = tf.bitcast(words.words(stream, 2 * step, -(-members // 8), tf.uint64), tf.uint8)
     bits = tf.reshape(bits, [-1])[:members]
     first = tf.constant(first, tf.uint8)
