@@ -283,7 +283,7 @@ def test_the_first_assumption_is_about_the_start(trained):
 
 def test_formats_without_a_ledger_are_refused(trained, tmp_path):
     for save in (trained.save, trained.save_weights):
-        with pytest.raises(ValueError, match="no privacy ledger|must end in"):
+        with pytest.raises(ValueError, match=r"no privacy ledger|must end in"):
             save(tmp_path / "m.h5")
 
 

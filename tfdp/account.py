@@ -1,12 +1,12 @@
 """The ledger belongs to the weights: what was spent on them stays with them, whoever trains them next.
 
-An `Account` is attached to the variables of a model, not to an optimizer or a model object. Whatever is
-done with `compile`, `make_private`, `load_model` or layers that several models share, the variables
-find their account, and with it the ledger and its budget.
+An `Account` is attached to the variables of a model, not to an optimizer or a model object. Whatever
+is done with `compile`, `make_private`, `load_model` or layers that several models share, the
+variables find their account, and with it the ledger and its budget.
 
 Weights can also move as plain numbers, past everything that an account sees. So the account remembers
-what they looked like when they were last accounted. What has changed since without our doing is either a
-state that this process has trained and knows (then the ledger of that state is merged), or
+what they looked like when they were last accounted. What has changed since without our doing is
+either a state that this process has trained and knows (then the ledger of that state is merged), or
 training that nobody accounted: that is entered into the ledger, and no finite epsilon is proven.
 
 Numbers that a user gives to `set_weights` or loads from a file without a ledger cannot be told from fresh

@@ -1,8 +1,8 @@
-"""One private step: from a lot to new weights, with everything that is accounted taken from the session.
+"""One private step: from a lot to new weights; what is accounted is taken from the session.
 
-Formal guarantee: the weights change only by the optimizer's `update`, once for the lot, from one bounded
-sum whose declared sensitivity is the one that the accounting assumes; the step is counted between the
-data and the update, and a step that the session does not allow changes nothing.
+Formal guarantee: the weights change only by the optimizer's `update`, once for the lot, from one
+bounded sum whose declared sensitivity is the one that the accounting assumes; the step is counted
+between the data and the update, and a step that the session does not allow changes nothing.
 """
 
 import keras
@@ -85,8 +85,8 @@ _TOO_MANY = (
     "more; call train_on_batch with the larger lot first, or fit."
 )
 _NOT_ALLOWED = (
-    "No further step is allowed: the privacy budget is exhausted, or the ledger entry that this function "
-    "was traced for is closed."
+    "No further step is allowed: the privacy budget is exhausted, or the ledger entry that this "
+    "function was traced for is closed."
 )
 
 

@@ -534,9 +534,9 @@ class PrivateTraining:
             return
         if privacy.feed is None or not comes_from(iterator, privacy.feed.dataset):
             raise RuntimeError(
-                "The train function was given batches that fit() did not draw, so nothing is known about "
-                "their sampling. Expected model.fit(...) or model.train_on_batch(...) of this private "
-                "model, not keras.Model.fit or model.train_function."
+                "The train function was given batches that fit() did not draw, so nothing is known "
+                "about their sampling. Expected model.fit(...) or model.train_on_batch(...) of this "
+                "private model, not keras.Model.fit or model.train_function."
             )
 
     # -- the step --------------------------------------------------------------------------------
@@ -612,8 +612,8 @@ def _refuse_legacy(path):
     name = str(path)
     if name.endswith((".h5", ".hdf5")) and not name.endswith(".weights.h5"):
         raise ValueError(
-            "Keras' old HDF5 format holds no privacy ledger, so what was spent would be lost. Expected a "
-            f"file name that ends in '.keras' or '.weights.h5'. Received: {name!r}"
+            "Keras' old HDF5 format holds no privacy ledger, so what was spent would be lost. Expected "
+            f"a file name that ends in '.keras' or '.weights.h5'. Received: {name!r}"
         )
 
 

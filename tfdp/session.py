@@ -5,10 +5,10 @@ Formal guarantees:
 * A session holds one frozen run. Everything that the run's proof depends on, a step takes from there
   (noise multiplier, clip norm, strategy, momentum, the table of learning rates, the largest lot), and
   reads nothing that a callback, a schedule or an attribute could have changed since.
-* Whoever runs a step (`fit`, `train_on_batch`, a loop of one's own, a function that was traced long ago),
-  the weights change only after the session that the step was traced for has counted it, and
-  never beyond that session's limit. A closed session allows nothing more, so no step is accounted under
-  the description of another.
+* Whoever runs a step (`fit`, `train_on_batch`, a function that was traced long ago), the weights
+  change only after the session that the step was traced for has counted it, and never beyond that
+  session's limit. A closed session allows nothing more, so no step is accounted under the description
+  of another.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ _REMEDY = (
     "Expected a figure of validation data (such as 'val_loss'; those data are not protected then), or "
     "a fixed number of steps."
 )
-# What a training may follow: figures that are public, or computed from released weights and held-out data.
+# What a training may follow besides figures of held-out data: what is public.
 _PUBLIC = ("epsilon", "learning_rate")
 _MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
@@ -28,9 +28,9 @@ def refuse_steering(callbacks: Iterable) -> None:
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.TerminateOnNaN):
             raise ValueError(
-                f"{name} stops training when the loss of private examples is not a number, so the number "
-                "of steps would tell of them. Expected training without it: an example whose gradient is "
-                "not finite counts zero here (see privacy_diagnostics)."
+                f"{name} stops training when the loss of private examples is not a number, so the "
+                "number of steps would tell of them. Expected training without it: an example whose "
+                "gradient is not finite counts zero here (see privacy_diagnostics)."
             )
         monitors = isinstance(callback, _MONITORS)
         if isinstance(callback, keras.callbacks.ModelCheckpoint):

@@ -23,7 +23,8 @@ class Diagnostics:
 
         Args:
             lot: an `engine.BoundedSum`.
-            noise_scale: standard deviation of the noise that was really added to every entry of the sum.
+            noise_scale: standard deviation of the noise that was really added to every entry of the
+                sum.
         """
         count = tf.reduce_sum(tf.cast(lot.present, tf.float32))
         # The median of those present: absent ones sort to the end.

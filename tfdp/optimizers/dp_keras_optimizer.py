@@ -51,10 +51,10 @@ class Accounted:
     def __set__(self, optimizer, value):
         if self._slot in optimizer.__dict__:
             raise AttributeError(
-                f"{type(optimizer).__name__}.{self._name} enters the accounting, so it cannot be assigned "
-                f"(it is {optimizer.__dict__[self._slot]!r}). Expected another optimizer: "
-                f"model.compile({type(optimizer).__name__}({self._name}={value!r}, ...), loss=...) starts "
-                "a new run, and the ledger keeps both."
+                f"{type(optimizer).__name__}.{self._name} enters the accounting, so it cannot be "
+                f"assigned (it is {optimizer.__dict__[self._slot]!r}). Expected another optimizer: "
+                f"model.compile({type(optimizer).__name__}({self._name}={value!r}, ...), loss=...) "
+                "starts a new run, and the ledger keeps both."
             )
         optimizer.__dict__[self._slot] = value
 

@@ -5,10 +5,10 @@ SI-DPSGD paper, Algorithm 1:
     mu_{t+1}    = mu_t - eta_t g_t                      (un-noised; a secret)
     theta_{t+1} = mu_{t+1} + eta_t C z / L * N(0, I)    (what the model holds, and all that it shows)
 
-with g_t the clipped gradients at theta_t, averaged over the nominal lot size. The rates eta_t are those of
-the table in the session's run, whatever a schedule says by now. Means and velocities are float64: they are
-rounded before the noise, and in float32 one example would move every coordinate that crosses a rounding
-boundary by a whole unit in the last place. Formal guarantee: an
+with g_t the clipped gradients at theta_t, averaged over the nominal lot size. The rates eta_t are those
+of the table in the session's run, whatever a schedule says by now. Means and velocities are float64:
+they are rounded before the noise, and in float32 one example would move every coordinate that crosses a
+rounding boundary by a whole unit in the last place. Formal guarantee: an
 observer of every theta sees a matrix mechanism with noise on prefix sums (`accounting.si_dpsgd`); an
 observer of any mu has no guarantee at all. The means are held outside of everything that Keras or
 TensorFlow save; only `release_means`, which the accounting knows of, hands them out.
@@ -196,15 +196,15 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         Whatever came before reaches the new session only through the weights that were shown.
 
         Raises:
-            ValueError: a weight with a constraint, which would have to hold for the secret means; or one
-                of less precision than float32.
+            ValueError: a weight with a constraint, which would have to hold for the secret means; or
+                one of less precision than float32.
         """
         variables = session.variables
         constrained = [v.path for v in variables if getattr(v, "constraint", None) is not None]
         if constrained:
             raise ValueError(
-                f"SI-DPSGD moves means that nobody sees, so the constraints of {constrained} cannot be "
-                "kept. Expected weights without constraints."
+                f"SI-DPSGD moves means that nobody sees, so the constraints of {constrained} cannot "
+                "be kept. Expected weights without constraints."
             )
         coarse = sorted({v.dtype for v in variables} - {"float32", "float64"})
         if coarse:
