@@ -70,7 +70,7 @@ def test_budget_prints_the_noise(capsys, kind):
     answer = json.loads(capsys.readouterr().out)
     assert answer[kind]["epsilon"] == pytest.approx(2.0, rel=1e-3)
     assert answer[kind]["epsilon"] <= 2.0
-    assert answer["run"]["noise_multiplier"] == answer["noise_multiplier"] > 0
+    assert answer["run"]["mechanism"]["noise_multiplier"] == answer["noise_multiplier"] > 0
     words = [*DPSGD, "--sampling=cyclic", "--epsilon=2", f"--guarantee={kind}"]
     assert main(words) == 0
     assert capsys.readouterr().out.startswith("Noise multiplier")
@@ -93,14 +93,25 @@ def test_every_flag_reaches_the_run(capsys):
         "--microbatch_size=2",
         "--batch_statistics",
         "--optimizer=nesterov",
-        "--seeded",
+        "--insecure_seed",
+        "--start=public",
         "--json",
     ]
     assert main(flags) == 0
     run = json.loads(capsys.readouterr().out)["run"]
-    assert run["learning_rates"] == {"values": [0.5, 0.25], "counts": [10, 10]}
-    assert (run["draws"], run["momentum"], run["nesterov"]) == (2, 0.5, True)
-    assert (run["microbatch_size"], run["batch_statistics"], run["seeded"]) == (2, True, True)
+    mechanism, contribution = run["mechanism"], run["contribution"]
+    assert mechanism["learning_rates"] == {"values": [0.5, 0.25], "counts": [10, 10]}
+    assert (mechanism["draws"], mechanism["momentum"], mechanism["nesterov"]) == (2, 0.5, True)
+    assert (contribution["microbatch_size"], contribution["batch_statistics"]) == (2, True)
+    assert (run["insecure_seed"], run["start"]) == (True, "public")
+
+
+def test_nominal(capsys):
+    flags = [*DPSGD, "--noise_multiplier=2", "--adjacency=add_or_remove_one", "--json"]
+    assert main(flags) == 2
+    assert "nominal" in capsys.readouterr().err
+    assert main([*flags, "--nominal"]) == 0
+    assert 0 < json.loads(capsys.readouterr().out)["proven"]["epsilon"] < 10
 
 
 def test_infinite_is_valid_json(capsys):

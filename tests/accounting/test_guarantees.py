@@ -11,12 +11,14 @@ from tfdp.accounting import (
     Run,
     claimed,
     claimed_composition,
-    mechanisms,
+    mechanism_names,
     proven,
     proven_composition,
     register_mechanism,
 )
-from tfdp.accounting.guarantee import format_epsilon
+from tfdp.accounting.guarantee import delta_warning, format_epsilon
+from tfdp.accounting.mechanisms import registry
+from tfdp.accounting.mechanisms.none import NoMechanism
 
 DELTA = 1e-5
 POISSON = Run(
@@ -162,21 +164,78 @@ def test_claims_do_not_know_replacement():
 
 
 def test_assumptions_name_what_matters():
-    sentences = " ".join(proven(POISSON.with_(seeded=True), DELTA).assumptions)
-    for words in ("1000", "coin flips", "stays secret", "seed"):
+    sentences = " ".join(proven(POISSON, DELTA).assumptions)
+    for words in ("1000", "coin flips", "stays secret", "noise is Gaussian"):
         assert words in sentences
 
 
-def test_registry(monkeypatch):
-    from tfdp.accounting import guarantees
+def test_unaccounted_training_spoils_everything():
+    before = POISSON.with_(mechanism=NoMechanism(reason="Nobody accounted for keras SGD."))
+    guarantee = proven_composition([before, POISSON], DELTA)
+    assert guarantee.epsilon == math.inf
+    assert guarantee.reason == "Nobody accounted for keras SGD."
+    assert "Nobody accounted" in claimed_composition([before, POISSON], DELTA).reason
+    assert proven_composition([before.with_(steps=0), POISSON], DELTA).epsilon < math.inf
+    assert Run.from_dict(json.loads(json.dumps(before.to_dict()))) == before
+    with pytest.raises(ValueError, match="reason"):
+        NoMechanism(reason=" ")
 
-    monkeypatch.setattr(guarantees, "_MODULES", dict(guarantees._MODULES))
-    register_mechanism("quiet", "tfdp.accounting.none")
-    register_mechanism("quiet", "tfdp.accounting.none")
-    assert "quiet" in mechanisms()
-    assert proven(POISSON.with_(mechanism="quiet"), DELTA).epsilon == math.inf
-    with pytest.raises(ValueError, match="taken"):
-        register_mechanism("dpsgd", "tfdp.accounting.none")
+
+@pytest.mark.parametrize(
+    ("start", "words"), [("assumed", "Nobody checked"), ("public", "declared")]
+)
+def test_where_the_weights_began_is_the_first_assumption(start, words):
+    assumptions = proven(POISSON.with_(start=start), DELTA).assumptions
+    assert words in assumptions[0]
+    assert "weights at the start do not depend on these data" in assumptions[0]
+
+
+def test_adding_a_record_needs_a_probability_that_was_fixed_before():
+    with pytest.raises(ValueError, match=r"nominal_examples=N0.*zero_out"):
+        proven(POISSON, DELTA, "add_or_remove_one")
+    nominal = POISSON.with_(nominal=True)
+    guarantee = proven(nominal, DELTA, "add_or_remove_one")
+    assert guarantee.epsilon == proven(POISSON, DELTA).epsilon
+    assert "fixed without looking at the data" in " ".join(guarantee.assumptions)
+    with pytest.raises(ValueError, match="regroup"):
+        proven(nominal.with_(microbatch_size=2), DELTA, "add_or_remove_one")
+    # How many examples there are is not public then, so that any lot may be cut.
+    cut = nominal.with_(max_lot_size=1000)
+    assert proven(cut, DELTA).epsilon > 1.5 * guarantee.epsilon
+
+
+@pytest.mark.parametrize(
+    ("delta", "number", "warns"), [(1e-5, 60000, False), (1e-3, 1000, True), (0.1, 1000, True)]
+)
+def test_delta_warning(delta, number, warns):
+    found = delta_warning(delta, number)
+    assert (found is not None) is warns
+    if warns:
+        assert "1/N" in found
+    with pytest.raises(ValueError, match="delta"):
+        delta_warning(0.0, number)
+
+
+def test_registry(monkeypatch):
+    monkeypatch.setattr(registry, "_CLASSES", dict(registry._CLASSES))
+
+    class Quiet(NoMechanism):
+        name = "quiet"
+
+    class Impostor(NoMechanism):
+        name = "dpsgd"
+
+    class Nameless(NoMechanism):
+        name = ""
+
+    assert register_mechanism(Quiet) is register_mechanism(Quiet) is Quiet
+    assert "quiet" in mechanism_names()
+    run = POISSON.with_(mechanism="quiet")
+    assert proven(run, DELTA).epsilon == math.inf
+    assert Run.from_dict(run.to_dict()) == run
+    for kind, words in ((Impostor, "taken"), (Nameless, "name")):
+        with pytest.raises(ValueError, match=words):
+            register_mechanism(kind)
 
 
 def test_every_public_name_loads():

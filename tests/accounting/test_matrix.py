@@ -20,7 +20,8 @@ from tfdp.accounting import (
     statement,
     strategy,
 )
-from tfdp.accounting.matrix import Toeplitz
+from tfdp.accounting.analysis import analyse
+from tfdp.accounting.mechanisms.matrix import Toeplitz
 from tfdp.accounting.privacy_loss import RandomGaussianLoss
 from tfdp.accounting.strategies import inverse, losses, optimized, sensitivity
 
@@ -254,7 +255,6 @@ def test_factors():
     assert proven(BASE, DELTA, "replace_one").mu == pytest.approx(2 * base)
     assert proven(BASE.with_(microbatch_size=2), DELTA).mu == pytest.approx(2 * base)
     assert proven(BASE.with_(clip_groups=4), DELTA).mu == pytest.approx(2 * base)
-    assert proven(BASE.with_(draws=4), DELTA).mu == pytest.approx(2 * base)
     assert proven(BASE.with_(batch_statistics=True), DELTA).mu == pytest.approx(19 * base)
     with pytest.raises(ValueError, match="zero_out"):
         proven(BASE, DELTA, "add_or_remove_one")
@@ -333,8 +333,6 @@ def test_segments_and_words():
 
 
 def test_random_law_is_used():
-    from tfdp.accounting.matrix import analyse
-
     run = BASE.with_(sampling="with_replacement", strategy=BANDED)
     assert isinstance(analyse(run, DELTA, "zero_out").losses[0], RandomGaussianLoss)
 
@@ -343,7 +341,8 @@ def test_random_law_is_used():
     "change",
     [
         {"strategy": None},
-        {"mechanism": "dpsgd"},
+        {"mechanism": "dpsgd", "strategy": ROOT},
+        {"noise_multiplier": (3.0,) * 20},
         {"groups": 2},
         {"groups": 0},
         {"sampling": "cyclic_poisson", "groups": 11},

@@ -1,7 +1,10 @@
 """A Run refuses what no accountant could mean."""
 
+import copy
+import dataclasses
 import json
 import math
+import pickle
 
 import pytest
 
@@ -46,13 +49,75 @@ GOOD = {
         ("draws", 1.5),
         ("optimizer", ""),
         ("release", "weights"),
-        ("release", "mu"),
+        ("rounding", -1e-9),
+        ("rounding", math.nan),
         ("max_lot_size", 99),
+        ("start", "private"),
+        ("noise_multiplier", (1.0,) * 19),
+        ("noise_multiplier", None),
     ],
 )
 def test_bad_fields_are_refused(field, value):
     with pytest.raises(ValueError, match="Expected"):
-        Run(**(GOOD | {field: value}))
+        Run(**(GOOD | {"mechanism": "si_dpsgd", field: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("release", "mu"),
+        ("momentum", 0.9),
+        ("draws", 4),
+        ("learning_rates", (0.1,) * 20),
+        ("groups", 3),
+        ("composition", "ac"),
+    ],
+)
+def test_fields_of_other_parts_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"Expected {field} only where"):
+        Run(**GOOD, **{field: value})
+    with pytest.raises(ValueError, match=f"Expected {field} only where"):
+        Run(**GOOD).with_(**{field: value})
+
+
+def test_what_says_nothing_may_be_given_to_any_mechanism():
+    silent = dict(
+        learning_rates=None, momentum=0.0, nesterov=False, draws=1, release="theta",
+        optimizer="adam", encoding=None, strategy=None, composition=None, groups=1,
+        noise_learning_rates=None, nominal=False,
+    )  # fmt: skip
+    assert Run(**GOOD, **silent) == Run(**GOOD)
+    assert Run(**GOOD, seeded=True) == Run(**GOOD, insecure_seed=True)
+    with pytest.raises(TypeError, match="surprise"):
+        Run(**GOOD, surprise=None)
+
+
+def test_the_parts_of_a_run_are_small():
+    run = Run(**GOOD)
+    assert len(dataclasses.fields(Run)) == 6
+    assert (run.mechanism_name, run.sampling_name) == ("dpsgd", "poisson")
+    assert (run.noise_multiplier, run.lot_size, run.microbatch_size) == (1.0, 100, 1)
+    parts = dict(mechanism=run.mechanism, sampling=run.sampling, contribution=run.contribution)
+    assert Run(steps=20, **parts) == run
+    assert dataclasses.replace(run, steps=3) == run.with_(steps=3)
+    with pytest.raises(AttributeError, match="strategy"):
+        _ = run.strategy
+    assert getattr(run, "strategy", None) is None
+    for again in (copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
+        assert again == run
+        assert hash(again) == hash(run)
+
+
+def test_a_part_that_changes_by_name_keeps_what_both_have():
+    run = Run(**GOOD, max_lot_size=150, l2_norm_clip=0.5)
+    other = run.with_(mechanism="si_dpsgd", sampling="cyclic", momentum=0.9)
+    assert (other.noise_multiplier, other.lot_size, other.l2_norm_clip) == (1.0, 100, 0.5)
+    assert other.momentum == 0.9
+    assert other.with_(mechanism="dpsgd", sampling="poisson", max_lot_size=150) == run
+    with pytest.raises(ValueError, match="mechanism"):
+        run.with_(mechanism=3)
+    with pytest.raises(ValueError, match="sampling"):
+        run.with_(sampling=run.mechanism)
 
 
 def test_positional_arguments_and_changes_are_refused():
@@ -66,7 +131,8 @@ def test_positional_arguments_and_changes_are_refused():
 
 
 def test_schedules_may_be_longer_than_the_run():
-    run = Run(**GOOD, learning_rates=tuple(range(1, 101)))
+    run = Run(**(GOOD | {"mechanism": "si_dpsgd"}), learning_rates=tuple(range(1, 101)))
+    assert run.described_steps == 100
     assert list(run.schedule("learning_rates")) == list(range(1, 21))
     assert list(run.schedule("noise_learning_rates")) == list(range(1, 21))
     assert run.with_(steps=0).schedule("momentum").size == 0
@@ -74,9 +140,13 @@ def test_schedules_may_be_longer_than_the_run():
 
 def test_round_trip_through_json_is_exact_and_short():
     rates = tuple(0.1 * 0.9 ** (t // 500) for t in range(5000))
-    run = Run(**(GOOD | {"steps": 5000}), learning_rates=rates, draws=(1,) * 4999 + (2,))
+    run = Run(
+        **(GOOD | {"mechanism": "si_dpsgd", "steps": 5000}),
+        learning_rates=rates,
+        draws=(1,) * 4999 + (2,),
+    )
     text = json.dumps(run.to_dict())
-    assert len(text) < 1000
+    assert len(text) < 1200
     assert Run.from_dict(json.loads(text)) == run
 
 
@@ -85,6 +155,10 @@ def test_unreadable_descriptions_are_refused():
         Run.from_dict(GOOD | {"surprise": 1})
     with pytest.raises(ValueError, match="Expected"):
         Run.from_dict({"mechanism": "dpsgd"})
+    with pytest.raises(ValueError, match="version"):
+        Run.from_dict(Run(**GOOD).to_dict() | {"version": 3})
+    with pytest.raises(ValueError, match="Expected"):
+        Run.from_dict(Run(**GOOD).to_dict() | {"surprise": 1})
     with pytest.raises(ValueError, match="schedule"):
         Run.from_dict(GOOD | {"learning_rates": {"values": [1], "counts": []}})
 
@@ -97,6 +171,8 @@ def test_unreadable_descriptions_are_refused():
         (10, "poisson", 2343),
         (10, "with_replacement", 2343),
         (0.1, "poisson", 23),
+        (10, "fixed_size", 2343),
+        (10, "unknown", 2340),
     ],
 )
 def test_steps_for(epochs, sampling, steps):
@@ -115,4 +191,4 @@ def test_steps_for_refuses(arguments):
 def test_steps_per_epoch_is_at_least_one():
     assert Run(**GOOD).steps_per_epoch == 10
     assert Run(**(GOOD | {"lot_size": 999})).steps_per_epoch == 1
-    assert Run(**(GOOD | {"steps": 21})).epochs == 3
+    assert Run(**(GOOD | {"steps": 21, "sampling": "cyclic"})).participations == 3

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdp.accounting import Run, claimed, proven
+from tfdp.accounting.analysis import analyse
 from tfdp.accounting.privacy_loss import RandomGaussianLoss
-from tfdp.accounting.si_dpsgd import analyse
 
 DELTA = 1e-5
 MNIST = Run(
@@ -185,9 +185,21 @@ def test_microbatches_double_zero_out():
 def test_add_or_remove_one_needs_poisson_lots():
     with pytest.raises(ValueError, match="zero_out"):
         proven(small(), DELTA, "add_or_remove_one")
-    assert proven(small(sampling="poisson"), DELTA, "add_or_remove_one").epsilon > 0
+    assert proven(small(sampling="poisson", nominal=True), DELTA, "add_or_remove_one").epsilon > 0
 
 
 def test_no_step_costs_nothing():
     assert proven(small(0), DELTA).epsilon == 0
     assert claimed(small(0), DELTA).epsilon == 0
+
+
+def test_rounding_of_the_means_adds_to_the_sensitivity():
+    exact = proven(small(), DELTA)
+    rounded = proven(small(rounding=5e-4), DELTA)
+    assert rounded.mu == pytest.approx(1.0005 * exact.mu, rel=1e-12)
+    assert any("Rounding" in sentence for sentence in rounded.assumptions)
+    assert not any("Rounding" in sentence for sentence in exact.assumptions)
+    coarse = proven(small(rounding=1.66), DELTA)
+    assert coarse.epsilon == math.inf
+    assert "larger learning rate" in coarse.reason
+    assert claimed(small(rounding=1.66), DELTA).epsilon == claimed(small(), DELTA).epsilon

@@ -1,10 +1,11 @@
 """The statement and the advice say what a reader has to know."""
 
+import json
 import math
 
 import pytest
 
-from tfdp.accounting import Run, advice, noise_for, proven, statement
+from tfdp.accounting import Run, Statement, advice, noise_for, proven, statement
 
 DELTA = 1e-5
 SI = Run(
@@ -38,10 +39,10 @@ def test_statement_puts_both_side_by_side():
 
 
 def test_statement_of_segments_seeds_and_infinities():
-    text = statement([DPSGD, SI.with_(release="mu", seeded=True)], DELTA)
+    text = statement([DPSGD, SI.with_(release="mu", insecure_seed=True)], DELTA)
     assert "Proven epsilon:  infinite" in text
     assert "Why: The un-noised means" in text
-    assert "knows the seed" in text
+    assert "Warning: The noise (or the secret choice of examples) came from a seed" in text
     assert text.count("Executed:") == 2
     assert "Nothing was executed" in statement([], DELTA)
 
@@ -85,5 +86,107 @@ def test_advice_with_a_vacuous_or_infinite_guarantee():
 
 
 def test_advice_is_for_si_dpsgd():
-    with pytest.raises(ValueError, match="si_dpsgd"):
-        advice(DPSGD, DELTA)
+    for run in (DPSGD, SI.with_(steps=0)):
+        with pytest.raises(ValueError, match="advice to give"):
+            advice(run, DELTA)
+
+
+# ------------------------------------------------------------------ what a reader is told
+
+
+def test_what_epsilon_means_for_one_record():
+    run = DPSGD.with_(noise_multiplier=noise_for(3.3, DELTA, DPSGD))
+    sentence = Statement.of(run, DELTA).meaning[0]
+    for words in ("Epsilon 3.3", "at most 96.4% sure", "one record", "delta = 1e-05"):
+        assert words in sentence, words
+    assert "at most 50.0% sure" in Statement.of(DPSGD.with_(steps=0), DELTA).meaning[0]
+    strong = Statement.of(DPSGD.with_(sampling="cyclic", noise_multiplier=0.5), DELTA)
+    assert 8 < strong.proven.epsilon < 50
+    assert "at most 99.9" in strong.meaning[0]
+    assert "at most 100%" not in strong.meaning[0]
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [(SI, "no meaningful protection"), (SI.with_(release="mu"), "may become certain")],
+)
+def test_vacuous_and_infinite_promise_nothing(run, words):
+    found = Statement.of(run, DELTA)
+    assert words in found.meaning[0]
+    assert "Do not call them private" in found.warnings[0]
+    assert "Warning: Nothing meaningful is proven" in found.text()
+
+
+def test_why_the_two_figures_differ():
+    looser = Statement.of(DPSGD, DELTA)
+    assert looser.claimed.epsilon > looser.proven.epsilon
+    assert "older and looser" in looser.meaning[-1]
+    assert "Rely on the proven figure" in Statement.of(SI, DELTA).meaning[-1]
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "words"),
+    [
+        ("zero_out", "counts as nothing in the other"),
+        ("replace_one", "is another record in the other"),
+        ("add_or_remove_one", "is missing in the other"),
+    ],
+)
+def test_neighbours_and_nominal_lots_are_explained(adjacency, words):
+    found = Statement.of(DPSGD.with_(nominal=True), DELTA, adjacency)
+    assert words in " ".join(found.meaning)
+    assert adjacency in found.neighbours
+    assert "fixed number that every sum is divided by" in " ".join(found.meaning)
+    assert "nominally 256 out of 60000 examples (a nominal number)" in found.executed[0]
+
+
+@pytest.mark.parametrize(
+    ("start", "words"), [("assumed", "Nobody checked"), ("public", "declared")]
+)
+def test_the_start_of_the_weights(start, words):
+    assert words in Statement.of(DPSGD.with_(start=start), DELTA).assumptions[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Training loss, training accuracy",
+        "diagnostics",
+        "Early stopping",
+        "hyperparameters",
+        "floating-point",
+        "saved file that is trained on in two places",
+        "Ledger.merge",
+        "Validation data",
+        "Whoever can edit the file",
+    ],
+)
+def test_what_is_not_covered(words):
+    found = Statement.of(DPSGD, DELTA)
+    assert words in " ".join(found.not_covered)
+    assert words in found.text()
+    assert words in found.markdown()
+    assert words in json.dumps(found.to_dict())
+
+
+def test_delta_is_compared_with_the_number_of_examples():
+    assert Statement.of(DPSGD, 1e-5).warnings == ()
+    (warning,) = Statement.of(DPSGD, 1 / 60000).warnings
+    assert "1/N" in warning
+    assert warning in Statement.of(DPSGD, 1 / 60000).markdown()
+    assert Statement.of([], 0.5).warnings == ()
+
+
+def test_markdown_is_a_section_of_a_model_card():
+    text = Statement.of([DPSGD, SI], DELTA).markdown()
+    assert text.startswith("## Privacy\n\n> **Warning:**")
+    assert "| proven | vacuous" in text
+    assert text.count("\n- ") > 10
+    assert "### The proven guarantee assumes" in text
+
+
+def test_sentences_are_short_and_whole():
+    found = Statement.of([DPSGD, SI], DELTA)
+    for sentence in (*found.meaning, *found.assumptions, *found.not_covered, *found.warnings):
+        assert sentence.endswith((".", "!"))
+        assert max(len(part.split()) for part in sentence.split(". ")) <= 50, sentence

@@ -4,11 +4,12 @@ import argparse
 import json
 import sys
 
-from tfdp.accounting.encoding import Encoding
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS, check_delta, format_epsilon
+from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
 from tfdp.accounting.noise_families import FAMILIES
-from tfdp.accounting.run import COMPOSITIONS, RELEASES, SAMPLINGS, Run, steps_for
-from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES, strategy
+from tfdp.accounting.run import STARTS, Run
+from tfdp.accounting.sampling import sampling_names, steps_for
+from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 
 # Flags that are fields of a run, under the same name.
 _SAME_NAME = (
@@ -16,18 +17,30 @@ _SAME_NAME = (
     "num_examples",
     "lot_size",
     "sampling",
+    "nominal",
     "max_lot_size",
+    "groups",
     "microbatch_size",
+    "clip_groups",
+    "batch_statistics",
     "momentum",
     "nesterov",
     "draws",
     "optimizer",
     "release",
-    "batch_statistics",
-    "seeded",
-    "clip_groups",
-    "groups",
+    "start",
+    "insecure_seed",
+)
+# Flags that a mechanism makes fields of (see `Mechanism.from_options`).
+_OPTIONS = (
     "composition",
+    "num_weights",
+    "noise",
+    "degrees_of_freedom",
+    "largest_entry",
+    "strategy",
+    "bands",
+    "objective",
 )
 
 
@@ -44,11 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "--mechanism",
-        required=True,
-        help="dpsgd, si_dpsgd, discrete_sgd, dp_dropout, sgld, matrix or none",
-    )
+    add("--mechanism", required=True, choices=mechanism_names(), help="what noise is added")
     add("--num_examples", type=int, required=True, help="public number of examples")
     add("--lot_size", "--batch_size", type=int, required=True, help="nominal lot size")
     length = parser.add_mutually_exclusive_group(required=True)
@@ -65,21 +74,27 @@ def _parser() -> argparse.ArgumentParser:
     add("--guarantee", choices=KINDS, default="proven", help="which guarantee meets --epsilon")
     add("--delta", type=float, default=1e-5, help="probability parameter")
     add("--adjacency", choices=ADJACENCIES, default="zero_out", help="neighbouring relation")
-    add("--sampling", choices=SAMPLINGS, default="poisson", help="how lots are drawn")
+    add("--sampling", choices=sampling_names(), default="poisson", help="how lots are drawn")
+    add(
+        "--nominal",
+        action="store_true",
+        help="num_examples was fixed without looking at the data (add_or_remove_one needs it)",
+    )
     add("--max_lot_size", type=int, help="lots that draw more are cut")
     add("--microbatch_size", type=int, default=1, help="examples whose mean is clipped")
-    add("--learning_rate", type=float, default=1.0, help="initial learning rate")
+    add("--learning_rate", type=float, help="initial learning rate (si_dpsgd)")
     add("--learning_rate_decay", type=float, default=1.0, help="factor per epoch")
     add("--momentum", type=float, default=0.0, help="momentum coefficient")
     add("--nesterov", action="store_true", help="Nesterov momentum")
     add("--draws", type=int, default=1, help="noise draws around each mean")
     add("--optimizer", default="sgd", help="update rule")
-    add("--release", choices=RELEASES, default="theta", help="what is published (si_dpsgd)")
+    add("--release", default="theta", help="theta, or mu for the un-noised means (si_dpsgd)")
     add("--batch_statistics", action="store_true", help="statistics over the private lot")
-    add("--seeded", action="store_true", help="the noise came from a seed of the user's")
+    add("--start", choices=STARTS, default="assumed", help="where the weights began")
+    add("--insecure_seed", action="store_true", help="the noise came from a seed of the user's")
     add("--clip_groups", type=int, default=1, help="groups of weights that are clipped separately")
     add("--groups", type=int, default=1, help="groups that take turns (cyclic_poisson)")
-    add("--noise", choices=FAMILIES, default="gaussian", help="family of noise (discrete_sgd)")
+    add("--noise", choices=FAMILIES, help="family of noise (discrete_sgd)")
     add("--degrees_of_freedom", type=float, help="of student_t noise")
     add("--num_weights", type=int, help="length of a gradient (discrete_sgd)")
     add(
@@ -89,8 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--strategy", choices=STRATEGIES, help="how noise is correlated (matrix)")
     add("--bands", type=int, help="coefficients of the strategy")
-    add("--objective", choices=OBJECTIVES, default="mean", help="what banded_toeplitz minimizes")
-    add("--composition", choices=COMPOSITIONS, help="the paper's recipe (dp_dropout, sgld)")
+    add("--objective", choices=OBJECTIVES, help="what banded_toeplitz minimizes")
+    add("--composition", help="the paper's recipe (dp_dropout, sgld)")
     add("--json", action="store_true", help="print JSON instead of words")
     return parser
 
@@ -101,35 +116,37 @@ def _run(flags: argparse.Namespace) -> Run:
         steps = steps_for(flags.epochs, flags.num_examples, flags.lot_size, flags.sampling)
     if steps < 1:
         raise ValueError("Expected at least one step. Received none: raise --epochs or --steps.")
-    rates = flags.learning_rate
-    if flags.learning_rate_decay != 1.0:
-        per_epoch = max(1, flags.num_examples // flags.lot_size)
-        rates = tuple(
-            flags.learning_rate * flags.learning_rate_decay ** (t // per_epoch)
-            for t in range(steps)
-        )
-    encoding = correlation = None
-    if flags.mechanism == "discrete_sgd":
-        if flags.num_weights is None:
-            raise ValueError("Expected --num_weights for discrete_sgd. Received none.")
-        encoding = Encoding(
-            noise=flags.noise,
-            degrees_of_freedom=flags.degrees_of_freedom,
-            num_weights=flags.num_weights,
-            largest_entry=flags.largest_entry,
-        )
-    elif flags.mechanism == "matrix":
-        if flags.strategy is None:
-            raise ValueError("Expected --strategy for matrix. Received none.")
-        correlation = strategy(flags.strategy, steps, flags.bands, flags.objective)
+    fields = {name: getattr(flags, name) for name in _SAME_NAME}
+    noise = 0.0 if flags.noise_multiplier is None else flags.noise_multiplier
     return Run(
         steps=steps,
-        encoding=encoding,
-        strategy=correlation,
-        learning_rates=rates,
-        noise_multiplier=0.0 if flags.noise_multiplier is None else flags.noise_multiplier,
-        **{name: getattr(flags, name) for name in _SAME_NAME},
+        noise_multiplier=noise,
+        learning_rates=_learning_rates(flags, steps),
+        **fields,
+        **_made_by_the_mechanism(flags, steps),
     )
+
+
+def _learning_rates(flags: argparse.Namespace, steps: int):
+    """The schedule, or None where no flag asks for one."""
+    if flags.learning_rate is None and flags.learning_rate_decay == 1.0:
+        return None
+    initial = 1.0 if flags.learning_rate is None else flags.learning_rate
+    if flags.learning_rate_decay == 1.0:
+        return initial
+    per_epoch = max(1, flags.num_examples // flags.lot_size)
+    return tuple(initial * flags.learning_rate_decay ** (t // per_epoch) for t in range(steps))
+
+
+def _made_by_the_mechanism(flags: argparse.Namespace, steps: int) -> dict:
+    kind = mechanism_class(flags.mechanism)
+    for name in _OPTIONS:
+        if getattr(flags, name) is not None and name not in kind.options:
+            raise ValueError(
+                f"Expected --{name} with a mechanism that has such a setting. Received it with "
+                f"{flags.mechanism!r}. Leave it out."
+            )
+    return kind.from_options({name: getattr(flags, name) for name in kind.options}, steps)
 
 
 def _answer(flags: argparse.Namespace) -> str:
@@ -142,21 +159,23 @@ def _answer(flags: argparse.Namespace) -> str:
         noise = calibration.noise_for(
             flags.epsilon, flags.delta, run, flags.guarantee, flags.adjacency
         )
-        run = run.with_(noise_multiplier=noise)
+        run = run.with_noise(noise)
     claimed = guarantees.claimed(run, flags.delta, flags.adjacency)
     proven = guarantees.proven(run, flags.delta, flags.adjacency)
+    statement = wording.Statement.from_guarantees([run], claimed, proven)
     if flags.json:
         return json.dumps(
             {
-                "noise_multiplier": run.noise_multiplier,
+                "noise_multiplier": getattr(run, "noise_multiplier", None),
                 "claimed": claimed.to_dict(),
                 "proven": proven.to_dict(),
                 "run": run.to_dict(),
+                "statement": statement.to_dict(),
             },
             indent=2,
             allow_nan=False,
         )
-    lines = [wording.render([run], claimed, proven)]
+    lines = [statement.text()]
     if flags.epsilon is not None:
         lines.insert(
             0,

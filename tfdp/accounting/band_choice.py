@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterator
 
 from tfdp.accounting.calibration import CalibrationError, noise_for, quick_noise_for
+from tfdp.accounting.mechanisms.matrix import Matrix
 from tfdp.accounting.run import Run
+from tfdp.accounting.sampling import CyclicPoisson
 from tfdp.accounting.strategies import losses, strategy
 
 # Rényi bounds rank the candidates; those that come this close to the best are judged exactly.
@@ -81,12 +83,15 @@ def _candidates(run: Run, objective: str, most: int) -> Iterator[Run]:
     bands = 1
     while bands <= min(most, run.steps) and bands * run.lot_size <= run.num_examples:
         yield run.with_(
-            mechanism="matrix",
-            sampling="cyclic_poisson",
-            groups=bands,
-            num_examples=run.num_examples - run.num_examples % bands,
-            strategy=strategy("banded_toeplitz", run.steps, bands, objective),
-            noise_multiplier=1.0,
+            mechanism=Matrix(
+                strategy=strategy("banded_toeplitz", run.steps, bands, objective),
+                noise_multiplier=1.0,
+            ),
+            sampling=CyclicPoisson(
+                groups=bands,
+                num_examples=run.num_examples - run.num_examples % bands,
+                lot_size=run.lot_size,
+            ),
         )
         bands *= 2
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tfdp.accounting import gaussian, guarantees, privacy_loss
-from tfdp.accounting.analysis import check_adjacency_fits
+from tfdp.accounting.analysis import analyse
 from tfdp.accounting.guarantee import (
     check_adjacency,
     check_delta,
@@ -17,9 +17,7 @@ from tfdp.accounting.guarantee import (
     check_kind,
 )
 from tfdp.accounting.guarantees import guarantee
-from tfdp.accounting.privacy_loss import GaussianLoss, RandomGaussianLoss
 from tfdp.accounting.run import Run
-from tfdp.accounting.subsampled import SubsampledLoss, rdp_to_epsilon, total_rdp
 
 # How far below the budget a calibrated epsilon may stay, relative to it.
 _TOLERANCE = 5e-5
@@ -43,12 +41,14 @@ def noise_for(
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run to be executed; its own noise multiplier is ignored.
+      run: The run to be executed; its own noise multiplier is ignored. A table of noise
+        multipliers is kept in shape: every value is multiplied by the number that is returned.
       kind: Which guarantee has to stay within the budget.
       adjacency: Neighbouring relation.
 
     Returns:
-      A noise multiplier whose epsilon was evaluated and is at most `epsilon`.
+      A noise multiplier (or the common factor of a table) whose epsilon was evaluated and is at
+      most `epsilon`; `run.with_noise` takes either.
 
     Raises:
       CalibrationError: Where no noise gives a finite guarantee; the message names the reason.
@@ -61,44 +61,45 @@ def noise_for(
         raise CalibrationError("Expected a run of at least one step. Received steps=0.")
 
     def evaluate(noise: float) -> float:
-        return guarantee(kind, run.with_(noise_multiplier=noise), delta, adjacency).epsilon
+        return guarantee(kind, run.with_noise(noise), delta, adjacency).epsilon
 
-    if kind == "claimed":
-        probe = guarantee(kind, run.with_(noise_multiplier=_LARGEST_NOISE), delta, adjacency)
+    if kind == "proven":
+        noise = _proven_noise(epsilon, delta, run, adjacency, evaluate)
     else:
-        check_adjacency_fits(run, adjacency)
-        probe = guarantees.analyse(run.with_(noise_multiplier=1.0), delta, adjacency)
-        losses = probe.losses
+        _refuse_hopeless(guarantee(kind, run.with_noise(_LARGEST_NOISE), delta, adjacency), kind)
+        noise = _safe_root(evaluate, epsilon, 1.0, _TOLERANCE)
+    while not evaluate(noise) <= epsilon:
+        noise *= 1 + 1e-9
+    return noise
+
+
+def _proven_noise(
+    epsilon: float, delta: float, run: Run, adjacency: str, evaluate: Callable[[float], float]
+) -> float:
+    probe = analyse(run.with_noise(1.0), delta, adjacency)
+    _refuse_hopeless(probe, "proven")
+    mu = privacy_loss.common_mu(probe.losses)
+    if probe.scales and mu is not None:
+        # mu is proportional to 1/z, so the Gaussian profile is solved once.
+        return max(mu / gaussian.mu_of_epsilon(epsilon, delta), _LEAST_NOISE)
+    if probe.scales:
+        # The law of the participations does not depend on the noise, which only scales it.
+        def by_scale(noise: float) -> float:
+            return privacy_loss.epsilon_of(
+                privacy_loss.scaled(probe.losses, 1 / noise), delta
+            ).epsilon
+
+        return _safe_root(by_scale, epsilon, 1.0, _TOLERANCE)
+    quick = _rdp_only(run, delta, adjacency)
+    start = _safe_root(quick, epsilon, 1.0, 1e-3) if quick else 1.0
+    return _safe_root(evaluate, epsilon, start, _TOLERANCE)
+
+
+def _refuse_hopeless(probe, kind: str) -> None:
     if probe.reason:
         raise CalibrationError(
             f"No noise gives a finite {kind} guarantee for this run. {probe.reason}"
         )
-    if kind == "proven" and all(isinstance(loss, GaussianLoss) for loss in losses):
-        # mu is proportional to 1/z, so the Gaussian profile is solved once.
-        mu = math.hypot(*(loss.mu for loss in losses))
-        noise = max(mu / gaussian.mu_of_epsilon(epsilon, delta), _LEAST_NOISE)
-    elif (
-        kind == "proven"
-        and run.mechanism in ("si_dpsgd", "matrix")
-        and isinstance(losses[0], RandomGaussianLoss)
-    ):
-        # The law of the participations does not depend on the noise, which only scales it.
-        law = losses[0]
-        noise = _safe_root(
-            lambda z: gaussian.epsilon_of_mixture(
-                law.squares / z**2, law.probabilities, law.overflow, delta
-            ),
-            epsilon,
-            1.0,
-            _TOLERANCE,
-        )
-    else:
-        quick = _rdp_only(run, delta, adjacency) if kind == "proven" else None
-        start = _safe_root(quick, epsilon, 1.0, 1e-3) if quick else 1.0
-        noise = _safe_root(evaluate, epsilon, start, _TOLERANCE)
-    while not evaluate(noise) <= epsilon:
-        noise *= 1 + 1e-9
-    return noise
 
 
 def quick_noise_for(epsilon: float, delta: float, run: Run, adjacency: str = "zero_out") -> float:
@@ -116,17 +117,13 @@ def quick_noise_for(epsilon: float, delta: float, run: Run, adjacency: str = "ze
 def _rdp_only(run: Run, delta: float, adjacency: str) -> Callable[[float], float] | None:
     """A cheap upper bound on epsilon as a function of the noise, or None where there is none."""
 
-    def losses(noise: float):
-        return guarantees.analyse(run.with_(noise_multiplier=noise), delta, adjacency).losses
-
     def evaluate(noise: float) -> float:
-        pieces = losses(noise)
-        if not all(isinstance(loss, SubsampledLoss) for loss in pieces):
-            return privacy_loss.epsilon_of(pieces, delta).epsilon
-        rdp = total_rdp(pieces, 0.0)
-        return rdp_to_epsilon(rdp, delta)[0]
+        losses = analyse(run.with_noise(noise), delta, adjacency).losses
+        quick = privacy_loss.quick_epsilon(losses, delta)
+        return privacy_loss.epsilon_of(losses, delta).epsilon if quick is None else quick
 
-    return evaluate if all(isinstance(loss, SubsampledLoss) for loss in losses(1.0)) else None
+    probe = analyse(run.with_noise(1.0), delta, adjacency).losses
+    return None if privacy_loss.quick_epsilon(probe, delta) is None else evaluate
 
 
 def _safe_root(
@@ -218,12 +215,8 @@ def max_steps(
             return compose([*earlier, now], delta, adjacency).epsilon <= epsilon
         return guarantee(kind, now, delta, adjacency).epsilon <= epsilon
 
-    lengths = [
-        len(value)
-        for value in (run.learning_rates, run.noise_learning_rates, run.momentum, run.draws)
-        if isinstance(value, tuple)
-    ]
-    limit = min([_MOST_STEPS, *lengths])
+    described = run.described_steps
+    limit = _MOST_STEPS if described is None else min(_MOST_STEPS, described)
     if limit < 1 or not fits(1):
         return 0
     low, high = 1, 2  # low fits; high does not once the loop ends, or is beyond the limit
@@ -268,7 +261,7 @@ def epsilon_curve(
     full = run.with_(steps=int(counts[-1]))
     last = guarantee(kind, full, delta, adjacency)
     if kind == "proven" and math.isfinite(last.epsilon):
-        values = _proven_curve(full, counts, delta, adjacency)
+        values = list(full.mechanism.curve(full, counts, delta, adjacency))
     else:
         values = [
             guarantee(kind, run.with_(steps=int(n)), delta, adjacency).epsilon for n in counts
@@ -276,14 +269,3 @@ def epsilon_curve(
     values[-1] = last.epsilon
     # What was released early is part of what was released later, so the smaller later bound holds.
     return [float(v) for v in np.minimum.accumulate(values[::-1])[::-1]]
-
-
-def _proven_curve(full: Run, counts: np.ndarray, delta: float, adjacency: str) -> list[float]:
-    analysis = guarantees.analyse(full, delta, adjacency)
-    if len(analysis.losses) == 1 and isinstance(analysis.losses[0], SubsampledLoss):
-        rounds = [full.with_(steps=int(n)).rounds for n in counts]
-        return privacy_loss.subsampled_curve(analysis.losses[0], rounds, delta)
-    curve = getattr(guarantees.mechanism_module(full.mechanism), "curve", None)
-    if curve is not None:
-        return curve(full, counts, delta, adjacency)
-    return [guarantees.proven(full.with_(steps=int(n)), delta, adjacency).epsilon for n in counts]

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfdp.accounting.run import Run
+from tfdp.accounting.noise_tables import Noise, levels
+from tfdp.accounting.sampling import Sampling
 from tfdp.accounting.subsampled import Component, SubsampledLoss, one_round_rdp
 
 ORDERS_2020 = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)
@@ -39,12 +40,19 @@ class Claim:
     reason: str | None = None
 
 
-def poisson_rdp(run: Run) -> np.ndarray:
-    """Rényi divergences of all steps of `run` at `ORDERS_2020`, as if it were Poisson DP-SGD."""
-    if run.steps == 0:
-        return np.zeros(len(ORDERS_2020))
-    component = Component(1.0, run.lot_size / run.num_examples, run.noise_multiplier)
-    return run.steps * one_round_rdp(SubsampledLoss((component,), 1), ORDERS_2020)
+def poisson_rdp(sampling: Sampling, noise: Noise, steps: int) -> np.ndarray:
+    """Rényi divergences of all steps at `ORDERS_2020`, as if each were a Poisson lot of DP-SGD.
+
+    Args:
+      sampling: How lots were really drawn; its N and L count.
+      noise: Noise over clip norm, one number or one for each step.
+      steps: Number of steps.
+    """
+    total = np.zeros(len(ORDERS_2020))
+    for multiplier, count in levels(noise, steps):
+        component = Component(1.0, sampling.lot_size / sampling.num_examples, multiplier)
+        total = total + count * one_round_rdp(SubsampledLoss((component,), 1), ORDERS_2020)
+    return total
 
 
 def classic_epsilon(rdp: Sequence[float], delta: float) -> tuple[float, float]:

@@ -1,32 +1,19 @@
-"""What DP-SGD would cost at the same proven epsilon: advice for a user of SI-DPSGD.
-
-Theorem E. At a constant learning rate in fixed-order epochs, the largest noise on the prefix sums
-of SI-DPSGD is sqrt((k+1)(2k+1)/(6k)) >= 1 times that of DP-SGD without amplification, k being the
-number of participations. The absence of a random walk is paid for in full by the noise that the
-un-noised means require.
-"""
+"""Advice: what another mechanism would cost at the same proven epsilon."""
 
 import dataclasses
-import math
 
-import numpy as np
-
-from tfdp.accounting.calibration import CalibrationError, noise_for
-from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
-from tfdp.accounting.guarantees import proven
-from tfdp.accounting.linear_response import Dynamics, full_columns
 from tfdp.accounting.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """SI-DPSGD against DP-SGD at the same proven epsilon, lots and steps.
+    """A mechanism with weight noise against DP-SGD at the same proven epsilon, lots and steps.
 
     Attributes:
       epsilon: The proven epsilon that both share.
       noise_same_sampling: Noise multiplier of DP-SGD with the run's own sampling, or None.
       noise_poisson: Noise multiplier of DP-SGD with Poisson lots, or None.
-      final_noise_ratio: Noise in the final weights, SI-DPSGD over DP-SGD, same sampling.
+      final_noise_ratio: Noise in the final weights, this mechanism over DP-SGD, same sampling.
       final_noise_ratio_poisson: The same, against Poisson lots.
       prefix_noise_ratio: Largest noise along the way (on the prefix sums), same sampling.
       sentence: All of it in words.
@@ -42,14 +29,10 @@ class Advice:
 
 
 def advice(run: Run, delta: float, adjacency: str = "zero_out") -> Advice:
-    """Compares an SI-DPSGD run with DP-SGD at the same proven epsilon.
-
-    DP-SGD's noise goes through the update rule: its standard deviation in the final weights is
-    z' C/L sqrt(sum of H_s^2), where H_s is what a gradient of step s still moves (the learning rate
-    of step s without momentum). SI-DPSGD's is z C/L times the last learning rate.
+    """Compares a run with DP-SGD at the same proven epsilon, where its mechanism has such advice.
 
     Args:
-      run: With mechanism "si_dpsgd".
+      run: At least one step of a mechanism that has advice to give.
       delta: Probability in (0, 1).
       adjacency: Neighbouring relation.
 
@@ -59,71 +42,10 @@ def advice(run: Run, delta: float, adjacency: str = "zero_out") -> Advice:
     Raises:
       ValueError: For another mechanism, or a run without steps.
     """
-    if run.mechanism != "si_dpsgd" or run.steps == 0:
+    found = run.mechanism.advice(run, delta, adjacency)
+    if found is None:
         raise ValueError(
-            "Expected an si_dpsgd run of at least one step. Received "
-            f"mechanism={run.mechanism!r}, steps={run.steps}."
+            "Expected a run of at least one step with a mechanism that has advice to give. Received "
+            f"the mechanism {run.mechanism_name!r} and {run.steps} steps. Leave the advice out."
         )
-    target = proven(run, delta, adjacency)
-    if math.isinf(target.epsilon):
-        return Advice(
-            math.inf, None, None, None, None, None,
-            f"Nothing finite is proven for this run: {target.reason}",
-        )  # fmt: skip
-    other = run.with_(mechanism="dpsgd", draws=1)
-    same = _noise(target.epsilon, delta, other, adjacency)
-    poisson = None
-    if target.epsilon <= VACUOUS_ABOVE:
-        poisson = _noise(target.epsilon, delta, other.with_(sampling="poisson"), adjacency)
-    walk = float(np.linalg.norm(full_columns(Dynamics.of(run))))
-    noise_rates = run.schedule("noise_learning_rates") * run.noise_multiplier
-
-    def ratio(noise: float, noise_rate: float) -> float | None:
-        return float(noise_rate) / (noise * walk) if noise and walk else None
-
-    result = Advice(
-        epsilon=target.epsilon,
-        noise_same_sampling=same,
-        noise_poisson=poisson,
-        final_noise_ratio=ratio(same, noise_rates[-1]),
-        final_noise_ratio_poisson=ratio(poisson, noise_rates[-1]),
-        prefix_noise_ratio=ratio(same, noise_rates.max()),
-        sentence="",
-    )
-    return dataclasses.replace(result, sentence=_sentence(result))
-
-
-def _noise(epsilon: float, delta: float, run: Run, adjacency: str) -> float | None:
-    try:
-        return noise_for(epsilon, delta, run, "proven", adjacency)
-    except CalibrationError:
-        return None
-
-
-def _sentence(advice: Advice) -> str:
-    if advice.noise_same_sampling is None and advice.noise_poisson is None:
-        return "DP-SGD has no finite proven guarantee for such a run either."
-    epsilon = format_epsilon(advice.epsilon)
-    parts = []
-    for noise, ratio, lots in (
-        (advice.noise_same_sampling, advice.final_noise_ratio, "the same lots"),
-        (advice.noise_poisson, advice.final_noise_ratio_poisson, "Poisson lots"),
-    ):
-        if noise is None or ratio is None:
-            continue
-        times = f"{ratio:.3g} times" if ratio >= 1 else f"only {ratio:.3g} of"
-        parts.append(
-            f"with {lots} it needs noise multiplier {noise:.4g}, and SI-DPSGD's final weights carry "
-            f"{times} its noise"
-        )
-    best = advice.final_noise_ratio_poisson or advice.final_noise_ratio
-    verdict = (
-        "DP-SGD would do better in this measure"
-        if best and best > 1
-        else "DP-SGD is no better in this measure"
-    )
-    return (
-        f"At the same proven epsilon ({epsilon}) and the same steps, {verdict}: "
-        + "; ".join(parts)
-        + "."
-    )
+    return found

@@ -1,13 +1,17 @@
 """What gradient encoding adds, and to what: part of the description of a discrete_sgd run."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
 import numpy as np
 from scipy import special
 
-from tfdp.accounting.noise_families import FAMILIES
+from tfdp.accounting import records
+from tfdp.accounting.noise_families import FAMILIES, GAUSSIAN, STUDENT_T
+
+Family = tuple[str, float | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,8 +22,9 @@ class Encoding:
     vector of the codebook. The scale of the noise is the run's `noise_multiplier`.
 
     Attributes:
-      noise: Family of the noise, one of `noise_families.FAMILIES`.
-      degrees_of_freedom: Of Student's t (above 0); None for the other families.
+      noise: Family of the noise, one of `noise_families.FAMILIES`, or one for each step.
+      degrees_of_freedom: Of Student's t (above 0); None for the other families. Where either is a
+        table over steps, both are (one number stands for all steps with Student's t).
       num_weights: Number of weights, which is the length of every vector.
       codebook: Vectors as tuples of numbers (signs do not matter), or None.
       largest_entry: With codebook None: any codebook of vectors of norm at most 1 whose entries are
@@ -27,31 +32,17 @@ class Encoding:
       private_codebook: Whether the vectors were fitted to private gradients.
     """
 
-    noise: str = "gaussian"
-    degrees_of_freedom: float | None = None
+    noise: str | tuple[str, ...] = GAUSSIAN
+    degrees_of_freedom: float | tuple[float | None, ...] | None = None
     num_weights: int
     codebook: tuple[tuple[float, ...], ...] | None = None
     largest_entry: float | None = None
     private_codebook: bool = False
 
     def __post_init__(self):
-        if self.noise not in FAMILIES:
-            raise ValueError(
-                f"Expected noise to be one of {', '.join(FAMILIES)}. Received {self.noise!r}."
-            )
-        nu = self.degrees_of_freedom
-        if self.noise == "student_t":
-            if nu is None or not nu > 0 or not math.isfinite(nu):
-                raise ValueError(
-                    "Expected degrees_of_freedom to be a finite number above 0 for student_t "
-                    f"noise. Received {nu!r}. Pass for example 9."
-                )
-            object.__setattr__(self, "degrees_of_freedom", float(nu))
-        elif nu is not None:
-            raise ValueError(
-                f"Expected degrees_of_freedom with student_t noise only. Received {nu!r} with "
-                f"{self.noise!r}. Leave it out."
-            )
+        noise, nu = _families(self.noise, self.degrees_of_freedom)
+        object.__setattr__(self, "noise", noise)
+        object.__setattr__(self, "degrees_of_freedom", nu)
         n = self.num_weights
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or not n >= 1:
             raise ValueError(
@@ -112,13 +103,96 @@ class Encoding:
             )
         return f"one vector, the {self.num_weights} quantiles of N(0, 1) scaled to norm 1"
 
+    # -- families over steps -----------------------------------------------------------------------
+
+    def described_steps(self) -> int | None:
+        """Number of steps that the table of families covers, or None for one family."""
+        return len(self.noise) if isinstance(self.noise, tuple) else None
+
+    def check(self, steps: int) -> None:
+        """Raises ValueError where the table of families is shorter than the run."""
+        length = self.described_steps()
+        if length is not None and length < steps:
+            raise ValueError(
+                f"Expected noise to name a family for each of the {steps} steps. Received {length} "
+                "names. Pass one family or the whole table."
+            )
+
+    def runs_of_families(self, steps: int) -> list[tuple[Family, int]]:
+        """((family, degrees of freedom), number of steps in a row) up to `steps`."""
+        if not isinstance(self.noise, tuple):
+            return [((self.noise, self.degrees_of_freedom), steps)]
+        table = zip(self.noise[:steps], self.degrees_of_freedom[:steps], strict=True)
+        return [(family, len(list(same))) for family, same in itertools.groupby(table)]
+
+    def families(self, steps: int) -> list[Family]:
+        """Every (family, degrees of freedom) of the first `steps` steps, once."""
+        return list(dict.fromkeys(family for family, _ in self.runs_of_families(steps)))
+
+    def of_family(self, family: str, degrees_of_freedom: float | None) -> "Encoding":
+        """The same codebook with one family of noise."""
+        return dataclasses.replace(self, noise=family, degrees_of_freedom=degrees_of_freedom)
+
+    def past(self, steps: int) -> tuple:
+        """What was used up to `steps`: equal for two descriptions of one past."""
+        plain = self.of_family(GAUSSIAN, None)
+        return plain, *self.runs_of_families(steps)
+
+    # -- reading and writing -----------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe fields; a table of families becomes its run lengths."""
+        fields = dataclasses.asdict(self)
+        for name in ("noise", "degrees_of_freedom"):
+            if isinstance(fields[name], tuple):
+                fields[name] = records.run_lengths(fields[name])
+        return fields
+
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Encoding":
-        """Inverse of `dataclasses.asdict`, after a passage through JSON."""
+        """Inverse of `to_dict`, after a passage through JSON."""
         fields = dict(fields)
+        for name in ("noise", "degrees_of_freedom"):
+            if isinstance(fields.get(name), dict):
+                fields[name] = records.from_run_lengths(fields[name])
         if fields.get("codebook") is not None:
             fields["codebook"] = tuple(tuple(vector) for vector in fields["codebook"])
         return cls(**fields)
+
+
+def _families(noise, degrees_of_freedom):
+    """Checked families and degrees of freedom: both plain, or both a table of one length."""
+    table = isinstance(noise, tuple | list)
+    if not table and not isinstance(degrees_of_freedom, tuple | list):
+        return noise, _degrees(noise, degrees_of_freedom)
+    names = tuple(noise) if table else (noise,) * len(degrees_of_freedom)
+    if not isinstance(degrees_of_freedom, tuple | list):
+        degrees_of_freedom = [degrees_of_freedom if name == STUDENT_T else None for name in names]
+    if len(names) != len(degrees_of_freedom):
+        raise ValueError(
+            f"Expected degrees_of_freedom for each of the {len(names)} steps of the table of noise. "
+            f"Received {len(degrees_of_freedom)} values. Pass one table of each, equally long."
+        )
+    return names, tuple(_degrees(n, nu) for n, nu in zip(names, degrees_of_freedom, strict=True))
+
+
+def _degrees(noise: str, nu: float | None) -> float | None:
+    """Checks one family; returns its degrees of freedom."""
+    if noise not in FAMILIES:
+        raise ValueError(f"Expected noise to be one of {', '.join(FAMILIES)}. Received {noise!r}.")
+    if noise != STUDENT_T:
+        if nu is not None:
+            raise ValueError(
+                f"Expected degrees_of_freedom with student_t noise only. Received {nu!r} with "
+                f"{noise!r}. Leave it out."
+            )
+        return None
+    if nu is None or not nu > 0 or not math.isfinite(nu):
+        raise ValueError(
+            "Expected degrees_of_freedom to be a finite number above 0 for student_t noise. "
+            f"Received {nu!r}. Pass for example 9."
+        )
+    return float(nu)
 
 
 def normal_quantiles(number: int) -> np.ndarray:

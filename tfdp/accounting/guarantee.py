@@ -9,14 +9,6 @@ KINDS = ("claimed", "proven")
 # Above this, exp(epsilon) bounds nothing that a person would call privacy.
 VACUOUS_ABOVE = 50.0
 
-SAMPLING_WORDS = {
-    "poisson": "Poisson lots",
-    "cyclic": "epochs in one fixed order",
-    "shuffle": "epochs in a fresh random order",
-    "with_replacement": "lots of fixed size drawn uniformly with replacement",
-    "cyclic_poisson": "Poisson lots from groups that take turns",
-    "unknown": "an unknown order (every example may be in every lot)",
-}
 ADJACENCY_WORDS = {
     "zero_out": "one record replaced by a record that contributes nothing",
     "replace_one": "one record replaced by any other record",
@@ -48,6 +40,23 @@ def check_delta(delta: float) -> float:
             "below 1/num_examples, for example 1e-5."
         )
     return float(delta)
+
+
+def delta_warning(delta: float, num_examples: int) -> str | None:
+    """A sentence where `delta` is so large that it allows what a reader would not expect, else None.
+
+    Publishing one record chosen at random, without any noise, has delta = 1/N and epsilon 0.
+
+    Args:
+      delta: Probability in (0, 1).
+      num_examples: Number N of examples, at least 1.
+    """
+    if check_delta(delta) < 1.0 / num_examples:
+        return None
+    return (
+        f"delta = {delta:g} is not below 1/N = {1.0 / num_examples:.3g}: a method that publishes one "
+        "whole record, chosen at random, would satisfy it. Use a delta well below 1/N."
+    )
 
 
 def check_epsilon(epsilon: float) -> float:
@@ -82,7 +91,7 @@ class Guarantee:
       delta: Probability parameter.
       kind: "claimed" (the paper's own formula) or "proven" (a theorem about the run).
       adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-      sampling: How lots were drawn, as in `Run`.
+      sampling: Name of the way in which lots were drawn.
       released: What the guarantee is about, in words.
       mechanism: Name of the mechanism.
       assumptions: Short sentences, each of which has to be true.

@@ -1,61 +1,13 @@
 """From a run, or the segments of one training, to a claimed or proven guarantee."""
 
-import importlib
 import math
 from collections.abc import Sequence
-from types import ModuleType
 
 from tfdp.accounting import claims, privacy_loss
-from tfdp.accounting.analysis import Analysis, check_adjacency_fits
+from tfdp.accounting.analysis import analyse, check_adjacency_fits
 from tfdp.accounting.guarantee import Guarantee, check_adjacency, check_delta, check_kind
+from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.accounting.run import Run
-
-_MODULES: dict[str, str] = {
-    "none": "tfdp.accounting.none",
-    "dpsgd": "tfdp.accounting.dpsgd",
-    "si_dpsgd": "tfdp.accounting.si_dpsgd",
-    "discrete_sgd": "tfdp.accounting.discrete_sgd",
-    "dp_dropout": "tfdp.accounting.dp_dropout",
-    "sgld": "tfdp.accounting.sgld",
-    "matrix": "tfdp.accounting.matrix",
-}
-
-
-def register_mechanism(name: str, module: str) -> None:
-    """Adds a mechanism.
-
-    Args:
-      name: Value of `Run.mechanism`.
-      module: Dotted name of a module with `analyse(run, delta, adjacency) -> Analysis`,
-        `RELEASED`, `CLAIM_ASSUMPTIONS`, and one of `claimed_rdp(run) -> array` at
-        `claims.ORDERS_2020` and `claimed_epsilon(run, delta) -> claims.Claim`. It may have
-        `curve(run, counts, delta, adjacency) -> list`, for showing progress cheaply.
-
-    Raises:
-      ValueError: Where the name already stands for another module.
-    """
-    if _MODULES.get(name, module) != module:
-        raise ValueError(f"Expected a new mechanism name. Received {name!r}, which is taken.")
-    _MODULES[name] = module
-
-
-def mechanisms() -> tuple[str, ...]:
-    """Names of all registered mechanisms."""
-    return tuple(sorted(_MODULES))
-
-
-def mechanism_module(name: str) -> ModuleType:
-    """Module that accounts for `name`. Raises ValueError where there is none."""
-    if name not in _MODULES:
-        raise ValueError(
-            f"Expected mechanism to be one of {', '.join(mechanisms())}. Received {name!r}."
-        )
-    return importlib.import_module(_MODULES[name])
-
-
-def analyse(run: Run, delta: float, adjacency: str) -> Analysis:
-    """Translates `run` into privacy losses (see `analysis.Analysis`)."""
-    return mechanism_module(run.mechanism).analyse(run, delta, adjacency)
 
 
 def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
@@ -64,7 +16,8 @@ def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
     Args:
       run: What was executed.
       delta: Probability in (0, 1).
-      adjacency: "zero_out", "replace_one", or "add_or_remove_one" (Poisson sampling only).
+      adjacency: "zero_out", "replace_one", or "add_or_remove_one" (Poisson sampling with a nominal
+        number of examples only).
 
     Returns:
       A `Guarantee` of kind "proven"; epsilon is infinite, with a reason, where nothing finite can
@@ -122,16 +75,11 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
     analyses = [analyse(run, delta, adjacency) for run in runs]
     common = {"delta": delta, "kind": "proven", "adjacency": adjacency, **_facts(runs)}
     reasons = _unique(a.reason for a in analyses if a.reason)
-    released = "; ".join(_unique(a.released for a in analyses)) or "nothing"
     if reasons:
-        return Guarantee(epsilon=math.inf, reason=" ".join(reasons), released=released, **common)
+        return Guarantee(epsilon=math.inf, reason=" ".join(reasons), **common)
     spent = privacy_loss.epsilon_of([loss for a in analyses for loss in a.losses], delta)
     assumptions = _unique(sentence for a in analyses for sentence in a.assumptions)
-    if sum(run.mechanism == "si_dpsgd" for run in runs) > 1:
-        assumptions = (
-            *assumptions,
-            "Every SI-DPSGD segment started from released weights, not from earlier means.",
-        )
+    assumptions = (*assumptions, *_segments_notes(runs))
     details = dict(spent.details)
     if len(analyses) == 1:
         details = analyses[0].details | {"conversion": details.pop("bound")} | details
@@ -144,7 +92,6 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
     return Guarantee(
         epsilon=spent.epsilon,
         mu=spent.mu,
-        released=released,
         assumptions=tuple(assumptions),
         details=details,
         reason=reason,
@@ -170,23 +117,27 @@ def claimed_composition(
     """
     check_delta(delta)
     check_adjacency(adjacency)
-    modules = [mechanism_module(run.mechanism) for run in runs]
-    renyi = [run for run, m in zip(runs, modules, strict=True) if hasattr(m, "claimed_rdp")]
-    others = _merged(run for run, m in zip(runs, modules, strict=True) if run not in renyi)
+    rdps = [run.mechanism.claimed_rdp(run) for run in runs]
+    renyi = [rdp for rdp in rdps if rdp is not None]
+    others = _merged(run for run, rdp in zip(runs, rdps, strict=True) if rdp is None)
     share = delta / (len(others) + bool(renyi) or 1)
-    parts = [mechanism_module(run.mechanism).claimed_epsilon(run, share) for run in others]
+    parts = [run.mechanism.claimed_epsilon(run, share) for run in others]
     if renyi or not others:
-        rdp = sum((mechanism_module(run.mechanism).claimed_rdp(run) for run in renyi), 0.0)
-        epsilon, order = claims.classic_epsilon(
-            rdp if renyi else [0.0] * len(claims.ORDERS_2020), share
-        )
+        rdp = sum(renyi) if renyi else [0.0] * len(claims.ORDERS_2020)
+        epsilon, order = claims.classic_epsilon(rdp, share)
         details = {"bound": "RDP, 2020 orders, classic conversion", "rdp_order": order}
-        parts.append(
-            claims.Claim(epsilon, details if math.isfinite(order) else {}, "No noise was added.")
+        reason = " ".join(
+            _unique(
+                run.mechanism.no_claim
+                for run, divergence in zip(runs, rdps, strict=True)
+                if divergence is not None and not math.isfinite(min(divergence))
+            )
         )
+        details = details if math.isfinite(order) else {}
+        parts.append(claims.Claim(epsilon, details, reason or "No noise was added."))
     epsilon = sum(part.epsilon for part in parts)
     reasons = _unique(part.reason for part in parts if math.isinf(part.epsilon) and part.reason)
-    assumptions = _unique(sentence for m in modules for sentence in m.CLAIM_ASSUMPTIONS)
+    assumptions = _unique(s for run in runs for s in run.mechanism.claim_assumptions)
     if adjacency == "replace_one":
         adjacency = "add_or_remove_one"
         assumptions = (*assumptions, "The paper's formula is for one record added or removed.")
@@ -195,7 +146,6 @@ def claimed_composition(
         delta=delta,
         kind="claimed",
         adjacency=adjacency,
-        released="; ".join(_unique(m.RELEASED for m in modules)) or "nothing",
         assumptions=tuple(assumptions),
         details=parts[0].details if len(parts) == 1 else {"bound": "sum of parts, delta split"},
         reason=" ".join(reasons) if math.isinf(epsilon) else None,
@@ -214,10 +164,18 @@ def _merged(runs) -> list[Run]:
 
 def _facts(runs: Sequence[Run]) -> dict[str, str]:
     return {
-        "sampling": ", ".join(_unique(run.sampling for run in runs)) or "none",
-        "mechanism": ", ".join(_unique(run.mechanism for run in runs)) or "none",
+        "sampling": ", ".join(_unique(run.sampling_name for run in runs)) or "nothing",
+        "mechanism": ", ".join(_unique(run.mechanism_name for run in runs)) or "nothing",
+        "released": "; ".join(_unique(run.mechanism.released for run in runs)) or "nothing",
     }
 
 
-def _unique(items) -> tuple[str, ...]:
+def _segments_notes(runs: Sequence[Run]) -> tuple[str, ...]:
+    """What has to be true where several segments of one mechanism compose."""
+    kinds: list[type[Mechanism]] = [type(run.mechanism) for run in runs]
+    several = _unique(kind for kind in kinds if kinds.count(kind) > 1)
+    return _unique(kind.segments_note for kind in several if kind.segments_note)
+
+
+def _unique(items) -> tuple:
     return tuple(dict.fromkeys(items))

@@ -1,6 +1,7 @@
 """The budget, and the ledger of what was spent. A ledger never goes back."""
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from tfdp.accounting.guarantee import (
     check_kind,
 )
 from tfdp.accounting.run import Run
+
+_VERSION = 2
 
 
 class BudgetExhausted(RuntimeError):
@@ -59,7 +62,21 @@ class Ledger:
 
     def __init__(self):
         self._entries: dict[str, Run] = {}
-        self.budget = None
+        self._budget: PrivacyBudget | None = None
+
+    @property
+    def budget(self) -> PrivacyBudget | None:
+        """The most that may be spent on what this ledger belongs to, or None."""
+        return self._budget
+
+    @budget.setter
+    def budget(self, budget: PrivacyBudget | None) -> None:
+        if budget is not None and not isinstance(budget, PrivacyBudget):
+            raise ValueError(
+                f"Expected a PrivacyBudget or None. Received {budget!r}. Pass "
+                "tfdp.accounting.PrivacyBudget(epsilon, delta)."
+            )
+        self._budget = budget
 
     def open(self, run: Run) -> str:
         """Adds a run with no step spent and returns its new id."""
@@ -97,7 +114,7 @@ class Ledger:
         """
         entry = self._entry(run_id)
         longer = run.with_(steps=entry.steps)
-        if _comparable(longer) != _comparable(entry):
+        if longer.past() != entry.past():
             raise LedgerError(
                 f"Expected the run {run_id} with longer schedules. Received another run. Open a "
                 "new one instead."
@@ -111,6 +128,8 @@ class Ledger:
     def merge(self, other: "Ledger") -> None:
         """Takes over everything `other` knows; for a common id the larger step count stands.
 
+        Of two budgets the stricter one stays; where they cannot be compared, mine.
+
         Raises:
           LedgerError: Where one id stands for two different runs; nothing is changed then.
         """
@@ -119,13 +138,14 @@ class Ledger:
             mine = merged.get(run_id, run)
             longer, shorter = (run, mine) if run.steps > mine.steps else (mine, run)
             # Up to what the shorter one has done, both have to tell the same story.
-            if _comparable(longer.with_(steps=shorter.steps)) != _comparable(shorter):
+            if longer.with_(steps=shorter.steps).past() != shorter.past():
                 raise LedgerError(
                     f"Expected one description of run {run_id}. Received two that differ. "
                     "Load the ledger that belongs to this model."
                 )
             merged[run_id] = longer
         self._entries = merged
+        self._budget = _stricter(self._budget, other._budget)
 
     @property
     def entries(self) -> Mapping[str, Run]:
@@ -154,33 +174,50 @@ class Ledger:
         return compose(self.runs, delta, adjacency)
 
     def to_json(self) -> str:
-        """Returns the ledger as JSON text; `from_json` is its inverse."""
+        """Returns the ledger as JSON text; `from_json` is its inverse.
+
+        The checksum finds damage and careless edits. It is no signature: whoever can write the file
+        can write another checksum.
+        """
+        content = {
+            "runs": {i: run.to_dict() for i, run in self._entries.items()},
+            "budget": self._budget and dataclasses.asdict(self._budget),
+        }
         return json.dumps(
-            {"version": 1, "runs": {i: run.to_dict() for i, run in self._entries.items()}},
-            sort_keys=True,
+            {"version": _VERSION, "sha256": _checksum(content), **content}, sort_keys=True
         )
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Reads what `to_json` wrote.
+        """Reads what `to_json` wrote, and what tfdp 0.1.0 wrote (which had no checksum).
 
         Raises:
-          LedgerError: Where the text is not a ledger. An unreadable ledger is never taken for an
-            empty one.
+          LedgerError: Where the text is not a ledger, or was edited or damaged. An unreadable ledger
+            is never taken for an empty one.
         """
         ledger = cls()
         try:
             content = json.loads(text)
-            if content["version"] != 1:
-                raise ValueError(f"unknown version {content['version']!r}")
+            version = content.pop("version")
+            if version not in (1, _VERSION):
+                raise ValueError(f"unknown version {version!r}")
+            if version == _VERSION:
+                _check_sum(content, content.pop("sha256"))
+                if content["budget"] is not None:
+                    ledger._budget = PrivacyBudget(**content["budget"])
             for run_id, fields in content["runs"].items():
                 ledger._entries[run_id] = Run.from_dict(fields)
+        except LedgerError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerError(f"Expected the JSON text of a ledger. Received {error}.") from error
         return ledger
 
     def __eq__(self, other) -> bool:
-        return isinstance(other, Ledger) and self._entries == other._entries
+        return isinstance(other, Ledger) and (self._entries, self._budget) == (
+            other._entries,
+            other._budget,
+        )
 
     __hash__ = None
 
@@ -195,10 +232,23 @@ class Ledger:
         return self._entries[run_id]
 
 
-def _comparable(run: Run) -> dict:
-    """The fields of a run, with schedules up to the steps that were spent."""
-    fields = dataclasses.asdict(run)
-    for name in ("learning_rates", "noise_learning_rates", "momentum", "draws"):
-        if isinstance(fields[name], tuple):
-            fields[name] = fields[name][: run.steps]
-    return fields
+def _stricter(mine: PrivacyBudget | None, other: PrivacyBudget | None) -> PrivacyBudget | None:
+    if mine is None or other is None:
+        return mine or other
+    same = dataclasses.replace(other, epsilon=mine.epsilon) == mine
+    return other if same and other.epsilon < mine.epsilon else mine
+
+
+def _checksum(content: dict) -> str:
+    """SHA-256 of the canonical JSON of everything that a ledger says."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _check_sum(content: dict, expected: str) -> None:
+    found = _checksum(content)
+    if found != expected:
+        raise LedgerError(
+            f"The ledger was edited or damaged: expected checksum {expected}, found {found}. Use an "
+            "unchanged copy; a ledger never forgets what was spent."
+        )

@@ -4,11 +4,12 @@ SI-DPSGD keeps means mu_{t+1} = mu_t - lr_t v_t and releases theta_{t+1} = mu_{t
 standard deviation lr_t C z / L. After dividing row t by its noise scale, the released weights are
 y_t = sum_s W[t, s] G_s / C + z xi_t, with G_s the clipped sum of step s and
 
-    W[t, s] = (sqrt(n_t) / noise_lr_t) * sum_{r=s..t} lr_r prod_{j=s+1..r} beta_j
+    W[t, s] = (sqrt(n_t) z / (z_t noise_lr_t)) * sum_{r=s..t} lr_r prod_{j=s+1..r} beta_j
 
-for heavy-ball momentum v_t = beta_t v_{t-1} + g_t (n_t: number of noise draws around one mean), and
-the same with g_t + beta_t v_t in place of v_t for Nesterov momentum. No learning rate and no beta
-is negative, so W >= 0.
+for heavy-ball momentum v_t = beta_t v_{t-1} + g_t, and the same with g_t + beta_t v_t in place of
+v_t for Nesterov momentum. Here n_t is the number of noise draws around one mean, z_t the noise
+multiplier of step t, and z that of the first step. No learning rate and no beta is negative, so
+W >= 0.
 
 Theorem A. Fix all sampling and let m_s be the multiplicity of the record in step s. The released
 weights are mu-GDP for zero_out adjacency with mu = ||W m|| / z, and a linear loss attains it. The
@@ -29,7 +30,7 @@ class Dynamics:
     Attributes:
       lr: Learning rates.
       beta: Momentum coefficients.
-      row_weight: n_t / noise_lr_t^2; 0 for a row that has not moved and carries no noise.
+      row_weight: n_t (z / z_t)^2 / noise_lr_t^2; 0 for a row that has not moved and carries no noise.
       nesterov: Whether momentum is Nesterov's.
       bare_step: First step whose weights moved and were released without noise, or None.
     """
@@ -42,13 +43,16 @@ class Dynamics:
 
     @classmethod
     def of(cls, run: Run) -> "Dynamics":
-        """Reads the coefficients off a run."""
+        """Reads the coefficients off a run of the SI-DPSGD mechanism, with noise in every step."""
         lr, noise_lr = run.schedule("learning_rates"), run.schedule("noise_learning_rates")
+        noise = run.schedule("noise_multiplier")
         noisy = noise_lr > 0
         # A row without noise says nothing as long as the mean has not moved.
         bare = ~noisy & (np.maximum.accumulate(lr) > 0)
         row_weight = np.zeros(run.steps)
         row_weight[noisy] = run.schedule("draws")[noisy] / noise_lr[noisy] ** 2
+        if run.steps:
+            row_weight *= (noise[0] / noise) ** 2  # exactly 1 where the noise is the same
         return cls(
             lr,
             run.schedule("momentum"),

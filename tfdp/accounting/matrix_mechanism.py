@@ -9,8 +9,9 @@ sampling:
 * "cyclic": in every steps_per_epoch-th step; the worst offset.
 * "shuffle": somewhere in every epoch.
 * "unknown": in every step.
-* "poisson", "with_replacement": an average of Gaussian profiles over the law of ||W m|| (Theorem B,
-  see `participation`). Nothing is amplified here: a dense column gives away when it was used.
+* independent draws in every step ("poisson", "with_replacement", "fixed_size"): an average of
+  Gaussian profiles over the law of ||W m|| (Theorem B, see `participation`). Nothing is amplified
+  here: a dense column gives away when it was used.
 * "cyclic_poisson": in every turn of one group.
 """
 
@@ -47,90 +48,58 @@ class Response(Protocol):
         """w where W is w times the matrix of prefix sums, else None."""
 
 
-def is_random(run: Run) -> bool:
-    """Whether the number of participations of a record is random, with a law to average over."""
-    return run.sampling == "with_replacement" or (
-        run.sampling == "poisson" and run.lot_size < run.num_examples
-    )
-
-
-def loss_of(run: Run, response: Response, factor: float, delta: float) -> tuple[Loss, dict]:
+def loss_of(run: Run, response: Response, scale: float, delta: float) -> tuple[Loss, dict]:
     """The privacy loss of a run with at least one step.
 
     Args:
       run: The run.
       response: Its matrix.
-      factor: Sensitivity of one participation in clip norms.
+      scale: Sensitivity of one participation over the noise, both in clip norms.
       delta: Decides how much tail mass is left out under random sampling.
 
     Returns:
       (loss, details).
     """
-    if is_random(run):
-        return _random(run, response, factor, delta)
-    squares, details = squared_norms(run, response, np.array([run.steps]))
+    if run.sampling.trials() is not None:
+        return _random(run, response, scale, delta)
+    squares, how = run.sampling.squares(response, np.array([run.steps]))
     norm = math.sqrt(squares[0])
-    details["response_norm"] = norm
-    return GaussianLoss(factor * norm / run.noise_multiplier), details
+    return GaussianLoss(scale * norm), {"bound": how, "response_norm": norm}
 
 
-def squared_norms(run: Run, response: Response, steps: np.ndarray) -> tuple[np.ndarray, dict]:
-    """||W m||^2 of the worst record after each of `steps`, for non-random participation.
-
-    Args:
-      run: The run; a Poisson run only where every lot is the whole data set.
-      response: Its matrix.
-      steps: Step counts in 1..T, increasing.
-
-    Returns:
-      (squares, details).
-    """
-    if run.sampling == "cyclic":
-        squares, how = response.cyclic(run.steps_per_epoch, steps)
-    elif run.sampling == "cyclic_poisson":
-        squares, how = response.cyclic(run.groups, steps)
-    elif run.sampling == "shuffle":
-        squares, how = response.shuffled(run.steps_per_epoch, steps)
-    else:
-        squares, how = response.every_step(steps), "participation in every step"
-    return squares, {"bound": how}
-
-
-def _random(run: Run, response: Response, factor: float, delta: float) -> tuple[Loss, dict]:
-    scale = response.prefix_sum_scale()
-    if scale is not None:
+def _random(run: Run, response: Response, scale: float, delta: float) -> tuple[Loss, dict]:
+    prefix_sum = response.prefix_sum_scale()
+    if prefix_sum is not None:
         squares, probabilities, overflow = prefix_sum_law(run, delta)
-        squares = squares * scale * scale
+        squares = squares * prefix_sum * prefix_sum
         details = {"bound": "Theorem B, binned law of prefix sums"}
     else:
         squares, probabilities, overflow = triangle_law(run, response, delta)
         details = {"bound": "Theorem B, law of the sum of column norms"}
-    scale = factor / run.noise_multiplier
     details["response_norm_mean"] = float(np.sqrt(squares) @ probabilities)
     return RandomGaussianLoss(squares * scale * scale, probabilities, overflow), details
 
 
-def curve(run: Run, response_of, counts: np.ndarray, factor: float, delta: float) -> list[float]:
+def curve(run: Run, response_of, counts: np.ndarray, scale: float, delta: float) -> list[float]:
     """Proven epsilon after each of `counts` steps, from one pass over the steps.
 
     Args:
       run: With `steps` the largest of `counts`, and a finite guarantee there.
       response_of: Function from a run to its `Response`.
       counts: Step counts, increasing, at least 0.
-      factor: Sensitivity of one participation in clip norms.
+      scale: Sensitivity of one participation over the noise, both in clip norms.
       delta: Probability in (0, 1).
 
     Returns:
       One upper bound for each of `counts`.
     """
-    scale = factor / run.noise_multiplier
-    if is_random(run):
+    if run.sampling.trials() is not None:
         return [
             _coarse(run.with_(steps=int(n)), response_of, scale, delta) if n else 0.0
             for n in counts
         ]
     positive = counts[counts > 0]
-    squares = squared_norms(run, response_of(run), positive)[0] if len(positive) else []
+    squares = run.sampling.squares(response_of(run), positive)[0] if len(positive) else []
     zeros = [0.0] * (len(counts) - len(positive))
     return zeros + [gaussian.epsilon_of_mu(scale * math.sqrt(s), delta) for s in squares]
 

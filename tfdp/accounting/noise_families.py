@@ -16,7 +16,8 @@ import math
 import numpy as np
 from scipy import special
 
-FAMILIES = ("gaussian", "student_t", "laplace", "sech", "variance_gamma", "cauchy")
+GAUSSIAN, STUDENT_T = "gaussian", "student_t"
+FAMILIES = (GAUSSIAN, STUDENT_T, "laplace", "sech", "variance_gamma", "cauchy")
 
 # E[(d log z / dx)^2] at scale 1 (the location Fisher information).
 _FISHER = {"gaussian": 1.0, "laplace": 1.0, "sech": 0.5}

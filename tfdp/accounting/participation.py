@@ -15,6 +15,7 @@ import numpy as np
 from scipy import special
 
 from tfdp.accounting.run import Run
+from tfdp.accounting.sampling import Sampling
 
 Law = tuple[np.ndarray, np.ndarray, float]
 
@@ -23,13 +24,12 @@ _TAIL_SHARE = 1e-6
 _DP_CELLS = 4_000_000
 
 
-def trials(run: Run) -> tuple[int, float]:
+def trials(sampling: Sampling) -> tuple[int, float]:
     """(number, chance) of the independent draws of a record in one step."""
-    if run.sampling == "poisson":
-        return 1, run.sampling_probability
-    if run.sampling == "with_replacement":
-        return run.lot_size, 1.0 / run.num_examples
-    raise ValueError(f"Expected random sampling. Received {run.sampling!r}.")
+    found = sampling.trials()
+    if found is None:
+        raise ValueError(f"Expected random sampling. Received {sampling.name!r}.")
+    return found
 
 
 def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float]:
@@ -51,31 +51,31 @@ def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float
     return np.exp(log_pmf[: last + 1]), float(beyond[last])
 
 
-def occurrence_law(run: Run, delta: float, factor: float) -> Law:
-    """Law of (factor * K)-fold participation in DP-SGD when every step is revealed.
+def occurrence_law(sampling: Sampling, steps: int, delta: float, scale: float) -> Law:
+    """Law of mu^2 = scale^2 sum m_s^2 in DP-SGD when every step is revealed.
 
-    A record that is drawn m_s times in step s moves that step's sum by at most factor * m_s * C,
-    so mu^2 = factor^2 sum m_s^2 / z^2. Drawing twice in one step is rare; the sum of squares is
-    counted exactly by convolution.
+    A record that is drawn m_s times in step s moves that step's sum by at most scale * m_s standard
+    deviations of the noise. Drawing twice in one step is rare; the sum of squares is counted exactly
+    by convolution.
 
     Args:
-      run: With random sampling; its noise multiplier divides the result.
+      sampling: Random sampling.
+      steps: Number of steps.
       delta: Sets how much of the tail is left out.
-      factor: Sensitivity of one occurrence in units of the clip norm.
+      scale: Sensitivity of one occurrence in units of the noise.
     """
-    number, chance = trials(run)
+    number, chance = trials(sampling)
     tail = _TAIL_SHARE * delta
     if number == 1:
-        probabilities, overflow = binomial(run.steps, chance, tail)
+        probabilities, overflow = binomial(steps, chance, tail)
         k_squares = np.arange(len(probabilities), dtype=float)
     else:
-        one, over = binomial(number, chance, tail / max(run.steps, 1))
+        one, over = binomial(number, chance, tail / max(steps, 1))
         step = np.zeros((len(one) - 1) ** 2 + 1)
         step[np.arange(len(one)) ** 2] = one
-        probabilities, overflow = _power(step, run.steps, tail)
-        overflow += run.steps * over
+        probabilities, overflow = _power(step, steps, tail)
+        overflow += steps * over
         k_squares = np.arange(len(probabilities), dtype=float)
-    scale = factor / run.noise_multiplier
     return k_squares * scale * scale, probabilities, overflow
 
 
@@ -113,7 +113,7 @@ def prefix_sum_law(run: Run, delta: float, bins: int = 50) -> Law:
       delta: Sets how much of the tail is left out.
       bins: Number of bins to aim for.
     """
-    number, chance = trials(run)
+    number, chance = trials(run.sampling)
     tail = _TAIL_SHARE * delta
     length = max(1, run.steps // bins)
     count = -(-run.steps // length)  # the last bin is filled up, which again only adds rows
@@ -158,7 +158,7 @@ def triangle_law(run: Run, response, delta: float, levels: int = 400) -> Law:
       delta: Sets how much of the tail is left out.
       levels: Resolution.
     """
-    number, chance = trials(run)
+    number, chance = trials(run.sampling)
     tail = _TAIL_SHARE * delta
     norms = response.column_norms()
     if not norms.max() > 0:

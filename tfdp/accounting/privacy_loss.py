@@ -119,6 +119,37 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
     return _epsilon_of_steps(sampled, mu, delta)
 
 
+def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
+    """Gaussian losses with every mu times `factor` (see `analysis.Analysis.scales`)."""
+    result = []
+    for loss in losses:
+        if isinstance(loss, GaussianLoss):
+            result.append(GaussianLoss(loss.mu * factor))
+        elif isinstance(loss, RandomGaussianLoss):
+            result.append(dataclasses.replace(loss, squares=loss.squares * factor * factor))
+        else:
+            raise TypeError(f"Expected Gaussian losses. Received {type(loss).__name__}.")
+    return tuple(result)
+
+
+def common_mu(losses: Sequence[Loss]) -> float | None:
+    """The mu of Gaussian losses together, or None where there are others."""
+    if not all(isinstance(loss, GaussianLoss) for loss in losses):
+        return None
+    return math.hypot(*(loss.mu for loss in losses))
+
+
+def quick_epsilon(losses: Sequence[Loss], delta: float) -> float | None:
+    """An upper bound from Rényi divergences in a fraction of the time, or None.
+
+    None where some of the steps are not amplified, or where there are none at all.
+    """
+    if not losses or not all(isinstance(loss, SubsampledLoss) for loss in losses):
+        return None
+    left = delta - sum(loss.steps * loss.overflow for loss in losses)
+    return rdp_to_epsilon(total_rdp(losses, 0.0), left)[0] if left > 0 else math.inf
+
+
 def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
     """Law of `constant` plus the sum of independent mu^2; several laws are added on one grid."""
     overflow = sum(loss.overflow for loss in random)

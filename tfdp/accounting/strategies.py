@@ -80,9 +80,13 @@ class Strategy:
             return sqrt_coefficients(length)
         return np.array((self.coefficients or (1.0,))[:length])
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe fields."""
+        return dataclasses.asdict(self)
+
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Strategy":
-        """Inverse of `dataclasses.asdict`, after a passage through JSON."""
+        """Inverse of `to_dict`, after a passage through JSON."""
         fields = dict(fields)
         if fields.get("coefficients") is not None:
             fields["coefficients"] = tuple(fields["coefficients"])

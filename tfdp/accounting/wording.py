@@ -1,26 +1,180 @@
-"""The privacy statement: both guarantees in plain words, with what they do not cover."""
+"""The privacy statement: both guarantees in plain words, with what they do not cover.
 
+Written for a person who is no expert, and for three places: a terminal (`text`), a JSON record
+(`to_dict`) and a model card (`markdown`).
+"""
+
+import dataclasses
+import math
 from collections.abc import Sequence
+from typing import Any
 
+from tfdp.accounting.analysis import INSECURE_SEED
 from tfdp.accounting.guarantee import (
     ADJACENCY_WORDS,
-    SAMPLING_WORDS,
+    VACUOUS_ABOVE,
     Guarantee,
     check_delta,
+    delta_warning,
     format_epsilon,
 )
 from tfdp.accounting.guarantees import claimed_composition, proven_composition
 from tfdp.accounting.run import Run
 
 NOT_COVERED = (
-    "Training loss, training accuracy and other figures computed on the private data.",
-    "Early stopping, the choice of a checkpoint and the choice of hyperparameters on private data.",
+    "Training loss, training accuracy and other figures or diagnostics computed on the private data.",
+    "Early stopping, and the choice of the number of steps, of a checkpoint or of hyperparameters by "
+    "what they do on private data.",
     "Attacks on the floating-point representation of the noise.",
+    "Copies: a saved file that is trained on in two places knows, in each place, its own training "
+    "only. For both together, merge their ledgers (Ledger.merge) and read the statement of that.",
+    "Validation data: they are not protected at all, and metrics computed on them come without noise.",
+    "The ledger itself: it is trusted. Whoever can edit the file can edit what it says was spent.",
 )
-SEEDED = (
-    "The noise came from a seed that the user chose: there is no privacy against anyone who knows "
-    "the seed."
+NOMINAL_LOT = (
+    "The nominal lot size is the fixed number that every sum is divided by, however many examples "
+    "were really drawn."
 )
+_PAIR_WORDS = {
+    "zero_out": "Zero-out means: two data sets are neighbours if one record of the one counts as "
+    "nothing in the other. It takes its place in a lot, and adds zero to the sum.",
+    "replace_one": "Replace-one means: two data sets are neighbours if one record of the one is "
+    "another record in the other.",
+    "add_or_remove_one": "Add-or-remove-one means: two data sets are neighbours if one record of the "
+    "one is missing in the other.",
+}
+_GUESS = {
+    "zero_out": "that a certain record took part or counted as nothing",
+    "replace_one": "that a certain place holds one of two records",
+    "add_or_remove_one": "that a certain record is in the data or is not",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Statement:
+    """Everything about the privacy of weights that a reader has to know.
+
+    Attributes:
+      executed: What was run, one sentence for each segment.
+      released: What the guarantees are about.
+      neighbours: Which data sets are told apart no better than epsilon says.
+      claimed: The papers' guarantee.
+      proven: The proven guarantee.
+      meaning: What the numbers mean, in sentences.
+      assumptions: What has to be true for the proven guarantee.
+      not_covered: What no guarantee here speaks about.
+      warnings: What a reader should worry about.
+    """
+
+    executed: tuple[str, ...]
+    released: str
+    neighbours: str
+    claimed: Guarantee
+    proven: Guarantee
+    meaning: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "zero_out"
+    ) -> "Statement":
+        """The statement of one run, or of the segments of one training.
+
+        Args:
+          runs_or_run: What was executed.
+          delta: Probability in (0, 1).
+          adjacency: Neighbouring relation of the proven guarantee.
+        """
+        check_delta(delta)
+        runs = [runs_or_run] if isinstance(runs_or_run, Run) else list(runs_or_run)
+        proven = proven_composition(runs, delta, adjacency)
+        claimed = claimed_composition(runs, delta, adjacency)
+        return cls.from_guarantees(runs, claimed, proven)
+
+    @classmethod
+    def from_guarantees(
+        cls, runs: Sequence[Run], claimed: Guarantee, proven: Guarantee
+    ) -> "Statement":
+        """The statement of guarantees that were computed already."""
+        return cls(
+            executed=tuple(_executed(run) for run in runs) or ("Nothing was executed.",),
+            released=f"{proven.released}.",
+            neighbours=f"{ADJACENCY_WORDS[proven.adjacency]} ({proven.adjacency}).",
+            claimed=claimed,
+            proven=proven,
+            meaning=_meaning(claimed, proven),
+            assumptions=proven.assumptions,
+            not_covered=NOT_COVERED,
+            warnings=_warnings(runs, proven),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe parts."""
+        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in parts.items():
+            if isinstance(value, Guarantee):
+                parts[name] = value.to_dict()
+            elif isinstance(value, tuple):
+                parts[name] = list(value)
+        return parts
+
+    def text(self) -> str:
+        """Several lines for a terminal."""
+        lines = [
+            "Privacy statement",
+            *(f"Warning: {sentence}" for sentence in self.warnings),
+            *(f"Executed: {sentence}" for sentence in self.executed),
+            f"Released: {self.released}",
+            f"Neighbours: {self.neighbours}",
+            *self._figures(),
+        ]
+        for title, sentences in self._lists():
+            lines += [f"{title}:", *(f"  - {sentence}" for sentence in sentences)]
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """A section of a model card."""
+        blocks = ["## Privacy"]
+        blocks += [f"> **Warning:** {sentence}" for sentence in self.warnings]
+        blocks.append(
+            "\n".join(
+                [
+                    "| guarantee | epsilon | delta | neighbours |",
+                    "| --- | --- | --- | --- |",
+                    *(
+                        f"| {g.kind} | {format_epsilon(g.epsilon)} | {g.delta:g} | {g.adjacency} |"
+                        for g in (self.proven, self.claimed)
+                    ),
+                ]
+            )
+        )
+        if self.proven.reason:
+            blocks.append(f"Why: {self.proven.reason}")
+        blocks.append(f"Released: {self.released}")
+        for title, sentences in (("What was executed", self.executed), *self._lists()):
+            blocks.append(f"### {title}")
+            blocks.append("\n".join(f"- {sentence}" for sentence in sentences))
+        return "\n\n".join(blocks) + "\n"
+
+    def _figures(self) -> list[str]:
+        claimed, proven = self.claimed, self.proven
+        lines = [
+            f"Claimed epsilon: {format_epsilon(claimed.epsilon)}  (delta = {claimed.delta:g}, "
+            "the paper's own formula)",
+            f"Proven epsilon:  {format_epsilon(proven.epsilon)}  (delta = {proven.delta:g}, "
+            "for what was really sampled, computed and released)",
+        ]
+        return [*lines, f"Why: {proven.reason}"] if proven.reason else lines
+
+    def _lists(self) -> list[tuple[str, tuple[str, ...]]]:
+        lists = [
+            ("What this means", self.meaning),
+            ("The proven guarantee assumes", self.assumptions),
+            ("Not covered", self.not_covered),
+        ]
+        return [(title, sentences) for title, sentences in lists if sentences]
 
 
 def statement(runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "zero_out") -> str:
@@ -32,56 +186,70 @@ def statement(runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "
       adjacency: Neighbouring relation of the proven guarantee.
 
     Returns:
-      Several lines of text.
+      Several lines of text; `Statement.of` has the same in parts.
     """
-    check_delta(delta)
-    runs = [runs_or_run] if isinstance(runs_or_run, Run) else list(runs_or_run)
-    proven = proven_composition(runs, delta, adjacency)
-    claimed = claimed_composition(runs, delta, adjacency)
-    return render(runs, claimed, proven)
+    return Statement.of(runs_or_run, delta, adjacency).text()
 
 
-def render(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> str:
-    """The text of `statement`, from guarantees that were computed already."""
-    lines = ["Privacy statement"]
-    lines += [_sampled(run) for run in runs] or ["Nothing was executed."]
-    lines += [
-        f"Released: {proven.released}.",
-        f"Neighbours: {ADJACENCY_WORDS[proven.adjacency]} ({proven.adjacency}).",
-        f"Claimed epsilon: {format_epsilon(claimed.epsilon)}  (delta = {claimed.delta:g}, "
-        "the paper's own formula)",
-        f"Proven epsilon:  {format_epsilon(proven.epsilon)}  (delta = {proven.delta:g}, "
-        "for what was really sampled, computed and released)",
-    ]
-    if proven.reason:
-        lines.append(f"Why: {proven.reason}")
-    elif proven.vacuous:
-        lines.append("An epsilon this large gives no meaningful protection.")
-    if proven.assumptions:
-        lines += ["The proven guarantee assumes:", *(f"  - {s}" for s in proven.assumptions)]
-    not_covered = [*NOT_COVERED, *([SEEDED] if any(run.seeded for run in runs) else [])]
-    lines += ["Not covered:", *(f"  - {s}" for s in not_covered)]
-    return "\n".join(lines)
-
-
-def _sampled(run: Run) -> str:
+def _executed(run: Run) -> str:
+    lots = "nominally" if run.sampling.coin_flips else "lots of"
+    nominal = " (a nominal number)" if run.sampling.nominal else ""
+    clipping = " (adaptive clipping included)" if run.contribution.adaptive_clipping else ""
     return (
-        f"Executed: {run.mechanism}, {run.steps} steps with {SAMPLING_WORDS[run.sampling]} of "
-        f"{run.lot_size} out of {run.num_examples} examples{_noise(run)}."
+        f"{run.mechanism_name}, {run.steps} steps with {run.sampling.words}, {lots} "
+        f"{run.lot_size} out of {run.num_examples} examples{nominal}"
+        f"{run.mechanism.noise_words(run.steps)}{clipping}."
     )
 
 
-def _noise(run: Run) -> str:
-    if run.mechanism == "none":
-        return ""
-    if run.encoding is not None:
-        nu = run.encoding.degrees_of_freedom
-        family = run.encoding.noise + (f" ({nu:g} degrees of freedom)" if nu else "")
-        return f", {family} noise of scale {run.noise_multiplier:g}"
-    if run.strategy is not None:
-        bands = "" if run.strategy.bands is None else f" of {run.strategy.bands} bands"
+def _meaning(claimed: Guarantee, proven: Guarantee) -> tuple[str, ...]:
+    sentences = [_belief(proven), _PAIR_WORDS[proven.adjacency], NOMINAL_LOT]
+    comparison = _comparison(claimed, proven)
+    return (*sentences, comparison) if comparison else tuple(sentences)
+
+
+def _belief(proven: Guarantee) -> str:
+    """What a proven epsilon means for one record."""
+    if math.isinf(proven.epsilon):
+        return "An infinite epsilon promises nothing: an observer may become certain of a record."
+    if proven.epsilon > VACUOUS_ABOVE:
         return (
-            f", noise multiplier {run.noise_multiplier:g} correlated by {run.strategy.name}{bands}"
+            "An epsilon this large gives no meaningful protection: an observer may become as good as "
+            "certain of a record."
         )
-    clipping = " (adaptive clipping included)" if run.adaptive_clipping else ""
-    return f", noise multiplier {run.noise_multiplier:g}{clipping}"
+    belief = 100 / (1 + math.exp(-proven.epsilon))
+    # Rounded up where one digit would round to certainty, because it is an upper bound.
+    percent = f"{belief:.1f}%" if belief < 99.9 else f"{math.ceil(belief * 1e4) / 1e4:.6g}%"
+    return (
+        f"Epsilon {format_epsilon(proven.epsilon)}, for one record: take an observer who sees what was "
+        f"released, knows every other record, and holds it as likely as not {_GUESS[proven.adjacency]}"
+        f". Afterwards they can be at most {percent} sure of either, up to a chance of about delta = "
+        f"{proven.delta:g} of more."
+    )
+
+
+def _comparison(claimed: Guarantee, proven: Guarantee) -> str | None:
+    """Why the two figures differ, in the direction in which they do."""
+    if claimed.epsilon > proven.epsilon:
+        return (
+            "Claimed is larger than proven here: the paper's formula is older and looser. The proven "
+            "figure is a tighter theorem about the same noise."
+        )
+    if claimed.epsilon < proven.epsilon:
+        return (
+            "Claimed is smaller than proven here: the paper's formula leaves out something that was "
+            "really done. Rely on the proven figure."
+        )
+    return None
+
+
+def _warnings(runs: Sequence[Run], proven: Guarantee) -> tuple[str, ...]:
+    sentences = []
+    if any(run.insecure_seed for run in runs):
+        sentences.append(INSECURE_SEED)
+    if proven.vacuous:
+        sentences.append(
+            "Nothing meaningful is proven about these weights. Do not call them private."
+        )
+    too_large = delta_warning(proven.delta, max((run.num_examples for run in runs), default=1))
+    return (*sentences, too_large) if runs and too_large else tuple(sentences)

@@ -18,20 +18,16 @@ leaves out N/S - 1 of N/S steps, and an amplified (e', d')-mechanism has no fini
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
-from tfdp.accounting import dpsgd
+from tfdp.accounting import noise_tables
 from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.checks import one_of
 from tfdp.accounting.claims import Claim
+from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.run import Run
-
-RELEASED = dpsgd.RELEASED
-CLAIM_ASSUMPTIONS = (
-    "The paper's recipe in the reading that reproduces its published noise (a best guess): it "
-    "composes over passes instead of steps, and treats clipping by layers as clipping once.",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,43 +112,58 @@ def claimed_sigma_epsilon(
     return count * rho + 2 * math.sqrt(count * rho * math.log(1 / delta))
 
 
-def analyse(run: Run, delta: float, adjacency: str) -> Analysis:
-    """DP-SGD's analysis of the noise 2 C sigma (see the module's docstring).
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPDropout(DPSGD):
+    """DP-SGD with the noise 2 C sigma, and the dropout paper's claim.
 
-    Args:
-      run: The run, with noise_multiplier 2 sigma.
-      delta: Decides how much tail mass is left out.
-      adjacency: Neighbouring relation.
-
-    Returns:
-      An `Analysis`; `reason` is set where nothing finite can be proven.
+    Attributes:
+      composition: Which of the paper's recipes the claim follows, a name in `READINGS`; None for
+        `default_reading`.
     """
-    found = dpsgd.analyse(run, delta, adjacency)
-    if found.reason:
-        return found
-    return dataclasses.replace(
-        found,
-        assumptions=(
-            *found.assumptions,
-            "The noise on the clipped sum has the same standard deviation in every weight, "
-            "whatever the weights are; dropout rates are read off it, not the other way round.",
-        ),
-        details=found.details | {"sigma": run.noise_multiplier / 2},
+
+    composition: str | None = None
+
+    name: ClassVar[str] = "dp_dropout"
+    claim_assumptions: ClassVar[tuple[str, ...]] = (
+        "The paper's recipe in the reading that reproduces its published noise (a best guess): it "
+        "composes over passes instead of steps, and treats clipping by layers as clipping once.",
     )
+    options: ClassVar[tuple[str, ...]] = ("composition",)
+    default_reading: ClassVar[str] = "ac"
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.composition is not None:
+            one_of("composition", self.composition, tuple(READINGS))
 
-def claim(run: Run, delta: float, default: str) -> Claim:
-    """The paper's claim, with the reading that the run names or `default`."""
-    reading = run.composition or default
-    epsilon = claimed_sigma_epsilon(
-        run.noise_multiplier / 2, delta, run.steps, run.lot_size / run.num_examples, reading
-    )
-    details = {
-        "composition": reading,
-        "reading": READINGS[reading].words,
-        "sigma": run.noise_multiplier / 2,
-    }
-    return Claim(epsilon, details, "No (or next to no) noise was added.")
+    def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
+        found = super().analyse(run, delta, adjacency)
+        return dataclasses.replace(
+            found,
+            assumptions=(
+                *found.assumptions,
+                "The noise on the clipped sum has the same standard deviation in every weight, "
+                "whatever the weights are; dropout rates are read off it, not the other way round.",
+            ),
+            details=found.details | {"sigma": self._sigma(run.steps)},
+        )
 
+    def claimed_rdp(self, run: Run) -> None:
+        """None: the claim is a recipe for epsilon, and no Rényi divergence."""
 
-claimed_epsilon = functools.partial(claim, default="ac")
+    def claimed_epsilon(self, run: Run, delta: float) -> Claim:
+        """The paper's recipe; it knows one sigma, so that the least of a table counts."""
+        reading = self.composition or self.default_reading
+        sigma = self._sigma(run.steps)
+        probability = run.lot_size / run.num_examples
+        epsilon = claimed_sigma_epsilon(sigma, delta, run.steps, probability, reading)
+        details = {"composition": reading, "reading": READINGS[reading].words, "sigma": sigma}
+        return Claim(epsilon, details, "No (or next to no) noise was added.")
+
+    def _sigma(self, steps: int) -> float:
+        return noise_tables.least(self.noise_multiplier, steps) / 2
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], steps: int) -> dict[str, Any]:
+        del steps
+        return {"composition": options.get("composition")}

@@ -1,0 +1,183 @@
+"""What every mechanism has to do: a suite that the test module of each one inherits.
+
+A subclass sets `RUN` to a small run with a finite guarantee, and the class attributes that say what
+the mechanism does not have.
+"""
+
+import json
+import math
+
+import pytest
+
+from tfdp.accounting import (
+    CalibrationError,
+    Ledger,
+    Run,
+    Statement,
+    claimed,
+    epsilon_curve,
+    max_steps,
+    noise_for,
+    proven,
+    proven_composition,
+)
+
+DELTA = 1e-5
+
+
+class MechanismSuite:
+    """Attributes: RUN; `takes_tables`; whether replace_one is proven; another run to compose with."""
+
+    RUN: Run
+    takes_tables = True
+    replaces = True
+    finite = True  # False where nothing is ever proven or claimed
+
+    @property
+    def steps(self) -> int:
+        return self.RUN.steps
+
+    def table(self, factor=1.0):
+        """A table that begins with the run's own noise and grows."""
+        z = self.RUN.noise_multiplier
+        return tuple(factor * z * (1 + t // (self.steps // 2)) for t in range(self.steps))
+
+    def test_no_steps_cost_nothing(self):
+        for guarantee in (proven, claimed):
+            assert guarantee(self.RUN.with_(steps=0), DELTA).epsilon == 0
+        assert proven(self.RUN.with_(steps=0, insecure_seed=True), DELTA).epsilon == 0
+
+    def test_no_noise_is_infinite(self):
+        bare = self.RUN.with_(noise_multiplier=0.0)
+        for guarantee in (proven(bare, DELTA), claimed(bare, DELTA)):
+            assert guarantee.epsilon == math.inf
+            assert guarantee.reason
+        with pytest.raises(ValueError, match="noise_multiplier"):
+            self.RUN.with_(noise_multiplier=-1.0)
+
+    def test_more_noise_is_not_worse(self):
+        z = self.RUN.noise_multiplier
+        for guarantee in (proven, claimed):
+            values = [guarantee(self.RUN.with_noise(c * z), DELTA).epsilon for c in (1, 1.3, 2)]
+            assert values == sorted(values, reverse=True)
+            assert (values[0] > values[-1]) is self.finite
+
+    def test_fewer_steps_are_not_worse(self):
+        for guarantee in (proven, claimed):
+            values = [
+                guarantee(self.RUN.with_(steps=n), DELTA).epsilon
+                for n in (1, self.steps // 2, self.steps)
+            ]
+            assert values == sorted(values)
+
+    def test_claimed_and_proven_are_both_stated(self):
+        statement = Statement.of(self.RUN, DELTA)
+        for kind in ("Claimed epsilon: ", "Proven epsilon:  "):
+            assert kind in statement.text()
+        assert self.RUN.mechanism_name in statement.text()
+        assert statement.released == f"{self.RUN.mechanism.released}."
+        assert self.RUN.mechanism.released
+        found = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
+        assert found["proven"]["kind"] == "proven"
+        assert found["claimed"]["kind"] == "claimed"
+        assert math.isfinite(statement.proven.epsilon) is self.finite
+        assert math.isfinite(statement.claimed.epsilon) is self.finite
+        assert bool(statement.assumptions) is self.finite
+
+    def test_where_the_weights_began_comes_first(self):
+        if self.finite:
+            assert "weights at the start" in proven(self.RUN, DELTA).assumptions[0]
+
+    def test_replacing_is_not_cheaper_than_zeroing(self):
+        replaced, zeroed = (proven(self.RUN, DELTA, a) for a in ("replace_one", "zero_out"))
+        assert replaced.epsilon >= zeroed.epsilon
+        assert math.isfinite(replaced.epsilon) is (self.finite and self.replaces)
+
+    def test_a_chosen_seed_proves_nothing(self):
+        seeded = self.RUN.with_(insecure_seed=True)
+        assert proven(seeded, DELTA).epsilon == math.inf
+        assert claimed(seeded, DELTA).epsilon == claimed(self.RUN, DELTA).epsilon
+        if self.finite:
+            assert "seed" in proven(seeded, DELTA).reason
+            assert "seed" in Statement.of(seeded, DELTA).warnings[0]
+
+    def test_round_trip(self):
+        runs = [self.RUN, self.RUN.with_(start="public", clip_groups=2, l2_norm_clip=0.5)]
+        if self.takes_tables:
+            runs.append(self.RUN.with_(noise_multiplier=self.table()))
+        ledger = Ledger()
+        for run in runs:
+            assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+            ledger.record(ledger.open(run), run.steps)
+        assert ledger.runs == runs
+        assert Ledger.from_json(ledger.to_json()) == ledger
+
+    def test_segments_cost_no_less_than_one(self):
+        alone = proven(self.RUN, DELTA).epsilon
+        assert proven_composition([self.RUN, self.RUN], DELTA).epsilon >= alone
+
+    def test_curve_and_calibration(self):
+        counts = [0, 1, self.steps // 2, self.steps]
+        curve = epsilon_curve(self.RUN, counts, DELTA)
+        assert curve == sorted(curve)
+        if not self.finite:
+            with pytest.raises(CalibrationError):
+                noise_for(1.0, DELTA, self.RUN)
+            return
+        assert curve[-1] == pytest.approx(proven(self.RUN, DELTA).epsilon)
+        for kind, guarantee in (("proven", proven), ("claimed", claimed)):
+            budget = guarantee(self.RUN, DELTA).epsilon
+            z = noise_for(budget, DELTA, self.RUN, kind)
+            assert z == pytest.approx(self.RUN.noise_multiplier, rel=1e-3)
+            assert guarantee(self.RUN.with_noise(z), DELTA).epsilon <= budget
+
+    # -- tables of noise over steps ----------------------------------------------------------------
+
+    def test_a_table_of_equal_values_is_the_constant(self):
+        equal = (self.RUN.noise_multiplier,) * self.steps if self.finite else (1.0,) * self.steps
+        if not self.takes_tables:
+            with pytest.raises(ValueError, match="one noise_multiplier for all steps"):
+                self.RUN.with_(noise_multiplier=equal)
+            return
+        run = self.RUN.with_(noise_multiplier=equal)
+        for adjacency in ("zero_out", "replace_one"):
+            for guarantee in (proven, claimed):
+                assert (
+                    guarantee(run, DELTA, adjacency).epsilon
+                    == guarantee(self.RUN, DELTA, adjacency).epsilon
+                )
+
+    def test_a_table_lies_between_its_least_and_its_largest_noise(self):
+        if not (self.takes_tables and self.finite):
+            return
+        z = self.RUN.noise_multiplier
+        for guarantee in (proven, claimed):
+            found = guarantee(self.RUN.with_(noise_multiplier=self.table()), DELTA).epsilon
+            least, largest = (guarantee(self.RUN.with_noise(c * z), DELTA).epsilon for c in (1, 2))
+            assert largest < found <= least
+
+    def test_one_step_without_noise_is_infinite(self):
+        if not (self.takes_tables and self.finite):
+            return
+        bare = (*self.table()[:-1], 0.0)
+        run = self.RUN.with_(noise_multiplier=bare)
+        assert proven(run, DELTA).epsilon == math.inf
+        assert f"step {self.steps - 1}" in proven(run, DELTA).reason
+        assert claimed(run, DELTA).epsilon == math.inf
+        # A value beyond the run does not count.
+        assert proven(run.with_(steps=self.steps - 1), DELTA).epsilon < math.inf
+
+    def test_tables_calibrate_by_a_common_factor_and_end_the_steps(self):
+        if not (self.takes_tables and self.finite):
+            return
+        run = self.RUN.with_(noise_multiplier=self.table(0.7))
+        budget = proven(self.RUN.with_(noise_multiplier=self.table()), DELTA).epsilon
+        factor = noise_for(budget, DELTA, run)
+        assert factor == pytest.approx(1 / 0.7, rel=2e-3)
+        assert proven(run.with_noise(factor), DELTA).epsilon <= budget
+        assert max_steps(1e6, DELTA, run) == self.steps
+        assert run.described_steps == self.steps
+        with pytest.raises(ValueError, match="each of the"):
+            run.with_(steps=self.steps + 1)
+        curve = epsilon_curve(run, [0, 1, self.steps], DELTA)
+        assert curve[-1] == pytest.approx(proven(run, DELTA).epsilon)

@@ -1,0 +1,181 @@
+"""Noise that differs from step to step: against brute force over participation patterns."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.accounting import Encoding, Ledger, LedgerError, Run, claimed, noise_tables, proven
+from tfdp.accounting.analysis import analyse
+from tfdp.accounting.gaussian_steps import Diagonal
+from tfdp.accounting.subsampled import SubsampledLoss
+
+DELTA = 1e-5
+TABLE = (2.0, 3.0, 2.5, 4.0, 2.0, 5.0, 3.0, 2.0, 6.0, 2.5, 3.5)
+RUN = Run(
+    mechanism="dpsgd",
+    num_examples=40,
+    lot_size=10,
+    steps=len(TABLE),
+    sampling="cyclic",
+    noise_multiplier=TABLE,
+)  # epochs of four steps
+
+
+def patterns(sampling, steps):
+    epochs = [range(e, min(e + 4, steps)) for e in range(0, steps, 4)]
+    return {
+        "cyclic": [list(range(o, steps, 4)) for o in range(4)],
+        "shuffle": [list(p) for p in itertools.product(*epochs)],
+        "unknown": [list(range(steps))],
+    }[sampling]
+
+
+@pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "unknown"])
+@pytest.mark.parametrize("steps", [1, 3, 4, 9, 11])
+def test_the_worst_pattern_counts(sampling, steps):
+    run = RUN.with_(sampling=sampling, steps=steps)
+    worst = max(sum(TABLE[t] ** -2.0 for t in p) for p in patterns(sampling, steps))
+    assert proven(run, DELTA).mu == pytest.approx(math.sqrt(worst))
+    assert proven(run, DELTA, "replace_one").mu == pytest.approx(2 * math.sqrt(worst))
+
+
+@pytest.mark.parametrize("sampling", ["cyclic", "shuffle"])
+def test_every_prefix_is_covered(sampling):
+    response, counts = Diagonal(np.array(TABLE) ** -2.0), np.arange(1, 12)
+    found = RUN.with_(sampling=sampling).sampling.squares(response, counts)[0]
+    for n in counts:
+        worst = max(sum(TABLE[t] ** -2.0 for t in p) for p in patterns(sampling, n))
+        assert found[n - 1] == pytest.approx(worst)
+
+
+def test_poisson_steps_of_equal_noise_share_one_loss():
+    run = RUN.with_(sampling="poisson")
+    losses = analyse(run, DELTA, "zero_out").losses
+    assert all(isinstance(loss, SubsampledLoss) for loss in losses)
+    found = {loss.components[0].multiplier: loss.steps for loss in losses}
+    assert found == {2.0: 3, 2.5: 2, 3.0: 2, 3.5: 1, 4.0: 1, 5.0: 1, 6.0: 1}
+    # The order of the steps does not matter.
+    mixed = run.with_(noise_multiplier=TABLE[::-1])
+    assert proven(mixed, DELTA).epsilon == proven(run, DELTA).epsilon
+    assert claimed(mixed, DELTA).epsilon == claimed(run, DELTA).epsilon
+
+
+def test_turns_take_their_least_noise():
+    run = RUN.with_(sampling="cyclic_poisson", groups=2, steps=11)
+    rounds = sorted(
+        (loss.components[0].multiplier, loss.steps)
+        for loss in analyse(run, DELTA, "zero_out").losses
+    )
+    # Pairs of the table: (2, 3) (2.5, 4) (2, 5) (3, 2) (6, 2.5) (3.5).
+    assert rounds == [(2.0, 3), (2.5, 2), (3.5, 1)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(table=st.lists(st.floats(0.1, 10), min_size=1, max_size=200))
+def test_long_tables_are_rounded_down(table):
+    found = noise_tables.levels(tuple(table), len(table))
+    assert len(found) <= 16 or len(found) == len(set(table))
+    assert len(found) <= 16
+    assert sum(count for _, count in found) == len(table)
+    values = np.repeat([z for z, _ in found], [count for _, count in found])
+    assert np.all(values <= np.sort(table))
+    # A class is a sixteenth of the range, in logarithms.
+    ratio = (max(table) / min(table)) ** (1 / 16)
+    assert np.all(values * ratio * (1 + 1e-9) >= np.sort(table))
+
+
+def test_a_smooth_schedule_costs_little_more_than_its_own_values():
+    smooth = tuple(1.0 + t / 200 for t in range(200))
+    run = RUN.with_(sampling="poisson", num_examples=1000, steps=200, noise_multiplier=smooth)
+    epsilon = proven(run, DELTA).epsilon
+    inside = proven(run.with_(noise_multiplier=tuple(0.95 * z for z in smooth)), DELTA).epsilon
+    assert epsilon < inside
+
+
+def test_si_dpsgd_divides_each_row_by_its_noise():
+    table = tuple(10 * z for z in TABLE)
+    run = RUN.with_(mechanism="si_dpsgd", noise_multiplier=table, momentum=0.5)
+    steps = len(TABLE)
+    matrix = np.array(
+        [
+            [
+                sum(0.5**j for j in range(t - s + 1)) / table[t] if t >= s else 0
+                for s in range(steps)
+            ]
+            for t in range(steps)
+        ]
+    )
+    worst = max(np.linalg.norm(matrix[:, p].sum(axis=1)) for p in patterns("cyclic", steps))
+    assert proven(run, DELTA).mu == pytest.approx(worst)
+
+
+# ------------------------------------------------------------------ families over steps
+
+STUDENT = Encoding(noise="student_t", degrees_of_freedom=9.0, num_weights=20)
+ENCODED = Run(
+    mechanism="discrete_sgd",
+    num_examples=500,
+    lot_size=25,
+    steps=40,
+    sampling="poisson",
+    noise_multiplier=2.0,
+    encoding=STUDENT,
+)
+
+
+def families(*names, nu=9.0):
+    return Encoding(noise=names * (40 // len(names)), degrees_of_freedom=nu, num_weights=20)
+
+
+def test_a_table_of_one_family_is_the_family():
+    run = ENCODED.with_(encoding=families("student_t"))
+    assert run.encoding.degrees_of_freedom == (9.0,) * 40
+    for guarantee in (proven, claimed):
+        assert guarantee(run, DELTA).epsilon == guarantee(ENCODED, DELTA).epsilon
+    degrees = Encoding(noise="student_t", degrees_of_freedom=(9.0,) * 40, num_weights=20)
+    assert degrees == run.encoding
+
+
+def test_mixed_families_lie_between():
+    laplace = ENCODED.with_(encoding=Encoding(noise="laplace", num_weights=20))
+    mixed = ENCODED.with_(encoding=families("student_t", "laplace"))
+    for guarantee in (proven, claimed):
+        low, high = sorted(guarantee(run, DELTA).epsilon for run in (laplace, ENCODED))
+        assert low < guarantee(mixed, DELTA).epsilon < high
+    words = " ".join(proven(mixed, DELTA).assumptions)
+    assert "student_t with 9 degrees of freedom or laplace" in words
+    assert mixed.described_steps == 40
+
+
+def test_gaussian_steps_among_others():
+    run = ENCODED.with_(encoding=families("gaussian", "student_t"))
+    found = proven(run, DELTA)
+    alone = proven(ENCODED.with_(steps=20), DELTA).epsilon
+    assert alone < found.epsilon < math.inf
+    assert math.isinf(proven(run, DELTA, "replace_one").epsilon)
+    assert math.isinf(proven(run.with_(sampling="cyclic"), DELTA).epsilon)
+
+
+def test_tables_of_families_are_checked():
+    with pytest.raises(ValueError, match="each of the 41 steps"):
+        ENCODED.with_(encoding=families("laplace"), steps=41)
+    with pytest.raises(ValueError, match="equally long"):
+        Encoding(noise=("laplace",) * 3, degrees_of_freedom=(None,) * 2, num_weights=2)
+    with pytest.raises(ValueError, match="Expected noise"):
+        Encoding(noise=("laplace", "uniform"), num_weights=2)
+
+
+def test_ledgers_know_tables():
+    ledger = Ledger()
+    run_id = ledger.open(ENCODED.with_(encoding=families("student_t", "laplace")))
+    ledger.record(run_id, 4)
+    longer = Encoding(noise=("student_t", "laplace") * 50, degrees_of_freedom=9.0, num_weights=20)
+    ledger.extend(run_id, ENCODED.with_(encoding=longer))
+    assert ledger.runs[0].described_steps == 100
+    with pytest.raises(LedgerError, match="another run"):
+        ledger.extend(run_id, ENCODED.with_(encoding=families("laplace", "student_t")))
+    assert Ledger.from_json(ledger.to_json()) == ledger

@@ -1,0 +1,145 @@
+"""What one example can add to a lot's sum: clipping, microbatches and normalization."""
+
+import dataclasses
+import math
+from typing import Any
+
+from tfdp.accounting import records
+from tfdp.accounting.checks import positive, whole
+from tfdp.accounting.sampling import Sampling
+
+
+class UnboundedSensitivity(ValueError):
+    """One record can move the sum by an amount that nothing limits."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """How the influence of one example on a lot's sum is bounded.
+
+    Attributes:
+      l2_norm_clip: Clip norm C of one microbatch. It cancels in every guarantee.
+      microbatch_size: Examples whose mean is clipped together.
+      clip_groups: Groups of weights whose gradients are clipped separately, each at C.
+      adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients; the
+        noise multiplier is that of sum and count together, and `l2_norm_clip` the first one.
+      batch_statistics: Whether normalization statistics were taken over the private lot.
+      public_examples: How many public examples took part in normalization.
+    """
+
+    l2_norm_clip: float | None = None
+    microbatch_size: int = 1
+    clip_groups: int = 1
+    adaptive_clipping: bool = False
+    batch_statistics: bool = False
+    public_examples: int = 0
+
+    def __post_init__(self):
+        def put(name, value):
+            object.__setattr__(self, name, value)
+
+        if self.l2_norm_clip is not None:
+            put("l2_norm_clip", positive("l2_norm_clip", self.l2_norm_clip))
+        put("microbatch_size", whole("microbatch_size", self.microbatch_size, 1))
+        put("clip_groups", whole("clip_groups", self.clip_groups, 1))
+        put("public_examples", whole("public_examples", self.public_examples, 0))
+        for name in ("adaptive_clipping", "batch_statistics"):
+            put(name, bool(getattr(self, name)))
+
+    @property
+    def noise_divisor(self) -> float:
+        """g groups that are clipped at C each are one vector that is clipped at C sqrt(g)."""
+        return math.sqrt(self.clip_groups)
+
+    def check(self, sampling: Sampling) -> None:
+        """Raises ValueError where a microbatch is larger than a lot."""
+        if self.microbatch_size > sampling.lot_size:
+            raise ValueError(
+                f"Expected microbatch_size to be at most lot_size ({sampling.lot_size}). Received "
+                f"{self.microbatch_size}. Use smaller microbatches."
+            )
+
+    def check_adjacency(self, adjacency: str) -> None:
+        """Raises ValueError where adding a record would regroup all others into microbatches."""
+        if adjacency == "add_or_remove_one" and self.microbatch_size > 1:
+            raise ValueError(
+                "Expected adjacency zero_out or replace_one with microbatch_size above 1, because "
+                "adding a record would regroup the others. Received add_or_remove_one. Pass "
+                "adjacency='zero_out'."
+            )
+
+    def sensitivity(self, sampling: Sampling, adjacency: str) -> float:
+        """Most that one occurrence of a record moves a lot's sum, in clip norms of one group.
+
+        * zero_out 1, replace_one 2;
+        * microbatches of several examples: a clipped mean moves from one point of the ball to
+          another, so 2 for every adjacency;
+        * a lot cut at `max_lot_size`, add_or_remove_one: the record displaces another, so 2;
+        * statistics over the private lot (batch normalization as the papers write it): every other
+          term of the lot moves by up to 2 as well: 2L - 1 for zero_out, 2L for replace_one.
+
+        Args:
+          sampling: How lots are drawn; given what was drawn, which is fixed here.
+          adjacency: Neighbouring relation.
+
+        Returns:
+          The factor.
+
+        Raises:
+          ValueError: Where the adjacency is not defined for the run.
+          UnboundedSensitivity: For statistics over a Poisson lot whose size is not limited.
+        """
+        sampling.check_adjacency(adjacency)
+        self.check_adjacency(adjacency)
+        displaces = adjacency == "add_or_remove_one" and sampling.may_cut
+        if self.batch_statistics:
+            lot = self._mixed_lot(sampling)
+            if self.microbatch_size > 1:
+                return 2.0 * -(-lot // self.microbatch_size)
+            return 2.0 * lot if adjacency == "replace_one" or displaces else 2.0 * lot - 1.0
+        if self.microbatch_size > 1 or adjacency == "replace_one" or displaces:
+            return 2.0
+        return 1.0
+
+    @staticmethod
+    def _mixed_lot(sampling: Sampling) -> int:
+        if sampling.largest_lot is None:
+            raise UnboundedSensitivity(
+                "Normalization statistics were taken over Poisson lots of unlimited size, so one "
+                "record can change every other gradient of its lot. Use layer normalization or "
+                "public statistics, or set max_lot_size."
+            )
+        return sampling.largest_lot
+
+    def assumptions(self) -> tuple[str, ...]:
+        """What has to be true about the bounding of gradients, in sentences."""
+        sentences = []
+        if self.public_examples:
+            sentences.append(
+                f"The {self.public_examples} public examples that normalization used were chosen "
+                "and prepared without looking at the private ones."
+            )
+        if self.clip_groups > 1:
+            sentences.append(
+                f"Each example's gradient was clipped in {self.clip_groups} groups of weights, "
+                "each at the clip norm."
+            )
+        if self.adaptive_clipping:
+            sentences.append(
+                "The clip norm followed a noisy count of unclipped gradients (Andrew et al. 2021); "
+                "the noise multiplier is that of sum and count together."
+            )
+        if self.microbatch_size > 1:
+            sentences.append(
+                "A record that contributes nothing still takes its place in its microbatch."
+            )
+        return tuple(sentences)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe fields."""
+        return records.to_record(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Contribution":
+        """Inverse of `to_dict`. Raises ValueError where a field is unknown."""
+        return records.from_record(cls, fields, {})

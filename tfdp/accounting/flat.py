@@ -1,0 +1,145 @@
+"""From one flat set of keywords to the parts of a run, and back from tfdp 0.1.0.
+
+Every keyword goes to the part whose class has a field of that name. A keyword that no part takes
+raises, unless it says nothing: None, a default, or what the mechanism declares to be of no matter.
+"""
+
+import dataclasses
+import reprlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tfdp.accounting import encoding, records, strategies
+from tfdp.accounting.contribution import Contribution
+from tfdp.accounting.mechanisms.base import Mechanism
+from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
+from tfdp.accounting.sampling import Sampling, sampling_class, sampling_names
+
+# What 0.1.0 called `insecure_seed`.
+SEEDED = "seeded"
+# What 0.1.0 kept for every mechanism, and used for the linear dynamics of one of them only.
+_UNUSED_IN_0_1_0 = ("learning_rates", "noise_learning_rates", "momentum", "nesterov", "optimizer")
+
+_BY_NAME: dict[str, Callable[[str], type]] = {
+    "mechanism": mechanism_class,
+    "sampling": sampling_class,
+}
+_BASES = {"mechanism": Mechanism, "sampling": Sampling, "contribution": Contribution}
+
+
+def parts_of(given: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Makes the three parts of a run.
+
+    Args:
+      given: "mechanism", "sampling" and "contribution", each as an object or a name (or None).
+      fields: Fields of the parts, by name.
+
+    Returns:
+      The parts.
+
+    Raises:
+      ValueError: Where a field applies to none of the parts, is missing, or is bad.
+      TypeError: Where no part has ever had such a field.
+    """
+    left = dict(fields)
+    parts = {slot: _part(slot, value, {}, left) for slot, value in given.items()}
+    _refuse(left, parts)
+    return parts
+
+
+def changed(now: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The parts with some fields changed; a part that changes its class keeps common fields."""
+    left = dict(changes)
+    parts = {}
+    for slot, part in now.items():
+        value = left.pop(slot, part)
+        kept = {}
+        if isinstance(value, str):
+            kept = {name: getattr(part, name) for name in records.field_names(type(part))}
+        parts[slot] = _part(slot, value, kept, left)
+    _refuse(left, parts)
+    return parts
+
+
+def _part(slot: str, value: Any, kept: dict[str, Any], left: dict[str, Any]) -> Any:
+    """One part; takes the fields that it has out of `left`."""
+    if value is None and slot == "contribution":
+        value = Contribution()
+    if isinstance(value, _BASES[slot]):
+        own = _taken(type(value), left)
+        return dataclasses.replace(value, **own) if own else value
+    if not isinstance(value, str) or slot not in _BY_NAME:
+        raise ValueError(
+            f"Expected {slot} to be a name or a {_BASES[slot].__name__}. Received {value!r}. Pass "
+            "for example one of tfdp.accounting's classes."
+        )
+    kind = _BY_NAME[slot](value)
+    names = records.field_names(kind)
+    own = {name: kept[name] for name in names if name in kept} | _taken(kind, left)
+    try:
+        return kind(**own)
+    except TypeError as error:
+        raise ValueError(f"Expected the fields of {slot} {value!r}: {error}.") from error
+
+
+def _taken(kind: type, left: dict[str, Any]) -> dict[str, Any]:
+    return {name: left.pop(name) for name in records.field_names(kind) if name in left}
+
+
+def _refuse(left: dict[str, Any], parts: dict[str, Any]) -> None:
+    """Raises for a field that is left over and says something."""
+    if not left:
+        return
+    mechanism, sampling = parts["mechanism"], parts["sampling"]
+    for name, value in left.items():
+        defaults = list(_defaults(name))
+        if not defaults:
+            raise TypeError(f"Expected a field of a run. Received unknown {name!r}. Leave it out.")
+        if value is None or name in mechanism.ignored or value in defaults:
+            continue
+        raise ValueError(
+            f"Expected {name} only where the mechanism or the sampling has such a field. Received "
+            f"{reprlib.repr(value)} with {mechanism.name!r} and {sampling.name!r} sampling, which "
+            "have none. Leave it out."
+        )
+
+
+def _defaults(name: str) -> Iterable[Any]:
+    """The defaults that a field has in all known classes; None where it has to be given."""
+    kinds = [mechanism_class(m) for m in mechanism_names()] + [
+        sampling_class(s) for s in sampling_names()
+    ]
+    for kind in (*kinds, Contribution):
+        for field in dataclasses.fields(kind):
+            if field.name == name:
+                yield None if field.default is dataclasses.MISSING else field.default
+
+
+def read_0_1_0(kind: type, fields: dict[str, Any]) -> Any:
+    """Reads the flat description of a run that tfdp 0.1.0 wrote.
+
+    Args:
+      kind: `Run`.
+      fields: What `Run.to_dict` returned there.
+
+    Raises:
+      ValueError: Where a field is unknown, missing, or of another mechanism.
+    """
+    readers = {
+        "encoding": encoding.Encoding.from_dict,
+        "strategy": strategies.Strategy.from_dict,
+    }
+    read = {
+        name: readers.get(name, records.from_run_lengths)(value)
+        if isinstance(value, dict)
+        else value
+        for name, value in fields.items()
+    }
+    has = records.field_names(mechanism_class(read.get("mechanism")))
+    for name in _UNUSED_IN_0_1_0:
+        if name not in has:
+            read.pop(name, None)
+    try:
+        return kind(**read)
+    except TypeError as error:
+        raise ValueError(f"Expected the fields of a Run: {error}.") from error

@@ -1,0 +1,243 @@
+"""Fresh Gaussian noise on the bounded sum of every step: what is proven for each way to draw lots.
+
+* Coin flips ("poisson"): steps are amplified. For zero_out and add_or_remove_one the pair
+  (1-q) N(0) + q N(1) against N(0) dominates; for replace_one (1-q) N(0) + q N(1) against
+  (1-q) N(0) + q N(-1). Where groups take turns, the same in ceil(steps / groups) turns with
+  probability groups * L/N.
+* Epochs ("cyclic", "shuffle"): no amplification. A record is in at most k = ceil(steps /
+  steps_per_epoch) lots, so mu = factor * sqrt(k) / z; where the noise differs from step to step, mu^2
+  is factor^2 times the largest sum of 1/z_t^2 that the scheme allows.
+* "unknown": a record may be in every lot.
+* Lots of fixed size, drawn at random: see `_fixed_size_lots`.
+
+Three-point lemma, used below. Let a record be in the lot with probability q. Given everything else,
+let R be the noisy sum without it, P and P' the sums with it under the two neighbours, with
+distances |P - R| <= a, |P' - R| <= a and |P - P'| <= d in units of the noise. Advanced joint
+convexity (Balle, Barthe, Gaboardi 2018, Theorem 2) gives, with alpha' = 1 + q (alpha - 1) and
+beta = alpha'/alpha,
+    H_alpha'((1-q) R + q P || (1-q) R + q P') = q H_alpha(P || (1-beta) R + beta P'),
+and a mixture of Gaussians is easiest to tell from P when its centres lie at their largest distances
+in one direction (Choquette-Choo et al. 2024, Corollary 4.7). So a = 1, d = 2 is the "replace" pair,
+P' = R is the "add" pair, and whenever all three distances are at most D, the "add" pair with
+multiplier z / D dominates.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from tfdp.accounting import noise_tables, privacy_loss
+from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
+from tfdp.accounting.noise_tables import Noise, levels
+from tfdp.accounting.participation import binomial, occurrence_law, trials
+from tfdp.accounting.privacy_loss import GaussianLoss, RandomGaussianLoss, epsilon_of
+from tfdp.accounting.run import Run
+from tfdp.accounting.subsampled import Component, SubsampledLoss
+
+# Chance per step below which an event is left out and charged to delta instead.
+_NEGLIGIBLE = 1e-18
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal:
+    """Noise that differs from step to step, as a `matrix_mechanism.Response` without memory.
+
+    Attributes:
+      squares: 1 / z_t^2 of every step.
+    """
+
+    squares: np.ndarray
+
+    def cyclic(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
+        """The worst offset: 1 / z_t^2 summed over every `period`-th step."""
+        rows = -(-len(self.squares) // period)
+        padded = np.zeros(rows * period)
+        padded[: len(self.squares)] = self.squares
+        running = np.cumsum(padded.reshape(rows, period), axis=0)
+        found = []
+        for count in steps:
+            row, column = divmod(int(count) - 1, period)
+            before = running[row - 1] if row else np.zeros(period)
+            found.append(max(running[row, : column + 1].max(), before[column + 1 :].max(initial=0)))
+        return np.array(found), "worst participation pattern (all offsets)"
+
+    def shuffled(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
+        """The worst step of every epoch."""
+        found, whole = np.empty(len(self.squares)), 0.0
+        for start in range(0, len(self.squares), period):
+            inside = np.maximum.accumulate(self.squares[start : start + period])
+            found[start : start + period] = whole + inside
+            whole += inside[-1]
+        return found[np.asarray(steps) - 1], "worst step of every epoch"
+
+    def every_step(self, steps: np.ndarray) -> np.ndarray:
+        """A record in every step."""
+        return np.cumsum(self.squares)[np.asarray(steps) - 1]
+
+
+def analyse_sums(
+    run: Run, noise: Noise, delta: float, adjacency: str, steps: int | None = None
+) -> Analysis:
+    """Privacy losses of clipped sums with fresh Gaussian noise.
+
+    Args:
+      run: How lots were drawn and what one example contributes.
+      noise: Standard deviation over clip norm, above 0; one number or one for each step.
+      delta: Decides how much tail mass is left out.
+      adjacency: Neighbouring relation.
+      steps: Number of steps, where they are not all of the run's (which takes independent lots).
+
+    Returns:
+      An `Analysis` without the assumptions that all mechanisms share.
+
+    Raises:
+      UnboundedSensitivity: Where nothing bounds what one record does.
+    """
+    steps = run.steps if steps is None else steps
+    factor = run.contribution.sensitivity(run.sampling, adjacency)
+    noise = noise_tables.scaled(
+        noise_tables.of_steps(noise, steps), 1 / run.contribution.noise_divisor
+    )
+    sensitivity = {"sensitivity": factor * run.contribution.noise_divisor}
+    found = _analyse(run, noise, steps, factor, delta, adjacency)
+    secret = any(isinstance(loss, SubsampledLoss) for loss in found.losses)
+    return dataclasses.replace(
+        found,
+        assumptions=(SECRET_SAMPLE,) if secret else (),
+        details=found.details | sensitivity,
+    )
+
+
+def _analyse(run, noise, steps, factor, delta, adjacency) -> Analysis:
+    sampling = run.sampling
+    alone = run.contribution.microbatch_size == 1
+    if sampling.coin_flips and alone and sampling.probability < 1:
+        return amplified(run, noise, steps, factor, adjacency)
+    if sampling.coin_flips and sampling.trials() is not None:
+        # Leaving the record out shifts every later example to another microbatch, so the sum
+        # without it may be far away from both others. Hence the sample counts as revealed.
+        return _revealed(run, noise, steps, factor, delta)
+    if sampling.trials() is not None:
+        return _fixed_size_lots(run, noise, steps, factor, delta)
+    details = {"amplification": "no"}
+    if isinstance(noise, tuple):
+        response = Diagonal(np.array(noise) ** -2.0)
+        squares, how = sampling.squares(response, np.array([steps]))
+        mu = factor * math.sqrt(squares[0])
+        return Analysis((GaussianLoss(mu),), details=details | {"bound": how}, scales=True)
+    participations = sampling.participations(steps)
+    mu = factor * math.sqrt(participations) / noise
+    details["participations"] = participations
+    return Analysis((GaussianLoss(mu),), details=details, scales=True)
+
+
+def _revealed(run, noise, steps, factor, delta) -> Analysis:
+    """Random participation with every sample revealed: an average over its law (Theorem B)."""
+    losses = tuple(
+        RandomGaussianLoss(*occurrence_law(run.sampling, count, delta, factor / z))
+        for z, count in levels(noise, steps)
+    )
+    details = {"amplification": "random participation, sample revealed"}
+    return Analysis(losses, details=details, scales=True)
+
+
+def amplified(run: Run, noise: Noise, steps: int, factor: float, adjacency: str) -> Analysis:
+    """Lots by coin flips whose sample stays secret, of single examples.
+
+    Args:
+      run: A record takes part in the turns of its own group only.
+      noise: Standard deviation over the clip norm of the whole gradient.
+      steps: Number of steps.
+      factor: `Contribution.sensitivity` of the run.
+      adjacency: Neighbouring relation.
+    """
+    sampling = run.sampling
+    if isinstance(noise, tuple):
+        noise = tuple(float(z) for z in sampling.turns(np.array(noise)))
+    rounds = levels(noise, sampling.participations(steps))
+    details = {"amplification": "secrecy of the sample"}
+    if run.contribution.batch_statistics:
+        # A cut lot, and a replaced record, keep all three sums within 2 * largest lot.
+        exact = adjacency != "replace_one" and not sampling.may_cut
+        distance = factor if exact else 2.0 * sampling.largest_lot
+        parts = [(Component(1.0, sampling.probability, z / distance),) for z, _ in rounds]
+        overflow = 0.0
+    else:
+        cut = sampling.chance_of_cut()
+        parts = [_pairs(sampling.probability, z, cut, adjacency) for z, _ in rounds]
+        overflow = cut if cut <= _NEGLIGIBLE else 0.0
+        details["sampling_probability"] = sampling.probability
+        if cut:
+            details["chance_of_cut_lot"] = cut
+    losses = tuple(
+        SubsampledLoss(components, count, overflow)
+        for components, (_, count) in zip(parts, rounds, strict=True)
+    )
+    return Analysis(losses, details=details)
+
+
+def _pairs(q: float, z: float, cut: float, adjacency: str) -> tuple[Component, ...]:
+    pair = "replace" if adjacency == "replace_one" else "add"
+    if cut <= _NEGLIGIBLE:
+        return (Component(1.0, q, z, pair),)
+    # In a full lot the record displaces another one: all three distances are at most 2. It is kept
+    # with a chance of at most q.
+    full = Component(cut, q, z / 2, "add")
+    return (full,) if cut == 1 else (Component(1.0 - cut, q, z, pair), full)
+
+
+def _fixed_size_lots(run, noise, steps, factor, delta) -> Analysis:
+    """Lots of a fixed size L, drawn uniformly with or without replacement.
+
+    The lot has a fixed size, so where the record is not drawn another one is: P and P' are up to 2k
+    away from R when the record is drawn k times, also for zero_out. (The mixture of Gaussians that
+    replaces sensitivity 1 by k with binomial weights, without the factor 2, is no bound: let all
+    other gradients point the other way.) By the three-point lemma, applied after splitting by k
+    (Balle et al. 2018, Theorem 10), a public k with the chances of a positive binomial, and then
+    the "add" pair with q = P(k >= 1) and multiplier z / (2k), dominates; without replacement, k = 1.
+    The alternative without amplification, in which every draw is revealed, counts where it is
+    smaller.
+    """
+    revealed = _revealed(run, noise, steps, factor, delta)
+    revealed = dataclasses.replace(revealed, scales=run.contribution.microbatch_size > 1)
+    if revealed.scales:
+        return revealed
+    number, chance = trials(run.sampling)
+    counts, tail = binomial(number, chance, 1e-6 * delta / max(steps, 1))
+    drawn = float(counts[1:].sum())  # the chance that the record is drawn at all
+    mixed = run.contribution.batch_statistics
+
+    def parts(z: float) -> tuple[Component, ...]:
+        distances = [2.0 * run.lot_size if mixed else 2.0 * k for k in range(1, len(counts))]
+        return tuple(
+            Component(float(weight) / drawn, min(drawn, 1.0), z / distance)
+            for weight, distance in zip(counts[1:], distances, strict=True)
+        )
+
+    secret = tuple(SubsampledLoss(parts(z), n, tail) for z, n in levels(noise, steps))
+    by_sample, by_secrecy = (
+        epsilon_of(losses, delta).epsilon for losses in (revealed.losses, secret)
+    )
+    if by_sample < by_secrecy:
+        return revealed
+    details = {"amplification": "secrecy of the sample", "sampling_probability": drawn}
+    return Analysis(secret, details=details)
+
+
+def curve(run: Run, counts: np.ndarray, delta: float, adjacency: str) -> list[float] | None:
+    """Epsilon after each of `counts` steps where one composed distribution serves all, else None.
+
+    Args:
+      run: With `steps` the largest of `counts`.
+      counts: Step counts, increasing.
+      delta: Probability in (0, 1).
+      adjacency: Neighbouring relation.
+    """
+    losses = run.mechanism.analyse(run, delta, adjacency).losses
+    if len(losses) != 1 or not isinstance(losses[0], SubsampledLoss):
+        return None
+    rounds = [run.sampling.participations(int(n)) for n in counts]
+    if losses[0].steps != rounds[-1]:
+        return None
+    return privacy_loss.subsampled_curve(losses[0], rounds, delta)

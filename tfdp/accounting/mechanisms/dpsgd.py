@@ -1,0 +1,34 @@
+"""DP-SGD: clipped sums with fresh Gaussian noise in every step (Abadi et al. 2016).
+
+What is proven depends on how lots were drawn; `gaussian_steps` has the dominating pairs.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from tfdp.accounting import claims, gaussian_steps
+from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.mechanisms.base import NoisyMechanism
+from tfdp.accounting.run import Run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPSGD(NoisyMechanism):
+    """Fresh Gaussian noise around every sum; the noise may be a table over steps."""
+
+    name: ClassVar[str] = "dpsgd"
+    released: ClassVar[str] = "all noisy gradients, hence every intermediate and final weight"
+    claim_assumptions: ClassVar[tuple[str, ...]] = claims.ASSUMPTIONS
+    adaptive_clipping: ClassVar[bool] = True
+
+    def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
+        return gaussian_steps.analyse_sums(run, self.noise_multiplier, delta, adjacency)
+
+    def claimed_rdp(self, run: Run) -> np.ndarray | None:
+        return claims.poisson_rdp(run.sampling, self.noise_multiplier, run.steps)
+
+    def curve(self, run: Run, counts: np.ndarray, delta: float, adjacency: str):
+        composed = gaussian_steps.curve(run, counts, delta, adjacency)
+        return super().curve(run, counts, delta, adjacency) if composed is None else composed

@@ -1,0 +1,196 @@
+"""Correlated noise: matrix mechanisms with a Toeplitz strategy, and what is proven about them.
+
+Releasing every clipped sum with noise C^-1 z is as private as releasing C G + z: a matrix mechanism
+with W = C (Denisov et al. 2022, Theorem 2.1; several participations: Choquette-Choo et al. 2023),
+analysed together with SI-DPSGD in `matrix_mechanism`. There is one amplified case:
+
+* "cyclic_poisson" sampling with bands <= groups. A record can be drawn in every groups-th step
+  only, and the traces of two draws never meet in one row of C. Each turn of its group is therefore
+  one Poisson-subsampled Gaussian whose shift is the first column of C: ceil(steps / groups) rounds
+  with probability groups * L/N and multiplier z / ||c|| (Choquette-Choo et al. 2023, amplified
+  banded matrix factorization). One band is DP-SGD.
+
+A longer run only adds rows, so the same strategy serves every number of steps.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tfdp.accounting import gaussian_steps, matrix_mechanism, privacy_loss
+from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis, analyse
+from tfdp.accounting.claims import Claim
+from tfdp.accounting.mechanisms.base import NoisyMechanism
+from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.run import Run
+from tfdp.accounting.strategies import Strategy, leftmost_squares, non_increasing, strategy
+
+_ASSUMPTIONS = (
+    "The strategy was fixed in advance, and its noise is one stream over all steps: no value of it "
+    "was drawn twice or started anew.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Toeplitz:
+    """A lower-triangular Toeplitz matrix as a `matrix_mechanism.Response`.
+
+    Attributes:
+      first: Magnitudes of its first column, at most `steps` of them.
+      steps: Number of rows.
+    """
+
+    first: np.ndarray
+    steps: int
+
+    @classmethod
+    def of(cls, run: Run) -> "Toeplitz":
+        """The strategy of a run."""
+        return cls(np.abs(run.strategy.first(run.steps)), run.steps)
+
+    def cyclic(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
+        """Starting later is the same pattern with its end cut off, so offset 0 is the worst."""
+        return leftmost_squares(self.first, self.steps, period)[np.asarray(steps) - 1], (
+            "worst participation pattern (offset 0)"
+        )
+
+    def shuffled(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
+        """Sum of the largest inner products that columns of two epochs can have.
+
+        In epoch e the record is at s >= e b, and two such steps of epochs e < e' are at least
+        (e' - e - 1) b + 1 apart. Inner products of a non-increasing sequence fall in both.
+        """
+        c = np.zeros(self.steps)
+        c[: len(self.first)] = non_increasing(self.first)
+        rows = -(-self.steps // period)
+        steps = np.asarray(steps)
+        total = np.zeros(len(steps))
+        for gap in range(rows):  # e' - e
+            lag = 0 if gap == 0 else (gap - 1) * period + 1
+            products = np.concatenate([[0.0], np.cumsum(c[: self.steps - lag] * c[lag:])])
+            twice = 1.0 if gap == 0 else 2.0
+            for i, count in enumerate(steps):
+                # The later column starts at e' b and has count - e' b rows.
+                left = count - np.arange(gap, -(-count // period)) * period
+                total[i] += twice * products[np.minimum(left, len(products) - 1)].sum()
+        return total, "largest inner products of columns, epoch by epoch"
+
+    def every_step(self, steps: np.ndarray) -> np.ndarray:
+        return leftmost_squares(self.first, self.steps, 1)[np.asarray(steps) - 1]
+
+    def column_norms(self) -> np.ndarray:
+        squares = np.zeros(self.steps)
+        squares[: len(self.first)] = self.first**2
+        return np.sqrt(np.cumsum(squares))[::-1]
+
+    def prefix_sum_scale(self) -> float | None:
+        constant = len(self.first) == self.steps and np.all(self.first == self.first[0])
+        return float(self.first[0]) if constant else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Matrix(NoisyMechanism):
+    """Noise that is correlated over steps by a Toeplitz strategy.
+
+    Attributes:
+      noise_multiplier: Of the noise before it is correlated; one number for all steps.
+      strategy: How noise is correlated.
+    """
+
+    strategy: Strategy
+
+    name: ClassVar[str] = "matrix"
+    released: ClassVar[str] = DPSGD.released
+    claim_assumptions: ClassVar[tuple[str, ...]] = (
+        "The literature's accounting of matrix mechanisms is the proven one.",
+    )
+    schedules: ClassVar[tuple[str, ...]] = ()
+    compounds: ClassVar[dict[str, type]] = {"strategy": Strategy}
+    options: ClassVar[tuple[str, ...]] = ("strategy", "bands", "objective")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.noise_multiplier, tuple):
+            raise ValueError(
+                "Expected one noise_multiplier for all steps: with a table over steps the strategy "
+                "is no Toeplitz matrix, and nothing here accounts for another. Received "
+                f"{len(self.noise_multiplier)} values. Pass one number."
+            )
+        if not isinstance(self.strategy, Strategy):
+            raise ValueError(
+                f"Expected strategy to be a Strategy. Received {self.strategy!r}. Pass "
+                "tfdp.accounting.Strategy(...)."
+            )
+
+    def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
+        if self._one_band:
+            scale = float(self.strategy.first(1)[0])
+            return gaussian_steps.analyse_sums(run, self.noise_multiplier / scale, delta, adjacency)
+        factor = run.contribution.sensitivity(run.sampling, adjacency)
+        if self._amplifies(run):
+            column = float(np.linalg.norm(self.strategy.first(run.steps)))
+            noise = self.noise_multiplier / run.contribution.noise_divisor / column
+            found = gaussian_steps.amplified(run, noise, run.steps, factor, adjacency)
+            found.details["response_norm"] = column
+            assumptions = (*_ASSUMPTIONS, SECRET_SAMPLE)
+        else:
+            scale = self._scale(run, factor)
+            loss, details = matrix_mechanism.loss_of(run, Toeplitz.of(run), scale, delta)
+            found = Analysis((loss,), details=details, scales=True)
+            assumptions = _ASSUMPTIONS
+        found.details["sensitivity"] = factor * run.contribution.noise_divisor
+        return dataclasses.replace(found, assumptions=assumptions)
+
+    @property
+    def _one_band(self) -> bool:
+        """Whether this is DP-SGD with noise z / c_0 on every sum."""
+        return self.strategy.bands == 1
+
+    def _amplifies(self, run: Run) -> bool:
+        """Whether the secrecy of the sample counts: see the module's docstring."""
+        sampling = run.sampling
+        return (
+            sampling.coin_flips
+            and sampling.trials() is None
+            and len(self.strategy.first(run.steps)) <= sampling.groups
+            and run.contribution.microbatch_size == 1
+            and sampling.probability < 1
+        )
+
+    def _scale(self, run: Run, factor: float) -> float:
+        return factor / (self.noise_multiplier / run.contribution.noise_divisor)
+
+    def curve(self, run: Run, counts: np.ndarray, delta: float, adjacency: str):
+        if self._one_band or self._amplifies(run):
+            return [
+                privacy_loss.epsilon_of(
+                    analyse(run.with_(steps=int(n)), delta, adjacency).losses, delta
+                ).epsilon
+                for n in counts
+            ]
+        factor = run.contribution.sensitivity(run.sampling, adjacency)
+        return matrix_mechanism.curve(run, Toeplitz.of, counts, self._scale(run, factor), delta)
+
+    def claimed_epsilon(self, run: Run, delta: float) -> Claim:
+        """The proven bound for zero_out; how the seed was chosen is no matter of the claim."""
+        analysis = analyse(run.with_(insecure_seed=False), delta, "zero_out")
+        if analysis.reason:
+            return Claim(math.inf, reason=analysis.reason)
+        spent = privacy_loss.epsilon_of(analysis.losses, delta)
+        return Claim(spent.epsilon, analysis.details)
+
+    def noise_words(self, steps: int) -> str:
+        bands = "" if self.strategy.bands is None else f" of {self.strategy.bands} bands"
+        return f"{super().noise_words(steps)} correlated by {self.strategy.name}{bands}"
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], steps: int) -> dict[str, Any]:
+        if options.get("strategy") is None:
+            raise ValueError(f"Expected --strategy for {cls.name}. Received none.")
+        found = strategy(
+            options["strategy"], steps, options.get("bands"), options.get("objective") or "mean"
+        )
+        return {"strategy": found}

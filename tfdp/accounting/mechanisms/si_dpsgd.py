@@ -1,0 +1,170 @@
+"""SI-DPSGD: weight noise around un-noised means, and what it really guarantees.
+
+The paper's Lemma 4.1 compares the weights of one step as if the means of two neighbours agreed
+before it. They do not: the mean carries every earlier, un-noised difference. What is true is
+Theorem A (see `linear_response`): the sequence of released weights is a matrix mechanism with
+mu = factor * ||W m|| / z, tight for linear losses, and publishing the last weights only proves
+nothing better. With W >= 0, replace_one doubles mu.
+
+What m can be is decided by the sampling (see `matrix_mechanism`, which other matrix mechanisms
+share). Amplification by secrecy is not claimed: the dense columns of W give away when the record
+took part.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from tfdp.accounting import checks, claims, matrix_mechanism
+from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.checks import Schedule
+from tfdp.accounting.linear_response import Dynamics
+from tfdp.accounting.mechanisms.base import NoisyMechanism
+from tfdp.accounting.run import Run
+
+RELEASES = ("theta", "mu")
+# Update rules that are linear in the gradients, so that the means stay a linear function of them
+# (Theorem A needs that).
+LINEAR_OPTIMIZERS = ("sgd", "momentum", "nesterov")
+# Rounding that adds more than this to the sensitivity is a sign that the means hardly move between
+# representable numbers; nothing is proven then.
+_MOST_ROUNDING = 1e-3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SIDPSGD(NoisyMechanism):
+    """Noise on the weights around means that are updated without noise.
+
+    Attributes:
+      noise_multiplier: Weight noise of step t has standard deviation z_t C lr_t / L.
+      learning_rates: Constant or per step; None stands for a constant.
+      noise_learning_rates: Learning rate that scales the weight noise; None means the same as
+        `learning_rates`.
+      momentum: Momentum coefficient, constant or per step.
+      nesterov: Whether momentum is Nesterov's.
+      draws: Independent noise draws that were made around one mean, constant or per step.
+      optimizer: Name of the update rule of the means.
+      release: "theta" (noised weights) or "mu" (the un-noised means).
+      rounding: What rounding of the un-noised means adds to the sensitivity of each step, relative
+        to eta C / L.
+    """
+
+    learning_rates: Schedule = None
+    noise_learning_rates: Schedule = None
+    momentum: float | tuple[float, ...] = 0.0
+    nesterov: bool = False
+    draws: int | tuple[int, ...] = 1
+    optimizer: str = "sgd"
+    release: str = "theta"
+    rounding: float = 0.0
+
+    name: ClassVar[str] = "si_dpsgd"
+    released: ClassVar[str] = "one noisy draw of the weights per step; the means are never released"
+    claim_assumptions: ClassVar[tuple[str, ...]] = (
+        *claims.ASSUMPTIONS,
+        "The paper treats every step as fresh, although its means carry all earlier gradients "
+        "without noise; momentum and learning rates are ignored.",
+    )
+    schedules: ClassVar[tuple[str, ...]] = (
+        "noise_multiplier",
+        "learning_rates",
+        "noise_learning_rates",
+        "momentum",
+        "draws",
+    )
+    ignored: ClassVar[tuple[str, ...]] = ()
+    segments_note: ClassVar[str | None] = (
+        "Every SI-DPSGD segment started from released weights, not from earlier means."
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("learning_rates", "noise_learning_rates", "momentum"):
+            self._put(name, checks.schedule(name, getattr(self, name)))
+        self._put("draws", checks.schedule("draws", self.draws, integer=True, minimum=1))
+        if self.momentum is None or self.draws is None:
+            raise ValueError("Expected momentum and draws to be numbers or schedules, not None.")
+        checks.one_of("release", self.release, RELEASES)
+        if not isinstance(self.optimizer, str) or not self.optimizer:
+            raise ValueError(
+                f"Expected optimizer to be the name of an update rule. Received "
+                f"{self.optimizer!r}. Pass for example 'sgd'."
+            )
+        self._put("optimizer", self.optimizer.lower())
+        self._put("nesterov", bool(self.nesterov))
+        if isinstance(self.rounding, bool) or not self.rounding >= 0:
+            raise ValueError(
+                f"Expected rounding to be a number of at least 0. Received {self.rounding!r}."
+            )
+        self._put("rounding", float(self.rounding))
+
+    def schedule(self, name: str, steps: int) -> np.ndarray:
+        if name == "noise_learning_rates" and self.noise_learning_rates is None:
+            name = "learning_rates"
+        return super().schedule(name, steps)
+
+    def nothing_proven(self, run: Run, adjacency: str) -> str | None:
+        if self.release == "mu":
+            return (
+                "The un-noised means were released (or evaluated): a record that was drawn changes "
+                "them for certain, so no finite epsilon exists."
+            )
+        bare = super().nothing_proven(run, adjacency)
+        if bare is not None:
+            return bare
+        if self.optimizer not in LINEAR_OPTIMIZERS:
+            return (
+                f"The update rule {self.optimizer!r} is not linear in the gradients, and its "
+                "un-noised state is private. Use SGD, momentum or Nesterov momentum."
+            )
+        if self.rounding > _MOST_ROUNDING:
+            return (
+                f"Rounding of the un-noised means adds {self.rounding:.3g} of a step's sensitivity, "
+                f"more than {_MOST_ROUNDING:g}: one example moves every weight that crosses a "
+                "rounding boundary. Use a larger learning rate (or means of higher precision)."
+            )
+        return None
+
+    def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
+        factor = run.contribution.sensitivity(run.sampling, adjacency)
+        dynamics = Dynamics.of(run)
+        if dynamics.bare_step is not None:
+            return Analysis(
+                reason=f"The weights of step {dynamics.bare_step} were released without noise: the "
+                "learning rate that scales it is 0 there."
+            )
+        loss, details = matrix_mechanism.loss_of(run, dynamics, self._scale(run, factor), delta)
+        details["sensitivity"] = factor * run.contribution.noise_divisor
+        return Analysis((loss,), self._assumptions(), details=details, scales=True)
+
+    def _scale(self, run: Run, factor: float) -> float:
+        """Sensitivity of one participation over the noise of the first step."""
+        noise = self.schedule("noise_multiplier", 1)[0]
+        return factor * (1 + self.rounding) / (noise / run.contribution.noise_divisor)
+
+    def _assumptions(self) -> tuple[str, ...]:
+        sentences = (
+            "The means started from public values, and each step's noise was drawn around its mean "
+            "as often as the run says.",
+            "Learning rates and momentum were fixed in advance.",
+        )
+        if not self.rounding:
+            return sentences
+        return (
+            *sentences,
+            "Rounding of the un-noised means adds at most a share of "
+            f"{self.rounding:.3g} to the sensitivity of each step.",
+        )
+
+    def claimed_rdp(self, run: Run) -> np.ndarray | None:
+        return claims.poisson_rdp(run.sampling, self.noise_multiplier, run.steps)
+
+    def curve(self, run: Run, counts: np.ndarray, delta: float, adjacency: str) -> list[float]:
+        factor = run.contribution.sensitivity(run.sampling, adjacency)
+        return matrix_mechanism.curve(run, Dynamics.of, counts, self._scale(run, factor), delta)
+
+    def advice(self, run: Run, delta: float, adjacency: str):
+        from tfdp.accounting.mechanisms.si_dpsgd_advice import advise
+
+        return advise(run, delta, adjacency)

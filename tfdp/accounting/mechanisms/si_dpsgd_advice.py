@@ -1,0 +1,107 @@
+"""What DP-SGD would cost at the same proven epsilon: advice for a user of SI-DPSGD.
+
+Theorem E. At a constant learning rate in fixed-order epochs, the largest noise on the prefix sums
+of SI-DPSGD is sqrt((k+1)(2k+1)/(6k)) >= 1 times that of DP-SGD without amplification, k being the
+number of participations. The absence of a random walk is paid for in full by the noise that the
+un-noised means require.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from tfdp.accounting.calibration import CalibrationError, noise_for
+from tfdp.accounting.comparison import Advice
+from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
+from tfdp.accounting.guarantees import proven
+from tfdp.accounting.linear_response import Dynamics, full_columns
+from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.run import Run
+from tfdp.accounting.sampling import Poisson
+
+
+def advise(run: Run, delta: float, adjacency: str) -> Advice | None:
+    """Compares an SI-DPSGD run with DP-SGD at the same proven epsilon.
+
+    DP-SGD's noise goes through the update rule: its standard deviation in the final weights is
+    z' C/L sqrt(sum of H_s^2), where H_s is what a gradient of step s still moves (the learning rate
+    of step s without momentum). SI-DPSGD's is z C/L times the last learning rate.
+
+    Args:
+      run: Of the SI-DPSGD mechanism.
+      delta: Probability in (0, 1).
+      adjacency: Neighbouring relation.
+
+    Returns:
+      An `Advice`, or None for a run without steps.
+    """
+    if run.steps == 0:
+        return None
+    target = proven(run, delta, adjacency)
+    if math.isinf(target.epsilon):
+        return Advice(
+            math.inf, None, None, None, None, None,
+            f"Nothing finite is proven for this run: {target.reason}",
+        )  # fmt: skip
+    other = run.with_(mechanism=DPSGD(noise_multiplier=1.0))
+    same = _noise(target.epsilon, delta, other, adjacency)
+    poisson = None
+    if target.epsilon <= VACUOUS_ABOVE:
+        poisson = _noise(target.epsilon, delta, other.with_(sampling=_poisson(run)), adjacency)
+    walk = float(np.linalg.norm(full_columns(Dynamics.of(run))))
+    noise_rates = run.schedule("noise_learning_rates") * run.schedule("noise_multiplier")
+
+    def ratio(noise: float, noise_rate: float) -> float | None:
+        return float(noise_rate) / (noise * walk) if noise and walk else None
+
+    result = Advice(
+        epsilon=target.epsilon,
+        noise_same_sampling=same,
+        noise_poisson=poisson,
+        final_noise_ratio=ratio(same, noise_rates[-1]),
+        final_noise_ratio_poisson=ratio(poisson, noise_rates[-1]),
+        prefix_noise_ratio=ratio(same, noise_rates.max()),
+        sentence="",
+    )
+    return dataclasses.replace(result, sentence=_sentence(result))
+
+
+def _poisson(run: Run) -> Poisson:
+    return Poisson(num_examples=run.num_examples, lot_size=run.lot_size)
+
+
+def _noise(epsilon: float, delta: float, run: Run, adjacency: str) -> float | None:
+    try:
+        return noise_for(epsilon, delta, run, "proven", adjacency)
+    except CalibrationError:
+        return None
+
+
+def _sentence(advice: Advice) -> str:
+    if advice.noise_same_sampling is None and advice.noise_poisson is None:
+        return "DP-SGD has no finite proven guarantee for such a run either."
+    epsilon = format_epsilon(advice.epsilon)
+    parts = []
+    for noise, ratio, lots in (
+        (advice.noise_same_sampling, advice.final_noise_ratio, "the same lots"),
+        (advice.noise_poisson, advice.final_noise_ratio_poisson, "Poisson lots"),
+    ):
+        if noise is None or ratio is None:
+            continue
+        times = f"{ratio:.3g} times" if ratio >= 1 else f"only {ratio:.3g} of"
+        parts.append(
+            f"with {lots} it needs noise multiplier {noise:.4g}, and SI-DPSGD's final weights carry "
+            f"{times} its noise"
+        )
+    best = advice.final_noise_ratio_poisson or advice.final_noise_ratio
+    verdict = (
+        "DP-SGD would do better in this measure"
+        if best and best > 1
+        else "DP-SGD is no better in this measure"
+    )
+    return (
+        f"At the same proven epsilon ({epsilon}) and the same steps, {verdict}: "
+        + "; ".join(parts)
+        + "."
+    )
