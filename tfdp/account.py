@@ -26,6 +26,8 @@ import numpy as np
 from absl import logging
 
 from tfdp.accounting import Ledger, Run
+from tfdp.accounting.mechanisms.none import NoMechanism
+from tfdp.accounting.sampling import Unknown
 
 # Under this name an optimizer's ledger lies among its variables in a file.
 LEDGER_KEY = "tfdp_ledger"
@@ -72,14 +74,8 @@ class Account:
             reason: what was found, as a whole sentence.
         """
         logging.warning("%s No finite epsilon is proven for these weights any more.", reason)
-        run = Run(
-            mechanism="none",
-            num_examples=1,
-            lot_size=1,
-            steps=1,
-            sampling="unknown",
-            noise_multiplier=0.0,
-        )
+        unknown = Unknown(num_examples=1, lot_size=1)
+        run = Run(mechanism=NoMechanism(reason=reason), sampling=unknown, steps=1)
         self._ledger.record(self._ledger.open(run), 1)
 
     def examine(self, variables: Sequence[keras.Variable]) -> None:

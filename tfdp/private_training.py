@@ -450,13 +450,15 @@ class PrivateTraining:
             num_examples=plan.num_examples,
             lot_size=plan.lot_size,
             sampling=plan.sampling,
-            groups=plan.groups,
             microbatch_size=microbatch_size,
+            start=account.start,
             batch_statistics=uses_batch_statistics(self),
             public_examples=sum(layer.count for layer in public_layers(self)),
+            **({"groups": plan.groups} if plan.groups > 1 else {}),
+            **({"nominal": True} if plan.nominal else {}),
             **optimizer.run_fields(variables),
         )
-        fields["seeded"] |= plan.insecure_seed
+        fields["insecure_seed"] |= plan.insecure_seed
         self._open(account, plan, fields, variables)
         account.session.limit_to(account.ledger.budget)
 

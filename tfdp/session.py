@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run, max_steps
-from tfdp.accounting.analysis import POISSON, UnboundedSensitivity, sensitivity
+from tfdp.accounting.contribution import UnboundedSensitivity
 
 _UNLIMITED = np.iinfo(np.int64).max
 # Steps that a session without an end (train_on_batch) describes at a time.
@@ -151,7 +151,7 @@ class Session:
         Args:
             sample_weight: [rows]; examples of weight zero are absent.
         """
-        largest = largest_lot(self.run)
+        largest = self.run.sampling.largest_lot
         if largest is None:
             return tf.constant(True)
         return tf.math.count_nonzero(sample_weight, dtype=tf.int64) <= largest
@@ -159,7 +159,7 @@ class Session:
     @property
     def fixes_rows(self) -> bool:
         """Whether the proof needs lots of a size that is known beforehand."""
-        return self.run.batch_statistics and largest_lot(self.run) is not None
+        return self.run.batch_statistics and self.run.sampling.largest_lot is not None
 
     def count(self, admitted: tf.Tensor) -> tf.Tensor:
         """Counts a step where it runs; returns bool, whether it is allowed (and was counted).
@@ -216,9 +216,9 @@ class Session:
         )
         if not same:
             return False
-        if plan.sampling == "cyclic_poisson":
+        if plan.groups > 1:
             return plan.lots is self.plan.lots and plan.turn == self.next_turn % plan.groups
-        if plan.sampling not in ("cyclic", "shuffle"):
+        if not self.run.sampling.whole_epochs:
             return True
         return plan.lots is self.plan.lots and self.spent % self.run.steps_per_epoch == 0
 
@@ -241,7 +241,8 @@ class Session:
         self.authorized = self.spent
         if wanted == self._limited_for:
             return
-        limit = self.run.steps if has_tables(self.run) else _UNLIMITED
+        described = self.run.described_steps
+        limit = _UNLIMITED if described is None else described
         if budget is not None:
             affordable = max_steps(
                 budget.epsilon,
@@ -296,17 +297,7 @@ class Session:
 def assumed_sensitivity(run: Run) -> float:
     """Distance by which the accounting lets a sum move when one example becomes a null example."""
     try:
-        return sensitivity(run, "zero_out") * math.sqrt(run.clip_groups)
+        factor = run.contribution.sensitivity(run.sampling, "zero_out")
     except UnboundedSensitivity:
         return math.inf
-
-
-def largest_lot(run: Run) -> int | None:
-    """Most examples that a lot may have for the proof to hold; None where that does not matter."""
-    needed = run.batch_statistics or run.sampling == "unknown"
-    return run.lot_size if needed and run.sampling not in POISSON else None
-
-
-def has_tables(run: Run) -> bool:
-    """Whether the run describes single steps, and so only as many as its tables are long."""
-    return any(isinstance(getattr(run, f.name), tuple) for f in dataclasses.fields(run))
+    return factor * run.contribution.noise_divisor

@@ -258,7 +258,7 @@ def test_with_replacement_takes_the_smaller_bound():
         sampling="with_replacement", num_examples=1000, steps=2000, noise_multiplier=4.0
     )
     assert isinstance(analyse(amplified, DELTA, "zero_out").losses[0], SubsampledLoss)
-    revealed = SMALL.with_(sampling="with_replacement", num_examples=10)
+    revealed = SMALL.with_(sampling="with_replacement", num_examples=10, noise_multiplier=0.3)
     assert isinstance(analyse(revealed, DELTA, "zero_out").losses[0], RandomGaussianLoss)
     grouped = amplified.with_(microbatch_size=2)
     assert isinstance(analyse(grouped, DELTA, "zero_out").losses[0], RandomGaussianLoss)

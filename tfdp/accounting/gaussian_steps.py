@@ -8,7 +8,7 @@
   steps_per_epoch) lots, so mu = factor * sqrt(k) / z; where the noise differs from step to step, mu^2
   is factor^2 times the largest sum of 1/z_t^2 that the scheme allows.
 * "unknown": a record may be in every lot.
-* Lots of fixed size, drawn at random: see `_fixed_size_lots`.
+* Lots of fixed size, drawn at random: see `fixed_size`.
 
 Three-point lemma, used below. Let a record be in the lot with probability q. Given everything else,
 let R be the noisy sum without it, P and P' the sums with it under the two neighbours, with
@@ -17,9 +17,11 @@ convexity (Balle, Barthe, Gaboardi 2018, Theorem 2) gives, with alpha' = 1 + q (
 beta = alpha'/alpha,
     H_alpha'((1-q) R + q P || (1-q) R + q P') = q H_alpha(P || (1-beta) R + beta P'),
 and a mixture of Gaussians is easiest to tell from P when its centres lie at their largest distances
-in one direction (Choquette-Choo et al. 2024, Corollary 4.7). So a = 1, d = 2 is the "replace" pair,
-P' = R is the "add" pair, and whenever all three distances are at most D, the "add" pair with
-multiplier z / D dominates.
+in one direction (Choquette-Choo et al. 2024, Corollary 4.7). So a = 1, d = 2 is the "replace" pair
+and P' = R is the "add" pair. The lemma is about alpha >= 1. Both of these pairs are dominating all
+the same, because one of their lots is the worst one in the order D against D' and in D' against D;
+where that is not so (all three distances at most D: the "triangle" pair with multiplier z / D), the
+orders have to be joined (see `fixed_size`).
 """
 
 import dataclasses
@@ -27,10 +29,10 @@ import math
 
 import numpy as np
 
-from tfdp.accounting import noise_tables, privacy_loss
+from tfdp.accounting import fixed_size, noise_tables, privacy_loss
 from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
 from tfdp.accounting.noise_tables import Noise, levels
-from tfdp.accounting.participation import binomial, occurrence_law, trials
+from tfdp.accounting.participation import occurrence_law, trials
 from tfdp.accounting.privacy_loss import GaussianLoss, RandomGaussianLoss, epsilon_of
 from tfdp.accounting.run import Run
 from tfdp.accounting.subsampled import Component, SubsampledLoss
@@ -119,7 +121,7 @@ def _analyse(run, noise, steps, factor, delta, adjacency) -> Analysis:
         # without it may be far away from both others. Hence the sample counts as revealed.
         return _revealed(run, noise, steps, factor, delta)
     if sampling.trials() is not None:
-        return _fixed_size_lots(run, noise, steps, factor, delta)
+        return _fixed_size_lots(run, noise, steps, factor, delta, adjacency)
     details = {"amplification": "no"}
     if isinstance(noise, tuple):
         response = Diagonal(np.array(noise) ** -2.0)
@@ -161,7 +163,9 @@ def amplified(run: Run, noise: Noise, steps: int, factor: float, adjacency: str)
         # A cut lot, and a replaced record, keep all three sums within 2 * largest lot.
         exact = adjacency != "replace_one" and not sampling.may_cut
         distance = factor if exact else 2.0 * sampling.largest_lot
-        parts = [(Component(1.0, sampling.probability, z / distance),) for z, _ in rounds]
+        # Joined orders, but where one neighbour is the sum without the record.
+        pair = "add" if exact or adjacency == "add_or_remove_one" else "triangle"
+        parts = [(Component(1.0, sampling.probability, z / distance, pair),) for z, _ in rounds]
         overflow = 0.0
     else:
         cut = sampling.chance_of_cut()
@@ -183,46 +187,43 @@ def _pairs(q: float, z: float, cut: float, adjacency: str) -> tuple[Component, .
         return (Component(1.0, q, z, pair),)
     # In a full lot the record displaces another one: all three distances are at most 2. It is kept
     # with a chance of at most q.
-    full = Component(cut, q, z / 2, "add")
+    full = {
+        "zero_out": Component(cut, q, z, "slot"),
+        "add_or_remove_one": Component(cut, q, z / 2, "add"),
+        "replace_one": Component(cut, q, z / 2, "triangle"),
+    }[adjacency]
     return (full,) if cut == 1 else (Component(1.0 - cut, q, z, pair), full)
 
 
-def _fixed_size_lots(run, noise, steps, factor, delta) -> Analysis:
-    """Lots of a fixed size L, drawn uniformly with or without replacement.
+def _fixed_size_lots(run, noise, steps, factor, delta, adjacency) -> Analysis:
+    """Lots of L examples drawn afresh for each step, with or without replacement.
 
-    The lot has a fixed size, so where the record is not drawn another one is: P and P' are up to 2k
-    away from R when the record is drawn k times, also for zero_out. (The mixture of Gaussians that
-    replaces sensitivity 1 by k with binomial weights, without the factor 2, is no bound: let all
-    other gradients point the other way.) By the three-point lemma, applied after splitting by k
-    (Balle et al. 2018, Theorem 10), a public k with the chances of a positive binomial, and then
-    the "add" pair with q = P(k >= 1) and multiplier z / (2k), dominates; without replacement, k = 1.
-    The alternative without amplification, in which every draw is revealed, counts where it is
-    smaller.
+    See `fixed_size` for the proof. The alternative without amplification, in which every draw is
+    revealed, counts where it is smaller.
     """
     revealed = _revealed(run, noise, steps, factor, delta)
     revealed = dataclasses.replace(revealed, scales=run.contribution.microbatch_size > 1)
     if revealed.scales:
         return revealed
-    number, chance = trials(run.sampling)
-    counts, tail = binomial(number, chance, 1e-6 * delta / max(steps, 1))
-    drawn = float(counts[1:].sum())  # the chance that the record is drawn at all
-    mixed = run.contribution.batch_statistics
-
-    def parts(z: float) -> tuple[Component, ...]:
-        distances = [2.0 * run.lot_size if mixed else 2.0 * k for k in range(1, len(counts))]
-        return tuple(
-            Component(float(weight) / drawn, min(drawn, 1.0), z / distance)
-            for weight, distance in zip(counts[1:], distances, strict=True)
+    number, _ = trials(run.sampling)
+    losses = []
+    for z, count in levels(noise, steps):
+        rounds, overflow = fixed_size.parts(
+            run.num_examples,
+            run.lot_size,
+            z,
+            adjacency,
+            replacement=number > 1,
+            batch_statistics=run.contribution.batch_statistics,
+            tail=1e-3 * delta / max(steps, 1),
         )
-
-    secret = tuple(SubsampledLoss(parts(z), n, tail) for z, n in levels(noise, steps))
-    by_sample, by_secrecy = (
-        epsilon_of(losses, delta).epsilon for losses in (revealed.losses, secret)
-    )
+        losses.append(SubsampledLoss(tuple(Component(*r) for r in rounds), count, overflow))
+    by_sample, by_secrecy = (epsilon_of(each, delta).epsilon for each in (revealed.losses, losses))
     if by_sample < by_secrecy:
         return revealed
+    drawn = losses[0].components[0].probability
     details = {"amplification": "secrecy of the sample", "sampling_probability": drawn}
-    return Analysis(secret, details=details)
+    return Analysis(tuple(losses), details=details)
 
 
 def curve(run: Run, counts: np.ndarray, delta: float, adjacency: str) -> list[float] | None:

@@ -94,18 +94,20 @@ def default_orders() -> tuple[float, ...]:
 def one_round_rdp(loss: SubsampledLoss, orders: Sequence[float]) -> np.ndarray:
     """Rényi divergence of one round of `loss` at every order (an upper bound).
 
-    The "replace" pair is dominated by the "add" pair at half the multiplier: its three
-    Gaussians are pairwise at distance at most 2 (see `dpsgd`).
+    The "replace" pair is dominated by the "triangle" pair at half the multiplier: its three
+    Gaussians are pairwise at distance at most 2 (see `fixed_size`).
     """
     orders = tuple(orders)
     alpha = np.asarray(orders)
     terms = []
     for part in loss.components:
-        if part.pair in fixed_size.PAIRS:
-            divergence = fixed_size.round_rdp(part.pair, part.probability, part.multiplier, orders)
+        if part.pair == "add":
+            divergence = _component_rdp(part.probability, part.multiplier, orders)
         else:
-            multiplier = part.multiplier / 2 if part.pair == "replace" else part.multiplier
-            divergence = _component_rdp(part.probability, multiplier, orders)
+            pair, multiplier = part.pair, part.multiplier
+            if pair == "replace":
+                pair, multiplier = "triangle", multiplier / 2
+            divergence = fixed_size.round_rdp(pair, part.probability, multiplier, orders)
         terms.append(math.log(part.weight) + (alpha - 1) * divergence)
     if len(terms) == 1:
         return divergence

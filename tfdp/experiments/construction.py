@@ -43,7 +43,7 @@ def learning_rate(experiment: Experiment, steps_per_epoch: int):
 
 
 def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: float | None):
-    """The Keras optimizer of an experiment, private unless the mechanism is "none".
+    """The Keras optimizer of an experiment, private unless there is none.
 
     Args:
         experiment: the settings.
@@ -71,7 +71,7 @@ def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: f
         "steps_per_epoch": lots.steps_per_epoch,
         "steps": steps,
     }
-    made = base if experiment.mechanism == "none" else MECHANISMS[experiment.mechanism](base)
+    made = MECHANISMS[experiment.mechanism](base) if experiment.private else base
     taken = _parameters(made)
     if experiment.optimizer != "sgd" and not issubclass(made, base):
         if "update_rule" not in taken:
@@ -128,21 +128,16 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
         lot_size=lots.lot_size,
         steps=steps,
         sampling=lots.sampling,
-        groups=lots.groups,
         microbatch_size=microbatch,
+        **({"groups": lots.groups} if lots.groups > 1 else {}),
+        **({"nominal": True} if lots.nominal else {}),
     )
     if experiment.takes_public_data:
         facts["public_examples"] = experiment.public_examples
         facts["batch_statistics"] = experiment.statistics == "batch"
-    if experiment.mechanism == "none":
-        return Run(
-            mechanism="none",
-            noise_multiplier=noise_multiplier,
-            l2_norm_clip=experiment.l2_norm_clip,
-            optimizer=experiment.optimizer,
-            **facts,
-        )
+    if not experiment.private:
+        return Run(mechanism=experiment.mechanism, l2_norm_clip=experiment.l2_norm_clip, **facts)
     optimizer = make_optimizer(experiment, lots, steps, noise_multiplier)
+    # The noise is calibrated as if it were secret, whatever seed it comes from in the end.
     fields = {"optimizer": experiment.optimizer} | optimizer.run_fields(variables)
-    fields["seeded"] |= lots.seeded
-    return Run(**facts, **fields, **optimizer.tables(0, steps))
+    return Run(**facts, **(fields | {"insecure_seed": False}), **optimizer.tables(0, steps))

@@ -3,9 +3,16 @@
 import dataclasses
 
 from tfdp.accounting import Run, best_bands
+from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.sampling import Poisson
 from tfdp.experiments.settings import Experiment
 
 _CUT = ("banded_toeplitz", "sqrt_toeplitz")
+
+
+def _fields_of(mechanism: str) -> set[str]:
+    return {field.name for field in dataclasses.fields(mechanism_class(mechanism))}
 
 
 def complete(experiment: Experiment, num_examples: int) -> Experiment:
@@ -22,7 +29,7 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
     Raises:
         ValueError: something is open that has no default.
     """
-    if experiment.mechanism != "matrix":
+    if "strategy" not in _fields_of(experiment.mechanism):
         return experiment
     strategy = experiment.strategy or "banded_toeplitz"
     bands, groups = experiment.bands, experiment.groups
@@ -37,12 +44,11 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
             )
         if groups is None:
             run = Run(
-                mechanism="dpsgd",
-                num_examples=num_examples,
-                lot_size=min(experiment.batch_size, num_examples),
+                mechanism=DPSGD(noise_multiplier=0.0),
+                sampling=Poisson(
+                    num_examples=num_examples, lot_size=min(experiment.batch_size, num_examples)
+                ),
                 steps=steps,
-                sampling="poisson",
-                noise_multiplier=0.0,
             )
             objective = experiment.objective or "mean"
             best = best_bands(

@@ -126,7 +126,7 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
         statistics=experiment.statistics,
     )
     planned = plan(experiment, lots, steps, model.trainable_variables)
-    if experiment.noise_multiplier is None and experiment.mechanism != "none":
+    if experiment.noise_multiplier is None and experiment.private:
         planned = planned.with_(
             noise_multiplier=noise_for(
                 experiment.epsilon,
@@ -136,7 +136,7 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
                 adjacency=experiment.adjacency,
             )
         )
-    private = experiment.mechanism != "none"
+    private = experiment.private
     if private:
         budget = None
         if experiment.noise_multiplier is None and experiment.insecure_seed is None:

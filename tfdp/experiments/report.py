@@ -96,7 +96,7 @@ def print_table(result: Result, console: Console | None = None) -> None:
         "Training",
         f"{run.steps:,} steps, nominal lot {run.lot_size:,}; sampling: {SAMPLING_WORDS[run.sampling]}",
     )
-    if experiment.mechanism != "none":
+    if experiment.private:
         table.add_row("Noise", f"multiplier z = {run.noise_multiplier:.4g}, {_clip_norm(run)}")
     if math.isfinite(result.seconds_per_step):
         table.add_row(

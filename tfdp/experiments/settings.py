@@ -4,9 +4,11 @@ import dataclasses
 import math
 
 from tfdp.accounting import PrivacyBudget
+from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.optimizers import MECHANISMS as PRIVATE_MECHANISMS
 
-MECHANISMS = ("none", *PRIVATE_MECHANISMS)
+NONE = NoMechanism.name
+MECHANISMS = (NONE, *PRIVATE_MECHANISMS)
 UPDATE_RULES = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "nadam")
 
 
@@ -68,11 +70,16 @@ class Experiment:
     insecure_seed: int | None = None
 
     @property
+    def private(self) -> bool:
+        """Whether there is a mechanism at all."""
+        return self.mechanism != NONE
+
+    @property
     def takes_public_data(self) -> bool:
         """Whether normalization statistics come from public examples."""
         if self.normalization != "batch":
             return False
-        return self.mechanism != "none" or self.public_data is not None
+        return self.private or self.public_data is not None
 
     def __post_init__(self):
         if self.mechanism not in MECHANISMS:
@@ -107,15 +114,9 @@ class Experiment:
                 f"Expected --noise_multiplier to be a finite number of at least 0. Found "
                 f"{self.noise_multiplier}."
             )
-        if self.mechanism != "none" and self.epsilon is None and self.noise_multiplier is None:
+        if self.private and self.epsilon is None and self.noise_multiplier is None:
             raise ValueError("Expected --epsilon or --noise_multiplier. Found neither.")
         if self.epsilon is not None:
             PrivacyBudget(self.epsilon, self.delta, self.guarantee, self.adjacency)
         else:
             PrivacyBudget(1.0, self.delta, self.guarantee, self.adjacency)
-        if self.mechanism == "si_dpsgd" and self.optimizer != "sgd" and self.guarantee != "claimed":
-            raise ValueError(
-                f"No finite epsilon can be proven for SI-DPSGD with --optimizer={self.optimizer}: its "
-                "second moments are un-noised private state. Expected --optimizer=sgd (with or "
-                "without --momentum), or --guarantee=claimed."
-            )

@@ -1,6 +1,10 @@
 """Private optimizers: one per mechanism, with the update rule of any Keras optimizer."""
 
-from tfdp.optimizers.discrete_sgd import DiscreteSGDOptimizer, make_discrete_optimizer_class
+from tfdp.optimizers.discrete_sgd import (
+    DiscreteOptimizer,
+    DiscreteSGDOptimizer,
+    make_discrete_optimizer_class,
+)
 from tfdp.optimizers.dp_dropout import DPDropoutOptimizer
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import (
@@ -12,7 +16,11 @@ from tfdp.optimizers.factory import (
     DPKerasSGDOptimizer,
     make_dp_optimizer_class,
 )
-from tfdp.optimizers.matrix import MatrixDPSGDOptimizer, make_matrix_optimizer_class
+from tfdp.optimizers.matrix import (
+    MatrixDPOptimizer,
+    MatrixDPSGDOptimizer,
+    make_matrix_optimizer_class,
+)
 from tfdp.optimizers.sgld import SGLDOptimizer
 from tfdp.optimizers.si_dpsgd import SIDPSGDOptimizer
 
@@ -38,10 +46,10 @@ __all__ = [
 # Private mechanisms by name: the class for an update rule, given as a Keras optimizer class. A class
 # that has its own update rule takes no other.
 MECHANISMS = {
-    "dpsgd": make_dp_optimizer_class,
-    "si_dpsgd": lambda base: SIDPSGDOptimizer,
-    "matrix": make_matrix_optimizer_class,
-    "dp_dropout": lambda base: DPDropoutOptimizer,
-    "sgld": lambda base: SGLDOptimizer,
-    "discrete_sgd": make_discrete_optimizer_class,
+    DPKerasOptimizer.mechanism.name: make_dp_optimizer_class,
+    SIDPSGDOptimizer.mechanism.name: lambda base: SIDPSGDOptimizer,
+    MatrixDPOptimizer.mechanism.name: make_matrix_optimizer_class,
+    DPDropoutOptimizer.mechanism.name: lambda base: DPDropoutOptimizer,
+    SGLDOptimizer.mechanism.name: lambda base: SGLDOptimizer,
+    DiscreteOptimizer.mechanism.name: make_discrete_optimizer_class,
 }

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from tfdp.accounting.encoding import Encoding
+from tfdp.accounting.mechanisms.discrete_sgd import DiscreteSGD
 from tfdp.gradients.bounds import EncodedBound
 from tfdp.mechanisms.denoising import denoise as denoised
 from tfdp.mechanisms.encoding import Codebook, Encoder, check_drawing
@@ -55,7 +56,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         ValueError: a bad argument, or clipping that encoding would not do.
     """
 
-    mechanism = "discrete_sgd"
+    mechanism = DiscreteSGD
     title = "discrete SGD (encoded gradients)"
 
     family = Accounted()

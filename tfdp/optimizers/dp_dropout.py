@@ -9,6 +9,7 @@ noise that followed the weights would have no guarantee.
 import keras
 import numpy as np
 
+from tfdp.accounting.mechanisms.dp_dropout import DPDropout
 from tfdp.optimizers.langevin import LangevinOptimizer
 
 
@@ -22,7 +23,7 @@ class DPDropoutOptimizer(LangevinOptimizer):
         )
     """
 
-    mechanism = "dp_dropout"
+    mechanism = DPDropout
     title = "DP dropout (Langevin steps)"
 
     def scalars(self, variables) -> dict:

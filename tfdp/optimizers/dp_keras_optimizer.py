@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdp import _backend  # noqa: F401
 from tfdp.account import LEDGER_KEY, Account, account_of
 from tfdp.accounting import Ledger
-from tfdp.accounting.run import ADAPTIVE_MECHANISMS
+from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.engine import BoundedSum
 from tfdp.mechanisms.noise import NoiseSource
@@ -104,7 +104,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             slots that checkpoints save; set `physical_batch_size` instead).
     """
 
-    mechanism = "dpsgd"
+    mechanism = DPSGD  # what a run of this optimizer is accounted as
     title = "DP-SGD"  # what people read
 
     l2_norm_clip = Accounted()
@@ -171,7 +171,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                     f"clipping={self.clipping!r}. Leave them out."
                 )
             return None
-        if self.mechanism not in ADAPTIVE_MECHANISMS:
+        if not self.mechanism.adaptive_clipping:
             raise ValueError(
                 f"The guarantee of {self.title} needs one clip norm for all steps: its noise is "
                 "shared by several steps. Expected clipping='global', 'per_layer', 'each_layer' or "
@@ -216,7 +216,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         known = sum(
             run.steps
             for run in ledger.runs
-            if run.mechanism == self.mechanism
+            if run.mechanism_name == self.mechanism.name
             and all(getattr(run, name) == getattr(self, name) for name in mine)
         )
         if taken > known:
@@ -264,12 +264,12 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             variables: the trainable variables that it will update.
         """
         return {
-            "mechanism": self.mechanism,
+            "mechanism": self.mechanism.name,
             "noise_multiplier": self.noise_multiplier,
             "l2_norm_clip": self.l2_norm_clip,
             "clip_groups": self.bound(variables).clip_groups,
             "adaptive_clipping": self._adaptive is not None,
-            "seeded": self.seeded,
+            "insecure_seed": self.seeded,
         }
 
     def scalars(self, variables) -> dict:

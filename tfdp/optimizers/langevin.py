@@ -12,7 +12,7 @@ as a whole is another algorithm, which is not offered: its noise is L times larg
 import keras
 import tensorflow as tf
 
-from tfdp.accounting.run import COMPOSITIONS
+from tfdp.accounting.mechanisms.dp_dropout import READINGS
 from tfdp.optimizers.dp_keras_optimizer import Accounted
 from tfdp.optimizers.factory import DPKerasSGDOptimizer
 
@@ -88,10 +88,10 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
                 f"{type(self).__name__} does not take {refused}: its step is the paper's. Expected "
                 "them to be left out."
             )
-        if composition is not None and composition not in COMPOSITIONS:
+        if composition is not None and composition not in READINGS:
             raise ValueError(
                 "Invalid value received for argument `composition`. Expected one of "
-                f"{list(COMPOSITIONS)}. Received: {composition!r}"
+                f"{list(READINGS)}. Received: {composition!r}"
             )
         if isinstance(learning_rate, dict):
             learning_rate = keras.optimizers.schedules.deserialize(learning_rate)

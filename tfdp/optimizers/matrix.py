@@ -21,6 +21,7 @@ import numpy as np
 
 from tfdp.accounting import Run, Strategy
 from tfdp.accounting import strategy as make_strategy
+from tfdp.accounting.mechanisms.matrix import Matrix
 from tfdp.mechanisms.correlated import CorrelatedNoise
 from tfdp.mechanisms.secret_file import read_once, write_secret
 from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer, SavedRun
@@ -71,7 +72,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         ValueError: a bad argument, or one that the strategy needs and that is missing.
     """
 
-    mechanism = "matrix"
+    mechanism = Matrix
     title = "Correlated noise (matrix mechanism)"
 
     strategy = Accounted()

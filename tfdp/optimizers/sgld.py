@@ -17,6 +17,7 @@ more noise is one with the stated noise to which independent noise was added aft
 import keras
 import tensorflow as tf
 
+from tfdp.accounting.mechanisms.sgld import SGLD
 from tfdp.optimizers.langevin import LangevinOptimizer
 
 
@@ -29,7 +30,7 @@ class SGLDOptimizer(LangevinOptimizer):
         **kwargs: those of `LangevinOptimizer`.
     """
 
-    mechanism = "sgld"
+    mechanism = SGLD
     title = "SGLD (Langevin steps)"
 
     def __init__(self, learning_rate=0.1, *, num_examples: int, **kwargs):

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdp.accounting.mechanisms.si_dpsgd import SIDPSGD
 from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer
 
 _REFUSED = (
@@ -83,7 +84,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         **kwargs: those of `DPKerasOptimizer`.
     """
 
-    mechanism = "si_dpsgd"
+    mechanism = SIDPSGD
     title = "SI-DPSGD (noise in the weights)"
 
     momentum = Accounted()
@@ -99,7 +100,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         update_rule: keras.optimizers.Optimizer | None = None,
         guarantee: str = "proven",
         release: str = "theta",
-        name: str = "si_dpsgd",
+        name: str = SIDPSGD.name,
         **kwargs,
     ):
         if not 0.0 <= momentum < 1.0:
