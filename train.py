@@ -239,7 +239,7 @@ def main(argv):
     logging.set_verbosity(logging.WARNING)
     from tfdp.accounting import BudgetExhausted
     from tfdp.data import DataUnavailable
-    from tfdp.experiments import Experiment, print_table, run, write_record
+    from tfdp.experiments import Experiment, print_table, run, write_card, write_record
     from tfdp.release import export
 
     name = f"{FLAGS.dataset}_{FLAGS.mechanism}"
@@ -254,6 +254,7 @@ def main(argv):
         partial.mkdir(parents=True, exist_ok=True)
         export(result.model, partial / "model.keras")
         write_record(result, partial / "run.json")
+        write_card(result, partial / "model_card.md")
     except (
         ValueError,
         NotImplementedError,
@@ -276,7 +277,7 @@ def main(argv):
     shown = os.path.relpath(model_dir)
     shown = model_dir if shown.startswith("..") else shown
     print(
-        f"\nIn {shown}: run.json (this table), model.keras (the release), tensorboard/ (the log: "
+        f"\nIn {shown}: run.json (this table), model.keras (the release), model_card.md, tensorboard/ (the log: "
         f"tensorboard --logdir {shown})."
     )
     return 0

@@ -482,7 +482,7 @@ class PrivateTraining:
         if goes_on and done + steps <= session.run.steps:
             return
         known = session.run if goes_on else None
-        tables = optimizer.tables(first, done + steps, known)
+        tables = optimizer.tables(variables, first, done + steps, known)
         run = Run(steps=done + steps, **tables, **fields)
         if goes_on:
             session.extend(run)

@@ -15,6 +15,7 @@ sampling:
 * "cyclic_poisson": in every turn of one group.
 """
 
+import dataclasses
 import math
 from typing import Protocol
 
@@ -80,7 +81,28 @@ def _random(run: Run, response: Response, scale: float, delta: float) -> tuple[L
     return RandomGaussianLoss(squares * scale * scale, probabilities, overflow), details
 
 
-def curve(run: Run, response_of, counts: np.ndarray, scale: float, delta: float) -> list[float]:
+def moved_further(loss: Loss, added: float) -> Loss:
+    """The loss of a release that a record moves by up to `added` standard deviations more."""
+    if isinstance(loss, GaussianLoss):
+        return GaussianLoss(loss.mu + added)
+    return dataclasses.replace(loss, squares=(np.sqrt(loss.squares) + added) ** 2)
+
+
+def typical_mu(loss: Loss) -> float:
+    """mu, or the root of its mean square where it is random."""
+    if isinstance(loss, GaussianLoss):
+        return loss.mu
+    return math.sqrt(float(loss.squares @ loss.probabilities))
+
+
+def curve(
+    run: Run,
+    response_of,
+    counts: np.ndarray,
+    scale: float,
+    delta: float,
+    added: float = 0.0,
+) -> list[float]:
     """Proven epsilon after each of `counts` steps, from one pass over the steps.
 
     Args:
@@ -89,22 +111,24 @@ def curve(run: Run, response_of, counts: np.ndarray, scale: float, delta: float)
       counts: Step counts, increasing, at least 0.
       scale: Sensitivity of one participation over the noise, both in clip norms.
       delta: Probability in (0, 1).
+      added: What is added to mu, as by `moved_further`.
 
     Returns:
       One upper bound for each of `counts`.
     """
     if run.sampling.trials() is not None:
         return [
-            _coarse(run.with_(steps=int(n)), response_of, scale, delta) if n else 0.0
+            _coarse(run.with_(steps=int(n)), response_of, scale, delta, added) if n else 0.0
             for n in counts
         ]
     positive = counts[counts > 0]
     squares = run.sampling.squares(response_of(run), positive)[0] if len(positive) else []
     zeros = [0.0] * (len(counts) - len(positive))
-    return zeros + [gaussian.epsilon_of_mu(scale * math.sqrt(s), delta) for s in squares]
+    return zeros + [gaussian.epsilon_of_mu(scale * math.sqrt(s) + added, delta) for s in squares]
 
 
-def _coarse(run: Run, response_of, scale: float, delta: float) -> float:
+def _coarse(run: Run, response_of, scale: float, delta: float, added: float) -> float:
     """Valid but not tight: the law of the sum of column norms."""
     squares, probabilities, overflow = triangle_law(run, response_of(run), delta, levels=100)
-    return gaussian.epsilon_of_mixture(squares * scale * scale, probabilities, overflow, delta)
+    squares = (np.sqrt(squares) * scale + added) ** 2
+    return gaussian.epsilon_of_mixture(squares, probabilities, overflow, delta)

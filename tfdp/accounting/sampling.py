@@ -87,6 +87,10 @@ class Sampling:
         """Chance (an upper bound) that the other examples alone fill a lot."""
         return 0.0
 
+    def usual_rows(self) -> float:
+        """So many examples, or more, are in one lot with a chance below 1e-30 at most."""
+        return self.lot_size if self.largest_lot is None else self.largest_lot
+
     def participations(self, steps: int) -> int:
         """Most lots out of the first `steps` that one example can be in."""
         return steps
@@ -172,6 +176,11 @@ class _CoinFlips(Sampling):
 
         others = -(-self.num_examples // self.groups) - 1
         return float(special.bdtrc(self.max_lot_size - 1, others, self.probability))
+
+    def usual_rows(self) -> float:
+        # Bernstein: beyond 12 standard deviations and 60 more, whatever the probability.
+        rows = self.lot_size + 12 * math.sqrt(self.lot_size) + 60
+        return rows if self.max_lot_size is None else min(rows, self.max_lot_size)
 
     def _cuts(self) -> tuple[str, ...]:
         if not self.may_cut:

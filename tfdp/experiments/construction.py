@@ -140,4 +140,6 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
     optimizer = make_optimizer(experiment, lots, steps, noise_multiplier)
     # The noise is calibrated as if it were secret, whatever seed it comes from in the end.
     fields = {"optimizer": experiment.optimizer} | optimizer.run_fields(variables)
-    return Run(**facts, **(fields | {"insecure_seed": False}), **optimizer.tables(0, steps))
+    return Run(
+        **facts, **(fields | {"insecure_seed": False}), **optimizer.tables(variables, 0, steps)
+    )

@@ -11,16 +11,7 @@ from tfdp import (
     data,
     models,
 )
-from tfdp.accounting import (
-    Guarantee,
-    PrivacyBudget,
-    Run,
-    advice,
-    claimed,
-    noise_for,
-    proven,
-    statement,
-)
+from tfdp.accounting import Guarantee, PrivacyBudget, Run, Statement, noise_for
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
 from tfdp.experiments.construction import make_optimizer, plan
 from tfdp.experiments.correlation import complete
@@ -38,11 +29,10 @@ class Result:
         model: the trained Keras model; its weights are what would be released.
         run: what was accounted.
         test_accuracy: of the released weights, on the test split.
-        claimed, proven: the guarantees at the experiment's delta and adjacency.
+        statement: both guarantees at the experiment's delta and adjacency, and what they mean.
         seconds_per_step: mean time of a training step after the first.
         seconds: whole training time.
         advice: a sentence about a better mechanism at the same proven epsilon, or None.
-        statement: both guarantees in words.
         history: Keras' history of the training.
     """
 
@@ -50,13 +40,21 @@ class Result:
     model: keras.Model
     run: Run
     test_accuracy: float
-    claimed: Guarantee
-    proven: Guarantee
+    statement: Statement
     seconds_per_step: float
     seconds: float
     advice: str | None
-    statement: str
     history: dict
+
+    @property
+    def claimed(self) -> Guarantee:
+        """What the mechanism's paper claims."""
+        return self.statement.claimed
+
+    @property
+    def proven(self) -> Guarantee:
+        """What is proven."""
+        return self.statement.proven
 
 
 class _StepTimes(keras.callbacks.Callback):
@@ -178,23 +176,18 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
     if private and experiment.release == "mu":
         model.optimizer.release_means(model.trainable_variables)
     _check_finite(model, dataset.x_test, "after training: it diverged; lower --learning_rate")
-    executed = model.ledger.runs[-1] if private else planned
-    accuracy = test_accuracy(model, dataset)
+    runs = model.ledger.runs if private else [planned]
+    said = Statement.of(runs, experiment.delta, experiment.adjacency)
+    advice = runs[-1].mechanism.advice(runs[-1], experiment.delta, experiment.adjacency)
     return Result(
         experiment=experiment,
         model=model,
-        run=executed,
-        test_accuracy=accuracy,
-        claimed=claimed(executed, experiment.delta, experiment.adjacency),
-        proven=proven(executed, experiment.delta, experiment.adjacency),
+        run=runs[-1],
+        test_accuracy=test_accuracy(model, dataset),
+        statement=said,
         seconds_per_step=times.mean,
         seconds=seconds,
-        advice=(
-            advice(executed, experiment.delta, experiment.adjacency).sentence
-            if experiment.mechanism == "si_dpsgd"
-            else None
-        ),
-        statement=statement(executed, experiment.delta, experiment.adjacency),
+        advice=None if advice is None else advice.sentence,
         history=history,
     )
 
@@ -252,7 +245,5 @@ def _hparams(planned):
     names = (
         "mechanism", "lot_size", "steps", "sampling", "l2_norm_clip", "noise_multiplier",
     )  # fmt: skip
-    values = {name: getattr(planned, name) for name in names}
-    if isinstance(planned.learning_rates, float):
-        values["learning_rate"] = planned.learning_rates
-    return values
+    named = {"mechanism": planned.mechanism_name, "sampling": planned.sampling_name}
+    return {name: named.get(name) or getattr(planned, name) for name in names}

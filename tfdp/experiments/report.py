@@ -11,19 +11,11 @@ from rich.table import Table
 from tfdp.accounting import VACUOUS_ABOVE, Guarantee, Run
 from tfdp.experiments.experiment import Result
 
-SAMPLING_WORDS = {
-    "poisson": "Poisson (each example independently)",
-    "cyclic": "cyclic (epochs of one fixed order)",
-    "shuffle": "shuffled epochs",
-    "with_replacement": "with replacement",
-    "cyclic_poisson": "Poisson within groups that take turns",
-    "unknown": "unknown (no amplification)",
-}
-
 
 def record(result: Result) -> dict:
     """The JSON-safe record of a run."""
     experiment, run = result.experiment, result.run
+    strategy = getattr(run, "strategy", None)
     return {
         "mechanism": experiment.mechanism,
         "dataset": experiment.dataset,
@@ -39,23 +31,23 @@ def record(result: Result) -> dict:
         "num_examples": run.num_examples,
         "lot_size": run.lot_size,
         "steps": run.steps,
-        "sampling": run.sampling,
+        "sampling": run.sampling_name,
         "groups": run.groups,
-        "strategy": run.strategy and run.strategy.name,
-        "bands": run.strategy and run.strategy.bands,
+        "strategy": strategy and strategy.name,
+        "bands": strategy and strategy.bands,
         "microbatch_size": run.microbatch_size,
         "l2_norm_clip": run.l2_norm_clip,
         "clipping": experiment.clipping,
         "clip_groups": run.clip_groups,
-        "composition": run.composition,
+        "composition": getattr(run, "composition", None),
         "learning_rate_exponent": experiment.learning_rate_exponent,
         "target_quantile": experiment.target_quantile,
         "quantile_learning_rate": experiment.quantile_learning_rate,
         "quantile_noise_multiplier": experiment.quantile_noise_multiplier,
-        "noise_multiplier": run.noise_multiplier,
+        "noise_multiplier": getattr(run, "noise_multiplier", 0.0),
         "learning_rate": experiment.learning_rate,
         "learning_rate_decay": experiment.learning_rate_decay,
-        "release": result.run.release,
+        "release": getattr(run, "release", None),
         "guarantee": experiment.guarantee,
         "test_accuracy": result.test_accuracy,
         "claimed": result.claimed.to_dict(),
@@ -63,6 +55,7 @@ def record(result: Result) -> dict:
         "seconds_per_step": _finite(result.seconds_per_step),
         "seconds": result.seconds,
         "advice": result.advice,
+        "statement": result.statement.to_dict(),
     }
 
 
@@ -82,6 +75,22 @@ def write_record(result: Result, path: str | os.PathLike) -> None:
         raise
 
 
+def write_card(result: Result, path: str | os.PathLike) -> None:
+    """Writes a model card: what was trained, how well it does, and the privacy statement."""
+    experiment, run = result.experiment, result.run
+    lines = [
+        f"# {experiment.model} on {experiment.dataset}",
+        "",
+        f"- Mechanism: {_mechanism(result)}",
+        f"- Training: {run.steps:,} steps; nominal lot {run.lot_size:,}; {run.sampling.words}",
+        f"- Test accuracy: {100 * result.test_accuracy:.2f}%",
+        "",
+        result.statement.markdown(),
+    ]
+    with open(path, "w") as file:
+        file.write("\n".join(lines))
+
+
 def print_table(result: Result, console: Console | None = None) -> None:
     """Prints one table: what was trained, how well it does, and both guarantees."""
     console = console or Console()
@@ -94,7 +103,7 @@ def print_table(result: Result, console: Console | None = None) -> None:
     table.add_row("Mechanism", _mechanism(result))
     table.add_row(
         "Training",
-        f"{run.steps:,} steps, nominal lot {run.lot_size:,}; sampling: {SAMPLING_WORDS[run.sampling]}",
+        f"{run.steps:,} steps, nominal lot {run.lot_size:,}; sampling: {run.sampling.words}",
     )
     if experiment.private:
         table.add_row("Noise", f"multiplier z = {run.noise_multiplier:.4g}, {_clip_norm(run)}")
@@ -102,7 +111,9 @@ def print_table(result: Result, console: Console | None = None) -> None:
         table.add_row(
             "Time", f"{result.seconds:.1f} s, {1e3 * result.seconds_per_step:.1f} ms a step"
         )
-    released = "un-noised means (mu)" if result.run.release == "mu" else "released weights"
+    released = (
+        "un-noised means (mu)" if getattr(run, "release", None) == "mu" else "released weights"
+    )
     table.add_section()
     table.add_row(
         "Test accuracy", f"[bold]{100 * result.test_accuracy:.2f}%[/bold] of the {released}"
@@ -110,8 +121,15 @@ def print_table(result: Result, console: Console | None = None) -> None:
     table.add_section()
     for guarantee in (result.claimed, result.proven):
         table.add_row(guarantee.kind.capitalize(), _guarantee(guarantee))
-    if result.proven.assumptions:
-        table.add_row("Proven if", "\n".join(f"- {a}" for a in result.proven.assumptions))
+    said = result.statement
+    for title, sentences in (
+        ("Warning", said.warnings),
+        ("What it means", said.meaning),
+        ("Proven if", said.assumptions),
+        ("Not covered", said.not_covered),
+    ):
+        if sentences:
+            table.add_row(title, "\n".join(f"- {sentence}" for sentence in sentences))
     if result.advice:
         table.add_section()
         table.add_row("Better still", f"{result.advice}\nTry: {_alternative(result)}")
@@ -133,7 +151,7 @@ def _mechanism(result):
     rule = experiment.optimizer
     if experiment.optimizer == "sgd" and experiment.momentum:
         rule = f"sgd, {'Nesterov ' if experiment.nesterov else ''}momentum {experiment.momentum:g}"
-    strategy = result.run.strategy
+    strategy = getattr(result.run, "strategy", None)
     if strategy is not None:
         title += f": {strategy.name}"
         title += "" if strategy.bands is None else f" of {strategy.bands} bands"

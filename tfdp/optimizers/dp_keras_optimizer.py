@@ -285,15 +285,16 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             return {}
         return {"l2_norm_clip": float(self._clip_norm.numpy())}
 
-    def tables(self, first: int, steps: int, known=None) -> dict:
-        """Fields of the run that describe single steps: names to numbers or tuples of numbers.
+    def tables(self, variables, first: int, steps: int, known=None) -> dict:
+        """Fields of the run that single steps, or the weights at its start, decide.
 
         Args:
+            variables: the trainable variables, as they are now.
             first: iteration of the first step.
             steps: number of steps.
             known: the run that is continued, or None; what its tables say is not changed.
         """
-        del first, steps, known
+        del variables, first, steps, known
         return {}
 
     def begin(self, session: Session) -> None:

@@ -28,10 +28,8 @@ from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer, Save
 from tfdp.optimizers.factory import check_base
 
 _VERSION = 1
-# Samplings in which an example has its place, so that a run goes on with the same data only.
-_FIXED_PLACES = ("cyclic", "shuffle", "cyclic_poisson")
 # Fields of a run that are this optimizer's own attributes.
-_OWN_FIELDS = ("mechanism", "strategy", "noise_multiplier", "l2_norm_clip")
+_OWN_FIELDS = ("strategy", "noise_multiplier", "l2_norm_clip")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,13 +149,13 @@ class MatrixDPOptimizer(DPKerasOptimizer):
                 f"The run has counted {run.steps} steps, and its noise {noise.steps}: it broke off in "
                 "the middle of a step, or has not begun, and cannot go on."
             )
-        whole = run.sampling not in ("cyclic", "shuffle") or run.steps % run.steps_per_epoch == 0
+        whole = not run.sampling.whole_epochs or run.steps % run.steps_per_epoch == 0
         if not whole:
             raise RuntimeError(
                 "The run is in the middle of an epoch, and lots begin with an epoch. Expected a "
                 f"multiple of {run.steps_per_epoch} steps. Found {run.steps}."
             )
-        placed = run.sampling in _FIXED_PLACES
+        placed = _has_places(run)
         about = {
             "version": _VERSION,
             "run_id": entry.run_id,
@@ -207,14 +205,14 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         self._check(loaded)
         run = loaded.run
         now = Run(steps=run.steps, **fields)
-        other = [
-            f.name for f in dataclasses.fields(Run) if getattr(run, f.name) != getattr(now, f.name)
-        ]
+        expected, found = _flat(run), _flat(now)
+        other = sorted(k for k in {*expected, *found} if expected.get(k) != found.get(k))
         if other:
             raise ValueError(
-                f"{_OTHER_RUN} Expected {_named(run, other)}. Found {_named(now, other)}."
+                f"{_OTHER_RUN} Expected { {k: expected.get(k) for k in other} }. Found "
+                f"{ {k: found.get(k) for k in other} }."
             )
-        if run.sampling in _FIXED_PLACES and (
+        if _has_places(run) and (
             plan.turn != loaded.turn % run.groups or plan.lots.fingerprint() != loaded.fingerprint
         ):
             raise ValueError(
@@ -248,6 +246,18 @@ class MatrixDPOptimizer(DPKerasOptimizer):
 
 
 _OTHER_RUN = "The noise state belongs to another run, or was used already."
+
+
+def _has_places(run: Run) -> bool:
+    """Whether every example has its place, so that the run goes on with the same data only."""
+    return run.sampling.whole_epochs or run.groups > 1
+
+
+def _flat(run: Run) -> dict:
+    """All fields of a run's parts, by name."""
+    parts = [run.mechanism, run.sampling, run.contribution]
+    own = {"sampling": run.sampling_name, "start": run.start, "insecure_seed": run.insecure_seed}
+    return own | {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part)}
 
 
 def _named(run: Run, names) -> dict:

@@ -181,15 +181,20 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "release": self.release,
+            "num_weights": sum(math.prod(v.shape) for v in variables) or None,
         }
 
-    def tables(self, first, steps, known=None):
+    def tables(self, variables, first, steps, known=None):
+        # At the start the weights are public; they bound the means, and with them their rounding.
+        largest = max((float(np.abs(v.numpy()).max(initial=0.0)) for v in variables), default=0.0)
+        fields = super().tables(variables, first, steps, known)
+        fields["largest_start"] = largest if known is None else known.largest_start
         if isinstance(self._rate, float):
-            return {"learning_rates": float(np.float32(self._rate))}
+            return fields | {"learning_rates": float(np.float32(self._rate))}
         rates = evaluate_schedule(self._rate, steps, first)
         if known is not None:
             rates = (*known.learning_rates, *rates[len(known.learning_rates) :])
-        return {"learning_rates": rates}
+        return fields | {"learning_rates": rates}
 
     def begin(self, session) -> None:
         """Starts the means at the weights, which are public, with no velocity.

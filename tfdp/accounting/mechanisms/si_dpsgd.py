@@ -12,11 +12,12 @@ took part.
 """
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import numpy as np
 
-from tfdp.accounting import checks, claims, matrix_mechanism
+from tfdp.accounting import checks, claims, matrix_mechanism, rounding
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.checks import Schedule
 from tfdp.accounting.linear_response import Dynamics
@@ -27,9 +28,9 @@ RELEASES = ("theta", "mu")
 # Update rules that are linear in the gradients, so that the means stay a linear function of them
 # (Theorem A needs that).
 LINEAR_OPTIMIZERS = ("sgd", "momentum", "nesterov")
-# Rounding that adds more than this to the sensitivity is a sign that the means hardly move between
-# representable numbers; nothing is proven then.
-_MOST_ROUNDING = 1e-3
+# Rounding that adds more than this share to what a record does is a sign that the means hardly move
+# between representable numbers; nothing is proven then.
+_MOST_ROUNDING = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,8 @@ class SIDPSGD(NoisyMechanism):
       draws: Independent noise draws that were made around one mean, constant or per step.
       optimizer: Name of the update rule of the means.
       release: "theta" (noised weights) or "mu" (the un-noised means).
-      rounding: What rounding of the un-noised means adds to the sensitivity of each step, relative
-        to eta C / L.
+      num_weights: Number of weights, whose means are float64; None where the means are exact numbers.
+      largest_start: Largest absolute value of a weight at the start.
     """
 
     learning_rates: Schedule = None
@@ -57,7 +58,8 @@ class SIDPSGD(NoisyMechanism):
     draws: int | tuple[int, ...] = 1
     optimizer: str = "sgd"
     release: str = "theta"
-    rounding: float = 0.0
+    num_weights: int | None = None
+    largest_start: float = 0.0
 
     name: ClassVar[str] = "si_dpsgd"
     released: ClassVar[str] = "one noisy draw of the weights per step; the means are never released"
@@ -93,11 +95,14 @@ class SIDPSGD(NoisyMechanism):
             )
         self._put("optimizer", self.optimizer.lower())
         self._put("nesterov", bool(self.nesterov))
-        if isinstance(self.rounding, bool) or not self.rounding >= 0:
+        if self.num_weights is not None:
+            self._put("num_weights", checks.whole("num_weights", self.num_weights, 1))
+        if not 0 <= self.largest_start < math.inf:
             raise ValueError(
-                f"Expected rounding to be a number of at least 0. Received {self.rounding!r}."
+                "Expected largest_start to be a finite number of at least 0. Received "
+                f"{self.largest_start!r}."
             )
-        self._put("rounding", float(self.rounding))
+        self._put("largest_start", float(self.largest_start))
 
     def schedule(self, name: str, steps: int) -> np.ndarray:
         if name == "noise_learning_rates" and self.noise_learning_rates is None:
@@ -118,12 +123,6 @@ class SIDPSGD(NoisyMechanism):
                 f"The update rule {self.optimizer!r} is not linear in the gradients, and its "
                 "un-noised state is private. Use SGD, momentum or Nesterov momentum."
             )
-        if self.rounding > _MOST_ROUNDING:
-            return (
-                f"Rounding of the un-noised means adds {self.rounding:.3g} of a step's sensitivity, "
-                f"more than {_MOST_ROUNDING:g}: one example moves every weight that crosses a "
-                "rounding boundary. Use a larger learning rate (or means of higher precision)."
-            )
         return None
 
     def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
@@ -134,27 +133,41 @@ class SIDPSGD(NoisyMechanism):
                 reason=f"The weights of step {dynamics.bare_step} were released without noise: the "
                 "learning rate that scales it is 0 there."
             )
-        loss, details = matrix_mechanism.loss_of(run, dynamics, self._scale(run, factor), delta)
+        scale = self._scale(run, factor)
+        loss, details = matrix_mechanism.loss_of(run, dynamics, scale, delta)
         details["sensitivity"] = factor * run.contribution.noise_divisor
-        return Analysis((loss,), self._assumptions(), details=details, scales=True)
+        added = rounding.added_mu(run, dynamics, scale / factor)
+        share = added / matrix_mechanism.typical_mu(loss) if added else 0.0
+        if not share <= _MOST_ROUNDING:
+            return Analysis(
+                reason=f"Rounding of the un-noised means adds up to {share:.3g} of what one record "
+                f"does, more than {_MOST_ROUNDING:g}: a record moves every weight that crosses a "
+                "rounding boundary. Use a larger learning rate, or fewer steps."
+            )
+        return Analysis(
+            (matrix_mechanism.moved_further(loss, added),),
+            self._assumptions(share),
+            details=details | ({"rounding_share": share} if share else {}),
+            scales=True,
+        )
 
     def _scale(self, run: Run, factor: float) -> float:
         """Sensitivity of one participation over the noise of the first step."""
         noise = self.schedule("noise_multiplier", 1)[0]
-        return factor * (1 + self.rounding) / (noise / run.contribution.noise_divisor)
+        return factor / (noise / run.contribution.noise_divisor)
 
-    def _assumptions(self) -> tuple[str, ...]:
+    def _assumptions(self, share: float) -> tuple[str, ...]:
         sentences = (
             "The means started from public values, and each step's noise was drawn around its mean "
             "as often as the run says.",
             "Learning rates and momentum were fixed in advance.",
         )
-        if not self.rounding:
+        if not share:
             return sentences
         return (
             *sentences,
-            "Rounding of the un-noised means adds at most a share of "
-            f"{self.rounding:.3g} to the sensitivity of each step.",
+            "Means, velocities and updates were float64; their rounding, which is counted, adds at "
+            f"most {100 * share:.1g}% to what one record does.",
         )
 
     def claimed_rdp(self, run: Run) -> np.ndarray | None:
@@ -162,7 +175,9 @@ class SIDPSGD(NoisyMechanism):
 
     def curve(self, run: Run, counts: np.ndarray, delta: float, adjacency: str) -> list[float]:
         factor = run.contribution.sensitivity(run.sampling, adjacency)
-        return matrix_mechanism.curve(run, Dynamics.of, counts, self._scale(run, factor), delta)
+        scale = self._scale(run, factor)
+        added = rounding.added_mu(run, Dynamics.of(run), scale / factor)
+        return matrix_mechanism.curve(run, Dynamics.of, counts, scale, delta, added)
 
     def advice(self, run: Run, delta: float, adjacency: str):
         from tfdp.accounting.mechanisms.si_dpsgd_advice import advise
