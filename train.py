@@ -277,8 +277,8 @@ def main(argv):
     shown = os.path.relpath(model_dir)
     shown = model_dir if shown.startswith("..") else shown
     print(
-        f"\nIn {shown}: run.json (this table), model.keras (the release), model_card.md, tensorboard/ (the log: "
-        f"tensorboard --logdir {shown})."
+        f"\nIn {shown}: run.json (this table), model.keras (the release), model_card.md, tensorboard/ "
+        f"(the log: tensorboard --logdir {shown})."
     )
     return 0
 

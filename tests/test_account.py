@@ -216,6 +216,22 @@ def apply_a_tape(model):
 
 
 @pytest.mark.parametrize("unseen", [retrain_layers, apply_a_tape])
+def test_unaccounted_training_is_seen_by_the_statement(unseen, trained):
+    unseen(trained)
+    assert infinite(trained)
+    assert "start='public'" in trained.privacy_statement(DELTA)
+
+
+def test_a_statement_in_the_middle_of_a_fit_is_no_false_alarm(trained):
+    class States(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            assert spent(self.model) < float("inf")
+
+    fit(trained, epochs=2, callbacks=[States()])
+    assert spent(trained) < float("inf")
+
+
+@pytest.mark.parametrize("unseen", [retrain_layers, apply_a_tape])
 @pytest.mark.parametrize("then", [fit, lambda m: m.train_on_batch(*data(8))])
 def test_unaccounted_training_between_two_private_ones_is_seen(unseen, then, trained):
     unseen(trained)
@@ -323,7 +339,8 @@ def test_an_edited_ledger_is_refused(change, is_compiled, trained, elsewhere, tm
         model.load_weights(path)
 
 
-def test_a_ledger_that_knows_less_than_the_optimizer_is_never_stated(trained):
+def test_a_ledger_that_knows_less_than_the_optimizer_is_never_stated(trained, elsewhere):
+    elsewhere()
     ledger = Ledger.from_json(trained.ledger.to_json())
     (run_id,) = ledger.entries
     trained._account.close_session()

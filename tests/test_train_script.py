@@ -12,7 +12,8 @@ from absl.testing import flagsaver
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 KEYS = {
-    "mechanism", "dataset", "model", "normalization", "seed_of_initial_weights", "num_examples", "lot_size", "steps",
+    "mechanism", "dataset", "model", "normalization", "seed_of_initial_weights", "num_examples",
+    "lot_size", "steps",
     "sampling", "l2_norm_clip", "noise_multiplier", "learning_rate", "test_accuracy", "claimed",
     "proven", "seconds_per_step",
 }  # fmt: skip

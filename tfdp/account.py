@@ -9,8 +9,8 @@ what they looked like when they were last accounted. What has changed since with
 either a state that this process has trained and knows (then the ledger of that state is merged), or
 training that nobody accounted: that is entered into the ledger, and no finite epsilon is proven.
 
-Numbers that a user gives to `set_weights` or loads from a file without a ledger cannot be told from fresh
-ones; the first assumption of every statement is about them.
+Numbers that a user gives to `set_weights` or loads from a file without a ledger cannot be told from
+fresh ones; the first assumption of every statement is about them.
 """
 
 import hashlib

@@ -185,7 +185,10 @@ class PrivateTraining:
         return self._account.ledger
 
     def _checked_runs(self) -> list[Run]:
-        optimizer, ledger = getattr(self, "optimizer", None), self.ledger
+        privacy, account = self._privacy, self._account
+        if privacy.feed is None and not privacy.batch:  # else the steps since the last look are ours
+            account.examine(self.weights)
+        optimizer, ledger = getattr(self, "optimizer", None), account.ledger
         if isinstance(optimizer, DPKerasOptimizer):
             optimizer.check_ledger(ledger)
         return ledger.runs
@@ -445,7 +448,7 @@ class PrivateTraining:
             )
         account = self._account
         account.examine(self.weights)
-        self._checked_runs()
+        optimizer.check_ledger(account.ledger)
         fields = dict(
             num_examples=plan.num_examples,
             lot_size=plan.lot_size,

@@ -221,8 +221,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         )
         if taken > known:
             raise ValueError(
-                f"The optimizer has taken {taken} steps, and its ledger knows of {known} with its noise "
-                f"multiplier {self.noise_multiplier:g} and clip norm {self.l2_norm_clip:g}: it was "
+                f"The optimizer has taken {taken} steps, and its ledger knows of {known} with its "
+                f"noise multiplier {self.noise_multiplier} and clip norm {self.l2_norm_clip:g}: it was "
                 "restored from something that holds no ledger, such as a tf.train.Checkpoint, or the "
                 "ledger was edited. Save with model.save or model.save_weights, or keep "
                 "model.ledger.to_json() beside the checkpoint and merge it: "

@@ -215,8 +215,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         coarse = sorted({v.dtype for v in variables} - {"float32", "float64"})
         if coarse:
             raise ValueError(
-                f"SI-DPSGD starts anew at weights that were shown, and in {coarse} too little of them is "
-                "left. Expected float32 or float64 weights (the policy mixed_bfloat16 has float32 "
+                f"SI-DPSGD starts anew at weights that were shown, and in {coarse} too little of them "
+                "is left. Expected float32 or float64 weights (the policy mixed_bfloat16 has float32 "
                 f"weights). Found {coarse}."
             )
         super().begin(session)
