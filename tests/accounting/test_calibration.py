@@ -17,6 +17,7 @@ from tfdp.accounting import (
     proven,
     proven_composition,
 )
+from tfdp.accounting.calibration import quick_noise_for
 
 DELTA = 1e-5
 DPSGD = Run(
@@ -68,6 +69,14 @@ def test_calibration_at_any_budget(epsilon, delta):
 def test_golden_noise(adjacency, noise):
     run = DPSGD.with_(num_examples=10000, lot_size=100, steps=20000, nominal=True)
     assert noise_for(0.5, 1e-4, run, "proven", adjacency) == pytest.approx(noise, rel=5e-3)
+
+
+@pytest.mark.parametrize("change", [{}, {"max_lot_size": 150}, {"max_lot_size": 190}])
+def test_quick_noise_is_on_the_safe_side(change):
+    run = DPSGD.with_(**change)
+    noise = quick_noise_for(2.0, DELTA, run)
+    assert proven(run.with_noise(noise), DELTA).epsilon <= 2.0
+    assert noise <= 1.6 * noise_for(2.0, DELTA, run)  # Rényi bounds of mixtures are loose
 
 
 @pytest.mark.parametrize(("epsilon", "noise"), [(2.0, 1694), (0.05, 49083)])

@@ -6,9 +6,10 @@ import json
 import math
 import pickle
 
+import numpy as np
 import pytest
 
-from tfdp.accounting import Run, steps_for
+from tfdp.accounting import Run, sampling_names, steps_for
 
 GOOD = {
     "mechanism": "dpsgd",
@@ -70,6 +71,7 @@ def test_bad_fields_are_refused(field, value):
         ("draws", 4),
         ("learning_rates", (0.1,) * 20),
         ("groups", 3),
+        ("learning_rates", np.ones(20)),
         ("composition", "ac"),
     ],
 )
@@ -177,6 +179,13 @@ def test_unreadable_descriptions_are_refused():
 )
 def test_steps_for(epochs, sampling, steps):
     assert steps_for(epochs, 60000, 256, sampling) == steps
+
+
+def test_a_seed_for_lots_matters_where_guarantees_rest_on_chance():
+    matters = {
+        name: Run(**(GOOD | {"sampling": name})).sampling.random_lots for name in sampling_names()
+    }
+    assert {name for name, does in matters.items() if not does} == {"cyclic", "shuffle", "unknown"}
 
 
 @pytest.mark.parametrize(

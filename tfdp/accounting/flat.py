@@ -95,13 +95,18 @@ def _refuse(left: dict[str, Any], parts: dict[str, Any]) -> None:
         defaults = list(_defaults(name))
         if not defaults:
             raise TypeError(f"Expected a field of a run. Received unknown {name!r}. Leave it out.")
-        if value is None or name in mechanism.ignored or value in defaults:
+        if name in mechanism.ignored or _says_nothing(value, defaults):
             continue
         raise ValueError(
             f"Expected {name} only where the mechanism or the sampling has such a field. Received "
             f"{reprlib.repr(value)} with {mechanism.name!r} and {sampling.name!r} sampling, which "
             "have none. Leave it out."
         )
+
+
+def _says_nothing(value: Any, defaults: Iterable[Any]) -> bool:
+    plain = isinstance(value, int | float | str)
+    return value is None or (plain and value in defaults)
 
 
 def _defaults(name: str) -> Iterable[Any]:

@@ -70,6 +70,14 @@ class Sampling:
         return self.groups * self.lot_size / self.num_examples
 
     @property
+    def random_lots(self) -> bool:
+        """Whether guarantees rest on how lots were drawn at random, so that their seed matters.
+
+        Epochs need an order that does not depend on the data, and no secrecy.
+        """
+        return self.coin_flips
+
+    @property
     def largest_lot(self) -> int | None:
         """Most examples that a lot can hold, or None where only the data set bounds it.
 
@@ -330,6 +338,10 @@ class WithReplacement(Sampling):
     name: ClassVar[str] = "with_replacement"
     words: ClassVar[str] = "lots of fixed size drawn uniformly with replacement"
 
+    @property
+    def random_lots(self) -> bool:
+        return True
+
     def trials(self) -> tuple[int, float] | None:
         return self.lot_size, 1.0 / self.num_examples
 
@@ -343,6 +355,10 @@ class FixedSize(Sampling):
 
     name: ClassVar[str] = "fixed_size"
     words: ClassVar[str] = "lots of fixed size drawn uniformly without replacement"
+
+    @property
+    def random_lots(self) -> bool:
+        return True
 
     def trials(self) -> tuple[int, float] | None:
         return (1, self.probability) if self.lot_size < self.num_examples else None
@@ -405,7 +421,7 @@ def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) ->
     lots = sampling_class(sampling)(num_examples=num_examples, lot_size=lot_size)
     if not epochs > 0 or not math.isfinite(epochs):
         raise ValueError(f"Expected epochs to be a finite number above 0. Received {epochs!r}.")
-    if lots.trials() is not None or lots.coin_flips:
+    if lots.random_lots:
         # A hair of tolerance, so that 0.1 * N / L does not lose a step to rounding.
         return math.floor(epochs * num_examples / lot_size + 1e-9)
     return math.floor(epochs * (num_examples // lot_size) + 1e-9)

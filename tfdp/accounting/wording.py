@@ -218,13 +218,13 @@ def _belief(proven: Guarantee) -> str:
             "certain of a record."
         )
     belief = 100 / (1 + math.exp(-proven.epsilon))
-    # Rounded up where one digit would round to certainty, because it is an upper bound.
-    percent = f"{belief:.1f}%" if belief < 99.9 else f"{math.ceil(belief * 1e4) / 1e4:.6g}%"
+    # A doubt says more than 99.9999998%, and does not round to certainty.
+    doubt = f"sure of either up to a doubt of one in {1 + math.exp(proven.epsilon):.3g}"
+    sure = f"at most {belief:.1f}% sure of either" if belief < 99.9 else doubt
     return (
         f"Epsilon {format_epsilon(proven.epsilon)}, for one record: take an observer who sees what was "
         f"released, knows every other record, and holds it as likely as not {_GUESS[proven.adjacency]}"
-        f". Afterwards they can be at most {percent} sure of either, up to a chance of about delta = "
-        f"{proven.delta:g} of more."
+        f". Afterwards they can be {sure}, up to a chance of about delta = {proven.delta:g} of more."
     )
 
 
