@@ -55,13 +55,13 @@ def test_the_accounting_is_of_what_ran(feed, sampling, num_examples):
     feed(model)
     assert not np.array_equal(weights(model), before)
     (run,) = model.ledger.runs
-    assert (run.sampling, run.num_examples, run.lot_size, run.steps) == (
+    assert (run.sampling_name, run.num_examples, run.lot_size, run.steps) == (
         sampling,
         num_examples,
         8,
         3,
     )
-    assert not run.seeded
+    assert not run.insecure_seed
 
 
 def test_groups_take_turns_through_epochs_and_fits():
@@ -79,7 +79,12 @@ def test_groups_take_turns_through_epochs_and_fits():
         reference.set_weights([p.reshape(s) for p, s in zip(parts, shapes, strict=True)])
     np.testing.assert_allclose(weights(model), expected, atol=1e-5)
     (run,) = model.ledger.runs
-    assert (run.sampling, run.groups, run.steps, run.rounds) == ("cyclic_poisson", 3, 7, 3)
+    assert (run.sampling_name, run.groups, run.steps, run.participations) == (
+        "cyclic_poisson",
+        3,
+        7,
+        3,
+    )
     assert run.sampling_probability == 1.0
     # Other lots deal the examples anew: a group of theirs may follow itself too soon.
     model.fit(make_lots("cyclic_poisson", x, y, lot_size=8, groups=3), verbose=0)
@@ -126,7 +131,7 @@ def test_a_users_seed_reproduces_lots_and_other_fits_draw_others():
 
     one, two = train(), train()
     np.testing.assert_array_equal(weights(one), weights(two))
-    assert one.ledger.runs[0].seeded
+    assert one.ledger.runs[0].insecure_seed
     feeder = one._privacy.feeder
     resumed = tfdp.make_private(two, seed=5)._privacy.feeder
     assert len({feeder._next_seed(one), feeder._next_seed(one), resumed._next_seed(two)}) == 3

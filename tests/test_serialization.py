@@ -107,7 +107,7 @@ def test_optimizers(make, tmp_path):
     assert loaded.ledger == model.ledger
     fit(loaded)
     assert sum(run.steps for run in loaded.ledger.runs) == 6
-    if model.current_run.learning_rates is not None:
+    if getattr(model.current_run, "learning_rates", None) is not None:
         rates = [r for run in loaded.ledger.runs for r in run.schedule("learning_rates")]
         fit(model)
         alone = [r for run in model.ledger.runs for r in run.schedule("learning_rates")]

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdp.accounting.sampling import sampling_class
 from tfdp.data import Lots, make_lots, row_multiple_for
 from tfdp.layers.public import public_layers
 from tfdp.session import Plan
@@ -131,8 +132,8 @@ class Feeder:
             turn=turn % lots.groups,
             lots=lots,
             nominal=getattr(lots, "nominal", False),
-            # Nothing that is proven for these relies on the order being secret.
-            insecure_seed=lots.seeded and lots.sampling not in ("cyclic", "shuffle"),
+            # Where no lot is random, nothing that is proven relies on the order being secret.
+            insecure_seed=lots.seeded and sampling_class(lots.sampling).random_lots,
             physical_batch_size=physical_batch_size,
         )
         steps = steps_per_epoch or lots.steps_per_epoch

@@ -186,7 +186,9 @@ class PrivateTraining:
 
     def _checked_runs(self) -> list[Run]:
         privacy, account = self._privacy, self._account
-        if privacy.feed is None and not privacy.batch:  # else the steps since the last look are ours
+        if (
+            privacy.feed is None and not privacy.batch
+        ):  # else the steps since the last look are ours
             account.examine(self.weights)
         optimizer, ledger = getattr(self, "optimizer", None), account.ledger
         if isinstance(optimizer, DPKerasOptimizer):

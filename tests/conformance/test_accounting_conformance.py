@@ -42,6 +42,7 @@ class Case:
             steps=self.steps,
             sampling="poisson",
             noise_multiplier=self.noise_multiplier,
+            nominal=True,
         )
 
 

@@ -94,7 +94,7 @@ def test_langevin_steps_from_settings(lots, mechanism):
     np.testing.assert_allclose(rates, [0.5, 0.5, 0.125, 0.125])
     variables = [keras.Variable(np.zeros(3), name=n) for n in "ab"]
     run = plan(experiment(noise_multiplier=3.0, epsilon=None, **settings), lots, 5, variables)
-    assert (run.mechanism, run.composition, run.noise_multiplier) == (mechanism, "ac", 3.0)
+    assert (run.mechanism_name, run.composition, run.noise_multiplier) == (mechanism, "ac", 3.0)
     assert getattr(made, "num_examples", 8) == 8
     with pytest.raises(ValueError, match="momentum"):
         make_optimizer(experiment(**settings | {"momentum": 0.9}), lots, 7, 3.0)
@@ -103,7 +103,7 @@ def test_langevin_steps_from_settings(lots, mechanism):
 def test_the_plan_is_what_the_optimizer_will_account(lots):
     made = experiment(mechanism="si_dpsgd", learning_rate_decay=0.5)
     run = plan(made, lots, 5, [])
-    assert (run.mechanism, run.steps, run.num_examples, run.lot_size) == ("si_dpsgd", 5, 8, 4)
+    assert (run.mechanism_name, run.steps, run.num_examples, run.lot_size) == ("si_dpsgd", 5, 8, 4)
     assert run.learning_rates == (0.5, 0.5, 0.25, 0.25, 0.125)
     assert (run.noise_multiplier, run.momentum) == (0.0, 0.5)
 

@@ -366,7 +366,7 @@ def test_si_dpsgd_trains_too():
     before = model.layers[-1].examples
     model.fit(draw(24, 4, seed=1), labels(24), batch_size=8, shuffle=False, verbose=0)
     np.testing.assert_array_equal(model.layers[-1].examples, before)  # no noise on public rows
-    assert model.ledger.runs[-1].mechanism == "si_dpsgd"
+    assert model.ledger.runs[-1].mechanism_name == "si_dpsgd"
 
 
 # -- public and private data are disjoint --------------------------------------------------------

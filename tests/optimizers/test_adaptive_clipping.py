@@ -338,7 +338,7 @@ def test_si_dpsgd_and_its_accounting_refuse_it():
     with pytest.raises(ValueError, match=r"SI-DPSGD.*one clip norm for all steps"):
         si_dpsgd(clipping="adaptive")
     fields = dict(num_examples=8, lot_size=4, steps=1, sampling="cyclic", noise_multiplier=1.0)
-    with pytest.raises(ValueError, match="adaptive_clipping with dpsgd"):
+    with pytest.raises(ValueError, match="private one by one"):
         Run(mechanism="si_dpsgd", adaptive_clipping=True, **fields)
 
 

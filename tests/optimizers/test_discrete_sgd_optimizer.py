@@ -277,7 +277,7 @@ def test_what_was_used_is_what_is_accounted(noise):
     assert encoding.degrees_of_freedom == (9.0 if noise == "student_t" else None)
     assert 0 < guarantee.epsilon < 50
     assert guarantee.epsilon >= proven(model.current_run, 1e-5).epsilon
-    assert model.ledger.runs[0].mechanism == "discrete_sgd"
+    assert model.ledger.runs[0].mechanism_name == "discrete_sgd"
 
 
 def test_clipping_alone_is_accounted_at_the_worst_point_of_the_unit_ball():
@@ -367,8 +367,10 @@ def test_a_configuration_comes_back(options):
     assert "seed" not in made.get_config()
     variables = plain().trainable_variables
     fields = made.run_fields(variables)
-    assert fields.pop("seeded") is False
-    assert fields == {k: v for k, v in optimizer.run_fields(variables).items() if k != "seeded"}
+    assert fields.pop("insecure_seed") is False
+    assert fields == {
+        k: v for k, v in optimizer.run_fields(variables).items() if k != "insecure_seed"
+    }
 
 
 def test_a_saved_model_carries_its_ledger_and_goes_on(tmp_path):

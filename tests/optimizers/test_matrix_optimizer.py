@@ -193,7 +193,7 @@ def test_the_learning_rate_is_post_processing():
     fit(model)
     model.optimizer.learning_rate = 0.1
     fit(model, rows=24)
-    assert {run.learning_rates for run in model.ledger.runs} == {None}
+    assert {run.described_steps for run in model.ledger.runs} == {None}
 
 
 # -- sensitivity ---------------------------------------------------------------------------------
@@ -267,7 +267,12 @@ def test_groups_that_take_turns_are_amplified():
     model.fit(lots, epochs=2, verbose=0)
     model.fit(lots, steps_per_epoch=3, verbose=0)
     (run,) = model.ledger.runs
-    assert (run.strategy, run.groups, run.sampling_probability, run.rounds) == (BANDED, 4, 0.2, 11)
+    assert (run.strategy, run.groups, run.sampling_probability, run.participations) == (
+        BANDED,
+        4,
+        0.2,
+        11,
+    )
     amplified = model.privacy_spent(DELTA)
     assert amplified.details["amplification"] == "secrecy of the sample"
     # As many Poisson-subsampled Gaussians as the group had turns, at the norm of a column.
@@ -419,9 +424,9 @@ def test_the_state_moves_and_is_used_once(interrupted):
     ("lots", "words"),
     [
         (lambda: make_lots("cyclic", *data(2 * L, seed=1), lot_size=L), "same examples"),
-        (lambda: make_lots("shuffle", *data(2 * L), lot_size=L), "'sampling': 'cyclic'"),
-        (lambda: make_lots("cyclic", *data(2 * L), lot_size=4), "'lot_size': 8"),
-        (lambda: make_lots("cyclic", *data(3 * L), lot_size=L), "'num_examples': 16"),
+        (lambda: make_lots("shuffle", *data(2 * L), lot_size=L), r"'sampling': Cyclic\("),
+        (lambda: make_lots("cyclic", *data(2 * L), lot_size=4), "lot_size=8"),
+        (lambda: make_lots("cyclic", *data(3 * L), lot_size=L), "num_examples=16"),
     ],
 )
 def test_another_run_does_not_take_it_up(interrupted, lots, words):
