@@ -132,8 +132,7 @@ class Feeder:
             turn=turn % lots.groups,
             lots=lots,
             nominal=getattr(lots, "nominal", False),
-            # Where no lot is random, nothing that is proven relies on the order being secret.
-            insecure_seed=lots.seeded and sampling_class(lots.sampling).random_lots,
+            insecure_seed=lots.seeded and _relies_on_secret_lots(lots),
             physical_batch_size=physical_batch_size,
         )
         steps = steps_per_epoch or lots.steps_per_epoch
@@ -147,6 +146,12 @@ class Feeder:
         words = [self._seed, self._fed, int(model.optimizer.iterations.numpy())]
         self._fed += 1
         return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
+
+def _relies_on_secret_lots(lots: Lots) -> bool:
+    """Whether what is proven rests on draws that nobody knows; epochs need no secret."""
+    kind = sampling_class(lots.sampling)
+    return kind(num_examples=lots.num_examples, lot_size=lots.lot_size).random_lots
 
 
 def _foreign(dataset, steps_per_epoch, physical_batch_size, validation_data) -> Feed:

@@ -353,7 +353,7 @@ class PrivateTraining:
         a_list = isinstance(callbacks, keras.callbacks.CallbackList)
         given = callbacks.callbacks if a_list else keras.tree.flatten(callbacks)
         given = [c for c in given if c is not None]
-        refuse_steering(given)
+        refuse_steering(given, _names_of_metrics(self))
         # Averages of released weights, which this callback leaves in the model, are post-processing.
         averages = any(isinstance(c, keras.callbacks.SwapEMAWeights) for c in given)
         first, last = _Remember(), _Examine(averages)
@@ -484,6 +484,8 @@ class PrivateTraining:
         steps = plan.steps
         if steps is None:
             steps = 1 if goes_on and done < session.run.steps else OPEN_ENDED
+            if optimizer.described_steps is not None:
+                steps = max(1, min(steps, optimizer.described_steps - done))
         if goes_on and done + steps <= session.run.steps:
             return
         known = session.run if goes_on else None
@@ -613,6 +615,12 @@ class _Examine(keras.callbacks.Callback):
         account.examine(self.model.weights)
         if account.session is not None:
             account.session.limit_to(account.ledger.budget)
+
+
+def _names_of_metrics(model) -> list[str]:
+    """Names under which training metrics come up in the logs, as far as they are given."""
+    given = keras.tree.flatten(getattr(model._compile_metrics, "_user_weighted_metrics", None))
+    return [metric.name for metric in given if isinstance(metric, keras.metrics.Metric)]
 
 
 def _refuse_legacy(path):

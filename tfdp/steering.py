@@ -18,12 +18,14 @@ _PUBLIC = ("epsilon", "learning_rate")
 _MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
-def refuse_steering(callbacks: Iterable) -> None:
+def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -> None:
     """Raises ValueError, with the remedy, for callbacks that act on training metrics.
 
     Args:
         callbacks: as `fit` was given them.
+        training_metrics: names of metrics that training updates, whatever they look like.
     """
+    training_metrics = set(training_metrics)
     for callback in callbacks:
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.TerminateOnNaN):
@@ -35,12 +37,14 @@ def refuse_steering(callbacks: Iterable) -> None:
         monitors = isinstance(callback, _MONITORS)
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             monitors = callback.save_best_only
-        if monitors and not _is_public(callback.monitor):
+        if monitors and not _is_public(callback.monitor, training_metrics):
             raise ValueError(
                 f"{name} would act on {callback.monitor!r}, which is computed from private examples "
                 f"without noise. {_REMEDY}"
             )
 
 
-def _is_public(monitor: str) -> bool:
+def _is_public(monitor: str, training_metrics: set[str]) -> bool:
+    if monitor in training_metrics:
+        return False
     return monitor.startswith("val_") or monitor in _PUBLIC

@@ -53,11 +53,12 @@ class NoiseFamily:
 
         Args:
             source: where the random numbers come from; one draw is used up.
-            scale: >= 0; zero draws nothing random.
+            scale: >= 0, a float or a scalar tensor; the float zero draws nothing random.
             shapes: fully defined shapes.
         """
-        if self.name == "gaussian" or scale == 0.0:
+        if self.name == "gaussian" or (not tf.is_tensor(scale) and scale == 0.0):
             return source.gaussians(scale, shapes)
+        scale = tf.cast(scale, tf.float64)
         return [
             tf.cast(scale * self._from_uniforms(u), tf.float32) for u in source.uniforms(shapes)
         ]

@@ -155,7 +155,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         noise = family.sample(self._secrets.noise, scale, shapes)
         sums = [total + draw for total, draw in zip(bounded.sums, noise, strict=True)]
         # Without noise there is nothing to tell the sums from.
-        if self.denoise and session.run.noise_multiplier > 0:
+        if self.denoise and np.min(session.run.noise_multiplier) > 0:
             sums = denoised(sums, family, scale)
         return sums, family.standard_deviation(scale)
 

@@ -10,7 +10,7 @@ takes it from the session's run. The arguments that are described cannot be assi
 """
 
 import dataclasses
-import math
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -83,7 +83,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     Args:
         *args, **kwargs: those of the Keras optimizer.
         l2_norm_clip: C > 0: L2 norm to which each example's (microbatch's) gradient is clipped.
-        noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C.
+        noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C; or a
+            sequence with one number for each step of a run, which ends with it.
         num_microbatches: into how many groups a lot is cut, the mean gradient of each clipped
             as one; divides the lot size. None clips every example by itself. A group doubles
             the sensitivity, which the accounting knows.
@@ -116,7 +117,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self,
         *args,
         l2_norm_clip: float,
-        noise_multiplier: float,
+        noise_multiplier: float | Sequence[float],
         num_microbatches: int | None = None,
         clipping: str = "global",
         target_quantile: float | None = None,
@@ -137,11 +138,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 "Invalid value received for argument `loss_scale_factor`. Expected None: a scaled "
                 f"loss would be clipped at the wrong norm. Received: {kwargs['loss_scale_factor']}"
             )
-        if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
-            raise ValueError(
-                "Invalid value received for argument `noise_multiplier`. Expected a finite number "
-                f">= 0. Received: {noise_multiplier!r}"
-            )
         if num_microbatches is not None and not num_microbatches >= 1:
             raise ValueError(
                 "Invalid value received for argument `num_microbatches`. Expected None or an "
@@ -151,7 +147,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         make_bound(clipping, float(l2_norm_clip), ["layer/variable"])  # refuses bad values now
         self.clipping = clipping
         self.l2_norm_clip = float(l2_norm_clip)
-        self.noise_multiplier = float(noise_multiplier)
+        self.noise_multiplier = _noise(noise_multiplier)
         self.num_microbatches = num_microbatches
         self._quantile_settings = {
             "target_quantile": target_quantile,
@@ -176,6 +172,11 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 f"The guarantee of {self.title} needs one clip norm for all steps: its noise is "
                 "shared by several steps. Expected clipping='global', 'per_layer', 'each_layer' or "
                 "'automatic'. Received: 'adaptive'"
+            )
+        if isinstance(self.noise_multiplier, tuple):
+            raise ValueError(
+                "Expected one noise multiplier with clipping='adaptive': count and sum share it. "
+                f"Received a table of {len(self.noise_multiplier)}."
             )
         names = {
             "quantile_learning_rate": "learning_rate",
@@ -222,12 +223,22 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         if taken > known:
             raise ValueError(
                 f"The optimizer has taken {taken} steps, and its ledger knows of {known} with its "
-                f"noise multiplier {self.noise_multiplier} and clip norm {self.l2_norm_clip:g}: it was "
+                f"noise multiplier {self._noise_words()} and clip norm {self.l2_norm_clip:g}: it was "
                 "restored from something that holds no ledger, such as a tf.train.Checkpoint, or the "
                 "ledger was edited. Save with model.save or model.save_weights, or keep "
                 "model.ledger.to_json() beside the checkpoint and merge it: "
                 "model.ledger.merge(Ledger.from_json(text))."
             )
+
+    def _noise_words(self) -> str:
+        table = self.described_steps
+        return f"{self.noise_multiplier:g}" if table is None else f"table of {table} steps"
+
+    @property
+    def described_steps(self) -> int | None:
+        """Steps that a run of this optimizer can have; None for any number."""
+        table = self.noise_multiplier
+        return len(table) if isinstance(table, tuple) else None
 
     @property
     def seeded(self) -> bool:
@@ -438,3 +449,13 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self.ledger.merge(saved)
         super().load_own_variables(slots)
         self.check_ledger(self.ledger)
+
+
+def _noise(value) -> float | tuple[float, ...]:
+    table = np.asarray(value, float)
+    if table.ndim > 1 or not table.size or not np.all((table >= 0) & np.isfinite(table)):
+        raise ValueError(
+            "Invalid value received for argument `noise_multiplier`. Expected a finite number >= 0, or "
+            f"a sequence of such numbers, one for each step. Received: {value!r}"
+        )
+    return float(table) if table.ndim == 0 else tuple(table.tolist())

@@ -10,6 +10,7 @@ as a whole is another algorithm, which is not offered: its noise is L times larg
 """
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting.mechanisms.dp_dropout import READINGS
@@ -109,8 +110,8 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
 
     @property
     def sigma(self) -> float:
-        """The paper's noise scale: half the noise multiplier."""
-        return self.noise_multiplier / 2.0
+        """The paper's noise scale: half the noise multiplier (the first one of a table)."""
+        return float(np.ravel(self.noise_multiplier)[0]) / 2.0
 
     def run_fields(self, variables) -> dict:
         return super().run_fields(variables) | {"composition": self.composition}
