@@ -19,7 +19,7 @@ import json
 import os
 import pathlib
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -48,6 +48,7 @@ class Account:
         self.session = None
         self.start = "assumed"
         self._ledger = Ledger()
+        self._looked_at = None  # run and number of its steps at the last look
 
     @property
     def ledger(self) -> Ledger:
@@ -78,8 +79,25 @@ class Account:
         run = Run(mechanism=NoMechanism(reason=reason), sampling=unknown, steps=1)
         self._ledger.record(self._ledger.open(run), 1)
 
+    def look(self, variables: Sequence[keras.Variable], publish: bool = True) -> None:
+        """Notes what the weights look like; changes are ours only where steps were taken since then.
+
+        Args:
+            variables: all weights of the model.
+            publish: as of `remember`.
+        """
+        taken = self._taken()
+        if taken == self._looked_at:
+            self.examine(variables)
+        else:
+            self.remember(variables, publish)
+
+    def _taken(self) -> tuple[str, int] | None:
+        return None if self.session is None else (self.session.run_id, self.session.spent)
+
     def examine(self, variables: Sequence[keras.Variable]) -> None:
         """Looks for changes of the weights that were not accounted, and enters them."""
+        self._looked_at = self._taken()
         changed = []
         for variable, digest in _digests(variables):
             known = _TRAINED_HERE.get(digest)
@@ -95,15 +113,18 @@ class Account:
                 "beforehand: make_private(model, start='public')."
             )
 
-    def remember(self, variables: Sequence[keras.Variable], trained: Iterable = ()) -> None:
+    def remember(self, variables: Sequence[keras.Variable], publish: bool = True) -> None:
         """Notes what the weights look like now, as accounted for.
 
         Args:
             variables: all weights of the model.
-            trained: those that private steps have changed: wherever their values turn up again in
-                this process, the ledger follows.
+            publish: whether the ledger is to follow values that private steps have made wherever they
+                turn up again in this process; the table keeps them for good.
         """
-        trained = {id(variable) for variable in trained}
+        self._looked_at = self._taken()
+        session = self.session
+        moved = session.variables if publish and session is not None and session.spent else ()
+        trained = {id(variable) for variable in moved}
         snapshot = None
         for variable, digest in _digests(variables):
             variable._tfdp_seen = digest
@@ -121,6 +142,7 @@ class Account:
         """Notes what the weights look like before a session's first step."""
         for variable in variables:
             variable._tfdp_began = getattr(variable, "_tfdp_seen", None)
+        self._looked_at = self._taken()
 
 
 def account_of(variables: Sequence[keras.Variable]) -> Account:

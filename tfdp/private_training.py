@@ -7,22 +7,13 @@ refused. Anything that would train another way raises.
 
 import contextlib
 import dataclasses
-import math
 
 import keras
 import tensorflow as tf
 
 from tfdp import _backend  # noqa: F401
-from tfdp.account import Account, account_of, ledger_in_file
-from tfdp.accounting import (
-    Guarantee,
-    Ledger,
-    PrivacyBudget,
-    Run,
-    claimed_composition,
-    proven_composition,
-    statement,
-)
+from tfdp.account import Account
+from tfdp.accounting import Ledger, PrivacyBudget, Run
 from tfdp.feeding import Feeder, check_labels
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.engine import ENGINES
@@ -32,8 +23,8 @@ from tfdp.layers.public import public_layers, uses_batch_statistics
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.private_step import private_step, refuse_replicas
 from tfdp.session import OPEN_ENDED, Plan, Session
-from tfdp.steering import refuse_steering
 from tfdp.train_function import comes_from, lean
+from tfdp.weights import AccountedWeights, bracketed
 
 STARTS = ("assumed", "public")
 
@@ -54,7 +45,7 @@ class _Privacy:
         self.diagnostics = Diagnostics()
 
 
-class PrivateTraining:
+class PrivateTraining(AccountedWeights):
     """Mixin that gives a Keras model a private `train_step`; use `make_private` or `DPModel`."""
 
     # -- configuration ---------------------------------------------------------------------------
@@ -159,92 +150,6 @@ class PrivateTraining:
         if self.built:
             self.optimizer.build(self.trainable_variables)
 
-    # -- what was spent --------------------------------------------------------------------------
-
-    @property
-    def _account(self) -> Account:
-        """The account of the weights, or of the model as long as it has none."""
-        privacy = self._privacy
-        weights = list(self.weights)
-        if weights:
-            account = account_of(weights)
-            if privacy.account is not account:
-                if privacy.account.start != "assumed":
-                    account.start = privacy.account.start
-                account.absorb(privacy.account)
-                privacy.account = account
-        return privacy.account
-
-    @property
-    def _session(self) -> Session | None:
-        return self._account.session
-
-    @property
-    def ledger(self) -> Ledger:
-        """Everything that is known to have been spent on these weights, whoever trained them."""
-        return self._account.ledger
-
-    def _checked_runs(self) -> list[Run]:
-        privacy, account = self._privacy, self._account
-        if (
-            privacy.feed is None and not privacy.batch
-        ):  # else the steps since the last look are ours
-            account.examine(self.weights)
-        optimizer, ledger = getattr(self, "optimizer", None), account.ledger
-        if isinstance(optimizer, DPKerasOptimizer):
-            optimizer.check_ledger(ledger)
-        return ledger.runs
-
-    def privacy_spent(
-        self, delta: float, kind: str = "proven", adjacency: str = "zero_out"
-    ) -> Guarantee:
-        """The guarantee for everything trained so far.
-
-        Args:
-            delta: in (0, 1).
-            kind: "proven" or "claimed".
-            adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-
-        Raises:
-            ValueError: the optimizer has taken steps that the ledger does not know of.
-        """
-        compose = {"proven": proven_composition, "claimed": claimed_composition}[kind]
-        return compose(self._checked_runs(), delta, adjacency)
-
-    def privacy_statement(self, delta: float, adjacency: str = "zero_out") -> str:
-        """Both guarantees, what they rest on and what they do not cover, in words."""
-        return statement(self._checked_runs(), delta, adjacency)
-
-    @property
-    def current_run(self) -> Run | None:
-        """What the training that runs, or ran last, is accounted as; its steps are those planned."""
-        return None if self._session is None else self._session.run
-
-    @property
-    def planned_steps(self) -> int:
-        """Steps that the open ledger entry will have when the current fit is done."""
-        return 0 if self._session is None else self._session.run.steps
-
-    @property
-    def steps_taken(self) -> int:
-        """Steps of the open ledger entry so far."""
-        return 0 if self._session is None else self._session.spent
-
-    @property
-    def steps_left(self) -> float:
-        """Steps that the budget still allows; infinite without a budget."""
-        return math.inf if self._session is None else self._session.left
-
-    @property
-    def earlier_runs(self) -> list[Run]:
-        """How these weights were trained privately before the open ledger entry."""
-        return self.ledger.runs if self._session is None else self._session.earlier()
-
-    @property
-    def has_earlier_spending(self) -> bool:
-        """Whether these weights were trained privately before the open ledger entry."""
-        return bool(self.earlier_runs)
-
     def privacy_diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Means since the last reset: fraction clipped, median gradient norm, noise to signal.
 
@@ -294,7 +199,7 @@ class PrivateTraining:
             steps_per_epoch=steps_per_epoch,
             turn=self.optimizer.next_turn,
         )
-        callbacks = self._bracketed(callbacks)
+        callbacks = bracketed(self, callbacks, _names_of_metrics(self))
         # Keras starts whole executions, also where an epoch ends within one.
         executions = -(-feed.steps // self.steps_per_execution)
         steps = max(0, epochs - initial_epoch) * executions * self.steps_per_execution
@@ -319,8 +224,8 @@ class PrivateTraining:
             return history
         finally:
             privacy.plan = privacy.feed = None
-            if not whole:  # else `_Remember` did, before other callbacks could change the weights
-                self._remember()
+            if not whole:  # else it was done before other callbacks could change the weights
+                self._look()
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """One private step on one batch, accounted without amplification by sampling."""
@@ -338,73 +243,12 @@ class PrivateTraining:
             return super().train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
         finally:
             self._privacy.batch = False
-            self._account.remember(self.weights)
-
-    # -- the weights and their account -----------------------------------------------------------
-
-    def _remember(self):
-        """Notes what the weights look like now, so that the ledger follows them wherever they go."""
-        session = self._session
-        trained = () if session is None or not session.spent else session.variables
-        self._account.remember(self.weights, trained)
-
-    def _bracketed(self, callbacks):
-        """The callbacks of a fit, between two that watch what the others do to the weights."""
-        a_list = isinstance(callbacks, keras.callbacks.CallbackList)
-        given = callbacks.callbacks if a_list else keras.tree.flatten(callbacks)
-        given = [c for c in given if c is not None]
-        refuse_steering(given, _names_of_metrics(self))
-        # Averages of released weights, which this callback leaves in the model, are post-processing.
-        averages = any(isinstance(c, keras.callbacks.SwapEMAWeights) for c in given)
-        first, last = _Remember(), _Examine(averages)
-        given = [first, *(c for c in given if not isinstance(c, _Remember | _Examine)), last]
-        if not a_list:
-            return given
-        for callback in (first, last):
-            callback.set_model(self)
-        callbacks.callbacks = given
-        return callbacks
-
-    def get_weights(self):
-        """`keras.Model.get_weights`; the ledger follows the values within this process."""
-        values = super().get_weights()
-        self._remember()
-        return values
-
-    def set_weights(self, weights):
-        """`keras.Model.set_weights`; values that were trained in this process bring their ledger."""
-        super().set_weights(weights)
-        self._take_up()
-
-    def load_weights(self, filepath, skip_mismatch=False, **kwargs):
-        """`keras.Model.load_weights`; the file's ledger is merged, with an optimizer or without one."""
-        super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
-        ledger = ledger_in_file(filepath)
-        if ledger is not None:
-            self._account.ledger.merge(ledger)
-        self._take_up()
-
-    def _take_up(self):
-        account = self._account
-        for variable in self.weights:
-            variable._tfdp_seen = None  # given by the user: no change behind our back
-        account.examine(self.weights)
-
-    def save(self, filepath, *args, **kwargs):
-        """`keras.Model.save`; formats that hold no ledger are refused."""
-        _refuse_legacy(filepath)
-        self._remember()
-        return super().save(filepath, *args, **kwargs)
-
-    def save_weights(self, filepath, *args, **kwargs):
-        """`keras.Model.save_weights`; formats that hold no ledger are refused."""
-        _refuse_legacy(filepath)
-        self._remember()
-        return super().save_weights(filepath, *args, **kwargs)
+            # Not for good after every step: whoever takes the values away asks for them.
+            self._account.look(self.weights, publish=False)
 
     def portrait(self) -> dict:
         """What a copy has to be given besides what a file holds: ledger, budget and settings."""
-        self._remember()
+        self._look()
         privacy = self._privacy
         settings = {
             "engine": privacy.engine,
@@ -449,7 +293,7 @@ class PrivateTraining:
                 f"the microbatch size {microbatch_size}. Received: {plan.physical_batch_size}"
             )
         account = self._account
-        account.examine(self.weights)
+        account.look(self.weights)
         optimizer.check_ledger(account.ledger)
         fields = dict(
             num_examples=plan.num_examples,
@@ -497,7 +341,6 @@ class PrivateTraining:
                 self.train_function = None  # the step has the table as a constant
             return
         account.close_session()
-        account.begin(self.weights)
         account.session = Session(
             account.ledger,
             run,
@@ -508,6 +351,7 @@ class PrivateTraining:
             first,
             None if resumed is None else resumed.run_id,
         )
+        account.begin(self.weights)
         if resumed is None:
             optimizer.begin(account.session)
         self.train_function = None  # the step is traced for one session
@@ -529,7 +373,13 @@ class PrivateTraining:
                 if self.train_function is not guarded:
                     self.make_train_function()
                     return self.train_function(iterator)
-            self._session.authorize(self.steps_per_execution)
+            session = self._session
+            if session is None:
+                raise RuntimeError(
+                    "The ledger entry of this training is closed, so no step can be accounted under "
+                    "it. Expected fit() or train_on_batch() to be called anew."
+                )
+            session.authorize(self.steps_per_execution)
             with _flag(privacy):
                 return inner(iterator)
 
@@ -574,62 +424,10 @@ def _flag(privacy):
         privacy.feeding = False
 
 
-class _Remember(keras.callbacks.Callback):
-    """Before all other callbacks: notes the weights as the last private step left them."""
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.model._remember()
-
-    def on_train_end(self, logs=None):
-        if self.model.optimizer.use_ema:  # Keras has just put in the averages
-            self.model._remember()
-
-
-class _Examine(keras.callbacks.Callback):
-    """After all other callbacks: looks for what they have done to the weights.
-
-    Args:
-        averages: whether one of them exchanges the weights for averages of released ones, which is
-            post-processing: they are what the model is left with at the end of an epoch.
-    """
-
-    def __init__(self, averages: bool):
-        super().__init__()
-        self._averages = averages
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._examine()
-
-    def on_epoch_end(self, epoch, logs=None):
-        if not self._averages:
-            self._examine()
-
-    def on_train_end(self, logs=None):
-        if self._averages:
-            self.model._remember()
-        else:
-            self._examine()
-
-    def _examine(self):
-        account = self.model._account
-        account.examine(self.model.weights)
-        if account.session is not None:
-            account.session.limit_to(account.ledger.budget)
-
-
 def _names_of_metrics(model) -> list[str]:
     """Names under which training metrics come up in the logs, as far as they are given."""
     given = keras.tree.flatten(getattr(model._compile_metrics, "_user_weighted_metrics", None))
     return [metric.name for metric in given if isinstance(metric, keras.metrics.Metric)]
-
-
-def _refuse_legacy(path):
-    name = str(path)
-    if name.endswith((".h5", ".hdf5")) and not name.endswith(".weights.h5"):
-        raise ValueError(
-            "Keras' old HDF5 format holds no privacy ledger, so what was spent would be lost. Expected "
-            f"a file name that ends in '.keras' or '.weights.h5'. Received: {name!r}"
-        )
 
 
 def _check_optimizer(model, optimizer):

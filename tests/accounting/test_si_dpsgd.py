@@ -194,12 +194,16 @@ def test_no_step_costs_nothing():
 
 
 def test_rounding_of_the_means_adds_to_the_sensitivity():
-    exact = proven(small(), DELTA)
-    rounded = proven(small(rounding=5e-4), DELTA)
-    assert rounded.mu == pytest.approx(1.0005 * exact.mu, rel=1e-12)
-    assert any("Rounding" in sentence for sentence in rounded.assumptions)
-    assert not any("Rounding" in sentence for sentence in exact.assumptions)
-    coarse = proven(small(rounding=1.66), DELTA)
+    settled = {"l2_norm_clip": 1.0, "learning_rates": 0.1}
+    exact = proven(small(**settled), DELTA)
+    rounded = proven(small(**settled, num_weights=10**6, largest_start=2.0), DELTA)
+    assert exact.mu < rounded.mu < exact.mu * (1 + 1e-4)
+    further = proven(small(**settled, num_weights=10**6, largest_start=2e6), DELTA)
+    assert further.mu - exact.mu > 1e3 * (rounded.mu - exact.mu)
+    assert any("rounding" in sentence for sentence in rounded.assumptions)
+    assert not any("rounding" in sentence for sentence in exact.assumptions)
+    settled["learning_rates"] = 1e-14
+    coarse = proven(small(**settled, num_weights=10**6, largest_start=2.0), DELTA)
     assert coarse.epsilon == math.inf
     assert "larger learning rate" in coarse.reason
-    assert claimed(small(rounding=1.66), DELTA).epsilon == claimed(small(), DELTA).epsilon
+    assert claimed(small(**settled, num_weights=10**6), DELTA).epsilon < math.inf

@@ -151,4 +151,4 @@ def test_the_run_that_is_executed_is_the_run_that_was_planned():
     settings = dataclasses.replace(settings, epsilon=None)
     result = run(settings, verbose=0)
     assert result.run.public_examples == 30 and not result.run.batch_statistics
-    assert "30 public examples" in result.statement
+    assert "30 public examples" in result.statement.text()

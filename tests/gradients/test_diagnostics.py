@@ -22,12 +22,12 @@ def lot(norms, present, clipped):
 def test_means_over_lots_and_only_over_those_present():
     diagnostics = Diagnostics()
 
-    def update(a_lot, noise_multiplier):
-        tf.function(lambda: diagnostics.update(a_lot, noise_multiplier), jit_compile=True)()
+    def update(a_lot, noise_scale):
+        tf.function(lambda: diagnostics.update(a_lot, noise_scale), jit_compile=True)()
 
-    update(lot([1.0, 9.0, 3.0, 0.0], [True, True, True, False], [0, 1, 1, 0]), 0.5)
-    update(lot([5.0, 0.0, 0.0, 0.0], [True, False, False, False], [1, 0, 0, 0]), 0.5)
-    update(lot([0.0] * 4, [False] * 4, [0] * 4), 0.5)  # an empty lot has no gradients
+    update(lot([1.0, 9.0, 3.0, 0.0], [True, True, True, False], [0, 1, 1, 0]), 1.0)
+    update(lot([5.0, 0.0, 0.0, 0.0], [True, False, False, False], [1, 0, 0, 0]), 1.0)
+    update(lot([0.0] * 4, [False] * 4, [0] * 4), 1.0)  # an empty lot has no gradients
     result = diagnostics.result(reset=True)
     np.testing.assert_allclose(result["median_gradient_norm"], (3.0 + 5.0) / 2)
     np.testing.assert_allclose(result["fraction_clipped"], (2 / 3 + 1) / 2, rtol=1e-6)

@@ -139,8 +139,11 @@ def test_no_mechanism_is_left_out():
 
 # ------------------------------------------------------------------ names of mechanisms
 
-ROOM = pathlib.Path(__file__).resolve().parents[2] / "tfdp" / "accounting"
-OUTSIDE = sorted(p for p in ROOM.rglob("*.py") if p.parent.name != "mechanisms")
+ROOM = pathlib.Path(__file__).resolve().parents[2] / "tfdp"
+HOME = ROOM / "accounting" / "mechanisms"
+OUTSIDE = sorted(p for p in ROOM.rglob("*.py") if p.parent != HOME)
+# A name of a mechanism that is also a word: no normalization, no padding.
+WORDS = {"none": ("models", "gradients", "experiments")}
 
 
 def named_mechanisms(tree):
@@ -162,7 +165,9 @@ def named_mechanisms(tree):
 
 @pytest.mark.parametrize("path", OUTSIDE, ids=lambda p: str(p.relative_to(ROOM)))
 def test_no_mechanism_is_named_outside_its_own_file(path):
-    assert list(named_mechanisms(ast.parse(path.read_text()))) == []
+    found = named_mechanisms(ast.parse(path.read_text()))
+    room = path.relative_to(ROOM).parts[0]
+    assert [(line, name) for line, name in found if room not in WORDS.get(name, ())] == []
 
 
 def test_names_are_found():
