@@ -126,6 +126,7 @@ def test_chunks_are_told_apart_and_their_sums_add_up():
             state=[rows],
             sensitivity=1.0,
             l2_norm_clip=1.0,
+            relative_sensitivity=1.0,
         )
 
     x = tf.reshape(tf.range(10.0), (5, 2))

@@ -79,6 +79,12 @@ def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: f
                 f"--mechanism={experiment.mechanism} has an update rule of its own. Expected "
                 f"--optimizer=sgd. Found {experiment.optimizer!r}."
             )
+        if experiment.guarantee != "claimed":
+            raise ValueError(
+                f"No finite epsilon can be proven for --mechanism={experiment.mechanism} with "
+                f"--optimizer={experiment.optimizer}: the rule's state is un-noised and private. "
+                "Expected --optimizer=sgd (with or without --momentum), or --guarantee=claimed."
+            )
         offered["update_rule"] = base(learning_rate=rate)
     unused = [n for n in _OWN_SETTINGS if n in offered and n not in taken]
     if unused:

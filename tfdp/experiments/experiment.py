@@ -149,7 +149,9 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
             seed=experiment.insecure_seed,
         )
     model.compile(
-        optimizer=make_optimizer(experiment, lots, steps, planned.noise_multiplier),
+        optimizer=make_optimizer(
+            experiment, lots, steps, getattr(planned, "noise_multiplier", None)
+        ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         jit_compile=experiment.jit_compile,
@@ -246,4 +248,4 @@ def _hparams(planned):
         "mechanism", "lot_size", "steps", "sampling", "l2_norm_clip", "noise_multiplier",
     )  # fmt: skip
     named = {"mechanism": planned.mechanism_name, "sampling": planned.sampling_name}
-    return {name: named.get(name) or getattr(planned, name) for name in names}
+    return {name: named.get(name) or getattr(planned, name, 0.0) for name in names}
