@@ -49,6 +49,11 @@ class Account:
         self.start = "assumed"
         self._ledger = Ledger()
         self._looked_at = None  # run and number of its steps at the last look
+        self._runs: set[str] = set()  # private ones that were known at the last look
+        self._latest: list[bytes] = []  # of what was published for the time being
+        self._suspicions: list[
+            str
+        ] = []  # runs that were entered because of a change nobody accounted
 
     @property
     def ledger(self) -> Ledger:
@@ -65,8 +70,12 @@ class Account:
 
     def absorb(self, other: "Account") -> None:
         """Takes over what another account knows; its open session is closed."""
+        if other is self:
+            return
         other.close_session()
         self._ledger.merge(other.ledger)
+        self._runs |= other._private_runs()
+        self._suspicions += other._suspicions
 
     def enter_unaccounted(self, reason: str) -> None:
         """Enters training that nobody accounted: from now on no finite epsilon is proven.
@@ -77,26 +86,33 @@ class Account:
         logging.warning("%s No finite epsilon is proven for these weights any more.", reason)
         unknown = Unknown(num_examples=1, lot_size=1)
         run = Run(mechanism=NoMechanism(reason=reason), sampling=unknown, steps=1)
-        self._ledger.record(self._ledger.open(run), 1)
+        run_id = self._ledger.open(run)
+        self._ledger.record(run_id, 1)
+        self._suspicions.append(run_id)
 
-    def look(self, variables: Sequence[keras.Variable], publish: bool = True) -> None:
+    def look(self, variables: Sequence[keras.Variable], for_good: bool = True) -> None:
         """Notes what the weights look like; changes are ours only where steps were taken since then.
 
         Args:
             variables: all weights of the model.
-            publish: as of `remember`.
+            for_good: as of `remember`.
         """
         taken = self._taken()
         if taken == self._looked_at:
             self.examine(variables)
         else:
-            self.remember(variables, publish)
+            self.remember(variables, for_good)
+
+    def _private_runs(self) -> set[str]:
+        return {i for i, run in self._ledger.entries.items() if hasattr(run, "noise_multiplier")}
 
     def _taken(self) -> tuple[str, int] | None:
         return None if self.session is None else (self.session.run_id, self.session.spent)
 
     def examine(self, variables: Sequence[keras.Variable]) -> None:
         """Looks for changes of the weights that were not accounted, and enters them."""
+        # A ledger that the user has merged is that of the weights that they have put in.
+        explained = self._private_runs() - self._runs
         self._looked_at = self._taken()
         changed = []
         for variable, digest in _digests(variables):
@@ -106,27 +122,47 @@ class Account:
             elif getattr(variable, "_tfdp_seen", None) not in (None, digest):
                 changed.append(variable.path)
             variable._tfdp_seen = digest
-        if changed and self.start != "public":
+        self._runs = self._private_runs()
+        if changed and not explained:
             self.enter_unaccounted(
                 f"The weights {_some(changed)} were changed since they were last accounted, and not by "
-                "private training. If what changed them did not look at the private data, say so "
-                "beforehand: make_private(model, start='public')."
+                "private training. If what changed them did not look at the private data, say so: "
+                "make_private(model, start='public')."
             )
 
-    def remember(self, variables: Sequence[keras.Variable], publish: bool = True) -> None:
+    def declare_public(self, variables: Sequence[keras.Variable]) -> None:
+        """The user says that the weights, as they are now, owe nothing to these data but what is known.
+
+        What was entered as unaccounted in this process is withdrawn; what changes later is not covered.
+        """
+        self.start = "public"
+        for run_id in self._suspicions:
+            self._ledger.withdraw(run_id)
+        self._suspicions = []
+        self.remember(variables)
+
+    def remember(self, variables: Sequence[keras.Variable], for_good: bool = True) -> None:
         """Notes what the weights look like now, as accounted for.
+
+        The ledger follows values that private steps have made wherever they turn up in this process.
 
         Args:
             variables: all weights of the model.
-            publish: whether the ledger is to follow values that private steps have made wherever they
-                turn up again in this process; the table keeps them for good.
+            for_good: whether it does so for good, or only until it is told the next values.
         """
+        self._runs = self._private_runs()
+        for digest in self._latest:
+            _TRAINED_HERE.pop(digest, None)
+        self._latest = []
         self._looked_at = self._taken()
         session = self.session
-        moved = session.variables if publish and session is not None and session.spent else ()
+        moved = list(session.variables) if session is not None and session.spent else []
         trained = {id(variable) for variable in moved}
+        # Averages of weights that were released are post-processing, and belong to the same ledger.
+        averages = _averages(session) if moved else []
+        trained |= {id(variable) for variable in averages}
         snapshot = None
-        for variable, digest in _digests(variables):
+        for variable, digest in _digests([*variables, *averages]):
             variable._tfdp_seen = digest
             # A weight that no step has moved, or a constant one, is anybody's.
             if id(variable) not in trained or _is_constant(variable):
@@ -136,12 +172,15 @@ class Account:
             if snapshot is None:
                 snapshot = Ledger()
                 snapshot.merge(self.ledger)
+            if digest not in _TRAINED_HERE and not for_good:
+                self._latest.append(digest)
             _TRAINED_HERE[digest] = snapshot
 
     def begin(self, variables: Sequence[keras.Variable]) -> None:
         """Notes what the weights look like before a session's first step."""
         for variable in variables:
             variable._tfdp_began = getattr(variable, "_tfdp_seen", None)
+        self._runs = self._private_runs()
         self._looked_at = self._taken()
 
 
@@ -231,7 +270,29 @@ def _values(variable):
 
 def _is_constant(variable) -> bool:
     values = _values(variable).ravel()
-    return values.size < 2 or bool(np.all(values == values[0]))
+    if values.size < 2:
+        return bool(np.all((values == 0) | (values == 1)))
+    return bool(np.all(values == values[0]))
+
+
+def _averages(session) -> list:
+    """The moving averages of the weights that the session's optimizer keeps."""
+    if not getattr(session.optimizer, "use_ema", False):
+        return []
+    return list(getattr(session.optimizer, "_model_variables_moving_average", []))
+
+
+def digests_of(variables: Sequence[keras.Variable]) -> np.ndarray:
+    """The digests of variables, uint8 [variables, 16]; zeros where there is none. Kept in files."""
+    known = {id(v): np.frombuffer(d, np.uint8) for v, d in _digests(variables)}
+    return np.array([known.get(id(v), np.zeros(16, np.uint8)) for v in variables], np.uint8)
+
+
+def expect_digests(variables: Sequence[keras.Variable], digests: np.ndarray) -> None:
+    """Says what variables are to look like, so that training since they were saved is seen."""
+    for variable, digest in zip(variables, np.asarray(digests, np.uint8), strict=True):
+        if digest.any():
+            variable._tfdp_seen = digest.tobytes()
 
 
 def _some(paths) -> str:

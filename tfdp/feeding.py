@@ -14,6 +14,7 @@ from absl import logging
 
 from tfdp.accounting.sampling import sampling_class
 from tfdp.data import Lots, make_lots, row_multiple_for
+from tfdp.data.lots import SAMPLINGS
 from tfdp.layers.public import public_layers
 from tfdp.session import Plan
 
@@ -80,6 +81,11 @@ class Feeder:
             ValueError: data whose sampling cannot be accounted, or arguments that do not fit it.
         """
         lots = x if isinstance(x, Lots) else getattr(x, "tfdp_lots", None)
+        if lots is not None and type(lots) not in SAMPLINGS.values():
+            raise ValueError(
+                "Nothing is known about how lots of this class are drawn. Expected tfdp.data.Lots as "
+                f"make_lots gives them. Received: {type(lots).__name__}"
+            )
         if lots is not None or isinstance(x, tf.data.Dataset):
             for_arrays = dict(
                 y=y,

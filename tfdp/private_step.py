@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdp import _backend  # noqa: F401
 from tfdp.gradients.engine import bounded_sum, choose_engine, with_rows
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.state_writes import refuse_hidden_state
+from tfdp.gradients.state_writes import refuse_hidden_state, weights_stay
 from tfdp.session import Session
 
 
@@ -77,7 +77,8 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         tf.debugging.Assert(allowed, [_NOT_ALLOWED])
         noise_scale = tf.cond(allowed, update, lambda: tf.zeros([]))
     diagnostics.update(lot, noise_scale)
-    return _logs(model, x, y, sample_weight, lot, penalty)
+    with weights_stay(model):
+        return _logs(model, x, y, sample_weight, lot, penalty)
 
 
 _TOO_MANY = (

@@ -41,6 +41,7 @@ class _Privacy:
         self.plan = None  # of the fit that was started and has not done a step
         self.batch = False  # whether train_on_batch may run its step
         self.feeding = False  # whether fit or train_on_batch, which know the sampling, run the step
+        self.making, self.guarded = False, None  # the train function that counts steps
         self.public_preprocessing = ()
         self.diagnostics = Diagnostics()
 
@@ -88,27 +89,34 @@ class PrivateTraining(AccountedWeights):
         privacy.physical_batch_size = physical_batch_size
         privacy.feeder = Feeder(seed)
         privacy.public_preprocessing = public_preprocessing
-        if start is not None:
+        if start == "public":
+            account.declare_public(self.weights)
+        elif start is not None:
             account.start = start
+        self._enter_unknown_steps()
+        if start != "public":
+            account.look(self.weights)
         if budget is not None:
-            account.ledger.budget = budget
+            _refuse_larger(budget, account.ledger.budgets)
+            account.ledger.add_budget(budget)
         if account.session is not None:
-            account.session.limit_to(account.ledger.budget)
-        self._enter_plain_training()
+            account.session.limit_steps()
         self.train_function = None
         return self
 
-    def _enter_plain_training(self):
-        """Enters what a plain optimizer did to these weights before they were made private."""
+    def _enter_unknown_steps(self):
+        """Enters what the model's optimizer did to these weights and no ledger knows of."""
         optimizer, account = getattr(self, "optimizer", None), self._account
-        if optimizer is None or isinstance(optimizer, DPKerasOptimizer):
+        if optimizer is None or not optimizer.built or account.start == "public":
             return
-        steps = int(optimizer.iterations.numpy()) if optimizer.built else 0
-        if steps and account.start != "public":
+        steps = int(optimizer.iterations.numpy())
+        if isinstance(optimizer, DPKerasOptimizer):
+            steps -= optimizer.known_steps(account.ledger)
+        if steps > 0:
             account.enter_unaccounted(
-                f"These weights were trained for {steps} steps by the plain optimizer "
-                f"{type(optimizer).__name__}, without noise. If that was on public data, say so: "
-                "make_private(model, start='public')."
+                f"These weights were trained for {steps} steps by the optimizer "
+                f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on public "
+                "data, say so: make_private(model, start='public')."
             )
 
     def compile(
@@ -140,9 +148,11 @@ class PrivateTraining(AccountedWeights):
             **kwargs,
         )
         _check_optimizer(self, self.optimizer)
-        session = self._session
-        if session is not None and session.optimizer is not self.optimizer:
-            self._account.close_session()
+        account = self._account
+        account.look(self.weights)
+        if account.session is not None and account.session.optimizer is not self.optimizer:
+            account.close_session()
+        self.optimizer.belongs_to(account)
 
     def compile_from_config(self, config):
         """Compiles a model that is loaded; Keras would not, since `compile` is ours."""
@@ -185,6 +195,7 @@ class PrivateTraining(AccountedWeights):
         one static size.
         """
         _check_optimizer(self, getattr(self, "optimizer", None))
+        self._refuse_nested()
         feed = self._privacy.feeder.feed(
             self,
             x,
@@ -229,6 +240,7 @@ class PrivateTraining(AccountedWeights):
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """One private step on one batch, accounted without amplification by sampling."""
+        self._refuse_nested()
         lot_size = int(tf.nest.flatten(x)[0].shape[0])
         check_labels(self, y)
         plan = Plan(
@@ -244,7 +256,7 @@ class PrivateTraining(AccountedWeights):
         finally:
             self._privacy.batch = False
             # Not for good after every step: whoever takes the values away asks for them.
-            self._account.look(self.weights, publish=False)
+            self._account.look(self.weights, for_good=False)
 
     def portrait(self) -> dict:
         """What a copy has to be given besides what a file holds: ledger, budget and settings."""
@@ -263,6 +275,13 @@ class PrivateTraining(AccountedWeights):
         self._account.ledger.merge(Ledger.from_json(portrait["ledger"]))
         return self
 
+    def _refuse_nested(self):
+        if self._privacy.feed is not None or self._privacy.feeding:
+            raise RuntimeError(
+                "Another training of these weights was started while fit() runs. Expected fit() and "
+                "train_on_batch() one after the other, and no training by callbacks or other threads."
+            )
+
     # -- accounting ------------------------------------------------------------------------------
 
     def _begin(self, plan: Plan):
@@ -275,6 +294,12 @@ class PrivateTraining(AccountedWeights):
                 "model with an Input layer, or one that was called once on data."
             )
         refuse_own_train_step(self, PrivateTraining)
+        if type(self).make_train_function is not PrivateTraining.make_train_function:
+            raise ValueError(
+                f"{type(self).__name__} has a make_train_function of its own, so nothing says that its "
+                "steps are private. Expected that method to be left to tfdp."
+            )
+        optimizer.check_class()
         refuse_mixing_layers(self, self._privacy.public_preprocessing)
         keep_float32_products()
         refuse_replicas(self.distribute_strategy)
@@ -293,8 +318,8 @@ class PrivateTraining(AccountedWeights):
                 f"the microbatch size {microbatch_size}. Received: {plan.physical_batch_size}"
             )
         account = self._account
-        account.look(self.weights)
         optimizer.check_ledger(account.ledger)
+        account.look(self.weights)
         fields = dict(
             num_examples=plan.num_examples,
             lot_size=plan.lot_size,
@@ -309,7 +334,7 @@ class PrivateTraining(AccountedWeights):
         )
         fields["insecure_seed"] |= plan.insecure_seed
         self._open(account, plan, fields, variables)
-        account.session.limit_to(account.ledger.budget)
+        account.session.limit_steps()
 
     def _open(self, account, plan, fields, variables):
         optimizer, session = self.optimizer, account.session
@@ -360,11 +385,18 @@ class PrivateTraining(AccountedWeights):
         """Wraps Keras' train function: steps are counted, or refused, before they run."""
         if self.train_function is not None and not force:
             return
-        super().make_train_function(force=True)
-        inner, privacy = lean(self, self.train_function), self._privacy
+        privacy = self._privacy
+        privacy.making = True
+        try:
+            super().make_train_function(force=True)
+        finally:
+            privacy.making = False
+        inner = lean(self, self.train_function)
 
         def guarded(iterator):
             self._check_feed(iterator)
+            if privacy.feeding:
+                raise RuntimeError("Two steps at a time. Expected one training in one thread.")
             if privacy.plan is not None:
                 # Callbacks run between fit's beginning and the first step, and may have restored
                 # weights or a ledger.
@@ -383,7 +415,23 @@ class PrivateTraining(AccountedWeights):
             with _flag(privacy):
                 return inner(iterator)
 
+        privacy.guarded = guarded
         self.train_function = guarded
+
+    @property
+    def train_function(self):
+        """What Keras calls for every step; made by `make_train_function` alone."""
+        return self.__dict__.get("_tfdp_train_function")
+
+    @train_function.setter
+    def train_function(self, function):
+        privacy = self._privacy
+        if not (function is None or privacy.making or function is privacy.guarded):
+            raise AttributeError(
+                "The train function of a private model counts its steps, so it cannot be exchanged. "
+                "Expected model.fit(...) or model.train_on_batch(...) as they are."
+            )
+        self.__dict__["_tfdp_train_function"] = function
 
     def _check_feed(self, iterator):
         """Refuses batches that neither fit nor train_on_batch has drawn."""
@@ -427,7 +475,24 @@ def _flag(privacy):
 def _names_of_metrics(model) -> list[str]:
     """Names under which training metrics come up in the logs, as far as they are given."""
     given = keras.tree.flatten(getattr(model._compile_metrics, "_user_weighted_metrics", None))
-    return [metric.name for metric in given if isinstance(metric, keras.metrics.Metric)]
+    names = [
+        getattr(metric, "name", None) or getattr(metric, "__name__", metric)
+        for metric in given
+        if metric is not None
+    ]
+    outputs = ["", *(f"{name}_" for name in getattr(model, "output_names", None) or [])]
+    return [prefix + str(name) for prefix in outputs for name in (*names, "loss")]
+
+
+def _refuse_larger(budget, known):
+    for other in known:
+        same = dataclasses.replace(other, epsilon=budget.epsilon) == budget
+        if same and other.epsilon < budget.epsilon:
+            raise ValueError(
+                f"These weights have a budget of epsilon {other.epsilon:g} already. Expected a smaller "
+                f"one. Received {budget.epsilon:g}. To raise it on purpose, and for every model that "
+                "shares these weights, set model.ledger.budget."
+            )
 
 
 def _check_optimizer(model, optimizer):

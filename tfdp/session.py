@@ -94,7 +94,7 @@ class Session:
         self._spent = tf.Variable(spent, dtype=tf.int64, trainable=False, name="steps_spent")
         self._limit = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_allowed")
         self._budget: PrivacyBudget | None = None
-        self._limited_for = None
+        self._limited_for, self._seen_changes = None, None
         self._process = os.getpid()
 
     # -- what a step takes from the run ----------------------------------------------------------
@@ -232,18 +232,18 @@ class Session:
         self.record()
         self._set_limit(self.spent)
 
-    def limit_to(self, budget: PrivacyBudget | None) -> None:
-        """Allows the steps that the budget leaves after everything else in the ledger.
+    def limit_steps(self) -> None:
+        """Allows the steps that every budget of the ledger leaves after everything else in it.
 
         Steps that no table describes cannot be accounted, so the length of a table is a limit, too.
         """
-        wanted = (budget, self.run, self.earlier())
-        self.authorized = self.spent
+        wanted = (self._ledger.budgets, self.run, self.earlier())
+        self.authorized, self._seen_changes = self.spent, self._ledger.changes
         if wanted == self._limited_for:
             return
         described = self.run.described_steps
-        limit = _UNLIMITED if described is None else described
-        if budget is not None:
+        limit, self._budget = _UNLIMITED if described is None else described, None
+        for budget in wanted[0]:
             affordable = max_steps(
                 budget.epsilon,
                 budget.delta,
@@ -252,8 +252,9 @@ class Session:
                 adjacency=budget.adjacency,
                 earlier=wanted[2],
             )
-            limit = min(limit, affordable)
-        self._budget, self._limited_for = budget, wanted
+            if affordable < limit:
+                limit, self._budget = affordable, budget
+        self._limited_for = wanted
         self._set_limit(limit)
 
     def _set_limit(self, limit):
@@ -268,6 +269,8 @@ class Session:
             RuntimeError: the process was forked since the session was opened.
         """
         self._check_process()
+        if self._ledger.changes != self._seen_changes:  # merged, or given a budget, since
+            self.limit_steps()
         if self.authorized + steps > self.limit:
             self.refuse()
         self.authorized += steps

@@ -7,6 +7,7 @@ wherever Keras reads or writes weights: copies, files, `set_weights`, callbacks.
 import math
 
 import keras
+import numpy as np
 
 from tfdp import _backend  # noqa: F401
 from tfdp.account import Account, account_of, ledger_in_file
@@ -136,22 +137,36 @@ class AccountedWeights:
         self._take_up()
 
     def _take_up(self):
+        """Takes weights that the user has given for what they are: known ones bring their ledger."""
         account = self._account
         for variable in self.weights:
-            variable._tfdp_seen = None  # given by the user: no change behind our back
+            variable._tfdp_seen = None
         account.examine(self.weights)
 
     def save(self, filepath, *args, **kwargs):
         """`keras.Model.save`; formats that hold no ledger are refused."""
-        _refuse_legacy(filepath)
-        self._look()
+        self._check_saving(filepath)
         return super().save(filepath, *args, **kwargs)
 
     def save_weights(self, filepath, *args, **kwargs):
         """`keras.Model.save_weights`; formats that hold no ledger are refused."""
+        self._check_saving(filepath)
+        return super().save_weights(filepath, *args, **kwargs)
+
+    def _check_saving(self, filepath):
         _refuse_legacy(filepath)
         self._look()
-        return super().save_weights(filepath, *args, **kwargs)
+        optimizer = getattr(self, "optimizer", None)
+        if self.ledger.runs and not isinstance(optimizer, DPKerasOptimizer):
+            raise ValueError(
+                "These weights have a privacy ledger, which is saved with a private optimizer, and "
+                f"model '{self.name}' has none, so what was spent would be lost. Expected "
+                "model.compile(...) before saving, or tfdp.export(model, path) for a release."
+            )
+
+
+# Hooks that run between two steps of an epoch.
+_BETWEEN_STEPS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
 def bracketed(model, callbacks, training_metrics):
@@ -167,61 +182,104 @@ def bracketed(model, callbacks, training_metrics):
     """
     a_list = isinstance(callbacks, keras.callbacks.CallbackList)
     given = callbacks.callbacks if a_list else keras.tree.flatten(callbacks)
-    given = [c for c in given if c is not None]
+    given = [c for c in given if c is not None and not isinstance(c, _Remember | _Examine)]
     refuse_steering(given, training_metrics)
-    # Averages of released weights, which this callback leaves in the model, are post-processing.
-    averages = any(isinstance(c, keras.callbacks.SwapEMAWeights) for c in given)
-    first, last = _Remember(), _Examine(averages)
-    given = [first, *(c for c in given if not isinstance(c, _Remember | _Examine)), last]
+    between = any(_acts_between_steps(callback) for callback in given)
+    swaps = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in given)
+    first = (_RememberSteps if between else _Remember)(swaps)
+    last = (_ExamineSteps if between else _Examine)(first)
+    given = [first, *given, last]
     if not a_list:
         return given
     for callback in (first, last):
         callback.set_model(model)
-    callbacks.callbacks = given
-    return callbacks
+    # A new list: Keras' one knows by now which hooks its callbacks have.
+    made = keras.callbacks.CallbackList(given, model=model, **callbacks.params)
+    return made
+
+
+def _acts_between_steps(callback) -> bool:
+    """Whether code that is neither Keras' nor ours may run between two steps."""
+    hooks = (getattr(callback, name, None) for name in _BETWEEN_STEPS)
+    rooms = {(getattr(hook, "__module__", None) or "").partition(".")[0] for hook in hooks if hook}
+    return not rooms <= {"keras", "tfdp"}
 
 
 class _Remember(keras.callbacks.Callback):
-    """Before all other callbacks: notes the weights as the last private step left them."""
+    """Before all other callbacks: notes the weights as the last private step left them.
+
+    Args:
+        swaps: whether a callback exchanges the weights for their moving averages, which is
+            post-processing. Keras' one does so by sums and differences, so not to the last bit.
+    """
+
+    def __init__(self, swaps: bool):
+        super().__init__()
+        self._swaps, self._states = swaps, []
 
     def on_epoch_end(self, epoch, logs=None):
         self.model._look()
+        if self._swaps:
+            averages = self.model.optimizer._model_variables_moving_average
+            shown = self.model.trainable_variables
+            self._states = [[v.numpy() for v in each] for each in (shown, averages)]
 
-    def on_train_end(self, logs=None):
-        if self.model.optimizer.use_ema:  # Keras has just put in the averages
-            self.model._account.remember(self.model.weights)
+    def is_swapped(self) -> bool:
+        """Whether the weights are what they were, or their averages, up to rounding."""
+        now = [v.numpy() for v in self.model.trainable_variables]
+        return any(
+            len(state) == len(now)
+            and all(np.allclose(a, b, 1e-5, 1e-6) for a, b in zip(state, now, strict=True))
+            for state in self._states
+        )
+
+    def on_test_begin(self, logs=None):
+        self.model._look()
+
+
+class _RememberSteps(_Remember):
+    """After every step, too: digests of all weights each time, so only where something may happen."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model._account.look(self.model.weights, for_good=False)
 
 
 class _Examine(keras.callbacks.Callback):
     """After all other callbacks: looks for what they have done to the weights.
 
     Args:
-        averages: whether one of them exchanges the weights for averages of released ones, which is
-            post-processing: they are what the model is left with at the end of an epoch.
+        first: the callback before all others.
     """
 
-    def __init__(self, averages: bool):
+    def __init__(self, first: _Remember):
         super().__init__()
-        self._averages = averages
+        self._first = first
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._examine()
+        self.examine()
 
     def on_epoch_end(self, epoch, logs=None):
-        if not self._averages:
-            self._examine()
+        self.examine()
 
     def on_train_end(self, logs=None):
-        if self._averages:
-            self.model._account.remember(self.model.weights)
-        else:
-            self._examine()
+        self.examine()
 
-    def _examine(self):
+    def examine(self):
         account = self.model._account
-        account.examine(self.model.weights)
-        if account.session is not None:
-            account.session.limit_to(account.ledger.budget)
+        if self._first.is_swapped():
+            account.remember(self.model.weights)
+        else:
+            account.examine(self.model.weights)
+
+
+class _ExamineSteps(_Examine):
+    """Between steps, too."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.examine()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.examine()
 
 
 def _refuse_legacy(path):

@@ -119,7 +119,7 @@ class TestPoisson:
 
     def test_overflow_keeps_every_drawn_example(self):
         lots = make("poisson", num_examples=50, lot_size=25, physical_batch_size=4, seed=3)
-        lots.padded_size = 20  # far below the usual size
+        vars(lots)["padded_size"] = 20  # far below the usual size
         twin = make("poisson", num_examples=50, lot_size=25, physical_batch_size=4, seed=3)
         pairs = zip(take(lots, 100), take_indices(twin, 100), strict=True)
         grown = 0

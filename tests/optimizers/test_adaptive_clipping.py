@@ -11,8 +11,8 @@ import tensorflow as tf
 from helpers import data, fit, plain, private, sgd, si_dpsgd, weights
 
 import tfdp
-from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.accounting import Run, proven
+from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.gradients.engine import BoundedSum, bounded_sum, choose_engine
 from tfdp.gradients.forward import Forward
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping

@@ -62,12 +62,22 @@ class Ledger:
 
     def __init__(self):
         self._entries: dict[str, Run] = {}
-        self._budget: PrivacyBudget | None = None
+        self._budgets: tuple[PrivacyBudget, ...] = ()
+        self.changes = 0  # grows with everything that may change what is still allowed
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """The most that may be spent on what this ledger belongs to, or None."""
-        return self._budget
+        """The most that may be spent on what this ledger belongs to, or None.
+
+        There may be several (`budgets`) where ledgers with different ones were merged. Setting one
+        replaces them all, a smaller one by a larger one too.
+        """
+        return self._budgets[0] if self._budgets else None
+
+    @property
+    def budgets(self) -> tuple[PrivacyBudget, ...]:
+        """All budgets; every one of them holds."""
+        return self._budgets
 
     @budget.setter
     def budget(self, budget: PrivacyBudget | None) -> None:
@@ -76,12 +86,39 @@ class Ledger:
                 f"Expected a PrivacyBudget or None. Received {budget!r}. Pass "
                 "tfdp.accounting.PrivacyBudget(epsilon, delta)."
             )
-        self._budget = budget
+        self._budgets = () if budget is None else (budget,)
+        self.changes += 1
+
+    def add_budget(self, budget: PrivacyBudget) -> None:
+        """Adds a budget; of two that differ in epsilon only, the smaller one stays."""
+        kept = []
+        for known in self._budgets:
+            if dataclasses.replace(known, epsilon=budget.epsilon) == budget:
+                budget = min(known, budget, key=lambda each: each.epsilon)
+            else:
+                kept.append(known)
+        self._budgets = (*kept, budget)
+        self.changes += 1
+
+    def withdraw(self, run_id: str) -> None:
+        """Takes a run without privacy back, whose reason a user has answered for.
+
+        Raises:
+          LedgerError: For a run that spent something: a ledger never forgets that.
+        """
+        run = self._entries.get(run_id)
+        if run is None:
+            return
+        if run.mechanism.nothing_proven(run, "zero_out") is None:
+            raise LedgerError(f"Expected a run without privacy. Received {run_id}.")
+        del self._entries[run_id]
+        self.changes += 1
 
     def open(self, run: Run) -> str:
         """Adds a run with no step spent and returns its new id."""
         run_id = os.urandom(16).hex()
         self._entries[run_id] = run.with_(steps=0)
+        self.changes += 1
         return run_id
 
     def record(self, run_id: str, steps: int) -> None:
@@ -128,7 +165,7 @@ class Ledger:
     def merge(self, other: "Ledger") -> None:
         """Takes over everything `other` knows; for a common id the larger step count stands.
 
-        Of two budgets the stricter one stays; where they cannot be compared, mine.
+        Its budgets hold, too (see `add_budget`).
 
         Raises:
           LedgerError: Where one id stands for two different runs; nothing is changed then.
@@ -145,7 +182,11 @@ class Ledger:
                 )
             merged[run_id] = longer
         self._entries = merged
-        self._budget = _stricter(self._budget, other._budget)
+        self.changes += 1
+        mine = self._budgets
+        for budget in other._budgets:
+            if budget not in mine:
+                self.add_budget(budget)
 
     @property
     def entries(self) -> Mapping[str, Run]:
@@ -181,7 +222,7 @@ class Ledger:
         """
         content = {
             "runs": {i: run.to_dict() for i, run in self._entries.items()},
-            "budget": self._budget and dataclasses.asdict(self._budget),
+            "budgets": [dataclasses.asdict(budget) for budget in self._budgets],
         }
         return json.dumps(
             {"version": _VERSION, "sha256": _checksum(content), **content}, sort_keys=True
@@ -203,9 +244,12 @@ class Ledger:
                 raise ValueError(f"unknown version {version!r}")
             if version == _VERSION:
                 _check_sum(content, content.pop("sha256"))
-                if content["budget"] is not None:
-                    ledger._budget = PrivacyBudget(**content["budget"])
+                ledger._budgets = tuple(PrivacyBudget(**each) for each in content["budgets"])
+            elif sorted(content) != ["runs"]:
+                raise ValueError(f"fields of a later version in one of version 1: {list(content)}")
             for run_id, fields in content["runs"].items():
+                if ("version" in fields) != (version == _VERSION):
+                    raise ValueError("runs of another version than the ledger's")
                 ledger._entries[run_id] = Run.from_dict(fields)
         except LedgerError:
             raise
@@ -214,9 +258,9 @@ class Ledger:
         return ledger
 
     def __eq__(self, other) -> bool:
-        return isinstance(other, Ledger) and (self._entries, self._budget) == (
+        return isinstance(other, Ledger) and (self._entries, set(self._budgets)) == (
             other._entries,
-            other._budget,
+            set(other._budgets),
         )
 
     __hash__ = None
@@ -230,13 +274,6 @@ class Ledger:
                 f"Expected the id of an open run. Received {run_id!r}. Call open() first."
             )
         return self._entries[run_id]
-
-
-def _stricter(mine: PrivacyBudget | None, other: PrivacyBudget | None) -> PrivacyBudget | None:
-    if mine is None or other is None:
-        return mine or other
-    same = dataclasses.replace(other, epsilon=mine.epsilon) == mine
-    return other if same and other.epsilon < mine.epsilon else mine
 
 
 def _checksum(content: dict) -> str:

@@ -45,10 +45,28 @@ def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float
     # `number` would lose nine digits.
     ratios = np.log((number - k[:-1]) / (k[:-1] + 1.0)) + math.log(chance) - math.log1p(-chance)
     log_pmf = number * math.log1p(-chance) + np.concatenate([[0.0], np.cumsum(ratios)])
-    # Chance of more than k successes, from the incomplete beta function (no cancellation).
-    beyond = special.bdtrc(k, number, chance)
+    beyond = chance_of_more(k, number, chance)
     last = int(np.argmax(beyond <= tail)) if np.any(beyond <= tail) else reach
     return np.exp(log_pmf[: last + 1]), float(beyond[last])
+
+
+def chance_of_more(successes, number: int, chance: float):
+    """Chance of more than so many successes in `number` trials; takes arrays, too.
+
+    By the incomplete beta function, which does not cancel; scipy's `bdtrc` takes `number` modulo
+    2^32.
+    """
+    left = np.maximum(number - np.asarray(successes, float), 1e-300)
+    beyond = special.betainc(np.asarray(successes) + 1.0, left, chance)
+    return np.where(np.asarray(successes) >= number, 0.0, beyond)
+
+
+def _whole(law: Law) -> Law:
+    """A law in which chances that are missing, for whatever reason, count as a complete loss."""
+    values, probabilities, overflow = law
+    missing = 1.0 - math.fsum(probabilities)
+    # Up to the rounding of the sum, which must not matter to a tiny delta.
+    return values, probabilities, missing if missing > overflow + 1e-10 else overflow
 
 
 def occurrence_law(sampling: Sampling, steps: int, delta: float, scale: float) -> Law:
@@ -76,7 +94,7 @@ def occurrence_law(sampling: Sampling, steps: int, delta: float, scale: float) -
         probabilities, overflow = _power(step, steps, tail)
         overflow += steps * over
         k_squares = np.arange(len(probabilities), dtype=float)
-    return k_squares * scale * scale, probabilities, overflow
+    return _whole((k_squares * scale * scale, probabilities, overflow))
 
 
 def _power(pmf: np.ndarray, times: int, tail: float) -> tuple[np.ndarray, float]:
@@ -117,7 +135,7 @@ def prefix_sum_law(run: Run, delta: float, bins: int = 50) -> Law:
     tail = _TAIL_SHARE * delta
     length = max(1, run.steps // bins)
     count = -(-run.steps // length)  # the last bin is filled up, which again only adds rows
-    whole, overflow = binomial(run.steps * number, chance, tail)
+    whole, overflow = binomial(count * length * number, chance, tail)
     k_max = len(whole) - 1
     one, over = binomial(length * number, chance, tail / count)
     overflow += count * over
@@ -142,7 +160,7 @@ def prefix_sum_law(run: Run, delta: float, bins: int = 50) -> Law:
             overflow += float(beyond[used])
             state[:, used:] = 0.0
     # Paths with more than k_max participations in total fell off the table: `whole`'s tail.
-    return np.arange(size) * float(unit * length), state.sum(axis=0), overflow
+    return _whole((np.arange(size) * float(unit * length), state.sum(axis=0), overflow))
 
 
 def triangle_law(run: Run, response, delta: float, levels: int = 400) -> Law:
@@ -183,4 +201,4 @@ def triangle_law(run: Run, response, delta: float, levels: int = 400) -> Law:
         used = min(len(pmf), used + (len(one) - 1) * int(j))
         pmf = new
     # More than k_max participations are covered by `whole`'s tail; fewer never leave the table.
-    return (np.arange(len(pmf)) * width * (1 + 1e-12)) ** 2, pmf, overflow
+    return _whole(((np.arange(len(pmf)) * width * (1 + 1e-12)) ** 2, pmf, overflow))

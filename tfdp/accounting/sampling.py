@@ -180,10 +180,10 @@ class _CoinFlips(Sampling):
     def chance_of_cut(self) -> float:
         if not self.may_cut:
             return 0.0
-        from scipy import special
+        from tfdp.accounting.participation import chance_of_more
 
         others = -(-self.num_examples // self.groups) - 1
-        return float(special.bdtrc(self.max_lot_size - 1, others, self.probability))
+        return float(chance_of_more(self.max_lot_size - 1, others, self.probability))
 
     def usual_rows(self) -> float:
         # Bernstein: beyond 12 standard deviations and 60 more, whatever the probability.

@@ -21,6 +21,7 @@ example of weight zero is absent.
 """
 
 import abc
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -135,6 +136,35 @@ class Lots(abc.ABC):
         self.padded_size = _round_up(rows, self.physical_batch_size)
         with tf.device("CPU:0"):  # where the lots are put together, whatever trains on them
             self._columns = tf.nest.map_structure(with_padding_row, (x, y, sample_weight))
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        made = cls.__init__
+
+        @functools.wraps(made)
+        def closed(self, *args, **options):
+            made(self, *args, **options)
+            if type(self) is cls:
+                self.__dict__["_closed"] = True
+
+        cls.__init__ = closed
+
+    def __setattr__(self, name, value):
+        if self.__dict__.get("_closed"):
+            raise AttributeError(
+                f"{type(self).__name__}.{name} says how lots are drawn, and the accounting relies on "
+                "it, so it cannot be assigned. Expected make_lots(...) with other arguments."
+            )
+        super().__setattr__(name, value)
+
+    def __reduce__(self):
+        raise TypeError(
+            f"{type(self).__name__} holds the secret that its lots are drawn with, and a copy would "
+            "draw the same ones again. Expected make_lots(...) of the same arrays instead of a copy."
+        )
+
+    __reduce_ex__ = __copy__ = lambda self, *_: self.__reduce__()
+    __deepcopy__ = __copy__
 
     def __repr__(self):
         return (

@@ -11,6 +11,7 @@ What a graph does not show cannot be seen: what Python code keeps while it is tr
 what it writes on a later call only, and data that a layer has held as a constant all along.
 """
 
+import contextlib
 import functools
 import re
 
@@ -358,3 +359,40 @@ def _users_frame(operation):
     frames = operation.traceback or ()
     mine = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
     return mine[-1] if mine else None
+
+
+@contextlib.contextmanager
+def weights_stay(model):
+    """Raises ValueError where what runs inside writes into a weight of the model.
+
+    For metrics, which see private data without noise: their own variables are not saved, weights are.
+    """
+    variables = [v for v in model.weights if isinstance(v.value, tf.Variable)]
+    if tf.executing_eagerly():
+        before = [v.numpy() for v in variables]
+        yield
+        pairs = zip(variables, before, strict=True)
+        written = [v.path for v, old in pairs if not np.array_equal(v.numpy(), old, equal_nan=True)]
+    else:
+        graph = tf.compat.v1.get_default_graph()
+        known = set(graph.get_operations())
+        yield
+        handles = {id(v.value.handle): v.path for v in variables}
+        inside = {
+            id(inner): handles[id(outer)]
+            for outer, inner in getattr(graph, "captures", [])
+            if id(outer) in handles
+        } | handles
+        written = [
+            inside[id(tensor)]
+            for operation in graph.get_operations()
+            if operation not in known and operation.type != "ReadVariableOp"
+            for tensor in operation.inputs
+            if id(tensor) in inside
+        ]
+    if written:
+        raise ValueError(
+            f"A metric (or compute_metrics) writes into the weight '{written[0]}', which would keep "
+            "what private examples wrote into it without any noise. Expected metrics that write into "
+            "their own variables only."
+        )

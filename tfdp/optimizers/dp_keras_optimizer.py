@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import _backend  # noqa: F401
-from tfdp.account import LEDGER_KEY, Account, account_of
+from tfdp.account import LEDGER_KEY, Account, account_of, digests_of, expect_digests
 from tfdp.accounting import Ledger
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.gradients.bounds import L2Clip, make_bound
@@ -26,6 +26,12 @@ from tfdp.mechanisms.noise import NoiseSource
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 from tfdp.session import Session
 
+# What decides which noise is added to what, and how that is accounted.
+_NOISE_MAKING = {
+    "update", "add_noise", "bound", "run_fields", "tables", "microbatch_size", "_stddev",
+    "_private_mean",
+}  # fmt: skip
+
 
 class _Secrets:
     """What no Keras or TensorFlow save path may see: a plain object is not tracked."""
@@ -33,6 +39,10 @@ class _Secrets:
     def __init__(self, seed):
         self.noise = NoiseSource(seed)
         self.account = Account()  # until there are weights, to which it then belongs
+
+
+# Digests of the weights, to see whether they were trained since they were saved.
+_DIGESTS_KEY = "tfdp_digests"
 
 
 class Accounted:
@@ -206,6 +216,15 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """What has been spent on the weights that this optimizer was built for."""
         return self._account.ledger
 
+    def belongs_to(self, account: Account) -> None:
+        """Says whose ledger a save has to hold, while there are no slots yet."""
+        account.absorb(self._secrets.account)
+        self._secrets.account = account
+
+    def known_steps(self, ledger: Ledger) -> int:
+        """How many of this optimizer's steps a ledger can account for: all that are private."""
+        return sum(run.steps for run in ledger.runs if hasattr(run, "noise_multiplier"))
+
     def check_ledger(self, ledger: Ledger) -> None:
         """Raises ValueError where this optimizer has taken steps that a ledger does not know of.
 
@@ -213,22 +232,28 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             ledger: of the weights that it trains.
         """
         taken = int(self.iterations.numpy()) if self.built else 0
-        mine = ("noise_multiplier", "l2_norm_clip")
-        known = sum(
-            run.steps
-            for run in ledger.runs
-            if run.mechanism_name == self.mechanism.name
-            and all(getattr(run, name) == getattr(self, name) for name in mine)
-        )
+        known = self.known_steps(ledger)
         if taken > known:
             raise ValueError(
-                f"The optimizer has taken {taken} steps, and its ledger knows of {known} with its "
-                f"noise multiplier {self._noise_words()} and clip norm {self.l2_norm_clip:g}: it was "
+                f"The optimizer has taken {taken} steps, and its ledger knows of {known}: it was "
                 "restored from something that holds no ledger, such as a tf.train.Checkpoint, or the "
                 "ledger was edited. Save with model.save or model.save_weights, or keep "
                 "model.ledger.to_json() beside the checkpoint and merge it: "
                 "model.ledger.merge(Ledger.from_json(text))."
             )
+
+    def check_class(self) -> None:
+        """Raises ValueError for a class that adds its noise itself and is accounted as another."""
+        for kind in type(self).__mro__:
+            if kind.__module__.partition(".")[0] == "tfdp":
+                continue
+            own = sorted(set(vars(kind)) & _NOISE_MAKING)
+            if own and issubclass(kind, DPKerasOptimizer) and "mechanism" not in vars(kind):
+                raise ValueError(
+                    f"{kind.__name__} has {own} of its own, and is accounted as "
+                    f"'{self.mechanism.name}', which may not be what it does. Expected a mechanism of "
+                    "its own, too (tfdp.accounting.register_mechanism), or those methods left alone."
+                )
 
     def _noise_words(self) -> str:
         table = self.described_steps
@@ -423,6 +448,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Saves the slots (functions of private gradients) and the ledger."""
         super().save_own_variables(store)
         store[LEDGER_KEY] = np.frombuffer(self.ledger.to_json().encode(), dtype=np.uint8)
+        if self.built:
+            store[_DIGESTS_KEY] = digests_of(self._trainable_variables)
 
     def load_own_variables(self, store):
         """Restores slots and merges the saved ledger: what was spent stays spent.
@@ -438,7 +465,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 "private optimizer, so what it has spent is unknown. Load it with compile=False "
                 "and account for its training yourself."
             )
-        names.remove(LEDGER_KEY)
+        names -= {LEDGER_KEY, _DIGESTS_KEY}
         saved = Ledger.from_json(bytes(np.asarray(store[LEDGER_KEY])).decode())
         slots = {name: store[name] for name in names}
         if len(slots) != len(self.variables):
@@ -448,6 +475,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             )
         self.ledger.merge(saved)
         super().load_own_variables(slots)
+        if self.built and _DIGESTS_KEY in store.keys():  # noqa: SIM118, a store is no dict
+            expect_digests(self._trainable_variables, store[_DIGESTS_KEY])
         self.check_ledger(self.ledger)
 
 

@@ -28,6 +28,8 @@ from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer, Save
 from tfdp.optimizers.factory import check_base
 
 _VERSION = 1
+# States (run, steps) that were taken up in this process.
+_USED: set[tuple[str, int]] = set()
 # Fields of a run that are this optimizer's own attributes.
 _OWN_FIELDS = ("strategy", "noise_multiplier", "l2_norm_clip")
 
@@ -190,6 +192,13 @@ class MatrixDPOptimizer(DPKerasOptimizer):
                 raise ValueError(
                     f"{_OTHER_RUN} Expected {_named(loaded.run, _OWN_FIELDS)}. Found {mine}."
                 )
+        used = (loaded.saved.run_id, loaded.saved.steps)
+        if used in _USED:
+            raise ValueError(
+                f"{_OTHER_RUN} Expected a state that was not taken up in this process: two runs from "
+                "one state share their noise."
+            )
+        _USED.add(used)
         # Only now that the file is gone: one state, one future.
         self._account.close_session()
         self._loaded = loaded
