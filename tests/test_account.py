@@ -372,3 +372,133 @@ def test_a_budget_is_saved_with_the_weights(elsewhere, tmp_path):
     with pytest.raises(BudgetExhausted):
         fit(model)
     np.testing.assert_array_equal(weights(model), before)
+
+
+# -- found by attacks ------------------------------------------------------------------------------
+
+
+LOOKS = {
+    "get_weights": lambda m, f: m.get_weights(),
+    "save": lambda m, f: m.save(f / "m.keras"),
+    "save_weights": lambda m, f: m.save_weights(f / "m.weights.h5"),
+    "deepcopy": lambda m, f: copy.deepcopy(m),
+    "compile": lambda m, f: m.compile(sgd(), loss=LOSS),
+    "make_private": lambda m, f: tfdp.make_private(m),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_looking_at_weights_does_not_account_for_them(look, trained, tmp_path):
+    apply_a_tape(trained)
+    LOOKS[look](trained, tmp_path)
+    assert infinite(trained)
+
+
+@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_train_batch_begin", "on_test_end"])
+def test_unaccounted_training_between_steps_is_seen(moment):
+    def steal(self, *_, **__):
+        apply_a_tape(self.model)
+
+    callback = type("Steals", (keras.callbacks.Callback,), {moment: steal})()
+    model = private()
+    fit(model, epochs=2, callbacks=[callback], validation_data=data(8, seed=3))
+    assert infinite(model)
+
+
+def test_a_theft_before_an_exception_is_seen():
+    class Steals(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            apply_a_tape(self.model)
+            raise KeyboardInterrupt
+
+    model = private()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, callbacks=[Steals()])
+    assert infinite(model)
+
+
+def test_averages_do_not_hide_a_theft():
+    class Steals(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            apply_a_tape(self.model)
+
+    model = private(sgd(use_ema=True))
+    swaps = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    fit(model, callbacks=[swaps, Steals()])
+    assert infinite(model)
+
+
+@pytest.mark.parametrize("way", ["layers", "compiled"])
+def test_plain_training_of_a_loaded_model_is_seen(way, trained, elsewhere, tmp_path):
+    trained.save(tmp_path / "m.keras")
+    elsewhere()
+    model = load(tmp_path / "m.keras")
+    plain_fit(keras.Sequential([keras.Input((4,)), *model.layers]) if way == "layers" else model)
+    assert infinite(go_on(tfdp.make_private(compiled(model, sgd()))))
+
+
+def test_training_between_make_private_and_the_first_fit_is_seen():
+    model = tfdp.make_private(plain())
+    apply_a_tape(model)
+    assert infinite(go_on(model))
+
+
+def test_a_declaration_is_about_the_weights_as_they_are(trained):
+    apply_a_tape(trained)
+    tfdp.make_private(trained, start="public")
+    assert spent(trained) < float("inf")
+    apply_a_tape(trained)
+    assert infinite(trained)
+
+
+def test_a_file_of_a_model_that_was_compiled_again_holds_the_ledger(trained, elsewhere, tmp_path):
+    trained.compile(sgd(noise=50.0), loss=LOSS)
+    trained.save(tmp_path / "m.keras")
+    elsewhere()
+    model = go_on(tfdp.make_private(load(tmp_path / "m.keras")))
+    assert sorted(run.steps for run in model.ledger.runs) == [3, 9]
+
+
+def test_a_model_without_an_optimizer_does_not_save_half_of_it(trained, tmp_path):
+    model = tfdp.make_private(keras.Sequential([keras.Input((4,)), *trained.layers]))
+    with pytest.raises(ValueError, match="compile"):
+        model.save(tmp_path / "m.keras")
+
+
+def test_what_train_on_batch_trained_is_known_elsewhere_in_the_process():
+    model = private()
+    for _ in range(3):
+        model.train_on_batch(*data(8))
+    new = plain(seed=5)
+    for a, b in zip(model.trainable_variables, new.trainable_variables, strict=True):
+        b.assign(a)
+    assert steps(go_on(tfdp.make_private(new))) == 6
+
+
+def test_all_budgets_hold_and_none_is_raised_by_the_way(trained):
+    trained.configure_privacy(budget=tfdp.PrivacyBudget(20.0, DELTA))
+    with pytest.raises(ValueError, match="budget of epsilon 20 already"):
+        trained.configure_privacy(budget=tfdp.PrivacyBudget(50.0, DELTA))
+    other = private(model=keras.Sequential([keras.Input((4,)), *trained.layers]))
+    other.configure_privacy(budget=tfdp.PrivacyBudget(9.0, DELTA, "claimed"))
+    assert len(trained.ledger.budgets) == 2
+    with pytest.raises(BudgetExhausted):
+        fit(trained, epochs=100)
+    assert spent(trained) <= 20.0
+
+
+def test_a_budget_that_comes_in_the_middle_of_an_epoch_holds_at_once():
+    class Sets(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.ledger.budget = tfdp.PrivacyBudget(0.1, DELTA)
+
+    model = private()
+    with pytest.raises(BudgetExhausted):
+        fit(model, callbacks=[Sets()])
+    assert steps(model) == 1
+
+
+def test_version_1_is_no_way_around_the_checksum(trained):
+    text = trained.ledger.to_json().replace('"version": 2', '"version": 1')
+    with pytest.raises(ValueError, match="version"):
+        Ledger.from_json(text)

@@ -1,5 +1,8 @@
 """Every private step is counted before it counts, and the budget holds however it runs."""
 
+import copy
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -214,3 +217,82 @@ def test_train_on_batch_has_no_end(monkeypatch):
     (run,) = model.ledger.runs
     assert run.steps == 5
     np.testing.assert_allclose(run.schedule("learning_rates"), 0.5 * 0.9 ** np.arange(5), rtol=1e-6)
+
+
+# -- found by attacks ------------------------------------------------------------------------------
+
+
+def test_the_train_function_cannot_be_exchanged():
+    class Exchanges(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.train_function = lambda iterator: {}
+
+    model = private()
+    with pytest.raises(AttributeError, match="cannot be exchanged"):
+        fit(model, callbacks=[Exchanges()])
+
+
+def test_a_train_function_of_ones_own_is_refused():
+    class Mine(tfdp.DPSequential):
+        def make_train_function(self, force=False):
+            self.train_function = None
+
+    model = Mine([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(sgd(), loss=LOSS)
+    with pytest.raises(ValueError, match="make_train_function"):
+        fit(model)
+
+
+@pytest.mark.parametrize("inner", ["fit", "train_on_batch"])
+def test_trainings_do_not_nest(inner):
+    class Nests(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            getattr(self.model, inner)(*data(8))
+
+    with pytest.raises(RuntimeError, match="one after the other"):
+        fit(private(), callbacks=[Nests()])
+
+
+def test_an_optimizer_that_adds_its_noise_itself_needs_a_mechanism():
+    class Silent(tfdp.DPKerasSGDOptimizer):
+        def add_noise(self, bounded, session):
+            return bounded.sums, 0.0
+
+    made = Silent(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1)
+    with pytest.raises(ValueError, match="mechanism of its own"):
+        fit(private(made))
+
+
+@pytest.mark.parametrize("compiled", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+def test_metrics_do_not_write_into_weights(compiled):
+    class Keeps(tfdp.DPSequential):
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            self.layers[-1].bias.assign(y_pred[0])
+            return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    model = Keeps([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(sgd(), loss=LOSS, metrics=["accuracy"], **compiled)
+    with pytest.raises(ValueError, match="writes into the weight"):
+        fit(model)
+
+
+@pytest.mark.parametrize(
+    "name", ["sampling", "num_examples", "lot_size", "steps_per_epoch", "seeded"]
+)
+def test_lots_are_what_they_were_made(name):
+    lots = make_lots("cyclic", *data(), lot_size=8)
+    with pytest.raises(AttributeError, match="cannot be assigned"):
+        setattr(lots, name, 1)
+
+
+def test_lots_are_not_copied_and_no_others_are_trusted():
+    lots = make_lots("poisson", *data(), lot_size=8)
+    for copies in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="same ones again"):
+            copies(lots)
+
+    class Mine(type(lots)):
+        pass
+
+    with pytest.raises(ValueError, match="Nothing is known"):
+        private().fit(Mine(*data(), 8), verbose=0)

@@ -194,8 +194,7 @@ def bracketed(model, callbacks, training_metrics):
     for callback in (first, last):
         callback.set_model(model)
     # A new list: Keras' one knows by now which hooks its callbacks have.
-    made = keras.callbacks.CallbackList(given, model=model, **callbacks.params)
-    return made
+    return keras.callbacks.CallbackList(given, model=model, **callbacks.params)
 
 
 def _acts_between_steps(callback) -> bool:
@@ -218,7 +217,16 @@ class _Remember(keras.callbacks.Callback):
         self._swaps, self._states = swaps, []
 
     def on_epoch_end(self, epoch, logs=None):
-        self.model._look()
+        self._note()
+
+    def on_test_begin(self, logs=None):
+        self._note()
+
+    def _note(self):
+        if self.is_swapped():
+            self.model._account.remember(self.model.weights)
+        else:
+            self.model._look()
         if self._swaps:
             averages = self.model.optimizer._model_variables_moving_average
             shown = self.model.trainable_variables
@@ -232,9 +240,6 @@ class _Remember(keras.callbacks.Callback):
             and all(np.allclose(a, b, 1e-5, 1e-6) for a, b in zip(state, now, strict=True))
             for state in self._states
         )
-
-    def on_test_begin(self, logs=None):
-        self.model._look()
 
 
 class _RememberSteps(_Remember):

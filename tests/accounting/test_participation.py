@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tfdp.accounting import Run, gaussian
+from tfdp.accounting import Run, gaussian, proven
 from tfdp.accounting.linear_response import Dynamics, squared_response
 from tfdp.accounting.participation import (
+    _whole,
     binomial,
+    chance_of_more,
     occurrence_law,
     prefix_sum_law,
     triangle_law,
@@ -145,3 +147,28 @@ def test_coarse_unit_for_long_runs_stays_an_upper_bound(monkeypatch):
     monkeypatch.setattr(participation, "_DP_CELLS", 100_000)
     coarse = epsilon(prefix_sum_law(run, DELTA))
     assert exact <= coarse <= 1.2 * exact
+
+
+@pytest.mark.parametrize("steps", [101, 130, 257, 1051])
+@pytest.mark.parametrize("lot_size", [750, 900, 990, 999])
+def test_laws_keep_their_mass_where_lots_are_nearly_everybody(lot_size, steps):
+    run = Run(
+        mechanism="si_dpsgd", sampling="poisson", num_examples=1000, lot_size=lot_size, steps=steps,
+        noise_multiplier=3000.0,
+    )  # fmt: skip
+    _, probabilities, overflow = prefix_sum_law(run, 1e-5)
+    assert probabilities.sum() + overflow == pytest.approx(1.0, abs=1e-9)
+    assert overflow < 1e-10
+    assert proven(run, 1e-5).epsilon >= proven(run.with_(steps=100), 1e-5).epsilon
+
+
+def test_a_law_that_loses_mass_counts_it_as_a_loss():
+    values = np.arange(3.0)
+    assert _whole((values, np.array([0.5, 0.2, 0.1]), 0.0))[2] == pytest.approx(0.2)
+    assert _whole((values, np.array([0.5, 0.3, 0.2]), 1e-20))[2] == 1e-20
+
+
+def test_chances_of_more_hold_for_more_trials_than_32_bits_count():
+    assert chance_of_more(0, 2**32 + 5, 1e-9) == pytest.approx(-np.expm1(-(2**32 + 5) * 1e-9))
+    assert chance_of_more(5, 5, 0.5) == 0.0
+    assert chance_of_more(2, 5, 0.5) == pytest.approx(0.5)

@@ -29,6 +29,8 @@ NOT_COVERED = (
     "Copies: a saved file that is trained on in two places knows, in each place, its own training "
     "only. For both together, merge their ledgers (Ledger.merge) and read the statement of that.",
     "Validation data: they are not protected at all, and metrics computed on them come without noise.",
+    "What functions of your own do with private data: callbacks between two steps, regularizers, "
+    "constraints, schedules and metrics.",
     "The ledger itself: it is trusted. Whoever can edit the file can edit what it says was spent.",
 )
 NOMINAL_LOT = (
@@ -104,7 +106,7 @@ class Statement:
             neighbours=f"{ADJACENCY_WORDS[proven.adjacency]} ({proven.adjacency}).",
             claimed=claimed,
             proven=proven,
-            meaning=_meaning(claimed, proven),
+            meaning=_meaning(runs, claimed, proven),
             assumptions=proven.assumptions,
             not_covered=NOT_COVERED,
             warnings=_warnings(runs, proven),
@@ -162,9 +164,9 @@ class Statement:
         claimed, proven = self.claimed, self.proven
         lines = [
             f"Claimed epsilon: {format_epsilon(claimed.epsilon)}  (delta = {claimed.delta:g}, "
-            "the paper's own formula)",
+            f"{claimed.adjacency}; the paper's own formula)",
             f"Proven epsilon:  {format_epsilon(proven.epsilon)}  (delta = {proven.delta:g}, "
-            "for what was really sampled, computed and released)",
+            f"{proven.adjacency}; for what was really sampled, computed and released)",
         ]
         return [*lines, f"Why: {proven.reason}"] if proven.reason else lines
 
@@ -192,6 +194,9 @@ def statement(runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "
 
 
 def _executed(run: Run) -> str:
+    words = run.mechanism.executed_words(run)
+    if words is not None:
+        return words
     lots = "nominally" if run.sampling.coin_flips else "lots of"
     nominal = " (a nominal number)" if run.sampling.nominal else ""
     clipping = " (adaptive clipping included)" if run.contribution.adaptive_clipping else ""
@@ -202,9 +207,9 @@ def _executed(run: Run) -> str:
     )
 
 
-def _meaning(claimed: Guarantee, proven: Guarantee) -> tuple[str, ...]:
+def _meaning(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> tuple[str, ...]:
     sentences = [_belief(proven), _PAIR_WORDS[proven.adjacency], NOMINAL_LOT]
-    comparison = _comparison(claimed, proven)
+    comparison = _comparison(runs, claimed, proven)
     return (*sentences, comparison) if comparison else tuple(sentences)
 
 
@@ -228,19 +233,29 @@ def _belief(proven: Guarantee) -> str:
     )
 
 
-def _comparison(claimed: Guarantee, proven: Guarantee) -> str | None:
+def _comparison(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> str | None:
     """Why the two figures differ, in the direction in which they do."""
+    if claimed.epsilon == proven.epsilon or math.isinf(proven.epsilon):
+        return None
+    if claimed.adjacency != proven.adjacency and proven.adjacency == "replace_one":
+        return (
+            "Claimed and proven are about different neighbours here: the paper's formula is for one "
+            "record added or removed, and replacing a record costs about twice as much."
+        )
+    if len(runs) > 1:
+        return (
+            "Claimed and proven differ here also because several trainings were added up, which the "
+            "papers do not say how to do. Rely on the proven figure."
+        )
     if claimed.epsilon > proven.epsilon:
         return (
             "Claimed is larger than proven here: the paper's formula is older and looser. The proven "
             "figure is a tighter theorem about the same noise."
         )
-    if claimed.epsilon < proven.epsilon:
-        return (
-            "Claimed is smaller than proven here: the paper's formula leaves out something that was "
-            "really done. Rely on the proven figure."
-        )
-    return None
+    return (
+        "Claimed is smaller than proven here: the paper's formula leaves out something that was "
+        "really done. Rely on the proven figure."
+    )
 
 
 def _warnings(runs: Sequence[Run], proven: Guarantee) -> tuple[str, ...]:

@@ -149,6 +149,10 @@ class Mechanism:
 
     # -- words -------------------------------------------------------------------------------------
 
+    def executed_words(self, run: "Run") -> str | None:
+        """What was executed, as a whole sentence; None where the usual one says it."""
+        del run
+
     def noise_words(self, steps: int) -> str:
         """The noise, as the end of the sentence that says what was executed."""
         raise NotImplementedError

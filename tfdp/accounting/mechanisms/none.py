@@ -42,6 +42,10 @@ class NoMechanism(Mechanism):
     def no_claim(self) -> str:
         return self.reason
 
+    def executed_words(self, run: Run) -> str | None:
+        # What somebody else did is known by its reason only.
+        return None if run.num_examples > 1 else self.reason
+
     def noise_words(self, steps: int) -> str:
         del steps
         return ", without noise"
