@@ -502,3 +502,9 @@ def test_version_1_is_no_way_around_the_checksum(trained):
     text = trained.ledger.to_json().replace('"version": 2', '"version": 1')
     with pytest.raises(ValueError, match="version"):
         Ledger.from_json(text)
+
+
+def test_a_plainly_trained_part_leaves_nothing_proven():
+    inner = plain_fit(plain())
+    outer = tfdp.make_private(keras.Sequential([keras.Input((4,)), inner, layers.Dense(3)]))
+    assert infinite(go_on(outer))

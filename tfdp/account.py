@@ -62,6 +62,11 @@ class Account:
             self.session.record()
         return self._ledger
 
+    def bring(self, ledger: Ledger) -> None:
+        """Takes over a ledger that comes with the weights, from their file."""
+        self._ledger.merge(ledger)
+        self._runs = self._private_runs()
+
     def close_session(self) -> None:
         """Allows no further step under the description that is open."""
         if self.session is not None:

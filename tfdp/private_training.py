@@ -18,7 +18,11 @@ from tfdp.feeding import Feeder, check_labels
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.engine import ENGINES
 from tfdp.gradients.precision import keep_float32_products
-from tfdp.gradients.validation import refuse_mixing_layers, refuse_own_train_step
+from tfdp.gradients.validation import (
+    layers_of,
+    refuse_mixing_layers,
+    refuse_own_train_step,
+)
 from tfdp.layers.public import public_layers, uses_batch_statistics
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.private_step import private_step, refuse_replicas
@@ -105,19 +109,23 @@ class PrivateTraining(AccountedWeights):
         return self
 
     def _enter_unknown_steps(self):
-        """Enters what the model's optimizer did to these weights and no ledger knows of."""
-        optimizer, account = getattr(self, "optimizer", None), self._account
-        if optimizer is None or not optimizer.built or account.start == "public":
+        """Enters what optimizers did to these weights, as far as they tell, and no ledger knows of."""
+        account = self._account
+        if account.start == "public":
             return
-        steps = int(optimizer.iterations.numpy())
-        if isinstance(optimizer, DPKerasOptimizer):
-            steps -= optimizer.known_steps(account.ledger)
-        if steps > 0:
-            account.enter_unaccounted(
-                f"These weights were trained for {steps} steps by the optimizer "
-                f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on public "
-                "data, say so: make_private(model, start='public')."
-            )
+        for model in (self, *layers_of(self)):
+            optimizer = getattr(model, "optimizer", None)
+            if not isinstance(optimizer, keras.optimizers.Optimizer) or not optimizer.built:
+                continue
+            steps = int(optimizer.iterations.numpy())
+            if isinstance(optimizer, DPKerasOptimizer):
+                steps -= optimizer.known_steps(account.ledger)
+            if steps > 0:
+                account.enter_unaccounted(
+                    f"Weights of '{model.name}' were trained for {steps} steps by the optimizer "
+                    f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
+                    "public data, say so: make_private(model, start='public')."
+                )
 
     def compile(
         self,

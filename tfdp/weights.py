@@ -133,7 +133,7 @@ class AccountedWeights:
         super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
         ledger = ledger_in_file(filepath)
         if ledger is not None:
-            self._account.ledger.merge(ledger)
+            self._account.bring(ledger)
         self._take_up()
 
     def _take_up(self):

@@ -22,7 +22,8 @@ START_WORDS = {
 }
 INSECURE_SEED = (
     "The noise (or the secret choice of examples) came from a seed that somebody chose and may know. "
-    "Two runs with one seed differ without any noise, so nothing is proven. Train without a seed."
+    "Two runs with one seed differ without any noise, so nothing is proven. Leave that "
+    "seed away (--insecure_seed, seed=): a public --seed of the initial weights does no harm."
 )
 SECRET_SAMPLE = "Which examples were in a lot stays secret."
 

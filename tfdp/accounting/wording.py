@@ -223,9 +223,7 @@ def _belief(proven: Guarantee) -> str:
             "certain of a record."
         )
     belief = 100 / (1 + math.exp(-proven.epsilon))
-    # A doubt says more than 99.9999998%, and does not round to certainty.
-    doubt = f"sure of either up to a doubt of one in {1 + math.exp(proven.epsilon):.3g}"
-    sure = f"at most {belief:.1f}% sure of either" if belief < 99.9 else doubt
+    sure = f"at most {belief:.1f}% sure of either" if belief < 99.9 else "as good as certain of it"
     return (
         f"Epsilon {format_epsilon(proven.epsilon)}, for one record: take an observer who sees what was "
         f"released, knows every other record, and holds it as likely as not {_GUESS[proven.adjacency]}"

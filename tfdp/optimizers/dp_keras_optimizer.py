@@ -473,7 +473,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 f"Cannot restore {type(self).__name__}: expected {len(self.variables)} variables, "
                 f"found {len(slots)}. Build the optimizer for the model that was saved first."
             )
-        self.ledger.merge(saved)
+        self._account.bring(saved)
         super().load_own_variables(slots)
         if self.built and _DIGESTS_KEY in store.keys():  # noqa: SIM118, a store is no dict
             expect_digests(self._trainable_variables, store[_DIGESTS_KEY])
