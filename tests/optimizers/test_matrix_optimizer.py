@@ -492,6 +492,7 @@ def test_what_cannot_go_on_is_not_saved(tmp_path):
 def test_no_step_runs_on_noise_that_was_given_away(tmp_path):
     model = private(matrix())
     model.train_on_batch(*data(L))
+    model._privacy.feeding = True  # as if fit had traced it
     step = tf.function(lambda: model.train_step(data(L)))
     step()
     before = weights(model)
