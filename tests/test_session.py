@@ -1,5 +1,7 @@
 """Every private step is counted before it counts, and the budget holds however it runs."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -115,6 +117,22 @@ def test_an_equal_optimizer_opens_another_entry():
     model.optimizer.iterations.assign(1)
     assert taken(model) == [1, 1]
     assert int(model.optimizer.iterations.numpy()) == 2
+
+
+def test_other_trainable_weights_open_another_entry():
+    model = private()
+    taken(model)
+    model.layers[0].trainable = False
+    before = model.layers[0].kernel.numpy()
+    assert taken(model) == [1, 1]
+    np.testing.assert_array_equal(model.layers[0].kernel.numpy(), before)
+
+
+def test_another_process_opens_another_entry(monkeypatch):
+    model = private()
+    taken(model)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert taken(model) == [1, 1]
 
 
 def test_iterations_that_were_moved_open_another_entry(monkeypatch):
