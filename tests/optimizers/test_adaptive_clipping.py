@@ -12,6 +12,10 @@ from helpers import data, fit, plain, private, sgd, si_dpsgd, weights
 
 import tfdp
 from tfdp.accounting import Run, proven
+from tfdp.accounting.mechanisms.base import Mechanism
+from tfdp.accounting.mechanisms.discrete_sgd import DiscreteSGD
+from tfdp.accounting.mechanisms.matrix import Matrix
+from tfdp.accounting.mechanisms.si_dpsgd import SIDPSGD
 from tfdp.gradients.engine import BoundedSum, bounded_sum, choose_engine
 from tfdp.gradients.forward import Forward
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
@@ -324,7 +328,11 @@ def test_the_clip_norm_stays_a_number():
 # -- refusals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", ["si_dpsgd", "matrix", "discrete_sgd", "anything_new"])
+class AnythingNew(Mechanism):
+    pass
+
+
+@pytest.mark.parametrize("mechanism", [SIDPSGD, Matrix, DiscreteSGD, AnythingNew])
 def test_other_mechanisms_refuse_it(mechanism):
     class Other(tfdp.DPKerasSGDOptimizer):
         pass
