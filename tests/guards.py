@@ -1003,10 +1003,7 @@ GUARDS = (
         MATRIX,
         "        if other:\n",
         "        if False:\n",
-        (
-            "tests/optimizers/test_matrix_optimizer.py::"
-            "test_another_run_does_not_take_it_up[<lambda>-lot_size=8]",
-        ),
+        ("tests/optimizers/test_matrix_optimizer.py::test_another_run_does_not_take_it_up[lot]",),
         "a run goes on with other lots than its entry says",
     ),
     Guard(
@@ -1014,10 +1011,7 @@ GUARDS = (
         MATRIX,
         "plan.turn != loaded.turn % run.groups or plan.lots.fingerprint() != loaded.fingerprint",
         "plan.turn != loaded.turn % run.groups",
-        (
-            "tests/optimizers/test_matrix_optimizer.py::"
-            "test_another_run_does_not_take_it_up[<lambda>-same examples]",
-        ),
+        ("tests/optimizers/test_matrix_optimizer.py::test_another_run_does_not_take_it_up[data]",),
         "an example comes back at another place than the proof has it",
     ),
     Guard(
@@ -1631,11 +1625,11 @@ class Tree:
             for path, text in original.items():
                 path.write_text(text)
 
-    def run(self, tests: list[str]) -> tuple[int | None, str]:
+    def run(self, tests: list[str], *options: str) -> tuple[int | None, str]:
         """(exit code of pytest, None where it took too long; what it printed)."""
         log = self.folder / "log.txt"
         process = multiprocessing.get_context("fork").Process(
-            target=_pytest, args=(self.folder, tests, log)
+            target=_pytest, args=(self.folder, [*options, *tests], log)
         )
         process.start()
         process.join(max(_LIMIT, 20 * len(tests)))
@@ -1646,7 +1640,7 @@ class Tree:
         return process.exitcode, log.read_text()
 
 
-def _pytest(folder, tests, log):
+def _pytest(folder, arguments, log):
     """Runs in a process of its own, which has nothing of tfdp yet."""
     with open(log, "w") as file:
         for stream in (1, 2):
@@ -1658,8 +1652,9 @@ def _pytest(folder, tests, log):
     import pytest
 
     # Random examples are the same every time, so that a red one does not turn green.
-    options = ["-n", "0", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-    code = pytest.main([*options, *tests])
+    code = pytest.main(
+        ["-n", "0", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *arguments]
+    )
     sys.stdout.flush()
     os._exit(int(code))
 
@@ -1719,7 +1714,7 @@ def _take_out(tree, guards, why) -> list[str]:
     bad = []
     for number, guard in enumerate(guards, 1):
         started = time.monotonic()
-        code, output = tree.without(guard, lambda tests=guard.tests: tree.run(list(tests)))
+        code, output = tree.without(guard, lambda tests=guard.tests: tree.run(list(tests), "-x"))
         # 1 is a test that failed; anything else is no answer.
         said = {1: "red", 0: "GREEN"}.get(code, "BROKEN")
         if said != "red":

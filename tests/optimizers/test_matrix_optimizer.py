@@ -424,10 +424,11 @@ def test_the_state_moves_and_is_used_once(interrupted):
     ("lots", "words"),
     [
         (lambda: make_lots("cyclic", *data(2 * L, seed=1), lot_size=L), "same examples"),
-        (lambda: make_lots("shuffle", *data(2 * L), lot_size=L), r"'sampling': Cyclic\("),
-        (lambda: make_lots("cyclic", *data(2 * L), lot_size=4), "lot_size=8"),
-        (lambda: make_lots("cyclic", *data(3 * L), lot_size=L), "num_examples=16"),
+        (lambda: make_lots("shuffle", *data(2 * L), lot_size=L), "'sampling': 'cyclic'"),
+        (lambda: make_lots("cyclic", *data(2 * L), lot_size=4), "'lot_size': 8"),
+        (lambda: make_lots("cyclic", *data(3 * L), lot_size=L), "'num_examples': 16"),
     ],
+    ids=["data", "order", "lot", "number"],
 )
 def test_another_run_does_not_take_it_up(interrupted, lots, words):
     _, _, first, folder = interrupted
