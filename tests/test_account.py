@@ -172,6 +172,43 @@ def test_models_that_share_a_layer_share_what_was_spent(trained):
     assert steps(trained) == 15
 
 
+def test_a_step_of_an_account_that_was_absorbed_is_refused(trained):
+    class Meets(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            x = keras.Input((4,))
+            parts = [m.layers[1](m.layers[0](x)) for m in (trained, other)]
+            tfdp.make_private(keras.Model(x, layers.Concatenate()(parts)))
+            self.seen = weights(other)
+
+    other, meets = private(model=plain(seed=4)), Meets()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="No further step"):
+        fit(other, callbacks=[meets])
+    np.testing.assert_array_equal(weights(other), meets.seen)
+    assert sorted(run.steps for run in other.ledger.runs) == [1, 9]
+
+
+def test_numbers_that_are_set_bring_their_ledger_into_files(trained, tmp_path):
+    new = private(model=plain(seed=5))
+    fit(new)
+    new.set_weights(trained.get_weights())
+    new.save_weights(tmp_path / "m.weights.h5")
+    found = tfdp.account.ledger_in_file(tmp_path / "m.weights.h5")
+    assert sorted(run.steps for run in found.runs) == [3, 9]
+
+
+def test_numbers_of_the_middle_of_an_epoch_bring_their_ledger():
+    class Takes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                self.taken = self.model.get_weights()
+
+    takes = Takes()
+    fit(private(), callbacks=[takes])
+    new = private(model=plain(seed=5))
+    new.set_weights(takes.taken)
+    assert steps(new) == 2
+
+
 # -- training that nobody accounted ------------------------------------------------------------------
 
 
@@ -250,6 +287,18 @@ def test_unaccounted_training_by_a_callback_is_seen(optimizer):
         fit(model, epochs=epochs, callbacks=[Steals()])
         fit(model)
         assert infinite(model)
+
+
+@pytest.mark.parametrize(("moment", "when"), [("on_epoch_begin", 1), ("on_epoch_end", 0)])
+def test_unaccounted_training_between_epochs_is_seen(moment, when):
+    def steal(self, epoch, logs=None):
+        if epoch == when:
+            apply_a_tape(self.model)
+
+    model = private()
+    callback = type("Steals", (keras.callbacks.Callback,), {moment: steal})()
+    fit(model, epochs=3, callbacks=[callback])
+    assert infinite(model)
 
 
 def test_unaccounted_training_exhausts_every_budget(trained):

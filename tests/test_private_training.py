@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import types
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import LOSS, data, fit, plain, private, sgd, steps, weights
 from keras import layers
 
@@ -106,6 +108,42 @@ def test_several_replicas_are_refused():
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode != 0 and "runs on one replica" in done.stderr, done.stderr
+
+
+def test_several_replicas_are_refused_quickly(monkeypatch):
+    model = private()
+    two = types.SimpleNamespace(num_replicas_in_sync=2)
+    monkeypatch.setattr(type(model), "distribute_strategy", two)
+    with pytest.raises(NotImplementedError, match="runs on one replica"):
+        fit(model)
+
+
+def test_a_train_step_of_its_own_is_refused():
+    class Own(tfdp.DPSequential):
+        def train_step(self, data):
+            return {}
+
+    model = Own([keras.Input((4,)), layers.Dense(3)])
+    model.compile(sgd(), loss=LOSS)
+    with pytest.raises(ValueError, match="Own has a train_step"):
+        fit(model)
+
+
+def test_a_layer_that_keeps_what_it_sees_does_not_train():
+    class Keeps(layers.Layer):
+        def build(self, shape):
+            self.kept = tf.Variable(0.0, trainable=False)
+
+        def call(self, x):
+            self.kept.assign_add(tf.reduce_sum(x))
+            return x
+
+    keeps = Keeps()
+    model = private(model=keras.Sequential([keras.Input((4,)), layers.Dense(3), keeps]))
+    before = keeps.kept.numpy()
+    with pytest.raises(ValueError, match="assigns to a variable"):
+        fit(model)
+    assert keeps.kept.numpy() == before and steps(model) == 0
 
 
 def test_metrics_that_would_count_padding_are_refused():

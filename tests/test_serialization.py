@@ -7,6 +7,7 @@ from helpers import LOSS, data, fit, plain, private, sgd, si_dpsgd, weights
 from keras import layers
 
 import tfdp
+from tfdp.accounting import Ledger
 from tfdp.optimizers import make_dp_optimizer_class
 
 
@@ -174,6 +175,20 @@ def test_a_file_without_a_ledger_is_refused(tmp_path):
     fit(private_model)
     with pytest.raises(ValueError, match="no privacy ledger"):
         private_model.optimizer.load_own_variables(store)
+
+
+def test_a_ledger_that_knows_less_is_not_loaded():
+    model, store = private(), {}
+    fit(model)
+    model.optimizer.save_own_variables(store)
+    earlier = Ledger()
+    for run in model.ledger.runs:
+        earlier.record(earlier.open(run), 1)
+    store["tfdp_ledger"] = np.frombuffer(earlier.to_json().encode(), np.uint8)
+    other = private()
+    other.optimizer.build(other.trainable_variables)
+    with pytest.raises(ValueError, match="has taken 3 steps, and its ledger knows of 1"):
+        other.optimizer.load_own_variables(store)
 
 
 def test_slots_of_another_optimizer_are_refused():

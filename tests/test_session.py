@@ -1,6 +1,7 @@
 """Every private step is counted before it counts, and the budget holds however it runs."""
 
 import copy
+import os
 import pickle
 
 import keras
@@ -94,6 +95,55 @@ def test_a_checkpoint_without_its_ledger_is_refused(tmp_path, monkeypatch):
     second.ledger.merge(first.ledger)
     fit(second)
     assert steps(second) == 6
+
+
+def taken(model, rows=8):
+    """Steps of all entries, after one more by `train_on_batch`."""
+    model.train_on_batch(*data(rows))
+    return [run.steps for run in model.ledger.runs]
+
+
+def test_other_settings_open_another_entry():
+    model = private()
+    assert [taken(model), taken(model), taken(model, rows=4)] == [[1], [2], [2, 1]]
+    model.configure_privacy(physical_batch_size=2)
+    assert taken(model, rows=4) == [2, 1, 1]
+    assert model._session.plan.physical_batch_size == 2
+
+
+def test_an_equal_optimizer_opens_another_entry():
+    model = private()
+    taken(model)
+    model.optimizer = sgd()
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.iterations.assign(1)
+    assert taken(model) == [1, 1]
+    assert int(model.optimizer.iterations.numpy()) == 2
+
+
+def test_other_trainable_weights_open_another_entry():
+    model = private()
+    taken(model)
+    model.layers[0].trainable = False
+    before = model.layers[0].kernel.numpy()
+    assert taken(model) == [1, 1]
+    np.testing.assert_array_equal(model.layers[0].kernel.numpy(), before)
+
+
+def test_another_process_opens_another_entry(monkeypatch):
+    model = private()
+    taken(model)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert taken(model) == [1, 1]
+
+
+def test_iterations_that_were_moved_open_another_entry(monkeypatch):
+    monkeypatch.setattr("tfdp.private_training.OPEN_ENDED", 10)
+    model = private(si_dpsgd(rate=keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)))
+    taken(model), taken(model)
+    model.optimizer.iterations.assign(0)
+    assert taken(model) == [2, 1]
+    assert model.current_run.schedule("learning_rates")[0] == 0.5
 
 
 # -- the budget ------------------------------------------------------------------------------------
@@ -296,3 +346,50 @@ def test_lots_are_not_copied_and_no_others_are_trusted():
 
     with pytest.raises(ValueError, match="Nothing is known"):
         private().fit(Mine(*data(), 8), verbose=0)
+
+
+def test_a_traced_step_of_a_closed_session_changes_nothing():
+    model = private()
+    model.train_on_batch(*data(8))
+    model._privacy.feeding = True  # as if fit had traced it
+    step = tf.function(lambda: model.train_step(data(8)))
+    step()
+    assert model.steps_taken == 2
+    model._account.close_session()
+    before = weights(model)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="No further step"):
+        step()
+    np.testing.assert_array_equal(weights(model), before)
+    assert steps(model) == 2
+
+
+def test_no_step_runs_beyond_its_table():
+    class More(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                self.model.train_function(iter(self.model._privacy.feed.dataset))
+
+    model = private(sgd(noise=[4.0, 4.0, 4.0]))
+    with pytest.raises(BudgetExhausted, match="planned for 3 steps"):
+        fit(model, callbacks=[More()])
+    assert steps(model) == 3
+
+
+def test_train_on_batch_permits_one_step():
+    x, y = data(8)
+
+    class Steps(keras.metrics.Metric):
+        inside = False
+
+        def update_state(self, *_, **__):
+            if not self.inside:
+                self.inside = True
+                model.train_function(iter([(x, y)]))
+
+        def result(self):
+            return 0.0
+
+    model = private(compiled={"run_eagerly": True, "metrics": [Steps()]})
+    with pytest.raises(RuntimeError, match=r"fit\(\) did not draw"):
+        model.train_on_batch(x, y)
+    assert steps(model) == 1

@@ -61,6 +61,20 @@ def test_strategies_are_left_to_keras(keras_calls):
     assert len(keras_calls) == 3
 
 
+def test_under_a_strategy_callbacks_feed_no_step():
+    class Feeds(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            foreign = tf.data.Dataset.from_tensors((*data(8), np.ones(8, "float32"))).repeat()
+            self.model.train_function(iter(strategy.experimental_distribute_dataset(foreign)))
+
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        model = private(sgd(), plain())
+    with pytest.raises(RuntimeError, match=r"fit\(\) did not draw"):
+        fit(model, callbacks=[Feeds()])
+    assert model.steps_taken == 1
+
+
 def test_functions_that_run_eagerly_are_left_to_keras(keras_calls):
     tf.config.run_functions_eagerly(True)
     try:

@@ -105,6 +105,8 @@ class Account:
         taken = self._taken()
         if taken == self._looked_at:
             self.examine(variables)
+            if for_good:
+                self._latest = []  # what was published last stays
         else:
             self.remember(variables, for_good)
 

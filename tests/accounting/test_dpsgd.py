@@ -139,6 +139,19 @@ def test_cut_lots_cost_a_little_and_then_a_lot():
     assert never.epsilon == base
 
 
+def test_full_lots_have_the_pair_of_fixed_sizes():
+    def parts(adjacency, **changes):
+        run = SMALL.with_(max_lot_size=11, **changes)
+        return [
+            (part.pair, part.multiplier)
+            for part in analyse(run, DELTA, adjacency).losses[0].components
+        ]
+
+    assert parts("zero_out") == [("add", 2.0), ("slot", 2.0)]
+    assert parts("replace_one") == [("replace", 2.0), ("triangle", 1.0)]
+    assert parts("add_or_remove_one", nominal=True) == [("add", 1.0)]
+
+
 def test_microbatches_reveal_the_sample():
     run = SMALL.with_(microbatch_size=2)
     loss = analyse(run, DELTA, "zero_out").losses[0]

@@ -43,6 +43,15 @@ def test_the_worst_pattern_counts(sampling, steps):
     assert proven(run, DELTA, "replace_one").mu == pytest.approx(2 * math.sqrt(worst))
 
 
+@pytest.mark.parametrize("steps", [5, 11])
+def test_the_worst_pattern_may_begin_late(steps):
+    table = TABLE[::-1]
+    found = {p[0]: sum(table[t] ** -2.0 for t in p) for p in patterns("cyclic", steps)}
+    assert max(found, key=found.get) == {5: 3, 11: 2}[steps]
+    run = RUN.with_(noise_multiplier=table, steps=steps)
+    assert proven(run, DELTA).mu == pytest.approx(math.sqrt(max(found.values())))
+
+
 @pytest.mark.parametrize("sampling", ["cyclic", "shuffle"])
 def test_every_prefix_is_covered(sampling):
     response, counts = Diagonal(np.array(TABLE) ** -2.0), np.arange(1, 12)

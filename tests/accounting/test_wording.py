@@ -102,7 +102,7 @@ def test_what_epsilon_means_for_one_record():
     assert "at most 50.0% sure" in Statement.of(DPSGD.with_(steps=0), DELTA).meaning[0]
     strong = Statement.of(DPSGD.with_(sampling="cyclic", noise_multiplier=0.5), DELTA)
     assert 8 < strong.proven.epsilon < 50
-    assert "a doubt of one in 5" in strong.meaning[0]
+    assert "as good as certain" in strong.meaning[0]
     assert "100" not in strong.meaning[0]
 
 

@@ -1,9 +1,11 @@
-"""What the final table says of clipping."""
+"""What the final table says of clipping, and what run.json does not say."""
+
+from unittest import mock
 
 import pytest
 
 from tfdp.accounting import Run
-from tfdp.experiments.report import _clip_norm
+from tfdp.experiments.report import _clip_norm, record
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,11 @@ def test_the_clip_norm_is_said_as_it_was(fields, words):
         **fields,
     )
     assert _clip_norm(run) == words
+
+
+def test_no_record_holds_the_seed_of_the_noise():
+    result = mock.MagicMock(seconds_per_step=1.0)
+    result.experiment.insecure_seed = 987654321
+    found = record(result)
+    assert found["insecure_seed"] is True
+    assert "987654321" not in repr(found)

@@ -12,7 +12,10 @@ from helpers import data, fit, plain, private, sgd, si_dpsgd, weights
 
 import tfdp
 from tfdp.accounting import Run, proven
-from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.mechanisms.base import Mechanism
+from tfdp.accounting.mechanisms.discrete_sgd import DiscreteSGD
+from tfdp.accounting.mechanisms.matrix import Matrix
+from tfdp.accounting.mechanisms.si_dpsgd import SIDPSGD
 from tfdp.gradients.engine import BoundedSum, bounded_sum, choose_engine
 from tfdp.gradients.forward import Forward
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
@@ -325,12 +328,16 @@ def test_the_clip_norm_stays_a_number():
 # -- refusals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", ["si_dpsgd", "matrix", "discrete_sgd"])
+class AnythingNew(Mechanism):
+    pass
+
+
+@pytest.mark.parametrize("mechanism", [SIDPSGD, Matrix, DiscreteSGD, AnythingNew])
 def test_other_mechanisms_refuse_it(mechanism):
     class Other(tfdp.DPKerasSGDOptimizer):
         pass
 
-    Other.mechanism = mechanism_class(mechanism)
+    Other.mechanism = mechanism
     with pytest.raises(ValueError, match="needs one clip norm for all steps"):
         Other(l2_norm_clip=1.0, noise_multiplier=1.0, clipping="adaptive")
 

@@ -428,6 +428,7 @@ def test_the_state_moves_and_is_used_once(interrupted):
         (lambda: make_lots("cyclic", *data(2 * L), lot_size=4), "'lot_size': 8"),
         (lambda: make_lots("cyclic", *data(3 * L), lot_size=L), "'num_examples': 16"),
     ],
+    ids=["data", "order", "lot", "number"],
 )
 def test_another_run_does_not_take_it_up(interrupted, lots, words):
     _, _, first, folder = interrupted

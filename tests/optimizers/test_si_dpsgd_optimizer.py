@@ -143,6 +143,17 @@ def test_changed_weights_restart_the_means_in_a_new_entry(through_file, tmp_path
     assert len(model.ledger.runs) == entries + 1
 
 
+def test_means_never_go_on_from_other_weights_than_were_shown():
+    model = private(si_dpsgd(noise=0.0, clip=CLIP))
+    model.train_on_batch(*data(L))
+    model.set_weights([2 * w for w in model.get_weights()])
+    reference = plain()
+    reference.set_weights(model.get_weights())
+    model.train_on_batch(*data(L))
+    np.testing.assert_allclose(weights(model), by_hand(reference, [0.5]), atol=1e-5)
+    assert [run.steps for run in model.ledger.runs] == [1, 1]
+
+
 def test_backup_and_restore_goes_on_from_what_was_saved(tmp_path):
     def backup():
         return keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)

@@ -1,0 +1,1733 @@
+"""Takes every guard out, one at a time, and shows which test notices.
+
+A guard is what keeps a guarantee true: a refusal, a condition, a lower bound. Each entry of `GUARDS` is
+one textual replacement that removes or weakens just that guard, and the tests that have to fail then.
+Where two guards catch the same, one entry removes both (`also`), and says so.
+
+    python tests/guards.py              # all of them, some minutes
+    python tests/guards.py NAME...      # those whose names hold one of the words
+    python tests/guards.py --list
+    python tests/guards.py --check      # only that all named tests pass on the tree as it is
+
+It works on a copy of the tree. Every run of pytest is a process of its own, forked from one that has
+imported TensorFlow but nothing of tfdp. The exit code is 1 where a guard is GREEN (no test notices) or
+BROKEN (the tests did not run).
+"""
+
+import argparse
+import compileall
+import dataclasses
+import importlib
+import multiprocessing
+import os
+import pathlib
+import py_compile
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COPIED = ("tfdp", "tests", "flags", "setup.cfg", "train.py")
+_SLOW_IMPORTS = (
+    "tensorflow",
+    "keras",
+    "h5py",
+    "scipy.stats",
+    "dp_accounting.pld.privacy_loss_distribution",
+)
+# Seconds after which a run of pytest is given up.
+_LIMIT = 180
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """One guard, how to remove it, and who notices.
+
+    Attributes:
+        name: short and unique.
+        file: where it is, from the root of the repository.
+        before: the text to replace, which occurs there once.
+        after: what replaces it.
+        tests: node ids of pytest, at least one of which has to fail without the guard.
+        protects: what happens without it.
+        also: further (file, before, after), of guards that catch the same.
+    """
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    protects: str
+    also: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def edits(self) -> tuple[tuple[str, str, str], ...]:
+        """All replacements."""
+        return ((self.file, self.before, self.after), *self.also)
+
+
+SESSION = "tfdp/session.py"
+ACCOUNT = "tfdp/account.py"
+TRAINING = "tfdp/private_training.py"
+STEP = "tfdp/private_step.py"
+FEEDING = "tfdp/feeding.py"
+STEERING = "tfdp/steering.py"
+FUNCTION = "tfdp/train_function.py"
+LOTS = "tfdp/data/lots.py"
+OPTIMIZER = "tfdp/optimizers/dp_keras_optimizer.py"
+SI = "tfdp/optimizers/si_dpsgd.py"
+MATRIX = "tfdp/optimizers/matrix.py"
+NOISE = "tfdp/mechanisms/noise.py"
+SECRET = "tfdp/mechanisms/secret_file.py"
+WRITES = "tfdp/gradients/state_writes.py"
+FORWARD = "tfdp/gradients/forward.py"
+VALIDATION = "tfdp/gradients/validation.py"
+BOUNDING = "tfdp/gradients/bounding.py"
+BOUNDS = "tfdp/gradients/bounds.py"
+SAMPLING = "tfdp/accounting/sampling.py"
+CONTRIBUTION = "tfdp/accounting/contribution.py"
+LEDGER = "tfdp/accounting/ledger.py"
+STEPS = "tfdp/accounting/gaussian_steps.py"
+TABLES = "tfdp/accounting/noise_tables.py"
+
+GUARDS = (
+    # -- the session: every step is counted, and within its limit --------------------------------
+    Guard(
+        "the device counts up to the limit",
+        SESSION,
+        "allowed = (self._spent < self._limit) & admitted",
+        "allowed = admitted",
+        ("tests/test_session.py::test_a_traced_step_of_a_closed_session_changes_nothing",),
+        "a step that the host did not refuse (a traced function that was kept) goes on without end",
+    ),
+    Guard(
+        "a closed session allows nothing",
+        SESSION,
+        "        self.record()\n        self._set_limit(self.spent)",
+        "        self.record()",
+        ("tests/test_session.py::test_a_traced_step_of_a_closed_session_changes_nothing",),
+        "steps of a function that was traced for a closed entry are counted nowhere",
+    ),
+    Guard(
+        "the host refuses beyond the limit",
+        SESSION,
+        "if self.authorized + steps > self.limit:",
+        "if False:",
+        ("tests/test_session.py::test_the_budget_holds_within_an_execution_of_several_steps",),
+        "an execution of several steps begins, although the budget does not pay for all of them",
+    ),
+    Guard(
+        "a lot with too many examples is not counted",
+        SESSION,
+        "allowed = (self._spent < self._limit) & admitted",
+        "allowed = self._spent < self._limit",
+        (
+            "tests/test_frozen_run.py::"
+            "test_lots_of_more_rows_than_the_run_knows_change_nothing[compiled2]",
+        ),
+        "under XLA, which drops assertions, the weights move by a lot that the proof does not cover",
+    ),
+    Guard(
+        "the largest lot",
+        SESSION,
+        "return tf.math.count_nonzero(sample_weight, dtype=tf.int64) <= largest",
+        "return tf.constant(True)",
+        (
+            "tests/test_frozen_run.py::"
+            "test_lots_of_more_rows_than_the_run_knows_change_nothing[compiled0]",
+        ),
+        "more examples are mixed in one lot than the sensitivity of batch statistics assumes",
+    ),
+    Guard(
+        "another optimizer in the middle",
+        SESSION,
+        "if optimizer is not self.optimizer or [",
+        "if [",
+        ("tests/test_frozen_run.py::test_another_optimizer_in_the_middle_of_a_fit_is_refused",),
+        "steps of an optimizer with other noise are accounted as those of the first",
+    ),
+    Guard(
+        "other weights in the middle",
+        SESSION,
+        """if optimizer is not self.optimizer or [id(v) for v in variables] != [
+            id(v) for v in self.variables
+        ]:""",
+        "if optimizer is not self.optimizer:",
+        (
+            "tests/test_frozen_run.py::"
+            "test_other_trainable_weights_in_the_middle_of_a_fit_are_refused",
+        ),
+        "a strategy or means of other weights go on with these",
+    ),
+    Guard(
+        "the sensitivity that the accounting assumes",
+        SESSION,
+        "if not declared <= assumed * (1 + 1e-9):",
+        "if False:",
+        (
+            "tests/test_frozen_run.py::"
+            "test_an_engine_that_bounds_less_than_is_assumed_is_refused[compiled1]",
+        ),
+        "an engine that bounds less than the proof assumes trains all the same",
+    ),
+    Guard(
+        "the engine's word is compared",
+        STEP,
+        "    session.check_sensitivity(lot.relative_sensitivity)\n",
+        "",
+        (
+            "tests/test_frozen_run.py::"
+            "test_an_engine_that_bounds_less_than_is_assumed_is_refused[compiled0]",
+        ),
+        "nobody asks an engine what it bounds",
+    ),
+    Guard(
+        "a fork in the middle",
+        SESSION,
+        "if os.getpid() != self._process:",
+        "if False:",
+        ("tests/test_frozen_run.py::test_a_fork_in_the_middle_of_a_fit_is_refused",),
+        "parent and child draw the same noise",
+    ),
+    Guard(
+        "an entry goes on with equal fields only",
+        SESSION,
+        "fields == self._fields",
+        "True",
+        ("tests/test_session.py::test_other_settings_open_another_entry",),
+        "steps with other settings are accounted under the description of earlier ones",
+    ),
+    Guard(
+        "an entry goes on with its physical batches only",
+        SESSION,
+        "and plan.physical_batch_size == self.plan.physical_batch_size",
+        "and True",
+        ("tests/test_session.py::test_other_settings_open_another_entry",),
+        "what is traced for one size of physical batches is used for another",
+    ),
+    Guard(
+        "an entry goes on with its optimizer only",
+        SESSION,
+        "and optimizer is self.optimizer\n",
+        "and True\n",
+        ("tests/test_session.py::test_an_equal_optimizer_opens_another_entry",),
+        "another optimizer goes on in an entry whose noise stream it does not have",
+    ),
+    Guard(
+        "an entry goes on with its weights only",
+        SESSION,
+        "            and [id(v) for v in variables] == [id(v) for v in self.variables]\n",
+        "",
+        ("tests/test_session.py::test_other_trainable_weights_open_another_entry",),
+        "frozen weights are trained by the function that was traced before",
+    ),
+    Guard(
+        "an entry goes on at its iteration only",
+        SESSION,
+        "self.first_iteration == int(optimizer.iterations.numpy()) - self.spent",
+        "True",
+        ("tests/test_session.py::test_iterations_that_were_moved_open_another_entry",),
+        "a restored iteration makes a schedule give other rates than the table of the run",
+    ),
+    Guard(
+        "an entry goes on in its process only",
+        SESSION,
+        "and os.getpid() == self._process\n",
+        "and True\n",
+        ("tests/test_session.py::test_another_process_opens_another_entry",),
+        "a child goes on with the noise that its parent draws, too",
+    ),
+    Guard(
+        "groups go on taking turns",
+        SESSION,
+        "return plan.lots is self.plan.lots and plan.turn == self.next_turn % plan.groups",
+        "return True",
+        ("tests/test_feeding.py::test_groups_take_turns_through_epochs_and_fits",),
+        "other lots deal examples into other groups, so that one comes back too soon",
+    ),
+    Guard(
+        "epochs are whole",
+        SESSION,
+        "return plan.lots is self.plan.lots and self.spent % self.run.steps_per_epoch == 0",
+        "return True",
+        (
+            "tests/test_session.py::"
+            "test_whole_fits_go_on_in_one_entry_and_interrupted_epochs_open_another",
+        ),
+        "an epoch that was broken off begins anew, and its examples count once instead of twice",
+    ),
+    Guard(
+        "a table ends its run",
+        SESSION,
+        "limit = _UNLIMITED if described is None else described",
+        "limit = _UNLIMITED",
+        ("tests/test_session.py::test_no_step_runs_beyond_its_table",),
+        "steps beyond a table of noise take a value that nobody accounts for",
+    ),
+    Guard(
+        "the budget limits steps",
+        SESSION,
+        "limit = min(limit, affordable)",
+        "limit = min(limit, limit)",
+        ("tests/test_session.py::test_fit_stops_at_the_budget_and_says_so",),
+        "training goes on beyond the budget",
+    ),
+    Guard(
+        "the budget pays for earlier runs first",
+        SESSION,
+        "earlier=wanted[2],",
+        "earlier=(),",
+        ("tests/test_session.py::test_a_budget_that_is_given_later_counts_what_was_spent",),
+        "what was spent before does not count against the budget",
+    ),
+    # -- the account: what was spent stays with the weights --------------------------------------
+    Guard(
+        "weights that were trained here are known",
+        ACCOUNT,
+        "known = _TRAINED_HERE.get(digest)",
+        "known = None",
+        (
+            "tests/test_account.py::"
+            "test_numbers_that_were_trained_here_bring_their_ledger[get and set-private]",
+        ),
+        "copied numbers begin with an empty ledger",
+    ),
+    Guard(
+        "weights that changed are not accounted",
+        ACCOUNT,
+        'if changed and self.start != "public":',
+        "if False:",
+        (
+            "tests/test_account.py::"
+            "test_unaccounted_training_is_seen_by_the_statement[apply_a_tape]",
+        ),
+        "training by a plain tape between private fits is proven as if it had not been",
+    ),
+    Guard(
+        "accounts that meet become one",
+        ACCOUNT,
+        "        self._ledger.merge(other.ledger)\n\n    def enter",
+        "\n    def enter",
+        ("tests/test_account.py::test_a_step_of_an_account_that_was_absorbed_is_refused",),
+        "a model of layers of two trained models knows what was spent on one of them",
+    ),
+    Guard(
+        "the session of an absorbed account is closed",
+        ACCOUNT,
+        "        other.close_session()\n",
+        "",
+        ("tests/test_account.py::test_a_step_of_an_account_that_was_absorbed_is_refused",),
+        "a fit that runs meanwhile counts its steps in a ledger that nobody looks at",
+    ),
+    Guard(
+        "a file brings its ledger without an optimizer",
+        TRAINING,
+        "        if ledger is not None:\n            self._account.ledger.merge(ledger)\n",
+        "",
+        ("tests/test_account.py::test_a_file_brings_what_was_spent[weights before compile]",),
+        "load_weights before compile loses what was spent",
+    ),
+    Guard(
+        "numbers that are set are looked at",
+        TRAINING,
+        "variable._tfdp_seen = None  # given by the user: no change behind our back\n"
+        "        account.examine(self.weights)",
+        "variable._tfdp_seen = None",
+        ("tests/test_account.py::test_numbers_that_are_set_bring_their_ledger_into_files",),
+        "weights that are set and saved at once are saved with an empty ledger",
+    ),
+    Guard(
+        "numbers that are taken out in the middle are remembered",
+        TRAINING,
+        "values = super().get_weights()\n        self._remember()",
+        "values = super().get_weights()",
+        ("tests/test_account.py::test_numbers_of_the_middle_of_an_epoch_bring_their_ledger",),
+        "weights that a callback takes out after a step begin elsewhere with an empty ledger",
+    ),
+    Guard(
+        "weights are looked at before training",
+        TRAINING,
+        "        account.examine(self.weights)\n        optimizer.check_ledger(account.ledger)",
+        "        optimizer.check_ledger(account.ledger)",
+        (
+            "tests/test_account.py::"
+            "test_unaccounted_training_between_two_private_ones_is_seen[<lambda>-apply_a_tape]",
+        ),
+        "the next private fit covers up what a plain one did",
+    ),
+    Guard(
+        "weights are looked at before a statement",
+        TRAINING,
+        "            account.examine(self.weights)\n        optimizer, ledger",
+        "            pass\n        optimizer, ledger",
+        (
+            "tests/test_account.py::"
+            "test_unaccounted_training_is_seen_by_the_statement[retrain_layers]",
+        ),
+        "privacy_spent states an epsilon of weights that were changed since",
+    ),
+    Guard(
+        "callbacks are watched",
+        TRAINING,
+        "isinstance(c, _Remember | _Examine)), last]",
+        "isinstance(c, _Remember | _Examine))]",
+        ("tests/test_account.py::test_unaccounted_training_between_epochs_is_seen",),
+        "what a callback trains between two epochs is taken for private steps",
+    ),
+    Guard(
+        "the weights that steps left are remembered first",
+        TRAINING,
+        "first, last = _Remember(), _Examine(averages)",
+        "first, last = keras.callbacks.Callback(), _Examine(averages)",
+        (
+            "tests/test_account.py::"
+            "test_what_keras_itself_does_to_the_weights_is_no_unaccounted_training",
+        ),
+        "private steps and what a callback did cannot be told apart",
+    ),
+    Guard(
+        "a fit that broke off is remembered",
+        TRAINING,
+        "if not whole:  # else",
+        "if False:  # else",
+        ("tests/test_account.py::test_an_interrupted_fit_is_accounted_for",),
+        "weights of a fit that broke off are not known to be trained",
+    ),
+    Guard(
+        "an optimizer that took more steps, in training",
+        TRAINING,
+        "        account.examine(self.weights)\n        optimizer.check_ledger(account.ledger)",
+        "        account.examine(self.weights)",
+        ("tests/test_session.py::test_a_checkpoint_without_its_ledger_is_refused",),
+        "a restored tf.train.Checkpoint goes on without what it spent",
+    ),
+    Guard(
+        "an optimizer that took more steps, in statements",
+        TRAINING,
+        "            optimizer.check_ledger(ledger)\n        return ledger.runs",
+        "            pass\n        return ledger.runs",
+        (
+            "tests/test_account.py::"
+            "test_a_ledger_that_knows_less_than_the_optimizer_is_never_stated",
+        ),
+        "an epsilon is stated for fewer steps than were taken",
+    ),
+    Guard(
+        "an optimizer that took more steps, in loading",
+        OPTIMIZER,
+        "        super().load_own_variables(slots)\n        self.check_ledger(self.ledger)",
+        "        super().load_own_variables(slots)",
+        ("tests/test_serialization.py::test_a_ledger_that_knows_less_is_not_loaded",),
+        "slots come with a ledger of another moment",
+    ),
+    Guard(
+        "no ledger in the file",
+        OPTIMIZER,
+        "        if LEDGER_KEY not in names:\n",
+        "        if LEDGER_KEY not in names:\n            return\n        if False:\n",
+        ("tests/test_serialization.py::test_a_file_without_a_ledger_is_refused",),
+        "an optimizer is restored whose spending nobody knows",
+    ),
+    Guard(
+        "a plain fit before",
+        TRAINING,
+        "        self._enter_plain_training()\n",
+        "",
+        (
+            "tests/test_account.py::"
+            "test_a_plain_fit_before_leaves_nothing_proven[make private first]",
+        ),
+        "weights that a plain optimizer trained on the private data are proven private",
+    ),
+    Guard(
+        "a budget stays",
+        TRAINING,
+        "        if budget is not None:\n",
+        "        if True:\n",
+        ("tests/test_account.py::test_a_second_make_private_keeps_the_budget",),
+        "a second make_private lifts the budget",
+    ),
+    Guard(
+        "copies know what was spent",
+        TRAINING,
+        '        self._account.ledger.merge(Ledger.from_json(portrait["ledger"]))\n',
+        "",
+        ("tests/test_account.py::test_copies_bring_ledger_budget_and_settings",),
+        "a deep copy begins with an empty ledger",
+    ),
+    Guard(
+        "formats without a ledger",
+        TRAINING,
+        'if name.endswith((".h5", ".hdf5")) and not name.endswith(".weights.h5"):',
+        "if False:",
+        ("tests/test_account.py::test_formats_without_a_ledger_are_refused",),
+        "the old HDF5 format drops the ledger",
+    ),
+    # -- training: who may step, on what ----------------------------------------------------------
+    Guard(
+        "a plain optimizer",
+        TRAINING,
+        "    if not isinstance(optimizer, DPKerasOptimizer):\n        raise",
+        "    if False:\n        raise",
+        (
+            "tests/test_private_training.py::"
+            "test_a_private_model_does_not_train_with_a_plain_optimizer",
+        ),
+        "a private model trains without noise",
+    ),
+    Guard(
+        "float16",
+        TRAINING,
+        'if policy is not None and policy.compute_dtype == "float16":',
+        "if False:",
+        ("tests/test_private_training.py::test_float16_is_refused",),
+        "gradients are scaled before they are clipped",
+    ),
+    Guard(
+        "a fit begins again where a callback restored weights",
+        TRAINING,
+        "if privacy.plan is not None:",
+        "if False:",
+        (
+            "tests/optimizers/test_si_dpsgd_optimizer.py::"
+            "test_backup_and_restore_goes_on_from_what_was_saved",
+        ),
+        "the means of SI-DPSGD start at weights that the model no longer has",
+    ),
+    Guard(
+        "a ledger that a callback restored counts",
+        TRAINING,
+        "if privacy.plan is not None:",
+        "if False:",
+        (
+            "tests/test_session.py::"
+            "test_a_restored_ledger_counts_against_the_budget_of_the_fit_that_restores_it",
+        ),
+        "BackupAndRestore brings a ledger that the budget of the same fit does not count (a fit begins "
+        "again at its first step, and looks at its limit again at every epoch: either would do)",
+        also=(
+            (
+                TRAINING,
+                "        account.examine(self.model.weights)\n"
+                "        if account.session is not None:\n",
+                "        account.examine(self.model.weights)\n        if False:\n",
+            ),
+        ),
+    ),
+    Guard(
+        "only batches that fit drew",
+        TRAINING,
+        "            self._check_feed(iterator)\n",
+        "",
+        ("tests/test_session.py::test_only_fit_and_train_on_batch_feed_a_step",),
+        "train_function takes batches of which nothing is known",
+    ),
+    Guard(
+        "the iterator is of the very dataset",
+        FUNCTION,
+        'return getattr(iterator, "_dataset", None) is dataset',
+        "return True",
+        ("tests/test_session.py::test_callbacks_feed_no_step_either",),
+        "a callback feeds batches of its own while fit runs",
+    ),
+    Guard(
+        "the iterator is of the very dataset, with a strategy",
+        FUNCTION,
+        "return bool(inner) and all(_is_around(part, dataset) for part in inner)",
+        "return True",
+        ("tests/test_train_function.py::test_under_a_strategy_callbacks_feed_no_step",),
+        "the same under a tf.distribute strategy",
+    ),
+    Guard(
+        "train_on_batch permits one step",
+        TRAINING,
+        "privacy.batch = False  # for one call",
+        "pass",
+        ("tests/test_session.py::test_train_on_batch_permits_one_step",),
+        "what runs inside of a step takes further steps on batches of its own",
+    ),
+    Guard(
+        "train_step is called by fit only",
+        TRAINING,
+        "if session is None or not privacy.feeding:",
+        "if session is None:",
+        ("tests/test_session.py::test_only_fit_and_train_on_batch_feed_a_step",),
+        "a loop of one's own calls train_step without anybody knowing how lots are drawn",
+    ),
+    Guard(
+        "a train_step of its own",
+        TRAINING,
+        "        refuse_own_train_step(self, PrivateTraining)\n",
+        "",
+        ("tests/test_private_training.py::test_a_train_step_of_its_own_is_refused",),
+        "a subclass trains without bound and noise",
+    ),
+    Guard(
+        "what counts as a train_step of its own",
+        VALIDATION,
+        "    if where is not None:\n",
+        "    if False:\n",
+        ("tests/gradients/test_validation.py::test_a_train_step_of_its_own_is_refused",),
+        "the same, where a model is made private",
+    ),
+    Guard(
+        "layers that mix examples, in training",
+        TRAINING,
+        "        refuse_mixing_layers(self, self._privacy.public_preprocessing)\n",
+        "",
+        ("tests/test_private_training.py::test_batch_normalization_is_refused_by_name[False]",),
+        "a model that was built after make_private trains with batch normalization",
+    ),
+    Guard(
+        "several replicas",
+        STEP,
+        "if strategy.num_replicas_in_sync > 1:",
+        "if False:",
+        ("tests/test_private_training.py::test_several_replicas_are_refused_quickly",),
+        "noise and sums count once for each replica",
+    ),
+    Guard(
+        "TensorFloat-32",
+        TRAINING,
+        "        keep_float32_products()\n",
+        "",
+        ("tests/gradients/test_precision.py::test_training_turns_it_off",),
+        "norms are off by 1e-3 on a GPU, and so is the bound",
+    ),
+    Guard(
+        "hidden state",
+        STEP,
+        "    refuse_hidden_state(forward, x, y)\n",
+        "",
+        ("tests/test_private_training.py::test_a_layer_that_keeps_what_it_sees_does_not_train",),
+        "a layer keeps sums of private examples in a variable of its own",
+    ),
+    Guard(
+        "a step is counted after its data",
+        STEP,
+        "with tf.control_dependencies(tf.nest.flatten(x)):",
+        "with tf.control_dependencies([]):",
+        ("tests/test_train_function.py::test_data_that_ends_early_ends_training",),
+        "steps that never had data are counted, so that the entry is of another run than the weights",
+    ),
+    Guard(
+        "the update waits for the count",
+        STEP,
+        "noise_scale = tf.cond(allowed, update, lambda: tf.zeros([]))",
+        "noise_scale = update()",
+        (
+            "tests/test_frozen_run.py::"
+            "test_lots_of_more_rows_than_the_run_knows_change_nothing[compiled2]",
+        ),
+        "under XLA a step that is not allowed moves the weights",
+    ),
+    Guard(
+        "lots of a known size",
+        STEP,
+        "    if session.fixes_rows:\n",
+        "    if False:\n",
+        ("tests/gradients/test_public_normalization.py::test_training[batch-plain]",),
+        "with batch statistics the engine bounds another number of rows than the proof has (the "
+        "sensitivity check refuses all training then)",
+    ),
+    Guard(
+        "a seed of the lots is told",
+        TRAINING,
+        '        fields["insecure_seed"] |= plan.insecure_seed\n',
+        "",
+        ("tests/test_steering.py::test_a_seed_of_fit_is_one_of_the_lots",),
+        "amplification by lots that somebody can draw again",
+    ),
+    Guard(
+        "batch statistics are told",
+        TRAINING,
+        "batch_statistics=uses_batch_statistics(self),",
+        "batch_statistics=False,",
+        ("tests/gradients/test_public_normalization.py::test_batch_statistics_are_accounted",),
+        "one example moves all others, and the accounting takes it for one",
+    ),
+    # -- callbacks and data ---------------------------------------------------------------------
+    Guard(
+        "callbacks are asked",
+        TRAINING,
+        "        refuse_steering(given, _names_of_metrics(self))\n",
+        "",
+        (
+            "tests/test_steering.py::"
+            "test_callbacks_that_follow_training_metrics_are_refused[EarlyStopping-list]",
+        ),
+        "the number of steps follows the training loss",
+    ),
+    Guard(
+        "stopping at a NaN",
+        STEERING,
+        "if isinstance(callback, keras.callbacks.TerminateOnNaN):",
+        "if False:",
+        (
+            "tests/test_steering.py::"
+            "test_callbacks_that_follow_training_metrics_are_refused[TerminateOnNaN-list]",
+        ),
+        "the number of steps tells of an example with a NaN",
+    ),
+    Guard(
+        "the best checkpoint",
+        STEERING,
+        "            monitors = callback.save_best_only\n",
+        "            monitors = False\n",
+        (
+            "tests/test_steering.py::"
+            "test_callbacks_that_follow_training_metrics_are_refused[ModelCheckpoint-list]",
+        ),
+        "the checkpoint that is kept was chosen by the training loss",
+    ),
+    Guard(
+        "monitors that only look like validation",
+        STEERING,
+        "    if monitor in training_metrics:\n        return False\n",
+        "",
+        (
+            "tests/test_steering.py::"
+            "test_a_training_metric_that_is_called_like_a_validation_metric_is_refused",
+        ),
+        "a training metric called val_accuracy steers",
+    ),
+    Guard(
+        "batches without a static size",
+        FEEDING,
+        "    if lot_size is None:\n        raise",
+        "    lot_size = lot_size or 8\n    if lot_size is None:\n        raise",
+        ("tests/test_feeding.py::test_data_whose_sampling_cannot_be_accounted_is_refused",),
+        "a last, smaller batch is divided by the wrong constant",
+    ),
+    Guard(
+        "batches from a generator",
+        FEEDING,
+        'if y is None or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):',
+        "if False:",
+        ("tests/test_feeding.py::test_data_whose_sampling_cannot_be_accounted_is_refused",),
+        "batches of a generator are taken for something that lots can be drawn from",
+    ),
+    Guard(
+        "a seed of lots matters",
+        FEEDING,
+        "insecure_seed=lots.seeded and _relies_on_secret_lots(lots),",
+        "insecure_seed=False,",
+        (
+            "tests/test_steering.py::"
+            "test_a_seed_of_the_lots_matters_where_their_secrecy_does[poisson-False]",
+        ),
+        "amplification by lots that somebody can draw again",
+    ),
+    Guard(
+        "every fit draws other lots",
+        FEEDING,
+        "        self._fed += 1\n",
+        "",
+        ("tests/test_feeding.py::test_a_users_seed_reproduces_lots_and_other_fits_draw_others",),
+        "a second fit draws the lots of the first again, which are accounted as independent",
+    ),
+    Guard(
+        "labels out of range",
+        FEEDING,
+        "if y.size and not (y.min() >= 0 and y.max() < classes):",
+        "if False:",
+        ("tests/test_private_training.py::test_bad_arguments",),
+        "a label that no output has makes a gradient NaN",
+    ),
+    Guard(
+        "public examples are not private ones",
+        FEEDING,
+        "        check_disjoint(model, lots.inputs)\n",
+        "",
+        (
+            "tests/gradients/test_public_normalization.py::"
+            "test_a_private_example_among_the_public_ones_is_refused[arrays]",
+        ),
+        "a private example takes part in every step without noise",
+    ),
+    Guard(
+        "lots of another process",
+        LOTS,
+        "if os.getpid() != self.process_id:",
+        "if False:",
+        ("tests/data/test_lots.py::TestForks::test_another_process_may_not_draw[poisson]",),
+        "two forks draw the same secret lots",
+    ),
+    Guard(
+        "the probability is of the nominal number",
+        LOTS,
+        "return _coins(self._random, random, step, members, self.lot_size, out_of=out_of)",
+        "return _coins(self._random, random, step, members, self.lot_size)",
+        (
+            "tests/data/test_lots.py::TestNominalExamples::"
+            "test_the_probability_is_that_of_the_nominal_number",
+        ),
+        "one record more changes how often all others are drawn",
+    ),
+    Guard(
+        "nominal numbers belong to Poisson lots",
+        LOTS,
+        'if nominal_examples is not None and sampling != "poisson":',
+        "if False:",
+        ("tests/data/test_lots.py::TestNominalExamples::test_it_belongs_to_one_scheme[cyclic]",),
+        "lots that depend on the number of examples pass for nominal ones",
+    ),
+    Guard(
+        "no lot is cut",
+        LOTS,
+        "        size = tf.shape(indices)[0]\n",
+        "        indices = indices[: self.padded_size]\n        size = tf.shape(indices)[0]\n",
+        ("tests/data/test_lots.py::TestPoisson::test_overflow_keeps_every_drawn_example",),
+        "cutting a lot breaks the independence that amplification needs",
+    ),
+    # -- optimizers -----------------------------------------------------------------------------
+    Guard(
+        "what is accounted is set once",
+        OPTIMIZER,
+        "        if self._slot in optimizer.__dict__:\n",
+        "        if False:\n",
+        ("tests/test_frozen_run.py::test_the_message_says_how_to_begin_another_run",),
+        "an assignment changes what a later run is said to be",
+    ),
+    Guard(
+        "gradients from elsewhere",
+        OPTIMIZER,
+        '        raise RuntimeError(\n            f"{type(self).__name__} received gradients',
+        "        return super().apply(grads, trainable_variables)\n"
+        "        raise RuntimeError(\n"
+        '            f"{type(self).__name__} received gradients',
+        ("tests/optimizers/test_dp_keras_optimizer.py::test_gradients_from_elsewhere_are_refused",),
+        "a model that was not made private trains without noise, by an optimizer that says it has it",
+    ),
+    Guard(
+        "accumulated gradients",
+        OPTIMIZER,
+        'if kwargs.get("gradient_accumulation_steps") not in (None, 1):',
+        "if False:",
+        ("tests/optimizers/test_dp_keras_optimizer.py::test_bad_arguments",),
+        "sums without noise lie in slots that checkpoints save",
+    ),
+    Guard(
+        "scaled losses",
+        OPTIMIZER,
+        'if kwargs.get("loss_scale_factor") is not None:',
+        "if False:",
+        ("tests/optimizers/test_dp_keras_optimizer.py::test_bad_arguments",),
+        "a scaled loss is clipped at the wrong norm",
+    ),
+    Guard(
+        "the noise is that of the run",
+        OPTIMIZER,
+        'noise_multiplier = session.value("noise_multiplier")',
+        "noise_multiplier = self.noise_multiplier",
+        (
+            "tests/test_frozen_run.py::"
+            "test_noise_comes_from_the_run_even_where_private_attributes_are_changed[compiled0]",
+        ),
+        "noise follows an attribute that was changed since",
+    ),
+    Guard(
+        "the clip norm is that of the run",
+        STEP,
+        "optimizer.bound(forward.variables, run.l2_norm_clip)",
+        "optimizer.bound(forward.variables)",
+        (
+            "tests/test_frozen_run.py::"
+            "test_noise_comes_from_the_run_even_where_private_attributes_are_changed[compiled0]",
+        ),
+        "the bound follows an attribute that was changed since",
+    ),
+    Guard(
+        "a seeded run that goes on",
+        OPTIMIZER,
+        "        self._secrets.noise.advance_to(int(self.iterations.numpy()))\n",
+        "",
+        ("tests/test_serialization.py::test_a_restored_run_never_repeats_noise",),
+        "a resumed seeded run draws its noise again",
+    ),
+    Guard(
+        "a new key after a fork",
+        OPTIMIZER,
+        "        self._secrets.noise.renew_after_fork()\n",
+        "",
+        ("tests/test_frozen_run.py::test_a_forked_process_draws_other_noise_in_a_run_of_its_own",),
+        "parent and child draw the same noise",
+    ),
+    Guard(
+        "adaptive clipping needs private steps",
+        OPTIMIZER,
+        "if not self.mechanism.adaptive_clipping:",
+        "if False:",
+        ("tests/optimizers/test_adaptive_clipping.py::test_other_mechanisms_refuse_it",),
+        "the clip norm moves under noise that several steps share",
+    ),
+    Guard(
+        "adaptive clipping needs private steps, in the accounting",
+        "tfdp/accounting/mechanisms/base.py",
+        "if run.contribution.adaptive_clipping and not self.adaptive_clipping:",
+        "if False:",
+        ("tests/optimizers/test_adaptive_clipping.py::test_si_dpsgd_and_its_accounting_refuse_it",),
+        "such a run is described, and a finite epsilon proven for it",
+    ),
+    Guard(
+        "SI-DPSGD: the rates of the run",
+        SI,
+        'rate = tf.cast(session.value("learning_rates"), tf.float64)',
+        "rate = tf.cast(self.learning_rate, tf.float64)",
+        ("tests/test_frozen_run.py::test_rates_that_a_callback_moves_change_nothing",),
+        "a schedule that was changed scales the noise away",
+    ),
+    Guard(
+        "SI-DPSGD: float64 means",
+        SI,
+        "mean.assign(tf.convert_to_tensor(mean) - rate * direction)",
+        "moved = tf.cast(tf.convert_to_tensor(mean) - rate * direction, tf.float32)\n"
+        "            mean.assign(tf.cast(moved, tf.float64))",
+        (
+            "tests/test_frozen_run.py::"
+            "test_means_are_float64_and_one_example_moves_them_by_its_share[0.0]",
+        ),
+        "rounding moves every coordinate that crosses a boundary, without noise",
+    ),
+    Guard(
+        "SI-DPSGD: coarse weights",
+        SI,
+        "        if coarse:\n",
+        "        if False:\n",
+        ("tests/test_frozen_run.py::test_coarse_weights_are_refused[bfloat16]",),
+        "a new segment starts at weights of which little is left",
+    ),
+    Guard(
+        "SI-DPSGD: constraints",
+        SI,
+        "        if constrained:\n",
+        "        if False:\n",
+        ("tests/optimizers/test_si_dpsgd_optimizer.py::test_constraints_are_refused",),
+        "a constraint would have to hold for secret means",
+    ),
+    Guard(
+        "SI-DPSGD: the rate is not assigned",
+        SI,
+        '        raise ValueError(\n            "The learning rate of SIDPSGDOptimizer scales',
+        "        return\n        raise ValueError(\n"
+        '            "The learning rate of SIDPSGDOptimizer scales',
+        ("tests/optimizers/test_si_dpsgd_optimizer.py::test_the_learning_rate_cannot_be_assigned",),
+        "an assignment passes in silence and does nothing",
+    ),
+    Guard(
+        "SI-DPSGD: the means stay secret",
+        SI,
+        '        if self.release != "mu":\n',
+        "        if False:\n",
+        (
+            "tests/optimizers/test_si_dpsgd_optimizer.py::"
+            "test_means_are_released_only_by_an_optimizer_that_accounts_for_it",
+        ),
+        "un-noised means are released beside a finite epsilon",
+    ),
+    Guard(
+        "SI-DPSGD: rules with a state of their own",
+        SI,
+        '            if guarantee != "claimed":\n',
+        "            if False:\n",
+        (
+            "tests/optimizers/test_si_dpsgd_optimizer.py::"
+            "test_update_rules_with_hidden_state_are_claimed_only",
+        ),
+        "Adam on the means without a word that nothing is proven",
+    ),
+    Guard(
+        "SI-DPSGD: rules by any name",
+        SI,
+        '"sgd" if rule is None else f"{type(rule).__name__} on the means"',
+        '"sgd" if rule is None else type(rule).__name__',
+        (
+            "tests/optimizers/test_si_dpsgd_optimizer.py::"
+            "test_update_rules_with_hidden_state_are_claimed_only",
+        ),
+        "an update rule that is called SGD counts as linear, whatever it does",
+    ),
+    Guard(
+        "SI-DPSGD: what changes the means",
+        SI,
+        "refused = [k for k in _REFUSED if kwargs.get(k)]",
+        "refused = []",
+        ("tests/optimizers/test_si_dpsgd_optimizer.py::test_bad_arguments",),
+        "weight decay or averages change the means past the accounting",
+    ),
+    Guard(
+        "SI-DPSGD: weights that were changed",
+        SI,
+        "        return same\n",
+        "        return True\n",
+        (
+            "tests/optimizers/test_si_dpsgd_optimizer.py::"
+            "test_means_never_go_on_from_other_weights_than_were_shown",
+        ),
+        "means go on that have nothing to do with the weights that were given",
+    ),
+    Guard(
+        "correlated noise: a step that broke off",
+        MATRIX,
+        "return self._loaded is None and noise is not None and noise.steps == session.spent",
+        "return self._loaded is None and noise is not None",
+        (
+            "tests/optimizers/test_matrix_optimizer.py::"
+            "test_a_step_that_was_counted_and_not_finished_ends_the_run",
+        ),
+        "noise and steps are out of step, so that the covariance is another one",
+    ),
+    Guard(
+        "correlated noise: a state that was used",
+        MATRIX,
+        "        self._check(loaded)\n        run = loaded.run",
+        "        run = loaded.run",
+        ("tests/optimizers/test_matrix_optimizer.py::test_the_state_moves_and_is_used_once",),
+        "two futures of one run share their past noise",
+        also=((MATRIX, "            self._check(loaded)\n            mine", "            mine"),),
+    ),
+    Guard(
+        "correlated noise: a state is moved",
+        MATRIX,
+        "        self._correlated = None\n        account.close_session()",
+        "        pass",
+        ("tests/optimizers/test_matrix_optimizer.py::test_the_state_moves_and_is_used_once",),
+        "the run goes on here and elsewhere",
+    ),
+    Guard(
+        "correlated noise: other settings",
+        MATRIX,
+        "        if other:\n",
+        "        if False:\n",
+        ("tests/optimizers/test_matrix_optimizer.py::test_another_run_does_not_take_it_up[lot]",),
+        "a run goes on with other lots than its entry says",
+    ),
+    Guard(
+        "correlated noise: other data",
+        MATRIX,
+        "plan.turn != loaded.turn % run.groups or plan.lots.fingerprint() != loaded.fingerprint",
+        "plan.turn != loaded.turn % run.groups",
+        ("tests/optimizers/test_matrix_optimizer.py::test_another_run_does_not_take_it_up[data]",),
+        "an example comes back at another place than the proof has it",
+    ),
+    Guard(
+        "correlated noise: another optimizer",
+        MATRIX,
+        "            if mine != _named(loaded.run, _OWN_FIELDS):\n",
+        "            if False:\n",
+        (
+            "tests/optimizers/test_matrix_optimizer.py::"
+            "test_an_optimizer_with_other_noise_does_not_load_it",
+        ),
+        "a state is used up by an optimizer that cannot go on with it",
+    ),
+    Guard(
+        "correlated noise: an epoch is whole",
+        MATRIX,
+        "        if not whole:\n",
+        "        if False:\n",
+        ("tests/optimizers/test_matrix_optimizer.py::test_what_cannot_go_on_is_not_saved",),
+        "a run goes on in the middle of an epoch, whose lots begin anew",
+    ),
+    Guard(
+        "a secret file is read once",
+        SECRET,
+        "    os.unlink(claimed)\n",
+        "    os.rename(claimed, path)\n",
+        ("tests/mechanisms/test_secret_file.py::test_it_is_read_once",),
+        "one state of the noise has two futures",
+    ),
+    Guard(
+        "no draw is repeated",
+        NOISE,
+        "        high = self._counter_of(draw)\n",
+        "        high = self._counter_of(draw * 0)\n",
+        (
+            "tests/mechanisms/test_noise.py::"
+            "test_steps_variables_and_sources_never_share_a_draw[False]",
+        ),
+        "two steps have the same noise, and their difference has none",
+    ),
+    Guard(
+        "the key comes from the operating system",
+        NOISE,
+        "            material = os.urandom(16)\n",
+        "            material = bytes(16)\n",
+        ("tests/mechanisms/test_noise.py::test_global_seeds_do_not_reach_the_noise",),
+        "whoever knows the program knows the noise",
+    ),
+    Guard(
+        "draws never go back",
+        NOISE,
+        "self.draws.assign(max(draws, int(self.draws.numpy())))",
+        "self.draws.assign(draws)",
+        ("tests/mechanisms/test_noise.py::test_a_resumed_source_skips_what_was_drawn",),
+        "a restored iteration makes noise come again",
+    ),
+    # -- gradients ------------------------------------------------------------------------------
+    Guard(
+        "ops that write",
+        WRITES,
+        "        if effect is Effect.WRITES:\n",
+        "        if False:\n",
+        (
+            "tests/gradients/test_state_writes.py::"
+            "test_a_layer_that_writes_is_refused_with_its_name_and_place[assign]",
+        ),
+        "a variable keeps private sums",
+    ),
+    Guard(
+        "ops that nobody has heard of",
+        "tfdp/gradients/op_effects.py",
+        "if (definition.is_stateful or references) and op not in _ALLOWED:",
+        "if references and op not in _ALLOWED:",
+        ("tests/gradients/test_state_writes.py::test_ops_that_nobody_has_heard_of_are_refused",),
+        "a list of what is forbidden lets through what is not in it",
+    ),
+    Guard(
+        "functions within functions",
+        WRITES,
+        "                    self._waiting.append((function.name, where))\n",
+        "                    pass\n",
+        (
+            "tests/gradients/test_state_writes.py::"
+            "test_a_layer_that_writes_is_refused_with_its_name_and_place[nested functions]",
+        ),
+        "an assignment hides in a branch",
+    ),
+    Guard(
+        "Python code",
+        WRITES,
+        "        if effect is Effect.PYTHON:\n",
+        "        if False:\n",
+        (
+            "tests/gradients/test_state_writes.py::"
+            "test_a_layer_that_writes_is_refused_with_its_name_and_place[numpy]",
+        ),
+        "a Python function keeps what it is given",
+    ),
+    Guard(
+        "printing to files",
+        WRITES,
+        """if node.op == "PrintV2" and node""",
+        """if False and node""",
+        (
+            "tests/gradients/test_state_writes.py::"
+            "test_a_layer_that_writes_is_refused_with_its_name_and_place[print to a file]",
+        ),
+        "private numbers are written to a file",
+    ),
+    Guard(
+        "random counters that data moves",
+        WRITES,
+        "        if moves:\n",
+        "        if False:\n",
+        (
+            "tests/gradients/test_state_writes.py::"
+            "test_a_layer_that_writes_is_refused_with_its_name_and_place[generator]",
+        ),
+        "the counter of a generator, which is saved, tells of the data",
+    ),
+    Guard(
+        "random state that gets data",
+        WRITES,
+        "        if trace.depends_on_data(value):\n",
+        "        if False:\n",
+        (
+            "tests/gradients/test_state_writes.py::test_a_seed_that_is_assigned_data_is_refused[of_data]",
+        ),
+        "a seed keeps private sums",
+    ),
+    Guard(
+        "what comes after the noise",
+        WRITES,
+        "        if value is not None and trace.depends_on_data(value):\n",
+        "        if False:\n",
+        (
+            "tests/gradients/test_state_writes.py::test_what_is_added_after_the_noise_must_not_depend_on_data",
+        ),
+        "a regularizer adds private numbers after the noise",
+    ),
+    Guard(
+        "state that the loss writes",
+        WRITES,
+        "if scope.get_current_value(variable) is not value and not forward.is_random(variable):",
+        "if False:",
+        (
+            "tests/gradients/test_state_writes.py::test_a_keras_variable_that_the_loss_assigns_is_refused",
+        ),
+        "a loss keeps private sums in a Keras variable",
+    ),
+    Guard(
+        "a model that was changed is checked again",
+        WRITES,
+        "if checked is None or not checked.is_for(parts):",
+        "if checked is None:",
+        (
+            "tests/gradients/test_state_writes.py::test_a_model_is_traced_once_until_something_changes",
+        ),
+        "a layer that was put in later is not looked at",
+    ),
+    Guard(
+        "state that a layer writes",
+        FORWARD,
+        "            if not self.is_random(variable):\n",
+        "            if False:\n",
+        (
+            "tests/gradients/test_forward.py::test_a_layer_that_stores_what_it_saw_is_refused_by_name",
+        ),
+        "running statistics of private examples",
+    ),
+    Guard(
+        "random state is known by its owner",
+        "tfdp/gradients/random_state.py",
+        "    return _once(g.state for g in generators if isinstance(g, keras.random.SeedGenerator))",
+        "    del generators\n"
+        '    return [v for v in model.non_trainable_variables if "seed_generator" in v.path]',
+        (
+            "tests/gradients/test_state_writes.py::test_a_weight_that_is_named_like_random_state_is_refused[seed_generator_state]",
+        ),
+        "a running statistic under the name of a seed passes for random state",
+    ),
+    Guard(
+        "batch normalization",
+        VALIDATION,
+        "    _batch_norm,\n",
+        "",
+        ("tests/gradients/test_validation.py::test_frozen_batch_normalization_is_refused_too",),
+        "examples are normalized by each other",
+    ),
+    Guard(
+        "stateful recurrence",
+        VALIDATION,
+        "    _stateful_rnn,\n",
+        "",
+        ("tests/gradients/test_validation.py::test_stateful_recurrence_is_refused",),
+        "state goes from one example to the next",
+    ),
+    Guard(
+        "adapted layers",
+        VALIDATION,
+        "    for layer, why in _adapted_layers(model, public):\n",
+        "    for layer, why in ():\n",
+        (
+            "tests/gradients/test_validation.py::test_adapted_layers_are_refused_unless_they_are_declared_public",
+        ),
+        "means or vocabularies of private data are part of the model",
+    ),
+    Guard(
+        "clipping",
+        BOUNDS,
+        "scale = self.l2_norm_clip * tf.math.rsqrt(tf.maximum(total, 1e-30))",
+        "scale = tf.ones_like(total)",
+        ("tests/gradients/test_engine.py::test_the_sum_moves_by_at_most_the_sensitivity",),
+        "one example moves the sum without bound",
+    ),
+    Guard(
+        "gradients that are not finite",
+        BOUNDING,
+        "keep = finite & self.present",
+        "keep = self.present",
+        ("tests/gradients/test_bounding.py::test_a_bad_row_changes_no_bit_of_the_others",),
+        "one example makes the sum NaN",
+    ),
+    Guard(
+        "absent rows",
+        BOUNDING,
+        "scales = tf.where(present[:, tf.newaxis], scales, 0.0)",
+        "del present",
+        (
+            "tests/gradients/test_bounding.py::test_absent_rows_count_zero_whatever_their_gradients_are",
+        ),
+        "padding adds to the sum",
+    ),
+    Guard(
+        "physical batches and batch statistics",
+        "tfdp/gradients/engine.py",
+        '    if getattr(engine, "needs_whole_lots", False):\n        raise',
+        "    if False:\n        raise",
+        (
+            "tests/gradients/test_public_normalization.py::test_batch_statistics_refuse_physical_batches",
+        ),
+        "parts of a lot have statistics of their own, for which nothing is proven",
+    ),
+    # -- accounting -----------------------------------------------------------------------------
+    Guard(
+        "nothing is proven with a seed",
+        "tfdp/accounting/analysis.py",
+        "    if reason is None and run.insecure_seed:\n",
+        "    if False:\n",
+        ("tests/test_steering.py::test_a_seed_of_the_noise_leaves_nothing_proven",),
+        "noise that somebody can draw again counts as noise",
+    ),
+    Guard(
+        "a run without noise spoils the rest",
+        "tfdp/accounting/guarantees.py",
+        "    if reasons:\n        return Guarantee(epsilon=math.inf",
+        "    if False:\n        return Guarantee(epsilon=math.inf",
+        ("tests/accounting/test_guarantees.py::test_unaccounted_training_spoils_everything",),
+        "a segment that nobody accounted for costs nothing",
+    ),
+    Guard(
+        "no noise",
+        TABLES,
+        "        return None if table > 0 or not steps else 0\n"
+        "    return table.index(0.0) if 0.0 in table else None",
+        "        return None\n    return None",
+        ("tests/accounting/test_dpsgd.py::test_no_noise_is_infinite",),
+        "training without noise has a finite epsilon",
+    ),
+    Guard(
+        "one record more, without a nominal number",
+        SAMPLING,
+        'if adjacency == "add_or_remove_one" and not self.nominal:',
+        "if False:",
+        (
+            "tests/accounting/test_guarantees.py::"
+            "test_adding_a_record_needs_a_probability_that_was_fixed_before",
+        ),
+        "one record more changes how often all others are drawn, which the proof does not cover",
+    ),
+    Guard(
+        "one record more, in epochs",
+        SAMPLING,
+        '        if adjacency == "add_or_remove_one":\n',
+        "        if False:\n",
+        (
+            "tests/accounting/test_dpsgd.py::"
+            "test_add_or_remove_one_is_refused_without_poisson_lots[cyclic]",
+        ),
+        "one record more shifts all others to other lots",
+    ),
+    Guard(
+        "one record more, in microbatches",
+        CONTRIBUTION,
+        'if adjacency == "add_or_remove_one" and self.microbatch_size > 1:',
+        "if False:",
+        ("tests/accounting/test_dpsgd.py::test_microbatches_reveal_the_sample",),
+        "one record more regroups all others",
+    ),
+    Guard(
+        "a record that is replaced moves twice as far",
+        CONTRIBUTION,
+        'if self.microbatch_size > 1 or adjacency == "replace_one" or displaces:',
+        "if self.microbatch_size > 1 or displaces:",
+        ("tests/accounting/test_dpsgd.py::test_epochs_are_not_amplified",),
+        "replace_one costs as much as zero_out",
+    ),
+    Guard(
+        "a record that is replaced, in Poisson lots",
+        STEPS,
+        'pair = "replace" if adjacency == "replace_one" else "add"',
+        'pair = "add"',
+        ("tests/accounting/test_dpsgd.py::test_golden_poisson_replace_one",),
+        "replace_one costs as much as zero_out",
+    ),
+    Guard(
+        "means of microbatches move twice as far",
+        CONTRIBUTION,
+        'if self.microbatch_size > 1 or adjacency == "replace_one" or displaces:',
+        'if adjacency == "replace_one" or displaces:',
+        ("tests/accounting/test_si_dpsgd.py::test_microbatches_double_zero_out",),
+        "a clipped mean moves from one point of the ball to another",
+    ),
+    Guard(
+        "batch statistics move everything",
+        CONTRIBUTION,
+        'return 2.0 * lot if adjacency == "replace_one" or displaces else 2.0 * lot - 1.0',
+        "return 1.0",
+        ("tests/accounting/test_dpsgd.py::test_batch_statistics_sensitivity",),
+        "one record moves 2L - 1 clip norms, not one",
+    ),
+    Guard(
+        "batch statistics of lots without a largest one",
+        CONTRIBUTION,
+        "        if sampling.largest_lot is None:\n",
+        "        if sampling.largest_lot is None:\n            return sampling.lot_size\n"
+        "        if False:\n",
+        (
+            "tests/accounting/test_dpsgd.py::"
+            "test_batch_statistics_of_poisson_lots_need_a_largest_lot",
+        ),
+        "Poisson lots are larger than the nominal size half the time",
+    ),
+    Guard(
+        "microbatches reveal the sample",
+        STEPS,
+        "if sampling.coin_flips and alone and sampling.probability < 1:",
+        "if sampling.coin_flips and sampling.probability < 1:",
+        ("tests/accounting/test_dpsgd.py::test_microbatches_reveal_the_sample",),
+        "amplification where a record shifts all later ones to other groups",
+    ),
+    Guard(
+        "lots that are cut",
+        STEPS,
+        "cut = sampling.chance_of_cut()",
+        "cut = 0.0",
+        ("tests/accounting/test_dpsgd.py::test_cut_lots_cost_a_little_and_then_a_lot",),
+        "in a full lot a record displaces another one",
+    ),
+    Guard(
+        "a full lot, record by record",
+        STEPS,
+        '"zero_out": Component(cut, q, z, "slot"),',
+        '"zero_out": Component(cut, q, z, "add"),',
+        ("tests/accounting/test_dpsgd.py::test_full_lots_have_the_pair_of_fixed_sizes",),
+        "the add pair does not dominate a lot in which another example takes the place",
+    ),
+    Guard(
+        "lots of fixed size",
+        "tfdp/accounting/fixed_size.py",
+        'pair, unit = ("slot", 1.0) if adjacency == "zero_out" else ("triangle", 2.0)',
+        'pair, unit = "add", 1.0',
+        (
+            "tests/accounting/test_dpsgd.py::"
+            "test_fixed_size_lots_cover_the_adversarial_lot[1.5-0.3-zero_out]",
+        ),
+        "where a record is not drawn another one is, which costs more than a Poisson lot",
+    ),
+    Guard(
+        "lots of fixed size, with replacement",
+        "tfdp/accounting/fixed_size.py",
+        "(weight, probability, noise_multiplier / (unit * k), pair) for k, weight in draws",
+        "(weight, probability, noise_multiplier / unit, pair) for k, weight in draws",
+        ("tests/accounting/test_fixed_size.py::test_parts",),
+        "a record that is drawn several times counts once",
+    ),
+    Guard(
+        "the worst place in a table of noise",
+        STEPS,
+        "found.append(max(running[row, : column + 1].max(), before[column + 1 :].max(initial=0)))",
+        "found.append(running[row, 0])",
+        ("tests/accounting/test_noise_tables.py::test_the_worst_pattern_may_begin_late",),
+        "a record in the steps of the least noise costs more than one in the first steps",
+    ),
+    Guard(
+        "the least noise of a turn",
+        SAMPLING,
+        "return np.minimum.reduceat(noise, np.arange(0, len(noise), self.groups))",
+        "return noise[:: self.groups]",
+        ("tests/accounting/test_noise_tables.py::test_turns_take_their_least_noise",),
+        "a record of another group has the noise of the first",
+    ),
+    Guard(
+        "long tables are rounded down",
+        TABLES,
+        "    return values[firsts], np.add.reduceat",
+        "    return values[[*firsts[1:] - 1, -1]], np.add.reduceat",
+        ("tests/accounting/test_noise_tables.py::test_long_tables_are_rounded_down",),
+        "steps count with more noise than they had",
+    ),
+    Guard(
+        "amplification needs few bands",
+        "tfdp/accounting/mechanisms/matrix.py",
+        "            and len(self.strategy.first(run.steps)) <= sampling.groups\n",
+        "",
+        ("tests/accounting/test_matrix.py::test_amplification_needs_few_bands",),
+        "traces of two draws of a record meet in one row",
+    ),
+    Guard(
+        "correlated noise has one multiplier",
+        "tfdp/accounting/mechanisms/matrix.py",
+        "        if isinstance(self.noise_multiplier, tuple):\n",
+        "        if False:\n",
+        ("tests/test_frozen_run.py::test_tables_are_refused_where_they_have_no_meaning",),
+        "with a table the strategy is another matrix",
+    ),
+    Guard(
+        "discrete SGD: a codebook of private gradients",
+        "tfdp/accounting/mechanisms/discrete_sgd.py",
+        "        if self.encoding.private_codebook:\n",
+        "        if False:\n",
+        (
+            "tests/accounting/test_discrete_sgd.py::"
+            "test_a_codebook_fitted_to_private_gradients[gaussian]",
+        ),
+        "the codebook releases private gradients without noise",
+    ),
+    Guard(
+        "discrete SGD: other lots",
+        "tfdp/accounting/mechanisms/discrete_sgd.py",
+        "        if not isinstance(run.sampling, Poisson):\n",
+        "        if False:\n",
+        ("tests/accounting/test_discrete_sgd.py::test_what_is_not_proven_is_infinite",),
+        "the theorem is for Poisson lots",
+    ),
+    Guard(
+        "discrete SGD: replaced records",
+        "tfdp/accounting/mechanisms/discrete_sgd.py",
+        '        if adjacency == "replace_one":\n',
+        "        if False:\n",
+        ("tests/accounting/test_discrete_sgd.py::test_what_is_not_proven_is_infinite",),
+        "no dominating pair is proven there",
+    ),
+    Guard(
+        "SI-DPSGD: released means",
+        "tfdp/accounting/mechanisms/si_dpsgd.py",
+        '        if self.release == "mu":\n',
+        "        if False:\n",
+        ("tests/accounting/test_si_dpsgd.py::test_nothing_finite_with_a_reason",),
+        "un-noised means have a finite epsilon",
+    ),
+    Guard(
+        "SI-DPSGD: rules that are not linear",
+        "tfdp/accounting/mechanisms/si_dpsgd.py",
+        "        if self.optimizer not in LINEAR_OPTIMIZERS:\n",
+        "        if False:\n",
+        ("tests/accounting/test_si_dpsgd.py::test_nothing_finite_with_a_reason",),
+        "the theorem is about linear updates",
+    ),
+    Guard(
+        "SI-DPSGD: a step whose rate is zero",
+        "tfdp/accounting/mechanisms/si_dpsgd.py",
+        "        if dynamics.bare_step is not None:\n",
+        "        if False:\n",
+        ("tests/accounting/test_si_dpsgd.py::test_nothing_finite_with_a_reason",),
+        "weights of a step are released without noise",
+    ),
+    Guard(
+        "SI-DPSGD: rounding that is too much",
+        "tfdp/accounting/mechanisms/si_dpsgd.py",
+        "        if not share <= _MOST_ROUNDING:\n",
+        "        if False:\n",
+        ("tests/test_frozen_run.py::test_rounding_is_counted_and_a_tiny_rate_is_not_proven",),
+        "means that hardly move between representable numbers",
+    ),
+    Guard(
+        "SI-DPSGD: rounding is counted",
+        "tfdp/accounting/mechanisms/si_dpsgd.py",
+        "(matrix_mechanism.moved_further(loss, added),)",
+        "(loss,)",
+        ("tests/test_frozen_run.py::test_rounding_is_counted_and_a_tiny_rate_is_not_proven",),
+        "rounding moves the means without being accounted",
+    ),
+    Guard(
+        "divergences that are none",
+        "tfdp/accounting/subsampled.py",
+        "good = (rdp > 0) & np.isfinite(rdp) & (alpha > 1.01)",
+        "good = np.isfinite(rdp) & (alpha > 1.01)",
+        ("tests/accounting/test_privacy_loss.py::test_useless_orders_are_dropped",),
+        "a numerical failure reports perfect privacy",
+    ),
+    Guard(
+        "a ledger never goes back",
+        LEDGER,
+        "        if not steps >= entry.steps:\n",
+        "        if False:\n",
+        ("tests/accounting/test_ledger.py::test_record_is_monotone",),
+        "steps are forgotten",
+    ),
+    Guard(
+        "the larger count stands",
+        LEDGER,
+        "(run, mine) if run.steps > mine.steps else (mine, run)",
+        "(mine, run) if run.steps > mine.steps else (run, mine)",
+        ("tests/accounting/test_ledger.py::test_merge_keeps_the_larger_count",),
+        "an old checkpoint takes a ledger back",
+    ),
+    Guard(
+        "one description of one run",
+        LEDGER,
+        "            if longer.with_(steps=shorter.steps).past() != shorter.past():\n",
+        "            if False:\n",
+        ("tests/accounting/test_ledger.py::test_merge_refuses_two_descriptions_of_one_run",),
+        "a forged entry takes the place of the true one",
+    ),
+    Guard(
+        "a run is extended, not changed",
+        LEDGER,
+        "        if longer.past() != entry.past():\n",
+        "        if False:\n",
+        ("tests/accounting/test_ledger.py::test_extend_refuses_another_run",),
+        "what was spent is described anew",
+    ),
+    Guard(
+        "a ledger that was edited",
+        LEDGER,
+        "    if found != expected:\n",
+        "    if False:\n",
+        ("tests/accounting/test_ledger.py::test_an_edited_ledger_is_refused",),
+        "a careless edit or damage is taken for what was spent",
+    ),
+    Guard(
+        "the stricter budget stays",
+        LEDGER,
+        "return other if same and other.epsilon < mine.epsilon else mine",
+        "return mine",
+        ("tests/accounting/test_ledger.py::test_merge_keeps_the_stricter_budget",),
+        "merging lifts a budget",
+    ),
+    Guard(
+        "a delta that allows anything",
+        "tfdp/accounting/guarantee.py",
+        "    if check_delta(delta) < 1.0 / num_examples:\n",
+        "    if check_delta(delta):\n",
+        ("tests/accounting/test_wording.py::test_delta_is_compared_with_the_number_of_examples",),
+        "nobody is told that publishing one whole record would do",
+    ),
+    Guard(
+        "a seed is not written beside a release",
+        "tfdp/experiments/report.py",
+        '"insecure_seed": experiment.insecure_seed is not None,',
+        '"insecure_seed": experiment.insecure_seed,',
+        ("tests/experiments/test_report.py::test_no_record_holds_the_seed_of_the_noise",),
+        "whoever reads run.json can draw the noise again",
+    ),
+)
+
+
+def named(words: Iterable[str]) -> list[Guard]:
+    """The guards whose names hold one of `words`; all where there is none."""
+    words = [word.lower() for word in words]
+    return [g for g in GUARDS if not words or any(word in g.name.lower() for word in words)]
+
+
+def tests_of(guards: Iterable[Guard]) -> list[str]:
+    """All tests that they name, each once."""
+    return list(dict.fromkeys(test for guard in guards for test in guard.tests))
+
+
+class Tree:
+    """A copy of the repository, in which one guard at a time is missing."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        leave = shutil.ignore_patterns("__pycache__")
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=leave)
+            else:
+                shutil.copy(source, folder / name)
+        # Bytecode that is checked by the contents: two texts of one second and size are told apart.
+        mode = py_compile.PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(folder / "tfdp", quiet=2, invalidation_mode=mode)
+
+    def without(self, guard: Guard, run):
+        """What `run()` returns while `guard` is missing."""
+        original = {}
+        try:
+            for file, before, after in guard.edits:
+                path = self.folder / file
+                text = path.read_text()
+                original.setdefault(path, text)
+                if text.count(before) != 1:
+                    raise ValueError(f"{guard.name!r} is not found once in {file}")
+                text = text.replace(before, after)
+                compile(text, file, "exec")
+                path.write_text(text)
+            return run()
+        finally:
+            for path, text in original.items():
+                path.write_text(text)
+
+    def run(self, tests: list[str], *options: str) -> tuple[int | None, str]:
+        """(exit code of pytest, None where it took too long; what it printed)."""
+        log = self.folder / "log.txt"
+        process = multiprocessing.get_context("fork").Process(
+            target=_pytest, args=(self.folder, [*options, *tests], log)
+        )
+        process.start()
+        process.join(max(_LIMIT, 20 * len(tests)))
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return None, log.read_text()
+        return process.exitcode, log.read_text()
+
+
+def _pytest(folder, arguments, log):
+    """Runs in a process of its own, which has nothing of tfdp yet."""
+    with open(log, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.chdir(folder)
+    sys.path[:] = [str(folder), *(p for p in sys.path if p != str(ROOT / "tests"))]
+    sys.dont_write_bytecode = True
+    os.environ["COLUMNS"] = "250"  # so that the last lines say why
+    import pytest
+
+    # Random examples are the same every time, so that a red one does not turn green.
+    code = pytest.main(
+        ["-n", "0", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *arguments]
+    )
+    sys.stdout.flush()
+    os._exit(int(code))
+
+
+def _warm_up():
+    """Imports what takes long and is the same for every guard."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    for name in _SLOW_IMPORTS:
+        importlib.import_module(name)
+
+    assert not any(name.partition(".")[0] == "tfdp" for name in sys.modules)
+
+
+def _failure(output: str) -> str:
+    """The line in which pytest says what failed first."""
+    found = re.search(r"^(?:FAILED|ERROR) \S+?::(.*)$", output, re.MULTILINE)
+    return found[1] if found else output.strip()[-300:]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="words of the names of guards; all without")
+    parser.add_argument("--list", action="store_true", help="only say which guards there are")
+    parser.add_argument("--check", action="store_true", help="only run the tests on the whole tree")
+    parser.add_argument("--no-check", action="store_true", help="take it that they pass there")
+    parser.add_argument("--why", action="store_true", help="say what failed")
+    options = parser.parse_args(arguments)
+    guards = named(options.names)
+    if options.list or not guards:
+        for guard in guards:
+            print(f"{guard.name} ({guard.file}): {guard.protects}")
+        print(f"{len(guards)} guards")
+        return 0 if guards else 2
+    _warm_up()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(pathlib.Path(folder))
+        if not options.no_check:
+            tests = tests_of(guards)
+            print(f"{len(tests)} tests on the tree as it is ...", flush=True)
+            code, output = tree.run(tests)
+            if code != 0:
+                print(output[-5000:])
+                print("RED without any change: nothing can be said of the guards.")
+                return 1
+            print(f"green, {time.monotonic() - started:.0f} s", flush=True)
+        if options.check:
+            return 0
+        bad = _take_out(tree, guards, options.why)
+    print(f"\n{len(guards)} guards, {time.monotonic() - started:.0f} s.", end=" ")
+    print("Not noticed: " + "; ".join(bad) if bad else "Every one is noticed.")
+    return 1 if bad else 0
+
+
+def _take_out(tree, guards, why) -> list[str]:
+    """Prints the table; returns the names of the guards that nobody misses."""
+    bad = []
+    for number, guard in enumerate(guards, 1):
+        started = time.monotonic()
+        code, output = tree.without(guard, lambda tests=guard.tests: tree.run(list(tests), "-x"))
+        # 1 is a test that failed; anything else is no answer.
+        said = {1: "red", 0: "GREEN"}.get(code, "BROKEN")
+        if said != "red":
+            bad.append(guard.name)
+        tests = ", ".join(re.sub(r"^tests/", "", test) for test in guard.tests)
+        seconds = time.monotonic() - started
+        print(f"{number:3}/{len(guards)}  {said:6}  {guard.name} ({seconds:.1f} s)", flush=True)
+        print(f"{'':16} without it: {guard.protects}")
+        print(f"{'':16} {tests}", flush=True)
+        if why or said == "BROKEN":
+            print(f"{'':16} {_failure(output)}", flush=True)
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
