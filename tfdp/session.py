@@ -242,7 +242,8 @@ class Session:
         if wanted == self._limited_for:
             return
         described = self.run.described_steps
-        limit, self._budget = _UNLIMITED if described is None else described, None
+        limit = _UNLIMITED if described is None else described
+        self._budget = None
         for budget in wanted[0]:
             affordable = max_steps(
                 budget.epsilon,
