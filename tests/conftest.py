@@ -19,3 +19,15 @@ def seeded():
 def forgetful(monkeypatch):
     """Weights of one test that turn up in another, by equal seeds, are no trained weights there."""
     monkeypatch.setattr("tfdp.account._TRAINED_HERE", {})
+
+
+@pytest.fixture(autouse=True)
+def no_caching_device():
+    """TensorFlow's map_fn leaves one in the global scope where tracing its function raises.
+
+    Entering a strategy would fail in whatever test comes next in the process.
+    """
+    yield
+    import tensorflow as tf
+
+    tf.compat.v1.get_variable_scope()._caching_device = None
