@@ -1,6 +1,7 @@
 """What was spent on weights stays with them, in every order of loading, compiling and copying."""
 
 import copy
+import json
 import pickle
 
 import keras
@@ -548,9 +549,9 @@ def test_a_budget_that_comes_in_the_middle_of_an_epoch_holds_at_once():
 
 
 def test_version_1_is_no_way_around_the_checksum(trained):
-    text = trained.ledger.to_json().replace('"version": 2', '"version": 1')
+    content = json.loads(trained.ledger.to_json()) | {"version": 1}
     with pytest.raises(ValueError, match="version"):
-        Ledger.from_json(text)
+        Ledger.from_json(json.dumps(content))
 
 
 def test_a_plainly_trained_part_leaves_nothing_proven():
