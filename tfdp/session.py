@@ -3,8 +3,9 @@
 Formal guarantees:
 
 * A session holds one frozen run. Everything that the run's proof depends on, a step takes from there
-  (noise multiplier, clip norm, strategy, momentum, the table of learning rates, the largest lot), and
-  reads nothing that a callback, a schedule or an attribute could have changed since.
+  (noise multiplier, clip norm, strategy, momentum, the table of learning rates, the largest lot). What
+  else decides how a step is bounded (the kind of clipping, the codebook) is set once by the optimizer's
+  constructor, and the sensitivity that comes of it is compared with the run's.
 * Whoever runs a step (`fit`, `train_on_batch`, a function that was traced long ago), the weights
   change only after the session that the step was traced for has counted it, and never beyond that
   session's limit. A closed session allows nothing more, so no step is accounted under the description
