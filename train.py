@@ -239,22 +239,11 @@ def main(argv):
     logging.set_verbosity(logging.WARNING)
     from tfdp.accounting import BudgetExhausted
     from tfdp.data import DataUnavailable
-    from tfdp.experiments import Experiment, print_table, run, write_card, write_record
-    from tfdp.release import export
+    from tfdp.experiments import Experiment
 
     name = f"{FLAGS.dataset}_{FLAGS.mechanism}"
-    model_dir = pathlib.Path(FLAGS.model_dir or _ROOT / "runs" / name)
-    # Everything is written beside the final place and moved there at the end, so that a run that
-    # fails leaves nothing half-written, and an earlier result as it was.
-    partial = model_dir.with_name(f"{model_dir.name}.partial")
     try:
-        experiment = Experiment(**settings())
-        shutil.rmtree(partial, ignore_errors=True)
-        result = run(experiment, log_dir=str(partial / "tensorboard"))
-        partial.mkdir(parents=True, exist_ok=True)
-        export(result.model, partial / "model.keras")
-        write_record(result, partial / "run.json")
-        write_card(result, partial / "model_card.md")
+        train_one(Experiment(**settings()), pathlib.Path(FLAGS.model_dir or _ROOT / "runs" / name))
     except (
         ValueError,
         NotImplementedError,
@@ -262,9 +251,29 @@ def main(argv):
         BudgetExhausted,
         FloatingPointError,
     ) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         print(f"train.py: error: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def train_one(experiment, model_dir: pathlib.Path) -> None:
+    """Trains, writes the result into `model_dir` and prints it."""
+    from tfdp.experiments import print_table, run, write_card, write_record
+    from tfdp.release import export
+
+    # Everything is written beside the final place and moved there at the end, so that a run that
+    # fails leaves nothing half-written, and an earlier result as it was.
+    partial = model_dir.with_name(f"{model_dir.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        result = run(experiment, log_dir=str(partial / "tensorboard"))
+        partial.mkdir(parents=True, exist_ok=True)
+        export(result.model, partial / "model.keras")
+        write_record(result, partial / "run.json")
+        write_card(result, partial / "model_card.md")
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     model_dir.mkdir(parents=True, exist_ok=True)
     for path in sorted(partial.iterdir()):
         target = model_dir / path.name
@@ -280,7 +289,6 @@ def main(argv):
         f"\nIn {shown}: run.json (this table), model.keras (the release), model_card.md, tensorboard/ "
         f"(the log: tensorboard --logdir {shown})."
     )
-    return 0
 
 
 if __name__ == "__main__":
