@@ -259,7 +259,7 @@ def main(argv):
 def train_one(experiment, model_dir: pathlib.Path) -> None:
     """Trains, writes the result into `model_dir` and prints it."""
     from tfdp.experiments import print_table, run, write_card, write_record
-    from tfdp.release import export
+    from tfdp.training.export import export
 
     # Everything is written beside the final place and moved there at the end, so that a run that
     # fails leaves nothing half-written, and an earlier result as it was.

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.accounting import claimed_composition, proven_composition
-from tfdp.training import PrivateTraining
+from tfdp.training.models import PrivateTraining
 
 
 def _private(model) -> PrivateTraining:

@@ -10,7 +10,7 @@ import inspect
 import keras
 import numpy as np
 
-from tfdp import _backend  # noqa: F401
+import tfdp._compat  # noqa: F401
 from tfdp.accounting import Run
 from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS

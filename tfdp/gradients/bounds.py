@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tfdp.mechanisms.encoding import Encoder
+from tfdp.gradients.encoding import Encoder
 
 
 @dataclasses.dataclass(frozen=True)

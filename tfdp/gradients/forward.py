@@ -10,7 +10,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from tfdp import _backend  # noqa: F401
+import tfdp._compat  # noqa: F401
 from tfdp.gradients.random_state import noise_states, seed_states
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed

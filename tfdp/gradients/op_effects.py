@@ -9,7 +9,7 @@ which data can pass where the graph shows no edge.
 import enum
 import functools
 
-from tfdp import _backend  # noqa: F401
+from tfdp._compat.tensorflow import op_definition
 
 # Ops that TensorFlow calls stateful, and that keep nothing of what they are given.
 _READS = {
@@ -96,7 +96,7 @@ def effect_of(op: str) -> Effect:
     """What an op of type `op` may do beside computing its outputs."""
     if op in _PYTHON:
         return Effect.PYTHON
-    definition = _definition(op)
+    definition = op_definition(op)
     if definition is None or op in _REFUSED:
         return Effect.WRITES
     references = any(argument.is_ref for argument in definition.input_arg)
@@ -113,14 +113,3 @@ def deed(op: str) -> str:
     if any(word in op for word in ("Assign", "Scatter", "Apply")):
         return "assigns to a variable"
     return "is not known to keep nothing of what it is given"
-
-
-def _definition(op):
-    try:
-        from tensorflow.python.framework import op_def_registry
-    except ImportError as error:  # pragma: no cover - a future TensorFlow
-        raise RuntimeError(
-            "This TensorFlow has no tensorflow.python.framework.op_def_registry, which says what ops "
-            "keep state. Use TensorFlow 2.18 to 2.21."
-        ) from error
-    return op_def_registry.get(op)

@@ -7,7 +7,7 @@ written there is checked by `state_writes`.
 
 import keras
 
-from tfdp import _backend  # noqa: F401
+from tfdp._compat.keras import layers_of
 from tfdp.layers.noisy import noisy_layers
 
 
@@ -19,7 +19,7 @@ def seed_states(model) -> list:
     Args:
         model: a Keras model; its own generators and those of nested layers count too.
     """
-    layers = model._flatten_layers(include_self=True, recursive=True)
+    layers = layers_of(model, itself=True)
     generators = [g for layer in layers for g in layer._seed_generators]
     return _once(g.state for g in generators if isinstance(g, keras.random.SeedGenerator))
 

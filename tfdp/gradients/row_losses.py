@@ -2,22 +2,21 @@
 
 import keras
 import tensorflow as tf
-from keras.src.losses import losses as functions
-from keras.src.trainers.compile_utils import CompileLoss
 
-from tfdp.gradients import pfor_repairs
+from tfdp._compat import pfor_repairs
+from tfdp._compat.keras import CompileLoss, LossFunctionWrapper
 from tfdp.gradients.rules import UnsupportedModelError
 
 # Keras' losses that give every row a value of its own, computed from that row alone.
 _FUNCTIONS = {
-    functions.binary_crossentropy,
-    functions.categorical_crossentropy,
-    functions.mean_absolute_error,
-    functions.mean_squared_error,
-    functions.sparse_categorical_crossentropy,
+    keras.losses.binary_crossentropy,
+    keras.losses.categorical_crossentropy,
+    keras.losses.mean_absolute_error,
+    keras.losses.mean_squared_error,
+    keras.losses.sparse_categorical_crossentropy,
 }
 _CLASSES = {
-    functions.LossFunctionWrapper,
+    LossFunctionWrapper,
     keras.losses.BinaryCrossentropy,
     keras.losses.CategoricalCrossentropy,
     keras.losses.MeanAbsoluteError,
@@ -106,7 +105,7 @@ def _same_rows(loss, y, y_pred):
     """Whether targets and outputs have ranks that cannot be broadcast along the batch."""
     if y.shape.rank is None or y_pred.shape.rank is None or y_pred.shape.rank < 2:
         return False
-    sparse = loss.fn is functions.sparse_categorical_crossentropy
+    sparse = loss.fn is keras.losses.sparse_categorical_crossentropy
     if sparse and y.shape.rank == y_pred.shape.rank - 1:
         return y_pred.shape[-1] != 1
     if y.shape.rank != y_pred.shape.rank:

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp import _backend  # noqa: F401
+from tfdp._compat.keras import layers_of
 from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
 
 _WHY = "so it would keep what private examples wrote into it without any noise"
@@ -103,7 +103,7 @@ def _parts(forward):
     """What the trace depends on: the layers, what they can call, the variables."""
     model = forward.model
     found = [("class", type(model))]
-    for layer in model._flatten_layers(include_self=True, recursive=True):
+    for layer in layers_of(model, itself=True):
         found.append(("layer", layer))
         found += [
             (name, value)
@@ -313,9 +313,7 @@ class _Walk:
     def _layer(self, name):
         """The innermost layer in whose name scope an op is, or None."""
         model = self._trace.model
-        layers = {
-            v.name: v for v in model._flatten_layers(include_self=False, recursive=True) if v.name
-        }
+        layers = {v.name: v for v in layers_of(model) if v.name}
         for scope in reversed(name.split("/")[:-1]):
             # Keras opens the scope of a layer twice, to build and to call it.
             for candidate in (re.sub(r"_\d+$", "", scope), scope):

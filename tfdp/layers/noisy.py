@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp import _backend  # noqa: F401
+from tfdp._compat.keras import layers_of
 
 RESAMPLE = ("call", "manual")
 _WORD = 2**32
@@ -171,5 +171,5 @@ class NoisyConv2D(_WeightNoise, keras.layers.Conv2D):
 
 def noisy_layers(model) -> list:
     """All noisy layers of a model, nested ones too."""
-    layers = model._flatten_layers(include_self=True, recursive=True)
+    layers = layers_of(model, itself=True)
     return [layer for layer in layers if isinstance(layer, _WeightNoise)]

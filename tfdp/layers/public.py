@@ -17,9 +17,9 @@ import dataclasses
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
-from tfdp import _backend  # noqa: F401
+import tfdp._compat  # noqa: F401
+from tfdp._compat.keras import in_stateless_scope, layers_of
 
 STATISTICS = ("example", "batch")
 GRADIENTS = ("local", "stopped", "exact")
@@ -465,7 +465,7 @@ def _parsed(spec):
 
 def public_layers(model) -> list[PublicExamples]:
     """All `PublicExamples` layers of a model, nested ones too."""
-    layers = model._flatten_layers(include_self=True, recursive=True)
+    layers = layers_of(model, itself=True)
     return [layer for layer in layers if isinstance(layer, PublicExamples)]
 
 

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdp import _backend  # noqa: F401
+import tfdp._compat  # noqa: F401
 from tfdp.layers import PublicBatchNormalization
 
 NORMALIZATIONS = ("none", "layer", "layer_affine", "batch")

@@ -4,7 +4,7 @@ import functools
 
 from keras import layers
 
-from tfdp import _backend  # noqa: F401
+import tfdp._compat  # noqa: F401
 from tfdp.models.blocks import block
 
 

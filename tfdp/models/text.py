@@ -2,7 +2,7 @@
 
 from keras import layers, ops
 
-from tfdp import _backend  # noqa: F401
+import tfdp._compat  # noqa: F401
 
 NUM_TOKENS = 10_000  # ids that the models know; hash to this many buckets
 _WIDTH = 64

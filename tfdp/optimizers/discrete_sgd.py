@@ -15,9 +15,9 @@ import numpy as np
 from tfdp.accounting.encoding import Encoding
 from tfdp.accounting.mechanisms.discrete_sgd import DiscreteSGD
 from tfdp.gradients.bounds import EncodedBound
-from tfdp.mechanisms.denoising import denoise as denoised
-from tfdp.mechanisms.encoding import Codebook, Encoder, check_drawing
-from tfdp.mechanisms.noise_families import NoiseFamily
+from tfdp.gradients.encoding import Codebook, Encoder, check_drawing
+from tfdp.noise.denoising import denoise as denoised
+from tfdp.noise.families import NoiseFamily
 from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer
 from tfdp.optimizers.factory import check_base
 

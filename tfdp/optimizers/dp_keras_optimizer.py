@@ -16,13 +16,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp import _backend  # noqa: F401
+import tfdp._compat  # noqa: F401
 from tfdp.account import LEDGER_KEY, Account, account_of, digests_of, expect_digests
 from tfdp.accounting import Ledger
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.gradients.bounds import L2Clip, make_bound
-from tfdp.gradients.engine import BoundedSum
-from tfdp.mechanisms.noise import NoiseSource
+from tfdp.gradients.contract import BoundedSum
+from tfdp.noise.gaussian import NoiseSource
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 from tfdp.session import Session
 

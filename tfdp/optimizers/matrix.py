@@ -22,8 +22,8 @@ import numpy as np
 from tfdp.accounting import Run, Strategy
 from tfdp.accounting import strategy as make_strategy
 from tfdp.accounting.mechanisms.matrix import Matrix
-from tfdp.mechanisms.correlated import CorrelatedNoise
-from tfdp.mechanisms.secret_file import read_once, write_secret
+from tfdp.noise.correlated import CorrelatedNoise
+from tfdp.noise.secret_file import read_once, write_secret
 from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer, SavedRun
 from tfdp.optimizers.factory import check_base
 

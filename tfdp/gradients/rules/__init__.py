@@ -8,7 +8,7 @@ import functools
 import importlib
 
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError
-from tfdp.gradients.rules.contributions import (
+from tfdp.gradients.rules.per_example_gradient import (
     Instantiated,
     Lookups,
     OuterProducts,

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp.gradients.rules.contributions import PerExampleGradient
+from tfdp.gradients.rules.per_example_gradient import PerExampleGradient
 
 
 class UnsupportedModelError(ValueError):

@@ -7,13 +7,13 @@ import tensorflow as tf
 
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
-from tfdp.gradients.rules.contributions import (
+from tfdp.gradients.rules.patches import THIN_CHANNELS, Window, patches
+from tfdp.gradients.rules.per_example_gradient import (
     Instantiated,
     OuterProducts,
     instantiates,
     on_plain_cpu,
 )
-from tfdp.gradients.rules.patches import THIN_CHANNELS, Window, patches
 
 
 @register(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)

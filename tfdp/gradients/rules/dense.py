@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
-from tfdp.gradients.rules.contributions import Instantiated, OuterProducts
+from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
 
 
 @register(keras.layers.Dense)

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import Rule
-from tfdp.gradients.rules.contributions import Lookups
+from tfdp.gradients.rules.per_example_gradient import Lookups
 
 
 @register(keras.layers.Embedding)

@@ -15,7 +15,9 @@ import dataclasses
 import tensorflow as tf
 
 from tfdp.gradients.rules.base import Recorded, UnsupportedModelError
-from tfdp.gradients.rules.contributions import (
+from tfdp.gradients.rules.conv import ConvRule
+from tfdp.gradients.rules.dense import DenseRule
+from tfdp.gradients.rules.per_example_gradient import (
     CANCELLATION,
     Instantiated,
     OuterProducts,
@@ -23,8 +25,6 @@ from tfdp.gradients.rules.contributions import (
     instantiates,
     zero_rows,
 )
-from tfdp.gradients.rules.conv import ConvRule
-from tfdp.gradients.rules.dense import DenseRule
 from tfdp.layers.public import PublicMoments
 
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import Rule, UnsupportedModelError, replaced
-from tfdp.gradients.rules.contributions import Instantiated
+from tfdp.gradients.rules.per_example_gradient import Instantiated
 from tfdp.layers import PublicBatchNormalization
 
 

@@ -10,6 +10,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import layers_of
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
@@ -130,7 +131,7 @@ class Recorder(Forward):
                 if layer.gradient != "stopped":
                     moments = self._differentiable(layer)
                     stack.enter_context(replaced(layer, public_moments=moments))
-            for layer in self.model._flatten_layers():
+            for layer in layers_of(self.model, itself=True):
                 for name in _SHORTCUTS.get(type(layer), ()):
                     stack.enter_context(replaced(layer, **{name: _never}))
             with self._refusing():

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import Rule, replaced
-from tfdp.gradients.rules.contributions import Instantiated, OuterProducts, on_plain_cpu
-from tfdp.gradients.rules.recurrence import Cell, Recurrence, TapedCell
+from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts, on_plain_cpu
+from tfdp.gradients.rules.step_loop import Cell, Recurrence, TapedCell
 
 
 class _RecurrentRule(Rule):
