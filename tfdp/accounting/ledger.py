@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 
+from tfdp._validate import instance
 from tfdp.accounting.guarantee import (
     Guarantee,
     check_adjacency,
@@ -81,11 +82,8 @@ class Ledger:
 
     @budget.setter
     def budget(self, budget: PrivacyBudget | None) -> None:
-        if budget is not None and not isinstance(budget, PrivacyBudget):
-            raise ValueError(
-                f"Expected a PrivacyBudget or None. Received {budget!r}. Pass "
-                "tfdp.accounting.PrivacyBudget(epsilon, delta)."
-            )
+        remedy = "Pass tfdp.accounting.PrivacyBudget(epsilon, delta)."
+        instance("budget", budget, PrivacyBudget, optional=True, remedy=remedy)
         self._budgets = () if budget is None else (budget,)
         self.changes += 1
 

@@ -8,13 +8,14 @@ import math
 
 import numpy as np
 
-from tfdp.accounting.checks import schedule
+from tfdp._validate import schedule
 
 Noise = float | tuple[float, ...]
 
 # Each value of the noise costs one privacy loss distribution, so that a table of more values than
 # this is rounded down to so many (which is on the safe side).
 _MOST_VALUES = 16
+_REMEDY = "Pass the standard deviation of the noise over the clip norm, or one for each step."
 
 
 def checked(value) -> Noise:
@@ -23,12 +24,7 @@ def checked(value) -> Noise:
     Raises:
       ValueError: Where a value is negative or not finite.
     """
-    if value is None:
-        raise ValueError(
-            "Expected noise_multiplier to be a finite number, 0 or more, or one for each step. "
-            "Received None. Pass the standard deviation of the noise over the clip norm."
-        )
-    return schedule("noise_multiplier", value)
+    return schedule("noise_multiplier", value, remedy=_REMEDY)
 
 
 def of_steps(noise: Noise, steps: int) -> Noise:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from tfdp._validate import Schedule
 from tfdp.accounting import analysis, claims, noise_tables, records
-from tfdp.accounting.checks import covers
 from tfdp.accounting.noise_tables import Noise
 from tfdp.accounting.numerics import privacy_loss
 
@@ -57,7 +57,7 @@ class Mechanism:
     def check(self, run: "Run") -> None:
         """Raises ValueError where this mechanism does not fit the other parts of its run."""
         for name in self.schedules:
-            covers(name, getattr(self, name), run.steps)
+            _check_covers(name, getattr(self, name), run.steps)
         if run.contribution.adaptive_clipping and not self.adaptive_clipping:
             raise ValueError(
                 "Expected adaptive_clipping with a mechanism whose steps are private one by one: "
@@ -223,3 +223,12 @@ class NoisyMechanism(Mechanism):
 
     def noise_words(self, steps: int) -> str:
         return f", noise multiplier {noise_tables.words(self.noise_multiplier, steps)}"
+
+
+def _check_covers(name: str, value: Schedule, steps: int) -> None:
+    """Raises ValueError where a schedule is shorter than the run."""
+    if isinstance(value, tuple) and len(value) < steps:
+        raise ValueError(
+            f"Expected {name} to have one value for each of the {steps} steps. Received "
+            f"{len(value)} values. Pass a constant or the whole schedule."
+        )

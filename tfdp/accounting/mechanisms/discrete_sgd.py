@@ -36,6 +36,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tfdp._validate import instance
 from tfdp.accounting import claims, gaussian_steps, noise_tables
 from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
 from tfdp.accounting.encoding import Encoding, Family
@@ -77,11 +78,8 @@ class DiscreteSGD(NoisyMechanism):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.encoding, Encoding):
-            raise ValueError(
-                f"Expected encoding to be an Encoding. Received {self.encoding!r}. Pass "
-                "tfdp.accounting.Encoding(...)."
-            )
+        remedy = "Pass tfdp.accounting.Encoding(...)."
+        instance("encoding", self.encoding, Encoding, remedy=remedy)
 
     def check(self, run: Run) -> None:
         super().check(run)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tfdp._validate import instance
 from tfdp.accounting import gaussian_steps
 from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis, analyse
 from tfdp.accounting.claims import Claim
@@ -120,11 +121,8 @@ class Matrix(NoisyMechanism):
                 "is no Toeplitz matrix, and nothing here accounts for another. Received "
                 f"{len(self.noise_multiplier)} values. Pass one number."
             )
-        if not isinstance(self.strategy, Strategy):
-            raise ValueError(
-                f"Expected strategy to be a Strategy. Received {self.strategy!r}. Pass "
-                "tfdp.accounting.Strategy(...)."
-            )
+        remedy = "Pass tfdp.accounting.Strategy(...)."
+        instance("strategy", self.strategy, Strategy, remedy=remedy)
 
     def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
         if self._one_band:
