@@ -80,6 +80,7 @@ FEEDING = "tfdp/training/feeding.py"
 STEERING = "tfdp/training/steering.py"
 FUNCTION = "tfdp/training/train_function.py"
 LOTS = "tfdp/data/lots.py"
+SCHEMES = "tfdp/data/schemes.py"
 OPTIMIZER = "tfdp/optimizers/dp_keras_optimizer.py"
 SI = "tfdp/optimizers/si_dpsgd.py"
 MATRIX = "tfdp/optimizers/matrix.py"
@@ -565,7 +566,7 @@ GUARDS = (
     # -- training: who may step, on what ----------------------------------------------------------
     Guard(
         "a plain optimizer",
-        TRAINING,
+        VALIDATION,
         "    if not isinstance(optimizer, DPKerasOptimizer):\n        raise",
         "    if False:\n        raise",
         (
@@ -576,7 +577,7 @@ GUARDS = (
     ),
     Guard(
         "float16",
-        TRAINING,
+        VALIDATION,
         'if policy is not None and policy.compute_dtype == "float16":',
         "if False:",
         ("tests/training/test_private_model.py::test_float16_is_refused",),
@@ -864,7 +865,7 @@ GUARDS = (
     ),
     Guard(
         "the probability is of the nominal number",
-        LOTS,
+        SCHEMES,
         "return _coins(self._random, random, step, members, self.lot_size, out_of=out_of)",
         "return _coins(self._random, random, step, members, self.lot_size)",
         (
@@ -875,7 +876,7 @@ GUARDS = (
     ),
     Guard(
         "nominal numbers belong to Poisson lots",
-        LOTS,
+        SCHEMES,
         'if nominal_examples is not None and sampling != "poisson":',
         "if False:",
         ("tests/data/test_lots.py::TestNominalExamples::test_it_belongs_to_one_scheme[cyclic]",),

@@ -25,6 +25,7 @@ LEVELS = [
 # The same inside a room: parts further down know nothing of parts further up.
 INSIDE = {
     "accounting": [["mechanisms"], ["numerics"]],
+    "data": [["schemes"], ["lots"], ["arrays", "randomness"]],
     "gradients": [
         ["lot"],
         ["engines"],

@@ -32,7 +32,7 @@ import numpy as np
 from tfdp.accounting import noise_tables
 from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
 from tfdp.accounting.noise_tables import Noise, levels
-from tfdp.accounting.numerics import fixed_size, privacy_loss
+from tfdp.accounting.numerics import fixed_size
 from tfdp.accounting.numerics.participation import occurrence_law, trials
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss, epsilon_of
 from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss
@@ -225,21 +225,3 @@ def _fixed_size_lots(run, noise, steps, factor, delta, adjacency) -> Analysis:
     drawn = losses[0].components[0].probability
     details = {"amplification": "secrecy of the sample", "sampling_probability": drawn}
     return Analysis(tuple(losses), details=details)
-
-
-def curve(run: Run, counts: np.ndarray, delta: float, adjacency: str) -> list[float] | None:
-    """Epsilon after each of `counts` steps where one composed distribution serves all, else None.
-
-    Args:
-      run: With `steps` the largest of `counts`.
-      counts: Step counts, increasing.
-      delta: Probability in (0, 1).
-      adjacency: Neighbouring relation.
-    """
-    losses = run.mechanism.analyse(run, delta, adjacency).losses
-    if len(losses) != 1 or not isinstance(losses[0], SubsampledLoss):
-        return None
-    rounds = [run.sampling.participations(int(n)) for n in counts]
-    if losses[0].steps != rounds[-1]:
-        return None
-    return privacy_loss.subsampled_curve(losses[0], rounds, delta)

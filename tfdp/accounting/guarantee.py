@@ -23,9 +23,9 @@ def check_adjacency(adjacency: str) -> str:
     return one_of("adjacency", adjacency, ADJACENCIES)
 
 
-def check_kind(kind: str) -> str:
-    """Returns `kind`, or raises ValueError where it is unknown."""
-    return one_of("kind", kind, KINDS)
+def check_kind(kind: str, name: str = "kind") -> str:
+    """Returns `kind`, the value of argument `name`, or raises ValueError where it is unknown."""
+    return one_of(name, kind, KINDS)
 
 
 def check_delta(delta: float) -> float:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from tfdp._validate import instance
 from tfdp.accounting.guarantee import (
-    Guarantee,
     check_adjacency,
     check_delta,
     check_epsilon,
@@ -48,10 +47,6 @@ class PrivacyBudget:
         object.__setattr__(self, "delta", check_delta(self.delta))
         check_kind(self.kind)
         check_adjacency(self.adjacency)
-
-    def allows(self, guarantee: Guarantee) -> bool:
-        """Whether `guarantee` (at this delta) stays within the budget."""
-        return guarantee.epsilon <= self.epsilon and guarantee.delta <= self.delta
 
 
 class Ledger:
@@ -195,22 +190,6 @@ class Ledger:
     def runs(self) -> list[Run]:
         """All runs in which at least one step was spent."""
         return [run for run in self._entries.values() if run.steps]
-
-    def guarantee(self, kind: str, delta: float, adjacency: str = "zero_out") -> Guarantee:
-        """Guarantee of everything in the ledger together.
-
-        Args:
-          kind: "claimed" or "proven".
-          delta: Probability in (0, 1).
-          adjacency: Neighbouring relation.
-        """
-        from tfdp.accounting import composition
-
-        compose = {
-            "claimed": composition.claimed_composition,
-            "proven": composition.proven_composition,
-        }[check_kind(kind)]
-        return compose(self.runs, delta, adjacency)
 
     def to_json(self) -> str:
         """Returns the ledger as JSON text; `from_json` is its inverse.

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from tfdp._validate import one_of, positive
 from tfdp.gradients.encoding import Encoder
 
 
@@ -32,11 +33,7 @@ class L2Clip:
     l2_norm_clip: float
 
     def __post_init__(self):
-        if not (self.l2_norm_clip > 0 and math.isfinite(self.l2_norm_clip)):
-            raise ValueError(
-                "Invalid value received for argument `l2_norm_clip`. Expected a finite number > 0. "
-                f"Received: {self.l2_norm_clip!r}"
-            )
+        positive("l2_norm_clip", self.l2_norm_clip)
 
     @property
     def clip_groups(self) -> int:
@@ -209,11 +206,7 @@ def make_bound(clipping: str, l2_norm_clip: float | tf.Tensor, paths: Sequence[s
     Raises:
         ValueError: no such clipping.
     """
-    if clipping not in CLIPPINGS:
-        raise ValueError(
-            f"Invalid value received for argument `clipping`. Expected one of {list(CLIPPINGS)}. "
-            f"Received: {clipping!r}"
-        )
+    one_of("clipping", clipping, CLIPPINGS)
     if clipping == "global":
         return GlobalL2Clip(l2_norm_clip)
     if clipping == "automatic":

@@ -22,6 +22,8 @@ import numpy as np
 import tensorflow as tf
 from scipy import special
 
+from tfdp._validate import finite, whole
+
 # The most ranks that are held of every vector; of shorter vectors all of them are.
 _BLOCKS = 4096
 # Magnitudes are told apart by sign-free float32 numbers cut to their leading 16 bits: 128 bins for
@@ -151,16 +153,8 @@ class Codebook:
 
 def check_drawing(size: int, zero_below: float) -> None:
     """Refuses a codebook that cannot be drawn."""
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or not size >= 1:
-        raise ValueError(
-            "Invalid value received for argument `codebook_size`. Expected an integer >= 1. "
-            f"Received: {size!r}"
-        )
-    if not (zero_below >= 0 and math.isfinite(zero_below)):
-        raise ValueError(
-            "Invalid value received for argument `zero_below`. Expected a finite number >= 0. "
-            f"Received: {zero_below!r}"
-        )
+    whole("codebook_size", size, 1)
+    finite("zero_below", zero_below, 0)
 
 
 def _edges(num_weights: int, width: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from tfdp._validate import one_of
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import (
     balanced,
@@ -36,11 +37,7 @@ def choose_engine(name: str, model) -> Engine:
     Raises:
         ValueError: no such engine, or "ghost" for a model that it does not cover exactly.
     """
-    if name not in ENGINES:
-        raise ValueError(
-            f"Invalid value received for argument `engine`. Expected one of {list(ENGINES)}. "
-            f"Received: {name!r}"
-        )
+    one_of("engine", name, ENGINES)
     if uses_batch_statistics(model) and name != "ghost":
         return lotwise.bounded_sum
     if name == "vectorized":

@@ -3,6 +3,7 @@
 import keras
 
 import tfdp._compat  # noqa: F401
+from tfdp._validate import one_of
 from tfdp.layers import PublicBatchNormalization
 
 NORMALIZATIONS = ("none", "layer", "layer_affine", "batch")
@@ -33,11 +34,7 @@ def block(
     Raises:
         ValueError: for an unknown normalization.
     """
-    if normalization not in (*NORMALIZATIONS, PUBLIC_BATCH):
-        raise ValueError(
-            "Invalid value received for argument `normalization`. Expected one of "
-            f"{list(NORMALIZATIONS)}. Received: {normalization!r}"
-        )
+    one_of("normalization", normalization, (*NORMALIZATIONS, PUBLIC_BATCH))
     layers = [layer]
     if normalization in ("layer", "layer_affine"):
         affine = normalization == "layer_affine"

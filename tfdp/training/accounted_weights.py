@@ -11,14 +11,8 @@ import numpy as np
 
 import tfdp._compat  # noqa: F401
 from tfdp.account import Account, account_of, ledger_in_file
-from tfdp.accounting import (
-    Guarantee,
-    Ledger,
-    Run,
-    Statement,
-    claimed_composition,
-    proven_composition,
-)
+from tfdp.accounting import Guarantee, Ledger, Run, Statement
+from tfdp.accounting.composition import guarantee_of_all
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
 from tfdp.training.steering import refuse_steering
@@ -75,8 +69,7 @@ class AccountedWeights:
         Raises:
             ValueError: the optimizer has taken steps that the ledger does not know of.
         """
-        compose = {"proven": proven_composition, "claimed": claimed_composition}[kind]
-        return compose(self._checked_runs(), delta, adjacency)
+        return guarantee_of_all(kind, self._checked_runs(), delta, adjacency)
 
     def privacy_statement(self, delta: float, adjacency: str = "zero_out") -> str:
         """Both guarantees, what they rest on and what they do not cover, in words."""
@@ -86,11 +79,6 @@ class AccountedWeights:
     def current_run(self) -> Run | None:
         """What the training that runs, or ran last, is accounted as; its steps are those planned."""
         return None if self._session is None else self._session.run
-
-    @property
-    def planned_steps(self) -> int:
-        """Steps that the open ledger entry will have when the current fit is done."""
-        return 0 if self._session is None else self._session.run.steps
 
     @property
     def steps_taken(self) -> int:
@@ -106,11 +94,6 @@ class AccountedWeights:
     def earlier_runs(self) -> list[Run]:
         """How these weights were trained privately before the open ledger entry."""
         return self.ledger.runs if self._session is None else self._session.earlier()
-
-    @property
-    def has_earlier_spending(self) -> bool:
-        """Whether these weights were trained privately before the open ledger entry."""
-        return bool(self.earlier_runs)
 
     # -- the weights and their account -----------------------------------------------------------
 

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdp._validate import whole
 from tfdp.accounting.sampling import sampling_class
-from tfdp.data import Lots, make_lots, row_multiple_for
-from tfdp.data.lots import SAMPLINGS
+from tfdp.data import SAMPLINGS, Lots, make_lots, row_multiple_for
 from tfdp.layers.public import public_layers
 from tfdp.session import Plan
 
@@ -47,12 +47,7 @@ class Feeder:
     """
 
     def __init__(self, seed: int | None):
-        if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
-            raise ValueError(
-                "Invalid value received for argument `seed`. Expected a non-negative integer or "
-                f"None. Received: {seed!r}"
-            )
-        self._seed = seed
+        self._seed = whole("seed", seed, 0, optional=True)
         self._fed = 0
 
     def feed(

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 import tfdp._compat  # noqa: F401
+from tfdp._validate import one_of, whole
 from tfdp.account import Account
 from tfdp.accounting import Ledger, PrivacyBudget, Run
 from tfdp.gradients.diagnostics import Diagnostics
@@ -21,8 +22,14 @@ from tfdp.layers.public import public_layers, uses_batch_statistics
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.accounted_weights import AccountedWeights, bracketed
-from tfdp.training.checks import layers_of, refuse_mixing_layers, refuse_own_train_step
+from tfdp.training.checks import (
+    check_optimizer,
+    layers_of,
+    refuse_mixing_layers,
+    refuse_own_train_step,
+)
 from tfdp.training.feeding import Feeder, check_labels
+from tfdp.training.steering import names_of_metrics
 from tfdp.training.step import private_step, refuse_replicas
 from tfdp.training.train_function import comes_from, lean
 
@@ -69,21 +76,9 @@ class PrivateTraining(AccountedWeights):
         public_preprocessing=(),
     ):
         """Sets how this model trains privately; see `make_private` for the arguments."""
-        if physical_batch_size is not None and not physical_batch_size >= 1:
-            raise ValueError(
-                "Invalid value received for argument `physical_batch_size`. Expected None or an "
-                f"integer >= 1. Received: {physical_batch_size!r}"
-            )
-        if engine not in ENGINES:
-            raise ValueError(
-                "Invalid value received for argument `engine`. Expected one of "
-                f"{list(ENGINES)}. Received: {engine!r}"
-            )
-        if start not in (None, *STARTS):
-            raise ValueError(
-                "Invalid value received for argument `start`. Expected None or one of "
-                f"{list(STARTS)}. Received: {start!r}"
-            )
+        physical_batch_size = whole("physical_batch_size", physical_batch_size, 1, optional=True)
+        one_of("engine", engine, ENGINES)
+        one_of("start", start, STARTS, optional=True)
         privacy, account = self._privacy, self._account
         privacy.engine = engine
         privacy.physical_batch_size = physical_batch_size
@@ -138,7 +133,7 @@ class PrivateTraining(AccountedWeights):
         """
         if isinstance(optimizer, (str, dict)):
             optimizer = keras.optimizers.get(optimizer)
-        _check_optimizer(self, optimizer)
+        check_optimizer(self, optimizer)
         if metrics is not None and weighted_metrics is not None:
             raise ValueError(
                 "Private training weights every metric, since padding rows have weight zero. "
@@ -151,7 +146,7 @@ class PrivateTraining(AccountedWeights):
             weighted_metrics=metrics if weighted_metrics is None else weighted_metrics,
             **kwargs,
         )
-        _check_optimizer(self, self.optimizer)
+        check_optimizer(self, self.optimizer)
         account = self._account
         account.look(self.weights)
         if account.session is not None and account.session.optimizer is not self.optimizer:
@@ -198,7 +193,7 @@ class PrivateTraining(AccountedWeights):
         other `tf.data.Dataset` is accounted without amplification by sampling; its batches need
         one static size.
         """
-        _check_optimizer(self, getattr(self, "optimizer", None))
+        check_optimizer(self, getattr(self, "optimizer", None))
         self._refuse_nested()
         feed = self._privacy.feeder.feed(
             self,
@@ -214,7 +209,7 @@ class PrivateTraining(AccountedWeights):
             steps_per_epoch=steps_per_epoch,
             turn=self.optimizer.next_turn,
         )
-        callbacks = bracketed(self, callbacks, _names_of_metrics(self))
+        callbacks = bracketed(self, callbacks, names_of_metrics(self))
         # Keras starts whole executions, also where an epoch ends within one.
         executions = -(-feed.steps // self.steps_per_execution)
         steps = max(0, epochs - initial_epoch) * executions * self.steps_per_execution
@@ -291,7 +286,7 @@ class PrivateTraining(AccountedWeights):
     def _begin(self, plan: Plan):
         """Opens a session for what is about to run, or goes on with the open one."""
         optimizer = self.optimizer
-        _check_optimizer(self, optimizer)
+        check_optimizer(self, optimizer)
         if not self.built:
             raise ValueError(
                 f"Model '{self.name}' is not built, so its layers cannot be checked. Expected a "
@@ -476,18 +471,6 @@ def _flag(privacy):
         privacy.feeding = False
 
 
-def _names_of_metrics(model) -> list[str]:
-    """Names under which training metrics come up in the logs, as far as they are given."""
-    given = keras.tree.flatten(getattr(model._compile_metrics, "_user_weighted_metrics", None))
-    names = [
-        getattr(metric, "name", None) or getattr(metric, "__name__", metric)
-        for metric in given
-        if metric is not None
-    ]
-    outputs = ["", *(f"{name}_" for name in getattr(model, "output_names", None) or [])]
-    return [prefix + str(name) for prefix in outputs for name in (*names, "loss")]
-
-
 def _refuse_larger(budget, known):
     for other in known:
         same = dataclasses.replace(other, epsilon=budget.epsilon) == budget
@@ -497,19 +480,3 @@ def _refuse_larger(budget, known):
                 f"one. Received {budget.epsilon:g}. To raise it on purpose, and for every model that "
                 "shares these weights, set model.ledger.budget."
             )
-
-
-def _check_optimizer(model, optimizer):
-    if not isinstance(optimizer, DPKerasOptimizer):
-        raise ValueError(
-            f"Private model '{model.name}' needs a private optimizer, such as "
-            "tfdp.DPKerasSGDOptimizer or tfdp.make_dp_optimizer_class(keras.optimizers.AdamW). "
-            f"Received: {type(optimizer).__name__}. For training without privacy, use the plain "
-            "Keras model."
-        )
-    policy = getattr(model, "dtype_policy", None)
-    if policy is not None and policy.compute_dtype == "float16":
-        raise ValueError(
-            "The float16 policy needs loss scaling, which scales gradients before they are clipped. "
-            "Expected float32 or mixed_bfloat16."
-        )

@@ -44,6 +44,18 @@ def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -
             )
 
 
+def names_of_metrics(model) -> list[str]:
+    """The names under which training metrics come up in the logs, as far as they are given."""
+    given = keras.tree.flatten(getattr(model._compile_metrics, "_user_weighted_metrics", None))
+    names = [
+        getattr(metric, "name", None) or getattr(metric, "__name__", metric)
+        for metric in given
+        if metric is not None
+    ]
+    outputs = ["", *(f"{name}_" for name in getattr(model, "output_names", None) or [])]
+    return [prefix + str(name) for prefix in outputs for name in (*names, "loss")]
+
+
 def _is_public(monitor: str, training_metrics: set[str]) -> bool:
     if monitor in training_metrics:
         return False

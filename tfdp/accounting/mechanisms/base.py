@@ -6,7 +6,7 @@ has; it asks the methods below.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,6 @@ import numpy as np
 from tfdp._validate import Schedule
 from tfdp.accounting import analysis, claims, noise_tables, records
 from tfdp.accounting.noise_tables import Noise
-from tfdp.accounting.numerics import privacy_loss
 
 if TYPE_CHECKING:
     from tfdp.accounting.comparison import Advice
@@ -80,26 +79,6 @@ class Mechanism:
     def noise_sentence(self, steps: int) -> str:
         """What has to be true about the noise of a finite guarantee."""
         raise NotImplementedError
-
-    def curve(
-        self, run: "Run", counts: np.ndarray, delta: float, adjacency: str
-    ) -> Sequence[float]:
-        """Proven epsilon after each of `counts` steps: upper bounds, cheap ones where there are.
-
-        Args:
-          run: With `steps` the largest of `counts`, and a finite guarantee there.
-          counts: Step counts, increasing, at least 0.
-          delta: Probability in (0, 1).
-          adjacency: Neighbouring relation.
-        """
-        values = []
-        for count in counts:
-            losses = analysis.analyse(run.with_(steps=int(count)), delta, adjacency).losses
-            quick = privacy_loss.quick_epsilon(losses, delta)
-            values.append(
-                privacy_loss.epsilon_of(losses, delta).epsilon if quick is None else quick
-            )
-        return values
 
     # -- what is claimed ---------------------------------------------------------------------------
 

@@ -219,10 +219,6 @@ class DiscreteSGD(NoisyMechanism):
                 total = total + count * step
         return total
 
-    def curve(self, run: Run, counts: np.ndarray, delta: float, adjacency: str):
-        composed = gaussian_steps.curve(run, counts, delta, adjacency)
-        return super().curve(run, counts, delta, adjacency) if composed is None else composed
-
     @classmethod
     def from_options(cls, options: Mapping[str, Any], steps: int) -> dict[str, Any]:
         del steps

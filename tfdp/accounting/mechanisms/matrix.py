@@ -162,17 +162,6 @@ class Matrix(NoisyMechanism):
     def _scale(self, run: Run, factor: float) -> float:
         return factor / (self.noise_multiplier / run.contribution.noise_divisor)
 
-    def curve(self, run: Run, counts: np.ndarray, delta: float, adjacency: str):
-        if self._one_band or self._amplifies(run):
-            return [
-                privacy_loss.epsilon_of(
-                    analyse(run.with_(steps=int(n)), delta, adjacency).losses, delta
-                ).epsilon
-                for n in counts
-            ]
-        factor = run.contribution.sensitivity(run.sampling, adjacency)
-        return linear_releases.curve(run, Toeplitz.of, counts, self._scale(run, factor), delta)
-
     def claimed_epsilon(self, run: Run, delta: float) -> Claim:
         """The proven bound for zero_out; how the seed was chosen is no matter of the claim."""
         analysis = analyse(run.with_(insecure_seed=False), delta, "zero_out")

@@ -163,12 +163,6 @@ class SIDPSGD(NoisyMechanism):
     def claimed_rdp(self, run: Run) -> np.ndarray | None:
         return claims.poisson_rdp(run.sampling, self.noise_multiplier, run.steps)
 
-    def curve(self, run: Run, counts: np.ndarray, delta: float, adjacency: str) -> list[float]:
-        factor = run.contribution.sensitivity(run.sampling, adjacency)
-        scale = self._scale(run, factor)
-        added = rounding.added_mu(run, Dynamics.of(run), scale / factor)
-        return linear_releases.curve(run, Dynamics.of, counts, scale, delta, added)
-
     def advice(self, run: Run, delta: float, adjacency: str):
         from tfdp.accounting.mechanisms.si_dpsgd_advice import advise
 
