@@ -175,7 +175,7 @@ def public(
             that is too large.
         DataUnavailable: see `load`.
     """
-    one_of("name", name, PUBLIC, remedy="Use one that has a public counterpart.")
+    one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
     source = PUBLIC[name] if source is None else source
     shape = (8, 8, 1) if name == "digits" else _spec(name).input_shape
     fits = ["strokes"]
@@ -189,7 +189,7 @@ def public(
 
 
 def _spec(name: str) -> _Spec | None:
-    return DATASETS[one_of("name", name, DATASETS)]
+    return DATASETS[one_of("name", name, sorted(DATASETS))]
 
 
 def _to_unit_ball(pixels: np.ndarray, largest: int) -> np.ndarray:

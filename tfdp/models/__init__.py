@@ -94,7 +94,7 @@ def build(
         ValueError: for an unknown name or normalization, and for an input shape that the model
             cannot take.
     """
-    one_of("name", name, MODELS)
+    one_of("name", name, sorted(MODELS))
     if public_data is not None and normalization != "batch":
         raise ValueError(
             "Invalid value received for argument `public_data`. Expected None with normalization "

@@ -217,7 +217,7 @@ def refuse_own_train_step(model, private_base) -> None:
 
 
 def check_optimizer(model, optimizer) -> None:
-    """Raises ValueError for an optimizer, or a dtype policy of the model, that cannot train privately."""
+    """Raises ValueError for an optimizer, or a dtype policy, that cannot train privately."""
     if not isinstance(optimizer, DPKerasOptimizer):
         raise ValueError(
             f"Private model '{model.name}' needs a private optimizer, such as "
