@@ -14,7 +14,7 @@ from absl import logging
 
 from tfdp._validate import whole
 from tfdp.accounting.sampling import sampling_class
-from tfdp.data import SAMPLINGS, Lots, make_lots, row_multiple_for
+from tfdp.data import SAMPLINGS, Lots, check_labels, make_lots, row_multiple_for
 from tfdp.layers.public import public_layers
 from tfdp.session import Plan
 
@@ -109,7 +109,7 @@ class Feeder:
                 (x, y, sample_weight), validation_data = _split(
                     x, y, sample_weight, validation_split, validation_data
                 )
-            check_labels(model, y)
+            check_targets(model, y)
             lot_size = 32 if batch_size is None else batch_size
             lots = make_lots(
                 "poisson" if shuffle else "cyclic",
@@ -179,7 +179,7 @@ def _foreign(dataset, steps_per_epoch, physical_batch_size, validation_data) -> 
     return Feed(dataset, plan, steps, steps_per_epoch, validation_data)
 
 
-def check_labels(model, y) -> None:
+def check_targets(model, y) -> None:
     """Raises ValueError where integer labels are no index of the model's outputs."""
     loss = model.loss
     sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
@@ -190,12 +190,7 @@ def check_labels(model, y) -> None:
     classes = model.outputs[0].shape[-1] if len(model.outputs) == 1 else None
     if classes is None or isinstance(y, (dict, list, tuple)):
         return
-    y = np.asarray(y)
-    if y.size and not (y.min() >= 0 and y.max() < classes):
-        raise ValueError(
-            f"Labels are out of range. Expected integers from 0 to {classes - 1}, one for each "
-            f"output of the model. Found labels from {y.min()} to {y.max()}."
-        )
+    check_labels(y, classes)
 
 
 def check_disjoint(model, x) -> None:

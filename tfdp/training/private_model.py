@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 import tfdp._compat  # noqa: F401
+from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
 from tfdp.account import Account
 from tfdp.accounting import Ledger, PrivacyBudget, Run
@@ -24,11 +25,10 @@ from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.accounted_weights import AccountedWeights, bracketed
 from tfdp.training.checks import (
     check_optimizer,
-    layers_of,
     refuse_mixing_layers,
     refuse_own_train_step,
 )
-from tfdp.training.feeding import Feeder, check_labels
+from tfdp.training.feeding import Feeder, check_targets
 from tfdp.training.steering import names_of_metrics
 from tfdp.training.step import private_step, refuse_replicas
 from tfdp.training.train_function import comes_from, lean
@@ -241,7 +241,7 @@ class PrivateTraining(AccountedWeights):
         """One private step on one batch, accounted without amplification by sampling."""
         self._refuse_nested()
         lot_size = int(tf.nest.flatten(x)[0].shape[0])
-        check_labels(self, y)
+        check_targets(self, y)
         plan = Plan(
             sampling="unknown",
             num_examples=lot_size,
