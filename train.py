@@ -12,7 +12,7 @@ epsilon unless --guarantee=claimed.
 import dataclasses
 import os
 import pathlib
-import shutil
+import shlex
 import sys
 
 from absl import app, flags, logging
@@ -172,8 +172,11 @@ flags.DEFINE_integer(
     "For debugging: decides noise and lots too, so that nothing finite is proven. It is not recorded.",
 )
 flags.DEFINE_string(
-    "model_dir", None, "Where run.json, model.keras and TensorBoard's log go; default runs/<name>."
+    "model_dir",
+    None,
+    "Where run.json, model.keras and TensorBoard's log go; default: a new runs/<name>_<number>.",
 )
+flags.DEFINE_bool("overwrite", False, "Replace an earlier result in --model_dir.")
 
 _DEFAULTS = {
     "model": "mlp",
@@ -241,9 +244,8 @@ def main(argv):
     from tfdp.data import DataUnavailable
     from tfdp.experiments import Experiment
 
-    name = f"{FLAGS.dataset}_{FLAGS.mechanism}"
     try:
-        train_one(Experiment(**settings()), pathlib.Path(FLAGS.model_dir or _ROOT / "runs" / name))
+        train_one(Experiment(**settings()), FLAGS.model_dir)
     except (
         ValueError,
         NotImplementedError,
@@ -256,39 +258,28 @@ def main(argv):
     return 0
 
 
-def train_one(experiment, model_dir: pathlib.Path) -> None:
-    """Trains, writes the result into `model_dir` and prints it."""
-    from tfdp.experiments import print_table, run, write_card, write_record
-    from tfdp.release import export
+def train_one(experiment, model_dir: str | os.PathLike | None) -> None:
+    """Trains, writes the result into `model_dir` or a new folder in runs/, and prints it."""
+    from tfdp.experiments import ResultFolder, print_table, run_into
 
-    # Everything is written beside the final place and moved there at the end, so that a run that
-    # fails leaves nothing half-written, and an earlier result as it was.
-    partial = model_dir.with_name(f"{model_dir.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        result = run(experiment, log_dir=str(partial / "tensorboard"))
-        partial.mkdir(parents=True, exist_ok=True)
-        export(result.model, partial / "model.keras")
-        write_record(result, partial / "run.json")
-        write_card(result, partial / "model_card.md")
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    model_dir.mkdir(parents=True, exist_ok=True)
-    for path in sorted(partial.iterdir()):
-        target = model_dir / path.name
-        if target.is_dir():
-            shutil.rmtree(target)
-        path.replace(target)
-    partial.rmdir()
+    place = model_dir or _ROOT / "runs" / f"{experiment.dataset}_{experiment.mechanism}"
+    with ResultFolder(place, overwrite=FLAGS.overwrite, numbered=not model_dir) as folder:
+        # TensorBoard reads the log while it is written; at the end it moves with the result.
+        print(f"While it trains: tensorboard --logdir {_shown(folder.log_dir)}", flush=True)
+        result = run_into(folder, experiment)
     print()
     print_table(result)
-    shown = os.path.relpath(model_dir)
-    shown = model_dir if shown.startswith("..") else shown
+    shown = _shown(folder.path)
     print(
         f"\nIn {shown}: run.json (this table), model.keras (the release), model_card.md, tensorboard/ "
         f"(the log: tensorboard --logdir {shown})."
     )
+
+
+def _shown(path: str) -> str:
+    """A path as one would type it in the current folder."""
+    relative = os.path.relpath(path)
+    return shlex.quote(path if relative.startswith("..") else relative)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ LEVELS = [
     ["account"],
     ["layers", "mechanisms"],
     ["accounting", "data"],
-    ["_backend"],
+    ["_backend", "_files"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 MODULES = sorted(

@@ -5,6 +5,7 @@ import os
 import keras
 
 from tfdp import _backend  # noqa: F401
+from tfdp._files import replaced_whole
 from tfdp.gradients.random_state import seed_states
 from tfdp.training import plain_class
 
@@ -42,6 +43,7 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     """Writes the release of `model` to a `.keras` file: no optimizer slots, seeds or secret means.
 
     The file loads with `keras.models.load_model`, without tfdp wherever the model uses no tfdp layer.
+    On a local disk it appears whole or not at all, and a file that is there stays until then.
 
     Args:
         model: a trained model.
@@ -53,4 +55,9 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     path = os.fspath(path)
     if not path.endswith(".keras"):
         raise ValueError(f"Expected a file name that ends in '.keras'. Received: {path!r}")
-    plain_copy(model).save(path)
+    copy = plain_copy(model)
+    if "://" in path:
+        copy.save(path)  # TensorFlow's other file systems have names that only Keras understands
+        return
+    with replaced_whole(path) as partial:
+        copy.save(partial)

@@ -1,9 +1,6 @@
 """What a person and a program read of an experiment: the final table, and run.json."""
 
-import json
 import math
-import os
-import tempfile
 
 from rich.console import Console
 from rich.table import Table
@@ -59,24 +56,8 @@ def record(result: Result) -> dict:
     }
 
 
-def write_record(result: Result, path: str | os.PathLike) -> None:
-    """Writes `record(result)` as JSON, whole or not at all."""
-    path = os.fspath(path)
-    folder = os.path.dirname(path) or "."
-    handle, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(record(result), file, indent=2, allow_nan=False)
-            file.write("\n")
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
-
-
-def write_card(result: Result, path: str | os.PathLike) -> None:
-    """Writes a model card: what was trained, how well it does, and the privacy statement."""
+def card(result: Result) -> str:
+    """The model card: what was trained, how well it does, and the privacy statement."""
     experiment, run = result.experiment, result.run
     lines = [
         f"# {experiment.model} on {experiment.dataset}",
@@ -87,8 +68,7 @@ def write_card(result: Result, path: str | os.PathLike) -> None:
         "",
         result.statement.markdown(),
     ]
-    with open(path, "w") as file:
-        file.write("\n".join(lines))
+    return "\n".join(lines)
 
 
 def print_table(result: Result, console: Console | None = None) -> None:
