@@ -4,11 +4,14 @@ import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import pytest
 from absl.testing import flagsaver
+
+from tfdp.experiments import ResultFolder, check
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 KEYS = {
@@ -20,6 +23,7 @@ KEYS = {
 
 
 DIVERGES = ["--model=mlp", "--normalization=none", "--learning_rate=1e38", "--noise_multiplier=1"]
+ONE_STEP = ["--mechanism=none", "--model=linear", "--normalization=none", "--steps=1"]
 
 
 def train(*arguments, expect=0):
@@ -77,6 +81,23 @@ def test_main_job_prints_one_table_with_both_guarantees_and_advice(main_job):
         assert words in output
     assert f"{100 * record['test_accuracy']:.2f}%" in output
     assert "epsilon: " in output  # in the progress bar
+
+
+def test_the_result_is_one_whole_folder(main_job):
+    folder, output, record = main_job
+    assert check(folder) == record
+    assert "While it trains: tensorboard --logdir" in output
+    assert [p.name for p in folder.parent.iterdir()] == ["result"]
+    assert {p.name for p in folder.iterdir()} == {
+        "model.keras", "run.json", "model_card.md", "tensorboard",
+    }  # fmt: skip
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~_umask()
+
+
+def _umask():
+    value = os.umask(0)
+    os.umask(value)
+    return value
 
 
 def test_release_loads_without_tfdp(main_job):
@@ -165,13 +186,75 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, capsys, script, 
     assert not list(tmp_path.iterdir())
 
 
+def earlier_result(folder):
+    """A result as a run leaves it, without the time that one takes."""
+    with ResultFolder(folder) as made:
+        made.commit({}, "card", lambda path: pathlib.Path(path).write_text("model"))
+
+
 def test_a_failed_run_leaves_an_earlier_result_as_it_was(tmp_path, script):
     folder = tmp_path / "r"
-    folder.mkdir()
-    (folder / "run.json").write_text("{}")
-    assert call(script, *DIVERGES, f"--model_dir={folder}") == 2
-    assert (folder / "run.json").read_text() == "{}"
+    earlier_result(folder)
+    assert call(script, *DIVERGES, "--overwrite", f"--model_dir={folder}") == 2
+    check(folder)
+    assert (folder / "model.keras").read_text() == "model"
     assert [p.name for p in tmp_path.iterdir()] == ["r"]
+
+
+def test_an_earlier_result_is_replaced_with_overwrite_only(tmp_path, capsys, script):
+    folder = tmp_path / "r"
+    earlier_result(folder)
+    assert call(script, *ONE_STEP, f"--model_dir={folder}") == 2
+    output = capsys.readouterr()
+    assert "finished one" in output.err and "loss" not in output.out
+    assert (folder / "model.keras").read_text() == "model"
+    assert call(script, *ONE_STEP, "--overwrite", f"--model_dir={folder}") == 0
+    assert check(folder)["mechanism"] == "none"
+    assert [p.name for p in tmp_path.iterdir()] == ["r"]
+
+
+def test_without_a_folder_every_run_gets_a_new_one(tmp_path, capsys, script, monkeypatch):
+    monkeypatch.setattr(script, "_ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for number in ("001", "002"):
+        assert call(script, *ONE_STEP) == 0
+        output = capsys.readouterr().out
+        name = f"runs/digits_none_{number}"
+        assert f"While it trains: tensorboard --logdir {name}.partial/result/tensorboard" in output
+        assert f"tensorboard --logdir {name})" in output
+        assert check(tmp_path / name)["steps"] == 1
+    assert call(script, *ONE_STEP, "--overwrite") == 2
+    assert "always new" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_not_trained(
+    tmp_path, capsys, script, monkeypatch
+):
+    usage = shutil.disk_usage(tmp_path)
+    # The weights of the linear model take 2,600 bytes; everything else is allowed 1 MiB.
+    for spare, status in ((2599, 2), (2600, 0)):
+        left = usage._replace(free=2**20 + spare)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, left=left: left)
+        assert call(script, *ONE_STEP, f"--model_dir={tmp_path / 'r'}") == status
+        output = capsys.readouterr()
+        assert ("free space" in output.err) == (status == 2)
+        assert ("loss" in output.out) == (status == 0)
+        assert (tmp_path / "r").exists() == (status == 0)
+
+
+def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path, capsys, script, monkeypatch):
+    import tensorflow as tf
+
+    def full(folder):
+        message = f"{folder}/events.v2; No space left on device\n\tFailed to flush 1 events"
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+    monkeypatch.setattr(tf.summary, "create_file_writer", full)
+    arguments = ("--mechanism=dpsgd", "--model=linear", "--steps=1", "--noise_multiplier=1")
+    assert call(script, *arguments, f"--model_dir={tmp_path / 'r'}") == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("train.py: error: ") and "No space left on device" in last
+    assert not list(tmp_path.iterdir())
 
 
 def test_bad_input_ends_with_a_status_and_no_traceback(tmp_path):

@@ -99,9 +99,10 @@ class PartialFolder:
         shutil.rmtree(self.result, ignore_errors=True)
         if made_one:
             shutil.rmtree(self.previous, ignore_errors=True)
-        # The lock goes last, and stays where anything else does: it says that the rest is ours.
-        if _entries(self.path) == {_LOCK}:
-            with contextlib.suppress(OSError):
+        # The lock goes last, and stays where anything else does: it says that the rest is ours. What
+        # cannot be removed now is left to the next run.
+        with contextlib.suppress(OSError):
+            if _entries(self.path) == {_LOCK}:
                 os.unlink(self._lock_path)
                 os.rmdir(self.path)
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp.experiments.experiment import Result, run
 from tfdp.experiments.report import card, record
-from tfdp.experiments.result_folder import ResultFolder
+from tfdp.experiments.result_folder import ResultError, ResultFolder
 from tfdp.experiments.settings import Experiment
 from tfdp.release import export
 
@@ -29,15 +29,25 @@ def run_into(folder: ResultFolder, experiment: Experiment, verbose: int | str = 
         verbose: as in `keras.Model.fit`.
 
     Raises:
-        ResultError: the result does not fit on the disk (before training), or could not be written.
+        ResultError: the result does not fit on the disk (before training), or it or the log could
+            not be written.
         ValueError, DataUnavailable, FloatingPointError: as in `run`.
     """
-    result = run(
-        experiment,
-        log_dir=folder.log_dir,
-        verbose=verbose,
-        before_training=lambda model: folder.check_space(model_bytes(model)),
-    )
+    try:
+        result = run(
+            experiment,
+            log_dir=folder.log_dir,
+            verbose=verbose,
+            before_training=lambda model: folder.check_space(model_bytes(model)),
+        )
+    except tf.errors.OpError as error:
+        if folder.log_dir not in str(error):
+            raise
+        found = str(error).partition(folder.log_dir)[2].splitlines()[0]
+        raise ResultError(
+            f"Expected to write TensorBoard's log to {folder.log_dir}. Found: {found}. The training "
+            "ended there, and its model is lost. Make room, or choose another folder, and train again."
+        ) from error
     folder.commit(record(result), card(result), functools.partial(export, result.model))
     return result
 
