@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -169,6 +170,37 @@ def test_the_log_moves_with_the_result(tmp_path):
             folder.commit({}, "", lambda path: None)
     with pytest.raises(ResultError, match="closed"):
         ResultFolder(tmp_path / "s").secrets()
+
+
+def test_everything_is_on_the_disk_before_the_renaming(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def noted(handle):
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    swapped = []
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(
+        result_folder, "exchange", lambda a, b: swapped.append(len(synced)) or _files.exchange(a, b)
+    )
+    make(tmp_path / "r", "old")
+    synced.clear()
+    make(tmp_path / "r", "new", overwrite=True)
+    work = tmp_path / "r.partial" / "result"
+    wanted = {work, *(work / n for n in FILES), work / "tensorboard" / "events.out.tfevents.1"}
+    assert set(map(str, wanted)) <= set(synced[: swapped[0]])
+    assert str(tmp_path) in synced[swapped[0] :]  # and the renaming itself
+    record = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert record.keys() == {"which", "model_sha256", "model_card_sha256"}
+
+
+def test_where_names_cannot_be_swapped_a_result_is_replaced_too(tmp_path, monkeypatch):
+    make(tmp_path / "r", "old")
+    monkeypatch.setattr(result_folder, "exchange", lambda *names: False)
+    make(tmp_path / "r", "new", overwrite=True)
+    assert state(tmp_path / "r") == "new"
+    assert names(tmp_path) == ["r"]
 
 
 # -- digests ---------------------------------------------------------------------------------------
@@ -388,13 +420,31 @@ def test_a_place_that_cannot_be_written_is_refused_and_left(tmp_path, monkeypatc
     assert not names(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind the superuser")
-def test_a_read_only_folder_is_refused(tmp_path):
-    (tmp_path / "r").mkdir(mode=0o555)
-    with pytest.raises(ResultError, match="Permission denied"):
-        ResultFolder(tmp_path / "r" / "a").__enter__()
-    with pytest.raises(ResultError, match="read-only"):
-        ResultFolder(tmp_path / "r").__enter__()
+READ_ONLY = """
+import os, pathlib, sys
+from tfdp.experiments.result_folder import ResultError, ResultFolder
+os.chdir(sys.argv[1])
+if os.geteuid() == 0:
+    os.setuid(65534)  # permissions do not bind the superuser
+os.mkdir("r", 0o555)
+for name in ("r/a", "r/deep/a", "r"):
+    try:
+        ResultFolder(name).__enter__()
+    except ResultError as error:
+        print(error)
+assert not os.listdir("r")
+"""
+
+
+def test_a_read_only_folder_is_refused():
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path is closed to other users
+        os.chmod(folder, 0o777)
+        output, errors = (process := python(READ_ONLY, folder)).communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert names(folder) == ["r"]
+    new, deep, itself = output.splitlines()
+    assert "Permission denied" in new and "Permission denied" in deep
+    assert "read-only folder" in itself
 
 
 def test_too_little_space_is_refused_before_and_left(tmp_path, monkeypatch):
@@ -634,118 +684,3 @@ def test_secrets_lie_beside_the_result_for_their_owner_alone(tmp_path):
         assert folder.secrets() == str(path)
     assert names(tmp_path) == ["r.secret"]
     assert names(path) == ["key"]
-
-
-def test_secrets_are_closed_from_the_first_moment(tmp_path, monkeypatch):
-    modes, mkdir = [], os.mkdir
-    monkeypatch.setattr(
-        os, "mkdir", lambda path, mode=0o777: modes.append(mode) or mkdir(path, mode)
-    )
-    _files.secret_folder(tmp_path / "s")
-    assert modes == [0o700]
-
-
-def test_secrets_do_not_go_where_others_may_look(tmp_path, monkeypatch):
-    (tmp_path / "real").mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    (tmp_path / "file").touch(mode=0o600)
-    for mode in (0o701, 0o710, 0o770, 0o755):
-        (tmp_path / f"{mode:o}").mkdir()
-        (tmp_path / f"{mode:o}").chmod(mode)
-    cases = {"link": "symbolic link", "file": "no folder"}
-    cases |= {name: f"mode 0{name}" for name in ("701", "710", "770", "755")}
-    for name, words in cases.items():
-        with pytest.raises(ValueError, match=words):
-            _files.secret_folder(tmp_path / name)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(ValueError, match=f"Found one of user {os.getuid()}"):
-        _files.secret_folder(tmp_path / "real")
-
-
-# -- one file --------------------------------------------------------------------------------------
-
-
-def test_a_file_is_replaced_whole(tmp_path):
-    path = tmp_path / "a.keras"
-    path.write_text("old")
-    path.chmod(0o600)
-    (tmp_path / "link.keras").symlink_to(path)
-    with pytest.raises(RuntimeError), _files.replaced_whole(path) as partial:
-        pathlib.Path(partial).write_text("ne")
-        raise RuntimeError
-    assert path.read_text() == "old"
-    with _files.replaced_whole(tmp_path / "link.keras") as partial:
-        assert partial.endswith(".keras")
-        pathlib.Path(partial).write_text("new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert names(tmp_path) == ["a.keras", "link.keras"]
-    assert (tmp_path / "link.keras").is_symlink()
-
-
-def test_swapping_changes_both_names_or_says_that_it_cannot(tmp_path, monkeypatch):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    (tmp_path / "a" / "file").touch()
-    if not _files.exchange(tmp_path / "a", tmp_path / "b"):
-        pytest.skip("this system cannot swap two names")
-    assert names(tmp_path / "a") == [] and names(tmp_path / "b") == ["file"]
-    with pytest.raises(FileNotFoundError):
-        _files.exchange(tmp_path / "a", tmp_path / "c")
-    monkeypatch.setattr(_files.ctypes, "CDLL", lambda *arguments, **options: object())
-    assert not _files.exchange(tmp_path / "a", tmp_path / "b")
-    assert names(tmp_path / "b") == ["file"]
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EINVAL])
-def test_a_file_system_that_cannot_swap_names(tmp_path, monkeypatch, number):
-    class Library:
-        @staticmethod
-        def renameat2(*arguments):
-            return -1
-
-    monkeypatch.setattr(_files.ctypes, "CDLL", lambda *arguments, **options: Library)
-    monkeypatch.setattr(_files.ctypes, "get_errno", lambda: number)
-    assert not _files.exchange(tmp_path / "a", tmp_path / "b")
-    make(tmp_path / "r", "old")
-    make(tmp_path / "r", "new", overwrite=True)
-    assert state(tmp_path / "r") == "new"
-    assert names(tmp_path) == ["r"]
-
-
-def test_a_folder_without_fsync_is_taken_and_a_failing_one_is_not(tmp_path, monkeypatch):
-    def fails(number):
-        def fsync(handle):
-            raise OSError(number, os.strerror(number))
-
-        return fsync
-
-    monkeypatch.setattr(os, "fsync", fails(errno.EINVAL))
-    _files.sync_folder(tmp_path)
-    monkeypatch.setattr(os, "fsync", fails(errno.EIO))
-    with pytest.raises(OSError, match="error"):
-        _files.sync_folder(tmp_path)
-
-
-def test_everything_is_on_the_disk_before_the_renaming(tmp_path, monkeypatch):
-    synced, fsync = [], os.fsync
-
-    def noted(handle):
-        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
-        fsync(handle)
-
-    swapped = []
-    monkeypatch.setattr(os, "fsync", noted)
-    monkeypatch.setattr(
-        result_folder, "exchange", lambda a, b: swapped.append(len(synced)) or _files.exchange(a, b)
-    )
-    make(tmp_path / "r", "old")
-    synced.clear()
-    make(tmp_path / "r", "new", overwrite=True)
-    work = tmp_path / "r.partial" / "result"
-    wanted = {work, *(work / n for n in FILES), work / "tensorboard" / "events.out.tfevents.1"}
-    assert set(map(str, wanted)) <= set(synced[: swapped[0]])
-    assert str(tmp_path) in synced[swapped[0] :]  # and the renaming itself
-    record = json.loads((tmp_path / "r" / "run.json").read_text())
-    assert record.keys() == {"which", "model_sha256", "model_card_sha256"}

@@ -153,7 +153,7 @@ class ResultFolder:
         self._partial = None
 
     def _enter(self, target):
-        state = self._checked(target)  # before anything is made: it may be read-only
+        self._checked(target)  # before anything is made: it may be read-only
         partial = PartialFolder(target)
         partial.acquire()
         try:
@@ -247,7 +247,7 @@ def check(folder: str | os.PathLike) -> dict:
 def _write(work, record, card, save_model):
     """Writes all files, run.json last, and brings them to the disk."""
     save_model(os.path.join(work, MODEL))
-    with open(os.path.join(work, CARD), "x") as file:
+    with open(os.path.join(work, CARD), "x", encoding="utf-8") as file:
         file.write(card)
     digests = {key: _digest(os.path.join(work, name)) for key, name in _DIGESTS.items()}
     with open(os.path.join(work, RECORD), "x") as file:
