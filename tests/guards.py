@@ -1766,7 +1766,7 @@ GUARDS = (
         '(\\.partial|\\.secret)?")',
         '(\\.partial)?")',
         (
-            "tests/experiments/test_result_folder.py::test_numbers_go_on_after_the_largest_that_is_taken",
+            "tests/experiments/test_partial_folder.py::test_numbers_go_on_after_the_largest_that_is_taken",
         ),
         "a run takes another run's secrets for its own",
     ),
@@ -1784,7 +1784,7 @@ GUARDS = (
         "fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)",
         (
-            "tests/experiments/test_result_folder.py::test_a_second_process_is_refused_until_the_first_is_gone",
+            "tests/experiments/test_partial_folder.py::test_a_second_process_is_refused_until_the_first_is_gone",
         ),
         "two runs write into one folder, and the result is a mixture",
     ),
@@ -1793,7 +1793,9 @@ GUARDS = (
         PARTIAL,
         "if _same_file(handle, self._lock_path):",
         "if True:",
-        ("tests/experiments/test_result_folder.py::test_a_lock_on_a_file_that_is_gone_is_no_lock",),
+        (
+            "tests/experiments/test_partial_folder.py::test_a_lock_on_a_file_that_is_gone_is_no_lock",
+        ),
         "two processes hold a lock each, of two files of one name",
     ),
     Guard(
@@ -1802,7 +1804,7 @@ GUARDS = (
         "        if names and _LOCK not in names:\n",
         "        if False:\n",
         (
-            "tests/experiments/test_result_folder.py::test_what_is_not_certainly_ours_is_not_cleared",
+            "tests/experiments/test_partial_folder.py::test_what_is_not_certainly_ours_is_not_cleared",
         ),
         "a lock is put into a folder that is not ours",
     ),
@@ -1812,7 +1814,7 @@ GUARDS = (
         "if foreign := names - {_LOCK, _RESULT, _PREVIOUS}:",
         "if foreign := set():",
         (
-            "tests/experiments/test_result_folder.py::test_what_is_not_certainly_ours_is_not_cleared",
+            "tests/experiments/test_partial_folder.py::test_what_is_not_certainly_ours_is_not_cleared",
         ),
         "a folder with files of somebody else is taken for a leftover",
     ),
@@ -1822,7 +1824,7 @@ GUARDS = (
         'if not untouched and _content(self._lock).get("program") != _PROGRAM:',
         "if False:",
         (
-            "tests/experiments/test_result_folder.py::test_what_is_not_certainly_ours_is_not_cleared",
+            "tests/experiments/test_partial_folder.py::test_what_is_not_certainly_ours_is_not_cleared",
         ),
         "what another program keeps beside its lock is deleted",
     ),
@@ -1832,7 +1834,7 @@ GUARDS = (
         "if os.geteuid() not in (0, found.st_uid):",
         "if False:",
         (
-            "tests/experiments/test_result_folder.py::test_a_leftover_of_another_user_is_not_cleared",
+            "tests/experiments/test_partial_folder.py::test_a_leftover_of_another_user_is_not_cleared",
         ),
         "what another user is making is taken for a leftover",
     ),
@@ -1842,7 +1844,7 @@ GUARDS = (
         "if names >= {_RESULT, _PREVIOUS} and os.path.lexists(self.target):",
         "if False:",
         (
-            "tests/experiments/test_result_folder.py::test_an_earlier_result_that_is_aside_is_not_lost_to_somebody_elses_folder",
+            "tests/experiments/test_partial_folder.py::test_an_earlier_result_that_is_aside_is_not_lost_to_somebody_elses_folder",
         ),
         "the only copy of an earlier result is deleted",
     ),
@@ -1852,7 +1854,7 @@ GUARDS = (
         "            os.rename(self.previous, self.target)\n",
         "            pass\n",
         (
-            "tests/experiments/test_result_folder.py::test_an_earlier_result_that_was_aside_comes_back_with_a_word",
+            "tests/experiments/test_partial_folder.py::test_an_earlier_result_that_was_aside_comes_back_with_a_word",
         ),
         "a run that was killed has deleted the result that it was to replace",
     ),

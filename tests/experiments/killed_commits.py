@@ -14,41 +14,16 @@ import pathlib
 import sys
 import traceback
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from result_helpers import TrainingFailed, make
 
-from tfdp.experiments import result_folder  # noqa: E402
-from tfdp.experiments.result_folder import ResultError, ResultFolder  # noqa: E402
+from tfdp.experiments import result_folder
+from tfdp.experiments.result_folder import ResultError
 
 COUNTED = {
     "open", "os.chmod", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir",
     "test",
 }  # fmt: skip
 KILLED, REFUSED, FAILED = 9, 3, 4
-
-
-class TrainingFailed(Exception):
-    """A failure of what is done in an open folder, which is not the folder's to explain."""
-
-
-def make(path, which, **options):
-    """Writes the result `which` to `path`."""
-
-    def save_model(name):
-        with open(name, "w") as file:
-            file.write(f"model {which[0]}")
-            file.flush()
-            sys.audit("test")
-            file.write(which[1:])
-
-    with ResultFolder(path, **options) as folder:
-        try:
-            os.mkdir(folder.log_dir)
-            with open(os.path.join(folder.log_dir, "events.out.tfevents.1"), "w") as file:
-                file.write(f"log {which}")
-        except OSError as error:
-            raise TrainingFailed from error
-        folder.commit({"which": which}, f"card {which}", save_model)
 
 
 def announced(function):
