@@ -18,7 +18,7 @@ from typing import Any
 from tfdp.accounting import PrivacyBudget, mechanism_names
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS
 from tfdp.accounting.mechanisms.none import NoMechanism
-from tfdp.accounting.noise_families import FAMILIES
+from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 
 NONE = NoMechanism.name
