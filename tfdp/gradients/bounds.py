@@ -125,7 +125,7 @@ class EachLayerL2Clip(PerLayerL2Clip):
 
     "We clip the gradient norm of each layer at C" (the differentially private dropout paper, section
     5). The noise is a multiple of C, but the sensitivity is C sqrt(G): as a multiple of the
-    sensitivity, the noise is smaller by sqrt(G). The accounting learns this from `clip_groups`.
+    sensitivity, the noise is smaller by sqrt(G). `clip_groups` records this for the accounting.
     """
 
     @property

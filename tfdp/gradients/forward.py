@@ -34,7 +34,7 @@ def input_specification(model, rows: int):
 
 
 class Forward:
-    """The forward pass and the loss of `model`, without side effects.
+    """The forward pass and the loss of `model`, without side effects; only `advance` assigns.
 
     Args:
         model: a built and compiled Keras model.

@@ -92,7 +92,7 @@ class _Lot:
         return self._sums(self.gradients, square_norms, tf.constant(0))
 
     def careful(self, quick_norms):
-        """Bounds and sums after rows that are absent or not finite were removed, by microbatches."""
+        """Removes rows that are absent or not finite, then bounds and sums by microbatches."""
         # A row's norm must not depend on other rows, not even in its rounding. So each row whose quick
         # norm is finite keeps that norm.
         row_norms = [

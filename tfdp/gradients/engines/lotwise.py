@@ -6,8 +6,8 @@ The gradient of an example's loss flows through the statistics, and so through a
 Formal guarantee, weaker than that of the other engines: when one example becomes a null example, its
 own bounded gradient disappears, and each of the others may move from one point of the C-ball to any
 other. So in a lot of n rows the sum moves by up to (2n - 1) C, or with microbatches of several
-examples by up to 2C for each microbatch; both are multiplied by sqrt(clip_groups). The accounting
-learns this from `Contribution.batch_statistics`.
+examples by up to 2C for each microbatch; both are multiplied by sqrt(clip_groups).
+`Contribution.batch_statistics` records this for the accounting.
 """
 
 import dataclasses

@@ -25,7 +25,7 @@ from tfdp.gradients.rules.per_example_gradient import PerExampleGradient
 
 
 class UnsupportedModelError(ValueError):
-    """The ghost engine cannot compute this model's gradients exactly; the exact engine can."""
+    """The ghost engine cannot compute this model's gradients exactly; another engine has to."""
 
 
 @dataclasses.dataclass

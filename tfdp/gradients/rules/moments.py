@@ -1,4 +1,4 @@
-"""The gradient that flows through the moments of public examples into the layer before them.
+"""Computes the gradient that flows through the moments of public examples into the layer before.
 
 A `PublicBatchNormalization` shares the mean m_c and the variance v_c of each feature c among all
 examples. Where a Dense or a convolutional layer feeds it directly, both depend on the weights W[..., c]

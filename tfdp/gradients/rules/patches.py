@@ -14,7 +14,7 @@ THIN_CHANNELS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """How the kernel of a convolution slides, with one entry for every spatial axis.
+    """How the kernel of a convolution slides. The tuples have one entry for every spatial axis.
 
     Attributes:
         size: kernel size.
