@@ -446,7 +446,7 @@ class PrivateTraining(AccountedWeights):
         """Refuses batches that come neither from fit's lots nor from train_on_batch."""
         privacy = self._privacy
         if privacy.batch:
-            privacy.batch = False  # for one call only
+            privacy.batch = False  # for one call
             return
         if privacy.feed is None or not comes_from(iterator, privacy.feed.dataset):
             raise RuntimeError(
