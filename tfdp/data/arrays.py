@@ -1,4 +1,4 @@
-"""Arrays of examples as lots take them: nested, numeric, of one length."""
+"""Checks and converts the arrays that lots are drawn from: nested, numeric, of one length."""
 
 from typing import Any
 
@@ -7,12 +7,20 @@ import tensorflow as tf
 
 
 def with_padding_row(column: np.ndarray) -> tf.Tensor:
-    """Appends a row of zeros: an absent example, of weight zero."""
+    """Appends a row of zeros, which stands for an absent example (of weight zero)."""
     return tf.concat([column, np.zeros_like(column[:1])], axis=0)
 
 
 def as_arrays(values: Any, name: str) -> Any:
-    """Turns the leaves into numeric arrays and lists into tuples."""
+    """Turns the leaves into numeric arrays, and lists of arrays into tuples.
+
+    Args:
+        values: an array, or a nested dict, tuple or list of arrays.
+        name: name of the argument, for errors.
+
+    Raises:
+        ValueError: a leaf is not numeric or has no rows.
+    """
     if isinstance(values, dict):
         return {key: as_arrays(value, name) for key, value in values.items()}
     if isinstance(values, list | tuple) and any(_is_several(value) for value in values):
@@ -33,7 +41,7 @@ def as_arrays(values: Any, name: str) -> Any:
 
 
 def _is_several(value: Any) -> bool:
-    """Whether this element of a list is a whole array (or a structure of them), not an example."""
+    """Whether this element of a list is an array (or a structure of arrays), not one example."""
     if isinstance(value, list | tuple):
         return any(_is_several(element) for element in value)
     return isinstance(value, dict) or getattr(value, "ndim", 0) > 0
