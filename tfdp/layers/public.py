@@ -258,8 +258,9 @@ class PublicExamples(keras.layers.Layer):
 
     With statistics="batch", training follows the papers: the statistics are taken over the whole lot
     and the public examples together. One example then changes the gradients of all others, and the
-    proven guarantee accounts for that: the sensitivity is 2L - 1 instead of 1. At inference, each example
-    is normalized together with the public examples, 1 + M rows at a time (the papers' test phase).
+    proven guarantee accounts for that: the sensitivity is 2L - 1 instead of 1. At inference, each
+    example is normalized together with the public examples, 1 + M rows at a time (the papers' test
+    phase).
 
     Args:
         network: a built keras.Model.
