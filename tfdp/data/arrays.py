@@ -48,6 +48,7 @@ def _is_several(value: Any) -> bool:
 
 
 def common_length(x: Any, y: Any) -> int:
+    """The number of rows of all arrays in `x` and `y`; ValueError if they differ."""
     lengths = {leaf.shape[0] for leaf in tf.nest.flatten((x, y))}
     if len(lengths) != 1:
         shapes = tf.nest.map_structure(lambda leaf: leaf.shape, {"x": x, "y": y})
@@ -59,6 +60,7 @@ def common_length(x: Any, y: Any) -> int:
 
 
 def as_weights(sample_weight: Any, num_examples: int) -> np.ndarray:
+    """Checks sample weights (finite, >= 0) and returns float32 [num_examples]; None gives ones."""
     if sample_weight is None:
         return np.ones(num_examples, np.float32)
     weights = np.asarray(sample_weight, dtype=np.float32)

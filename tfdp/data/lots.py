@@ -230,7 +230,7 @@ class Lots(abc.ABC):
 
         Every element has `padded_size` rows (more only when a Poisson lot overflows; with
         `row_multiple`, see `Lots`), real rows first. The leading dimension of the element spec is None,
-        so that an overflowing lot is no error. `sample_weight` is float32, shape (rows,), 0 for padding.
+        so that an overflowing lot is no error. `sample_weight` is float32 [rows], 0 for padding.
         Lists in `x` and `y` become tuples, since `tf.data` converts a list to a tensor.
 
         Args:

@@ -431,7 +431,7 @@ class PublicExamples(keras.layers.Layer):
 
     def _require_examples(self):
         if in_stateless_scope():
-            return  # values cannot be read here; `refuse_mixing_layers` has checked before training
+            return  # private training has checked before it starts (`refuse_mixing_layers`)
         with tf.init_scope():
             holds = self.holds_examples
         if not holds:
