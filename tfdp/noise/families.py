@@ -86,7 +86,7 @@ class NoiseFamily:
         return sign / tf.math.tan(math.pi / 2 * u[0])
 
     def standard_deviation(self, scale):
-        """Standard deviation at a scale; the scale itself if the variance is infinite (heavy tails)."""
+        """Standard deviation at a scale; the scale itself if the family has none (heavy tails)."""
         nu = self.degrees_of_freedom
         heavy = self.name == "cauchy" or (nu is not None and nu <= 2.0)
         if self.name == "student_t" and not heavy:

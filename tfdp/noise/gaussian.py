@@ -137,8 +137,7 @@ class NoiseSource:
         """
         pairs = -(-count // 2)
         radius, angle = tf.unstack(self._words(high, block, [2, pairs], tf.uint32))
-        # The number is in (0, 1], and exact to 24 bits even if it is small, so that the tails are
-        # exact, too.
+        # The number is in (0, 1]. Small numbers are exact to 24 bits, and so are the tails.
         uniform = tf.cast(radius, tf.float32) * 2.0**-32 + 2.0**-33
         radius = tf.sqrt(tf.math.log(uniform) * -2.0) * stddev
         angle = tf.cast(tf.bitcast(angle, tf.int32), tf.float32) * (math.pi * 2.0**-31)

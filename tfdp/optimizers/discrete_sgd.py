@@ -34,7 +34,7 @@ _drawn_codebook = functools.lru_cache(maxsize=4)(Codebook.gaussian)
 class DiscreteOptimizer(DPKerasOptimizer):
     """Gradient encoding and denoising; `make_discrete_optimizer_class` adds a Keras update rule.
 
-    With Poisson lots of single examples, a finite epsilon is proven for every family of noise, with
+    With Poisson lots of single examples, the guarantee is proven for every family of noise, with
     encoding or without it (a clipped gradient is a point of the unit ball, and the accounting takes
     the worst point). Gaussian noise is accounted like that of DP-SGD, for all lots.
 

@@ -315,7 +315,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return lot_size // self.num_microbatches
 
     def run_fields(self, variables) -> dict:
-        """The fields of `accounting.Run` that this optimizer decides, without tables.
+        """The fields of `accounting.Run` that this optimizer decides, except those of `tables`.
 
         Args:
             variables: the trainable variables that the optimizer will update.
