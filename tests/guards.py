@@ -70,25 +70,25 @@ class Guard:
         return ((self.file, self.before, self.after), *self.also)
 
 
-WEIGHTS = "tfdp/weights.py"
-PARTICIPATION = "tfdp/accounting/participation.py"
+WEIGHTS = "tfdp/training/accounted_weights.py"
+PARTICIPATION = "tfdp/accounting/numerics/participation.py"
 SESSION = "tfdp/session.py"
 ACCOUNT = "tfdp/account.py"
-TRAINING = "tfdp/private_training.py"
-STEP = "tfdp/private_step.py"
-FEEDING = "tfdp/feeding.py"
-STEERING = "tfdp/steering.py"
-FUNCTION = "tfdp/train_function.py"
+TRAINING = "tfdp/training/private_model.py"
+STEP = "tfdp/training/step.py"
+FEEDING = "tfdp/training/feeding.py"
+STEERING = "tfdp/training/steering.py"
+FUNCTION = "tfdp/training/train_function.py"
 LOTS = "tfdp/data/lots.py"
 OPTIMIZER = "tfdp/optimizers/dp_keras_optimizer.py"
 SI = "tfdp/optimizers/si_dpsgd.py"
 MATRIX = "tfdp/optimizers/matrix.py"
-NOISE = "tfdp/mechanisms/noise.py"
-SECRET = "tfdp/mechanisms/secret_file.py"
+NOISE = "tfdp/noise/gaussian.py"
+SECRET = "tfdp/noise/secret_file.py"
 WRITES = "tfdp/gradients/state_writes.py"
 FORWARD = "tfdp/gradients/forward.py"
-VALIDATION = "tfdp/gradients/validation.py"
-BOUNDING = "tfdp/gradients/bounding.py"
+VALIDATION = "tfdp/training/checks.py"
+BOUNDING = "tfdp/gradients/engines/ending.py"
 BOUNDS = "tfdp/gradients/bounds.py"
 SAMPLING = "tfdp/accounting/sampling.py"
 CONTRIBUTION = "tfdp/accounting/contribution.py"
@@ -132,7 +132,7 @@ GUARDS = (
         "allowed = (self._spent < self._limit) & admitted",
         "allowed = self._spent < self._limit",
         (
-            "tests/test_frozen_run.py::"
+            "tests/training/test_frozen_run.py::"
             "test_lots_of_more_rows_than_the_run_knows_change_nothing[compiled2]",
         ),
         "under XLA, which drops assertions, the weights move by a lot that the proof does not cover",
@@ -143,7 +143,7 @@ GUARDS = (
         "return tf.math.count_nonzero(sample_weight, dtype=tf.int64) <= largest",
         "return tf.constant(True)",
         (
-            "tests/test_frozen_run.py::"
+            "tests/training/test_frozen_run.py::"
             "test_lots_of_more_rows_than_the_run_knows_change_nothing[compiled0]",
         ),
         "more examples are mixed in one lot than the sensitivity of batch statistics assumes",
@@ -153,7 +153,9 @@ GUARDS = (
         SESSION,
         "if optimizer is not self.optimizer or [",
         "if [",
-        ("tests/test_frozen_run.py::test_another_optimizer_in_the_middle_of_a_fit_is_refused",),
+        (
+            "tests/training/test_frozen_run.py::test_another_optimizer_in_the_middle_of_a_fit_is_refused",
+        ),
         "steps of an optimizer with other noise are accounted as those of the first",
     ),
     Guard(
@@ -164,7 +166,7 @@ GUARDS = (
         ]:""",
         "if optimizer is not self.optimizer:",
         (
-            "tests/test_frozen_run.py::"
+            "tests/training/test_frozen_run.py::"
             "test_other_trainable_weights_in_the_middle_of_a_fit_are_refused",
         ),
         "a strategy or means of other weights go on with these",
@@ -175,7 +177,7 @@ GUARDS = (
         "if not declared <= assumed * (1 + 1e-9):",
         "if False:",
         (
-            "tests/test_frozen_run.py::"
+            "tests/training/test_frozen_run.py::"
             "test_an_engine_that_bounds_less_than_is_assumed_is_refused[compiled1]",
         ),
         "an engine that bounds less than the proof assumes trains all the same",
@@ -186,7 +188,7 @@ GUARDS = (
         "    session.check_sensitivity(lot.relative_sensitivity)\n",
         "",
         (
-            "tests/test_frozen_run.py::"
+            "tests/training/test_frozen_run.py::"
             "test_an_engine_that_bounds_less_than_is_assumed_is_refused[compiled0]",
         ),
         "nobody asks an engine what it bounds",
@@ -196,7 +198,7 @@ GUARDS = (
         SESSION,
         "if os.getpid() != self._process:",
         "if False:",
-        ("tests/test_frozen_run.py::test_a_fork_in_the_middle_of_a_fit_is_refused",),
+        ("tests/training/test_frozen_run.py::test_a_fork_in_the_middle_of_a_fit_is_refused",),
         "parent and child draw the same noise",
     ),
     Guard(
@@ -253,7 +255,7 @@ GUARDS = (
         SESSION,
         "return plan.lots is self.plan.lots and plan.turn == self.next_turn % plan.groups",
         "return True",
-        ("tests/test_feeding.py::test_groups_take_turns_through_epochs_and_fits",),
+        ("tests/training/test_feeding.py::test_groups_take_turns_through_epochs_and_fits",),
         "other lots deal examples into other groups, so that one comes back too soon",
     ),
     Guard(
@@ -424,7 +426,7 @@ GUARDS = (
         OPTIMIZER,
         "        self.check_ledger(self.ledger)\n",
         "",
-        ("tests/test_serialization.py::test_a_ledger_that_knows_less_is_not_loaded",),
+        ("tests/training/test_serialization.py::test_a_ledger_that_knows_less_is_not_loaded",),
         "slots come with a ledger of another moment",
     ),
     Guard(
@@ -432,7 +434,7 @@ GUARDS = (
         OPTIMIZER,
         "        if LEDGER_KEY not in names:\n",
         "        if LEDGER_KEY not in names:\n            return\n        if False:\n",
-        ("tests/test_serialization.py::test_a_file_without_a_ledger_is_refused",),
+        ("tests/training/test_serialization.py::test_a_file_without_a_ledger_is_refused",),
         "an optimizer is restored whose spending nobody knows",
     ),
     Guard(
@@ -550,7 +552,9 @@ GUARDS = (
         PARTICIPATION,
         "missing if missing > overflow + 1e-10 else overflow",
         "overflow",
-        ("tests/accounting/test_participation.py::test_a_law_that_loses_mass_counts_it_as_a_loss",),
+        (
+            "tests/accounting/numerics/test_participation.py::test_a_law_that_loses_mass_counts_it_as_a_loss",
+        ),
         "participations that fell off a table cost nothing",
     ),
     Guard(
@@ -568,7 +572,7 @@ GUARDS = (
         "    if not isinstance(optimizer, DPKerasOptimizer):\n        raise",
         "    if False:\n        raise",
         (
-            "tests/test_private_training.py::"
+            "tests/training/test_private_model.py::"
             "test_a_private_model_does_not_train_with_a_plain_optimizer",
         ),
         "a private model trains without noise",
@@ -578,7 +582,7 @@ GUARDS = (
         TRAINING,
         'if policy is not None and policy.compute_dtype == "float16":',
         "if False:",
-        ("tests/test_private_training.py::test_float16_is_refused",),
+        ("tests/training/test_private_model.py::test_float16_is_refused",),
         "gradients are scaled before they are clipped (Keras puts a LossScaleOptimizer around "
         "the private one, which is refused as a plain one)",
     ),
@@ -627,7 +631,7 @@ GUARDS = (
         FUNCTION,
         "return bool(inner) and all(_is_around(part, dataset) for part in inner)",
         "return True",
-        ("tests/test_train_function.py::test_under_a_strategy_callbacks_feed_no_step",),
+        ("tests/training/test_train_function.py::test_under_a_strategy_callbacks_feed_no_step",),
         "the same under a tf.distribute strategy",
     ),
     Guard(
@@ -652,7 +656,7 @@ GUARDS = (
         TRAINING,
         "        refuse_own_train_step(self, PrivateTraining)\n",
         "",
-        ("tests/test_private_training.py::test_a_train_step_of_its_own_is_refused",),
+        ("tests/training/test_private_model.py::test_a_train_step_of_its_own_is_refused",),
         "a subclass trains without bound and noise",
     ),
     Guard(
@@ -660,7 +664,7 @@ GUARDS = (
         VALIDATION,
         "    if where is not None:\n",
         "    if False:\n",
-        ("tests/gradients/test_validation.py::test_a_train_step_of_its_own_is_refused",),
+        ("tests/training/test_checks.py::test_a_train_step_of_its_own_is_refused",),
         "the same, where a model is made private",
     ),
     Guard(
@@ -668,7 +672,9 @@ GUARDS = (
         TRAINING,
         "        refuse_mixing_layers(self, self._privacy.public_preprocessing)\n",
         "",
-        ("tests/test_private_training.py::test_batch_normalization_is_refused_by_name[False]",),
+        (
+            "tests/training/test_private_model.py::test_batch_normalization_is_refused_by_name[False]",
+        ),
         "a model that was built after make_private trains with batch normalization (what it "
         "writes is refused while the step is traced)",
     ),
@@ -677,7 +683,7 @@ GUARDS = (
         STEP,
         "if strategy.num_replicas_in_sync > 1:",
         "if False:",
-        ("tests/test_private_training.py::test_several_replicas_are_refused_quickly",),
+        ("tests/training/test_private_model.py::test_several_replicas_are_refused_quickly",),
         "noise and sums count once for each replica",
     ),
     Guard(
@@ -693,7 +699,9 @@ GUARDS = (
         STEP,
         "    refuse_hidden_state(forward, x, y)\n",
         "",
-        ("tests/test_private_training.py::test_a_layer_that_keeps_what_it_sees_does_not_train",),
+        (
+            "tests/training/test_private_model.py::test_a_layer_that_keeps_what_it_sees_does_not_train",
+        ),
         "a layer keeps sums of private examples in a variable of its own",
     ),
     Guard(
@@ -701,7 +709,7 @@ GUARDS = (
         STEP,
         "with tf.control_dependencies(tf.nest.flatten(x)):",
         "with tf.control_dependencies([]):",
-        ("tests/test_train_function.py::test_data_that_ends_early_ends_training",),
+        ("tests/training/test_train_function.py::test_data_that_ends_early_ends_training",),
         "steps that never had data are counted, so that the entry is of another run than the weights",
     ),
     Guard(
@@ -710,7 +718,7 @@ GUARDS = (
         "noise_scale = tf.cond(allowed, update, lambda: tf.zeros([]))",
         "noise_scale = update()",
         (
-            "tests/test_frozen_run.py::"
+            "tests/training/test_frozen_run.py::"
             "test_lots_of_more_rows_than_the_run_knows_change_nothing[compiled2]",
         ),
         "under XLA a step that is not allowed moves the weights",
@@ -720,7 +728,7 @@ GUARDS = (
         STEP,
         "    if session.fixes_rows:\n",
         "    if False:\n",
-        ("tests/gradients/test_public_normalization.py::test_training[batch-plain]",),
+        ("tests/gradients/engines/test_public_normalization.py::test_training[batch-plain]",),
         "with batch statistics the engine bounds another number of rows than the proof has (the "
         "sensitivity check refuses all training then)",
     ),
@@ -729,7 +737,7 @@ GUARDS = (
         TRAINING,
         '        fields["insecure_seed"] |= plan.insecure_seed\n',
         "",
-        ("tests/test_steering.py::test_a_seed_of_fit_is_one_of_the_lots",),
+        ("tests/training/test_steering.py::test_a_seed_of_fit_is_one_of_the_lots",),
         "amplification by lots that somebody can draw again",
     ),
     Guard(
@@ -737,7 +745,9 @@ GUARDS = (
         TRAINING,
         "batch_statistics=uses_batch_statistics(self),",
         "batch_statistics=False,",
-        ("tests/gradients/test_public_normalization.py::test_batch_statistics_are_accounted",),
+        (
+            "tests/gradients/engines/test_public_normalization.py::test_batch_statistics_are_accounted",
+        ),
         "one example moves all others, and the accounting takes it for one (the engine declares "
         "more than that, which is refused)",
     ),
@@ -748,7 +758,7 @@ GUARDS = (
         "    refuse_steering(given, training_metrics)\n",
         "",
         (
-            "tests/test_steering.py::"
+            "tests/training/test_steering.py::"
             "test_callbacks_that_follow_training_metrics_are_refused[EarlyStopping-list]",
         ),
         "the number of steps follows the training loss",
@@ -759,7 +769,7 @@ GUARDS = (
         "if isinstance(callback, keras.callbacks.TerminateOnNaN):",
         "if False:",
         (
-            "tests/test_steering.py::"
+            "tests/training/test_steering.py::"
             "test_callbacks_that_follow_training_metrics_are_refused[TerminateOnNaN-list]",
         ),
         "the number of steps tells of an example with a NaN",
@@ -770,7 +780,7 @@ GUARDS = (
         "            monitors = callback.save_best_only\n",
         "            monitors = False\n",
         (
-            "tests/test_steering.py::"
+            "tests/training/test_steering.py::"
             "test_callbacks_that_follow_training_metrics_are_refused[ModelCheckpoint-list]",
         ),
         "the checkpoint that is kept was chosen by the training loss",
@@ -781,7 +791,7 @@ GUARDS = (
         "    if monitor in training_metrics:\n        return False\n",
         "",
         (
-            "tests/test_steering.py::"
+            "tests/training/test_steering.py::"
             "test_a_training_metric_that_is_called_like_a_validation_metric_is_refused",
         ),
         "a training metric called val_accuracy steers",
@@ -791,7 +801,9 @@ GUARDS = (
         FEEDING,
         "    if lot_size is None:\n        raise",
         "    lot_size = lot_size or 8\n    if lot_size is None:\n        raise",
-        ("tests/test_feeding.py::test_data_whose_sampling_cannot_be_accounted_is_refused",),
+        (
+            "tests/training/test_feeding.py::test_data_whose_sampling_cannot_be_accounted_is_refused",
+        ),
         "a last, smaller batch is divided by the wrong constant",
     ),
     Guard(
@@ -799,7 +811,9 @@ GUARDS = (
         FEEDING,
         'if y is None or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):',
         "if False:",
-        ("tests/test_feeding.py::test_data_whose_sampling_cannot_be_accounted_is_refused",),
+        (
+            "tests/training/test_feeding.py::test_data_whose_sampling_cannot_be_accounted_is_refused",
+        ),
         "batches of a generator are taken for something that lots can be drawn from (which asks "
         "for arrays itself, in words that do not help)",
     ),
@@ -809,7 +823,7 @@ GUARDS = (
         "insecure_seed=lots.seeded and _relies_on_secret_lots(lots),",
         "insecure_seed=False,",
         (
-            "tests/test_steering.py::"
+            "tests/training/test_steering.py::"
             "test_a_seed_of_the_lots_matters_where_their_secrecy_does[poisson-False]",
         ),
         "amplification by lots that somebody can draw again",
@@ -819,7 +833,9 @@ GUARDS = (
         FEEDING,
         "        self._fed += 1\n",
         "",
-        ("tests/test_feeding.py::test_a_users_seed_reproduces_lots_and_other_fits_draw_others",),
+        (
+            "tests/training/test_feeding.py::test_a_users_seed_reproduces_lots_and_other_fits_draw_others",
+        ),
         "a second fit draws the lots of the first again, which are accounted as independent",
     ),
     Guard(
@@ -827,7 +843,7 @@ GUARDS = (
         FEEDING,
         "if y.size and not (y.min() >= 0 and y.max() < classes):",
         "if False:",
-        ("tests/test_private_training.py::test_bad_arguments",),
+        ("tests/training/test_private_model.py::test_bad_arguments",),
         "a label that no output has makes a gradient NaN",
     ),
     Guard(
@@ -836,7 +852,7 @@ GUARDS = (
         "        check_disjoint(model, lots.inputs)\n",
         "",
         (
-            "tests/gradients/test_public_normalization.py::"
+            "tests/gradients/engines/test_public_normalization.py::"
             "test_a_private_example_among_the_public_ones_is_refused[arrays]",
         ),
         "a private example takes part in every step without noise",
@@ -883,7 +899,7 @@ GUARDS = (
         OPTIMIZER,
         "        if self._slot in optimizer.__dict__:\n",
         "        if False:\n",
-        ("tests/test_frozen_run.py::test_the_message_says_how_to_begin_another_run",),
+        ("tests/training/test_frozen_run.py::test_the_message_says_how_to_begin_another_run",),
         "an assignment changes what a later run is said to be",
     ),
     Guard(
@@ -918,7 +934,7 @@ GUARDS = (
         'noise_multiplier = session.value("noise_multiplier")',
         "noise_multiplier = self.noise_multiplier",
         (
-            "tests/test_frozen_run.py::"
+            "tests/training/test_frozen_run.py::"
             "test_noise_comes_from_the_run_even_where_private_attributes_are_changed[compiled0]",
         ),
         "noise follows an attribute that was changed since",
@@ -929,7 +945,7 @@ GUARDS = (
         "optimizer.bound(forward.variables, run.l2_norm_clip)",
         "optimizer.bound(forward.variables)",
         (
-            "tests/test_frozen_run.py::"
+            "tests/training/test_frozen_run.py::"
             "test_noise_comes_from_the_run_even_where_private_attributes_are_changed[compiled0]",
         ),
         "the bound follows an attribute that was changed since",
@@ -939,7 +955,7 @@ GUARDS = (
         OPTIMIZER,
         "        self._secrets.noise.advance_to(int(self.iterations.numpy()))\n",
         "",
-        ("tests/test_serialization.py::test_a_restored_run_never_repeats_noise",),
+        ("tests/training/test_serialization.py::test_a_restored_run_never_repeats_noise",),
         "a resumed seeded run draws its noise again",
     ),
     Guard(
@@ -947,7 +963,9 @@ GUARDS = (
         OPTIMIZER,
         "        self._secrets.noise.renew_after_fork()\n",
         "",
-        ("tests/test_frozen_run.py::test_a_forked_process_draws_other_noise_in_a_run_of_its_own",),
+        (
+            "tests/training/test_frozen_run.py::test_a_forked_process_draws_other_noise_in_a_run_of_its_own",
+        ),
         "parent and child draw the same noise",
     ),
     Guard(
@@ -971,7 +989,7 @@ GUARDS = (
         SI,
         'rate = tf.cast(session.value("learning_rates"), tf.float64)',
         "rate = tf.cast(self.learning_rate, tf.float64)",
-        ("tests/test_frozen_run.py::test_rates_that_a_callback_moves_change_nothing",),
+        ("tests/training/test_frozen_run.py::test_rates_that_a_callback_moves_change_nothing",),
         "a schedule that was changed scales the noise away",
     ),
     Guard(
@@ -981,7 +999,7 @@ GUARDS = (
         "moved = tf.cast(tf.convert_to_tensor(mean) - rate * direction, tf.float32)\n"
         "            mean.assign(tf.cast(moved, tf.float64))",
         (
-            "tests/test_frozen_run.py::"
+            "tests/training/test_frozen_run.py::"
             "test_means_are_float64_and_one_example_moves_them_by_its_share[0.0]",
         ),
         "rounding moves every coordinate that crosses a boundary, without noise",
@@ -991,7 +1009,7 @@ GUARDS = (
         SI,
         "        if coarse:\n",
         "        if False:\n",
-        ("tests/test_frozen_run.py::test_coarse_weights_are_refused[bfloat16]",),
+        ("tests/training/test_frozen_run.py::test_coarse_weights_are_refused[bfloat16]",),
         "a new segment starts at weights of which little is left",
     ),
     Guard(
@@ -1132,7 +1150,7 @@ GUARDS = (
         SECRET,
         "    os.unlink(claimed)\n",
         "    os.rename(claimed, path)\n",
-        ("tests/mechanisms/test_secret_file.py::test_it_is_read_once",),
+        ("tests/noise/test_secret_file.py::test_it_is_read_once",),
         "one state of the noise has two futures",
     ),
     Guard(
@@ -1141,7 +1159,7 @@ GUARDS = (
         "        high = self._counter_of(draw)\n",
         "        high = self._counter_of(draw * 0)\n",
         (
-            "tests/mechanisms/test_noise.py::"
+            "tests/noise/test_gaussian.py::"
             "test_steps_variables_and_sources_never_share_a_draw[False]",
         ),
         "two steps have the same noise, and their difference has none",
@@ -1151,7 +1169,7 @@ GUARDS = (
         NOISE,
         "            material = os.urandom(16)\n",
         "            material = bytes(16)\n",
-        ("tests/mechanisms/test_noise.py::test_global_seeds_do_not_reach_the_noise",),
+        ("tests/noise/test_gaussian.py::test_global_seeds_do_not_reach_the_noise",),
         "whoever knows the program knows the noise",
     ),
     Guard(
@@ -1159,7 +1177,7 @@ GUARDS = (
         NOISE,
         "self.draws.assign(max(draws, int(self.draws.numpy())))",
         "self.draws.assign(draws)",
-        ("tests/mechanisms/test_noise.py::test_a_resumed_source_skips_what_was_drawn",),
+        ("tests/noise/test_gaussian.py::test_a_resumed_source_skips_what_was_drawn",),
         "a restored iteration makes noise come again",
     ),
     # -- gradients ------------------------------------------------------------------------------
@@ -1292,7 +1310,7 @@ GUARDS = (
         VALIDATION,
         "    _batch_norm,\n",
         "",
-        ("tests/gradients/test_validation.py::test_frozen_batch_normalization_is_refused_too",),
+        ("tests/training/test_checks.py::test_frozen_batch_normalization_is_refused_too",),
         "examples are normalized by each other",
     ),
     Guard(
@@ -1300,7 +1318,7 @@ GUARDS = (
         VALIDATION,
         "    _stateful_rnn,\n",
         "",
-        ("tests/gradients/test_validation.py::test_stateful_recurrence_is_refused",),
+        ("tests/training/test_checks.py::test_stateful_recurrence_is_refused",),
         "state goes from one example to the next",
     ),
     Guard(
@@ -1309,7 +1327,7 @@ GUARDS = (
         "    for layer, why in _adapted_layers(model, public):\n",
         "    for layer, why in ():\n",
         (
-            "tests/gradients/test_validation.py::test_adapted_layers_are_refused_unless_they_are_declared_public",
+            "tests/training/test_checks.py::test_adapted_layers_are_refused_unless_they_are_declared_public",
         ),
         "means or vocabularies of private data are part of the model",
     ),
@@ -1318,7 +1336,7 @@ GUARDS = (
         BOUNDS,
         "scale = self.l2_norm_clip * tf.math.rsqrt(tf.maximum(total, 1e-30))",
         "scale = tf.ones_like(total)",
-        ("tests/gradients/test_engine.py::test_the_sum_moves_by_at_most_the_sensitivity",),
+        ("tests/gradients/test_lot.py::test_the_sum_moves_by_at_most_the_sensitivity",),
         "one example moves the sum without bound",
     ),
     Guard(
@@ -1326,7 +1344,7 @@ GUARDS = (
         BOUNDING,
         "keep = finite & self.present",
         "keep = self.present",
-        ("tests/gradients/test_bounding.py::test_a_bad_row_changes_no_bit_of_the_others",),
+        ("tests/gradients/engines/test_ending.py::test_a_bad_row_changes_no_bit_of_the_others",),
         "one example makes the sum NaN",
     ),
     Guard(
@@ -1335,17 +1353,17 @@ GUARDS = (
         "scales = tf.where(present[:, tf.newaxis], scales, 0.0)",
         "scales = 1.0 * scales",
         (
-            "tests/gradients/test_bounding.py::test_absent_rows_count_zero_whatever_their_gradients_are",
+            "tests/gradients/engines/test_ending.py::test_absent_rows_count_zero_whatever_their_gradients_are",
         ),
         "padding adds to the sum",
     ),
     Guard(
         "physical batches and batch statistics",
-        "tfdp/gradients/engine.py",
-        '    if getattr(engine, "needs_whole_lots", False):\n        raise',
+        "tfdp/gradients/lot.py",
+        "    if needs_whole_lots(engine):\n        raise",
         "    if False:\n        raise",
         (
-            "tests/gradients/test_public_normalization.py::test_batch_statistics_refuse_physical_batches",
+            "tests/gradients/engines/test_public_normalization.py::test_batch_statistics_refuse_physical_batches",
         ),
         "parts of a lot have statistics of their own, for which nothing is proven",
     ),
@@ -1355,15 +1373,15 @@ GUARDS = (
         "tfdp/accounting/analysis.py",
         "    if reason is None and run.insecure_seed:\n",
         "    if False:\n",
-        ("tests/test_steering.py::test_a_seed_of_the_noise_leaves_nothing_proven",),
+        ("tests/training/test_steering.py::test_a_seed_of_the_noise_leaves_nothing_proven",),
         "noise that somebody can draw again counts as noise",
     ),
     Guard(
         "a run without noise spoils the rest",
-        "tfdp/accounting/guarantees.py",
+        "tfdp/accounting/composition.py",
         "    if reasons:\n        return Guarantee(epsilon=math.inf",
         "    if False:\n        return Guarantee(epsilon=math.inf",
-        ("tests/accounting/test_guarantees.py::test_unaccounted_training_spoils_everything",),
+        ("tests/accounting/test_composition.py::test_unaccounted_training_spoils_everything",),
         "a segment that nobody accounted for costs nothing",
     ),
     Guard(
@@ -1372,7 +1390,7 @@ GUARDS = (
         "        return None if table > 0 or not steps else 0\n"
         "    return table.index(0.0) if 0.0 in table else None",
         "        return None\n    return None",
-        ("tests/accounting/test_dpsgd.py::test_no_noise_is_infinite",),
+        ("tests/accounting/mechanisms/test_dpsgd.py::test_no_noise_is_infinite",),
         "training without noise (the bounds are infinite by themselves; here is the reason)",
     ),
     Guard(
@@ -1381,7 +1399,7 @@ GUARDS = (
         'if adjacency == "add_or_remove_one" and not self.nominal:',
         "if False:",
         (
-            "tests/accounting/test_guarantees.py::"
+            "tests/accounting/test_composition.py::"
             "test_adding_a_record_needs_a_probability_that_was_fixed_before",
         ),
         "one record more changes how often all others are drawn, which the proof does not cover",
@@ -1392,7 +1410,7 @@ GUARDS = (
         '        if adjacency == "add_or_remove_one":\n',
         "        if False:\n",
         (
-            "tests/accounting/test_dpsgd.py::"
+            "tests/accounting/mechanisms/test_dpsgd.py::"
             "test_add_or_remove_one_is_refused_without_poisson_lots[cyclic]",
         ),
         "one record more shifts all others to other lots",
@@ -1403,7 +1421,7 @@ GUARDS = (
         'if adjacency == "add_or_remove_one" and self.microbatch_size > 1:',
         "if False:",
         (
-            "tests/accounting/test_guarantees.py::test_adding_a_record_needs_a_probability_that_was_fixed_before",
+            "tests/accounting/test_composition.py::test_adding_a_record_needs_a_probability_that_was_fixed_before",
         ),
         "one record more regroups all others",
     ),
@@ -1412,7 +1430,7 @@ GUARDS = (
         CONTRIBUTION,
         'if self.microbatch_size > 1 or adjacency == "replace_one" or displaces:',
         "if self.microbatch_size > 1 or displaces:",
-        ("tests/accounting/test_dpsgd.py::test_epochs_are_not_amplified",),
+        ("tests/accounting/mechanisms/test_dpsgd.py::test_epochs_are_not_amplified",),
         "replace_one costs as much as zero_out",
     ),
     Guard(
@@ -1420,7 +1438,7 @@ GUARDS = (
         STEPS,
         'pair = "replace" if adjacency == "replace_one" else "add"',
         'pair = "add"',
-        ("tests/accounting/test_dpsgd.py::test_golden_poisson_replace_one",),
+        ("tests/accounting/mechanisms/test_dpsgd.py::test_golden_poisson_replace_one",),
         "replace_one costs as much as zero_out",
     ),
     Guard(
@@ -1428,7 +1446,7 @@ GUARDS = (
         CONTRIBUTION,
         'if self.microbatch_size > 1 or adjacency == "replace_one" or displaces:',
         'if adjacency == "replace_one" or displaces:',
-        ("tests/accounting/test_si_dpsgd.py::test_microbatches_double_zero_out",),
+        ("tests/accounting/mechanisms/test_si_dpsgd.py::test_microbatches_double_zero_out",),
         "a clipped mean moves from one point of the ball to another",
     ),
     Guard(
@@ -1436,7 +1454,7 @@ GUARDS = (
         CONTRIBUTION,
         'return 2.0 * lot if adjacency == "replace_one" or displaces else 2.0 * lot - 1.0',
         "return 1.0",
-        ("tests/accounting/test_dpsgd.py::test_batch_statistics_sensitivity",),
+        ("tests/accounting/mechanisms/test_dpsgd.py::test_batch_statistics_sensitivity",),
         "one record moves 2L - 1 clip norms, not one",
     ),
     Guard(
@@ -1446,7 +1464,7 @@ GUARDS = (
         "        if sampling.largest_lot is None:\n            return sampling.lot_size\n"
         "        if False:\n",
         (
-            "tests/accounting/test_dpsgd.py::"
+            "tests/accounting/mechanisms/test_dpsgd.py::"
             "test_batch_statistics_of_poisson_lots_need_a_largest_lot",
         ),
         "Poisson lots are larger than the nominal size half the time",
@@ -1456,7 +1474,7 @@ GUARDS = (
         STEPS,
         "if sampling.coin_flips and alone and sampling.probability < 1:",
         "if sampling.coin_flips and sampling.probability < 1:",
-        ("tests/accounting/test_dpsgd.py::test_microbatches_reveal_the_sample",),
+        ("tests/accounting/mechanisms/test_dpsgd.py::test_microbatches_reveal_the_sample",),
         "amplification where a record shifts all later ones to other groups",
     ),
     Guard(
@@ -1464,7 +1482,7 @@ GUARDS = (
         STEPS,
         "cut = sampling.chance_of_cut()",
         "cut = 0.0",
-        ("tests/accounting/test_dpsgd.py::test_cut_lots_cost_a_little_and_then_a_lot",),
+        ("tests/accounting/mechanisms/test_dpsgd.py::test_cut_lots_cost_a_little_and_then_a_lot",),
         "in a full lot a record displaces another one",
     ),
     Guard(
@@ -1472,26 +1490,26 @@ GUARDS = (
         STEPS,
         '"zero_out": Component(cut, q, z, "slot"),',
         '"zero_out": Component(cut, q, z, "add"),',
-        ("tests/accounting/test_dpsgd.py::test_full_lots_have_the_pair_of_fixed_sizes",),
+        ("tests/accounting/mechanisms/test_dpsgd.py::test_full_lots_have_the_pair_of_fixed_sizes",),
         "the add pair does not dominate a lot in which another example takes the place",
     ),
     Guard(
         "lots of fixed size",
-        "tfdp/accounting/fixed_size.py",
+        "tfdp/accounting/numerics/fixed_size.py",
         'pair, unit = ("slot", 1.0) if adjacency == "zero_out" else ("triangle", 2.0)',
         'pair, unit = "add", 1.0',
         (
-            "tests/accounting/test_dpsgd.py::"
+            "tests/accounting/mechanisms/test_dpsgd.py::"
             "test_fixed_size_lots_cover_the_adversarial_lot[1.5-0.3-zero_out]",
         ),
         "where a record is not drawn another one is, which costs more than a Poisson lot",
     ),
     Guard(
         "lots of fixed size, with replacement",
-        "tfdp/accounting/fixed_size.py",
+        "tfdp/accounting/numerics/fixed_size.py",
         "(weight, probability, noise_multiplier / (unit * k), pair) for k, weight in draws",
         "(weight, probability, noise_multiplier / unit, pair) for k, weight in draws",
-        ("tests/accounting/test_fixed_size.py::test_parts",),
+        ("tests/accounting/numerics/test_fixed_size.py::test_parts",),
         "a record that is drawn several times counts once",
     ),
     Guard(
@@ -1523,7 +1541,7 @@ GUARDS = (
         "tfdp/accounting/mechanisms/matrix.py",
         "            and len(self.strategy.first(run.steps)) <= sampling.groups\n",
         "",
-        ("tests/accounting/test_matrix.py::test_amplification_needs_few_bands",),
+        ("tests/accounting/mechanisms/test_matrix.py::test_amplification_needs_few_bands",),
         "traces of two draws of a record meet in one row",
     ),
     Guard(
@@ -1531,7 +1549,7 @@ GUARDS = (
         "tfdp/accounting/mechanisms/matrix.py",
         "        if isinstance(self.noise_multiplier, tuple):\n",
         "        if False:\n",
-        ("tests/accounting/test_matrix.py::test_bad_fields_are_refused[change2]",),
+        ("tests/accounting/mechanisms/test_matrix.py::test_bad_fields_are_refused[change2]",),
         "with a table the strategy is another matrix",
     ),
     Guard(
@@ -1540,7 +1558,7 @@ GUARDS = (
         "        if self.encoding.private_codebook:\n",
         "        if False:\n",
         (
-            "tests/accounting/test_discrete_sgd.py::"
+            "tests/accounting/mechanisms/test_discrete_sgd.py::"
             "test_a_codebook_fitted_to_private_gradients[gaussian]",
         ),
         "the codebook releases private gradients without noise",
@@ -1550,7 +1568,7 @@ GUARDS = (
         "tfdp/accounting/mechanisms/discrete_sgd.py",
         "        if not isinstance(run.sampling, Poisson):\n",
         "        if False:\n",
-        ("tests/accounting/test_discrete_sgd.py::test_what_is_not_proven_is_infinite",),
+        ("tests/accounting/mechanisms/test_discrete_sgd.py::test_what_is_not_proven_is_infinite",),
         "the theorem is for Poisson lots",
     ),
     Guard(
@@ -1558,7 +1576,7 @@ GUARDS = (
         "tfdp/accounting/mechanisms/discrete_sgd.py",
         '        if adjacency == "replace_one":\n',
         "        if False:\n",
-        ("tests/accounting/test_discrete_sgd.py::test_what_is_not_proven_is_infinite",),
+        ("tests/accounting/mechanisms/test_discrete_sgd.py::test_what_is_not_proven_is_infinite",),
         "no dominating pair is proven there",
     ),
     Guard(
@@ -1566,7 +1584,7 @@ GUARDS = (
         "tfdp/accounting/mechanisms/si_dpsgd.py",
         '        if self.release == "mu":\n',
         "        if False:\n",
-        ("tests/accounting/test_si_dpsgd.py::test_nothing_finite_with_a_reason",),
+        ("tests/accounting/mechanisms/test_si_dpsgd.py::test_nothing_finite_with_a_reason",),
         "un-noised means have a finite epsilon",
     ),
     Guard(
@@ -1574,7 +1592,7 @@ GUARDS = (
         "tfdp/accounting/mechanisms/si_dpsgd.py",
         "        if self.optimizer not in LINEAR_OPTIMIZERS:\n",
         "        if False:\n",
-        ("tests/accounting/test_si_dpsgd.py::test_nothing_finite_with_a_reason",),
+        ("tests/accounting/mechanisms/test_si_dpsgd.py::test_nothing_finite_with_a_reason",),
         "the theorem is about linear updates",
     ),
     Guard(
@@ -1582,7 +1600,7 @@ GUARDS = (
         "tfdp/accounting/mechanisms/si_dpsgd.py",
         "        if dynamics.bare_step is not None:\n",
         "        if False:\n",
-        ("tests/accounting/test_si_dpsgd.py::test_nothing_finite_with_a_reason",),
+        ("tests/accounting/mechanisms/test_si_dpsgd.py::test_nothing_finite_with_a_reason",),
         "weights of a step are released without noise",
     ),
     Guard(
@@ -1590,23 +1608,27 @@ GUARDS = (
         "tfdp/accounting/mechanisms/si_dpsgd.py",
         "        if not share <= _MOST_ROUNDING:\n",
         "        if False:\n",
-        ("tests/test_frozen_run.py::test_rounding_is_counted_and_a_tiny_rate_is_not_proven",),
+        (
+            "tests/training/test_frozen_run.py::test_rounding_is_counted_and_a_tiny_rate_is_not_proven",
+        ),
         "means that hardly move between representable numbers",
     ),
     Guard(
         "SI-DPSGD: rounding is counted",
         "tfdp/accounting/mechanisms/si_dpsgd.py",
-        "(matrix_mechanism.moved_further(loss, added),)",
+        "(linear_releases.moved_further(loss, added),)",
         "(loss,)",
-        ("tests/test_frozen_run.py::test_rounding_is_counted_and_a_tiny_rate_is_not_proven",),
+        (
+            "tests/training/test_frozen_run.py::test_rounding_is_counted_and_a_tiny_rate_is_not_proven",
+        ),
         "rounding moves the means without being accounted",
     ),
     Guard(
         "divergences that are none",
-        "tfdp/accounting/subsampled.py",
+        "tfdp/accounting/numerics/subsampled.py",
         "good = (rdp > 0) & np.isfinite(rdp) & (alpha > 1.01)",
         "good = np.isfinite(rdp) & (alpha > 1.01)",
-        ("tests/accounting/test_privacy_loss.py::test_useless_orders_are_dropped",),
+        ("tests/accounting/numerics/test_privacy_loss.py::test_useless_orders_are_dropped",),
         "a numerical failure reports perfect privacy",
     ),
     Guard(
@@ -1892,10 +1914,10 @@ GUARDS = (
     ),
     Guard(
         "a release appears whole",
-        "tfdp/release.py",
+        "tfdp/training/export.py",
         "        copy.save(partial)\n",
         "        copy.save(path)\n        copy.save(partial)\n",
-        ("tests/test_release.py::test_a_release_appears_whole_or_not_at_all",),
+        ("tests/training/test_export.py::test_a_release_appears_whole_or_not_at_all",),
         "a process that is killed while it saves leaves half a release in the place of an earlier one",
     ),
 )

@@ -1,4 +1,4 @@
-"""Imports go one way, and the accountant stays free of TensorFlow."""
+"""Imports go one way, without cycles, and the accountant stays free of TensorFlow."""
 
 import ast
 import pathlib
@@ -9,57 +9,171 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From top to bottom: a room imports only from rooms further down. Rooms on one line do not import
-# each other.
+# each other. docs/architecture.md draws it.
 LEVELS = [
     ["experiments"],
-    ["auditing", "callbacks", "models", "release", "repair"],
+    ["callbacks", "models"],
     ["training"],
-    ["private_training"],
-    ["private_step", "weights"],
-    ["steering"],
-    ["feeding", "train_function"],
     ["optimizers"],
     ["gradients"],
     ["session"],
     ["account"],
-    ["layers", "mechanisms"],
+    ["layers", "noise"],
     ["accounting", "data"],
-    ["_backend", "_files"],
+    ["_compat", "_files", "_validate"],
 ]
-LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-MODULES = sorted(
-    p for p in (ROOT / "tfdp").rglob("*.py") if p.parent.name != "tfdp" or p.stem[0] != "_"
-)
+# The same inside a room: parts further down know nothing of parts further up.
+INSIDE = {
+    "accounting": [["mechanisms"], ["numerics"]],
+    "gradients": [
+        ["lot"],
+        ["engines"],
+        ["contract"],
+        ["rules"],
+        ["forward", "bounds"],
+        ["encoding"],
+    ],
+    "training": [
+        ["export"],
+        ["models"],
+        ["private_model"],
+        ["accounted_weights", "feeding", "step"],
+    ],
+    "optimizers": [["factory"], ["dp_keras_optimizer"], ["adaptive_clipping"]],
+}
+# Functions import from the room's own registry when they are called, so that a name is enough.
+BORROWED = ("keras.src", "tensorflow.python")
 
 
-def rooms_imported_by(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tfdp":
-            parts = node.module.split(".")
-            yield from [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
-        elif isinstance(node, ast.Import):
+def module_name(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in sorted((ROOT / "tfdp").rglob("*.py"))}
+
+
+def imports(tree):
+    """Import statements that run; those for type checkers alone do not."""
+    if isinstance(tree, ast.If) and getattr(tree.test, "id", None) == "TYPE_CHECKING":
+        return
+    if isinstance(tree, ast.Import | ast.ImportFrom):
+        yield tree
+    for child in ast.iter_child_nodes(tree):
+        yield from imports(child)
+
+
+def imported_by(tree, modules):
+    """Modules of tfdp that an import statement of `tree` names, at any depth."""
+    for node in imports(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif (node.module or "").partition(".")[0] == "tfdp":
             for alias in node.names:
-                parts = alias.name.split(".")
-                if parts[0] == "tfdp" and len(parts) > 1:
-                    yield parts[1]
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in modules else node.module
 
 
-def room_of(path):
-    relative = path.relative_to(ROOT / "tfdp")
-    return relative.parts[0].removesuffix(".py")
+GRAPH = {
+    name: set(imported_by(ast.parse(path.read_text()), MODULES)) - {name, "tfdp"}
+    for name, path in MODULES.items()
+}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT / "tfdp")))
-def test_a_room_imports_only_from_rooms_below(path):
-    room = room_of(path)
-    assert room in LEVEL, f"{room} is a new room: give it a level"
-    for other in rooms_imported_by(path):
-        if other != room:
-            assert LEVEL[other] > LEVEL[room], f"{room} imports {other}"
+def cycle(graph):
+    """One cycle of a graph, as a list of names, or None."""
+    done, path = set(), []
+
+    def visit(name):
+        if name in path:
+            return path[path.index(name) :]
+        if name in done:
+            return None
+        path.append(name)
+        for other in sorted(graph.get(name, ())):
+            if found := visit(other):
+                return found
+        done.add(path.pop())
+        return None
+
+    for name in graph:
+        if found := visit(name):
+            return found
+    return None
 
 
-def test_every_room_that_is_named_and_built_is_seen():
-    assert {room_of(p) for p in MODULES} >= {"experiments", "training", "gradients", "accounting"}
+def violations(graph, levels, depth):
+    """Imports that go up, or sideways, in `levels` of the parts at `depth` of module names."""
+    level = {part: number for number, parts in enumerate(levels) for part in parts}
+    for name, others in graph.items():
+        for other in others:
+            ours, theirs = (m.split(".")[depth : depth + 1] for m in (name, other))
+            known = ours and theirs and ours != theirs and {*ours, *theirs} <= level.keys()
+            if known and level[theirs[0]] <= level[ours[0]]:
+                yield f"{name} imports {other}"
+
+
+def test_a_room_imports_only_from_rooms_below():
+    assert list(violations(GRAPH, LEVELS, 1)) == []
+
+
+def test_every_room_has_a_level_and_every_level_a_room():
+    rooms = {name.split(".")[1] for name in MODULES if "." in name}
+    assert rooms == {room for level in LEVELS for room in level}
+
+
+@pytest.mark.parametrize("room", INSIDE)
+def test_inside_a_room_imports_go_one_way(room):
+    graph = {
+        name: {o for o in others if o.startswith(f"tfdp.{room}.")}
+        for name, others in GRAPH.items()
+        if name.startswith(f"tfdp.{room}.")
+    }
+    parts = {name.split(".")[2] for name in graph}
+    assert parts >= {part for level in INSIDE[room] for part in level}
+    assert list(violations(graph, INSIDE[room], 2)) == []
+
+
+def test_there_is_no_cycle():
+    assert cycle(GRAPH) is None
+
+
+def drawn_arrows(page):
+    """Pairs of rooms that the second diagram of a page joins."""
+    diagram = page.split("```mermaid")[2].partition("```")[0]
+    for line in diagram.splitlines():
+        source, arrow, targets = line.partition("-->")
+        if arrow:
+            yield from ((source.strip(), target.strip()) for target in targets.split("&"))
+
+
+def test_the_picture_shows_the_imports():
+    rooms = {
+        (name.split(".")[1], other.split(".")[1])
+        for name, others in GRAPH.items()
+        for other in others
+        if "." in name and "." in other
+    }
+    arrows = {(a, b) for a, b in rooms if a != b and not b.startswith("_")}
+    drawn = list(drawn_arrows((ROOT / "docs" / "architecture.md").read_text()))
+    assert sorted(drawn) == sorted(arrows)
+
+
+def test_cycles_and_steps_up_are_found():
+    graph = {"tfdp.a.x": {"tfdp.b.y"}, "tfdp.b.y": {"tfdp.b.z"}, "tfdp.b.z": {"tfdp.a.x"}}
+    assert sorted(cycle(graph)) == ["tfdp.a.x", "tfdp.b.y", "tfdp.b.z"]
+    assert list(violations(graph, [["a"], ["b"]], 1)) == ["tfdp.b.z imports tfdp.a.x"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
+    late = "def f():\n    from tfdp.a import x\nif TYPE_CHECKING:\n    import tfdp.b.y"
+    assert list(imported_by(ast.parse(late), graph)) == ["tfdp.a.x"]
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("tfdp._compat")])
+def test_internals_of_keras_and_tensorflow_are_borrowed_in_one_place(name):
+    for node in imports(ast.parse(MODULES[name].read_text())):
+        names = (
+            [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        )
+        assert not [n for n in names if n.startswith(BORROWED)]
 
 
 @pytest.mark.parametrize("name", ["tfdp", "tfdp.accounting"])

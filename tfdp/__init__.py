@@ -1,7 +1,7 @@
 """tfdp: differentially private deep learning for Keras 3 on TensorFlow.
 
 Every run has two guarantees: what the paper behind the mechanism *claims*, and what is *proven* for
-what was really sampled, computed and released. See README.md for a tour.
+what was really sampled, computed and released. README.md gives a tour.
 
 Public names are loaded on first use, so that `tfdp.accounting` works without importing TensorFlow.
 """
@@ -11,9 +11,9 @@ import importlib
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "DPModel": "tfdp.training",
-    "DPSequential": "tfdp.training",
-    "make_private": "tfdp.training",
+    "DPModel": "tfdp.training.models",
+    "DPSequential": "tfdp.training.models",
+    "make_private": "tfdp.training.models",
     "PrivacyBudget": "tfdp.accounting",
     "DPKerasOptimizer": "tfdp.optimizers",
     "DPKerasSGDOptimizer": "tfdp.optimizers",
@@ -24,8 +24,8 @@ _PUBLIC = {
     "MatrixDPSGDOptimizer": "tfdp.optimizers",
     "DiscreteSGDOptimizer": "tfdp.optimizers",
     "make_dp_optimizer_class": "tfdp.optimizers",
-    "export": "tfdp.release",
-    "fix": "tfdp.repair",
+    "export": "tfdp.training.export",
+    "fix": "tfdp.training.repair",
 }
 _ROOMS = (
     "accounting",
@@ -33,8 +33,8 @@ _ROOMS = (
     "data",
     "gradients",
     "layers",
-    "mechanisms",
     "models",
+    "noise",
     "optimizers",
 )
 

@@ -122,7 +122,7 @@ def test_bad_budgets_are_refused(epsilon):
 )
 @pytest.mark.parametrize("kind", ["proven", "claimed"])
 def test_max_steps_at_the_boundary(run, kind):
-    from tfdp.accounting.guarantees import guarantee
+    from tfdp.accounting.composition import guarantee
 
     budget = guarantee(kind, run.with_(steps=60), DELTA).epsilon * 1.0001
     steps = max_steps(budget, DELTA, run, kind)

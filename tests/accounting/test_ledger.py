@@ -6,14 +6,7 @@ import pathlib
 
 import pytest
 
-from tfdp.accounting import (
-    BudgetExhausted,
-    Ledger,
-    LedgerError,
-    PrivacyBudget,
-    Run,
-    proven,
-)
+from tfdp.accounting import BudgetExhausted, Ledger, LedgerError, PrivacyBudget, Run, proven
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 RUN = Run(

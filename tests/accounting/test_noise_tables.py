@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tfdp.accounting import Encoding, Ledger, LedgerError, Run, claimed, noise_tables, proven
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.gaussian_steps import Diagonal
-from tfdp.accounting.subsampled import SubsampledLoss
+from tfdp.accounting.numerics.subsampled import SubsampledLoss
 
 DELTA = 1e-5
 TABLE = (2.0, 3.0, 2.5, 4.0, 2.0, 5.0, 3.0, 2.0, 6.0, 2.5, 3.5)

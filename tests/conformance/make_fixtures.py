@@ -12,8 +12,9 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-import conformance_cases as cases
 import numpy as np
+
+from tests.conformance import conformance_cases as cases
 
 FOLDER = Path(__file__).parent / "fixtures"
 

@@ -5,19 +5,19 @@ Their sums were stored by `make_fixtures.py`; each file names the versions that 
 
 from pathlib import Path
 
-import conformance_cases as cases
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.gradients import ghost, vectorized
+from tests.conformance import conformance_cases as cases
 from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.rules.testing import run_engine
+from tfdp.gradients.testing import run_engine
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.npz"))
-ENGINES = {"ghost": ghost.bounded_sum, "vectorized": vectorized.bounded_sum}
+ENGINES = {"ghost": ghost.bounded_sum, "vectorized": exact.bounded_sum}
 
 
 def ours(case, engine):

@@ -9,7 +9,13 @@ import sys
 import pytest
 
 from tfdp.experiments import partial_folder
-from tfdp.experiments.result_folder import ResultBusy, ResultError, ResultExists, ResultFolder
+from tfdp.experiments.result_folder import (
+    ResultBusy,
+    ResultError,
+    ResultExists,
+    ResultFolder,
+    new_folder,
+)
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from result_helpers import make, names, python, state
@@ -214,6 +220,19 @@ def test_numbers_go_on_after_the_largest_that_is_taken(tmp_path):
     assert state(tmp_path / "a_121") == "new"
     with pytest.raises(ResultError, match="always new"):
         ResultFolder(tmp_path / "a", numbered=True, overwrite=True)
+
+
+def test_a_folder_for_several_results_has_a_number_too(tmp_path):
+    base = tmp_path / "runs" / "a"
+    assert new_folder(base) == f"{base}_001"
+    with ResultFolder(base, numbered=True) as folder:
+        assert folder.path == f"{base}_002"
+        assert new_folder(base) == f"{base}_003"
+    assert names(tmp_path / "runs") == ["a_001", "a_003"]
+    assert not names(f"{base}_001") and not names(f"{base}_003")
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultError, match="Not a directory"):
+        new_folder(tmp_path / "file" / "a")
 
 
 def test_leftovers_of_killed_runs_are_cleared_and_living_ones_are_not(tmp_path):

@@ -6,10 +6,11 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfdp.gradients import ghost, row_losses
+from tfdp.gradients import row_losses
 from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.engines import ghost
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.rules.testing import assert_equal_sums, loop_bounded_sum, run_engine
+from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum, run_engine
 
 L = keras.losses
 WHOLE = {

@@ -8,8 +8,8 @@ from keras import layers
 
 from tfdp import models
 from tfdp.gradients.bounds import GlobalL2Clip
-from tfdp.gradients.engine import bounded_sum, choose_engine
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.op_effects import Effect, effect_of
 from tfdp.gradients.state_writes import refuse_hidden_state, refuse_writes
 from tfdp.layers import NoisyConv2D, NoisyDense, PublicBatchNormalization, PublicExamples

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdp.layers
 from tfdp import models
-from tfdp.gradients import ghost
+from tfdp.gradients.engines import ghost
 
 MNIST = (28, 28, 1)
 # Those that come with every normalization, and those that have one of their own.

@@ -16,8 +16,9 @@ from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.accounting.mechanisms.discrete_sgd import DiscreteSGD
 from tfdp.accounting.mechanisms.matrix import Matrix
 from tfdp.accounting.mechanisms.si_dpsgd import SIDPSGD
-from tfdp.gradients.engine import BoundedSum, bounded_sum, choose_engine
+from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 
 

@@ -14,9 +14,9 @@ import tfdp
 from tfdp import optimizers
 from tfdp.accounting import proven
 from tfdp.gradients.bounds import EncodedBound, GlobalL2Clip
-from tfdp.gradients.engine import bounded_sum, choose_engine
+from tfdp.gradients.encoding import Codebook, Encoder
 from tfdp.gradients.forward import Forward
-from tfdp.mechanisms import Codebook, Encoder
+from tfdp.gradients.lot import bounded_sum, choose_engine
 
 CLIP = 0.5
 

@@ -12,8 +12,8 @@ import tfdp
 from tfdp.accounting import claimed, noise_for, proven
 from tfdp.callbacks import PrivacyTensorBoard
 from tfdp.gradients.bounds import GlobalL2Clip
-from tfdp.gradients.engine import bounded_sum, choose_engine
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.optimizers.langevin import PowerDecay
 
 

@@ -6,7 +6,7 @@ import sys
 
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS, check_delta, format_epsilon
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
-from tfdp.accounting.noise_families import FAMILIES
+from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.run import STARTS, Run
 from tfdp.accounting.sampling import sampling_names, steps_for
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
@@ -153,15 +153,15 @@ def _answer(flags: argparse.Namespace) -> str:
     check_delta(flags.delta)
     run = _run(flags)
     # Loaded after the flags are known to be good, so that a typing error is answered at once.
-    from tfdp.accounting import calibration, guarantees, wording
+    from tfdp.accounting import calibration, composition, wording
 
     if flags.epsilon is not None:
         noise = calibration.noise_for(
             flags.epsilon, flags.delta, run, flags.guarantee, flags.adjacency
         )
         run = run.with_noise(noise)
-    claimed = guarantees.claimed(run, flags.delta, flags.adjacency)
-    proven = guarantees.proven(run, flags.delta, flags.adjacency)
+    claimed = composition.claimed(run, flags.delta, flags.adjacency)
+    proven = composition.proven(run, flags.delta, flags.adjacency)
     statement = wording.Statement.from_guarantees([run], claimed, proven)
     if flags.json:
         return json.dumps(

@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from tfdp.accounting.contribution import UnboundedSensitivity
-from tfdp.accounting.privacy_loss import Loss
+from tfdp.accounting.numerics.privacy_loss import Loss
 
 if TYPE_CHECKING:
     from tfdp.accounting.run import Run

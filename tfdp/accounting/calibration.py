@@ -8,15 +8,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tfdp.accounting import gaussian, guarantees, privacy_loss
+from tfdp.accounting import composition
 from tfdp.accounting.analysis import analyse
-from tfdp.accounting.guarantee import (
-    check_adjacency,
-    check_delta,
-    check_epsilon,
-    check_kind,
-)
-from tfdp.accounting.guarantees import guarantee
+from tfdp.accounting.composition import guarantee
+from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
+from tfdp.accounting.numerics import gaussian, privacy_loss
 from tfdp.accounting.run import Run
 
 # How far below the budget a calibrated epsilon may stay, relative to it.
@@ -205,8 +201,8 @@ def max_steps(
 
     earlier = [past for past in earlier if past.steps]
     compose = {
-        "proven": guarantees.proven_composition,
-        "claimed": guarantees.claimed_composition,
+        "proven": composition.proven_composition,
+        "claimed": composition.claimed_composition,
     }[kind]
 
     def fits(steps: int) -> bool:

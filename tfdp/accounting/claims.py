@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdp.accounting.noise_tables import Noise, levels
+from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss, one_round_rdp
 from tfdp.accounting.sampling import Sampling
-from tfdp.accounting.subsampled import Component, SubsampledLoss, one_round_rdp
 
 ORDERS_2020 = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)
 

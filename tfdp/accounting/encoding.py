@@ -9,7 +9,7 @@ import numpy as np
 from scipy import special
 
 from tfdp.accounting import records
-from tfdp.accounting.noise_families import FAMILIES, GAUSSIAN, STUDENT_T
+from tfdp.accounting.numerics.noise_families import FAMILIES, GAUSSIAN, STUDENT_T
 
 Family = tuple[str, float | None]
 

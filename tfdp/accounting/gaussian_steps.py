@@ -29,13 +29,14 @@ import math
 
 import numpy as np
 
-from tfdp.accounting import fixed_size, noise_tables, privacy_loss
+from tfdp.accounting import noise_tables
 from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
 from tfdp.accounting.noise_tables import Noise, levels
-from tfdp.accounting.participation import occurrence_law, trials
-from tfdp.accounting.privacy_loss import GaussianLoss, RandomGaussianLoss, epsilon_of
+from tfdp.accounting.numerics import fixed_size, privacy_loss
+from tfdp.accounting.numerics.participation import occurrence_law, trials
+from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss, epsilon_of
+from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss
 from tfdp.accounting.run import Run
-from tfdp.accounting.subsampled import Component, SubsampledLoss
 
 # Chance per step below which an event is left out and charged to delta instead.
 _NEGLIGIBLE = 1e-18
@@ -43,7 +44,7 @@ _NEGLIGIBLE = 1e-18
 
 @dataclasses.dataclass(frozen=True)
 class Diagonal:
-    """Noise that differs from step to step, as a `matrix_mechanism.Response` without memory.
+    """Noise that differs from step to step, as a `linear_releases.Response` without memory.
 
     Attributes:
       squares: 1 / z_t^2 of every step.

@@ -206,11 +206,11 @@ class Ledger:
           delta: Probability in (0, 1).
           adjacency: Neighbouring relation.
         """
-        from tfdp.accounting import guarantees
+        from tfdp.accounting import composition
 
         compose = {
-            "claimed": guarantees.claimed_composition,
-            "proven": guarantees.proven_composition,
+            "claimed": composition.claimed_composition,
+            "proven": composition.proven_composition,
         }[check_kind(kind)]
         return compose(self.runs, delta, adjacency)
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from tfdp.accounting import records
 from tfdp.accounting.checks import one_of, whole
+from tfdp.accounting.numerics.binomials import chance_of_more
 
 if TYPE_CHECKING:
-    from tfdp.accounting.matrix_mechanism import Response
+    from tfdp.accounting.numerics.linear_releases import Response
 
 _NOMINAL_REMEDY = (
     "Fix a nominal number of examples N0 without looking at the data, draw lots with probability "
@@ -180,8 +181,6 @@ class _CoinFlips(Sampling):
     def chance_of_cut(self) -> float:
         if not self.may_cut:
             return 0.0
-        from tfdp.accounting.participation import chance_of_more
-
         others = -(-self.num_examples // self.groups) - 1
         return float(chance_of_more(self.max_lot_size - 1, others, self.probability))
 

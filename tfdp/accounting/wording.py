@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdp.accounting.analysis import INSECURE_SEED
+from tfdp.accounting.composition import claimed_composition, proven_composition
 from tfdp.accounting.guarantee import (
     ADJACENCY_WORDS,
     VACUOUS_ABOVE,
@@ -18,7 +19,6 @@ from tfdp.accounting.guarantee import (
     delta_warning,
     format_epsilon,
 )
-from tfdp.accounting.guarantees import claimed_composition, proven_composition
 from tfdp.accounting.run import Run
 
 NOT_COVERED = (

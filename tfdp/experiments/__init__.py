@@ -1,22 +1,22 @@
 """Experiments: settings in, a trained model, its accuracy and its two guarantees out.
 
-Public names are loaded on first use, so that `result_folder` works without importing TensorFlow.
+Names are loaded on first use, so that settings and flags are there without TensorFlow.
 """
 
 import importlib
 
 _PUBLIC = {
-    "MECHANISMS": "settings",
     "Experiment": "settings",
+    "SETTINGS": "settings",
     "Result": "experiment",
+    "run": "experiment",
+    "run_into": "saving",
     "ResultError": "partial_folder",
     "ResultFolder": "result_folder",
-    "card": "report",
     "check": "result_folder",
     "print_table": "report",
     "record": "report",
-    "run": "experiment",
-    "run_into": "saving",
+    "card": "report",
 }
 
 __all__ = [*_PUBLIC]

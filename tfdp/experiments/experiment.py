@@ -7,18 +7,15 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
-from tfdp import (
-    _backend,  # noqa: F401
-    data,
-    models,
-)
+import tfdp._compat  # noqa: F401
+from tfdp import data, models
 from tfdp.accounting import Guarantee, PrivacyBudget, Run, Statement, noise_for
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
 from tfdp.experiments.construction import make_optimizer, plan
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.settings import Experiment
-from tfdp.release import plain_copy
-from tfdp.training import make_private
+from tfdp.training.export import plain_copy
+from tfdp.training.models import make_private
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

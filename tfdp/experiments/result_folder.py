@@ -220,6 +220,17 @@ class ResultFolder:
             _move_aside(partial)
 
 
+def new_folder(path: str | os.PathLike) -> str:
+    """Makes an empty folder for several results, the first free one of `path`_001, `path`_002, ...
+
+    Raises:
+        ResultError: it cannot be made.
+    """
+    with ResultFolder(path, numbered=True) as claimed:
+        os.mkdir(claimed.path)
+    return claimed.path
+
+
 def check(folder: str | os.PathLike) -> dict:
     """The record of a result, whose files are whole and belong together.
 

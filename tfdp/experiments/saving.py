@@ -10,7 +10,7 @@ from tfdp.experiments.experiment import Result, run
 from tfdp.experiments.report import card, record
 from tfdp.experiments.result_folder import ResultError, ResultFolder
 from tfdp.experiments.settings import Experiment
-from tfdp.release import export
+from tfdp.training.export import export
 
 
 def run_into(folder: ResultFolder, experiment: Experiment, verbose: int | str = "auto") -> Result:

@@ -2,7 +2,7 @@
 
 from keras import layers
 
-from tfdp import _backend  # noqa: F401
+import tfdp._compat  # noqa: F401
 from tfdp.models.blocks import block
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tfdp.accounting import analysis, claims, noise_tables, privacy_loss, records
+from tfdp.accounting import analysis, claims, noise_tables, records
 from tfdp.accounting.checks import covers
 from tfdp.accounting.noise_tables import Noise
+from tfdp.accounting.numerics import privacy_loss
 
 if TYPE_CHECKING:
     from tfdp.accounting.comparison import Advice

@@ -36,17 +36,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tfdp.accounting import claims, gaussian_steps, noise_tables, rdp_of_noise
+from tfdp.accounting import claims, gaussian_steps, noise_tables
 from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
 from tfdp.accounting.encoding import Encoding, Family
 from tfdp.accounting.mechanisms.base import NoisyMechanism
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
-from tfdp.accounting.noise_families import GAUSSIAN
 from tfdp.accounting.noise_tables import Noise
-from tfdp.accounting.privacy_loss import RenyiLoss
+from tfdp.accounting.numerics import renyi_of_noise
+from tfdp.accounting.numerics.noise_families import GAUSSIAN
+from tfdp.accounting.numerics.privacy_loss import RenyiLoss
+from tfdp.accounting.numerics.subsampled import default_orders
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import Poisson
-from tfdp.accounting.subsampled import default_orders
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,16 +246,16 @@ def _family(family: str, nu: float | None) -> str:
 
 @functools.lru_cache(maxsize=128)
 def _moments(encoding: Encoding, scale: float) -> np.ndarray:
-    """K_k at `rdp_of_noise.ORDERS`, one row for each vector of the codebook."""
+    """K_k at `renyi_of_noise.ORDERS`, one row for each vector of the codebook."""
     family, nu = encoding.noise, encoding.degrees_of_freedom
     if encoding.largest_entry is not None:
-        bound = rdp_of_noise.unit_norm(
+        bound = renyi_of_noise.unit_norm(
             family, 1 / scale, encoding.largest_entry / scale, degrees_of_freedom=nu
         )
         return bound[None, :]
     return np.array(
         [
-            rdp_of_noise.corner(family, corner / scale, degrees_of_freedom=nu)
+            renyi_of_noise.corner(family, corner / scale, degrees_of_freedom=nu)
             for corner in encoding.magnitudes()
         ]
     )
@@ -273,7 +274,7 @@ def step_divergences(
     """
     return np.max(
         [
-            rdp_of_noise.subsampled(moments, probability, orders)
+            renyi_of_noise.subsampled(moments, probability, orders)
             for moments in _moments(encoding, scale)
         ],
         axis=0,

@@ -2,7 +2,7 @@
 
 Releasing every clipped sum with noise C^-1 z is as private as releasing C G + z: a matrix mechanism
 with W = C (Denisov et al. 2022, Theorem 2.1; several participations: Choquette-Choo et al. 2023),
-analysed together with SI-DPSGD in `matrix_mechanism`. There is one amplified case:
+analysed together with SI-DPSGD in `linear_releases`. There is one amplified case:
 
 * "cyclic_poisson" sampling with bands <= groups. A record can be drawn in every groups-th step
   only, and the traces of two draws never meet in one row of C. Each turn of its group is therefore
@@ -20,11 +20,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tfdp.accounting import gaussian_steps, matrix_mechanism, privacy_loss
+from tfdp.accounting import gaussian_steps
 from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis, analyse
 from tfdp.accounting.claims import Claim
 from tfdp.accounting.mechanisms.base import NoisyMechanism
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.numerics import linear_releases, privacy_loss
 from tfdp.accounting.run import Run
 from tfdp.accounting.strategies import Strategy, leftmost_squares, non_increasing, strategy
 
@@ -36,7 +37,7 @@ _ASSUMPTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Toeplitz:
-    """A lower-triangular Toeplitz matrix as a `matrix_mechanism.Response`.
+    """A lower-triangular Toeplitz matrix as a `linear_releases.Response`.
 
     Attributes:
       first: Magnitudes of its first column, at most `steps` of them.
@@ -138,7 +139,7 @@ class Matrix(NoisyMechanism):
             assumptions = (*_ASSUMPTIONS, SECRET_SAMPLE)
         else:
             scale = self._scale(run, factor)
-            loss, details = matrix_mechanism.loss_of(run, Toeplitz.of(run), scale, delta)
+            loss, details = linear_releases.loss_of(run, Toeplitz.of(run), scale, delta)
             found = Analysis((loss,), details=details, scales=True)
             assumptions = _ASSUMPTIONS
         found.details["sensitivity"] = factor * run.contribution.noise_divisor
@@ -172,7 +173,7 @@ class Matrix(NoisyMechanism):
                 for n in counts
             ]
         factor = run.contribution.sensitivity(run.sampling, adjacency)
-        return matrix_mechanism.curve(run, Toeplitz.of, counts, self._scale(run, factor), delta)
+        return linear_releases.curve(run, Toeplitz.of, counts, self._scale(run, factor), delta)
 
     def claimed_epsilon(self, run: Run, delta: float) -> Claim:
         """The proven bound for zero_out; how the seed was chosen is no matter of the claim."""

@@ -6,7 +6,7 @@ Theorem A (see `linear_response`): the sequence of released weights is a matrix 
 mu = factor * ||W m|| / z, tight for linear losses, and publishing the last weights only proves
 nothing better. With W >= 0, replace_one doubles mu.
 
-What m can be is decided by the sampling (see `matrix_mechanism`, which other matrix mechanisms
+What m can be is decided by the sampling (see `linear_releases`, which other matrix mechanisms
 share). Amplification by secrecy is not claimed: the dense columns of W give away when the record
 took part.
 """
@@ -17,11 +17,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from tfdp.accounting import checks, claims, matrix_mechanism, rounding
+from tfdp.accounting import checks, claims
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.checks import Schedule
-from tfdp.accounting.linear_response import Dynamics
 from tfdp.accounting.mechanisms.base import NoisyMechanism
+from tfdp.accounting.numerics import linear_releases, rounding
+from tfdp.accounting.numerics.linear_response import Dynamics
 from tfdp.accounting.run import Run
 
 RELEASES = ("theta", "mu")
@@ -134,10 +135,10 @@ class SIDPSGD(NoisyMechanism):
                 "learning rate that scales it is 0 there."
             )
         scale = self._scale(run, factor)
-        loss, details = matrix_mechanism.loss_of(run, dynamics, scale, delta)
+        loss, details = linear_releases.loss_of(run, dynamics, scale, delta)
         details["sensitivity"] = factor * run.contribution.noise_divisor
         added = rounding.added_mu(run, dynamics, scale / factor)
-        share = added / matrix_mechanism.typical_mu(loss) if added else 0.0
+        share = added / linear_releases.typical_mu(loss) if added else 0.0
         if not share <= _MOST_ROUNDING:
             return Analysis(
                 reason=f"Rounding of the un-noised means adds up to {share:.3g} of what one record "
@@ -145,7 +146,7 @@ class SIDPSGD(NoisyMechanism):
                 "rounding boundary. Use a larger learning rate, or fewer steps."
             )
         return Analysis(
-            (matrix_mechanism.moved_further(loss, added),),
+            (linear_releases.moved_further(loss, added),),
             self._assumptions(share),
             details=details | ({"rounding_share": share} if share else {}),
             scales=True,
@@ -177,7 +178,7 @@ class SIDPSGD(NoisyMechanism):
         factor = run.contribution.sensitivity(run.sampling, adjacency)
         scale = self._scale(run, factor)
         added = rounding.added_mu(run, Dynamics.of(run), scale / factor)
-        return matrix_mechanism.curve(run, Dynamics.of, counts, scale, delta, added)
+        return linear_releases.curve(run, Dynamics.of, counts, scale, delta, added)
 
     def advice(self, run: Run, delta: float, adjacency: str):
         from tfdp.accounting.mechanisms.si_dpsgd_advice import advise

@@ -13,10 +13,10 @@ import numpy as np
 
 from tfdp.accounting.calibration import CalibrationError, noise_for
 from tfdp.accounting.comparison import Advice
+from tfdp.accounting.composition import proven
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
-from tfdp.accounting.guarantees import proven
-from tfdp.accounting.linear_response import Dynamics, full_columns
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.numerics.linear_response import Dynamics, full_columns
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import Poisson
 

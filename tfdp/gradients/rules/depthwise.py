@@ -1,13 +1,13 @@
-"""DepthwiseConv1D/2D and SeparableConv1D/2D."""
+"""Rules for DepthwiseConv1D/2D and SeparableConv1D/2D."""
 
 import keras
 import tensorflow as tf
 
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
-from tfdp.gradients.rules.contributions import Instantiated, OuterProducts
 from tfdp.gradients.rules.conv import channels_last, flat
 from tfdp.gradients.rules.patches import Window
+from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
 
 
 class _DepthwiseRule(ActivationRule):
@@ -19,7 +19,7 @@ class _DepthwiseRule(ActivationRule):
 
 @register(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 class DepthwiseConvRule(_DepthwiseRule):
-    """Each channel is a convolution of its own."""
+    """Each channel is convolved by itself, with its own kernel."""
 
     def variables(self):
         kernel = self.layer.kernel
@@ -97,7 +97,7 @@ class SeparableConvRule(_DepthwiseRule):
 
 
 def _depthwise_kernel(inputs, outputs, window, shape):
-    """Returns [rows, *window.size, channels, multiplier]."""
+    """Returns a depthwise kernel's gradients [rows, *window.size, channels, multiplier]."""
     channels, multiplier = shape[-2:]
     width = window.size[-1]
     outputs = flat(tf.cast(outputs, tf.float32))

@@ -1,0 +1,366 @@
+"""Correlated noise: what is proven, against brute force, against its twins and against attackers."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tfdp.accounting import (
+    Ledger,
+    Run,
+    Strategy,
+    claimed,
+    epsilon_curve,
+    max_steps,
+    noise_for,
+    proven,
+    proven_composition,
+    statement,
+    strategy,
+)
+from tfdp.accounting.analysis import analyse
+from tfdp.accounting.mechanisms.matrix import Toeplitz
+from tfdp.accounting.numerics.privacy_loss import RandomGaussianLoss
+from tfdp.accounting.strategies import inverse, losses, optimized, sensitivity
+
+DELTA = 1e-5
+ROOT = Strategy(name="sqrt_toeplitz")
+PREFIX = Strategy(name="prefix_sum")
+BANDED = Strategy(name="banded_toeplitz", coefficients=(1.0, 0.5, 0.25, -0.1))
+BASE = Run(
+    mechanism="matrix",
+    num_examples=100,
+    lot_size=10,
+    steps=20,
+    sampling="cyclic",
+    noise_multiplier=3.0,
+    strategy=ROOT,
+)
+MNIST = BASE.with_(num_examples=60000, lot_size=256, steps=3510)
+
+
+def matrix(run):
+    c = np.zeros(run.steps)
+    c[: len(run.strategy.first(run.steps))] = run.strategy.first(run.steps)
+    steps = range(run.steps)
+    return np.array([[c[t - s] if t >= s else 0.0 for s in steps] for t in steps])
+
+
+# ------------------------------------------------------------------ golden: section 6 of the design
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "lot", "epochs", "root", "banded"),
+    [
+        (0.5, 256, 1, (18.57, 19.71), (18.20, 20.29)),
+        (2, 256, 15, (48.64, 50.89), (33.91, 42.61)),
+        (2, 1024, 10, (30.08, 31.76), (21.99, 27.69)),
+        (8, 2048, 15, (12.73, 13.46), (8.684, 11.26)),
+    ],
+)
+def test_golden_noise_without_amplification(epsilon, lot, epochs, root, banded):
+    period = 60000 // lot
+    steps = period * epochs
+    for plan, golden in (
+        (ROOT, root),
+        (strategy("banded_toeplitz", steps, period), banded),
+    ):
+        run = MNIST.with_(lot_size=lot, steps=steps, strategy=plan)
+        z = noise_for(epsilon, DELTA, run)
+        found = [z * loss for loss in losses(plan.first(steps), steps)]
+        assert found == pytest.approx(golden, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "lot", "epochs", "bands", "golden"),
+    [
+        (0.5, 256, 1, 8, (7.68, 10.40)),
+        (2, 1024, 10, 4, (16.68, 23.32)),
+        (2, 2048, 15, 4, (23.41, 32.66)),
+        (2, 256, 1, 16, (3.802, 4.976)),
+    ],
+)
+def test_golden_amplified_noise(epsilon, lot, epochs, bands, golden):
+    steps = (60000 // lot) * epochs
+    plan = strategy("banded_toeplitz", steps, bands)
+    run = MNIST.with_(
+        lot_size=lot, steps=steps, strategy=plan, sampling="cyclic_poisson", groups=bands
+    )
+    z = noise_for(epsilon, DELTA, run)
+    found = [z * loss for loss in losses(plan.first(steps), steps)]
+    assert found == pytest.approx(golden, rel=3e-3)
+    assert proven(run.with_(noise_multiplier=z), DELTA).epsilon <= epsilon
+
+
+# ------------------------------------------------------------------ twins
+
+
+@pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "unknown", "poisson"])
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_prefix_sums_are_si_dpsgd(sampling, adjacency):
+    run = BASE.with_(sampling=sampling, strategy=PREFIX)
+    twin = run.with_(mechanism="si_dpsgd", strategy=None)
+    assert proven(run, DELTA, adjacency).epsilon == pytest.approx(
+        proven(twin, DELTA, adjacency).epsilon, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("sampling", ["cyclic", "poisson", "with_replacement", "unknown"])
+def test_identity_is_dpsgd(sampling):
+    run = BASE.with_(sampling=sampling, strategy=Strategy(name="identity"))
+    twin = run.with_(mechanism="dpsgd", strategy=None)
+    assert proven(run, DELTA).epsilon == proven(twin, DELTA).epsilon
+    scaled = Strategy(name="banded_toeplitz", coefficients=(2.0,))
+    doubled = run.with_(strategy=scaled, noise_multiplier=6.0)
+    assert proven(doubled, DELTA).epsilon == pytest.approx(proven(twin, DELTA).epsilon)
+
+
+def test_one_group_is_poisson():
+    run = BASE.with_(mechanism="dpsgd", strategy=None, sampling="poisson")
+    grouped = run.with_(sampling="cyclic_poisson", groups=1)
+    assert proven(grouped, DELTA).epsilon == proven(run, DELTA).epsilon
+    assert proven(grouped.with_(groups=5), DELTA).epsilon > proven(run, DELTA).epsilon
+    assert claimed(grouped.with_(groups=5), DELTA).epsilon == claimed(run, DELTA).epsilon
+
+
+# ------------------------------------------------------------------ brute force
+
+
+@pytest.mark.parametrize("plan", [ROOT, PREFIX, BANDED], ids=lambda p: p.name)
+@pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "unknown"])
+def test_every_pattern_is_covered(plan, sampling):
+    run = BASE.with_(num_examples=40, steps=10, strategy=plan, sampling=sampling)  # epochs of 4
+    gram = np.abs(matrix(run).T @ matrix(run))
+    epochs = [range(e, min(e + 4, 10)) for e in range(0, 10, 4)]
+    patterns = {
+        "cyclic": [range(o, 10, 4) for o in range(4)],
+        "shuffle": list(itertools.product(*epochs)),
+        "unknown": [range(10)],
+    }[sampling]
+    worst = max(gram[np.ix_(p, p)].sum() for p in map(list, patterns))
+    found = proven(run, DELTA).mu * run.noise_multiplier
+    assert math.sqrt(worst) <= found * (1 + 1e-12)
+    assert found <= 1.6 * math.sqrt(worst)
+    if sampling == "cyclic" and plan is not BANDED:
+        assert found == pytest.approx(math.sqrt(worst))
+
+
+@pytest.mark.parametrize("plan", [ROOT, PREFIX, BANDED], ids=lambda p: p.name)
+def test_every_prefix_of_a_run_is_covered(plan):
+    counts = np.arange(1, 11)
+    response = Toeplitz.of(BASE.with_(steps=10, strategy=plan))
+    for method in (response.cyclic, response.shuffled):
+        together = method(4, counts)[0]
+        for n in counts:
+            alone = Toeplitz.of(BASE.with_(steps=int(n), strategy=plan))
+            single = getattr(alone, method.__name__)(4, np.array([n]))[0]
+            assert together[n - 1] == pytest.approx(single[0])
+
+
+def test_random_participation_bounds_the_average():
+    """Theorem B, with the law of ||C m|| simulated."""
+    run = BASE.with_(sampling="poisson", strategy=BANDED, noise_multiplier=6.0)
+    rng = np.random.default_rng(0)
+    m = rng.random((20_000, 20)) < 0.1
+    gram = np.abs(matrix(run).T @ matrix(run))
+    mus = np.sqrt(np.einsum("ns,st,nt->n", m, gram, m)) / 6.0
+    epsilon = proven(run, 1e-3).epsilon
+    keep = mus[mus > 0]
+    profile = stats.norm.cdf(keep / 2 - epsilon / keep) - math.exp(epsilon) * stats.norm.cdf(
+        -keep / 2 - epsilon / keep
+    )
+    assert profile.sum() / len(mus) <= 1e-3 * 1.05
+    assert epsilon < proven(run.with_(sampling="unknown"), 1e-3).epsilon
+
+
+@pytest.mark.parametrize(("share", "caught"), [(1.0, False), (2 / 3, True), (1.5, False)])
+def test_an_attacker_gets_no_more_than_is_proven(share, caught):
+    """Linear attack on released sums with noise C^-1 z; two thirds of the noise are caught."""
+    run = BASE.with_(steps=20, noise_multiplier=2.0)
+    c = run.strategy.first(20)
+    pattern = np.zeros(20)
+    pattern[::10] = 1.0
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(4000, 20)) * 2.0 * share
+    inverse_matrix = np.array(
+        [[inverse(c, 20)[t - s] if t >= s else 0.0 for s in range(20)] for t in range(20)]
+    )
+    noise = z @ inverse_matrix.T
+    weights = matrix(run).T @ matrix(run) @ pattern  # best linear statistic of the releases
+    without = noise @ weights
+    separation = (pattern @ weights) / without.std()
+    assert bool(separation > proven(run, DELTA).mu * 1.05) is caught
+
+
+def test_amplified_rounds_by_brute_force():
+    """Two bands, two groups, two turns: hockey sticks of the exact mixture on a grid."""
+    run = BASE.with_(
+        num_examples=20, lot_size=2, steps=4, sampling="cyclic_poisson", groups=2,
+        strategy=Strategy(name="banded_toeplitz", coefficients=(1.0, 0.6)), noise_multiplier=1.0,
+    )  # fmt: skip
+    delta = 1e-2
+    epsilon = proven(run, delta).epsilon
+    q, norm = 0.2, math.hypot(1.0, 0.6)
+    rng = np.random.default_rng(0)
+    # A record of the first group: shift (1, .6) in rows (0, 1) and in rows (2, 3).
+    drawn = rng.random((400_000, 2)) < q
+    y = rng.normal(size=(400_000, 2)) + norm * drawn
+    ratio = np.prod(1 - q + q * np.exp(norm * y - norm * norm / 2), axis=1)
+    spent = np.maximum(0, 1 - math.exp(epsilon) / ratio).mean()
+    assert spent <= delta * 1.03
+    assert spent >= delta * 0.5
+    honest = 1 / norm  # what ignoring the second band would say
+    careless = run.with_(strategy=Strategy(name="identity"))
+    assert proven(careless, delta).epsilon < epsilon
+    assert proven(careless.with_(noise_multiplier=honest), delta).epsilon == pytest.approx(epsilon)
+
+
+# ------------------------------------------------------------------ guards
+
+
+def test_amplification_needs_few_bands():
+    run = BASE.with_(num_examples=1000, sampling="cyclic_poisson", groups=4, strategy=BANDED)
+    amplified = proven(run, DELTA)
+    assert amplified.details["amplification"] == "secrecy of the sample"
+    assert any("4 equal groups" in s for s in amplified.assumptions)
+    for change in ({"groups": 3}, {"strategy": ROOT}, {"microbatch_size": 2}):
+        other = proven(run.with_(**change), DELTA)
+        assert other.mu is not None
+        assert other.epsilon > amplified.epsilon
+    revealed = run.with_(groups=3)
+    assert proven(revealed, DELTA).mu == pytest.approx(
+        math.sqrt(Toeplitz.of(revealed).cyclic(3, np.array([20]))[0][0]) / 3.0
+    )
+    certain = run.with_(num_examples=40, groups=4)  # everybody is drawn in every turn
+    assert proven(certain, DELTA).mu is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"noise_multiplier": 0.0}, "No noise"),
+        ({"batch_statistics": True, "sampling": "cyclic_poisson"}, "unlimited size"),
+    ],
+)
+def test_what_is_not_proven_is_infinite(change, words):
+    for guarantee in (proven(BASE.with_(**change), DELTA), claimed(BASE.with_(**change), DELTA)):
+        assert guarantee.epsilon == math.inf
+        assert words in guarantee.reason
+
+
+def test_factors():
+    base = proven(BASE, DELTA).mu
+    assert proven(BASE, DELTA, "replace_one").mu == pytest.approx(2 * base)
+    assert proven(BASE.with_(microbatch_size=2), DELTA).mu == pytest.approx(2 * base)
+    assert proven(BASE.with_(clip_groups=4), DELTA).mu == pytest.approx(2 * base)
+    assert proven(BASE.with_(batch_statistics=True), DELTA).mu == pytest.approx(19 * base)
+    with pytest.raises(ValueError, match="zero_out"):
+        proven(BASE, DELTA, "add_or_remove_one")
+    for change in ({"sampling": "poisson"}, {"sampling": "cyclic_poisson", "groups": 1}):
+        run = BASE.with_(strategy=BANDED, **change)
+        assert proven(run.with_(clip_groups=4), DELTA).epsilon == pytest.approx(
+            proven(run.with_(noise_multiplier=1.5), DELTA).epsilon, rel=1e-6
+        )
+
+
+def test_clip_groups_of_si_dpsgd():
+    twin = BASE.with_(mechanism="si_dpsgd", strategy=None)
+    assert proven(twin.with_(clip_groups=4), DELTA).mu == pytest.approx(2 * proven(twin, DELTA).mu)
+
+
+def test_cut_lots_of_a_group():
+    run = BASE.with_(
+        num_examples=1000, lot_size=50, sampling="cyclic_poisson", groups=4, strategy=BANDED
+    )
+    whole = proven(run, DELTA).epsilon
+    assert proven(run.with_(max_lot_size=120), DELTA).epsilon == pytest.approx(whole, rel=1e-3)
+    assert proven(run.with_(max_lot_size=50), DELTA).epsilon > 1.2 * whole
+
+
+# ------------------------------------------------------------------ interface
+
+
+def test_claim_is_the_proof():
+    for sampling in ("cyclic", "poisson"):
+        run = BASE.with_(sampling=sampling)
+        assert claimed(run, DELTA).epsilon == proven(run, DELTA).epsilon
+    assert (
+        claimed(BASE.with_(steps=0), DELTA).epsilon
+        == proven(BASE.with_(steps=0), DELTA).epsilon
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"sampling": "shuffle"},
+        {"sampling": "poisson"},
+        {"sampling": "cyclic_poisson", "groups": 4, "strategy": BANDED, "num_examples": 400},
+        {"sampling": "cyclic_poisson", "groups": 4, "num_examples": 400},
+        {"sampling": "poisson", "strategy": Strategy(name="identity")},
+    ],
+)
+def test_progress_and_calibration(change):
+    run = BASE.with_(**change)
+    values = epsilon_curve(run, [0, 5, 11, 20], DELTA)
+    assert values[0] == 0
+    assert values == sorted(values)
+    assert values[-1] == proven(run, DELTA).epsilon
+    for n, value in zip((5, 11), values[1:3], strict=True):
+        exact = proven(run.with_(steps=n), DELTA).epsilon
+        assert exact * (1 - 1e-6) <= value or value == values[-1]
+        assert value <= 1.3 * exact + 1e-9
+    noise = noise_for(1.0, DELTA, run)
+    assert 0.999 <= proven(run.with_(noise_multiplier=noise), DELTA).epsilon <= 1.0
+    steps = max_steps(values[2], DELTA, run.with_(steps=20))
+    assert steps >= 11 or run.sampling == "poisson"
+
+
+def test_segments_and_words():
+    two = proven_composition([BASE, BASE], DELTA)
+    assert two.mu == pytest.approx(math.sqrt(2) * proven(BASE, DELTA).mu)
+    assert two.epsilon > proven(BASE.with_(steps=20), DELTA).epsilon
+    ledger = Ledger()
+    run = BASE.with_(strategy=BANDED)
+    ledger.record(ledger.open(run), 3)
+    assert Ledger.from_json(ledger.to_json()).runs[0].strategy == BANDED
+    assert "banded_toeplitz of 4 bands" in statement(run, DELTA)
+    assert "one stream over all steps" in statement(run, DELTA)
+
+
+def test_random_law_is_used():
+    run = BASE.with_(sampling="with_replacement", strategy=BANDED)
+    assert isinstance(analyse(run, DELTA, "zero_out").losses[0], RandomGaussianLoss)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"strategy": None},
+        {"mechanism": "dpsgd", "strategy": ROOT},
+        {"noise_multiplier": (3.0,) * 20},
+        {"groups": 2},
+        {"groups": 0},
+        {"sampling": "cyclic_poisson", "groups": 11},
+    ],
+)
+def test_bad_fields_are_refused(change):
+    with pytest.raises(ValueError, match="Expected"):
+        BASE.with_(**change)
+
+
+@pytest.mark.parametrize(("steps", "period"), [(100, 10), (300, 300), (468, 234)])
+def test_no_strategy_loses_to_prefix_sums(steps, period):
+    """Theorem E and its complement, in the largest noise on a prefix sum."""
+    k = steps // period
+
+    def largest(c):
+        return sensitivity(c, steps, k, period) * losses(c, steps)[1]
+
+    best = largest(optimized(steps, period, "max"))
+    assert best <= largest(ROOT.first(steps)) + 1e-6
+    assert largest(ROOT.first(steps)) < largest(np.ones(1)) <= largest(np.ones(steps)) + 1e-9

@@ -1,0 +1,190 @@
+"""Every registered mechanism passes the inherited suite, and none is named outside its own files."""
+
+import ast
+import importlib.util
+import pathlib
+
+import pytest
+
+from tests.accounting.mechanisms.mechanism_suite import MechanismSuite
+from tfdp.accounting import Encoding, Run, Strategy, mechanism_names
+from tfdp.accounting.mechanisms.registry import mechanism_class
+
+POISSON = Run(
+    mechanism="dpsgd",
+    num_examples=500,
+    lot_size=25,
+    steps=40,
+    sampling="poisson",
+    noise_multiplier=2.0,
+)
+CYCLIC = POISSON.with_(sampling="cyclic", noise_multiplier=4.0)
+
+
+class TestDPSGD(MechanismSuite):
+    RUN = POISSON
+
+
+class TestDPSGDInEpochs(MechanismSuite):
+    RUN = CYCLIC
+
+
+class TestDPSGDShuffled(MechanismSuite):
+    RUN = CYCLIC.with_(sampling="shuffle")
+
+
+class TestDPSGDInTurns(MechanismSuite):
+    RUN = CYCLIC.with_(sampling="cyclic_poisson", groups=4)
+
+
+class TestDPSGDWithReplacement(MechanismSuite):
+    RUN = CYCLIC.with_(sampling="with_replacement")
+
+
+class TestDPSGDFixedSize(MechanismSuite):
+    RUN = CYCLIC.with_(sampling="fixed_size")
+
+
+class TestDPSGDUnknown(MechanismSuite):
+    RUN = CYCLIC.with_(sampling="unknown", noise_multiplier=10.0)
+
+
+class TestDPSGDMicrobatches(MechanismSuite):
+    RUN = CYCLIC.with_(sampling="poisson", microbatch_size=5)
+
+
+class TestSIDPSGD(MechanismSuite):
+    RUN = CYCLIC.with_(mechanism="si_dpsgd", noise_multiplier=60.0, momentum=0.5)
+
+
+class TestSIDPSGDPoisson(MechanismSuite):
+    RUN = POISSON.with_(mechanism="si_dpsgd", noise_multiplier=60.0)
+
+
+class TestSIDPSGDFixedSize(MechanismSuite):
+    RUN = POISSON.with_(mechanism="si_dpsgd", sampling="fixed_size", noise_multiplier=60.0)
+
+
+class TestDiscreteSGD(MechanismSuite):
+    RUN = POISSON.with_(
+        mechanism="discrete_sgd",
+        encoding=Encoding(noise="student_t", degrees_of_freedom=9.0, num_weights=50),
+    )
+    replaces = False
+
+    def test_round_trip(self):
+        table = Encoding(
+            noise=("student_t", "laplace") * 20, degrees_of_freedom=(9.0, None) * 20, num_weights=50
+        )
+        for run in (self.RUN, self.RUN.with_(encoding=table)):
+            assert Run.from_dict(run.to_dict()) == run
+
+
+class TestDiscreteSGDGaussian(MechanismSuite):
+    RUN = CYCLIC.with_(mechanism="discrete_sgd", encoding=Encoding(num_weights=50))
+
+    def test_round_trip(self):
+        assert Run.from_dict(self.RUN.to_dict()) == self.RUN
+
+
+class TestDPDropout(MechanismSuite):
+    RUN = POISSON.with_(mechanism="dp_dropout", noise_multiplier=8.0)
+
+
+class TestSGLD(MechanismSuite):
+    RUN = POISSON.with_(mechanism="sgld", noise_multiplier=8.0)
+
+
+class TestMatrix(MechanismSuite):
+    RUN = CYCLIC.with_(
+        mechanism="matrix", strategy=Strategy(name="sqrt_toeplitz"), noise_multiplier=9.0
+    )
+    takes_tables = False
+
+
+class TestMatrixAmplified(MechanismSuite):
+    RUN = TestDPSGDInTurns.RUN.with_(
+        mechanism="matrix",
+        strategy=Strategy(name="banded_toeplitz", coefficients=(1.0, 0.5, 0.25)),
+    )
+    takes_tables = False
+
+
+class TestMatrixFixedSize(MechanismSuite):
+    RUN = TestMatrix.RUN.with_(sampling="fixed_size")
+    takes_tables = False
+
+
+class TestNoMechanism(MechanismSuite):
+    RUN = POISSON.with_(mechanism="none")
+    finite = False
+
+    def test_more_noise_is_not_worse(self):
+        assert self.RUN.with_noise(3.0) == self.RUN
+
+    def test_no_noise_is_infinite(self):
+        assert self.RUN.with_(noise_multiplier=0.0) == self.RUN
+
+    def test_round_trip(self):
+        assert Run.from_dict(self.RUN.to_dict()) == self.RUN
+
+    def test_a_table_of_equal_values_is_the_constant(self):
+        assert self.RUN.with_(noise_multiplier=(1.0,) * 40) == self.RUN
+
+
+def suites_of(path):
+    """Subclasses of the suite that a test module defines."""
+    if "(MechanismSuite)" not in path.read_text():
+        return
+    specification = importlib.util.spec_from_file_location(f"suites_in_{path.stem}", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    yield from (v for v in vars(module).values() if isinstance(v, type) and hasattr(v, "RUN"))
+
+
+def test_no_mechanism_is_left_out():
+    """Wherever the subclasses stand: a new mechanism has them in a test module of its own."""
+    others = (p for p in TESTS.rglob("test_*.py") if p != pathlib.Path(__file__))
+    suites = [v for v in globals().values() if isinstance(v, type) and hasattr(v, "RUN")]
+    suites += [suite for path in others for suite in suites_of(path)]
+    assert {suite.RUN.mechanism_name for suite in suites} == set(mechanism_names())
+
+
+# ------------------------------------------------------------------ names of mechanisms
+
+TESTS = pathlib.Path(__file__).resolve().parents[2]
+ROOM = TESTS.parent / "tfdp"
+HOME = ROOM / "accounting" / "mechanisms"
+OUTSIDE = sorted(p for p in ROOM.rglob("*.py") if p.parent != HOME)
+# A name of a mechanism that is also a word: no normalization, no padding.
+WORDS = {"none": ("models", "gradients", "experiments")}
+
+
+def named_mechanisms(tree):
+    """String constants that name a mechanism, and classes of mechanisms in isinstance."""
+    names = set(mechanism_names())
+    classes = {mechanism_class(name).__name__ for name in names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in names:
+            yield node.lineno, node.value
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in (
+            "isinstance",
+            "issubclass",
+        ):
+            for part in ast.walk(node.args[1]):
+                name = getattr(part, "id", getattr(part, "attr", None))
+                if name in classes:
+                    yield node.lineno, name
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda p: str(p.relative_to(ROOM)))
+def test_no_mechanism_is_named_outside_its_own_file(path):
+    found = named_mechanisms(ast.parse(path.read_text()))
+    room = path.relative_to(ROOM).parts[0]
+    assert [(line, name) for line, name in found if room not in WORDS.get(name, ())] == []
+
+
+def test_names_are_found():
+    code = "run.mechanism == 'dpsgd'\nisinstance(run.mechanism, (int, matrix.Matrix))\n'not none'"
+    found = sorted(named_mechanisms(ast.parse(code)))
+    assert found == [(1, "dpsgd"), (2, "Matrix")]

@@ -1,0 +1,209 @@
+"""SI-DPSGD: golden values, and what must hold for every run."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.accounting import Run, claimed, proven
+from tfdp.accounting.analysis import analyse
+from tfdp.accounting.numerics.privacy_loss import RandomGaussianLoss
+
+DELTA = 1e-5
+MNIST = Run(
+    mechanism="si_dpsgd",
+    num_examples=60000,
+    lot_size=32,
+    steps=18750,
+    sampling="cyclic",
+    noise_multiplier=7.1,
+)
+CIFAR = MNIST.with_(num_examples=50000, lot_size=16, steps=125000, noise_multiplier=10.0)
+AG_NEWS = MNIST.with_(num_examples=96000, lot_size=128, steps=37500, noise_multiplier=0.621)
+DECAY = tuple(0.1 * 0.9 ** (t // 1875) for t in range(18750))
+
+
+def small(steps=12, **changes):
+    fields = {"num_examples": 30, "lot_size": 10, "steps": steps, "noise_multiplier": 2.0}
+    return MNIST.with_(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("run", "mu", "epsilon", "tolerance"),
+    [
+        (MNIST, 119.66651738, 7669.41975, 1e-8),
+        (MNIST.with_(learning_rates=DECAY, momentum=0.9), 1792.04462, 1613353.84, 1e-6),
+        (MNIST.with_(momentum=0.9), 1195.88, 720163, 1e-5),
+        (MNIST.with_(learning_rates=DECAY), 179.28, 16834.3, 1e-4),
+        (CIFAR, 831.790, 3.495e5, 1e-3),
+        (AG_NEWS, 9136.80, 4.178e7, 1e-3),
+        (MNIST.with_(sampling="shuffle"), 119.66651738, 7669.41975, 1e-8),
+    ],
+)
+def test_golden_epochs(run, mu, epsilon, tolerance):
+    guarantee = proven(run, DELTA)
+    assert guarantee.mu == pytest.approx(mu, rel=max(tolerance, 1e-8))
+    assert guarantee.epsilon == pytest.approx(epsilon, rel=max(tolerance, 1e-6))
+    assert guarantee.vacuous
+    doubled = proven(run, DELTA, "replace_one")
+    assert doubled.mu == pytest.approx(2 * guarantee.mu, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "epsilon"), [("with_replacement", 51078.13662), ("poisson", 51047.56793)]
+)
+def test_golden_random_sampling(sampling, epsilon):
+    guarantee = proven(MNIST.with_(sampling=sampling), DELTA)
+    assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-6)
+    assert guarantee.mu is None
+    # 99.9% lower bound on the true epsilon (linear loss, whole transcript).
+    assert guarantee.epsilon >= 45675
+
+
+@pytest.mark.parametrize(
+    ("run", "epsilon"),
+    [(MNIST, 0.0500362885), (CIFAR, 0.0555168725), (AG_NEWS, 5.991100711)],
+)
+def test_golden_claims(run, epsilon):
+    guarantee = claimed(run, DELTA)
+    assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-6)
+    # The claim ignores what makes the difference.
+    assert claimed(run.with_(momentum=0.9, draws=3), DELTA).epsilon == guarantee.epsilon
+
+
+def test_learning_rate_schedule_of_the_authors_with_random_sampling():
+    run = MNIST.with_(learning_rates=DECAY, momentum=0.9, sampling="with_replacement")
+    guarantee = proven(run, DELTA)
+    # Monte Carlo estimate of the average profile: 1.31e7. A bound must not be below it.
+    assert 1.31e7 < guarantee.epsilon < 1.31e7 * 1.3
+    assert "column norms" in guarantee.details["bound"]
+
+
+SAMPLINGS = ("cyclic", "shuffle", "poisson", "with_replacement", "unknown")
+
+
+def loss_of(run, adjacency="zero_out"):
+    """mu, or the average norm where mu is random: both grow with the loss."""
+    loss = analyse(run, DELTA, adjacency).losses[0]
+    if isinstance(loss, RandomGaussianLoss):
+        return float(np.sqrt(loss.squares) @ loss.probabilities)
+    return loss.mu
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@settings(max_examples=15, deadline=None)
+@given(
+    rates=st.lists(st.floats(0.05, 2), min_size=12, max_size=12).map(tuple),
+    beta=st.floats(0, 0.9),
+    nesterov=st.booleans(),
+)
+def test_properties_of_every_schedule(sampling, rates, beta, nesterov):
+    run = small(sampling=sampling, learning_rates=rates, momentum=beta, nesterov=nesterov)
+    base = loss_of(run)
+    grid = 1 + 2e-2 if sampling in ("poisson", "with_replacement") else 1 + 1e-9
+    assert loss_of(run, "replace_one") == pytest.approx(2 * base, rel=1e-9)
+    assert loss_of(run.with_(momentum=min(beta + 0.05, 0.95))) * grid >= base
+    assert loss_of(run.with_(draws=2)) == pytest.approx(math.sqrt(2) * base, rel=1e-2)
+    assert loss_of(run.with_(draws=(1,) * 11 + (3,))) * grid >= base
+    assert loss_of(run.with_(steps=11)) <= base * grid
+    scaled = tuple(7.5 * r for r in rates)
+    assert loss_of(run.with_(learning_rates=scaled)) == pytest.approx(base, rel=1e-2)
+    assert loss_of(run.with_(noise_multiplier=4.0)) == pytest.approx(base / 2, rel=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(k=st.integers(1, 12), b=st.integers(1, 12), z=st.floats(0.1, 100))
+def test_bounds_on_mu_at_a_constant_rate(k, b, z):
+    run = small(k * b, num_examples=10 * b, noise_multiplier=z)
+    mu = proven(run, DELTA).mu
+    # The last weights alone, with a linear loss, already tell the neighbours k/z apart.
+    assert mu >= k / z * (1 - 1e-12)
+    # Theorem E: never less noise than DP-SGD without amplification, whose largest prefix-sum
+    # noise at the same mu is sqrt(k) sqrt(T).
+    other = proven(run.with_(mechanism="dpsgd"), DELTA).mu
+    ratio = mu * z / (other * z * math.sqrt(k * b))
+    assert ratio == pytest.approx(math.sqrt((k + 1) * (2 * k + 1) / (6 * k)))
+    assert ratio >= 1 - 1e-12
+
+
+def test_full_lots():
+    """A lot that is the whole data set takes every record every time, however it is drawn."""
+    runs = [small(7, num_examples=10, sampling=s) for s in ("cyclic", "poisson", "unknown")]
+    mus = [proven(run, DELTA).mu for run in runs]
+    assert mus == pytest.approx([math.sqrt(140) / 2] * 3)  # sum of squares 1..7
+    drawn = proven(runs[0].with_(sampling="with_replacement"), DELTA)
+    assert drawn.mu is None
+    assert drawn.epsilon > 0
+
+
+def test_unknown_sampling_counts_every_step():
+    guarantee = proven(small(100, sampling="unknown"), DELTA)
+    assert guarantee.mu == pytest.approx(math.sqrt(100 * 101 * 201 / 6) / 2)
+    assert any("in every lot" in sentence for sentence in guarantee.assumptions)
+
+
+def test_shuffle_with_increasing_rates_uses_the_envelope():
+    run = small(sampling="shuffle", learning_rates=tuple(range(1, 13)))
+    guarantee = proven(run, DELTA)
+    assert "envelope" in guarantee.details["bound"]
+    assert guarantee.mu >= proven(run.with_(sampling="cyclic"), DELTA).mu
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"release": "mu"}, "means were released"),
+        ({"optimizer": "adam"}, "not linear"),
+        ({"optimizer": "rmsprop", "sampling": "poisson"}, "not linear"),
+        ({"noise_multiplier": 0.0}, "No noise"),
+        ({"noise_learning_rates": (1.0,) * 11 + (0.0,)}, "without noise"),
+        ({"sampling": "poisson", "batch_statistics": True}, "Normalization statistics"),
+    ],
+)
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_nothing_finite_with_a_reason(changes, words, adjacency):
+    guarantee = proven(small(**changes), DELTA, adjacency)
+    assert guarantee.epsilon == math.inf
+    assert words in guarantee.reason
+
+
+def test_batch_statistics_multiply_the_sensitivity():
+    plain, mixed = (proven(small(batch_statistics=b), DELTA).mu for b in (False, True))
+    assert mixed == pytest.approx(19 * plain)  # 2 L - 1 with L = 10
+    assert proven(small(batch_statistics=True), DELTA, "replace_one").mu == pytest.approx(
+        20 * plain
+    )
+
+
+def test_microbatches_double_zero_out():
+    grouped = proven(small(microbatch_size=5), DELTA).mu
+    assert grouped == pytest.approx(2 * proven(small(), DELTA).mu)
+
+
+def test_add_or_remove_one_needs_poisson_lots():
+    with pytest.raises(ValueError, match="zero_out"):
+        proven(small(), DELTA, "add_or_remove_one")
+    assert proven(small(sampling="poisson", nominal=True), DELTA, "add_or_remove_one").epsilon > 0
+
+
+def test_no_step_costs_nothing():
+    assert proven(small(0), DELTA).epsilon == 0
+    assert claimed(small(0), DELTA).epsilon == 0
+
+
+def test_rounding_of_the_means_adds_to_the_sensitivity():
+    settled = {"l2_norm_clip": 1.0, "learning_rates": 0.1}
+    exact = proven(small(**settled), DELTA)
+    rounded = proven(small(**settled, num_weights=10**6, largest_start=2.0), DELTA)
+    assert exact.mu < rounded.mu < exact.mu * (1 + 1e-4)
+    further = proven(small(**settled, num_weights=10**6, largest_start=2e6), DELTA)
+    assert further.mu - exact.mu > 1e3 * (rounded.mu - exact.mu)
+    assert any("rounding" in sentence for sentence in rounded.assumptions)
+    assert not any("rounding" in sentence for sentence in exact.assumptions)
+    settled["learning_rates"] = 1e-14
+    coarse = proven(small(**settled, num_weights=10**6, largest_start=2.0), DELTA)
+    assert coarse.epsilon == math.inf
+    assert "larger learning rate" in coarse.reason
+    assert claimed(small(**settled, num_weights=10**6), DELTA).epsilon < math.inf

@@ -1,0 +1,511 @@
+"""Lots of fixed size: the pairs by brute force over all lots, the curve, and what composes it."""
+
+import functools
+import itertools
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as plds
+from dp_accounting.pld.pld_pmf import DensePLDPmf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from tfdp.accounting.numerics import fixed_size
+from tfdp.accounting.numerics.gaussian import epsilon_of_mu
+from tfdp.accounting.numerics.privacy_loss import GaussianLoss, epsilon_of, subsampled_curve
+from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss, default_orders
+
+DELTA = 1e-5
+EPSILONS = np.array([0.0, 0.02, 0.1, 0.3, 0.7, 1.2, 2.0])
+
+
+def loss_of(examples, lot, noise, adjacency, steps, replacement=False, tail=0.0):
+    rounds, overflow = fixed_size.parts(
+        examples, lot, noise, adjacency, replacement=replacement, tail=tail
+    )
+    return SubsampledLoss(tuple(Component(*each) for each in rounds), steps, overflow)
+
+
+def spent(*args, delta=DELTA, **options):
+    return epsilon_of([loss_of(*args, **options)], delta).epsilon
+
+
+# ------------------------------------------------ brute force over all lots
+
+
+def mixture(centres, weights, points, scale):
+    total = np.zeros(len(points))
+    for centre, weight in zip(centres, weights, strict=True):
+        total += weight * np.exp(-((points - centre) ** 2).sum(1) / (2 * scale**2))
+    return total / (2 * math.pi * scale**2) ** (points.shape[1] / 2)
+
+
+def profile(p, q, cell):
+    """H_{e^epsilon}(P || Q) at EPSILONS from densities on a grid."""
+    return np.array([np.maximum(p - math.exp(e) * q, 0).sum() * cell for e in EPSILONS])
+
+
+def all_lots(examples, lot, replacement):
+    lots = (
+        itertools.product(range(examples), repeat=lot)
+        if replacement
+        else itertools.combinations(range(examples), lot)
+    )
+    return np.array(list(lots))
+
+
+@functools.cache
+def grid(dimension, reach, points):
+    axis = np.linspace(-reach, reach, points)
+    mesh = np.stack(np.meshgrid(*[axis] * dimension, indexing="ij"), -1)
+    return mesh.reshape(-1, dimension), (axis[1] - axis[0]) ** dimension
+
+
+def both_orders(gradients, other_gradients, lots, scale):
+    """Exact profiles of one step: the mixture over all lots, in both orders."""
+    dimension, size = gradients.shape[1], lots.shape[1]
+    points, cell = grid(dimension, size + 7 * scale, 1201 if dimension == 1 else 91)
+
+    def density(g):
+        # With replacement many lots hold the same examples.
+        sums, counts = np.unique(np.round(g[lots].sum(1), 10), axis=0, return_counts=True)
+        return mixture(sums, counts / len(lots), points, scale)
+
+    p, q = density(gradients), density(other_gradients)
+    return profile(p, q, cell), profile(q, p, cell)
+
+
+def bounds(examples, lot, scale, adjacency, replacement):
+    rounds, _ = fixed_size.parts(examples, lot, scale, adjacency, replacement=replacement)
+    return sum(
+        weight * np.array(fixed_size.divergences(pair, q, multiplier, EPSILONS))
+        for weight, q, multiplier, pair in rounds
+    )
+
+
+def neighbour(gradients, last, adjacency):
+    other = gradients.copy()
+    other[0] = 0 if adjacency == "zero_out" else last
+    return other
+
+
+CASES = [(2, 1), (4, 2), (5, 3)]
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize(("examples", "lot"), CASES)
+def test_no_lot_exceeds_the_bound(examples, lot, replacement, adjacency):
+    """Random gradients in the unit ball, in one and two dimensions, and climbs from the worst."""
+    rng = np.random.default_rng(1000 * examples + 10 * lot + replacement)
+    lots = all_lots(examples, lot, replacement)
+    for scale in (0.6, 1.5):
+        bound = bounds(examples, lot, scale, adjacency, replacement)
+        found = np.zeros_like(bound)
+
+        def attack(vectors):
+            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+            g = vectors / np.maximum(norms, 1)
+            got = np.array(
+                both_orders(g[:-1], neighbour(g[:-1], g[-1], adjacency), lots, scale)  # noqa: B023
+            )
+            np.maximum(found, got, out=found)  # noqa: B023
+            return got
+
+        for dimension, tries, climbs in ((1, 12, 20), (2, 1, 1)):
+            for _ in range(tries):
+                attack(rng.normal(scale=2, size=(examples + 1, dimension)))
+            for order, index in ((0, 1), (0, 5), (1, 1), (1, 5)):
+                best, value = rng.normal(size=(examples + 1, dimension)), -1.0
+                for _ in range(climbs):
+                    step = best + rng.normal(scale=0.7, size=best.shape)
+                    if (new := attack(step)[order, index]) > value:
+                        best, value = step, new
+        assert np.all(found <= bound * (1 + 1e-3) + 1e-6)
+        assert np.all(found[:, 1:] >= 0.05 * bound[:, 1:])  # the search is not blind
+
+
+@pytest.mark.parametrize("scale", [0.6, 1.5])
+@pytest.mark.parametrize(("examples", "lot"), CASES)
+def test_without_replacement_the_bound_is_attained_in_both_orders(examples, lot, scale):
+    lots = all_lots(examples, lot, False)
+    others = np.ones((examples, 1))
+    against, along = others.copy(), others.copy()
+    against[0] = -1
+    removed, kept = (
+        both_orders(g, neighbour(g, 1, "zero_out"), lots, scale) for g in (against, along)
+    )
+    bound = bounds(examples, lot, scale, "zero_out", False)
+    np.testing.assert_allclose(removed[0], bound[0], rtol=2e-3, atol=1e-7)
+    np.testing.assert_allclose(kept[1], bound[1], rtol=2e-3, atol=1e-7)
+    replaced = both_orders(against, neighbour(against, 1.0, "replace_one"), lots, scale)
+    bound = bounds(examples, lot, scale, "replace_one", False)
+    np.testing.assert_allclose(replaced[0], bound[0], rtol=2e-3, atol=1e-7)
+    np.testing.assert_allclose(replaced[0], bound[1], rtol=2e-3, atol=1e-7)
+    # The pair of Poisson sampling would be no bound.
+    poisson = fixed_size.divergences("triangle", lot / examples, scale, EPSILONS)[0]
+    assert np.all(removed[0][2:] > 1.02 * poisson[2:])
+
+
+def test_with_replacement_the_bound_is_nearly_attained():
+    lots = all_lots(40, 2, True)
+    against = np.ones((40, 1))
+    against[0] = -1
+    removed = both_orders(against, neighbour(against, 1, "zero_out"), lots, 1.5)[0][:5]
+    bound = bounds(40, 2, 1.5, "zero_out", True)[0][:5]
+    assert np.all(removed <= bound)
+    assert np.all(removed >= 0.7 * bound)
+
+
+# ------------------------------------------------ the curve
+
+
+@pytest.mark.parametrize(
+    ("q", "noise"), [(0.1, 1.0), (0.016, 0.3), (1e-4, 1.1), (0.9, 5.0), (0.01, 1000.0), (1.0, 0.7)]
+)
+def test_divergences_are_those_of_the_pairs(q, noise):
+    shift = 1 / noise
+    x = np.linspace(-12, 12 + 3 * shift, 400_001)
+    cell = x[1] - x[0]
+    zero, one, two = (stats.norm.pdf(x, c * shift) for c in range(3))
+    without = (1 - q) * zero
+    removed = profile(without + q * one, zero, cell)
+    slot = profile(without + q * two, without + q * one, cell)
+    for found, right in (
+        (fixed_size.divergences("triangle", q, noise, EPSILONS)[0], removed),
+        (fixed_size.divergences("slot", q, noise, EPSILONS)[0], slot),
+        (fixed_size.divergences("slot", q, noise, EPSILONS)[1], removed),
+    ):
+        np.testing.assert_allclose(found, right, rtol=1e-6, atol=1e-13 + 1e-9 * shift * q)
+
+
+def two_sided(pair, q, noise, epsilon):
+    """The joined curve of D against D' at any epsilon."""
+    forward = fixed_size.divergences(pair, q, noise, np.abs(epsilon))[0]
+    backward = fixed_size.divergences(pair, q, noise, np.abs(epsilon))[1]
+    return np.where(epsilon >= 0, forward, -np.expm1(epsilon) + np.exp(epsilon) * backward)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    pair=st.sampled_from(fixed_size.PAIRS),
+    log_q=st.floats(-12, 0),
+    noise=st.floats(0.3, 30),
+)
+def test_the_joined_curve_is_convex_and_its_distribution_lies_on_it(pair, log_q, noise):
+    q, interval = math.exp(log_q), 0.02
+    curve = two_sided(pair, q, noise, np.linspace(-4, 4, 401))
+    slopes = np.diff(curve) / np.diff(np.exp(np.linspace(-4, 4, 401)))
+    assert np.all(np.diff(slopes) >= -1e-11)
+    pld = fixed_size.round_pld(pair, q, noise, interval)
+    knots = interval * np.arange(-100, 101, 10)
+    first = np.array([pld._pmf_remove.get_delta_for_epsilon(float(e)) for e in knots])
+    np.testing.assert_allclose(first, two_sided(pair, q, noise, knots), rtol=1e-6, atol=1e-11)
+    # Between the knots its chords lie above.
+    middles = knots + interval / 2
+    first = np.array([pld._pmf_remove.get_delta_for_epsilon(float(e)) for e in middles])
+    assert np.all(first >= two_sided(pair, q, noise, middles) * (1 - 1e-9) - 1e-11)
+    for half, other in ((pld._pmf_remove, pld._pmf_add), (pld._pmf_add, pld._pmf_remove)):
+        total = half._probs.sum() + half._infinity_mass
+        assert total == pytest.approx(1, abs=1e-9)
+        # The other order is the same pair of distributions, read the other way round.
+        losses = interval * (half._lower_loss + np.arange(half.size))
+        reversed_mass = (half._probs * np.exp(-losses))[::-1]
+        start = -(half._lower_loss + half.size - 1)
+        assert start == other._lower_loss
+        np.testing.assert_allclose(reversed_mass, other._probs, rtol=1e-6, atol=1e-11)
+
+
+@pytest.mark.parametrize("pair", fixed_size.PAIRS)
+@pytest.mark.parametrize(("noise", "interval"), [(0.3, 1e-3), (1.0, 1e-4), (50.0, 1e-5)])
+def test_a_lot_of_everything_is_a_gaussian(pair, noise, interval):
+    pld = fixed_size.round_pld(pair, 1.0, noise, interval)
+    exact = epsilon_of_mu(1 / noise, DELTA)
+    assert exact <= pld.get_epsilon_for_delta(DELTA) <= exact + interval
+    orders = default_orders()
+    np.testing.assert_allclose(
+        fixed_size.round_rdp(pair, 1.0, noise, orders), np.array(orders) / (2 * noise**2)
+    )
+    nearly = fixed_size.round_rdp(pair, 1 - 1e-9, noise, orders)
+    np.testing.assert_allclose(nearly, np.array(orders) / (2 * noise**2), rtol=1e-4)
+
+
+# ------------------------------------------------ Rényi divergences
+
+
+@pytest.mark.parametrize(
+    ("pair", "q", "noise"),
+    [("slot", 0.1, 1.0), ("slot", 0.016, 0.5), ("slot", 1e-4, 1.1), ("triangle", 0.3, 0.7)],
+)
+def test_renyi_divergence_is_the_integral_of_the_curve(pair, q, noise):
+    knots = np.concatenate([[0], np.geomspace(1e-8, 3, 50), np.arange(3.5, 120, 0.5)])
+    orders = (1.1, 2.0, 3.5)
+    for order, found in zip(orders, fixed_size.round_rdp(pair, q, noise, orders), strict=True):
+
+        def weighted(t):
+            h, back = fixed_size.divergences(pair, q, noise, t)
+            return np.exp((order - 1) * t) * h + np.exp(-order * t) * back  # noqa: B023
+
+        integral = sum(
+            integrate.fixed_quad(weighted, *ends, n=12)[0] for ends in itertools.pairwise(knots)
+        )
+        right = math.log1p(order * (order - 1) * integral) / (order - 1)
+        assert found == pytest.approx(right, rel=1e-10)
+
+
+@pytest.mark.parametrize(("q", "noise"), [(0.016, 1.0), (0.2, 2.0), (1e-3, 0.5), (0.5, 0.8)])
+def test_renyi_divergence_lies_between_one_pair_and_dp_accounting(q, noise):
+    # Beyond, amplification is not counted: a single step loses about 50.
+    orders = tuple(range(2, 2 + int(min(50, 95 * noise**2))))
+    found = fixed_size.round_rdp("triangle", q, noise, orders)
+    accountant = dp_accounting.rdp.RdpAccountant(orders)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise)))
+    assert np.all(found >= accountant.rdp * (1 - 1e-9))
+    replace = dp_accounting.NeighboringRelation.REPLACE_ONE
+    accountant = dp_accounting.rdp.RdpAccountant(orders, replace)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        10_000, round(10_000 * q), dp_accounting.GaussianDpEvent(noise)
+    )
+    accountant.compose(event)
+    assert np.all(found <= accountant.rdp * (1 + 1e-9))
+
+
+# ------------------------------------------------ composition
+
+
+def sample_losses(pair, q, noise, count, rng):
+    """Losses of D against D' under the dominating pair, drawn without any grid."""
+    shift = 1 / noise
+    names = {"slot": (2 * shift, shift), "triangle": (shift, 0.0)}
+
+    def ratio(x, high, low):
+        def log_density(c):
+            return np.logaddexp(
+                np.log1p(-q) - x**2 / 2, math.log(q) - (x - c) ** 2 / 2
+            )  # without the constant
+
+        return log_density(high) - log_density(low)
+
+    def draw(centre):
+        return rng.normal(size=count) + centre * (rng.random(count) < q)
+
+    # Gains of the lot that pulls against, where it gains; losses of the other one, where it loses.
+    high, low = names[pair]
+    positive = ratio(draw(high), high, low)
+    negative = -ratio(draw(0.0), shift, 0.0)
+    # Chances of the two events under P are those of the sampled laws; the rest has loss 0.
+    up = positive > 0
+    down = negative < 0
+    return positive * up, negative * down
+
+
+@pytest.mark.parametrize(("pair", "q", "noise"), [("slot", 0.2, 1.0), ("triangle", 0.1, 0.8)])
+def test_composition_agrees_with_samples(pair, q, noise):
+    """The dominating pair has outcomes of both lots: each is drawn where it gains, or loses."""
+    rng, steps, count = np.random.default_rng(5), 3, 400_000
+    total = np.zeros(count)
+    for _ in range(steps):
+        up, down = sample_losses(pair, q, noise, count, rng)
+        up_chance, down_chance = np.mean(up > 0), np.mean(down < 0)
+        assert up_chance + down_chance < 1
+        # An outcome is in at most one event: choose events disjointly with the right chances.
+        coin = rng.random(count)
+        ups, downs = rng.choice(up[up > 0], count), rng.choice(down[down < 0], count)
+        total += np.where(
+            coin < up_chance, ups, np.where(coin < up_chance + down_chance, downs, 0.0)
+        )
+    pld = fixed_size.round_pld(pair, q, noise, 1e-3).self_compose(steps)
+    for epsilon in (0.1, 0.5, 1.5):
+        values = np.maximum(-np.expm1(epsilon - total), 0)
+        expected = pld._pmf_remove.get_delta_for_epsilon(epsilon)
+        error = values.std() / math.sqrt(count) + expected * 2e-3
+        assert abs(values.mean() - expected) < 5 * error
+
+
+def floor_of_losses(p, q, x, interval):
+    """Masses under P of the losses, rounded down: a lower bound on what an adversary learns."""
+    index = np.floor((np.log(p) - np.log(q)) / interval).astype(int)
+    low = index.min()
+    return low, np.bincount(index - low, weights=p * (x[1] - x[0]))
+
+
+def adaptive_delta(pairs, x, steps, interval, reach):
+    """Delta at 0, interval, ... of an adversary who chooses a pair in every step, from the losses."""
+    size = int(reach / interval)
+    value = np.maximum(-np.expm1(np.arange(-size, size + 1) * interval), 0)
+    laws = [floor_of_losses(p, q, x, interval) for p, q in pairs]
+    for _ in range(steps):
+        padded = np.concatenate([np.full(size, value[0]), value, np.zeros(size)])
+        options = []
+        for low, masses in laws:
+            losses = low + np.arange(len(masses))
+            kernel = np.zeros(2 * size + 1)
+            inside = np.abs(losses) <= size
+            kernel[losses[inside] + size] = masses[inside]
+            full = np.fft.irfft(
+                np.fft.rfft(padded, 8 * size) * np.fft.rfft(kernel, 8 * size), 8 * size
+            )
+            options.append(full[2 * size : 4 * size + 1] + masses[losses > size].sum())
+        value = np.max(options, axis=0)
+    return value[size:]
+
+
+def test_an_adversary_who_adapts_beats_one_order_alone_but_not_the_joined_curve():
+    """Lots of one of ten examples, replace_one: others choose in every step whom they resemble.
+
+    The pair (1-q) N(0) + q N(1) against N(0), composed with itself in either order, is no bound.
+    """
+    q, noise, steps, interval = 0.1, 1.0, 10, 5e-4
+    x = np.linspace(-10, 12, 2_000_001)
+    mixed = (1 - q) * stats.norm.pdf(x) + q * stats.norm.pdf(x, 1 / noise)
+    pure = stats.norm.pdf(x)
+    delta = adaptive_delta([(mixed, pure), (pure, mixed)], x, steps, interval, 8.0)
+    attack = interval * int(np.argmax(delta <= DELTA))
+    one_order = plds.from_gaussian_mechanism(
+        noise, sampling_prob=q, value_discretization_interval=1e-4
+    ).self_compose(steps)
+    assert attack - interval > one_order.get_epsilon_for_delta(DELTA)
+    bound = spent(10, 1, 2 * noise, "replace_one", steps)
+    assert attack <= bound <= 1.03 * attack
+
+
+@pytest.mark.parametrize(
+    ("examples", "lot", "steps", "noise", "delta"),
+    [(60_000, 256, 2344, 1.1, 1e-5), (1000, 16, 128, 1.0, 1e-6)],
+)
+def test_the_worst_lot_repeated_is_just_below_the_bound(examples, lot, steps, noise, delta):
+    """A real attack for zero_out: all other examples pull against the record, in every step."""
+    q, shift, interval = lot / examples, 1 / noise, 2e-4
+    x = np.linspace(-10, 10 + 3 * shift, 400_001)
+    without = (1 - q) * stats.norm.pdf(x)
+    p, r = (without + q * stats.norm.pdf(x, c * shift) for c in (2, 1))
+    # Rounded down by half an interval on the average, which is added again: no bound, but close.
+    low, masses = floor_of_losses(p * math.exp(interval / 2), r, x, interval)
+    pld = DensePLDPmf(interval, int(low), masses * math.exp(-interval / 2), 0.0, True)
+    attack = pld.self_compose(steps).get_epsilon_for_delta(delta)
+    bound = spent(examples, lot, noise, "zero_out", steps, delta=delta)
+    assert 0.9 * bound < attack < bound
+
+
+# ------------------------------------------------ golden values and order
+
+
+@pytest.mark.parametrize(
+    ("examples", "lot", "steps", "noise", "delta", "adjacency", "without", "with_"),
+    [
+        (60_000, 256, 2344, 1.1, 1e-5, "zero_out", 5.6838, 8.5332),
+        (60_000, 256, 2344, 2.0, 1e-5, "zero_out", 0.76566, 2.394),
+        (60_000, 2048, 580, 3.212, 1e-5, "zero_out", 1.4086, 2.4256),
+        (60_000, 256, 2344, 2.0, 1e-5, "replace_one", 1.36343, 2.9383),
+        (1000, 16, 128, 1.0, 1e-6, "zero_out", 8.1829, 11.864),
+        (1000, 16, 128, 1.0, 1e-6, "replace_one", 11.2495, 27.688),
+        (1000, 16, 128, 2.0, 1e-6, "replace_one", 1.66391, 6.42),
+    ],
+)
+def test_golden_values(examples, lot, steps, noise, delta, adjacency, without, with_):
+    fixed = spent(examples, lot, noise, adjacency, steps, delta=delta)
+    assert fixed == pytest.approx(without, rel=1e-4)
+    tail = 1e-3 * delta / steps
+    drawn = spent(examples, lot, noise, adjacency, steps, delta=delta, replacement=True, tail=tail)
+    assert drawn == pytest.approx(with_, rel=2e-3)
+    pair = "replace" if adjacency == "replace_one" else "add"
+    poisson = SubsampledLoss((Component(1.0, lot / examples, noise, pair),), steps)
+    assert epsilon_of([poisson], delta).epsilon < fixed < drawn
+
+
+def test_what_dp_accounting_says_with_its_own_convention():
+    """Its noise multiplier divides by what *replacing* moves, ours by the clip norm: half of that."""
+    replace = dp_accounting.NeighboringRelation.REPLACE_ONE
+    for noise, theirs in ((2.0, 2.646), (1.0, 15.958)):
+        accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=replace)
+        gaussian = dp_accounting.GaussianDpEvent(noise / 2)
+        accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, 16, gaussian), 128)
+        assert accountant.get_epsilon(1e-6) == pytest.approx(theirs, rel=1e-3)
+        assert spent(1000, 16, noise, "replace_one", 128, delta=1e-6) < 0.75 * theirs
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_epsilon_moves_with_noise_steps_and_probability(adjacency):
+    base = (1000, 50, 2.0, adjacency, 100)
+    epsilon = spent(*base)
+    assert spent(1000, 50, 2.2, adjacency, 100) < epsilon
+    assert spent(1000, 50, 2.0, adjacency, 120) > epsilon
+    assert spent(1000, 60, 2.0, adjacency, 100) > epsilon
+    assert spent(*base) == epsilon
+    everything = spent(1000, 1000, 20.0, adjacency, 100)
+    factor = 2 if adjacency == "replace_one" else 1
+    assert everything == pytest.approx(epsilon_of_mu(factor * 10 / 20, DELTA), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("q", "noise"), [(1e-6, 0.3), (0.2, 0.3), (1e-3, 1.0), (0.2, 30.0), (1e-6, 1e3), (0.2, 1e3)]
+)
+@pytest.mark.parametrize("pair", fixed_size.PAIRS)
+def test_every_scale_is_finite_and_agrees(pair, q, noise):
+    loss = SubsampledLoss((Component(1.0, q, noise, pair),), 20)
+    result = epsilon_of([loss], DELTA)  # raises where the two accountants contradict each other
+    assert 0 <= result.epsilon < math.inf
+    assert result.epsilon <= epsilon_of_mu(math.sqrt(20) / noise, DELTA) + 0.01
+
+
+def test_pieces_of_other_kinds_compose_with_it():
+    loss = loss_of(1000, 50, 2.0, "zero_out", 50)
+    alone = epsilon_of([loss], DELTA).epsilon
+    gaussian = epsilon_of([loss, GaussianLoss(0.3)], DELTA).epsilon
+    poisson = SubsampledLoss((Component(1.0, 0.05, 2.0),), 50)
+    both = epsilon_of([loss, poisson], DELTA).epsilon
+    assert alone < gaussian
+    assert alone < both < epsilon_of([loss, loss], DELTA).epsilon
+    assert subsampled_curve(loss, [0, 10, 50], DELTA)[2] == pytest.approx(alone, rel=1e-6)
+    mixed = SubsampledLoss((Component(0.9, 0.05, 2.0), Component(0.1, 0.05, 1.0, "triangle")), 50)
+    assert epsilon_of([poisson], DELTA).epsilon < epsilon_of([mixed], DELTA).epsilon < math.inf
+
+
+# ------------------------------------------------ occurrences and refusals
+
+
+def test_occurrences():
+    assert fixed_size.occurrences(100, 20, False, 0.0) == (((1, 1.0),), 0.2, 0.0)
+    assert fixed_size.occurrences(1, 3, True, 0.0) == (((3, 1.0),), 1.0, 0.0)
+    draws, probability, overflow = fixed_size.occurrences(50, 10, True, 1e-6)
+    law = stats.binom(10, 1 / 50)
+    assert probability == pytest.approx(1 - law.pmf(0), rel=1e-12)
+    assert sum(weight for _, weight in draws) == pytest.approx(1)
+    assert overflow == pytest.approx(law.sf(draws[-1][0]))
+    for k, weight in draws:
+        assert weight == pytest.approx(law.pmf(k) / probability, rel=1e-5)
+
+
+def test_parts():
+    assert fixed_size.parts(100, 20, 3.0, "zero_out", replacement=False) == (
+        ((1.0, 0.2, 3.0, "slot"),),
+        0.0,
+    )
+    rounds, _ = fixed_size.parts(100, 20, 3.0, "replace_one", replacement=True, tail=1e-9)
+    assert [part[2:] for part in rounds[:2]] == [(1.5, "triangle"), (0.75, "triangle")]
+    for adjacency in ("zero_out", "replace_one"):
+        rounds, _ = fixed_size.parts(
+            100, 20, 3.0, adjacency, replacement=False, batch_statistics=True
+        )
+        assert rounds == ((1.0, 0.2, 3.0 / 40, "triangle"),)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="zero_out"):
+        fixed_size.parts(100, 20, 3.0, "add_or_remove_one", replacement=False)
+    for lot, replacement in ((0, True), (101, False)):
+        with pytest.raises(ValueError, match=r"lot size.*100.*Use a smaller lot"):
+            fixed_size.parts(100, lot, 3.0, "zero_out", replacement=replacement)
+    with pytest.raises(ValueError, match="'add'"):
+        fixed_size.divergences("add", 0.1, 1.0, EPSILONS)
+    for q in (0.0, 1.1, math.nan):
+        with pytest.raises(ValueError, match="probability"):
+            fixed_size.round_rdp("slot", q, 1.0, (2.0,))
+    for noise in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="noise multiplier"):
+            fixed_size.round_pld("slot", 0.1, noise, 1e-3)
+    with pytest.raises(ValueError, match="epsilon at least 0"):
+        fixed_size.divergences("slot", 0.1, 1.0, np.array([-0.1]))

@@ -1,0 +1,144 @@
+"""The scalar recursion against the explicit matrix, built by running the optimizer itself."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.accounting import Run
+from tfdp.accounting.numerics.linear_response import (
+    Dynamics,
+    column_norms,
+    cyclic_squared_response,
+    envelope_squared_response,
+    full_columns,
+    squared_response,
+)
+
+
+def make_run(steps, **changes):
+    fields = {
+        "mechanism": "si_dpsgd",
+        "num_examples": max(steps, 1),
+        "lot_size": 1,
+        "steps": steps,
+        "sampling": "cyclic",
+        "noise_multiplier": 1.0,
+    }
+    return Run(**(fields | changes))
+
+
+def explicit_matrix(run):
+    """W column by column: PyTorch's SGD on a unit gradient, rows divided by their noise."""
+    lr, noise_lr = run.schedule("learning_rates"), run.schedule("noise_learning_rates")
+    beta, draws = run.schedule("momentum"), run.schedule("draws")
+    matrix = np.zeros((run.steps, run.steps))
+    for s in range(run.steps):
+        mean, velocity = 0.0, 0.0
+        for t in range(run.steps):
+            gradient = 1.0 if t == s else 0.0
+            velocity = beta[t] * velocity + gradient
+            step = gradient + beta[t] * velocity if run.nesterov else velocity
+            mean += lr[t] * step
+            matrix[t, s] = math.sqrt(draws[t]) * mean / noise_lr[t]
+    return matrix
+
+
+@st.composite
+def runs(draw, max_steps=14):
+    steps = draw(st.integers(1, max_steps))
+    rates = st.lists(st.floats(0.01, 10), min_size=steps, max_size=steps).map(tuple)
+    betas = st.lists(st.floats(0, 0.99), min_size=steps, max_size=steps).map(tuple)
+    counts = st.lists(st.integers(1, 4), min_size=steps, max_size=steps).map(tuple)
+    return make_run(
+        steps,
+        learning_rates=draw(rates),
+        noise_learning_rates=draw(st.one_of(st.none(), rates)),
+        momentum=draw(st.one_of(st.just(0.0), st.just(0.9), betas)),
+        nesterov=draw(st.booleans()),
+        draws=draw(st.one_of(st.just(1), counts)),
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(run=runs(), seed=st.integers(0, 1000))
+def test_recursions_equal_the_explicit_matrix(run, seed):
+    matrix, dynamics = explicit_matrix(run), Dynamics.of(run)
+    pattern = np.random.default_rng(seed).integers(0, 3, size=(run.steps, 2))
+    expected = np.cumsum((matrix @ pattern) ** 2, axis=0)
+    np.testing.assert_allclose(squared_response(dynamics, pattern), expected, rtol=1e-10)
+    np.testing.assert_allclose(column_norms(dynamics), np.linalg.norm(matrix, axis=0), rtol=1e-9)
+    last = matrix[-1] * run.schedule("noise_learning_rates")[-1]
+    np.testing.assert_allclose(
+        full_columns(dynamics), last / math.sqrt(run.schedule("draws")[-1]), rtol=1e-10
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(run=runs(), period=st.integers(1, 6), block=st.integers(1, 3))
+def test_cyclic_scan_is_the_maximum_over_offsets(run, period, block):
+    matrix, steps = explicit_matrix(run), run.steps
+    patterns = [np.arange(steps) % period == o for o in range(period)]
+    expected = [max(np.sum((matrix[:t] @ p) ** 2) for p in patterns) for t in range(1, steps + 1)]
+    found = cyclic_squared_response(Dynamics.of(run), period, np.arange(1, steps + 1), block=block)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(run=runs(max_steps=10), period=st.integers(1, 4), seed=st.integers(0, 1000))
+def test_envelope_covers_every_shuffle(run, period, seed):
+    matrix, steps = explicit_matrix(run), run.steps
+    bound = envelope_squared_response(Dynamics.of(run), period, np.arange(1, steps + 1))
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        pattern = np.zeros(steps)
+        for start in range(0, steps, period):
+            position = start + rng.integers(period)
+            if position < steps:
+                pattern[position] = 1
+        assert np.all(np.cumsum((matrix @ pattern) ** 2) <= bound * (1 + 1e-9))
+
+
+@settings(max_examples=60, deadline=None)
+@given(run=runs(max_steps=10), period=st.integers(1, 4), seed=st.integers(0, 1000))
+def test_offset_zero_covers_every_shuffle_when_nothing_increases(run, period, seed):
+    rates = tuple(sorted(run.schedule("learning_rates"), reverse=True))
+    betas = tuple(sorted(run.schedule("momentum"), reverse=True))
+    run = run.with_(learning_rates=rates, momentum=betas)
+    dynamics, matrix, steps = Dynamics.of(run), explicit_matrix(run), run.steps
+    assert dynamics.non_increasing
+    bound = cyclic_squared_response(dynamics, period, np.array([steps]))[0]
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        pattern = np.zeros(steps)
+        for start in range(0, steps, period):
+            position = start + rng.integers(period)
+            if position < steps:
+                pattern[position] = 1
+        assert np.sum((matrix @ pattern) ** 2) <= bound * (1 + 1e-9)
+
+
+def norm(run, period):
+    steps = np.array([run.steps])
+    return math.sqrt(cyclic_squared_response(Dynamics.of(run), period, steps)[0])
+
+
+def test_golden_norms():
+    assert norm(make_run(100), 10) == pytest.approx(62.048368229954285, rel=1e-12)
+    assert norm(make_run(18750), 1875) == pytest.approx(849.6322733983214, rel=1e-12)
+    assert norm(make_run(4, momentum=0.9), 4) == pytest.approx(4.87655831504146, rel=1e-12)
+    rates = make_run(3, learning_rates=(1.0, 0.5, 0.25))
+    assert squared_response(Dynamics.of(rates), np.array([1, 0, 0]))[-1] == 21
+
+
+@pytest.mark.parametrize(("k", "b"), [(1, 7), (3, 5), (10, 4)])
+def test_closed_form_of_equally_spaced_participation(k, b):
+    assert norm(make_run(k * b), b) ** 2 == pytest.approx(b * k * (k + 1) * (2 * k + 1) / 6)
+
+
+def test_a_row_without_noise_is_found():
+    run = make_run(4, learning_rates=(0.0, 0.0, 1.0, 0.0))
+    assert Dynamics.of(run).bare_step == 3
+    assert Dynamics.of(run.with_(steps=3)).bare_step is None

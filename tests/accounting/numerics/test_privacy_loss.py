@@ -1,0 +1,130 @@
+"""Composition of pieces, and the guards around dp_accounting."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tfdp.accounting import AccountingError
+from tfdp.accounting.numerics import gaussian
+from tfdp.accounting.numerics.privacy_loss import (
+    GaussianLoss,
+    RandomGaussianLoss,
+    check_bounds,
+    check_not_free,
+    epsilon_of,
+    subsampled_curve,
+)
+from tfdp.accounting.numerics.subsampled import (
+    Component,
+    SubsampledLoss,
+    default_orders,
+    rdp_to_epsilon,
+    total_rdp,
+)
+
+DELTA = 1e-5
+ROUNDS = SubsampledLoss((Component(1.0, 0.01, 1.0),), 500)
+
+
+def test_gaussians_add_in_squares():
+    spent = epsilon_of([GaussianLoss(3.0), GaussianLoss(4.0)], DELTA)
+    assert spent.mu == 5.0
+    assert spent.epsilon == gaussian.epsilon_of_mu(5.0, DELTA)
+    assert epsilon_of([], DELTA).epsilon == 0
+
+
+def test_random_gaussians_add_as_random_numbers():
+    coin = RandomGaussianLoss(np.array([0.0, 1.0]), np.array([0.5, 0.5]))
+    spent = epsilon_of([coin, coin, GaussianLoss(2.0)], DELTA)
+    expected = gaussian.epsilon_of_mixture(
+        np.array([4.0, 5.0, 6.0]), np.array([0.25, 0.5, 0.25]), 0.0, DELTA
+    )
+    # Rounded up onto a grid.
+    assert expected <= spent.epsilon <= expected * (1 + 1e-3)
+    assert spent.mu is None
+
+
+def test_long_laws_are_rounded_up_when_they_add():
+    squares = np.linspace(0, 9, 5000)
+    law = RandomGaussianLoss(squares, np.full(5000, 1 / 5000), 1e-8)
+    exact = gaussian.epsilon_of_mixture(squares, np.full(5000, 1 / 5000), 1e-8, DELTA)
+    both = epsilon_of([law, law], DELTA).epsilon
+    assert both > exact
+    widest = gaussian.epsilon_of_mu(math.sqrt(18), DELTA)
+    assert both < widest
+
+
+def test_gaussian_and_subsampled_compose():
+    alone = epsilon_of([ROUNDS], DELTA).epsilon
+    spent = epsilon_of([ROUNDS, GaussianLoss(0.3)], DELTA)
+    assert alone < spent.epsilon
+    assert spent.epsilon < alone + gaussian.epsilon_of_mu(0.3, DELTA / 2) + 1.0
+    halves = [SubsampledLoss(ROUNDS.components, n) for n in (200, 300)]
+    assert epsilon_of(halves, DELTA).epsilon == pytest.approx(alone, rel=1e-3)
+
+
+def test_average_and_subsampled_split_delta():
+    coin = RandomGaussianLoss(np.array([0.0, 1.0]), np.array([0.5, 0.5]))
+    spent = epsilon_of([ROUNDS, coin], DELTA)
+    parts = [epsilon_of([piece], DELTA / 2).epsilon for piece in (ROUNDS, coin)]
+    assert spent.epsilon == pytest.approx(sum(parts))
+
+
+def test_left_out_mass_is_charged_to_delta():
+    wasteful = SubsampledLoss(ROUNDS.components, 500, overflow=1e-9)
+    assert epsilon_of([wasteful], DELTA).epsilon > epsilon_of([ROUNDS], DELTA).epsilon
+    hopeless = SubsampledLoss(ROUNDS.components, 500, overflow=1e-7)
+    assert epsilon_of([hopeless], DELTA).epsilon == math.inf
+
+
+def test_a_public_mixture_of_one_kind_changes_nothing():
+    same = SubsampledLoss((Component(0.3, 0.01, 1.0), Component(0.7, 0.01, 1.0)), 500)
+    assert epsilon_of([same], DELTA).epsilon == pytest.approx(
+        epsilon_of([ROUNDS], DELTA).epsilon, rel=1e-6
+    )
+    np.testing.assert_allclose(total_rdp([same], 0.0), total_rdp([ROUNDS], 0.0), rtol=1e-6)
+
+
+def test_contradicting_bounds_are_refused():
+    check_bounds(1.0, 0.95, 0.1)
+    for pld, rdp in ((1.0, 0.5), (math.nan, 1.0), (1.0, math.nan), (1.0, -0.1), (-1.0, 1.0)):
+        with pytest.raises(AccountingError, match="agree"):
+            check_bounds(pld, rdp, 0.1)
+
+
+def test_epsilon_zero_needs_a_reason():
+    check_not_free(0.0, [ROUNDS], 0.01)
+    check_not_free(0.1, [ROUNDS], DELTA)
+    with pytest.raises(AccountingError, match="above 0"):
+        check_not_free(0.0, [ROUNDS], DELTA)
+
+
+def test_broken_rdp_from_the_library_is_noticed(monkeypatch):
+    """A divergence that is far too small must not become a guarantee."""
+    from tfdp.accounting.numerics import subsampled
+
+    shape = np.ones(len(default_orders()))
+    monkeypatch.setattr(subsampled, "_component_rdp", lambda *_: shape * 1e-12)
+    with pytest.raises(AccountingError):
+        epsilon_of([SubsampledLoss((Component(1.0, 0.01, 1.0),), 5)], DELTA)
+
+
+def test_useless_orders_are_dropped():
+    rdp = np.asarray(default_orders()) * 0.5
+    epsilon, order = rdp_to_epsilon(rdp, DELTA)
+    broken = rdp.copy()
+    broken[::2] = -1.0
+    broken[1] = math.nan
+    assert rdp_to_epsilon(broken, DELTA)[0] >= epsilon
+    assert 1 < order < 64
+    assert rdp_to_epsilon(-rdp, DELTA)[0] == math.inf
+
+
+def test_curve_is_a_bound_at_every_count():
+    counts = [0, 10, 100, 500]
+    curve = subsampled_curve(ROUNDS, counts, DELTA)
+    assert curve[0] == 0
+    for count, value in zip(counts[1:], curve[1:], strict=True):
+        whole = epsilon_of([SubsampledLoss(ROUNDS.components, count)], DELTA).epsilon
+        assert whole - 1e-6 <= value <= whole * 1.01

@@ -1,0 +1,80 @@
+"""The end that all engines share treats rows one by one, whichever way it takes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp.gradients.bounds import GlobalL2Clip, PerLayerL2Clip
+from tfdp.gradients.engines.ending import bounded
+from tfdp.gradients.rules import Instantiated, OuterProducts
+
+ROWS = 8
+
+
+class Variable:
+    def __init__(self, *shape):
+        self.shape = tf.TensorShape(shape)
+
+
+VARIABLES = [Variable(30, 20), Variable(20), Variable(5)]
+BOUNDS = [GlobalL2Clip(1.0), PerLayerL2Clip(1.0, (0, 0, 1))]
+
+
+def gradients(bad=None):
+    generator = np.random.default_rng(0)
+    left, right = generator.normal(size=(ROWS, 30)), generator.normal(size=(ROWS, 20))
+    if bad is not None:
+        left[3], right[3] = bad
+    left, right = tf.constant(left, tf.float32), tf.constant(right, tf.float32)
+    return [OuterProducts(left, right), Instantiated(right), None]
+
+
+def run(weight, bound, bad=None, jit_compile=False):
+    def end(weight):
+        lot = bounded(gradients(bad), VARIABLES, bound, weight, 1, losses=None, outputs=0, state=[])
+        return lot.sums, lot.norms, lot.clipped, lot.non_finite, lot.present
+
+    return tf.function(end, jit_compile=jit_compile)(tf.constant(weight, tf.float32))
+
+
+def ones(*absent):
+    return [0.0 if row in absent else 1.0 for row in range(ROWS)]
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=["global", "per_layer"])
+@pytest.mark.parametrize("bad", [(np.nan, 1.0), (1.0, np.inf), (np.inf, 0.0), (3e38, 3e38)])
+def test_a_bad_row_changes_no_bit_of_the_others(bound, bad):
+    sums, norms, _, non_finite, _ = run(ones(), bound, bad)
+    without = run(ones(3), bound)
+    for a, b in zip(sums, without[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(norms, without[1])
+    assert int(non_finite) == 1
+    assert int(without[3]) == 0
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=["global", "per_layer"])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_what_overflows_on_the_quick_way_only_is_clipped_and_not_dropped(bound, jit_compile):
+    sums, norms, clipped, non_finite, _ = run(ones(), bound, (1e25, 1e-25), jit_compile)
+    equal = run(ones(), bound, (1.0, 1e-30), jit_compile)
+    assert int(non_finite) == 0
+    np.testing.assert_allclose(norms[3], np.sqrt(600), rtol=1e-5)
+    assert clipped[3] == 1.0
+    rows = np.delete(np.arange(ROWS), 3)
+    np.testing.assert_allclose(np.array(norms)[rows], np.array(equal[1])[rows], rtol=1e-6)
+    moved = sum(np.sum((np.array(a, float) - b) ** 2) for a, b in zip(sums, equal[0], strict=True))
+    np.testing.assert_allclose(
+        np.sqrt(moved), 1 / np.sqrt(1 if bound is BOUNDS[0] else 2), rtol=1e-4
+    )
+
+
+def test_absent_rows_count_zero_whatever_their_gradients_are():
+    # A rule that gives an absent row a gradient all the same.
+    sums, norms, clipped, _, present = run(ones(2, 3), BOUNDS[0])
+    left, right = (np.delete(np.array(f), [2, 3], axis=0) for f in gradients()[0]._flat)
+    scale = 1 / np.array(norms)[np.delete(np.arange(ROWS), [2, 3])]
+    np.testing.assert_allclose(sums[0], (left * scale[:, None]).T @ right, rtol=1e-4, atol=1e-5)
+    assert not np.any(np.array(norms)[[2, 3]])
+    assert not np.any(np.array(clipped)[[2, 3]])
+    assert np.array(present).sum() == ROWS - 2

@@ -1,0 +1,83 @@
+"""Gradients through shared moments: factored norms and sums equal those that are written out."""
+
+import pytest
+import tensorflow as tf
+
+from tfdp.gradients.rules import moments
+from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
+
+
+def draw(*shape):
+    return tf.random.stateless_normal(shape, seed=[2, sum(shape)])
+
+
+def both(left, right, jacobian, coefficients, shape):
+    """The factored form, and the same written out."""
+    flat = tf.reshape(jacobian, [2, -1, shape[-1]])
+    base = OuterProducts(left, right, lambda total: tf.reshape(total, shape))
+    rows = tf.matmul(left, right, transpose_a=True)
+    rows += tf.einsum("nkc,kpc->npc", coefficients, flat)
+    written = Instantiated(rows, lambda total: tf.reshape(total, shape))
+    units, lengths = moments._units(flat)
+    return moments._ThroughMoments(base, units, coefficients * lengths, shape), written
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("finish", ["plain", "kept", "grouped"])
+def test_factored_equals_written_out(positions, finish):
+    parts = (draw(6, positions, 12), draw(6, positions, 5), draw(2, 3, 4, 5), draw(6, 2, 5))
+    keep = tf.constant([True, False, True, True, False, True])
+    pair = []
+    for gradient in both(*parts, (3, 4, 5)):
+        if finish == "kept":
+            gradient = gradient.kept(keep)
+        elif finish == "grouped":
+            gradient = gradient.grouped(2)
+        pair.append(gradient)
+    ours, written = pair
+    tf.debugging.assert_near(ours.square_norms(), written.square_norms(), rtol=1e-4)
+    tf.debugging.assert_near(ours.instantiated().values, written.values, rtol=1e-4, atol=1e-5)
+    weights = draw(ours.square_norms().shape[0])
+    tf.debugging.assert_near(ours.weighted_sum(weights), written.weighted_sum(weights), rtol=1e-4)
+    assert ours.weighted_sum(weights).shape == (3, 4, 5)
+
+
+@pytest.mark.parametrize("positions", [1, 2, 400])
+def test_the_cheapest_form_is_chosen_and_right(positions):
+    left, right = draw(4, positions, 6), draw(4, positions, 5)
+    jacobian, coefficients = draw(2, 6, 5), draw(4, 2, 5)
+    ours = moments.through_moments(OuterProducts(left, right), jacobian, coefficients)
+    assert isinstance(ours, Instantiated) == (positions == 400)
+    written = both(left, right, jacobian, coefficients, (6, 5))[1]
+    tf.debugging.assert_near(ours.square_norms(), written.square_norms(), rtol=1e-3)
+
+
+def test_cancellation_never_understates_a_norm():
+    left, right, jacobian = draw(1, 1, 500), draw(1, 1, 40), draw(2, 500, 40)
+    # What flows through the first moment is the negative of the outer product, up to 1e-5.
+    jacobian = tf.concat([tf.tile(left[:, 0, :, tf.newaxis], [1, 1, 40]), jacobian[1:]], axis=0)
+    coefficients = tf.stack([-right[:, 0] * (1 + 1e-5), tf.zeros([1, 40])], axis=1)
+    ours, written = both(left, right, jacobian, coefficients, (500, 40))
+    exact = tf.reduce_sum(tf.square(tf.cast(written.values, tf.float64)))
+    assert float(ours.square_norms()[0]) >= float(exact)
+
+
+def test_norms_survive_factors_of_extreme_size():
+    # The square of a coefficient would vanish, and a norm of zero would not be clipped.
+    jacobian, coefficients = tf.fill([2, 1, 1], 1e19), tf.constant([[[1e-20], [2e-20]]])
+    nothing = tf.zeros([1, 1, 1])
+    ours = moments.through_moments(OuterProducts(nothing, nothing), jacobian, coefficients)
+    tf.debugging.assert_near(tf.sqrt(ours.square_norms()), [0.3], rtol=1e-5)
+
+
+def test_moments_that_do_not_depend_on_a_variable():
+    jacobian = tf.concat([draw(1, 6, 5), tf.zeros([1, 6, 5])], axis=0)
+    ours, written = both(draw(4, 1, 6), draw(4, 1, 5), jacobian, draw(4, 2, 5), (6, 5))
+    tf.debugging.assert_near(ours.square_norms(), written.square_norms(), rtol=1e-4)
+
+
+def test_rows_that_are_not_finite_show():
+    jacobian, coefficients = draw(2, 6, 5), tf.fill([1, 2, 5], float("nan"))
+    ours = both(draw(1, 1, 6), draw(1, 1, 5), jacobian, coefficients, (6, 5))[0]
+    assert not bool(tf.math.is_finite(ours.square_norms())[0])
+    assert float(ours.kept(tf.constant([False])).square_norms()[0]) == 0.0

@@ -1,0 +1,237 @@
+"""Encoding is Algorithm 2, and nothing leaves the box."""
+
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.gradients.encoding import Codebook, Encoder
+
+
+def algorithm_2(gradient, vectors, clip):
+    """The paper's loop for one gradient, with the corrections: largest similarity, magnitudes."""
+    order = np.argsort(np.abs(gradient), kind="stable")
+    ordered = np.abs(gradient)[order].astype(float)
+    best, most = None, -np.inf
+    for vector in vectors.astype(float):
+        similarity = vector @ ordered / np.linalg.norm(vector)
+        if similarity > most:
+            best, most = vector * clip, similarity
+    encoded = np.zeros(len(gradient))
+    for t, i in enumerate(order):
+        encoded[i] = min(best[t], max(gradient[i], -best[t]))
+    return encoded
+
+
+def gradients(rows, size, seed=0, scale=0.3):
+    draw = np.random.default_rng(seed)
+    return (scale * draw.standard_t(2, size=(rows, size))).astype(np.float32)
+
+
+def in_a_box(encoded, codebook, clip):
+    """Whether sorted magnitudes are at most those of one vector (the theorem's premise)."""
+    ordered = np.sort(np.abs(encoded), axis=1)[:, np.newaxis]
+    boxes = codebook.vectors().astype(float) * clip
+    return np.any(np.all(ordered <= boxes, axis=2), axis=1)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("clip", [0.01, 1.0, 30.0])
+def test_sorting_is_the_papers_loop(clip, jit_compile):
+    codebook = Codebook.gaussian(20, 300)
+    encoder = Encoder(codebook, clip)
+    rows = gradients(6, 300, scale=0.3 * clip)
+    found = tf.function(encoder.encode_sorted, jit_compile=jit_compile)(tf.constant(rows)).numpy()
+    for row, encoded in zip(rows, found, strict=True):
+        np.testing.assert_allclose(encoded, algorithm_2(row, codebook.vectors(), clip), rtol=1e-5)
+    assert not np.allclose(found, rows)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("clip", [1e-9, 0.01, 1.0, 30.0, 1e9])
+def test_where_leading_bits_tell_entries_apart_nothing_needs_sorting(clip, jit_compile):
+    # Entries 2% apart, in any order and with any signs.
+    draw = np.random.default_rng(1)
+    rows = np.stack([draw.permutation(1.02 ** np.arange(-600, 100.0)) for _ in range(4)])
+    rows = (0.02 * clip * rows * draw.choice([-1, 1], rows.shape)).astype(np.float32)
+    codebook = Codebook.gaussian(1, 700)
+    found = tf.function(Encoder(codebook, clip).encode_by_bins, jit_compile=jit_compile)(
+        tf.constant(rows)
+    )
+    for row, encoded in zip(rows, found.numpy(), strict=True):
+        expected = algorithm_2(row, codebook.vectors(), clip)
+        np.testing.assert_allclose(encoded, expected, rtol=1e-6)
+        assert 0.01 < np.mean(encoded != row) < 1.0
+
+
+def test_ties_by_leading_bits_take_the_lowest_rank():
+    codebook = Codebook.of(np.array([[0.1, 0.2, 0.3, 0.4, 0.5]]))
+    low = codebook.vectors()[0]
+    rows = np.array([[5.0, -5.001, 0.0, 5.002, 9.0], [0.01, 2.0, 2.0, -2.0, 1.0]], np.float32)
+    found = Encoder(codebook, 1.0).encode_by_bins(tf.constant(rows)).numpy()
+    np.testing.assert_allclose(
+        found,
+        [[low[1], -low[1], 0, low[1], low[4]], [0.01, low[2], low[2], -low[2], low[1]]],
+        rtol=1e-6,
+    )
+
+
+@pytest.mark.parametrize(("size", "way"), [(1024, "encode_sorted"), (1025, "encode_by_bins")])
+def test_short_gradients_are_sorted(size, way):
+    encoder = Encoder(Codebook.gaussian(2, size), 1.0)
+    rows = tf.constant(gradients(2, size))
+    np.testing.assert_array_equal(encoder.encode(rows), getattr(encoder, way)(rows))
+
+
+def test_little_is_lost_by_not_sorting():
+    codebook = Codebook.gaussian(1, 20_000)
+    encoder = Encoder(codebook, 1.0)
+    rows = tf.constant(gradients(4, 20_000, scale=0.02))
+    exact, found = encoder.encode_sorted(rows).numpy(), encoder.encode_by_bins(rows).numpy()
+    assert np.all(np.abs(found) <= np.abs(exact) * (1 + 1e-6))
+    lost = np.linalg.norm(exact - found, axis=1) / np.linalg.norm(exact, axis=1)
+    assert 0 < lost.max() < 0.01
+
+
+numbers = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    row=st.lists(numbers, min_size=7, max_size=7),
+    clip=st.sampled_from([1e-6, 0.3, 2.0, 1e6]),
+    size=st.sampled_from([1, 5]),
+    blocks=st.sampled_from([3, 7]),
+)
+def test_whatever_the_gradient_the_box_is_kept(row, clip, size, blocks):
+    codebook = Codebook.gaussian(size, 7, most_blocks=blocks, seed=3)
+    encoder = Encoder(codebook, clip)
+    rows = tf.constant([row], tf.float32)
+    for encode in (encoder.encode_by_bins, encoder.encode_sorted):
+        encoded = encode(rows).numpy().astype(float)
+        assert in_a_box(encoded, codebook, clip)
+        assert np.all(np.abs(encoded) <= np.abs(row))
+        assert np.all(encoded * np.array(row) >= 0)
+        assert np.linalg.norm(encoded) <= clip
+        assert np.abs(encoded).max() <= codebook.largest_entry * clip
+
+
+def test_without_the_minimum_the_box_is_not_kept():
+    """The check above is one that fails: broken encoders are caught by it."""
+    codebook = Codebook.gaussian(3, 50)
+    rows = gradients(5, 50, scale=3.0)
+    encoded = Encoder(codebook, 1.0).encode_by_bins(tf.constant(rows)).numpy()
+    assert np.all(in_a_box(encoded, codebook, 1.0))
+    assert not np.any(in_a_box(rows, codebook, 1.0))
+    # Scaled to the norm of the vectors, and cut at the largest entry: each is one half of it.
+    scaled = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    assert not np.any(in_a_box(scaled, codebook, 1.0))
+    assert not np.any(in_a_box(np.clip(rows, -0.3, 0.3), codebook, 1.0))
+    assert not np.any(in_a_box(encoded * 3 / 2, codebook, 1.0))
+
+
+def test_the_most_similar_vector_is_chosen():
+    flat, steep, middle = np.ones(400), np.linspace(0, 1, 400) ** 8, np.linspace(0, 1, 400)
+    codebook = Codebook.of(np.stack([flat, steep, middle]))
+    draw = np.random.default_rng(0)
+    rows = np.stack([draw.permutation(v) for v in (steep, flat, middle, steep)]).astype(np.float32)
+    rows *= 100 * draw.choice([-1, 1], rows.shape)
+    encoder = Encoder(codebook, 1.0)
+    for encode in (encoder.encode_by_bins, encoder.encode_sorted):
+        encoded = encode(tf.constant(rows)).numpy()
+        # Far above the box, an encoded gradient is the vector itself.
+        for row, vector in zip(encoded, (1, 0, 2, 1), strict=True):
+            distance = np.linalg.norm(np.sort(np.abs(row)) - codebook.vectors(), axis=1)
+            assert np.argmin(distance) == vector
+
+
+@pytest.mark.parametrize("way", ["encode_sorted", "encode_by_bins"])
+def test_other_rows_have_no_say(way):
+    codebook = Codebook.gaussian(300, 700)
+    encode = getattr(Encoder(codebook, 1.0), way)
+    rows = tf.constant(gradients(33, 700, scale=0.02))
+    together = encode(rows).numpy()
+    for start, stop in ((0, 1), (5, 6), (1, 33), (0, 17), (32, 33)):
+        np.testing.assert_array_equal(encode(rows[start:stop]), together[start:stop])
+
+
+def test_the_choice_by_blocks_is_nearly_the_best():
+    codebook = Codebook.gaussian(200, 6000)
+    rows = gradients(20, 6000, scale=0.01)
+    encoder = Encoder(codebook, 1.0)
+    ordered = np.sort(np.abs(rows), axis=1).astype(float)
+    similarities = ordered @ codebook.vectors().astype(float).T
+    bits = tf.bitcast(tf.abs(tf.constant(rows)), tf.int32)
+    bins = tf.clip_by_value(tf.bitwise.right_shift(bits, 16) - encoder._first_bin, 0, 8191)
+    counts = tf.math.bincount(bins, minlength=8192, maxlength=8192, axis=-1)
+    first_ranks = tf.cumsum(counts, axis=1, exclusive=True)
+    chosen = encoder._most_similar(encoder._block_sums(counts, first_ranks)).numpy()
+    rank = (similarities > np.take_along_axis(similarities, chosen[:, None], 1)).mean(axis=1)
+    assert np.mean(rank) < 0.1
+
+
+@pytest.mark.parametrize(("size", "blocks"), [(1, 4096), (7, 7), (1000, 64), (61_706, 4096)])
+def test_a_drawn_codebook_has_unit_vectors(size, blocks):
+    codebook = Codebook.gaussian(30, size, most_blocks=blocks)
+    norms = np.linalg.norm(codebook.vectors().astype(float), axis=1)
+    assert np.all(norms <= 1)
+    assert np.all(norms > 1 - 1e-6)
+    np.testing.assert_allclose(codebook.square_norms(), norms**2, rtol=1e-9)
+    assert codebook.vectors().shape == (30, size)
+    assert codebook.largest_entry == codebook.vectors().max()
+
+
+@pytest.mark.parametrize("blocks", [400, 50])
+def test_vectors_are_sorted_magnitudes_of_normal_numbers(blocks):
+    codebook = Codebook.gaussian(50, 400, most_blocks=blocks)
+    pooled = codebook.vectors().ravel() * np.sqrt(400)
+    assert scipy.stats.kstest(pooled, scipy.stats.halfnorm.cdf).statistic < 0.015
+    if blocks == 400:  # extremes have the law of extremes, which the vectors tell apart
+        largest = codebook.vectors().max(axis=1) * np.sqrt(400)
+        law = scipy.stats.kstest(largest, lambda x: scipy.stats.halfnorm.cdf(x) ** 400)
+        assert law.pvalue > 1e-4
+
+
+def test_vectors_differ_by_seed_and_are_no_secret():
+    one, same, other = (Codebook.gaussian(2, 40, seed=s).heights for s in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert not np.any(one == other)
+
+
+def test_small_values_become_zero():
+    heights = Codebook.gaussian(10, 1000, zero_below=0.5).heights
+    zeros = (heights == 0).mean()
+    assert zeros == pytest.approx(scipy.stats.halfnorm.cdf(0.5), abs=0.03)
+    smallest = heights[heights > 0].min()
+    assert smallest >= 0.5 * heights.max(axis=1).min() / 5
+
+
+def test_given_vectors_are_scaled_to_norm_one():
+    codebook = Codebook.of(np.array([[3.0, -4.0], [-5.0, 0.0]]), private=True)
+    np.testing.assert_allclose(codebook.vectors(), [[0.6, 0.8], [0.0, 1.0]], rtol=1e-6)
+    assert codebook.private
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Codebook.gaussian(0, 5),
+        lambda: Codebook.gaussian(2.5, 5),
+        lambda: Codebook.gaussian(2, 5, zero_below=-1.0),
+        lambda: Codebook.gaussian(2, 5, zero_below=float("nan")),
+        lambda: Codebook.gaussian(2, 5, zero_below=100.0),
+        lambda: Codebook.of(np.zeros((1, 3))),
+        lambda: Codebook.of(np.array([[1.0, np.nan]])),
+        lambda: Codebook.of(np.ones(3)),
+        lambda: Codebook(np.array([[0.9, 0.9]], np.float32), 2),
+        lambda: Codebook(np.array([[0.8, 0.6]], np.float32), 2),
+        lambda: Codebook(np.array([[-0.8, 0.6]], np.float32), 2),
+        lambda: Codebook(np.array([[0.6, 0.8]], np.float32), 1),
+        lambda: Codebook(np.array([[0.6, 0.8]], np.float32), 2, shift=1),
+    ],
+)
+def test_bad_codebooks_are_refused(make):
+    with pytest.raises(ValueError, match="Expected"):
+        make()

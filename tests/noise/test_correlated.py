@@ -1,0 +1,96 @@
+"""Correlated noise is C^-1 z, from a memory that the number of bands bounds."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp.accounting import Strategy, strategy
+from tfdp.accounting.strategies import inverse
+from tfdp.noise import CorrelatedNoise
+
+SHAPES = [(2, 3), (5,), ()]
+STEPS = 12
+PLANS = {
+    "identity": Strategy(name="identity"),
+    "prefix_sum": Strategy(name="prefix_sum"),
+    "prefix_sum_cut": Strategy(name="prefix_sum", bands=3),
+    "sqrt_toeplitz_cut": Strategy(name="sqrt_toeplitz", bands=5),
+    "sqrt_toeplitz": Strategy(name="sqrt_toeplitz", bands=STEPS),
+    "banded_toeplitz": strategy("banded_toeplitz", STEPS, 4),
+    "scaled": Strategy(name="banded_toeplitz", coefficients=(2.0, -0.5, 0.25)),
+}
+
+
+def fresh(steps=STEPS, seed=0):
+    return np.random.default_rng(seed).normal(size=(steps, 12)).astype("float32")
+
+
+def split(z):
+    return [tf.constant(part) for part in (z[:6].reshape(2, 3), z[6:11], z[11])]
+
+
+def run(noise, z, wrap=lambda f: f):
+    step = wrap(noise.correlate)
+    rows = []
+    for row in z:
+        made = step(split(row))
+        assert [tuple(m.shape) for m in made] == SHAPES
+        rows.append(np.concatenate([np.ravel(m) for m in made]))
+    return np.array(rows)
+
+
+WRAPS = {
+    "eager": lambda f: f,
+    "function": tf.function,
+    "xla": lambda f: tf.function(f, jit_compile=True),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_it_is_the_inverse_of_the_strategy(plan, wrap):
+    plan = PLANS[plan]
+    column = inverse(plan.first(STEPS), STEPS)
+    c_inverse = [[column[t - s] if t >= s else 0.0 for s in range(STEPS)] for t in range(STEPS)]
+    noise = CorrelatedNoise(plan, SHAPES)
+    made = run(noise, fresh(), WRAPS[wrap])
+    np.testing.assert_allclose(made, np.array(c_inverse) @ fresh(), atol=3e-6)
+    assert noise.steps == STEPS
+
+
+@pytest.mark.parametrize(
+    ("plan", "memory"),
+    [("identity", 0), ("prefix_sum", 1), ("prefix_sum_cut", 2), ("banded_toeplitz", 3)],
+)
+def test_the_memory_is_bounded_by_the_bands(plan, memory):
+    noise = CorrelatedNoise(PLANS[plan], SHAPES)
+    run(noise, fresh(steps=3 * STEPS))
+    held = sum(a.size for name, a in noise.state().items() if name != "steps")
+    assert (noise.memory, held) == (memory, memory * 12)
+    assert all(a.dtype == np.float32 for name, a in noise.state().items() if name != "steps")
+
+
+def test_strategies_without_an_end_are_refused():
+    with pytest.raises(ValueError, match="number of bands"):
+        CorrelatedNoise(Strategy(name="sqrt_toeplitz"), SHAPES)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_state_goes_on_where_it_was(plan):
+    whole = run(CorrelatedNoise(PLANS[plan], SHAPES), fresh())
+    first, second = (CorrelatedNoise(PLANS[plan], SHAPES) for _ in range(2))
+    run(first, fresh()[:5])
+    second.take_up(first.state())
+    np.testing.assert_allclose(run(second, fresh()[5:]), whole[5:], atol=1e-6)
+    assert second.steps == STEPS
+
+
+def test_a_state_of_other_variables_is_refused():
+    noise = CorrelatedNoise(PLANS["banded_toeplitz"], SHAPES)
+    for other in (
+        CorrelatedNoise(PLANS["sqrt_toeplitz"], SHAPES),
+        CorrelatedNoise(PLANS["banded_toeplitz"], SHAPES[:2]),
+        CorrelatedNoise(PLANS["identity"], SHAPES),
+    ):
+        with pytest.raises(ValueError, match="other variables or bands"):
+            noise.take_up(other.state())

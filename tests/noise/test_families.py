@@ -1,0 +1,109 @@
+"""What is drawn has the density that is accounted, and no other scale."""
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+import tensorflow as tf
+
+from tfdp.accounting.numerics import noise_families as table
+from tfdp.noise import NoiseFamily, NoiseSource
+
+FAMILIES = {
+    "gaussian": NoiseFamily("gaussian"),
+    "student_t_9": NoiseFamily("student_t", 9.0),
+    "student_t_2.5": NoiseFamily("student_t", 2.5),
+    "laplace": NoiseFamily("laplace"),
+    "sech": NoiseFamily("sech"),
+    "variance_gamma": NoiseFamily("variance_gamma"),
+    "cauchy": NoiseFamily("cauchy"),
+}
+SHAPES = [(60, 100), (5000,)]
+
+
+def by_density(family):
+    """Distribution function by adding up the density of the accountant's table."""
+    u = np.linspace(-16, 16, 40001)
+    x = np.sinh(u)
+    z = np.exp(table.log_density(family.name, x, family.degrees_of_freedom))
+    total = scipy.integrate.cumulative_simpson(z * np.cosh(u), x=u, initial=0.0)
+    return lambda at: np.interp(at, x, total)
+
+
+def p_value(values, family, scale):
+    return scipy.stats.kstest(values / scale, by_density(family)).pvalue
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_draws_have_the_accounted_density_and_no_other_scale(name, jit_compile):
+    family, source = FAMILIES[name], NoiseSource(seed=7)
+    drawn = tf.function(
+        lambda: family.sample(source, 0.3, SHAPES), autograph=False, jit_compile=jit_compile
+    )()
+    for values, shape in zip(drawn, SHAPES, strict=True):
+        assert values.shape == shape and values.dtype == tf.float32
+        values = values.numpy().ravel().astype(float)
+        assert p_value(values, family, 0.3) > 1e-4
+        assert p_value(values, family, 0.2) < 1e-12
+        assert p_value(values, family, 0.45) < 1e-12
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_coordinates_and_steps_are_independent(name):
+    family, source = FAMILIES[name], NoiseSource(seed=3)
+    first, second = (family.sample(source, 1.0, [(4000,), (4000,)]) for _ in range(2))
+    streams = [s.numpy() for s in (*first, *second)]
+    assert len(np.unique(np.concatenate(streams))) > 0.98 * 16000
+    for i, a in enumerate(streams):
+        assert abs(scipy.stats.spearmanr(a[1:], a[:-1]).statistic) < 0.1
+        for b in streams[:i]:
+            assert abs(scipy.stats.spearmanr(a, b).statistic) < 0.1
+            assert abs(scipy.stats.spearmanr(abs(a), abs(b)).statistic) < 0.1
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_distribution_function_belongs_to_the_density(name):
+    family = FAMILIES[name]
+    x = np.concatenate([-np.logspace(2, -3, 40), [0.0], np.logspace(-3, 2, 40)])
+    found = family.cumulative(tf.constant(x, tf.float64)).numpy()
+    np.testing.assert_allclose(found, by_density(family)(x), atol=2e-6)
+    coarse = family.cumulative(tf.constant(x, tf.float32)).numpy()
+    np.testing.assert_allclose(coarse, found, atol=2e-6)
+
+
+def test_the_log_density_is_scaled():
+    family = FAMILIES["student_t_9"]
+    x = np.array([-0.4, 0.0, 1.3])
+    expected = scipy.stats.t(9, scale=0.5).logpdf(x)
+    np.testing.assert_allclose(family.log_density(x, 0.5), expected, rtol=1e-12)
+
+
+def test_tails_are_not_cut_where_single_precision_would_cut_them():
+    # 24 random bits end at 40 scales of this noise; one draw in ten thousand is farther out.
+    values = FAMILIES["cauchy"].sample(NoiseSource(seed=1), 1.0, [(2_000_000,)])[0].numpy()
+    assert np.all(np.isfinite(values))
+    assert np.abs(values).max() > 3e5
+    far = np.abs(values) > 1e4
+    assert scipy.stats.binomtest(int(far.sum()), len(values), 2e-4 / np.pi).pvalue > 1e-6
+
+
+def test_no_noise_is_no_noise_and_still_a_draw():
+    source = NoiseSource(seed=1)
+    assert np.all(FAMILIES["sech"].sample(source, 0.0, [(5,)])[0].numpy() == 0.0)
+    assert int(source.draws) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("uniform",), "noise"),
+        (("student_t",), "degrees_of_freedom"),
+        (("student_t", 0.0), "degrees_of_freedom"),
+        (("student_t", float("nan")), "degrees_of_freedom"),
+        (("laplace", 9.0), "degrees_of_freedom"),
+    ],
+)
+def test_bad_families_are_refused(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        NoiseFamily(*arguments)

@@ -1,0 +1,85 @@
+"""Repairs of layers inside `tf.vectorized_map`, where TensorFlow's or Keras' own rules are wrong.
+
+In TensorFlow 2.21 on a CPU with oneDNN, `tf.matmul` of shapes [n, 1, t, p] and [p, q] writes out of
+bounds ("free(): invalid pointer", or wrong numbers). A batch of one under `tf.vectorized_map`, with
+a weight that all rows share, is exactly that product; EinsumDense and MultiHeadAttention compute it.
+This module computes such products as one plain matrix product, which is also faster.
+
+For the filter gradient of a convolution in groups, where all rows share the inputs (public examples),
+TensorFlow 2.21 silently merges the rows into the channels and mixes the groups up. This module repeats
+the inputs for each row instead.
+
+Keras 3.15 treats an added tensor as a bias if exactly one of its axes is longer than one. This may
+well be so for an example in a batch of one: in [1, 5, 5] + [1, 5, 1] the second is added along the
+wrong axis. `batch_of_one` therefore hides from layers that the batch has one row.
+"""
+
+import functools
+
+import tensorflow as tf
+
+
+@functools.cache
+def register() -> None:
+    """Replaces TensorFlow's own rules for these ops, once per process."""
+    try:
+        from tensorflow.python.ops.parallel_for import pfor
+
+        rules = pfor._pfor_converter_registry
+        product_rule = rules["BatchMatMulV2"]
+        filter_rule = rules["Conv2DBackpropFilter"]
+    except (ImportError, AttributeError, KeyError) as error:  # pragma: no cover
+        raise RuntimeError(
+            "This TensorFlow has no rules for tf.vectorized_map where tfdp expects them. Use "
+            "TensorFlow 2.18 to 2.21."
+        ) from error
+
+    def convert_product(pfor_input):
+        stacked, shared = pfor_input.input(0), pfor_input.input(1)
+        shape = shared.t.shape
+        one_matrix = shape.rank is not None and shape[:-2].num_elements() == 1
+        if shared.is_stacked or not stacked.is_stacked or not one_matrix:
+            return product_rule(pfor_input)
+        # Batch axes of length one that only the shared matrix has come first in the product's shape.
+        extra = max(shape.rank - (stacked.t.shape.rank - 1), 0)
+        stacked = stacked.t
+        for _ in range(extra):
+            stacked = tf.expand_dims(stacked, 1)
+        matrix = tf.reshape(shared.t, tf.shape(shared.t)[-2:])
+        if pfor_input.get_attr("adj_x"):
+            stacked = tf.linalg.adjoint(stacked)
+        if pfor_input.get_attr("adj_y"):
+            matrix = tf.linalg.adjoint(matrix)
+        product = tf.matmul(tf.reshape(stacked, tf.stack([-1, tf.shape(matrix)[0]])), matrix)
+        whole = tf.concat([tf.shape(stacked)[:-1], tf.shape(matrix)[1:]], axis=0)
+        static = [*stacked.shape[:-1], matrix.shape[1]]
+        return pfor.wrap(tf.ensure_shape(tf.reshape(product, whole), static), True)
+
+    def convert_filter_gradient(pfor_input):
+        inputs = pfor_input.input(0)
+        if not inputs.is_stacked:
+            axis = 1 if pfor_input.get_attr("data_format") == b"NCHW" else 3
+            sizes = tf.get_static_value(pfor_input.unstacked_input(1))
+            if sizes is None or sizes[2] != inputs.t.shape[axis]:
+                pfor_input.stack_inputs(stack_indices=[0])
+        return filter_rule(pfor_input)
+
+    def convert_identity(pfor_input):
+        value = pfor_input.input(0)
+        return pfor.wrap(value.t, value.is_stacked)
+
+    rules["BatchMatMulV2"] = convert_product
+    rules["Conv2DBackpropFilter"] = convert_filter_gradient
+    rules.setdefault("PlaceholderWithDefault", convert_identity)
+
+
+def batch_of_one(tree):
+    """Reshapes every leaf [...] of one row to [1, ...], with a leading dimension that is not static."""
+
+    register()
+
+    def grown(leaf):
+        shape = [None, *leaf.shape]
+        return tf.raw_ops.PlaceholderWithDefault(input=leaf[tf.newaxis], shape=shape)
+
+    return tf.nest.map_structure(grown, tree)

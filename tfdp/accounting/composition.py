@@ -1,0 +1,182 @@
+"""From a run, or the segments of one training, to a claimed or proven guarantee."""
+
+import math
+from collections.abc import Sequence
+
+from tfdp.accounting import claims
+from tfdp.accounting.analysis import analyse, check_adjacency_fits
+from tfdp.accounting.guarantee import Guarantee, check_adjacency, check_delta, check_kind
+from tfdp.accounting.mechanisms.base import Mechanism
+from tfdp.accounting.numerics import privacy_loss
+from tfdp.accounting.run import Run
+
+
+def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
+    """What is proven for the run as it was executed.
+
+    Args:
+      run: What was executed.
+      delta: Probability in (0, 1).
+      adjacency: "zero_out", "replace_one", or "add_or_remove_one" (Poisson sampling with a nominal
+        number of examples only).
+
+    Returns:
+      A `Guarantee` of kind "proven"; epsilon is infinite, with a reason, where nothing finite can
+      be proven.
+
+    Raises:
+      ValueError: For bad arguments or an adjacency that is not defined for the sampling.
+    """
+    return proven_composition([run], delta, adjacency)
+
+
+def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
+    """What the mechanism's paper claims for such a run, by its own formula.
+
+    Args:
+      run: What was executed.
+      delta: Probability in (0, 1).
+      adjacency: As in `proven`; the papers' formula does not depend on it. They mean one record
+        added or removed, and where replace_one is asked for, the guarantee says so.
+
+    Returns:
+      A `Guarantee` of kind "claimed".
+    """
+    return claimed_composition([run], delta, adjacency)
+
+
+def guarantee(kind: str, run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
+    """`claimed` or `proven`, by name."""
+    return {"claimed": claimed, "proven": proven}[check_kind(kind)](run, delta, adjacency)
+
+
+def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero_out") -> Guarantee:
+    """What is proven for several runs on the same data together.
+
+    Segments of one training compose as adaptive mechanisms: Gaussian ones exactly (squares of mu
+    add), Poisson ones as privacy loss distributions and Rényi divergences, averages of Gaussian
+    profiles as independent random mu. Where an average meets a Poisson segment, delta is halved
+    between them, which is always valid.
+
+    Args:
+      runs: Segments, in any order. A later segment may start from weights that an earlier one
+        released. An SI-DPSGD segment that goes on from earlier *means* is no new segment: it is
+        the same run with more steps.
+      delta: Probability in (0, 1).
+      adjacency: As in `proven`.
+
+    Returns:
+      A `Guarantee`; for no runs, epsilon 0.
+    """
+    check_delta(delta)
+    check_adjacency(adjacency)
+    runs = [run for run in runs if run.steps or len(runs) == 1]
+    for run in runs:
+        check_adjacency_fits(run, adjacency)
+    analyses = [analyse(run, delta, adjacency) for run in runs]
+    common = {"delta": delta, "kind": "proven", "adjacency": adjacency, **_facts(runs)}
+    reasons = _unique(a.reason for a in analyses if a.reason)
+    if reasons:
+        return Guarantee(epsilon=math.inf, reason=" ".join(reasons), **common)
+    spent = privacy_loss.epsilon_of([loss for a in analyses for loss in a.losses], delta)
+    assumptions = _unique(sentence for a in analyses for sentence in a.assumptions)
+    assumptions = (*assumptions, *_segments_notes(runs))
+    details = dict(spent.details)
+    if len(analyses) == 1:
+        details = analyses[0].details | {"conversion": details.pop("bound")} | details
+    reason = None
+    if math.isinf(spent.epsilon):
+        reason = (
+            "The noise is too small for a finite bound, or the loss that has to be charged to delta "
+            "exceeds it. Use more noise or a larger delta."
+        )
+    return Guarantee(
+        epsilon=spent.epsilon,
+        mu=spent.mu,
+        assumptions=tuple(assumptions),
+        details=details,
+        reason=reason,
+        **common,
+    )
+
+
+def claimed_composition(
+    runs: Sequence[Run], delta: float, adjacency: str = "zero_out"
+) -> Guarantee:
+    """What the papers' accountants say for several runs together.
+
+    Rényi divergences add. A claim that is none counts its segments as one run where they differ in
+    the number of steps only; otherwise delta is split evenly and epsilons are added.
+
+    Args:
+      runs: Segments on the same data.
+      delta: Probability in (0, 1).
+      adjacency: As in `claimed`.
+
+    Returns:
+      A `Guarantee` of kind "claimed"; for no runs, epsilon 0.
+    """
+    check_delta(delta)
+    check_adjacency(adjacency)
+    rdps = [run.mechanism.claimed_rdp(run) for run in runs]
+    renyi = [rdp for rdp in rdps if rdp is not None]
+    others = _merged(run for run, rdp in zip(runs, rdps, strict=True) if rdp is None)
+    share = delta / (len(others) + bool(renyi) or 1)
+    parts = [run.mechanism.claimed_epsilon(run, share) for run in others]
+    if renyi or not others:
+        rdp = sum(renyi) if renyi else [0.0] * len(claims.ORDERS_2020)
+        epsilon, order = claims.classic_epsilon(rdp, share)
+        details = {"bound": "RDP, 2020 orders, classic conversion", "rdp_order": order}
+        reason = " ".join(
+            _unique(
+                run.mechanism.no_claim
+                for run, divergence in zip(runs, rdps, strict=True)
+                if divergence is not None and not math.isfinite(min(divergence))
+            )
+        )
+        details = details if math.isfinite(order) else {}
+        parts.append(claims.Claim(epsilon, details, reason or "No noise was added."))
+    epsilon = sum(part.epsilon for part in parts)
+    reasons = _unique(part.reason for part in parts if math.isinf(part.epsilon) and part.reason)
+    assumptions = _unique(s for run in runs for s in run.mechanism.claim_assumptions)
+    if adjacency == "replace_one":
+        adjacency = "add_or_remove_one"
+        assumptions = (*assumptions, "The paper's formula is for one record added or removed.")
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        kind="claimed",
+        adjacency=adjacency,
+        assumptions=tuple(assumptions),
+        details=parts[0].details if len(parts) == 1 else {"bound": "sum of parts, delta split"},
+        reason=" ".join(reasons) if math.isinf(epsilon) else None,
+        **_facts(runs),
+    )
+
+
+def _merged(runs) -> list[Run]:
+    """Runs that differ in the number of steps only, as one run each."""
+    merged: dict[Run, int] = {}
+    for run in runs:
+        alike = run.with_(steps=0)
+        merged[alike] = merged.get(alike, 0) + run.steps
+    return [run.with_(steps=steps) for run, steps in merged.items()]
+
+
+def _facts(runs: Sequence[Run]) -> dict[str, str]:
+    return {
+        "sampling": ", ".join(_unique(run.sampling_name for run in runs)) or "nothing",
+        "mechanism": ", ".join(_unique(run.mechanism_name for run in runs)) or "nothing",
+        "released": "; ".join(_unique(run.mechanism.released for run in runs)) or "nothing",
+    }
+
+
+def _segments_notes(runs: Sequence[Run]) -> tuple[str, ...]:
+    """What has to be true where several segments of one mechanism compose."""
+    kinds: list[type[Mechanism]] = [type(run.mechanism) for run in runs]
+    several = _unique(kind for kind in kinds if kinds.count(kind) > 1)
+    return _unique(kind.segments_note for kind in several if kind.segments_note)
+
+
+def _unique(items) -> tuple:
+    return tuple(dict.fromkeys(items))

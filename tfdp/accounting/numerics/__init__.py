@@ -1,0 +1,1 @@
+"""Numerical bounds: privacy losses, and what they are computed from. Each errs on the safe side."""

@@ -1,0 +1,412 @@
+"""Subsampled Gaussians for lots of a fixed size, and for every lot in which records displace others.
+
+A lot of L examples always has L slots. Where a record is not drawn another one is, so a lot without
+the record differs from one with it by more than the record's own gradient, and the pair of Poisson
+sampling is no bound.
+
+Coupling. Let the record be drawn k times: K in {0, 1} with P(K = 1) = L/N without replacement, K
+binomial (L, 1/N) with replacement. Draw L others as if the record did not exist, and let R be their
+sum. Give the last k slots to the record: P = R - (the last k) + k g under D and P' = R - (the last
+k) + k g' under D' (g' = 0 for zero_out). Given K = k the lot has the right distribution (without
+replacement: L distinct others less one of them are L - 1 distinct others), whatever k is, so K may be
+drawn first. All terms have norm at most 1. Hence, in units of the clip norm,
+    zero_out:     |P - R| <= 2k, |P' - R| <= k,  |P - P'| <= k;
+    replace_one:  |P - R| <= 2k, |P' - R| <= 2k, |P - P'| <= 2k.
+Hockey-stick divergences are jointly convex, so the others may count as known, and so may k, given
+that it is positive.
+
+Three-point lemma, for alpha >= 1, q = P(K >= 1), alpha' = 1 + q (alpha - 1) and b = alpha'/alpha
+(advanced joint convexity; Balle, Barthe, Gaboardi 2018, Theorem 2):
+    H_alpha'((1-q) R + q P || (1-q) R + q P') = q H_alpha(P || (1-b) R + b P').
+A Gaussian is easiest to tell from a mixture whose centres lie at their largest distances in one
+direction (Choquette-Choo et al. 2024, Corollary 4.7): R at |P - R| and P' at |P - P'| from P. The other
+order is the same with P and P' exchanged. So these pairs have the largest divergences for alpha >= 1:
+    "slot" (zero_out, unit k):      D against D':  (1-q) N(0) + q N(2) against (1-q) N(0) + q N(1),
+                                    D' against D:  (1-q) N(1) + q N(0) against N(1);
+    "triangle" (replace_one, unit 2k; also whatever keeps three sums within one distance):
+                                    both orders:   (1-q) N(0) + q N(1) against N(0).
+Without replacement each is attained by a lot, but not by the same one: all others pull against the
+record, or with it.
+
+Composition needs the divergences for alpha < 1 too, for which the lemma says nothing about its own
+order: H_alpha(D || D') = 1 - alpha + alpha H_(1/alpha)(D' || D), so they follow from the *other* order.
+The two halves, joined at alpha = 1, are one convex curve that lies above the curve of every lot, hence
+that of a dominating pair (Zhu, Dong, Wang 2022, Proposition 8). The pair of one half alone is no
+bound for several steps: the other examples' gradients depend on the released weights, so an
+adversary may choose in every step, knowing what was lost so far, which of the two lots it is.
+
+Both accountants below compute with the joined curve.
+"""
+
+import functools
+import math
+
+import numpy as np
+from scipy import special
+
+from tfdp.accounting.numerics.binomials import binomial
+
+PAIRS = ("slot", "triangle")
+
+# Divergence that a grid may leave beyond its end, where it counts as a complete loss.
+_TAIL = 1e-20
+# Rényi divergences beyond (roughly) half of this are bounded without amplification: vacuous.
+_LARGEST_EXPONENT = 100.0
+_LARGEST_ROUNDING = 1e-9
+
+
+def occurrences(
+    num_examples: int, lot_size: int, replacement: bool, tail: float
+) -> tuple[tuple[tuple[int, float], ...], float, float]:
+    """How often one record is in a lot of fixed size.
+
+    Args:
+      num_examples: N, at least 1.
+      lot_size: L; at most N without replacement.
+      replacement: Whether the L draws are independent.
+      tail: Chance of many occurrences that may be left out.
+
+    Returns:
+      (draws, probability, overflow): pairs of k >= 1 and its chance given that the record is in the lot
+      at all; the chance that it is; the chance per lot of the numbers that `draws` leaves out.
+
+    Raises:
+      ValueError: For a lot that does not fit.
+    """
+    if not (lot_size >= 1) or not (replacement or lot_size <= num_examples):
+        raise ValueError(
+            "Expected a lot size of at least 1, and without replacement at most the number of "
+            f"examples, {num_examples}. Received {lot_size}. Use a smaller lot."
+        )
+    if not replacement:
+        return ((1, 1.0),), lot_size / num_examples, 0.0
+    counts, overflow = binomial(lot_size, 1.0 / num_examples, tail)
+    present = counts[1:].sum()
+    draws = tuple((k, float(counts[k] / present)) for k in range(1, len(counts)) if counts[k] > 0)
+    # At most the true chance of being drawn, which includes the numbers that are left out.
+    probability = (
+        -math.expm1(lot_size * math.log1p(-1.0 / num_examples)) if num_examples > 1 else 1.0
+    )
+    return draws, probability, overflow
+
+
+def parts(
+    num_examples: int,
+    lot_size: int,
+    noise_multiplier: float,
+    adjacency: str,
+    *,
+    replacement: bool,
+    batch_statistics: bool = False,
+    tail: float = 0.0,
+) -> tuple[tuple[tuple[float, float, float, str], ...], float]:
+    """One step of DP-SGD with lots of fixed size of single examples, as a public mixture of rounds.
+
+    Args:
+      num_examples: N.
+      lot_size: L.
+      noise_multiplier: Standard deviation of the noise over the clip norm.
+      adjacency: "zero_out" or "replace_one".
+      replacement: Whether lots are drawn with replacement.
+      batch_statistics: Whether one example may change the gradients of its whole lot.
+      tail: Chance of many occurrences of a record that may be left out.
+
+    Returns:
+      (rounds, overflow): a tuple of (weight, probability, multiplier, pair), and the chance of the
+      occurrences that were left out, which is a complete loss.
+
+    Raises:
+      ValueError: For another adjacency, or a lot that does not fit.
+    """
+    if adjacency not in ("zero_out", "replace_one"):
+        raise ValueError(
+            "Expected adjacency zero_out or replace_one with lots of fixed size, because adding a "
+            f"record would change how the others are sampled. Received {adjacency!r}. Pass "
+            "adjacency='zero_out'."
+        )
+    draws, probability, overflow = occurrences(num_examples, lot_size, replacement, tail)
+    if batch_statistics:
+        # All three sums have at most L terms of norm at most 1.
+        return ((1.0, probability, noise_multiplier / (2.0 * lot_size), "triangle"),), 0.0
+    pair, unit = ("slot", 1.0) if adjacency == "zero_out" else ("triangle", 2.0)
+    rounds = tuple(
+        (weight, probability, noise_multiplier / (unit * k), pair) for k, weight in draws
+    )
+    return rounds, overflow
+
+
+# ---------------------------------------------------------------------- the curve
+
+
+def divergences(
+    pair: str, probability: float, multiplier: float, epsilon: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Largest hockey-stick divergences of one round at e^epsilon, in both orders.
+
+    Args:
+      pair: "slot" or "triangle".
+      probability: q in (0, 1].
+      multiplier: Standard deviation of the noise over the unit of the pair, positive.
+      epsilon: At least 0, an array.
+
+    Returns:
+      (D against D', D' against D).
+
+    Raises:
+      ValueError: For an unknown pair or arguments out of range.
+    """
+    _check(pair, probability, multiplier)
+    shift = 1.0 / multiplier
+    epsilon = np.asarray(epsilon, dtype=float)
+    if not np.all(epsilon >= 0):
+        raise ValueError(f"Expected epsilon at least 0. Received {epsilon}. Use the other order.")
+    removed = _against_one_centre(probability, shift, epsilon)
+    if pair == "triangle":
+        return removed, removed
+    return _against_two_centres(probability, shift, epsilon), removed
+
+
+def _against_one_centre(q: float, shift: float, epsilon: np.ndarray) -> np.ndarray:
+    """H_{e^epsilon}((1-q) N(0) + q N(shift) || N(0)), unit noise."""
+    log_excess = _log_expm1(epsilon)
+    # The densities' ratio is e^epsilon at x: 1 - q + q exp(shift x - shift^2 / 2) = e^epsilon.
+    x = np.logaddexp(0.0, log_excess - math.log(q)) / shift + shift / 2
+    lost = np.exp(log_excess + special.log_ndtr(-x))
+    return np.maximum(q * _mass_between(x - shift, shift) - lost, 0.0)
+
+
+def _against_two_centres(q: float, shift: float, epsilon: np.ndarray) -> np.ndarray:
+    """H_{e^epsilon}((1-q) N(0) + q N(2 shift) || (1-q) N(0) + q N(shift)), unit noise.
+
+    With v = exp(shift x - 3/2 shift^2 - epsilon) the densities' ratio is e^epsilon where
+    v^2 - v = (1-q)/q (e^epsilon - 1) exp(-2 epsilon - shift^2); all terms of its root are positive.
+    """
+    right = (1 - q) / q * -np.expm1(-epsilon) * np.exp(-epsilon - shift**2)
+    log_v = np.log1p(2 * right / (1 + np.sqrt(1 + 4 * right)))
+    x = (epsilon + log_v) / shift + 1.5 * shift
+    log_excess = _log_expm1(epsilon)
+    lost = q * np.exp(log_excess + special.log_ndtr(shift - x))
+    lost += (1 - q) * np.exp(log_excess + special.log_ndtr(-x))
+    return np.maximum(q * _mass_between(x - 2 * shift, shift) - lost, 0.0)
+
+
+def _log_expm1(epsilon: np.ndarray) -> np.ndarray:
+    """log(e^epsilon - 1): epsilon may be in the thousands. Minus infinity at 0."""
+    with np.errstate(divide="ignore"):
+        return epsilon + np.log(-np.expm1(-epsilon))
+
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
+
+
+def _mass_between(low: np.ndarray, width: float) -> np.ndarray:
+    """Standard normal mass of [low, low + width], without cancellation where that is narrow."""
+    if width > 0.5:
+        return special.ndtr(-low) - special.ndtr(-low - width)
+    total = np.zeros_like(low)
+    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+        total += weight * np.exp(-0.5 * (low + width * (node + 1) / 2) ** 2)
+    return total * width / (2 * math.sqrt(2 * math.pi))
+
+
+# ---------------------------------------------------------------------- privacy loss distribution
+
+
+def round_pld(pair: str, probability: float, multiplier: float, interval: float, weight=1.0):
+    """Pessimistic privacy loss distribution of one round.
+
+    The curve is replaced by its chords between multiples of `interval` (Doroshenko et al. 2022),
+    which lie above it.
+
+    Args:
+      pair: "slot" or "triangle".
+      probability: q in (0, 1].
+      multiplier: Standard deviation of the noise over the unit of the pair.
+      interval: Distance of the losses on the grid.
+      weight: Chance of this round in a mixture; a rare one needs a shorter grid.
+
+    Returns:
+      A dp_accounting `PrivacyLossDistribution`. Its "remove" half is D against D', its "add" half
+      D' against D.
+    """
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+    lengths = [
+        _grid_length(pair, order, probability, multiplier, interval, _TAIL / weight)
+        for order in (0, 1)
+    ]
+    forward, backward = (
+        _positive_losses(
+            divergences(pair, probability, multiplier, np.arange(length + 1) * interval)[order],
+            interval,
+        )
+        for order, length in enumerate(lengths)
+    )
+
+    def distribution(own, other):
+        # What the other order loses is gained in this one, and e^loss times as rarely.
+        gains = other[0] * np.exp(-interval * np.arange(1, len(other[0]) + 1))
+        rest = 1.0 - gains.sum() - own[0].sum() - own[1]
+        if rest < -_LARGEST_ROUNDING:
+            raise ArithmeticError(
+                f"Expected the probabilities of a privacy loss to add up to 1. Received {1 - rest}"
+                f" for {pair!r}, q {probability}, multiplier {multiplier}. Report this as a bug."
+            )
+        probabilities = np.concatenate([gains[::-1], [max(rest, 0.0)], own[0]])
+        return DensePLDPmf(interval, -len(gains), probabilities, own[1], True)
+
+    first = distribution(forward, backward)
+    return PrivacyLossDistribution(
+        first, None if pair == "triangle" else distribution(backward, forward)
+    )
+
+
+def _grid_length(pair, order, probability, multiplier, interval, tail) -> int:
+    """Number of intervals until the divergence is below `tail`; it decreases in epsilon."""
+    low, high = 0, 1
+    while divergences(pair, probability, multiplier, np.array([high * interval]))[order][0] > tail:
+        low, high = high, 2 * high
+    while high - low > max(low // 100, 1):  # a little too long does no harm
+        middle = (low + high) // 2
+        value = divergences(pair, probability, multiplier, np.array([middle * interval]))[order][0]
+        low, high = (middle, high) if value > tail else (low, middle)
+    return high
+
+
+def _positive_losses(curve: np.ndarray, interval: float) -> tuple[np.ndarray, float]:
+    """Chances of the losses interval, 2 interval, ... and of an infinite one, from a curve at 0, 1, ...
+
+    Second differences of the curve over e^epsilon (as in dp_accounting's connect-the-dots).
+    """
+    curve = np.minimum.accumulate(curve)
+    steps = np.diff(curve)
+    chances = np.empty(len(steps))
+    # Differences of neighbours first: both are small.
+    chances[:-1] = np.diff(steps) / math.expm1(interval) - steps[:-1]
+    chances[-1] = steps[-1] / math.expm1(-interval)
+    return np.maximum(chances, 0.0), float(curve[-1])
+
+
+# ---------------------------------------------------------------------- Rényi divergence
+
+
+@functools.lru_cache(maxsize=256)
+def round_rdp(
+    pair: str, probability: float, multiplier: float, orders: tuple[float, ...]
+) -> np.ndarray:
+    """Rényi divergences of one round, the larger of both orders.
+
+    With h, h' the curves of the two orders, exp((a-1) D_a) is
+        1 + a (a-1) times the integral over t > 1 of t^(a-2) h(t) + t^(-a-1) h'(t),
+    (Sason and Verdú 2016), and as h >= h' the order D against D' is the larger one. The first
+    summand is the mean under h's pair of f(r) = e^(a r) - 1 - a (e^r - 1) where its log-ratio r is
+    positive, the second that of e^((1-a) r) - 1 + (a-1) (e^r - 1) under the pair of h'.
+
+    Args:
+      pair: "slot" or "triangle".
+      probability: q in (0, 1].
+      multiplier: Standard deviation of the noise over the unit of the pair.
+      orders: Above 1.
+
+    Returns:
+      One divergence per order.
+    """
+    _check(pair, probability, multiplier)
+    shift = 1.0 / multiplier
+    alpha = np.asarray(orders, dtype=float)
+    # D and D' are at most one unit apart once the lot is known.
+    result = alpha * shift**2 / 2
+    if probability == 1:
+        return result
+    amplified = np.flatnonzero(alpha * shift**2 <= _LARGEST_EXPONENT)
+    if not len(amplified):
+        return result
+    largest = float(alpha[amplified].max())
+    panel = min(0.5, 1 / shift, 1 / math.sqrt(1 + largest * shift**2))
+    loss = _log_ratios(pair, probability, shift, 2 * largest * shift + 15, panel)
+    gain = _log_ratios("triangle", probability, shift, 2 * shift + 15, panel)
+    for index in amplified:
+        order = alpha[index]
+        # The integrand is largest between (order + 1) and 2 order shifts.
+        near = loss[0] <= 2 * order * shift + 15 + 2 * shift
+        terms = np.concatenate(
+            [
+                loss[2][near] + _log_f(loss[1][near], order),
+                gain[2] + _log_g(gain[1], order - 1),
+            ]
+        )
+        moment = float(np.logaddexp(0.0, special.logsumexp(terms)))
+        result[index] = min(result[index], moment / (order - 1))
+    return result
+
+
+def _log_ratios(pair: str, q: float, shift: float, end: float, panel: float):
+    """(x, log-ratio, log(weight * density)) where a pair's log-ratio is positive, for quadrature."""
+    start = 1.5 * shift if pair == "slot" else 0.5 * shift
+    count = math.ceil((end - start) / panel) if end > start else 1
+    x = (start + panel * (np.arange(count)[:, None] + (_NODES + 1) / 2)).ravel()
+    log_weight = np.tile(np.log(_WEIGHTS * panel / 2), count)
+    log_density = -0.5 * x**2 - 0.5 * math.log(2 * math.pi)
+    if pair == "slot":
+        height = shift * x - shift**2 / 2  # log of N(shift) over N(0)
+        log_density += np.logaddexp(math.log1p(-q), math.log(q) + height)
+        odds = math.log(q) - math.log1p(-q) + height
+        log_p, log_rest, step = special.log_expit(odds), special.log_expit(-odds), height - shift**2
+    else:
+        log_p, log_rest = np.full_like(x, math.log(q)), np.full_like(x, math.log1p(-q))
+        step = shift * x - shift**2 / 2
+    # log(1 - p + p e^step), accurate for small and for large steps.
+    with np.errstate(over="ignore"):
+        ratio = np.where(
+            step < 30,
+            np.log1p(np.exp(log_p) * np.expm1(np.minimum(step, 30))),
+            np.logaddexp(log_rest, log_p + step),
+        )
+    return x, ratio, log_weight + log_density
+
+
+def _log_f(r: np.ndarray, order: float) -> np.ndarray:
+    """log of e^(a r) - 1 - a (e^r - 1)."""
+    small = order * r < 0.1
+    series, direct = r[small], r[~small]
+    out = np.empty_like(r)
+    out[small] = _log_series(series, lambda n: order**n - order)
+    out[~small] = order * direct + np.log1p(
+        -np.exp(-order * direct) * (1 - order) - order * np.exp((1 - order) * direct)
+    )
+    return out
+
+
+def _log_g(r: np.ndarray, m: float) -> np.ndarray:
+    """log of e^(-m r) - 1 + m (e^r - 1)."""
+    small = max(m, 1.0) * r < 0.1
+    series, direct = r[small], r[~small]
+    out = np.empty_like(r)
+    out[small] = _log_series(series, lambda n: m + (-m) ** n)
+    out[~small] = math.log(m) + direct + np.log1p(np.exp(-direct) * (np.expm1(-m * direct) / m - 1))
+    return out
+
+
+def _log_series(r: np.ndarray, coefficient) -> np.ndarray:
+    """log of the sum over n from 2 of coefficient(n) r^n / n!."""
+    total = np.zeros_like(r)
+    for n in range(14, 1, -1):
+        total = total * r + coefficient(n) / math.factorial(n)
+    with np.errstate(divide="ignore"):
+        return np.log(total) + 2 * np.log(r)
+
+
+def _check(pair: str, probability: float, multiplier: float) -> None:
+    if pair not in PAIRS:
+        raise ValueError(f"Expected a pair of {PAIRS}. Received {pair!r}. Use one of them.")
+    if not 0 < probability <= 1:
+        raise ValueError(
+            f"Expected a probability above 0 and at most 1. Received {probability}. A record that "
+            "is never drawn loses nothing and needs no accountant."
+        )
+    if not 0 < multiplier < math.inf:
+        raise ValueError(
+            f"Expected a positive, finite noise multiplier. Received {multiplier}. Without noise "
+            "nothing can be proven."
+        )

@@ -1,0 +1,278 @@
+"""What one run loses, in pieces that compose, and the epsilon of a list of pieces.
+
+Mechanism modules say *what* happened as a list of pieces; this module knows *how* each is analysed.
+Four pieces are enough for every mechanism here:
+
+* `GaussianLoss`: a mu-GDP mechanism. Squares of mu add.
+* `RandomGaussianLoss`: mu was drawn at random, independently of the data, and is treated as public
+  (Theorem B). Squares of mu add as independent random numbers.
+* `SubsampledLoss`: steps that are amplified by the secrecy of the sample. Composed as privacy loss
+  distributions (PLD) and as Rényi divergences (RDP); both are upper bounds, the smaller counts.
+* `RenyiLoss`: steps of which only Rényi divergences are known.
+
+All pieces are adaptive: a later one may depend on what earlier ones released.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import special
+
+from tfdp.accounting.numerics import gaussian
+from tfdp.accounting.numerics.subsampled import (
+    SubsampledLoss,
+    composed_pld,
+    default_orders,
+    one_round_pld,
+    one_round_rdp,
+    pld_interval,
+    rdp_to_epsilon,
+    total_rdp,
+)
+
+
+class AccountingError(RuntimeError):
+    """An accountant returned something that cannot be true."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianLoss:
+    """A mu-GDP mechanism."""
+
+    mu: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomGaussianLoss:
+    """A Gaussian mechanism whose mu depends on public randomness only.
+
+    Attributes:
+      squares: mu^2 of every outcome.
+      probabilities: Chance of every outcome.
+      overflow: Chance of the outcomes that are not listed.
+    """
+
+    squares: np.ndarray
+    probabilities: np.ndarray
+    overflow: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RenyiLoss:
+    """Steps of which Rényi divergences are all that is known.
+
+    Attributes:
+      divergences: Of one step at `subsampled.default_orders()`; infinite where unknown.
+      steps: Number of independent steps.
+      overflow: Chance per step of an outcome that the divergences leave out; a complete loss.
+    """
+
+    divergences: tuple[float, ...]
+    steps: int
+    overflow: float = 0.0
+
+
+Loss = GaussianLoss | RandomGaussianLoss | SubsampledLoss | RenyiLoss
+
+
+@dataclasses.dataclass(frozen=True)
+class Spent:
+    """Result of `epsilon_of`: epsilon, mu where there is one, and how it was computed."""
+
+    epsilon: float
+    mu: float | None
+    details: dict
+
+
+def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
+    """Composes pieces and converts them to epsilon at `delta`.
+
+    Args:
+      losses: Pieces, in any order.
+      delta: Probability in (0, 1).
+
+    Returns:
+      A `Spent`.
+
+    Raises:
+      AccountingError: Where two accountants contradict each other.
+    """
+    mu = math.sqrt(sum(loss.mu**2 for loss in losses if isinstance(loss, GaussianLoss)))
+    random = [loss for loss in losses if isinstance(loss, RandomGaussianLoss)]
+    sampled = [
+        loss for loss in losses if isinstance(loss, SubsampledLoss | RenyiLoss) and loss.steps
+    ]
+    if not random and not sampled:
+        return Spent(gaussian.epsilon_of_mu(mu, delta), mu, {"bound": "exact Gaussian profile"})
+    if not sampled:
+        squares, probabilities, overflow = _add_random(random, mu * mu)
+        epsilon = gaussian.epsilon_of_mixture(squares, probabilities, overflow, delta)
+        return Spent(epsilon, None, {"bound": "average of Gaussian profiles", "overflow": overflow})
+    if random:
+        # No common language: split delta (basic composition), which is always valid.
+        parts = [epsilon_of([*random, GaussianLoss(mu)], delta / 2), epsilon_of(sampled, delta / 2)]
+        return Spent(
+            sum(part.epsilon for part in parts), None, {"bound": "sum of two parts, delta halved"}
+        )
+    return _epsilon_of_steps(sampled, mu, delta)
+
+
+def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
+    """Gaussian losses with every mu times `factor` (see `analysis.Analysis.scales`)."""
+    result = []
+    for loss in losses:
+        if isinstance(loss, GaussianLoss):
+            result.append(GaussianLoss(loss.mu * factor))
+        elif isinstance(loss, RandomGaussianLoss):
+            result.append(dataclasses.replace(loss, squares=loss.squares * factor * factor))
+        else:
+            raise TypeError(f"Expected Gaussian losses. Received {type(loss).__name__}.")
+    return tuple(result)
+
+
+def common_mu(losses: Sequence[Loss]) -> float | None:
+    """The mu of Gaussian losses together, or None where there are others."""
+    if not all(isinstance(loss, GaussianLoss) for loss in losses):
+        return None
+    return math.hypot(*(loss.mu for loss in losses))
+
+
+def quick_epsilon(losses: Sequence[Loss], delta: float) -> float | None:
+    """An upper bound from Rényi divergences in a fraction of the time, or None.
+
+    None where some of the steps are not amplified, or where there are none at all.
+    """
+    if not losses or not all(isinstance(loss, SubsampledLoss) for loss in losses):
+        return None
+    left = delta - sum(loss.steps * loss.overflow for loss in losses)
+    return rdp_to_epsilon(total_rdp(losses, 0.0), left)[0] if left > 0 else math.inf
+
+
+def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
+    """Law of `constant` plus the sum of independent mu^2; several laws are added on one grid."""
+    overflow = sum(loss.overflow for loss in random)
+    infinite = [~np.isfinite(loss.squares) for loss in random]
+    overflow += sum(
+        float(loss.probabilities[bad].sum()) for loss, bad in zip(random, infinite, strict=True)
+    )
+    laws = [
+        (loss.squares[~bad], loss.probabilities[~bad])
+        for loss, bad in zip(random, infinite, strict=True)
+    ]
+    if len(laws) == 1:
+        return laws[0][0] + constant, laws[0][1], overflow
+    width = sum(float(squares.max(initial=0.0)) for squares, _ in laws) / points or 1.0
+    total = np.array([1.0])
+    for squares, probabilities in laws:
+        # Rounded up, with a hair for the rounding of the division: an upper bound on the loss.
+        index = np.ceil(squares / width * (1 + 1e-14)).astype(int)
+        total = np.convolve(total, np.bincount(index, weights=probabilities))
+    return np.arange(len(total)) * width + constant, total, overflow
+
+
+def _epsilon_of_steps(steps: list[SubsampledLoss | RenyiLoss], mu: float, delta: float) -> Spent:
+    overflow = sum(loss.steps * loss.overflow for loss in steps)
+    if not overflow < delta:
+        return Spent(math.inf, None, {"bound": "tail mass exceeds delta", "overflow": overflow})
+    sampled = [loss for loss in steps if isinstance(loss, SubsampledLoss)]
+    rdp = total_rdp(sampled, mu)
+    for loss in steps:
+        if isinstance(loss, RenyiLoss):
+            rdp = rdp + loss.steps * np.asarray(loss.divergences)
+    # Leaving out rounds that happen with probability `overflow` in total costs that much delta.
+    rdp_epsilon, order = rdp_to_epsilon(rdp, delta - overflow)
+    details = {"epsilon_rdp": rdp_epsilon, "rdp_order": order, "bound": "RDP"}
+    if overflow:
+        details["overflow"] = overflow
+    # Where one piece is known by its divergences alone, so is the whole.
+    interval = pld_interval(sampled, rdp_epsilon) if len(sampled) == len(steps) else None
+    if interval is None:
+        return Spent(rdp_epsilon, None, details)
+    pld = composed_pld(sampled, mu, interval)
+    pld_epsilon = float(pld.get_epsilon_for_delta(delta - overflow))
+    if math.isinf(pld_epsilon):
+        # The mass that a PLD gives up for its finite length exceeds a very small delta.
+        return Spent(rdp_epsilon, None, details)
+    rounds = sum(loss.steps for loss in sampled) + 1
+    check_bounds(pld_epsilon, rdp_epsilon, rounds * interval)
+    check_not_free(min(pld_epsilon, rdp_epsilon), sampled, delta)
+    details |= {"epsilon_pld": pld_epsilon, "pld_interval": interval}
+    if pld_epsilon <= rdp_epsilon:
+        details["bound"] = "PLD"
+    return Spent(min(pld_epsilon, rdp_epsilon), None, details)
+
+
+def check_bounds(pld: float, rdp: float, rounding: float) -> None:
+    """Refuses a pair of bounds that contradict each other.
+
+    A pessimistic PLD is at most `rounding` (one interval per round) above the truth, so an RDP
+    bound below that is a numerical failure.
+
+    Raises:
+      AccountingError: With both numbers.
+    """
+    finite = pld >= 0 and rdp >= 0  # false for NaN
+    if not finite or rdp < pld - rounding - 1e-6:
+        raise AccountingError(
+            "Expected the Rényi and the privacy-loss-distribution bounds to agree within rounding "
+            f"({rounding:g}). Received {rdp!r} and {pld!r}. Report this run as a bug and do not "
+            "rely on its epsilon."
+        )
+
+
+def check_not_free(epsilon: float, sampled: Sequence[SubsampledLoss], delta: float) -> None:
+    """Refuses epsilon 0 where one round alone is told apart with more than `delta`.
+
+    The total variation distance of one round, sum of w q (2 Phi(1/(2z)) - 1), is a lower bound on
+    the delta at epsilon 0 of the whole run.
+
+    Raises:
+      AccountingError: Where `epsilon` is 0 and cannot be.
+    """
+    distance = max(
+        sum(
+            part.weight * part.probability * special.erf(0.5 / (math.sqrt(2) * part.multiplier))
+            for part in loss.components
+        )
+        for loss in sampled
+    )
+    if epsilon == 0 and distance > delta:
+        raise AccountingError(
+            f"Expected epsilon above 0: one step alone is told apart with probability {distance:g},"
+            f" which exceeds delta = {delta:g}. Received 0. Report this run as a bug."
+        )
+
+
+def subsampled_curve(loss: SubsampledLoss, counts: Sequence[int], delta: float) -> list[float]:
+    """Epsilon after several numbers of rounds, from one round's PLD and RDP.
+
+    The distribution is composed onwards from one count to the next, not from the start.
+
+    Args:
+      loss: Its own `steps` is ignored.
+      counts: Numbers of rounds, increasing, at least 0.
+      delta: Probability in (0, 1).
+
+    Returns:
+      One upper bound for each of `counts`.
+    """
+    rdp = one_round_rdp(loss, default_orders())
+    whole = dataclasses.replace(loss, steps=int(max(counts, default=0)))
+    limit = max(delta - whole.steps * loss.overflow, delta * 1e-3)
+    interval = pld_interval([loss], rdp_to_epsilon(whole.steps * rdp, limit)[0])
+    values, composed, done = [], None, 0
+    for count in counts:
+        left = delta - count * loss.overflow
+        if count == 0 or not left > 0:
+            values.append(0.0 if count == 0 else math.inf)
+            continue
+        best, _ = rdp_to_epsilon(count * rdp, left)
+        if interval is not None:
+            if count > done:
+                more = one_round_pld(loss.components, interval).self_compose(int(count) - done)
+                composed, done = (more if composed is None else composed.compose(more)), int(count)
+            best = min(best, float(composed.get_epsilon_for_delta(left)))
+        values.append(best)
+    return values

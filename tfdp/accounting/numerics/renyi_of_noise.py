@@ -1,0 +1,249 @@
+"""Rényi divergences of additive noise on a vector whose entries are bounded one by one.
+
+With I_k(t) the k-th moment of the likelihood ratio of one coordinate that is shifted by t,
+
+    I_k(t) = E[(z(x - t) / z(x))^k],   x drawn from z,
+
+K_k = sum_i log I_k(t_i) belongs to a vector of shifts, and one Poisson-subsampled round at integer
+order a costs log(sum_k binom(a, k) (1-q)^(a-k) q^k exp(K_k)) / (a - 1) (Mironov, Talwar, Zhang 2019,
+for any product density that is symmetric, in both directions).
+
+Everything stays in logarithms, because K_k exceeds what a float's exponential can hold. Since the
+likelihood ratio r has mean 1, I_k - 1 = E[r^k - 1 - k (r - 1)], whose integrand is of the size of the
+square of the shift: a millionth coordinate of size 1e-6 keeps its digits. Where the quadrature or the
+interpolation does not converge, the order's divergence is infinite, which is safe.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import special
+
+from tfdp.accounting.numerics.noise_families import fisher_information, log_density, log_ratio
+
+ORDERS = tuple(range(2, 65))
+# Trapezoid rule in u with x = sinh(u): even a Cauchy density ends inside, and its error is
+# exponentially small in 1 / step for analytic densities.
+_U = np.linspace(-18.0, 18.0, 7201)
+_X = np.sinh(_U)
+_WEIGHT = np.cosh(_U) * (_U[1] - _U[0])
+_EXPONENT_LIMIT = 600.0
+_QUADRATURE_TOLERANCE = 1e-6  # between one step and twice the step
+# Beyond these the grid could step over a peak of width 1 or less without noticing.
+_LARGEST_SHIFT, _LARGEST_SHIFT_TIMES_ORDER = 20.0, 400.0
+_NODES = (24, 48, 96)
+_INTERPOLATION_TOLERANCE = 1e-10
+# Covers quadrature, interpolation and rounding, which stay well below it.
+_HAIR = 1e-9
+
+
+def log_moments(
+    family: str,
+    shifts: Sequence[float],
+    orders: Sequence[int] = ORDERS,
+    degrees_of_freedom: float | None = None,
+) -> np.ndarray:
+    """log I_k(t) at scale 1, for every shift and order.
+
+    Args:
+      family: One of `noise_families.FAMILIES`.
+      shifts: Numbers of at least 0, in units of the scale.
+      orders: Whole numbers k of at least 2.
+      degrees_of_freedom: For student_t.
+
+    Returns:
+      Array (shifts, orders); infinite where the quadrature did not converge.
+    """
+    k = np.asarray(orders, dtype=float)
+    t = np.asarray(shifts, dtype=float)[:, None]
+    if family == "gaussian":
+        return k * (k - 1) / 2 * t * t
+    if family == "laplace":
+        # Quadrature would step over the kinks: (k e^((k-1)t) + (k-1) e^(-kt)) / (2k - 1), written
+        # so that it is exact for tiny shifts too (the two first-order terms cancel).
+        up, down = (k - 1) * t, -k * t
+        small = k * _expm1_minus(up) + (k - 1) * _expm1_minus(down)
+        exact = up + np.log((k + (k - 1) * np.exp(down - up)) / (2 * k - 1))
+        return np.where(up < 1.0, np.log1p(small / (2 * k - 1)), exact)
+    log_z = log_density(family, _X, degrees_of_freedom)
+    weight = _WEIGHT * np.exp(log_z)
+    found = np.array(
+        [_quadrature(log_ratio(family, _X, s, degrees_of_freedom), weight, k) for s in t[:, 0]]
+    )
+    return np.where((t > _LARGEST_SHIFT) | (t * k > _LARGEST_SHIFT_TIMES_ORDER), np.inf, found)
+
+
+def _expm1_minus(x: np.ndarray) -> np.ndarray:
+    """exp(x) - 1 - x without cancellation."""
+    # The series where subtracting would cancel; elsewhere it may be any number.
+    series = x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6))))
+    return np.where(np.abs(x) < 1e-2, series, np.expm1(x) - x)
+
+
+def _quadrature(ratio: np.ndarray, weight: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    result = np.full(len(orders), np.inf)
+    linear = orders * ratio.max() < _EXPONENT_LIMIT
+    rows = np.flatnonzero(linear)
+    once = _expm1_minus(ratio) if len(rows) else 0.0
+    for few in np.array_split(rows, -(-len(rows) // 8)) if len(rows) else []:  # fits into a cache
+        k = orders[few, None]
+        terms = weight * (_expm1_minus(k * ratio) - k * once)
+        fine, coarse = terms.sum(axis=1), 2 * terms[:, ::2].sum(axis=1)
+        good = np.abs(fine - coarse) <= _QUADRATURE_TOLERANCE * np.abs(fine)
+        result[few] = np.where(good, np.log1p(fine), np.inf)
+    for i in np.flatnonzero(~linear):
+        with np.errstate(divide="ignore"):
+            terms = orders[i] * ratio + np.log(weight)
+        fine = special.logsumexp(terms)
+        coarse = special.logsumexp(terms[::2]) + np.log(2)
+        if abs(fine - coarse) <= _QUADRATURE_TOLERANCE:
+            result[i] = fine
+    return result
+
+
+def corner(
+    family: str,
+    magnitudes: np.ndarray,
+    orders: Sequence[int] = ORDERS,
+    degrees_of_freedom: float | None = None,
+) -> np.ndarray:
+    """K_k of the corner of a box: the sum of log I_k over its coordinates.
+
+    Args:
+      family: One of `noise_families.FAMILIES`.
+      magnitudes: Shift of every coordinate in units of the scale, at least 0.
+      orders: Whole numbers k of at least 2.
+      degrees_of_freedom: For student_t.
+
+    Returns:
+      One number per order, infinite where it could not be computed.
+    """
+    magnitudes = np.asarray(magnitudes, dtype=float)
+    values, counts = np.unique(magnitudes[magnitudes > 0], return_counts=True)
+    if not len(values):
+        return np.zeros(len(orders))
+    if len(values) <= 2 * _NODES[0] or family == "gaussian":
+        if family == "gaussian":  # only the norm matters
+            values, counts = np.array([np.linalg.norm(magnitudes)]), np.ones(1)
+        return counts @ log_moments(family, values, orders, degrees_of_freedom) * (1 + _HAIR)
+    if family == "laplace":  # a closed form, with cubes of the shifts that no polynomial follows
+        parts = np.array_split(np.arange(len(values)), -(-len(values) // 10_000))
+        return (1 + _HAIR) * sum(counts[i] @ log_moments(family, values[i], orders) for i in parts)
+    reach = _reach(float(values[-1]))
+    coefficients = _interpolant(family, reach, tuple(orders), degrees_of_freedom)
+    squares = magnitudes**2
+    x = 2 * squares / reach**2 - 1
+    # sum_i t_i^2 T_j(x_i) for the Chebyshev polynomials T_j, by their recurrence.
+    moments = np.empty(coefficients.shape[0])
+    before, now = np.ones_like(x), x
+    for j in range(len(moments)):
+        moments[j] = squares @ before
+        before, now = now, 2 * x * now - before
+    with np.errstate(invalid="ignore"):
+        total = moments @ np.where(np.isfinite(coefficients), coefficients, 0.0)
+    return np.where(np.isfinite(coefficients[0]), total * (1 + _HAIR), np.inf)
+
+
+def unit_norm(
+    family: str,
+    norm: float,
+    largest: float,
+    orders: Sequence[int] = ORDERS,
+    degrees_of_freedom: float | None = None,
+) -> np.ndarray:
+    """Upper bound on K_k of every vector of shifts with this norm and no entry above `largest`.
+
+    log I_k(t) <= t^2 sup_(0, largest] log I_k / t^2, and squares of the entries sum to norm^2.
+
+    Args:
+      family: One of `noise_families.FAMILIES`.
+      norm: L2 norm of the shifts in units of the scale.
+      largest: Largest entry in units of the scale.
+      orders: Whole numbers k of at least 2.
+      degrees_of_freedom: For student_t.
+    """
+    k = np.asarray(orders, dtype=float)
+    at_zero = k * (k - 1) / 2 * fisher_information(family, degrees_of_freedom)
+    if family in ("gaussian", "laplace"):
+        # For Laplace, I_k is the moment generating function of a two-point variable of mean 0 and
+        # variance k (k - 1) t^2 whose likelier value is the positive one, so log I_k is at most half
+        # that variance (Boucheron, Lugosi, Massart 2013, exercise 2.17).
+        return norm * norm * at_zero * (1 + _HAIR)
+    reach = _reach(float(largest))
+    coefficients = _interpolant(family, reach, tuple(orders), degrees_of_freedom)
+    dense = np.polynomial.chebyshev.chebval(
+        np.linspace(-1, 2 * (largest / reach) ** 2 - 1, 2001),
+        np.where(np.isfinite(coefficients), coefficients, 0.0),
+    ).max(axis=-1)
+    top = np.maximum(dense, at_zero)
+    return np.where(np.isfinite(coefficients[0]), norm * norm * top * (1 + 1e-6), np.inf)
+
+
+def _reach(largest: float) -> float:
+    """The next power of two: calibration tries many scales of the noise, and few powers of two."""
+    return 2.0 ** math.ceil(math.log2(largest))
+
+
+@functools.lru_cache(maxsize=64)
+def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom: float | None):
+    """Chebyshev coefficients of log I_k(t) / t^2 in t^2 on [0, largest^2].
+
+    Returns:
+      Array (degree, orders); infinite for orders that did not converge.
+    """
+    result = np.zeros((_NODES[-1], len(orders)))
+    left = np.arange(len(orders))
+    for nodes in _NODES:
+        angles = np.pi * (np.arange(nodes) + 0.5) / nodes
+        squares = np.maximum((np.cos(angles) + 1) / 2 * largest**2, 1e-16)
+        values = log_moments(
+            family, np.sqrt(squares), [orders[i] for i in left], degrees_of_freedom
+        )
+        values = values / squares[:, None]
+        finite = np.all(np.isfinite(values), axis=0)
+        basis = np.cos(np.outer(np.arange(nodes), angles))
+        coefficients = 2 / nodes * basis @ np.where(finite, values, 0.0)
+        coefficients[0] /= 2
+        tail = np.abs(coefficients[-3:]).max(axis=0)
+        converged = finite & (tail <= _INTERPOLATION_TOLERANCE * np.abs(coefficients[0]))
+        result[:, left[~finite]] = np.inf
+        result[:nodes, left[converged]] = coefficients[:, converged]
+        left = left[finite & ~converged]  # these need more nodes
+        if not len(left):
+            break
+    result[:, left] = np.inf
+    return result
+
+
+def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float]) -> np.ndarray:
+    """Rényi divergences of one round with secret participation of probability q.
+
+    Args:
+      moments: K_k for k = 2..k_max.
+      probability: Sampling probability q in (0, 1].
+      orders: Orders of divergence; all but the whole numbers from 2 to k_max come out infinite.
+
+    Returns:
+      One divergence per order.
+    """
+    known = np.concatenate([[0.0, 0.0], moments])
+    result = np.full(len(orders), np.inf)
+    for i, order in enumerate(orders):
+        if order != int(order) or not 2 <= order < len(known):
+            continue
+        order = int(order)
+        if probability == 1:
+            result[i] = known[order] / (order - 1)
+            continue
+        k = np.arange(order + 1)
+        log_binomial = -np.log(order + 1) - special.betaln(k + 1, order - k + 1)
+        # The binomial weights sum to 1, so only what the moments add to 1 is computed.
+        log_weight = log_binomial + k * np.log(probability) + (order - k) * np.log1p(-probability)
+        excess = known[: order + 1]
+        if excess.max() < 500:
+            result[i] = np.log1p(np.exp(log_weight) @ np.expm1(excess)) / (order - 1)
+        else:
+            result[i] = special.logsumexp(log_weight + excess) / (order - 1)
+    return result

@@ -1,0 +1,81 @@
+"""The contract between engines, lots and optimizers: what an engine receives and returns.
+
+Formal guarantee of every engine: `BoundedSum.sums` moves by at most `BoundedSum.sensitivity` in L2
+norm when one example becomes a null example.
+
+Except in the lotwise engine, which gives its own reason, this holds because `sums` is a sum of
+vectors, one for each example (microbatch) of the lot. Each vector depends on its example (microbatch)
+alone, and has L2 norm at most the bound's clip norm times sqrt(clip_groups).
+"""
+
+import dataclasses
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdp.gradients.bounds import L2Clip
+from tfdp.gradients.forward import Forward
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedSum:
+    """The result of an engine for a chunk, and of `lot.bounded_sum` for a lot.
+
+    Attributes:
+        sums: float32 tensors, one per trainable variable: the sum of the bounded gradients.
+        norms: float32 [microbatches]: L2 norms of the gradients before bounding, 0 where no example is
+            present with a finite gradient.
+        present: bool [microbatches]: whether some example of the microbatch is present.
+        clipped: float32 [microbatches]: 1 where the bound shortened the gradient.
+        non_finite: int32 scalar: number of examples that count zero because their gradient is not
+            finite.
+        losses: float32 [rows]: per-example losses, not weighted.
+        outputs: the model's outputs for the rows.
+        state: new values of the random state, as `Forward.advance` takes them.
+        sensitivity: see the module; a Python float, or a scalar tensor if the clip norm is a tensor.
+        l2_norm_clip: the clip norm that was enforced; the noise is a multiple of it.
+        relative_sensitivity: the sensitivity in units of the clip norm, always a Python float;
+            `Session.check_sensitivity` compares it with what the accounting assumes.
+    """
+
+    sums: list
+    norms: tf.Tensor
+    present: tf.Tensor
+    clipped: tf.Tensor
+    non_finite: tf.Tensor
+    losses: tf.Tensor
+    outputs: Any
+    state: list
+    sensitivity: float
+    l2_norm_clip: float
+    relative_sensitivity: float
+
+
+class Engine(Protocol):
+    """Turns the rows of one chunk into a bounded sum."""
+
+    def __call__(
+        self,
+        forward: Forward,
+        bound: L2Clip,
+        x: Any,
+        y: Any,
+        sample_weight: tf.Tensor,
+        chunk: tf.Tensor,
+        microbatch_size: int = 1,
+    ) -> BoundedSum:
+        """Bounds and sums the gradients of the rows of a chunk.
+
+        Args:
+            forward: the model's pure forward pass.
+            bound: the limit of one example's influence.
+            x, y: structures of tensors with a common leading dimension.
+            sample_weight: float32 [rows]; rows of weight zero are absent.
+            chunk: int32 scalar: number of the chunk in its lot. Chunks draw different random numbers.
+            microbatch_size: number of examples whose mean gradient is bounded together.
+        """
+
+
+def needs_whole_lots(engine: Engine) -> bool:
+    """Whether a lot has to stay whole, because its chunks would have statistics of their own."""
+    return getattr(engine, "needs_whole_lots", False)

@@ -1,0 +1,340 @@
+"""Gradient encoding: cuts a gradient's entries down to those of a vector that was selected beforehand.
+
+Nasr, Shokri, Houmansadr 2020, Algorithm 2, with two misprints corrected: the chosen vector is the one
+of *largest* cosine similarity, and vector and gradient are compared by magnitude, after which the
+gradient's entries get their signs back.
+
+Formal guarantee: sorted by magnitude, the entries of an encoded gradient are at most those of one
+vector of the codebook, times the clip norm. So the L2 norm of an encoded gradient is at most the clip
+norm, and no entry is larger than the clip norm times `Codebook.largest_entry`. This does not depend on
+which vector was chosen, nor on the precision of the choice. An encoded gradient depends on the gradient
+of one example alone.
+
+The sorted magnitudes of a vector of n standard normal numbers are order statistics. A codebook holds
+at most some thousand of them, each for a block of neighbouring ranks. So its size is limited, however
+large the model is, and the accounting is about the vectors as they are held.
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import tensorflow as tf
+from scipy import special
+
+# The largest number of blocks that are held of a vector; in shorter vectors every rank is a block.
+_BLOCKS = 4096
+# Magnitudes are put into bins by the leading 16 bits of the float32 number without its sign: 128 bins
+# for every power of two, from 2^-44 to 2^20 in units of the clip norm (rounded down to a power of two).
+_BINS_PER_OCTAVE, _OCTAVES, _LOWEST_OCTAVE = 128, 64, -44
+_BINS = _BINS_PER_OCTAVE * _OCTAVES
+# Gradients of up to this length are sorted, which takes no longer there than counting into bins.
+_SORTED = 1024
+# Similarities are integrated over at most so many blocks of ranks, and so many coarser bins.
+_SCORE_BLOCKS, _SCORE_BINS = 256, 512
+# Whole numbers below 2^20: float64 adds a thousand products of two of them exactly.
+_RESOLUTION = 2**20
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Codebook:
+    """Vectors of L2 norm at most 1, given by their sorted magnitudes.
+
+    Attributes:
+        heights: float32 [vectors, blocks], each row in ascending order.
+        num_weights: length of the vectors.
+        shift: each block stands for 2^shift neighbouring ranks, the last block for those that remain.
+        private: whether the vectors were fitted to private gradients. For such vectors there is no
+            proof.
+    """
+
+    heights: np.ndarray
+    num_weights: int
+    shift: int = 0
+    private: bool = False
+
+    def __post_init__(self):
+        heights, blocks = self.heights, -(-self.num_weights >> self.shift)
+        if heights.ndim != 2 or not heights.size or heights.shape[1] != blocks:
+            raise ValueError(
+                f"Expected the heights of a codebook as [vectors, {blocks}], with a block for each "
+                f"2^{self.shift} of {self.num_weights} ranks. Received the shape {heights.shape}."
+            )
+        sorted_upwards = np.all(heights[:, :1] >= 0) and np.all(np.diff(heights, axis=1) >= 0)
+        if not (sorted_upwards and np.all(self.square_norms() <= 1)):
+            raise ValueError(
+                "Expected vectors of norm at most 1, given by magnitudes that are sorted upwards. "
+                "Received others. Use Codebook.gaussian or Codebook.of."
+            )
+
+    @classmethod
+    def gaussian(
+        cls,
+        size: int,
+        num_weights: int,
+        *,
+        zero_below: float = 1e-5,
+        seed: int = 0,
+        most_blocks: int = _BLOCKS,
+    ) -> "Codebook":
+        """Returns vectors of standard normal numbers, drawn with a public seed and scaled to norm 1.
+
+        The value of a block is that of its middle rank, drawn from the distribution of the order
+        statistics of normal magnitudes. Where every rank has a block, this is equivalent to sorting
+        the magnitudes of `num_weights` normal numbers.
+
+        Args:
+            size: number of vectors, at least 1.
+            num_weights: length of the vectors, at least 1.
+            zero_below: magnitudes below this, before scaling, become zero.
+            seed: seed of the random draw, which is public.
+            most_blocks: largest number of blocks to hold of a vector.
+        """
+        check_drawing(size, zero_below)
+        shift = max(0, math.ceil(math.log2(num_weights / most_blocks)))
+        edges = _edges(num_weights, 2**shift)
+        ranks = (edges[:-1] + edges[1:] - 1) // 2
+        # Order statistics of uniform numbers are distributed as partial sums of exponential numbers
+        # divided by their total.
+        gaps = np.diff(ranks, prepend=-1, append=num_weights)
+        sums = np.cumsum(
+            np.random.default_rng(seed).standard_gamma(gaps, (size, len(gaps))), axis=1
+        )
+        beyond = 1.0 - sums[:, :-1] / sums[:, -1:]
+        magnitudes = -special.ndtri(np.clip(beyond, 1e-300, 1.0) / 2)
+        magnitudes[magnitudes < zero_below] = 0.0
+        return cls(_normalized(magnitudes, np.diff(edges)), num_weights, shift)
+
+    @classmethod
+    def of(cls, vectors: np.ndarray, *, private: bool = False) -> "Codebook":
+        """Returns a codebook of given vectors, scaled to norm 1.
+
+        Args:
+            vectors: [vectors, weights], finite, none of them zero. The order and the signs of a
+                vector's entries do not matter.
+            private: whether the vectors were fitted to private gradients.
+        """
+        vectors = np.sort(np.abs(np.asarray(vectors, float)), axis=-1)
+        if vectors.ndim != 2 or not np.all(np.isfinite(vectors)):
+            raise ValueError(
+                "Invalid value received for argument `codebook`. Expected finite numbers of the shape "
+                f"[vectors, weights]. Received the shape {vectors.shape}."
+            )
+        return cls(_normalized(vectors, 1), vectors.shape[1], private=private)
+
+    @property
+    def widths(self) -> np.ndarray:
+        """Integers [blocks]: number of ranks that each block stands for."""
+        return np.diff(_edges(self.num_weights, 2**self.shift))
+
+    def square_norms(self) -> np.ndarray:
+        """float64 [vectors]: squared L2 norms of the vectors."""
+        return np.square(self.heights, dtype=float) @ self.widths
+
+    @property
+    def largest_entry(self) -> float:
+        """Largest entry of any vector, in units of the clip norm."""
+        return float(self.heights.max())
+
+    def vectors(self) -> np.ndarray:
+        """float32 [vectors, num_weights]: the sorted magnitudes, one for every rank."""
+        return np.repeat(self.heights, self.widths, axis=1)
+
+    @functools.cached_property
+    def score_weights(self) -> np.ndarray:
+        """float64 [vectors, blocks between `score_edges`]: means over these blocks of the unit vectors.
+
+        They serve to choose the vector that is most similar to a gradient.
+        """
+        edges = _edges(self.num_weights, 2**self.shift)
+        sums = np.pad(np.cumsum(self.heights * self.widths, axis=1, dtype=float), ((0, 0), (1, 0)))
+        ends = score_edges(self.num_weights)
+        block = np.searchsorted(edges, ends, side="right") - 1
+        inside = np.minimum(block, self.heights.shape[1] - 1)
+        at_ends = sums[:, block] + (ends - edges[block]) * self.heights[:, inside]
+        means = np.diff(at_ends, axis=1) / np.diff(ends)
+        return means / np.sqrt(self.square_norms())[:, None]
+
+
+def check_drawing(size: int, zero_below: float) -> None:
+    """Raises ValueError for arguments with which no codebook can be drawn."""
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or not size >= 1:
+        raise ValueError(
+            "Invalid value received for argument `codebook_size`. Expected an integer >= 1. "
+            f"Received: {size!r}"
+        )
+    if not (zero_below >= 0 and math.isfinite(zero_below)):
+        raise ValueError(
+            "Invalid value received for argument `zero_below`. Expected a finite number >= 0. "
+            f"Received: {zero_below!r}"
+        )
+
+
+def _edges(num_weights: int, width: int) -> np.ndarray:
+    """Returns the first rank of every block of `width` ranks, and then the number of ranks."""
+    return np.append(np.arange(0, num_weights, width), num_weights)
+
+
+def score_edges(num_weights: int) -> np.ndarray:
+    """Returns the ranks that limit the blocks over which similarities are integrated."""
+    return _edges(num_weights, -(-num_weights // _SCORE_BLOCKS))
+
+
+def _normalized(magnitudes: np.ndarray, widths) -> np.ndarray:
+    """Scales rows to norm 1 and rounds their entries towards zero, so that no norm exceeds 1."""
+    norms = np.sqrt(np.sum(np.square(magnitudes) * widths, axis=1, keepdims=True))
+    if not np.all(norms > 0):
+        raise ValueError(
+            "Expected every vector of the codebook to have an entry above 0. Received one of zeros: "
+            "lower `zero_below`, or leave that vector out."
+        )
+    return _towards_zero(magnitudes / norms * (1 - 1e-12))
+
+
+def _towards_zero(values: np.ndarray) -> np.ndarray:
+    """Rounds `values` (>= 0) to float32 numbers that are not larger."""
+    rounded = values.astype(np.float32)
+    return np.where(rounded > values, np.nextafter(rounded, np.float32(0)), rounded)
+
+
+class Encoder:
+    """Encodes gradients, one per row, with a codebook at a clip norm.
+
+    Args:
+        codebook: the vectors.
+        l2_norm_clip: C > 0, the largest norm of an encoded gradient.
+    """
+
+    def __init__(self, codebook: Codebook, l2_norm_clip: float):
+        self.codebook = codebook
+        self.l2_norm_clip = float(l2_norm_clip)
+        boxes = _towards_zero(codebook.heights.astype(float) * self.l2_norm_clip)
+        # At least the smallest normal float32 number, however small the clip norm is.
+        lowest = math.frexp(self.l2_norm_clip)[1] - 1 + _LOWEST_OCTAVE
+        self._first_bin = max(127 + lowest, 1) * _BINS_PER_OCTAVE
+        with tf.init_scope():  # one copy for all graphs
+            self._boxes = tf.constant(boxes)
+            self._score_weights = tf.constant(_whole_numbers(codebook.score_weights))
+
+    def encode(self, rows: tf.Tensor) -> tf.Tensor:
+        """Encodes finite gradients by the method that is faster for gradients of this length.
+
+        Args:
+            rows: float32 [rows, num_weights].
+
+        Returns:
+            float32 [rows, num_weights].
+        """
+        sort = self.codebook.num_weights <= _SORTED
+        return self.encode_sorted(rows) if sort else self.encode_by_bins(rows)
+
+    def encode_by_bins(self, rows: tf.Tensor) -> tf.Tensor:
+        """Encodes finite gradients without sorting them.
+
+        The leading bits of magnitudes determine ranks: entries whose magnitudes agree to 7 bits after
+        the leading one count as ties, and all ties take the lowest of their ranks. So for the same
+        vector an encoded entry is never above the one that sorting gives, and the formal guarantee of
+        the module holds. For 61,706 weights this method takes a tenth of the time of sorting.
+
+        Args:
+            rows: float32 [rows, num_weights].
+        """
+        magnitudes = tf.abs(rows)
+        bins = tf.bitwise.right_shift(tf.bitcast(magnitudes, tf.int32), 16)
+        bins = tf.clip_by_value(bins - self._first_bin, 0, _BINS - 1)
+        # XLA needs a static number of bins, and `tf.math.bincount` computes that number in the graph.
+        counts = tf.raw_ops.DenseBincount(
+            input=bins, size=_BINS, weights=tf.constant([], tf.int32), binary_output=False
+        )
+        counts = tf.ensure_shape(counts, [None, _BINS])
+        first_ranks = tf.cumsum(counts, axis=1, exclusive=True)
+        chosen = self._most_similar(self._block_sums(counts, first_ranks))
+        boxes = self._at_ranks(chosen, first_ranks)
+        number = tf.range(tf.shape(rows)[0])[:, tf.newaxis]
+        box = tf.gather(tf.reshape(boxes, [-1]), bins + number * _BINS)
+        return tf.clip_by_value(rows, -box, box)
+
+    def encode_sorted(self, rows: tf.Tensor) -> tf.Tensor:
+        """Encodes finite gradients by sorting the entries of each, as Algorithm 2 does.
+
+        Args:
+            rows: float32 [rows, num_weights].
+        """
+        magnitudes = tf.abs(rows)
+        order = tf.argsort(magnitudes, axis=1, stable=True)
+        ordered = tf.gather(magnitudes, order, batch_dims=1)
+        ordered = tf.ensure_shape(ordered, [None, self.codebook.num_weights])
+        ranks = tf.broadcast_to(tf.range(self.codebook.num_weights), tf.shape(rows))
+        blocks = self.codebook.heights.shape[1]
+        rest = tf.pad(ordered, [[0, 0], [0, (blocks << self.codebook.shift) - ordered.shape[1]]])
+        per_block = tf.reduce_sum(tf.reshape(rest, [-1, blocks, 1 << self.codebook.shift]), axis=2)
+        norms = np.sqrt(self.codebook.square_norms())[:, np.newaxis]
+        chosen = self._most_similar(per_block, _whole_numbers(self.codebook.heights / norms))
+        bounded = tf.minimum(ordered, self._at_ranks(chosen, ranks))
+        number = tf.range(tf.shape(rows)[0])[:, tf.newaxis] * self.codebook.num_weights
+        place = tf.reshape(order + number, [-1, 1])
+        back = tf.scatter_nd(place, tf.reshape(bounded, [-1]), [tf.size(rows)])
+        return tf.sign(rows) * tf.reshape(back, tf.shape(rows))
+
+    def _block(self, ranks):
+        # The first rank of an empty bin beyond the last entry is num_weights, which is in no block.
+        last = self.codebook.heights.shape[1] - 1
+        return tf.minimum(tf.bitwise.right_shift(ranks, self.codebook.shift), last)
+
+    def _at_ranks(self, chosen, ranks):
+        """Returns the vectors `chosen` [rows] at `ranks` [rows, ...], times the clip norm."""
+        size, blocks = self.codebook.heights.shape
+        kind = tf.int64 if size * blocks >= 2**31 else tf.int32
+        place = tf.cast(chosen, kind)[:, tf.newaxis] * blocks + tf.cast(self._block(ranks), kind)
+        return tf.gather(tf.reshape(self._boxes, [-1]), place)
+
+    def _block_sums(self, counts, first_ranks):
+        """Estimates sums of the sorted magnitudes between `score_edges` from the counts of the bins."""
+        bits = (np.arange(_BINS) + self._first_bin << 16) + (1 << 15)
+        middle = np.minimum(bits, 0x7F7FFFFF).astype(np.int32).view(np.float32)
+        middle[0] = 0.0  # the first bin holds all smaller magnitudes too, zeros in particular
+        every = _BINS // _SCORE_BINS
+
+        def at_ends(cumulative, total):
+            return tf.concat([cumulative[:, ::every], total], axis=1)
+
+        sums = tf.cumsum(tf.cast(counts, tf.float32) * middle, axis=1)
+        sums = at_ends(tf.pad(sums[:, :-1], [[0, 0], [1, 0]]), sums[:, -1:])
+        size = tf.fill([tf.shape(counts)[0], 1], self.codebook.num_weights)
+        ranks = tf.cast(at_ends(first_ranks, size), tf.float32)
+        ends = tf.constant(score_edges(self.codebook.num_weights), tf.float32)
+        ends = tf.tile(ends[tf.newaxis], [tf.shape(counts)[0], 1])
+        above = tf.searchsorted(ranks, ends, side="right")
+        above = tf.clip_by_value(above, 1, _SCORE_BINS)
+
+        def around(values):
+            return tf.gather(values, above - 1, batch_dims=1), tf.gather(
+                values, above, batch_dims=1
+            )
+
+        (rank, next_rank), (total, next_total) = around(ranks), around(sums)
+        part = (ends - rank) / tf.maximum(next_rank - rank, 1.0)
+        total += tf.minimum(part, 1.0) * (next_total - total)
+        return total[:, 1:] - total[:, :-1]
+
+    def _most_similar(self, sums, weights=None):
+        """Returns the number of the most similar vector for each row, int32 [rows].
+
+        Similarities are sums of whole numbers, which float64 adds exactly. Rounding that depends on the
+        other rows of the lot would let one example influence the choice of another's vector.
+
+        Args:
+            sums: float32 [rows, n], >= 0.
+            weights: float64 [vectors, n], whole numbers; `score_weights`, rounded, if None.
+        """
+        largest = tf.reduce_max(sums, axis=1, keepdims=True)
+        parts = tf.cast(sums / tf.maximum(largest, 1e-37), tf.float64)
+        parts = tf.round(parts * (_RESOLUTION - 1))
+        weights = self._score_weights if weights is None else weights
+        similarities = tf.matmul(parts, weights, transpose_b=True)
+        return tf.argmax(similarities, axis=1, output_type=tf.int32)
+
+
+def _whole_numbers(weights: np.ndarray) -> np.ndarray:
+    return np.round(weights / weights.max() * (_RESOLUTION - 1))

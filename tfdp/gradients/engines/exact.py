@@ -1,0 +1,143 @@
+"""The exact engine: `tf.vectorized_map` over single examples, for any ops that it can vectorize.
+
+Each example passes through the model alone, as a batch of one, so nothing can mix examples. Norm and
+gradient come from the same forward pass. For an op that TensorFlow cannot vectorize the engine raises
+an error; it never falls back to a loop. (TensorFlow's own rule for the filter gradient of a convolution
+contains a loop, and warns of it.)
+"""
+
+import contextlib
+import re
+
+import keras
+import tensorflow as tf
+
+from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat.keras import layers_of
+from tfdp.gradients.bounds import L2Clip
+from tfdp.gradients.contract import BoundedSum
+from tfdp.gradients.engines.ending import bounded
+from tfdp.gradients.forward import Forward
+from tfdp.gradients.rules.per_example_gradient import Instantiated
+
+
+@contextlib.contextmanager
+def _unrolled(model):
+    """Context with unrolled recurrent layers: the gradient of loops over lists cannot be vectorized."""
+    rolled = [
+        layer
+        for layer in layers_of(model)
+        if isinstance(layer, keras.layers.RNN) and not layer.unroll
+    ]
+    try:
+        for layer in rolled:
+            layer.unroll = True
+        yield
+    finally:
+        for layer in rolled:
+            layer.unroll = False
+
+
+def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
+    """Returns the per-example gradients of the weighted loss.
+
+    Args:
+        forward, x, y, sample_weight, chunk: as in `contract.Engine`.
+
+    Returns:
+        (gradients, losses, outputs, state): gradients is a list of float32 [rows, *variable shape];
+        losses, float32 [rows], is not weighted; state is as `Forward.advance` takes it.
+
+    Raises:
+        NotImplementedError: TensorFlow cannot vectorize an op of the model.
+    """
+    pfor_random.register()
+    pfor_repairs.register()
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+    state = forward.state(chunk)
+    rows = tf.shape(sample_weight)[0]
+    # Every row gets the same seed, which is *marked* as per-example; see pfor_random.
+    stacked = [
+        tf.broadcast_to(value, tf.concat([[rows], tf.shape(value)], 0))
+        for i, value in enumerate(state)
+        if forward.is_per_example(i)
+    ]
+    changed = []
+
+    def one(args):
+        x_i, y_i, weight, seeds = args
+        seeds = iter(seeds)
+        own = [next(seeds) if forward.is_per_example(i) else s for i, s in enumerate(state)]
+        own = [tf.ensure_shape(o, s.shape) for o, s in zip(own, state, strict=True)]
+        x_i, y_i = pfor_repairs.batch_of_one((x_i, y_i))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            y_pred, scope, new_state = forward.outputs(values, own, x_i)
+            loss = forward.loss(scope, x_i, y_i, y_pred)
+            weighted = loss * weight
+        gradients = tape.gradient(weighted, values, unconnected_gradients="zero")
+        gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
+        changed[:] = [new is not None for new in new_state]
+        steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
+        return gradients, loss, tf.nest.map_structure(lambda o: o[0], y_pred), steps
+
+    try:
+        with _unrolled(forward.model):
+            gradients, losses, outputs, steps = tf.vectorized_map(
+                one, (x, y, sample_weight, stacked), fallback_to_while_loop=False
+            )
+    except ValueError as error:
+        op = _not_vectorized(str(error))
+        if op is not None:
+            raise NotImplementedError(
+                f"The exact engine cannot vectorize the TensorFlow op {op} in this model, and does "
+                "not fall back to a slow loop in silence. Expected a model that the ghost engine covers"
+                " (it has rules for convolutions of all kinds; ghost.supports(model) names the layer "
+                "that it does not cover), or another layer in place of the one that uses this op."
+            ) from error
+        raise
+    # The vectorizer may lose static shapes.
+    gradients = [
+        tf.reshape(g, [-1, *v.shape]) for g, v in zip(gradients, forward.variables, strict=True)
+    ]
+    steps = iter(steps)
+    new_state = [
+        old + next(steps)[0] if moved else None for old, moved in zip(state, changed, strict=True)
+    ]
+    return gradients, losses, outputs, new_state
+
+
+def _not_vectorized(message: str) -> str | None:
+    """Returns the op that an error message of the vectorizer names, or None for another message."""
+    patterns = (
+        r"defined for (\w+)",
+        r"No converter.* (\w+)",
+        r"of op '(\w+)' expected to be not loop",
+    )
+    for pattern in patterns:
+        if found := re.search(pattern, message):
+            return found[1]
+    return None
+
+
+def bounded_sum(
+    forward: Forward,
+    bound: L2Clip,
+    x,
+    y,
+    sample_weight,
+    chunk,
+    microbatch_size: int = 1,
+) -> BoundedSum:
+    """Computes the bounded sum of a chunk; see `contract.Engine`."""
+    gradients, losses, outputs, state = per_example_gradients(forward, x, y, sample_weight, chunk)
+    return bounded(
+        [Instantiated(g) for g in gradients],
+        forward.variables,
+        bound,
+        sample_weight,
+        microbatch_size,
+        losses=losses,
+        outputs=outputs,
+        state=state,
+    )

@@ -1,0 +1,260 @@
+"""The ghost engine: one forward pass, one backward pass, no per-example gradient of the whole model.
+
+The forward pass records the input of every layer with weights; the backward pass stops at those
+layers' outputs. The input and the output gradient of a layer give the norm of its per-example gradient
+and, once the bound has returned the scale of each example, the weighted sum over examples (Goodfellow
+2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping").
+
+The engine is exact for every model that it accepts. A model with a weight that no rule accounts for
+raises `UnsupportedModelError`, and `supports` returns the reason beforehand.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdp._compat import pfor_random, pfor_repairs
+from tfdp.gradients.bounds import L2Clip
+from tfdp.gradients.chunks import works_in_turn
+from tfdp.gradients.contract import BoundedSum
+from tfdp.gradients.engines.ending import bounded
+from tfdp.gradients.forward import Forward, input_specification
+from tfdp.gradients.row_losses import row_losses
+from tfdp.gradients.rules import Recorded, UnsupportedModelError
+from tfdp.gradients.rules.recording import Recorder, owners
+from tfdp.gradients.rules.separate_rows import rows_are_separate
+from tfdp.layers.public import public_layers, uses_batch_statistics
+
+
+def supports(model) -> str | None:
+    """Returns None if the engine is exact for `model`, otherwise one sentence with the reason.
+
+    Where the shapes of the inputs are known (Sequential and functional models), the model is traced
+    once on a graph of its own. A subclassed model gets the same checks when its first training step is
+    traced; `bounded_sum` then raises `UnsupportedModelError`.
+
+    Args:
+        model: a built Keras model.
+    """
+    try:
+        rules = owners(model)
+        _forward_pass(model, rules)
+        specification = input_specification(model, 1)
+        if specification is not None:
+            _trace(model, rules, specification)
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
+
+
+def _forward_pass(model, rules):
+    """Returns the function that runs the model: `_batched` if that is known to be safe.
+
+    Otherwise the function is `_row_by_row`.
+
+    Raises:
+        UnsupportedModelError: neither function is exact for the model.
+    """
+    if uses_batch_statistics(model):
+        raise UnsupportedModelError(
+            f"Model '{model.name}' has PublicExamples with statistics='batch', so an example's loss "
+            "depends on the whole lot. Expected engine='auto' or 'vectorized' for it, or "
+            "statistics='example'."
+        )
+    gradients = {layer.gradient for layer in public_layers(model)}
+    if "exact" in gradients:
+        raise UnsupportedModelError(
+            f"Model '{model.name}' has PublicExamples with gradient='exact', which needs a pass back "
+            "through all public examples for every private one."
+        )
+    if rows_are_separate(model, rules):
+        return _batched
+    if "local" in gradients:
+        raise UnsupportedModelError(
+            f"Model '{model.name}' has PublicExamples with gradient='local', and a layer or code of "
+            "its own that could mix the rows of a batch."
+        )
+    for layer, rule in rules.items():
+        if not rule.row_by_row:
+            raise UnsupportedModelError(
+                f"Layer '{layer.name}' ({type(layer).__name__}) has a rule for whole batches only, "
+                f"and model '{model.name}' has a layer or code of its own that could mix the rows "
+                "of a batch."
+            )
+    return _row_by_row
+
+
+def _trace(model, rules, specification):
+    forward = Forward(model)
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+
+    def run(x):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            Recorder(forward, rules, tape).outputs(values, forward.state(), x)
+
+    try:
+        tf.function(run, autograph=False).get_concrete_function(specification)
+    finally:
+        model._clear_losses()  # losses from add_loss belong to the graph that is gone
+
+
+def bounded_sum(
+    forward: Forward,
+    bound: L2Clip,
+    x,
+    y,
+    sample_weight,
+    chunk,
+    microbatch_size: int = 1,
+) -> BoundedSum:
+    """Computes the bounded sum of a chunk; see `contract.Engine`.
+
+    Raises:
+        UnsupportedModelError: the rules do not cover the model.
+    """
+    rules = owners(forward.model)
+    run = _forward_pass(forward.model, rules)
+    recorded, moments, losses, outputs, state = run(forward, rules, x, y, sample_weight, chunk)
+    if works_in_turn(forward, sample_weight.shape[0]):
+        for recording in recorded.values():
+            recording.calls = [*map(_in_turn, recording.calls)]
+    return bounded(
+        _gradients(forward, recorded, moments),
+        forward.variables,
+        bound,
+        sample_weight,
+        microbatch_size,
+        losses=losses,
+        outputs=outputs,
+        state=state,
+    )
+
+
+def _gradients(forward, recorded, moments):
+    """Returns per-example gradients in the order of `forward.variables`.
+
+    The entry is None for variables of layers that were not called.
+    """
+    found = {}
+    for rule, recording in recorded.items():
+        for variable, gradient in rule.gradients(recording.calls):
+            if recording.width > 1:
+                gradient = gradient.grouped(recording.width)
+            found[id(variable)] = gradient
+    for public in moments:
+        public.add_to(found)
+    return [found.get(id(v)) for v in forward.variables]
+
+
+def _in_turn(call):
+    """Makes work on a call's saved tensors wait until the backward pass has reached its layer."""
+    with tf.control_dependencies([call.gradient]):
+        saved = tf.nest.map_structure(tf.identity, call.saved)
+    return dataclasses.replace(call, saved=saved)
+
+
+@dataclasses.dataclass
+class _Recording:
+    """The recorded calls of one layer.
+
+    Attributes:
+        calls: a list of `Recorded`.
+        width: number of recorded rows for each row of the chunk.
+    """
+
+    calls: list
+    width: int = 1
+
+
+def _batched(forward, rules, x, y, sample_weight, chunk):
+    """Runs all rows at once through a model that is known to keep rows separate."""
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        recorder = Recorder(forward, rules, tape)
+        y_pred, scope, new_state = recorder.outputs(values, forward.state(chunk), x)
+    losses, at_outputs = row_losses(recorder, scope, x, y, y_pred, sample_weight)
+    calls = [call for calls in recorder.calls.values() for call in calls]
+    calls += [call for public in recorder.moments for call in public.calls]
+    gradients = tape.gradient(
+        tf.nest.flatten(y_pred),
+        [call.output for call in calls],
+        output_gradients=at_outputs,
+        unconnected_gradients="zero",
+    )
+    for call, gradient in zip(calls, gradients, strict=True):
+        gradient = tf.convert_to_tensor(gradient)  # may be IndexedSlices, where a layer gathers
+        call.gradient = tf.ensure_shape(gradient, call.output.shape)
+    recorded = {rule: _Recording(calls) for rule, calls in recorder.calls.items()}
+    return recorded, recorder.moments, losses, y_pred, new_state
+
+
+def _row_by_row(forward, rules, x, y, sample_weight, chunk):
+    """Runs each row alone, as a batch of one, vectorized: nothing that the model does can mix rows."""
+    pfor_random.register()
+    pfor_repairs.register()
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+    state = forward.state(chunk)
+    rows = tf.shape(sample_weight)[0]
+    # Every row gets the same seed, which is *marked* as per-example; see pfor_random.
+    stacked = [
+        tf.broadcast_to(value, tf.concat([[rows], tf.shape(value)], 0))
+        for i, value in enumerate(state)
+        if forward.is_per_example(i)
+    ]
+    traced = {}
+
+    def one(args):
+        x, y, weight, seeds = args
+        seeds = iter(seeds)
+        own = [next(seeds) if forward.is_per_example(i) else s for i, s in enumerate(state)]
+        own = [tf.ensure_shape(o, s.shape) for o, s in zip(own, state, strict=True)]
+        x, y = pfor_repairs.batch_of_one((x, y))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            recorder = Recorder(forward, rules, tape)
+            y_pred, scope, new_state = recorder.outputs(values, own, x)
+            loss = recorder.loss(scope, x, y, y_pred)
+            weighted = loss * weight
+        calls = [call for calls in recorder.calls.values() for call in calls]
+        gradients = tape.gradient(
+            weighted, [call.output for call in calls], unconnected_gradients="zero"
+        )
+        traced["calls"] = {rule: len(calls) for rule, calls in recorder.calls.items()}
+        traced["moved"] = [new is not None for new in new_state]
+        steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
+        outputs = tf.nest.map_structure(lambda leaf: leaf[0], y_pred)
+        return [call.saved for call in calls], gradients, loss, outputs, steps
+
+    saved, gradients, losses, outputs, steps = tf.vectorized_map(
+        one, (x, y, sample_weight, stacked), fallback_to_while_loop=False
+    )
+    recorded, position = {}, 0
+    for rule, count in traced["calls"].items():
+        calls = zip(saved[position:][:count], gradients[position:][:count], strict=True)
+        recorded[rule] = _merged(rule, [*calls])
+        position += count
+    steps = iter(steps)
+    new_state = [
+        old + next(steps)[0] if moved else None
+        for old, moved in zip(state, traced["moved"], strict=True)
+    ]
+    return recorded, [], losses, outputs, new_state
+
+
+def _merged(rule, calls):
+    """Merges the first two axes of tensors [rows, width, ...] that were recorded row by row."""
+    width = calls[0][1].shape[1]
+    leaves = tf.nest.flatten(calls)
+    if width is None or any(leaf.shape[1] != width for leaf in leaves):
+        raise UnsupportedModelError(
+            f"Layer '{rule.layer.name}' ({type(rule.layer).__name__}) is called on something whose "
+            "leading axis is not the batch."
+        )
+
+    def merge(leaf):
+        return tf.reshape(leaf, tf.concat([[-1], tf.shape(leaf)[2:]], axis=0))
+
+    def shaped(leaf):
+        return tf.ensure_shape(merge(leaf), [None, *leaf.shape[2:]])
+
+    merged = tf.nest.map_structure(shaped, calls)
+    return _Recording([Recorded(None, saved, gradient) for saved, gradient in merged], width)

@@ -1,0 +1,92 @@
+"""The lotwise engine, which is exact for models in which each example's loss depends on the whole lot.
+
+Such models have batch normalization as the papers write it: `PublicExamples` with statistics="batch".
+The gradient of an example's loss flows through the statistics, and so through all other examples.
+
+Formal guarantee, weaker than that of the other engines: when one example becomes a null example, its
+own bounded gradient disappears, and each of the others may move from one point of the C-ball to any
+other. So in a lot of n rows the sum moves by up to (2n - 1) C, or with microbatches of several
+examples by up to 2C for each microbatch; both are multiplied by sqrt(clip_groups).
+`Contribution.batch_statistics` records this for the accounting.
+"""
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+from tfdp._compat import pfor_random, pfor_repairs
+from tfdp.gradients.bounds import L2Clip
+from tfdp.gradients.contract import BoundedSum
+from tfdp.gradients.engines.ending import bounded
+from tfdp.gradients.forward import Forward
+from tfdp.gradients.row_losses import row_losses
+from tfdp.gradients.rules.per_example_gradient import Instantiated
+from tfdp.layers.public import present_rows
+
+
+def bounded_sum(
+    forward: Forward,
+    bound: L2Clip,
+    x,
+    y,
+    sample_weight,
+    chunk,
+    microbatch_size: int = 1,
+) -> BoundedSum:
+    """Computes the bounded sum of a chunk, which has to be a whole lot; see `contract.Engine`."""
+    pfor_random.register()
+    pfor_repairs.register()
+    present = tf.not_equal(sample_weight, 0.0)
+    # A NaN in an absent row would reach all gradients, since 0 * NaN is NaN: a zero gradient at the
+    # row's output does not stop it.
+    x = tf.nest.map_structure(lambda leaf: _zeroed(leaf, present), x)
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(values)
+        with present_rows(present):
+            y_pred, scope, state = forward.outputs(values, forward.state(chunk), x)
+        losses, at_outputs = row_losses(forward, scope, x, y, y_pred, sample_weight)
+        objectives = tf.add_n(
+            [
+                tf.reduce_sum(leaf * tf.stop_gradient(at), axis=list(range(1, leaf.shape.rank)))
+                for leaf, at in zip(tf.nest.flatten(y_pred), at_outputs, strict=True)
+            ]
+        )
+    gradients = tape.jacobian(objectives, values, unconnected_gradients="zero")
+    lot = bounded(
+        [
+            Instantiated(tf.reshape(g, [-1, *v.shape]))
+            for g, v in zip(gradients, forward.variables, strict=True)
+        ],
+        forward.variables,
+        bound,
+        sample_weight,
+        microbatch_size,
+        losses=losses,
+        outputs=y_pred,
+        state=state,
+    )
+    moved = _relative_sensitivity(bound, sample_weight, microbatch_size)
+    return dataclasses.replace(
+        lot, sensitivity=moved * bound.l2_norm_clip, relative_sensitivity=moved
+    )
+
+
+bounded_sum.needs_whole_lots = True  # physical batches would have statistics of their own
+
+
+def _zeroed(leaf, present):
+    keep = tf.reshape(present, [-1] + [1] * (leaf.shape.rank - 1))
+    return tf.where(keep, leaf, tf.zeros([], leaf.dtype))
+
+
+def _relative_sensitivity(bound, sample_weight, microbatch_size):
+    """Returns the sensitivity in clip norms; infinite if the lot's number of rows is not static."""
+    rows = sample_weight.shape[0]
+    if rows is None:
+        return math.inf
+    groups = math.sqrt(bound.clip_groups)
+    if microbatch_size > 1:
+        return 2.0 * (rows // microbatch_size) * groups
+    return (2.0 * rows - 1.0) * groups

@@ -1,0 +1,176 @@
+"""Computes one bounded sum of gradients for a lot: chooses the engine and loops over chunks."""
+
+import dataclasses
+import functools
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tfdp.gradients.bounds import L2Clip
+from tfdp.gradients.chunks import (
+    balanced,
+    number_of_rows,
+    pad_rows,
+    split_rows,
+    suitable_rows,
+    works_in_turn,
+)
+from tfdp.gradients.contract import BoundedSum, Engine, needs_whole_lots
+from tfdp.gradients.engines import exact, ghost, lotwise
+from tfdp.gradients.forward import Forward
+from tfdp.gradients.rules import UnsupportedModelError
+from tfdp.gradients.rules.per_example_gradient import expecting_rows
+from tfdp.layers.public import uses_batch_statistics
+
+ENGINES = ("auto", "ghost", "vectorized")
+
+
+def choose_engine(name: str, model) -> Engine:
+    """Returns the engine of the given name; "auto" chooses the fastest that is exact for `model`.
+
+    For a model with statistics='batch', "auto" and "vectorized" both mean the lotwise engine.
+
+    Args:
+        name: "auto", "ghost" or "vectorized" (the exact engine).
+        model: a Keras model, which has to be built unless the name is "vectorized".
+
+    Raises:
+        ValueError: there is no such engine, or "ghost" is not exact for the model.
+    """
+    if name not in ENGINES:
+        raise ValueError(
+            f"Invalid value received for argument `engine`. Expected one of {list(ENGINES)}. "
+            f"Received: {name!r}"
+        )
+    if uses_batch_statistics(model) and name != "ghost":
+        return lotwise.bounded_sum
+    if name == "vectorized":
+        return exact.bounded_sum
+    why_not = ghost.supports(model)
+    if name == "ghost":
+        if why_not is not None:
+            raise ValueError(f"The ghost engine is not exact for this model: {why_not}")
+        return ghost.bounded_sum
+    if why_not is not None:
+        _log_exact(why_not)
+        return exact.bounded_sum
+
+    def auto(*arguments):
+        # For some models only the training step shows that a layer is called twice, or that other
+        # code reads its weights.
+        try:
+            return ghost.bounded_sum(*arguments)
+        except UnsupportedModelError as error:
+            _log_exact(str(error))
+            return exact.bounded_sum(*arguments)
+
+    return auto
+
+
+@functools.cache  # a step is traced several times, but each reason is logged once
+def _log_exact(why: str) -> None:
+    logging.info("tfdp uses the exact engine (tf.vectorized_map): %s", why)
+
+
+def bounded_sum(
+    engine: Engine,
+    forward: Forward,
+    bound: L2Clip,
+    x,
+    y,
+    sample_weight,
+    *,
+    physical_batch_size: int | None = None,
+    microbatch_size: int = 1,
+    expected_rows: int | None = None,
+) -> BoundedSum:
+    """Sums bounded gradients over a whole lot, `physical_batch_size` rows at a time.
+
+    The physical batch, not the lot, determines how much memory is needed. No noise is added here:
+    the mechanism adds noise once to the sum over the lot, however many chunks there were.
+
+    Args:
+        engine: computes the bounded sum of one chunk.
+        forward: the model's pure forward pass.
+        bound: the limit of one example's influence.
+        x, y: structures of tensors with a common leading dimension.
+        sample_weight: float32 [rows]; zero means that the row is absent.
+        physical_batch_size: largest number of rows in a chunk, a multiple of `microbatch_size`. There
+            are as few chunks as possible, all of one size. None takes the lot whole, or on a CPU in
+            chunks of a size that suits the model.
+        microbatch_size: number of examples whose mean gradient is bounded together.
+        expected_rows: about how many rows there will be, where the tensors' static shapes do not say
+            so; it only decides between equivalent ways of computing.
+
+    Raises:
+        NotImplementedError: the engine needs whole lots, and a lot may exceed `physical_batch_size`.
+    """
+    static_rows = sample_weight.shape[0]
+    if physical_batch_size is None and not needs_whole_lots(engine):
+        physical_batch_size = suitable_rows(forward, static_rows, expected_rows, microbatch_size)
+    total = number_of_rows(sample_weight) if static_rows is None else static_rows
+    if physical_batch_size is None or (
+        static_rows is not None and static_rows <= physical_batch_size
+    ):
+        if microbatch_size > 1:
+            rows = -(-total // microbatch_size) * microbatch_size
+            x, y, sample_weight = pad_rows((x, y, sample_weight), rows)
+        with expecting_rows(expected_rows):
+            return engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
+
+    if needs_whole_lots(engine):
+        raise NotImplementedError(
+            "With statistics='batch' a lot is normalized as a whole, and physical batches would have "
+            "statistics of their own, for which nothing is proven. Expected no "
+            f"`physical_batch_size`. Found {physical_batch_size}. Use smaller lots, or "
+            "statistics='example'."
+        )
+    chunks, size = balanced(total, physical_batch_size, microbatch_size)
+    x, y, sample_weight = pad_rows((x, y, sample_weight), chunks * size)
+    split = split_rows((x, y, sample_weight), chunks, size)
+
+    def run(chunk):
+        part = tf.nest.map_structure(lambda leaf: leaf[chunk], split)
+        with expecting_rows(physical_batch_size):
+            return engine(forward, bound, *part, chunk, microbatch_size)
+
+    # The first chunk is computed outside the loop, because the loop needs the structure of its
+    # results. There always is a first chunk: an empty lot is one chunk of padding.
+    first = run(tf.constant(0))
+    per_row = (first.norms, first.present, first.clipped, first.losses, first.outputs)
+    leaves = tf.nest.flatten(per_row)
+    arrays = [
+        tf.TensorArray(leaf.dtype, size=chunks, element_shape=leaf.shape).write(0, leaf)
+        for leaf in leaves
+    ]
+
+    def body(chunk, sums, non_finite, arrays):
+        part = run(chunk)
+        rows = (part.norms, part.present, part.clipped, part.losses, part.outputs)
+        sums = [a + b for a, b in zip(sums, part.sums, strict=True)]
+        arrays = [
+            a.write(chunk, leaf) for a, leaf in zip(arrays, tf.nest.flatten(rows), strict=True)
+        ]
+        return chunk + 1, sums, non_finite + part.non_finite, arrays
+
+    with tf.control_dependencies(first.sums if works_in_turn(forward, physical_batch_size) else []):
+        second = tf.constant(1)
+    _, sums, non_finite, arrays = tf.while_loop(
+        lambda chunk, *_: chunk < chunks,
+        body,
+        (second, first.sums, first.non_finite, arrays),
+        parallel_iterations=1,
+    )
+    merged = tf.nest.pack_sequence_as(per_row, [a.concat() for a in arrays])
+    norms, present, clipped, losses, outputs = merged
+    return dataclasses.replace(
+        first,
+        sums=sums,
+        norms=norms,
+        present=present,
+        clipped=clipped,
+        non_finite=non_finite,
+        losses=losses[:total],
+        outputs=keras.tree.map_structure(lambda leaf: leaf[:total], outputs),
+    )

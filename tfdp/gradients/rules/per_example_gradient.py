@@ -1,0 +1,315 @@
+"""Per-example gradients of one variable, kept as factors for as long as that is cheaper.
+
+The classes have all that the ghost engine needs of a gradient: squared norms of the rows, a weighted
+sum of the rows, removal of rows, and sums of consecutive rows. A rule says *what* the gradient is
+(usually a sum of outer products over positions); these classes choose *how* it is cheapest to compute.
+"""
+
+import abc
+import contextlib
+import contextvars
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp._compat.tensorflow import inside_xla
+
+# The number of rows to expect where it is unknown while the graph is built.
+_ROWS = contextvars.ContextVar("rows", default=256)
+# Outer products are not instantiated if that takes more than this many float32 numbers (128 MB).
+_MOST_INSTANTIATED = 32 * 2**20
+# Where a gradient nearly cancels over its positions, its squared norm from Gram matrices is a
+# difference of large numbers. Below this fraction of the square of the triangle inequality's bound,
+# float32 rounding could understate a norm, and the gradient would exceed the clip norm. So a squared
+# norm below this fraction is raised to it.
+CANCELLATION = 1e-4
+# Added to the squared norm of a factor that was not divided by its largest entry first. It is more
+# than float32 arithmetic loses where squares vanish, and negligible beside other squared norms.
+_VANISHING = 1e-24
+
+
+class PerExampleGradient(abc.ABC):
+    """Gradients of one variable in float32, one per row, not necessarily written out."""
+
+    @abc.abstractmethod
+    def square_norms(self) -> tf.Tensor:
+        """Returns float32 [rows]: squared L2 norms; not finite where a gradient is not."""
+
+    def quick_square_norms(self) -> tf.Tensor:
+        """Returns float32 [rows]: squared L2 norms, computed more cheaply than by `square_norms`.
+
+        A result may be non-finite where that of `square_norms` is finite; the caller then falls back
+        to `square_norms`. A result never understates a norm.
+        """
+        return self.square_norms()
+
+    @abc.abstractmethod
+    def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
+        """Returns the sum over rows of `weights[row] * gradient[row]`, of the variable's shape."""
+
+    @abc.abstractmethod
+    def kept(self, keep: tf.Tensor) -> "PerExampleGradient":
+        """Returns the gradients with exact zeros in rows where `keep` (bool [rows]) is False.
+
+        Multiplication by a weight of zero is not enough: 0 * NaN is NaN.
+        """
+
+    @abc.abstractmethod
+    def grouped(self, size: int) -> "PerExampleGradient":
+        """Returns sums over `size` consecutive rows; the number of rows is a multiple of `size`."""
+
+    @abc.abstractmethod
+    def instantiated(self) -> "Instantiated":
+        """Returns the same gradients written out, whatever that costs."""
+
+
+class Instantiated(PerExampleGradient):
+    """Gradients that are written out.
+
+    Args:
+        values: [rows, ...], any float dtype: the entries of the gradients in any order.
+        finish: maps one sum [...] of rows to the variable's shape; identity if None.
+    """
+
+    def __init__(self, values: tf.Tensor, finish: Callable | None = None):
+        self.values = tf.cast(values, tf.float32)
+        self.finish = finish or _identity
+
+    def square_norms(self):
+        return _row_squares(self._flat())
+
+    def weighted_sum(self, weights):
+        total = tf.matmul(weights[tf.newaxis], self._flat())
+        return self.finish(tf.reshape(total, self.values.shape[1:]))
+
+    def _flat(self):
+        if self.values.shape.rank == 2:
+            return self.values
+        return tf.reshape(self.values, [-1, self.values.shape[1:].num_elements()])
+
+    def kept(self, keep):
+        return Instantiated(zero_rows(self.values, keep), self.finish)
+
+    def grouped(self, size):
+        merged = tf.reshape(self.values, [-1, size, *self.values.shape[1:]])
+        return Instantiated(tf.reduce_sum(merged, axis=1), self.finish)
+
+    def instantiated(self):
+        return self
+
+
+class OuterProducts(PerExampleGradient):
+    """Gradients that are a sum over positions t of outer products `left[t] ⊗ right[t]`.
+
+    Where there is one position, norm and sum need only the factors (Goodfellow 2015). Otherwise
+    either the two Gram matrices over positions give the norm (Li et al. 2022, "ghost clipping"), or
+    the gradient is instantiated once and serves norm and sum (Bu et al. 2023, "book-keeping"),
+    whichever takes fewer operations and bytes.
+
+    Args:
+        left: [rows, positions, p], for instance a layer's inputs; [rows, p] for one position.
+        right: [rows, positions, q], for instance the gradients at its outputs; [rows, q] for one
+            position.
+        finish: maps one sum [p, q] of rows to the variable's shape; identity if None.
+    """
+
+    def __init__(self, left: tf.Tensor, right: tf.Tensor, finish: Callable | None = None):
+        left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
+        self._flat = (left, right) if left.shape.rank == 2 else None
+        self.left = left if self._flat is None else left[:, tf.newaxis]
+        self.right = right if self._flat is None else right[:, tf.newaxis]
+        self.finish = finish or _identity
+        self._products: Instantiated | None = None
+
+    def instantiated(self):
+        if self._products is None:
+            # The product is twice as fast with the shorter factor first (measured).
+            if self.left.shape[2] <= self.right.shape[2]:
+                products = tf.matmul(self.left, self.right, transpose_a=True)
+                self._products = Instantiated(products, self.finish)
+            else:
+                products = tf.matmul(self.right, self.left, transpose_a=True)
+                self._products = Instantiated(
+                    products, lambda total: self.finish(tf.transpose(total))
+                )
+        return self._products
+
+    def square_norms(self):
+        rows, positions, p = self.left.shape
+        if instantiates(rows, positions, p, self.right.shape[2]):
+            return self.instantiated().square_norms()
+        # Products of squares overflow or vanish long before the products themselves, and a gradient
+        # whose computed norm vanished would not be clipped. After division by the largest entry of
+        # each row, only numbers that are negligible beside that entry can vanish.
+        left, left_scale = _normalized(self.left)
+        right, right_scale = _normalized(self.right)
+        return self._square_norms(left, right) * tf.square(left_scale * right_scale)
+
+    @staticmethod
+    def _square_norms(left, right, vanishing=0.0):
+        left_squares = tf.reduce_sum(tf.square(left), axis=2) + vanishing
+        right_squares = tf.reduce_sum(tf.square(right), axis=2) + vanishing
+        if left.shape[1] == 1:
+            return left_squares[:, 0] * right_squares[:, 0]
+        left_gram = tf.matmul(left, left, transpose_b=True)
+        right_gram = tf.matmul(right, right, transpose_b=True)
+        square = tf.reduce_sum(left_gram * right_gram, axis=[1, 2])
+        largest = tf.reduce_sum(tf.sqrt(left_squares * right_squares), axis=1)
+        return tf.maximum(square, CANCELLATION * tf.square(largest))
+
+    def quick_square_norms(self):
+        rows, positions, p = self.left.shape
+        if instantiates(rows, positions, p, self.right.shape[2]):
+            return self.instantiated().square_norms()
+        # This is `square_norms` without the division by the largest entries. A factor that overflows
+        # makes its row infinite; _VANISHING makes up for squares that vanish.
+        if self._flat is not None:
+            left, right = map(_row_squares, self._flat)
+            return (left + _VANISHING) * (right + _VANISHING)
+        return self._square_norms(self.left, self.right, _VANISHING)
+
+    def weighted_sum(self, weights):
+        if self._products is not None:
+            return self._products.weighted_sum(weights)
+        if self._flat is not None:
+            left, right = self._flat
+            return self.finish(tf.matmul(left, right * weights[:, tf.newaxis], transpose_a=True))
+        left = tf.reshape(self.left, [-1, self.left.shape[2]])
+        right = self.right * weights[:, tf.newaxis, tf.newaxis]
+        right = tf.reshape(right, [-1, self.right.shape[2]])
+        return self.finish(tf.matmul(left, right, transpose_a=True))
+
+    def kept(self, keep):
+        if self._products is not None:
+            return self._products.kept(keep)
+        return OuterProducts(zero_rows(self.left, keep), zero_rows(self.right, keep), self.finish)
+
+    def grouped(self, size):
+        def merge(factor):
+            positions = factor.shape[1]
+            merged = None if positions is None else size * positions
+            shape = tf.stack([-1, size * tf.shape(factor)[1], factor.shape[2]])
+            return tf.ensure_shape(tf.reshape(factor, shape), [None, merged, factor.shape[2]])
+
+        return OuterProducts(merge(self.left), merge(self.right), self.finish)
+
+
+class Lookups(PerExampleGradient):
+    """Gradients of a table whose rows were looked up: sums of vectors at the looked-up rows.
+
+    Args:
+        indices: integers [rows, positions], each in [0, size).
+        vectors: [rows, positions, width]: the gradients at the looked-up vectors.
+        size: number of rows of the table.
+    """
+
+    def __init__(self, indices: tf.Tensor, vectors: tf.Tensor, size: int):
+        self.indices = tf.cast(indices, tf.int32)
+        self.vectors = tf.cast(vectors, tf.float32)
+        self.size = size
+
+    def square_norms(self):
+        # If an index occurs twice in a row of data, its vectors are summed before they are squared.
+        # After sorting, equal indices are neighbours, so that each series of them gets its own segment.
+        order = tf.argsort(self.indices, axis=1)
+        indices = tf.gather(self.indices, order, batch_dims=1)
+        vectors = tf.gather(self.vectors, order, batch_dims=1)
+        starts = tf.not_equal(indices, tf.roll(indices, 1, axis=1))
+        starts = tf.concat([tf.ones_like(starts[:, :1]), starts[:, 1:]], axis=1)
+        segments = tf.cumsum(tf.cast(tf.reshape(starts, [-1]), tf.int32)) - 1
+        width = self.vectors.shape[2]
+        sums = tf.math.unsorted_segment_sum(
+            tf.reshape(vectors, [-1, width]), segments, tf.size(indices)
+        )
+        # Each segment lies inside one row; its square is added at the place of its first element.
+        squares = tf.gather(tf.reduce_sum(tf.square(sums), axis=1), segments)
+        squares = tf.where(starts, tf.reshape(squares, tf.shape(starts)), 0.0)
+        return tf.reduce_sum(squares, axis=1)
+
+    def weighted_sum(self, weights):
+        vectors = self.vectors * weights[:, tf.newaxis, tf.newaxis]
+        vectors = tf.reshape(vectors, [-1, self.vectors.shape[2]])
+        return tf.math.unsorted_segment_sum(vectors, tf.reshape(self.indices, [-1]), self.size)
+
+    def kept(self, keep):
+        return Lookups(self.indices, zero_rows(self.vectors, keep), self.size)
+
+    def grouped(self, size):
+        positions = tf.shape(self.indices)[1]
+        return Lookups(
+            tf.reshape(self.indices, [-1, size * positions]),
+            tf.reshape(self.vectors, [-1, size * positions, self.vectors.shape[2]]),
+            self.size,
+        )
+
+    def instantiated(self):
+        rows = tf.shape(self.indices)[0]
+        indices = self.indices + self.size * tf.range(rows)[:, tf.newaxis]
+        width = self.vectors.shape[2]
+        table = tf.math.unsorted_segment_sum(
+            tf.reshape(self.vectors, [-1, width]), tf.reshape(indices, [-1]), rows * self.size
+        )
+        return Instantiated(tf.reshape(table, [-1, self.size, width]))
+
+
+@contextlib.contextmanager
+def expecting_rows(rows: int | None):
+    """Context in which computations are chosen for `rows` rows if the graph does not say how many."""
+    token = _ROWS.set(rows or _ROWS.get())
+    try:
+        yield
+    finally:
+        _ROWS.reset(token)
+
+
+def rows_or_expected(rows: int | None) -> int:
+    """Returns `rows`, or the number of rows to expect if `rows` is None."""
+    return rows or _ROWS.get()
+
+
+def instantiates(rows, positions, p, q) -> bool:
+    """Whether writing out sums of outer products is cheaper than their Gram matrices.
+
+    Args:
+        rows, positions: None where unknown.
+        p, q: lengths of the factors.
+    """
+    rows = rows_or_expected(rows)
+    if rows * p * q > _MOST_INSTANTIATED or positions == 1:
+        return False
+    if positions is None:
+        return True
+    # Costs per row: operations, and numbers moved to and from memory.
+    instantiated = positions * p * q + 3 * p * q
+    gram = positions * positions * (p + q + 4) + positions * p * q / 2
+    return instantiated <= gram
+
+
+def _identity(total):
+    return total
+
+
+def zero_rows(values: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
+    """Returns `values` [rows, ...] with zeros in rows where `keep` (bool [rows]) is False."""
+    keep = tf.reshape(keep, [-1] + [1] * (values.shape.rank - 1))
+    return tf.where(keep, values, tf.zeros([], values.dtype))
+
+
+def on_plain_cpu() -> bool:
+    """Whether operations run on a CPU without XLA; some methods were measured only there."""
+    return not (inside_xla() or tf.config.list_logical_devices("GPU"))
+
+
+def _row_squares(values):
+    """Returns float32 [rows]: sums of squares of `values` [rows, n]."""
+    if inside_xla():
+        return tf.reduce_sum(tf.square(values), axis=1)  # XLA lacks the operation below
+    # This operation reads the values once and does not write squares (measured: half the time).
+    return tf.square(tf.math.reduce_euclidean_norm(values, axis=1))
+
+
+def _normalized(factor):
+    """Divides each row by its largest absolute value; returns (quotients, these values [rows])."""
+    scale = tf.reduce_max(tf.abs(factor), axis=[1, 2])
+    inverse = 1.0 / tf.maximum(scale, 1e-37)
+    return factor * inverse[:, tf.newaxis, tf.newaxis], scale

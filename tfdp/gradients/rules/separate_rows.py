@@ -1,0 +1,213 @@
+"""Decides by inspection whether a model is known to map each row of a batch by itself.
+
+Such a model can run forward on the whole batch at once. Any other model runs row by row under
+`tf.vectorized_map`, which costs a little more, and cannot mix rows whatever its code does.
+"""
+
+import keras
+from keras import layers
+
+from tfdp._compat.keras import Functional
+from tfdp.gradients.rules import rule_for
+from tfdp.layers import PublicExamples
+
+_PLAIN = {
+    layers.Add,
+    layers.Average,
+    layers.ELU,
+    layers.Flatten,
+    layers.GaussianDropout,
+    layers.GaussianNoise,
+    layers.Identity,
+    layers.InputLayer,
+    layers.LeakyReLU,
+    layers.Masking,
+    layers.Maximum,
+    layers.Minimum,
+    layers.Multiply,
+    layers.Permute,
+    layers.ReLU,
+    layers.RepeatVector,
+    layers.Reshape,
+    layers.Subtract,
+}
+_PLAIN |= {
+    getattr(layers, f"{kind}{rank}D")
+    for kind in (
+        "AveragePooling",
+        "Cropping",
+        "GlobalAveragePooling",
+        "GlobalMaxPooling",
+        "MaxPooling",
+        "SpatialDropout",
+        "UpSampling",
+        "ZeroPadding",
+    )
+    for rank in (1, 2, 3)
+}
+
+
+# Functions of `keras.ops` that work on each entry by itself. Between tensors of equal rank they
+# never mix rows; a lower rank would be broadcast along the batch.
+_ELEMENTWISE = {
+    "Absolute",
+    "Add",
+    "Divide",
+    "Equal",
+    "Exp",
+    "Gelu",
+    "Log",
+    "LogicalAnd",
+    "LogicalNot",
+    "LogicalOr",
+    "Maximum",
+    "Minimum",
+    "Multiply",
+    "Negative",
+    "NotEqual",
+    "OnesLike",
+    "Relu",
+    "Sigmoid",
+    "Silu",
+    "Sqrt",
+    "Square",
+    "Subtract",
+    "Tanh",
+    "TrueDivide",
+    "ZerosLike",
+}
+# Functions of `keras.ops` that work along the axes that they are given.
+_ALONG_AXES = {
+    "All",
+    "Any",
+    "Cumprod",
+    "Cumsum",
+    "ExpandDims",
+    "LogSoftmax",
+    "Logsumexp",
+    "Max",
+    "Mean",
+    "Min",
+    "Prod",
+    "Softmax",
+    "Squeeze",
+    "Std",
+    "Sum",
+    "Var",
+}
+
+
+def _tuple(axis):
+    return tuple(axis) if isinstance(axis, (list, tuple)) else (axis,)
+
+
+def _is_function(operation, names):
+    kind = type(operation)
+    return kind.__module__.startswith("keras.src.ops.") and kind.__name__ in names
+
+
+def _arguments(operation):
+    """Yields (tensors, other arguments) for each use of `operation` in its model."""
+    for node in operation._inbound_nodes:
+        leaves = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)]
+        yield tensors, [leaf for leaf in leaves if not isinstance(leaf, keras.KerasTensor)]
+
+
+def _elementwise(operation):
+    if not _is_function(operation, _ELEMENTWISE):
+        return False
+    for tensors, others in _arguments(operation):
+        if len({tensor.ndim for tensor in tensors}) != 1 or tensors[0].ndim == 0:
+            return False
+        if not all(other is None or isinstance(other, (bool, int, float)) for other in others):
+            return False
+    return True
+
+
+def _along_later_axes(operation):
+    """Whether `operation` works along given axes, none of which is the first."""
+    if not _is_function(operation, _ALONG_AXES) or operation.axis is None:
+        return False
+    axes = _tuple(operation.axis)
+    added = len(axes) if type(operation).__name__ == "ExpandDims" else 0
+    return all(
+        len(tensors) == 1 and all(axis % (tensors[0].ndim + added) for axis in axes)
+        for tensors, _ in _arguments(operation)
+    )
+
+
+def _takes_from_each_row(operation):
+    """Whether `operation` is `x[:, ...]`, with numbers, slices and new axes after the first colon."""
+    if not _is_function(operation, {"GetItem"}):
+        return False
+    for node in operation._inbound_nodes:
+        arguments = [*node.arguments.args, *node.arguments.kwargs.values()]
+        if len(arguments) != 2 or not isinstance(arguments[1], tuple):
+            return False
+        first, *rest = arguments[1]
+        if not isinstance(first, slice) or first != slice(None):
+            return False
+        if not all(k is None or k is Ellipsis or isinstance(k, (int, slice)) for k in rest):
+            return False
+    return True
+
+
+_FUNCTIONS = (_elementwise, _along_later_axes, _takes_from_each_row)
+
+
+def _own_mask(layer):
+    """Whether a dropout layer draws a mask of its own for each row."""
+    shape = getattr(layer, "noise_shape", None)
+    return shape is None or shape[0] is None
+
+
+# Layers that work on rows one by one in some configurations.
+_CONDITIONAL = {
+    layers.Activation: lambda layer: True,  # `_stock_activation` checks its function
+    layers.AlphaDropout: _own_mask,
+    layers.Concatenate: lambda layer: layer.axis == -1 or layer.axis > 0,
+    layers.Dropout: _own_mask,
+    layers.Softmax: lambda layer: all(a == -1 or a > 0 for a in _tuple(layer.axis)),
+}
+# Layers made of other layers, whose own code keeps rows apart.
+_COMPOSITE = {
+    layers.Bidirectional: lambda layer: not layer.stateful,
+    layers.MultiHeadAttention: lambda layer: all(axis > 0 for axis in layer._attention_axes),
+    PublicExamples: lambda layer: layer.statistics == "example",
+}
+_CONTAINERS = (keras.Sequential.call, Functional.call)
+
+
+def rows_are_separate(model, rules: dict) -> bool:
+    """Whether every layer of `model` is known to map each row of a batch by itself.
+
+    Args:
+        model: a built model.
+        rules: {layer: rule}; a layer with a rule does not mix rows, by the rule's contract.
+    """
+    if model in rules or (_frozen(model) and rule_for(model) is not None):
+        return _stock_activation(model) and model.activity_regularizer is None
+    if getattr(model, "activity_regularizer", None) is not None or "call" in vars(model):
+        return False
+    if getattr(type(model), "call", None) in _CONTAINERS:
+        inner = model.layers if isinstance(model, keras.Sequential) else model.operations
+        return all(rows_are_separate(operation, rules) for operation in inner)
+    if type(model) in _COMPOSITE and _COMPOSITE[type(model)](model):
+        return all(rows_are_separate(inner, rules) for inner in model._layers)
+    if type(model) in _PLAIN or any(is_separate(model) for is_separate in _FUNCTIONS):
+        return True
+    condition = _CONDITIONAL.get(type(model))
+    return condition is not None and condition(model) and _stock_activation(model)
+
+
+def _frozen(layer):
+    return isinstance(layer, layers.Layer) and not layer.trainable_variables
+
+
+def _stock_activation(layer):
+    for name in ("activation", "recurrent_activation"):
+        function = getattr(layer, name, None)
+        if function is not None and not getattr(function, "__module__", "").startswith("keras."):
+            return False
+    return True

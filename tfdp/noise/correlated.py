@@ -1,0 +1,135 @@
+"""Noise that is correlated between steps: y = C^-1 z, made one step at a time.
+
+With C lower triangular and Toeplitz, c its first column and z fresh noise,
+
+    y_t = (z_t - sum_{j >= 1} c_j y_{t-j}) / c_0,
+
+so it is enough to keep the last bands - 1 values of y. Prefix sums (c = 1, 1, ...) are an exception
+that needs less: y_t = z_t - z_{t-1}.
+
+Formal guarantee: z_t is drawn for step t only and enters y_t with weight 1 / c_0, so that releases of
+G_t + y_t are as private as releases of (C G)_t + z_t (`accounting.mechanisms.matrix`). This holds for
+one sequence of steps; a state that is taken up twice gives two sequences with a common past.
+
+The kept values are a secret: y_t and a released G_t + y_t together reveal G_t without noise. So the
+state is held in plain Python objects, which Keras and TensorFlow do not save.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.accounting import Strategy
+
+
+class CorrelatedNoise:
+    """Turns fresh noise into correlated noise, for a list of variables.
+
+    The state takes 4 * `memory` bytes for each weight.
+
+    Args:
+        strategy: C. Either its `bands` is set, or it is the strategy of prefix sums.
+        shapes: fully defined shapes of the variables.
+
+    Attributes:
+        memory: number of past values that are kept for each weight: bands - 1 (prefix sums: 1).
+
+    Raises:
+        ValueError: the strategy has no number of bands and is not the one of prefix sums.
+    """
+
+    def __init__(self, strategy: Strategy, shapes: list):
+        if strategy.name == "prefix_sum" and strategy.bands is None:
+            first, past, self._keeps_fresh = 1.0, np.array([1.0]), True
+        elif strategy.bands is None:
+            raise ValueError(
+                f"Expected a strategy with a number of bands, which is what bounds the memory. "
+                f"Received {strategy}."
+            )
+        else:
+            column = strategy.first(strategy.bands)
+            first, past, self._keeps_fresh = column[0], column[1:], False
+        self.memory = len(past)
+        self._scale = float(1.0 / first)
+        self._weights = (past / first).astype(np.float32)
+        self._growth = _row_norms(self._scale, past / first, self._keeps_fresh)
+        # Ring buffers that share one position. Keras does not track plain variables in a plain object.
+        self._shapes = [tuple(shape) for shape in shapes]
+        self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._past = [
+            tf.Variable(tf.zeros([self.memory, int(np.prod(shape))]), trainable=False)
+            for shape in self._shapes
+            if self.memory
+        ]
+
+    @property
+    def steps(self) -> int:
+        """Number of values of y that were made."""
+        return int(self._steps.numpy())
+
+    def growth(self) -> tf.Tensor:
+        """Standard deviation of the next value of y over that of z: a float32 scalar."""
+        step = tf.minimum(self._steps, tf.constant(len(self._growth) - 1, tf.int64))
+        return tf.gather(tf.constant(self._growth), step)
+
+    def correlate(self, fresh: list) -> list[tf.Tensor]:
+        """Makes the next value of y, one tensor for each variable.
+
+        Args:
+            fresh: z_t, independent noise of equal scale in all steps: one float32 tensor for each
+                variable.
+
+        Returns:
+            y_t, float32 tensors of the shapes of the variables.
+        """
+        step = self._steps.assign_add(1) - 1
+        if not self.memory:
+            return [self._scale * z for z in fresh]
+        # Place s holds the value made 1 + (step - 1 - s) mod memory steps ago. Places that were never
+        # written hold zeros.
+        age = (step - 1 - tf.range(self.memory, dtype=tf.int64)) % self.memory
+        weights = tf.gather(tf.constant(self._weights), age)
+        result = []
+        for z, past, shape in zip(fresh, self._past, self._shapes, strict=True):
+            z = tf.reshape(z, [-1])
+            y = self._scale * z - tf.linalg.matvec(past, weights, transpose_a=True)
+            kept = z if self._keeps_fresh else y
+            past.scatter_nd_update(tf.reshape(step % self.memory, [1, 1]), kept[tf.newaxis])
+            result.append(tf.reshape(y, shape))
+        return result
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The whole state for `take_up`, as arrays. It is a secret (see the module)."""
+        arrays = {f"past_{i}": past.numpy() for i, past in enumerate(self._past)}
+        return {"steps": np.int64(self.steps), **arrays}
+
+    def take_up(self, state: dict[str, np.ndarray]) -> None:
+        """Takes over the state of another object, so that the next value continues its sequence.
+
+        Args:
+            state: the result of `state`.
+
+        Raises:
+            ValueError: the state belongs to other variables or to another number of bands.
+        """
+        expected = {name: array.shape for name, array in self.state().items()}
+        found = {name: np.shape(array) for name, array in state.items()}
+        if expected != found:
+            raise ValueError(
+                f"The noise state is of other variables or bands. Expected arrays of the shapes "
+                f"{expected}. Found {found}."
+            )
+        self._steps.assign(int(state["steps"]))
+        for i, past in enumerate(self._past):
+            past.assign(state[f"past_{i}"])
+
+
+def _row_norms(scale: float, weights: np.ndarray, prefix_sum: bool, rows: int = 1000) -> np.ndarray:
+    """Norms of the first `rows` rows of C^-1, float32; the norms of later rows hardly differ."""
+    if prefix_sum:
+        return np.sqrt(np.array([1.0, 2.0], np.float32))
+    # The first column of the inverse, by the recursion of `correlate`.
+    column = np.zeros(rows)
+    for t in range(rows):
+        recent = column[max(0, t - len(weights)) : t][::-1]
+        column[t] = (scale if t == 0 else 0.0) - float(weights[: len(recent)] @ recent)
+    return np.sqrt(np.cumsum(column**2)).astype(np.float32)

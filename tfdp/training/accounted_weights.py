@@ -1,0 +1,320 @@
+"""The part of a private model that keeps the ledger of its weights.
+
+The account is attached to the variables (`account.Account`). This module attaches it, reads it, and
+updates it wherever Keras reads or writes weights: copies, files, `set_weights`, callbacks.
+"""
+
+import math
+
+import keras
+import numpy as np
+
+import tfdp._compat  # noqa: F401
+from tfdp.account import Account, account_of, ledger_in_file
+from tfdp.accounting import (
+    Guarantee,
+    Ledger,
+    Run,
+    Statement,
+    claimed_composition,
+    proven_composition,
+)
+from tfdp.optimizers import DPKerasOptimizer
+from tfdp.session import Session
+from tfdp.training.steering import refuse_steering
+
+
+class AccountedWeights:
+    """Mixin for a Keras model: reports what was spent on its weights, and keeps the ledger with them.
+
+    The class that it is mixed into provides `_privacy.account`, the account of a model that has no
+    weights yet.
+    """
+
+    # -- what was spent --------------------------------------------------------------------------
+
+    @property
+    def _account(self) -> Account:
+        """The account of the weights, or of the model itself as long as the model has no weights."""
+        privacy = self._privacy
+        weights = list(self.weights)
+        if weights:
+            account = account_of(weights)
+            if privacy.account is not account:
+                if privacy.account.start != "assumed":
+                    account.start = privacy.account.start
+                account.absorb(privacy.account)
+                privacy.account = account
+        return privacy.account
+
+    @property
+    def _session(self) -> Session | None:
+        return self._account.session
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything that is known to have been spent on these weights, in any training."""
+        return self._account.ledger
+
+    def _checked_runs(self) -> list[Run]:
+        self._look()
+        optimizer, ledger = getattr(self, "optimizer", None), self.ledger
+        if isinstance(optimizer, DPKerasOptimizer):
+            optimizer.check_ledger(ledger)
+        return ledger.runs
+
+    def privacy_spent(
+        self, delta: float, kind: str = "proven", adjacency: str = "zero_out"
+    ) -> Guarantee:
+        """The guarantee for everything trained so far.
+
+        Args:
+            delta: in (0, 1).
+            kind: "proven" or "claimed".
+            adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+
+        Raises:
+            ValueError: the optimizer has taken steps that the ledger does not contain.
+        """
+        compose = {"proven": proven_composition, "claimed": claimed_composition}[kind]
+        return compose(self._checked_runs(), delta, adjacency)
+
+    def privacy_statement(self, delta: float, adjacency: str = "zero_out") -> str:
+        """Both guarantees, what they rest on and what they do not cover, in words.
+
+        Args:
+            delta: in (0, 1).
+            adjacency: as in `privacy_spent`.
+
+        Raises:
+            ValueError: the optimizer has taken steps that the ledger does not contain.
+        """
+        return Statement.of(self._checked_runs(), delta, adjacency).text()
+
+    @property
+    def current_run(self) -> Run | None:
+        """The run that the current, or latest, training is accounted as, with its planned steps."""
+        return None if self._session is None else self._session.run
+
+    @property
+    def planned_steps(self) -> int:
+        """Number of steps that the open ledger entry will have when the current fit is done."""
+        return 0 if self._session is None else self._session.run.steps
+
+    @property
+    def steps_taken(self) -> int:
+        """Number of steps of the open ledger entry so far."""
+        return 0 if self._session is None else self._session.spent
+
+    @property
+    def steps_left(self) -> float:
+        """Number of steps that budgets and tables of the run still allow; infinite without a limit."""
+        return math.inf if self._session is None else self._session.left
+
+    @property
+    def earlier_runs(self) -> list[Run]:
+        """The runs on these weights other than the open ledger entry."""
+        return self.ledger.runs if self._session is None else self._session.earlier()
+
+    @property
+    def has_earlier_spending(self) -> bool:
+        """Whether the ledger has runs on these weights other than the open entry."""
+        return bool(self.earlier_runs)
+
+    # -- the weights and their account -----------------------------------------------------------
+
+    def _look(self):
+        """Notes the present values, so that the account recognizes them wherever they are put."""
+        self._account.look(self.weights)
+
+    def get_weights(self):
+        """`keras.Model.get_weights`; within this process the ledger follows the returned values."""
+        self._look()
+        return super().get_weights()
+
+    def set_weights(self, weights):
+        """`keras.Model.set_weights`; values that this process trained privately bring their ledger."""
+        super().set_weights(weights)
+        self._take_up()
+
+    def load_weights(self, filepath, skip_mismatch=False, **kwargs):
+        """`keras.Model.load_weights`; merges the file's ledger even if the model has no optimizer."""
+        super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
+        ledger = ledger_in_file(filepath)
+        if ledger is not None:
+            self._account.bring(ledger)
+        self._take_up()
+
+    def _take_up(self):
+        """Accepts weights that the user has put in; values that are recognized bring their ledger.
+
+        Values that are not recognized are accepted without an entry: they cannot be told from fresh
+        weights.
+        """
+        account = self._account
+        for variable in self.weights:
+            variable._tfdp_seen = None
+        account.examine(self.weights)
+
+    def save(self, filepath, *args, **kwargs):
+        """`keras.Model.save`; formats that hold no ledger are refused."""
+        self._check_saving(filepath)
+        return super().save(filepath, *args, **kwargs)
+
+    def save_weights(self, filepath, *args, **kwargs):
+        """`keras.Model.save_weights`; formats that hold no ledger are refused."""
+        self._check_saving(filepath)
+        return super().save_weights(filepath, *args, **kwargs)
+
+    def _check_saving(self, filepath):
+        _refuse_legacy(filepath)
+        self._look()
+        optimizer = getattr(self, "optimizer", None)
+        if self.ledger.runs and not isinstance(optimizer, DPKerasOptimizer):
+            raise ValueError(
+                "These weights have a privacy ledger, which is saved with a private optimizer, and "
+                f"model '{self.name}' has none, so what was spent would be lost. Expected "
+                "model.compile(...) before saving, or tfdp.export(model, path) for a release."
+            )
+
+
+# Hooks that run between two steps of an epoch.
+_BETWEEN_STEPS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+def bracketed(model, callbacks, training_metrics):
+    """The callbacks of a fit, between two that watch what the others do to the weights.
+
+    Args:
+        model: a private model.
+        callbacks: the argument of `fit`.
+        training_metrics: names of metrics that training updates.
+
+    Returns:
+        A list of callbacks; a `CallbackList` if `callbacks` is one.
+
+    Raises:
+        ValueError: a callback steers by training metrics.
+    """
+    a_list = isinstance(callbacks, keras.callbacks.CallbackList)
+    given = callbacks.callbacks if a_list else keras.tree.flatten(callbacks)
+    given = [c for c in given if c is not None and not isinstance(c, _Remember | _Examine)]
+    refuse_steering(given, training_metrics)
+    between = any(_acts_between_steps(callback) for callback in given)
+    swaps = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in given)
+    first = (_RememberSteps if between else _Remember)(swaps)
+    last = (_ExamineSteps if between else _Examine)(first)
+    given = [first, *given, last]
+    if not a_list:
+        return given
+    for callback in (first, last):
+        callback.set_model(model)
+    # The given list has recorded already which hooks its callbacks have, so a new one is made.
+    return keras.callbacks.CallbackList(given, model=model, **callbacks.params)
+
+
+def _acts_between_steps(callback) -> bool:
+    """Whether a callback has a hook between steps that neither Keras nor tfdp defines."""
+    hooks = (getattr(callback, name, None) for name in _BETWEEN_STEPS)
+    rooms = {(getattr(hook, "__module__", None) or "").partition(".")[0] for hook in hooks if hook}
+    return not rooms <= {"keras", "tfdp"}
+
+
+class _Remember(keras.callbacks.Callback):
+    """Runs before all other callbacks and notes the weights as the last private step left them.
+
+    Args:
+        swaps: whether a callback (`SwapEMAWeights`) exchanges the weights for their moving averages,
+            which is post-processing. Keras computes the exchange by sums and differences, so the
+            values are not equal to the last bit.
+    """
+
+    def __init__(self, swaps: bool):
+        super().__init__()
+        self._swaps, self._states = swaps, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._note()
+
+    def on_test_begin(self, logs=None):
+        self._note()
+
+    def _note(self):
+        if self.is_swapped():
+            self.model._account.remember(self.model.weights)
+        else:
+            self.model._look()
+        if self._swaps:
+            averages = self.model.optimizer._model_variables_moving_average
+            shown = self.model.trainable_variables
+            self._states = [[v.numpy() for v in each] for each in (shown, averages)]
+
+    def is_swapped(self) -> bool:
+        """Whether the weights equal the noted weights, or their averages, up to rounding.
+
+        False if no callback swaps weights.
+        """
+        now = [v.numpy() for v in self.model.trainable_variables]
+        return any(
+            len(state) == len(now)
+            and all(np.allclose(a, b, 1e-5, 1e-6) for a, b in zip(state, now, strict=True))
+            for state in self._states
+        )
+
+
+class _RememberSteps(_Remember):
+    """Notes the weights after every step, too.
+
+    This computes digests of all weights at each step, so it is used only if another callback may
+    change weights between steps.
+    """
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model._account.look(self.model.weights, for_good=False)
+
+
+class _Examine(keras.callbacks.Callback):
+    """Runs after all other callbacks and looks for changes that they made to the weights.
+
+    Args:
+        first: the callback that runs before all others.
+    """
+
+    def __init__(self, first: _Remember):
+        super().__init__()
+        self._first = first
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.examine()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.examine()
+
+    def on_train_end(self, logs=None):
+        self.examine()
+
+    def examine(self):
+        account = self.model._account
+        if self._first.is_swapped():
+            account.remember(self.model.weights)
+        else:
+            account.examine(self.model.weights)
+
+
+class _ExamineSteps(_Examine):
+    """Looks for changes between steps, too."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.examine()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.examine()
+
+
+def _refuse_legacy(path):
+    name = str(path)
+    if name.endswith((".h5", ".hdf5")) and not name.endswith(".weights.h5"):
+        raise ValueError(
+            "Keras' old HDF5 format holds no privacy ledger, so what was spent would be lost. Expected "
+            f"a file name that ends in '.keras' or '.weights.h5'. Received: {name!r}"
+        )

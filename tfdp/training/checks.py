@@ -1,0 +1,211 @@
+"""Refuses models whose layers or training step break per-example privacy; names layer and remedy."""
+
+from collections.abc import Iterable
+
+import keras
+
+from tfdp._compat.keras import layers_of
+from tfdp.layers import PublicBatchNormalization, PublicExamples
+
+
+def _batch_norm(layer):
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return (
+            "normalizes each example with statistics of the whole batch, so one example changes "
+            "the gradients of all others. tfdp.fix(model, public_data=examples) replaces it by "
+            "PublicBatchNormalization, and tfdp.fix(model) by GroupNormalization"
+        )
+    return None
+
+
+def _spectral_norm(layer):
+    if isinstance(layer, keras.layers.SpectralNormalization):
+        return (
+            "assigns its power-iteration vectors during the forward pass. Apply a kernel "
+            "constraint instead, or wrap nothing"
+        )
+    return None
+
+
+def _stateful_rnn(layer):
+    if getattr(layer, "stateful", False) is True:
+        return "carries its state from one example to the next. Build it with stateful=False"
+    return None
+
+
+def _batch_axis(layer):
+    axis = getattr(layer, "axis", None)
+    kinds = (
+        keras.layers.LayerNormalization,
+        keras.layers.UnitNormalization,
+        keras.layers.Softmax,
+        keras.layers.RMSNormalization,
+    )
+    if isinstance(layer, kinds) and axis is not None:
+        axes = axis if isinstance(axis, (list, tuple)) else [axis]
+        if any(a == 0 for a in axes):
+            return "works along axis 0, across the examples of a batch. Use a feature axis"
+    return None
+
+
+def _empty_public_examples(layer):
+    if isinstance(layer, PublicExamples) and not layer.holds_examples:
+        return "holds no public examples. Load the saved weights, which carry them"
+    return None
+
+
+# The data that a preprocessing layer is adapted to become part of the model, without any noise. For
+# each class: a test whether a layer got its values as constants from its constructor, and an example
+# of such a constructor. The test also works for a layer that was loaded from a file (a vocabulary that
+# came from a text file then counts as adapted).
+_CONSTANTS = {
+    keras.layers.Normalization: (
+        lambda layer: layer.input_mean is not None,
+        "Normalization(mean=..., variance=...)",
+    ),
+    keras.layers.Discretization: (
+        lambda layer: layer.num_bins is None,
+        "Discretization(bin_boundaries=...)",
+    ),
+    keras.layers.IntegerLookup: (
+        lambda layer: layer._has_input_vocabulary,
+        "IntegerLookup(vocabulary=...)",
+    ),
+    keras.layers.StringLookup: (
+        lambda layer: layer._has_input_vocabulary,
+        "StringLookup(vocabulary=...)",
+    ),
+    keras.layers.TextVectorization: (
+        lambda layer: layer._has_input_vocabulary,
+        "TextVectorization(vocabulary=...)",
+    ),
+}
+
+
+def _adapted(layer):
+    """Why the values that a layer holds may come from private data; None if they are constants."""
+    if not callable(getattr(layer, "adapt", None)):
+        return None
+    kinds = [kind for kind in _CONSTANTS if isinstance(layer, kind)]
+    remedy = "Make it from public constants instead"
+    if kinds:
+        has_constants, example = _CONSTANTS[kinds[0]]
+        if has_constants(layer):
+            return None
+        remedy = f"Give it public constants: {example}"
+    elif isinstance(layer, keras.utils.FeatureSpace):
+        inner = layer.preprocessors.values()
+        if all(_adapted(preprocessor) is None for preprocessor in inner):
+            return None
+    return (
+        "takes what it holds from data by adapt() or set_vocabulary(), which no privacy guarantee "
+        f"covers. {remedy}. Where that data is public, say so: make_private(model, "
+        f"public_preprocessing=[{layer.name!r}])"
+    )
+
+
+def _adapted_layers(model, public):
+    """[(layer, reason)] for the adapted layers that are not declared public."""
+    layers = layers_of(model)
+    public = _declared(model, layers, public)
+    found = {layer: _adapted(layer) for layer in layers if id(layer) not in public}
+    judges = [layer for layer in layers if id(layer) in public or hasattr(layer, "adapt")]
+    # The verdict on a layer that can be adapted, or is declared public, covers the layers inside it.
+    inside = {id(inner) for layer in judges for inner in layers_of(layer)}
+    return [(layer, why) for layer, why in found.items() if why and id(layer) not in inside]
+
+
+def _declared(model, layers, public):
+    """The Python ids of the layers that `public` names."""
+    if public is True:
+        return {id(layer) for layer in layers}
+    if isinstance(public, (str, keras.Layer)) or not isinstance(public, Iterable):
+        raise ValueError(
+            "Invalid value received for argument `public`. Expected True or a collection of layers "
+            f"or of their names, such as ['lookup']. Received: {public!r}"
+        )
+    found = set()
+    for item in public:
+        meant = {id(layer) for layer in layers if layer is item or layer.name == item}
+        if not meant and model.built:
+            raise ValueError(
+                f"Invalid value received for argument `public`. Expected layers of model "
+                f"'{model.name}', or their names. Received: {item!r}"
+            )
+        found |= meant
+    return found
+
+
+_RULES = (
+    _batch_norm,
+    _spectral_norm,
+    _stateful_rnn,
+    _batch_axis,
+    _empty_public_examples,
+)
+
+
+def refuse_mixing_layers(model, public=()) -> None:
+    """Refuses layers that mix examples, and preprocessing layers that were adapted to private data.
+
+    The error names every such layer and its remedy. The engines do not rely on this check for
+    layers that mix examples (the exact engine sees one example at a time, the ghost engine only layers
+    with a rule), but a name and a remedy beat a wrong result. Adapted layers are checked only here.
+
+    Args:
+        model: a Keras model.
+        public: True, or a collection of layers or of their names: preprocessing layers that the
+            caller declares to be adapted to public data only.
+
+    Raises:
+        ValueError: the model has such a layer, or `public` names no layer of it.
+    """
+    found = []
+    layers = layers_of(model)
+    inside = {
+        id(inner)
+        for layer in layers
+        if isinstance(layer, PublicExamples)
+        for inner in layers_of(layer)
+    }
+    for layer in layers:
+        if isinstance(layer, PublicBatchNormalization) and id(layer) not in inside:
+            found.append(
+                f"layer '{layer.name}' (PublicBatchNormalization) has no public examples. Put its "
+                "network into tfdp.layers.PublicExamples(network, examples), as "
+                "tfdp.fix(model, public_data=examples) does"
+            )
+        for rule in _RULES:
+            why = rule(layer)
+            if why:
+                found.append(f"layer '{layer.name}' ({type(layer).__name__}) {why}")
+    for layer, why in _adapted_layers(model, public):
+        found.append(f"layer '{layer.name}' ({type(layer).__name__}) {why}")
+    if found:
+        raise ValueError(
+            "This model cannot be trained with per-example privacy: " + "; ".join(found) + "."
+        )
+
+
+def refuse_own_train_step(model, private_base) -> None:
+    """Refuses a model with its own `train_step`, which private training would not run.
+
+    Args:
+        model: a model, or its class.
+        private_base: the class, or a tuple of classes, whose training step is the private one.
+
+    Raises:
+        ValueError: the model, or one of its classes, overrides `train_step`.
+    """
+    cls = model if isinstance(model, type) else type(model)
+    known = private_base if isinstance(private_base, tuple) else (private_base,)
+    where = None if model is cls or "train_step" not in vars(model) else f"Model '{model.name}'"
+    for base in cls.__mro__:
+        if "train_step" in vars(base) and not (base in known or issubclass(keras.Model, base)):
+            where = where or f"{base.__module__}.{base.__qualname__}"
+    if where is not None:
+        raise ValueError(
+            f"{where} has a train_step of its own, which private training does not run: nothing bounds "
+            "what it does with an example. Expected the train_step of keras.Model. Override "
+            "compute_loss, whose loss is bounded for each example, or train without tfdp."
+        )

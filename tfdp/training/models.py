@@ -1,0 +1,172 @@
+"""Private Keras models: `make_private`, `DPModel`, `DPSequential`.
+
+Their common base `PrivateTraining` provides the guarantee; its module (`private_model`) states it.
+"""
+
+import functools
+from collections.abc import Collection
+
+import keras
+
+from tfdp.accounting import PrivacyBudget
+from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
+from tfdp.training.private_model import PrivateTraining
+
+__all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_private"]
+
+
+def _reduce(model):
+    """`__reduce__` for copies and pickles: they carry ledger, budget and settings, compiled or not."""
+    _, arguments = keras.Model.__reduce__(model)
+    return _rebuild, (arguments, model.portrait())
+
+
+def _rebuild(arguments, portrait):
+    # Pickle looks classes up by name, and a private class may have the name of its plain class. So
+    # the unpickled model may be plain, and is made private again.
+    return make_private(keras.Model._unpickle_model(*arguments)).take_over(portrait)
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class DPModel(PrivateTraining, keras.Model):
+    """A `keras.Model` that trains privately: subclass it, or call it with inputs and outputs."""
+
+    _tfdp_base = keras.Model
+    __reduce__ = _reduce
+
+    def __new__(cls, *args, **kwargs):
+        if cls is DPModel and _is_functional(args, kwargs):
+            return super().__new__(DPFunctional)
+        return super().__new__(cls)
+
+    def __init__(self, *args, **kwargs):
+        if _is_functional(args, kwargs) and not isinstance(self, _Functional):
+            # Keras would insert its functional class into the bases of DPModel itself, and so into
+            # all other subclasses of DPModel.
+            raise TypeError(
+                f"{type(self).__name__} calls DPModel with inputs and outputs. Expected a subclass of "
+                "tfdp.training.DPFunctional, or make_private of a subclass of keras.Model."
+            )
+        super().__init__(*args, **kwargs)
+
+
+# Keras does not export its functional class, so it is taken from a throw-away model. Explicit names
+# keep this model from advancing Keras' name counters.
+_input = keras.Input((1,), name="input")
+_Functional = type(keras.Model(inputs=_input, outputs=_input, name="functional"))
+
+
+def _is_functional(args, kwargs):
+    return (
+        len(args) == 2 or bool(args and "outputs" in kwargs) or {"inputs", "outputs"} <= set(kwargs)
+    )
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class DPFunctional(DPModel, _Functional):
+    """A functional `keras.Model` that trains privately; `DPModel(inputs, outputs)` makes one."""
+
+    _tfdp_base = _Functional
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class DPSequential(PrivateTraining, keras.Sequential):
+    """A `keras.Sequential` that trains privately."""
+
+    _tfdp_base = keras.Sequential
+    __reduce__ = _reduce
+
+
+def plain_class(cls: type) -> type:
+    """The plain class that the private class `cls` was made from; `cls` itself if it is plain."""
+    return vars(cls).get("_tfdp_base", cls)
+
+
+@functools.cache
+def _private_class(base: type) -> type:
+    """A private subclass of `base` that saves itself under the name of `base`.
+
+    So the file of a private model is the file of a plain model, and loads without tfdp.
+    """
+    # Keras finds its own classes by identity and saves them under their public module. This subclass
+    # is another object, so it names that module itself.
+    stock = base in (keras.Sequential, keras.Model)
+    members = {
+        "__module__": "keras" if stock else base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "_tfdp_base": base,
+        "__reduce__": _reduce,
+    }
+    made = type(base.__name__, (PrivateTraining, base), members)
+    name = keras.saving.get_registered_name(base)
+    if keras.saving.get_registered_object(name) is base:
+        # Files have to contain the name that the user registered, so the private class is registered
+        # under it first, and then `base` again: the name has to go on loading the user's class.
+        package, _, short = name.partition(">")
+        for cls in (made, base):
+            keras.saving.register_keras_serializable(package, short)(cls)
+    return made
+
+
+def make_private(
+    model: keras.Model,
+    *,
+    engine: str = "auto",
+    physical_batch_size: int | None = None,
+    budget: PrivacyBudget | None = None,
+    seed: int | None = None,
+    start: str | None = None,
+    public_preprocessing: bool | Collection = (),
+) -> keras.Model:
+    """Makes a Keras model train privately, in place, and returns it.
+
+    The class keeps its name and module, so that the saved `.keras` file loads in plain Keras.
+
+    Args:
+        model: any Keras model whose layers treat examples one by one.
+        engine: "auto", "vectorized" or "ghost": the way in which per-example gradients are computed.
+        physical_batch_size: largest number of examples that are in the network at once; None processes
+            a lot as a whole, or, for convolutions and recurrent layers on a CPU, 32 to 384 examples
+            at a time.
+        budget: the most that may be spent, including what was spent before; the step that would
+            exceed it raises `BudgetExhausted`. Like the ledger, the budget belongs to the weights: it
+            is saved with them, and None leaves an earlier budget as it is.
+        seed: insecure; makes the lots that `fit` draws from arrays reproducible, so that nothing finite
+            is proven. For tests and debugging.
+        start: "public" declares that the weights, as they are now, do not depend on the private data,
+            because they are fresh or were trained on public data; the privacy statement says that the
+            user declared it. None leaves an earlier value as it is. The first value is "assumed":
+            the same independence is assumed as long as nothing shows the opposite.
+        public_preprocessing: layers, or their names, that were adapted to public data (`Normalization`,
+            `TextVectorization` and the like); True for all. Other adapted layers are refused.
+
+    Returns:
+        `model` itself.
+
+    Raises:
+        TypeError: `model` is not a Keras model.
+        ValueError: a layer mixes examples or was adapted to data (the error names it and the remedy),
+            the model has its own `train_step`, or an argument is invalid.
+
+    Example:
+        model = tfdp.make_private(keras.Sequential([...]))
+        model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), loss=...)
+        model.fit(x, y, batch_size=256, epochs=15)
+        print(model.privacy_statement(delta=1e-5))
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"Expected a keras.Model. Received: {type(model).__name__}")
+    refuse_own_train_step(model, PrivateTraining)
+    if model.built:
+        refuse_mixing_layers(model, public_preprocessing)
+    if not isinstance(model, PrivateTraining):
+        model.__class__ = _private_class(type(model))
+    return model.configure_privacy(
+        engine=engine,
+        physical_batch_size=physical_batch_size,
+        budget=budget,
+        seed=seed,
+        start=start,
+        public_preprocessing=public_preprocessing,
+    )

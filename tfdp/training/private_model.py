@@ -1,0 +1,520 @@
+"""The mixin that makes the training step of a Keras model private.
+
+Formal guarantee: the weights change only by `DPKerasOptimizer.update`, once per lot, from one bounded
+sum of gradients; every step is counted before it is computed, and a step beyond the budget is
+refused. Anything that would train another way raises.
+"""
+
+import contextlib
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+import tfdp._compat  # noqa: F401
+from tfdp.account import Account
+from tfdp.accounting import Ledger, PrivacyBudget, Run
+from tfdp.gradients.diagnostics import Diagnostics
+from tfdp.gradients.lot import ENGINES
+from tfdp.gradients.precision import keep_float32_products
+from tfdp.layers.public import public_layers, uses_batch_statistics
+from tfdp.optimizers import DPKerasOptimizer
+from tfdp.session import OPEN_ENDED, Plan, Session
+from tfdp.training.accounted_weights import AccountedWeights, bracketed
+from tfdp.training.checks import layers_of, refuse_mixing_layers, refuse_own_train_step
+from tfdp.training.feeding import Feeder, check_labels
+from tfdp.training.step import private_step, refuse_replicas
+from tfdp.training.train_function import comes_from, lean
+
+STARTS = ("assumed", "public")
+
+
+class _Privacy:
+    """Settings and state of a private model; a plain object, so that no file holds it."""
+
+    def __init__(self):
+        self.engine = "auto"
+        self.physical_batch_size = None
+        self.feeder = Feeder(None)
+        self.account = Account()  # becomes the account of the weights once the model has any
+        self.feed = None  # the `Feed` of the running fit
+        self.plan = None  # the plan of the running fit, until its first step
+        self.batch = False  # whether train_on_batch may run its one step
+        self.feeding = False  # whether a step of fit or train_on_batch is running
+        # Whether Keras is making the train function; the function that counts steps (or None).
+        self.making, self.guarded = False, None
+        self.public_preprocessing = ()
+        self.diagnostics = Diagnostics()
+
+
+class PrivateTraining(AccountedWeights):
+    """Mixin that gives a Keras model a private `train_step`; use `make_private` or `DPModel`."""
+
+    # -- configuration ---------------------------------------------------------------------------
+
+    @property
+    def _privacy(self) -> _Privacy:
+        if "_tfdp_privacy" not in self.__dict__:
+            # Setting `__dict__` avoids Keras' attribute tracking: nothing in here may be saved.
+            self.__dict__["_tfdp_privacy"] = _Privacy()
+        return self.__dict__["_tfdp_privacy"]
+
+    def configure_privacy(
+        self,
+        *,
+        engine: str = "auto",
+        physical_batch_size: int | None = None,
+        budget: PrivacyBudget | None = None,
+        seed: int | None = None,
+        start: str | None = None,
+        public_preprocessing=(),
+    ):
+        """Sets how this model trains privately, and returns it; `make_private` has the arguments."""
+        if physical_batch_size is not None and not physical_batch_size >= 1:
+            raise ValueError(
+                "Invalid value received for argument `physical_batch_size`. Expected None or an "
+                f"integer >= 1. Received: {physical_batch_size!r}"
+            )
+        if engine not in ENGINES:
+            raise ValueError(
+                "Invalid value received for argument `engine`. Expected one of "
+                f"{list(ENGINES)}. Received: {engine!r}"
+            )
+        if start not in (None, *STARTS):
+            raise ValueError(
+                "Invalid value received for argument `start`. Expected None or one of "
+                f"{list(STARTS)}. Received: {start!r}"
+            )
+        privacy, account = self._privacy, self._account
+        privacy.engine = engine
+        privacy.physical_batch_size = physical_batch_size
+        privacy.feeder = Feeder(seed)
+        privacy.public_preprocessing = public_preprocessing
+        if start == "public":
+            account.declare_public(self.weights)
+        elif start is not None:
+            account.start = start
+        self._enter_unknown_steps()
+        if start != "public":
+            account.look(self.weights)
+        if budget is not None:
+            _refuse_larger(budget, account.ledger.budgets)
+            account.ledger.add_budget(budget)
+        if account.session is not None:
+            account.session.limit_steps()
+        self.train_function = None
+        return self
+
+    def _enter_unknown_steps(self):
+        """Enters the steps on these weights that an optimizer has counted and no ledger contains."""
+        account = self._account
+        if account.start == "public":
+            return
+        for model in (self, *layers_of(self)):
+            optimizer = getattr(model, "optimizer", None)
+            if not isinstance(optimizer, keras.optimizers.Optimizer) or not optimizer.built:
+                continue
+            steps = int(optimizer.iterations.numpy())
+            if isinstance(optimizer, DPKerasOptimizer):
+                steps -= optimizer.known_steps(account.ledger)
+            if steps > 0:
+                account.enter_unaccounted(
+                    f"Weights of '{model.name}' were trained for {steps} steps by the optimizer "
+                    f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
+                    "public data, say so: make_private(model, start='public')."
+                )
+
+    def compile(
+        self,
+        optimizer=None,
+        loss=None,
+        loss_weights=None,
+        metrics=None,
+        weighted_metrics=None,
+        **kwargs,
+    ):
+        """`keras.Model.compile`; the optimizer has to be a private one.
+
+        All metrics are weighted, because the rows that pad a lot have weight zero.
+        """
+        if isinstance(optimizer, (str, dict)):
+            optimizer = keras.optimizers.get(optimizer)
+        _check_optimizer(self, optimizer)
+        if metrics is not None and weighted_metrics is not None:
+            raise ValueError(
+                "Private training weights every metric, since padding rows have weight zero. "
+                "Expected either `metrics` or `weighted_metrics`. Received both."
+            )
+        super().compile(
+            optimizer,
+            loss=loss,
+            loss_weights=loss_weights,
+            weighted_metrics=metrics if weighted_metrics is None else weighted_metrics,
+            **kwargs,
+        )
+        _check_optimizer(self, self.optimizer)
+        account = self._account
+        account.look(self.weights)
+        if account.session is not None and account.session.optimizer is not self.optimizer:
+            account.close_session()
+        self.optimizer.belongs_to(account)
+
+    def compile_from_config(self, config):
+        """Compiles a loaded model, which Keras would skip because this class overrides `compile`."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def privacy_diagnostics(self, reset: bool = False) -> dict[str, float]:
+        """Means since the last reset: fraction clipped, median gradient norm, noise to signal.
+
+        These figures are computed from private gradients without noise: they are for the person who
+        trains, not for release.
+
+        Args:
+            reset: whether new means begin after this call.
+        """
+        return self._privacy.diagnostics.result(reset)
+
+    # -- entry points ----------------------------------------------------------------------------
+
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        epochs=1,
+        verbose="auto",
+        callbacks=None,
+        validation_split=0.0,
+        validation_data=None,
+        shuffle=True,
+        class_weight=None,
+        sample_weight=None,
+        initial_epoch=0,
+        steps_per_epoch=None,
+        **kwargs,
+    ):
+        """Trains privately; the arguments are those of `keras.Model.fit`.
+
+        Arrays are drawn in Poisson lots of nominal size `batch_size` (with `shuffle=False`: in
+        epochs of fixed order). `tfdp.data.Lots`, or a dataset made from `Lots`, keep their own
+        sampling scheme. Any other `tf.data.Dataset` is accounted without amplification by sampling;
+        its batches need one static size.
+        """
+        _check_optimizer(self, getattr(self, "optimizer", None))
+        self._refuse_nested()
+        feed = self._privacy.feeder.feed(
+            self,
+            x,
+            y,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            sample_weight=sample_weight,
+            validation_split=validation_split,
+            validation_data=validation_data,
+            physical_batch_size=self._privacy.physical_batch_size,
+            steps_per_epoch=steps_per_epoch,
+            turn=self.optimizer.next_turn,
+        )
+        callbacks = bracketed(self, callbacks, _names_of_metrics(self))
+        # Keras runs whole executions of several steps, even if the epoch ends within one.
+        executions = -(-feed.steps // self.steps_per_execution)
+        steps = max(0, epochs - initial_epoch) * executions * self.steps_per_execution
+        plan = dataclasses.replace(feed.plan, steps=steps)
+        self._begin(plan)
+        privacy = self._privacy
+        privacy.plan, privacy.feed = plan, feed
+        whole = False
+        try:
+            history = super().fit(
+                feed.dataset,
+                shuffle=False,  # the lots are drawn already
+                epochs=epochs,
+                verbose=verbose,
+                callbacks=callbacks,
+                validation_data=feed.validation_data,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=feed.steps_per_epoch,
+                **kwargs,
+            )
+            whole = True
+            return history
+        finally:
+            privacy.plan = privacy.feed = None
+            if not whole:  # else the first callback of `bracketed` has noted the weights
+                self._look()
+
+    def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
+        """Takes one private step on one batch, accounted without amplification by sampling."""
+        self._refuse_nested()
+        lot_size = int(tf.nest.flatten(x)[0].shape[0])
+        check_labels(self, y)
+        plan = Plan(
+            sampling="unknown",
+            num_examples=lot_size,
+            lot_size=lot_size,
+            physical_batch_size=self._privacy.physical_batch_size,
+        )
+        self._begin(plan)
+        self._privacy.batch = True
+        try:
+            return super().train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
+        finally:
+            self._privacy.batch = False
+            # The values are published until the next step only. Code that takes the values away calls
+            # `get_weights` or `save`, which publish them for good.
+            self._account.look(self.weights, for_good=False)
+
+    def portrait(self) -> dict:
+        """The state that a copy needs besides what a file holds: ledger, budget and settings."""
+        self._look()
+        privacy = self._privacy
+        settings = {
+            "engine": privacy.engine,
+            "physical_batch_size": privacy.physical_batch_size,
+            "start": self._account.start,
+        }
+        return {"ledger": self.ledger.to_json(), "settings": settings}
+
+    def take_over(self, portrait: dict):
+        """Takes over the `portrait` of the model that this model is a copy of, and returns itself."""
+        self.configure_privacy(**portrait["settings"])
+        self._account.ledger.merge(Ledger.from_json(portrait["ledger"]))
+        return self
+
+    def _refuse_nested(self):
+        if self._privacy.feed is not None or self._privacy.feeding:
+            raise RuntimeError(
+                "Another training of these weights was started while fit() runs. Expected fit() and "
+                "train_on_batch() one after the other, and no training by callbacks or other threads."
+            )
+
+    # -- accounting ------------------------------------------------------------------------------
+
+    def _begin(self, plan: Plan):
+        """Opens a session for the steps that `plan` describes, or goes on with the open session."""
+        optimizer = self.optimizer
+        _check_optimizer(self, optimizer)
+        if not self.built:
+            raise ValueError(
+                f"Model '{self.name}' is not built, so its layers cannot be checked. Expected a "
+                "model with an Input layer, or one that was called once on data."
+            )
+        refuse_own_train_step(self, PrivateTraining)
+        if type(self).make_train_function is not PrivateTraining.make_train_function:
+            raise ValueError(
+                f"{type(self).__name__} has a make_train_function of its own, so nothing says that its "
+                "steps are private. Expected that method to be left to tfdp."
+            )
+        optimizer.check_class()
+        refuse_mixing_layers(self, self._privacy.public_preprocessing)
+        keep_float32_products()
+        refuse_replicas(self.distribute_strategy)
+        if getattr(self._compile_metrics, "_user_metrics", None):
+            raise ValueError(
+                f"Model '{self.name}' was compiled before it was made private, so its metrics would "
+                "count padding rows. Expected model.compile(...) after make_private(model)."
+            )
+        variables = self.trainable_variables
+        if not optimizer.built:
+            optimizer.build(variables)
+        microbatch_size = optimizer.microbatch_size(plan.lot_size)
+        if plan.physical_batch_size is not None and plan.physical_batch_size % microbatch_size:
+            raise ValueError(
+                "Invalid value received for argument `physical_batch_size`. Expected a multiple of "
+                f"the microbatch size {microbatch_size}. Received: {plan.physical_batch_size}"
+            )
+        account = self._account
+        optimizer.check_ledger(account.ledger)
+        account.look(self.weights)
+        fields = dict(
+            num_examples=plan.num_examples,
+            lot_size=plan.lot_size,
+            sampling=plan.sampling,
+            microbatch_size=microbatch_size,
+            start=account.start,
+            batch_statistics=uses_batch_statistics(self),
+            public_examples=sum(layer.count for layer in public_layers(self)),
+            **({"groups": plan.groups} if plan.groups > 1 else {}),
+            **({"nominal": True} if plan.nominal else {}),
+            **optimizer.run_fields(variables),
+        )
+        fields["insecure_seed"] |= plan.insecure_seed
+        self._open(account, plan, fields, variables)
+        account.session.limit_steps()
+
+    def _open(self, account, plan, fields, variables):
+        optimizer, session = self.optimizer, account.session
+        goes_on = (
+            session is not None
+            and session.continues_with(fields, plan, optimizer, variables)
+            and optimizer.continues(session)
+        )
+        resumed = None if goes_on else optimizer.resume(plan, fields, variables)
+        if goes_on:
+            first, done = session.first_iteration, session.spent
+        elif resumed is not None:
+            first, done = resumed.first_iteration, resumed.steps
+        else:
+            first, done = int(optimizer.iterations.numpy()), 0
+        steps = plan.steps
+        if steps is None:
+            steps = 1 if goes_on and done < session.run.steps else OPEN_ENDED
+            if optimizer.described_steps is not None:
+                steps = max(1, min(steps, optimizer.described_steps - done))
+        if goes_on and done + steps <= session.run.steps:
+            return
+        known = session.run if goes_on else None
+        tables = optimizer.tables(variables, first, done + steps, known)
+        run = Run(steps=done + steps, **tables, **fields)
+        if goes_on:
+            session.extend(run)
+            if tables:
+                self.train_function = None  # the traced step holds the old table as a constant
+            return
+        account.close_session()
+        account.session = Session(
+            account.ledger,
+            run,
+            plan,
+            fields,
+            optimizer,
+            variables,
+            first,
+            None if resumed is None else resumed.run_id,
+        )
+        account.begin(self.weights)
+        if resumed is None:
+            optimizer.begin(account.session)
+        self.train_function = None  # a step is traced for one session
+
+    def make_train_function(self, force=False):
+        """Wraps Keras' train function so that steps are counted, or refused, before they run."""
+        if self.train_function is not None and not force:
+            return
+        privacy = self._privacy
+        privacy.making = True
+        try:
+            super().make_train_function(force=True)
+        finally:
+            privacy.making = False
+        inner = lean(self, self.train_function)
+
+        def guarded(iterator):
+            self._check_feed(iterator)
+            if privacy.feeding:
+                raise RuntimeError("Two steps at a time. Expected one training in one thread.")
+            if privacy.plan is not None:
+                # Between the beginning of fit and its first step, callbacks may have restored weights
+                # or a ledger, so the session is opened anew.
+                plan, privacy.plan = privacy.plan, None
+                self._begin(plan)
+                if self.train_function is not guarded:
+                    self.make_train_function()
+                    return self.train_function(iterator)
+            session = self._session
+            if session is None:
+                raise RuntimeError(
+                    "The ledger entry of this training is closed, so no step can be accounted under "
+                    "it. Expected fit() or train_on_batch() to be called anew."
+                )
+            session.authorize(self.steps_per_execution)
+            with _flag(privacy):
+                return inner(iterator)
+
+        privacy.guarded = guarded
+        self.train_function = guarded
+
+    @property
+    def train_function(self):
+        """The function that Keras calls for every step; only `make_train_function` sets it."""
+        return self.__dict__.get("_tfdp_train_function")
+
+    @train_function.setter
+    def train_function(self, function):
+        privacy = self._privacy
+        if not (function is None or privacy.making or function is privacy.guarded):
+            raise AttributeError(
+                "The train function of a private model counts its steps, so it cannot be exchanged. "
+                "Expected model.fit(...) or model.train_on_batch(...) as they are."
+            )
+        self.__dict__["_tfdp_train_function"] = function
+
+    def _check_feed(self, iterator):
+        """Refuses batches that come neither from fit's lots nor from train_on_batch."""
+        privacy = self._privacy
+        if privacy.batch:
+            privacy.batch = False  # for one call
+            return
+        if privacy.feed is None or not comes_from(iterator, privacy.feed.dataset):
+            raise RuntimeError(
+                "The train function was given batches that fit() did not draw, so nothing is known "
+                "about their sampling. Expected model.fit(...) or model.train_on_batch(...) of this "
+                "private model, not keras.Model.fit or model.train_function."
+            )
+
+    # -- the step --------------------------------------------------------------------------------
+
+    def train_step(self, data):
+        """Takes one private step on one lot; only `fit` and `train_on_batch` may call it.
+
+        Raises:
+            RuntimeError: something else called it.
+        """
+        privacy, session = self._privacy, self._session
+        if session is None or not privacy.feeding:
+            raise RuntimeError(
+                "train_step was called by something that does not know how lots are drawn. Expected "
+                "model.fit(...), or model.train_on_batch(...) in a loop of your own."
+            )
+        return private_step(self, session, data, privacy.engine, privacy.diagnostics)
+
+
+@contextlib.contextmanager
+def _flag(privacy):
+    privacy.feeding = True
+    try:
+        yield
+    finally:
+        privacy.feeding = False
+
+
+def _names_of_metrics(model) -> list[str]:
+    """Names of the compiled metrics and of the loss in the logs, with the prefixes of all outputs."""
+    given = keras.tree.flatten(getattr(model._compile_metrics, "_user_weighted_metrics", None))
+    names = [
+        getattr(metric, "name", None) or getattr(metric, "__name__", metric)
+        for metric in given
+        if metric is not None
+    ]
+    outputs = ["", *(f"{name}_" for name in getattr(model, "output_names", None) or [])]
+    return [prefix + str(name) for prefix in outputs for name in (*names, "loss")]
+
+
+def _refuse_larger(budget, known):
+    for other in known:
+        same = dataclasses.replace(other, epsilon=budget.epsilon) == budget
+        if same and other.epsilon < budget.epsilon:
+            raise ValueError(
+                f"These weights have a budget of epsilon {other.epsilon:g} already. Expected a smaller "
+                f"one. Received {budget.epsilon:g}. To raise it on purpose, and for every model that "
+                "shares these weights, set model.ledger.budget."
+            )
+
+
+def _check_optimizer(model, optimizer):
+    if not isinstance(optimizer, DPKerasOptimizer):
+        raise ValueError(
+            f"Private model '{model.name}' needs a private optimizer, such as "
+            "tfdp.DPKerasSGDOptimizer or tfdp.make_dp_optimizer_class(keras.optimizers.AdamW). "
+            f"Received: {type(optimizer).__name__}. For training without privacy, use the plain "
+            "Keras model."
+        )
+    policy = getattr(model, "dtype_policy", None)
+    if policy is not None and policy.compute_dtype == "float16":
+        raise ValueError(
+            "The float16 policy needs loss scaling, which scales gradients before they are clipped. "
+            "Expected float32 or mixed_bfloat16."
+        )

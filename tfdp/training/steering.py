@@ -1,0 +1,51 @@
+"""Refuses callbacks that steer training by figures which are computed from private data without noise.
+
+The number of steps, the weights that are kept and the learning rate are published with the model, or
+shape it. If they depend on the training loss or accuracy, they reveal something about the private
+data that no noise covers and no accounting includes.
+"""
+
+from collections.abc import Iterable
+
+import keras
+
+_REMEDY = (
+    "Expected a figure of validation data (such as 'val_loss'; those data are not protected then), or "
+    "a fixed number of steps."
+)
+# Public figures, which callbacks may monitor besides figures of held-out data.
+_PUBLIC = ("epsilon", "learning_rate")
+_MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
+
+
+def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -> None:
+    """Raises ValueError, with the remedy, for callbacks that act on training metrics.
+
+    Args:
+        callbacks: the callbacks that `fit` was given.
+        training_metrics: names of metrics that training updates. A monitor with such a name is
+            refused even if the name begins with "val_".
+    """
+    training_metrics = set(training_metrics)
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+            raise ValueError(
+                f"{name} stops training when the loss of private examples is not a number, so the "
+                "number of steps would tell of them. Expected training without it: an example whose "
+                "gradient is not finite counts zero here (see privacy_diagnostics)."
+            )
+        monitors = isinstance(callback, _MONITORS)
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            monitors = callback.save_best_only
+        if monitors and not _is_public(callback.monitor, training_metrics):
+            raise ValueError(
+                f"{name} would act on {callback.monitor!r}, which is computed from private examples "
+                f"without noise. {_REMEDY}"
+            )
+
+
+def _is_public(monitor: str, training_metrics: set[str]) -> bool:
+    if monitor in training_metrics:
+        return False
+    return monitor.startswith("val_") or monitor in _PUBLIC
