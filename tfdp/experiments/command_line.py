@@ -88,7 +88,8 @@ def help_text(flag_values: flags.FlagValues = flags.FLAGS) -> str:
     lines = [sys.modules["__main__"].__doc__ or ""]
     own = flag_values.get_key_flags_for_module(sys.argv[0])
     sweeps = ["sweep"] if "sweep" in flag_values else []
-    grouped = {_OF_THE_COMMAND: [*(flag.name for flag in own), *sweeps]}
+    names = [flag.name for flag in own if flag.name not in (*SETTINGS, "sweep")]
+    grouped = {_OF_THE_COMMAND: names + sweeps}
     grouped |= {group: [] for group in GROUPS}
     for name, known in SETTINGS.items():
         grouped[known.group].append(name)
