@@ -169,7 +169,7 @@ def amplified(run: Run, noise: Noise, steps: int, factor: float, adjacency: str)
         # With a cut lot or a replaced record, all three sums lie within 2 * largest lot.
         exact = adjacency != "replace_one" and not sampling.may_cut
         distance = factor if exact else 2.0 * sampling.largest_lot
-        # If one neighbour is the sum without the record, the "add" pair dominates; otherwise the two
+        # The "add" pair dominates if one neighbour is the sum without the record. Otherwise the two
         # orders have to be joined ("triangle").
         pair = "add" if exact or adjacency == "add_or_remove_one" else "triangle"
         parts = [(Component(1.0, sampling.probability, z / distance, pair),) for z, _ in rounds]

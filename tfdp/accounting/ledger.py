@@ -103,7 +103,7 @@ class Ledger:
         self.changes += 1
 
     def withdraw(self, run_id: str) -> None:
-        """Removes a run without privacy, after the user has declared that its steps used no data.
+        """Removes a run without privacy, after the user has declared that it used no private data.
 
         An unknown id is ignored.
 
