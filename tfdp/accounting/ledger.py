@@ -63,8 +63,8 @@ class Ledger:
     def __init__(self):
         self._entries: dict[str, Run] = {}
         self._budgets: tuple[PrivacyBudget, ...] = ()
-        # Increases with every change of the runs or budgets after which a session has to compute its
-        # limit of steps again. Spending steps does not count as such a change.
+        # Increases with every change of the runs or budgets after which a session has to compute
+        # its limit of steps again. Spending steps does not count as such a change.
         self.changes = 0
 
     @property

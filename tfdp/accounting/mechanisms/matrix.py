@@ -76,8 +76,8 @@ class Toeplitz:
             products = np.concatenate([[0.0], np.cumsum(c[: self.steps - lag] * c[lag:])])
             twice = 1.0 if gap == 0 else 2.0
             for i, count in enumerate(steps):
-                # The later column starts at row e' b at the earliest, so at most count - e' b of its
-                # rows are nonzero.
+                # The later column starts at row e' b at the earliest, so at most count - e' b of
+                # its rows are nonzero.
                 left = count - np.arange(gap, -(-count // period)) * period
                 total[i] += twice * products[np.minimum(left, len(products) - 1)].sum()
         return total, "largest inner products of columns, epoch by epoch"

@@ -26,8 +26,8 @@ alpha >= 1:
                                     D' against D:  (1-q) N(1) + q N(0) against N(1);
     "triangle" (replace_one, unit 2k; also any case with three sums within one distance):
                                     both orders:   (1-q) N(0) + q N(1) against N(0).
-Without replacement a lot attains each of them, but not the same lot attains both: the gradients of
-all others point against the record's gradient in one lot, and with it in the other.
+Without replacement some lot attains each of these pairs, but no single lot attains both orders: the
+gradients of all others point against the record's gradient in one lot, and with it in the other.
 
 Composition also needs the divergences for alpha < 1. The lemma does not cover these in its own order,
 but H_alpha(D || D') = 1 - alpha + alpha H_(1/alpha)(D' || D), so they follow from the *other* order.
@@ -174,7 +174,7 @@ def divergences(
 def _against_one_centre(q: float, shift: float, epsilon: np.ndarray) -> np.ndarray:
     """H_{e^epsilon}((1-q) N(0) + q N(shift) || N(0)) for noise of standard deviation 1."""
     log_excess = _log_expm1(epsilon)
-    # At x the ratio of the densities is e^epsilon: 1 - q + q exp(shift x - shift^2 / 2) = e^epsilon.
+    # At x the density ratio is e^epsilon: 1 - q + q exp(shift x - shift^2 / 2) = e^epsilon.
     x = np.logaddexp(0.0, log_excess - math.log(q)) / shift + shift / 2
     lost = np.exp(log_excess + special.log_ndtr(-x))
     return np.maximum(q * _mass_between(x - shift, shift) - lost, 0.0)

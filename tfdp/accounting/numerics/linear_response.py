@@ -65,6 +65,7 @@ class Dynamics:
 
     @property
     def steps(self) -> int:
+        """Number of steps T."""
         return len(self.lr)
 
     @property
@@ -158,8 +159,8 @@ def cyclic_squared_response(
       One number for each of `steps`.
     """
     steps = np.asarray(steps)
-    # Offset 0 is the worst one if learning rates and momentum do not increase; otherwise all offsets
-    # are tried.
+    # Offset 0 is the worst one if learning rates and momentum do not increase; otherwise all
+    # offsets are tried.
     offsets = 1 if dynamics.non_increasing else min(period, dynamics.steps)
     best = np.zeros(len(steps))
     for first in range(0, offsets, block):

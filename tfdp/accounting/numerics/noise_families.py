@@ -65,8 +65,8 @@ def log_ratio(
     if family == "gaussian":
         return shift * x - shift * shift / 2
     if family == "sech":
-        # cosh(x - t) / cosh x = cosh t - sinh t tanh x. For a large t this difference cancels if x is
-        # large, so the log densities are subtracted instead.
+        # cosh(x - t) / cosh x = cosh t - sinh t tanh x. For a large t this difference cancels if x
+        # is large, so the log densities are subtracted instead.
         if shift < 1:
             lost = 2 * math.sinh(shift / 2) ** 2 - math.sinh(shift) * np.tanh(x)
             return -np.log1p(lost)

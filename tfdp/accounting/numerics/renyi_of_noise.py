@@ -24,8 +24,8 @@ from scipy import special
 from tfdp.accounting.numerics.noise_families import fisher_information, log_density, log_ratio
 
 ORDERS = tuple(range(2, 65))
-# Trapezoid rule in u with x = sinh(u). Even the tails of a Cauchy density are negligible at the ends,
-# and the error is exponentially small in 1 / step for analytic densities.
+# Trapezoid rule in u with x = sinh(u). Even the tails of a Cauchy density are negligible at the
+# ends, and the error is exponentially small in 1 / step for analytic densities.
 _U = np.linspace(-18.0, 18.0, 7201)
 _X = np.sinh(_U)
 _WEIGHT = np.cosh(_U) * (_U[1] - _U[0])
@@ -39,7 +39,7 @@ _LARGEST_SHIFT, _LARGEST_SHIFT_TIMES_ORDER = 20.0, 400.0
 # the interpolation counts as converged.
 _NODES = (24, 48, 96)
 _INTERPOLATION_TOLERANCE = 1e-10
-# Relative margin for the errors of quadrature, interpolation and rounding, which stay well below it.
+# Relative margin for errors of quadrature, interpolation and rounding, which stay well below it.
 _HAIR = 1e-9
 
 
@@ -251,8 +251,8 @@ def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float])
             continue
         k = np.arange(order + 1)
         log_binomial = -np.log(order + 1) - special.betaln(k + 1, order - k + 1)
-        # The binomial weights sum to 1, so the moment exceeds 1 by the weighted sum of exp(K_k) - 1.
-        # log1p of this sum keeps small divergences accurate.
+        # The binomial weights sum to 1, so the moment exceeds 1 by the weighted sum of
+        # exp(K_k) - 1. log1p of this sum keeps small divergences accurate.
         log_weight = log_binomial + k * np.log(probability) + (order - k) * np.log1p(-probability)
         excess = known[: order + 1]
         if excess.max() < 500:

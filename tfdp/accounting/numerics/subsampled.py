@@ -16,8 +16,8 @@ from scipy import special
 
 from tfdp.accounting.numerics import fixed_size
 
-# For a larger epsilon, a privacy loss distribution (PLD) would need gigabytes although the guarantee
-# is vacuous anyway; then Rényi divergences (RDP) are used alone.
+# For a larger epsilon, a privacy loss distribution (PLD) would need gigabytes although the
+# guarantee is vacuous anyway; then Rényi divergences (RDP) are used alone.
 _PLD_EPSILON_LIMIT = 100.0
 # Discretization intervals, and the largest number of grid points of one round (each takes about ten
 # microseconds).
