@@ -2,8 +2,8 @@
 
 The weights move by eta_t / 2 times (clipped gradient + noise of standard deviation 2 C sigma). The
 noise does not depend on the weights, so this is DP-SGD with noise multiplier z = 2 sigma. If each
-layer is clipped at C (`clip_groups`), the multiplier is divided by the square root of the number of
-layers. A run's `noise_multiplier` is z; the paper's sigma is z / 2.
+layer is clipped at C (`clip_groups`), the guarantee is that of z divided by the square root of the
+number of layers. A run's `noise_multiplier` is z; the paper's sigma is z / 2.
 
 The paper's claim is a recipe from epsilon to sigma. It inverts the classical Gaussian mechanism
 (e_it, d_it), amplification by sampling, e' = log(1 + nu (exp(e_it) - 1)), and a composition:

@@ -295,7 +295,7 @@ def _positive_losses(curve: np.ndarray, interval: float) -> tuple[np.ndarray, fl
     curve = np.minimum.accumulate(curve)
     steps = np.diff(curve)
     chances = np.empty(len(steps))
-    # Neighbouring differences are subtracted first, because they are small and nearly equal.
+    # First differences are subtracted from each other before anything else, because both are small.
     chances[:-1] = np.diff(steps) / math.expm1(interval) - steps[:-1]
     chances[-1] = steps[-1] / math.expm1(-interval)
     return np.maximum(chances, 0.0), float(curve[-1])
