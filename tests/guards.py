@@ -1713,6 +1713,7 @@ GUARDS = (
             "::test_a_sweep_that_cannot_be_is_refused_in_one_sentence",
         ),
         "whoever reads the name of a sweep's folder can draw the noise again",
+    ),
     # -- results: whole or not there, and nobody else's files ------------------------------------
     Guard(
         "a finished result needs --overwrite",
