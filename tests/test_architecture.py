@@ -137,6 +137,27 @@ def test_there_is_no_cycle():
     assert cycle(GRAPH) is None
 
 
+def drawn_arrows(page):
+    """Pairs of rooms that the second diagram of a page joins."""
+    diagram = page.split("```mermaid")[2].partition("```")[0]
+    for line in diagram.splitlines():
+        source, arrow, targets = line.partition("-->")
+        if arrow:
+            yield from ((source.strip(), target.strip()) for target in targets.split("&"))
+
+
+def test_the_picture_shows_the_imports():
+    rooms = {
+        (name.split(".")[1], other.split(".")[1])
+        for name, others in GRAPH.items()
+        for other in others
+        if "." in name and "." in other
+    }
+    arrows = {(a, b) for a, b in rooms if a != b and not b.startswith("_")}
+    drawn = list(drawn_arrows((ROOT / "docs" / "architecture.md").read_text()))
+    assert sorted(drawn) == sorted(arrows)
+
+
 def test_cycles_and_steps_up_are_found():
     graph = {"tfdp.a.x": {"tfdp.b.y"}, "tfdp.b.y": {"tfdp.b.z"}, "tfdp.b.z": {"tfdp.a.x"}}
     assert sorted(cycle(graph)) == ["tfdp.a.x", "tfdp.b.y", "tfdp.b.z"]

@@ -1,4 +1,7 @@
-"""train.py as a newcomer runs it: the main job, every flag file, and bad input."""
+"""train.py as a newcomer runs it: the main job, the recipes, a sweep, and bad input.
+
+What does not need a process of its own runs `main` in this one, which saves the import of TensorFlow.
+"""
 
 import importlib.util
 import json
@@ -10,12 +13,14 @@ import sys
 import pytest
 from absl.testing import flagsaver
 
+from tfdp.experiments import Experiment
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 KEYS = {
     "mechanism", "dataset", "model", "normalization", "seed_of_initial_weights", "num_examples",
     "lot_size", "steps",
     "sampling", "l2_norm_clip", "noise_multiplier", "learning_rate", "test_accuracy", "claimed",
-    "proven", "seconds_per_step",
+    "proven", "seconds_per_step", "settings",
 }  # fmt: skip
 
 
@@ -68,6 +73,10 @@ def test_main_job_keeps_its_proven_budget_and_learns(main_job):
     assert record["proven"]["adjacency"] == "zero_out"
     assert record["proven"]["assumptions"]
     assert record["claimed"]["epsilon"] < record["proven"]["epsilon"]
+    assert Experiment(**record["settings"]) == Experiment(
+        mechanism="si_dpsgd", dataset="digits", model="linear", normalization="layer",
+        batch_size=1437, steps=2, sampling="cyclic", learning_rate=0.1, l2_norm_clip=4.0, epsilon=2.0,
+    )  # fmt: skip
     assert record["test_accuracy"] > 0.75  # chance is 0.10; ten runs lay between 0.83 and 0.88
 
 
@@ -109,30 +118,61 @@ def test_tensorboard_log_holds_the_named_scalars(main_job):
     assert float(last) == pytest.approx(record["proven"]["epsilon"], rel=1e-5)
 
 
-def test_command_line_wins_over_the_recipe_and_its_rivals(tmp_path):
-    train(
-        "--mechanism=dpsgd", "--noise_multiplier=4", "--epochs=2", "--batch_size=128", "--seed=3",
-        f"--model_dir={tmp_path / 'r'}",
+def result_of(script, folder, *arguments):
+    """The run.json of a training in this process."""
+    assert call(script, *arguments, f"--model_dir={folder}") == 0
+    return json.loads((folder / "run.json").read_text())
+
+
+def test_command_line_wins_over_the_recipe_and_its_rivals(tmp_path, script):
+    record = result_of(
+        script, tmp_path / "r", "--mechanism=dpsgd", "--noise_multiplier=4", "--epochs=2",
+        "--batch_size=128", "--seed=3",
     )  # fmt: skip
-    record = json.loads((tmp_path / "r" / "run.json").read_text())
     assert record["noise_multiplier"] == 4.0
     assert record["steps"] == 2 * (1437 // 128)
     assert record["seed_of_initial_weights"] == 3
     assert record["sampling"] == "poisson"
 
 
-def test_claimed_calibration_shows_the_proven_figure_too(tmp_path):
-    train("--guarantee=claimed", "--epsilon=0.5", f"--model_dir={tmp_path / 'r'}")
-    record = json.loads((tmp_path / "r" / "run.json").read_text())
+def test_claimed_calibration_shows_the_proven_figure_too(tmp_path, script):
+    record = result_of(script, tmp_path / "r", "--guarantee=claimed", "--epsilon=0.5")
     assert record["claimed"]["epsilon"] <= 0.5
     assert record["proven"]["epsilon"] > record["claimed"]["epsilon"]
 
 
-def test_releasing_the_means_has_no_finite_proven_epsilon(tmp_path):
-    train("--release=mu", "--guarantee=claimed", "--epsilon=2", f"--model_dir={tmp_path / 'r'}")
-    record = json.loads((tmp_path / "r" / "run.json").read_text())
+def test_releasing_the_means_has_no_finite_proven_epsilon(tmp_path, script):
+    arguments = ["--release=mu", "--guarantee=claimed", "--epsilon=2"]
+    record = result_of(script, tmp_path / "r", *arguments)
     assert record["proven"]["epsilon"] == "inf"
     assert record["proven"]["reason"]
+
+
+def test_the_target_of_audits_claims_a_twentieth_of_what_is_proven_at_most(tmp_path, script):
+    path = ROOT / "flags" / "audit" / "si_dpsgd_claimed.cfg"
+    record = result_of(script, tmp_path / "r", f"--flagfile={path}")
+    assert record["claimed"]["epsilon"] <= 0.05
+    assert 20 * 0.05 <= record["proven"]["epsilon"] < 50
+
+
+def test_a_sweep_trains_every_point_that_can_be_trained(tmp_path, script, capsys):
+    arguments = ["--steps=1", "--seed=1", f"--model_dir={tmp_path / 'r'}"]
+    assert call(script, "--sweep=batch_size=1437,5000,64", *arguments) == 2
+    folders = ["batch_size=1437", "batch_size=64"]
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == folders
+    records = [json.loads((tmp_path / "r" / name / "run.json").read_text()) for name in folders]
+    assert [record["lot_size"] for record in records] == [1437, 64]
+    said = capsys.readouterr()
+    assert "Point 2 of 3: batch_size=5000" in said.out
+    assert f"{100 * records[1]['test_accuracy']:.2f}%" in said.out.partition("Sweep")[2]
+    assert "failed" in said.out.partition("Sweep")[2]
+    assert "1437" in said.err
+
+
+def test_a_sweep_trains_nothing_where_one_point_cannot_be(tmp_path, script, monkeypatch, capsys):
+    monkeypatch.setattr(script, "train_one", lambda *_: pytest.fail("trained"))
+    assert call(script, "--sweep=epsilon=1,nan", f"--model_dir={tmp_path / 'r'}") == 2
+    assert capsys.readouterr().err.startswith("train.py: error: ")
 
 
 @pytest.mark.parametrize(
@@ -181,35 +221,50 @@ def test_bad_input_ends_with_a_status_and_no_traceback(tmp_path):
 
 def test_unknown_mechanism_lists_the_known_ones():
     done = train("--mechanism=nonsense", expect=1)
-    assert "none|dpsgd|si_dpsgd" in done.stderr
+    assert "|none|sgld|si_dpsgd" in done.stderr
 
 
 def test_help_names_the_flags_without_importing_tensorflow():
     done = train("--help", expect=1)  # absl's exit status for help
-    for flag in ("--mechanism", "--epsilon", "--guarantee", "--sampling", "--microbatches"):
-        assert flag in done.stdout
+    for words in ("--mechanism", "--epsilon", "--sampling", "--model_dir", "--sweep", "Clipping:"):
+        assert words in done.stdout
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "flags").glob("*.cfg")), ids=lambda p: p.stem)
-def test_every_flag_file_describes_an_experiment(script, path):
-    from tfdp.experiments import Experiment
+@pytest.mark.parametrize(
+    ("arguments", "folder"),
+    [
+        ([], "digits_si_dpsgd"),
+        (["--mechanism=dpsgd", "--sweep=seed=1"], "digits_dpsgd/seed=1"),
+        (["--sweep=mechanism=sgld"], "digits_sgld/mechanism=sgld"),
+    ],
+)
+def test_results_have_their_own_place_in_runs(script, monkeypatch, arguments, folder):
+    trained = []
 
-    with flagsaver.flagsaver():
-        script.FLAGS(["train.py", f"--flagfile={path}"])
-        experiment = Experiment(**script.settings())
-    assert experiment.mechanism in path.stem or path.stem == "mnist_tutorial"
+    def train_one(experiment, model_dir):
+        trained.append(model_dir)
+        raise ValueError("not trained")
+
+    monkeypatch.setattr(script, "train_one", train_one)
+    assert call(script, *arguments) == 2
+    assert trained == [ROOT / "runs" / folder]
 
 
-DIGITS = sorted(p for p in (ROOT / "flags").glob("digits_*.cfg") if p.stem != "digits_si_dpsgd")
+DIGITS = [
+    *sorted(p for p in (ROOT / "flags/defaults").glob("digits_*.cfg") if "si_dpsgd" not in p.stem),
+    ROOT / "flags" / "papers" / "digits_dpsgd_bn.cfg",
+]
 
 
 @pytest.mark.parametrize("path", DIGITS, ids=lambda p: p.stem)
-def test_every_recipe_for_digits_trains_in_two_minutes_with_both_guarantees(tmp_path, path):
-    done = train(f"--flagfile={path}", "--seed=1", f"--model_dir={tmp_path / 'run'}")
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
+def test_every_recipe_for_digits_trains_in_two_minutes_with_both_guarantees(
+    tmp_path, script, capsys, path
+):
+    record = result_of(script, tmp_path / "run", f"--flagfile={path}", "--seed=1")
     assert record["seconds"] < 120
     assert record["test_accuracy"] > 0.8  # chance is 0.10; the weakest, SGLD, is at 0.86
-    assert "Claimed" in done.stdout and "Proven" in done.stdout
+    said = capsys.readouterr().out
+    assert "Claimed" in said and "Proven" in said
     if record["mechanism"] != "none":
         assert 1.9 < record["proven"]["epsilon"] <= 2.0
         assert record["claimed"]["epsilon"] > 0

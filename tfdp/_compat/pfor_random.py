@@ -1,11 +1,11 @@
 """Lets `tf.vectorized_map` draw stateless random numbers per example.
 
 `tf.vectorized_map` has no rule for the current stateless random ops when their seed differs from
-example to example (a Keras Dropout layer inside a per-example function), and refuses. The engine
-gives every example of a chunk the *same* seed value, marked as per-example; the rules below then
-draw one tensor with a leading example axis from that seed, so that examples get independent
-numbers at the price of one op. They register through a TensorFlow module that is not public API;
-`register()` says clearly when a future TensorFlow moves it.
+example to example (a Keras Dropout layer inside a per-example function), and raises an error. The
+engines give every example of a chunk the *same* seed value, marked as per-example. From that seed the
+rules below draw one tensor with a leading example axis, so that examples get independent numbers at
+the price of one op. The rules are registered through a TensorFlow module that is not public API;
+`register()` raises a clear error if a future TensorFlow moves that module.
 """
 
 import functools

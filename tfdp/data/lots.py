@@ -1,8 +1,8 @@
 """Lots: the logical batches of private training, and how they are drawn.
 
-A *lot* is what one training step sees. Its sampling scheme decides how much privacy a step costs,
-so the scheme that is accounted must be the scheme that ran: every `Lots` really draws what its
-`sampling` says, and its dataset carries it along as `tfdp_lots`.
+A *lot* is the logical batch of one training step. Its sampling scheme decides how much privacy a step
+costs, so the scheme that is accounted must be the scheme that ran: every `Lots` object really draws by
+the scheme that its `sampling` names, and its dataset refers to it by the attribute `tfdp_lots`.
 
 Formal guarantees:
 
@@ -10,14 +10,14 @@ Formal guarantees:
 * No example that was drawn is ever dropped to make a lot fit, and none is added.
 * Lots are drawn only in the process that made them: two forks would draw the same secret lots.
 * The draws come from 128 bits of the operating system's entropy unless the user passes a seed,
-  whatever `np.random.seed` or `keras.utils.set_random_seed` were given. Which examples were drawn
-  is a secret; the amplification by sampling rests on it.
+  whatever `np.random.seed` or `keras.utils.set_random_seed` were given. The choice of the examples is
+  a secret, on which the amplification by sampling rests.
 
-The pipeline runs without Python: a background thread that waits for the interpreter can hang a
-process that is about to exit.
+The `tf.data` pipeline runs without Python: a background thread that waits for the interpreter can hang
+a process that is about to exit.
 
-Padding rows exist only to keep the shape fixed. They are marked by a sample weight of zero, and an
-example of weight zero is absent.
+Padding rows exist only to keep the shape fixed. They have a sample weight of zero, and an example of
+weight zero is absent.
 """
 
 import abc
@@ -36,7 +36,7 @@ from tfdp.data.randomness import RandomWords
 
 # Poisson lots grow beyond their padded size with at most this probability per lot.
 OVERFLOW_PROBABILITY = 1e-9
-# Lots are padded to a multiple of this where no physical batch size asks for another.
+# Lots are padded to a multiple of this number of rows if no physical batch size is given.
 _ROUNDING = 8
 
 
@@ -44,41 +44,42 @@ class Lots(abc.ABC):
     """Endless lots from arrays that fit in memory (they are copied once).
 
     Every iteration over the dataset starts a new epoch with fresh randomness: two iterators never
-    replay each other's draws, not even under a seed. A seeded run is reproducible all the same,
-    since the draws of the k-th iterator are a function of the seed and of k only.
+    have the same draws, not even under a seed. A seeded run is nevertheless reproducible, since the
+    draws of the k-th iterator are a function of the seed and of k only.
 
     Attributes:
         sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
             "cyclic_poisson".
-        num_examples: N, the number of examples that the accounting counts with: a public number. That
-            of the data, unless `nominal`.
-        available_examples: how many examples there are to draw from.
+        num_examples: N, the public number of examples that the accounting uses. It is the number of
+            examples in the data, unless `nominal`.
+        available_examples: number of examples that lots are drawn from.
         nominal: whether N was given (`nominal_examples` of `PoissonLots`) and not counted.
-        lot_size: L, the nominal size of a lot. The divisor of the summed gradient, whatever was
-            drawn.
-        padded_size: rows in a lot as it is yielded, a multiple of `physical_batch_size`; at most so
-            many, but for overflows, where there is a `row_multiple`.
-        physical_batch_size: rows that are processed at once.
+        lot_size: L, the nominal size of a lot; the divisor of the summed gradient, however many
+            examples were drawn.
+        padded_size: number of rows in a lot as it is yielded, a multiple of `physical_batch_size`; only
+            an overflowing lot has more. With a `row_multiple`, lots have the next multiple of that
+            number of rows instead.
+        physical_batch_size: number of rows in one chunk.
         steps_per_epoch: N // L.
-        groups: into how many groups, which take turns, the examples are dealt; 1 unless the
+        groups: number of groups, which take turns, that the examples are divided into; 1 unless the
             sampling is "cyclic_poisson".
-        seeded: whether the user chose the seed, so that whoever knows it knows the draws.
-        process_id: the process that made the lots, the only one that may draw them.
+        seeded: whether the user chose the seed, so that anyone who knows the seed knows the draws.
+        process_id: id of the process that made the lots; no other process may draw them.
 
     Args:
         x: inputs; an array or a nested dict, tuple or list of arrays, first dimension N.
         y: targets; likewise.
         lot_size: L, an integer from 1 to N.
-        physical_batch_size: rows that fit in memory at once; the whole padded lot by default.
+        physical_batch_size: number of rows in one chunk; the whole padded lot by default.
         sample_weight: (N,) float weights, finite and not negative; 1 by default.
         seed: an integer that makes the draws reproducible, for tests and debugging. By default the
             draws come from the operating system's entropy.
-        row_multiple: by default every lot has one fixed number of rows, as XLA wants it. With an
-            integer, a lot has the next multiple of it instead: less padding, but shapes that vary
-            from lot to lot.
+        row_multiple: None gives every lot one fixed number of rows, so that XLA compiles once. With an
+            integer, the number of rows is the next multiple of it: less padding, but shapes that
+            vary from lot to lot.
 
     Raises:
-        ValueError: where an argument is none of the above.
+        ValueError: an argument is invalid.
     """
 
     sampling: str
@@ -131,10 +132,10 @@ class Lots(abc.ABC):
         self._row_multiple = row_multiple
         if physical_batch_size is None:
             physical_batch_size = rows if rows == self.lot_size else _round_up(rows, _ROUNDING)
-        # A physical batch larger than the lot would only be filled with padding.
+        # The rest of a physical batch that is larger than the lot would only be padding.
         self.physical_batch_size = min(int(physical_batch_size), _round_up(rows, _ROUNDING))
         self.padded_size = _round_up(rows, self.physical_batch_size)
-        with tf.device("CPU:0"):  # where the lots are put together, whatever trains on them
+        with tf.device("CPU:0"):  # lots are assembled on the CPU, whichever device trains
             self._columns = tf.nest.map_structure(with_padding_row, (x, y, sample_weight))
 
     def __init_subclass__(cls, **kwargs):
@@ -181,10 +182,10 @@ class Lots(abc.ABC):
 
     @abc.abstractmethod
     def _draw(self, random: tf.Tensor, turn: int) -> tf.data.Dataset:
-        """Returns the infinite dataset of the int64 indices of each lot, from a new epoch on.
+        """Returns the infinite dataset of the int64 indices of each lot, beginning with a new epoch.
 
         Args:
-            random: the number of the iterator's own random stream in `self._random`.
+            random: number of the iterator's own random stream in `self._random`.
             turn: as in `as_dataset`.
         """
 
@@ -195,20 +196,20 @@ class Lots(abc.ABC):
         return tf.data.Dataset.from_tensor_slices(tf.cast(lots, tf.int64))
 
     def _usual_rows(self) -> int:
-        """The number of rows that (nearly) every lot fits into."""
+        """The number of rows that is enough for (nearly) every lot."""
         return self.lot_size
 
     def indices(self, turn: int = 0) -> tf.data.Dataset:
         """Returns the infinite dataset of the example indices of each lot, for inspection.
 
-        Every iterator has its own draws. They are not the draws of `as_dataset()`.
+        Every iterator has its own draws, which are not the draws of `as_dataset()`.
 
         Args:
             turn: as in `as_dataset`.
 
         Raises:
-            ValueError: for a turn that no group has.
-            RuntimeError: in another process than the one that made the lots.
+            ValueError: `turn` is not the number of a group.
+            RuntimeError: this process is not the one that made the lots.
         """
         if os.getpid() != self.process_id:
             raise RuntimeError(
@@ -227,28 +228,28 @@ class Lots(abc.ABC):
     def as_dataset(self, turn: int = 0) -> tf.data.Dataset:
         """Returns the lots as an infinite dataset of `(x, y, sample_weight)`.
 
-        Every element has `padded_size` rows (more only when a Poisson lot overflows; fewer with
-        `row_multiple`), real rows first. The leading dimension of the element spec is None, so that
-        an overflowing lot is no error. `sample_weight` is float32, shape (rows,), 0 for padding.
-        Lists in `x` and `y` come back as tuples, since `tf.data` takes a list for a tensor.
+        Every element has `padded_size` rows (more only when a Poisson lot overflows; with
+        `row_multiple`, see `Lots`), real rows first. The leading dimension of the element spec is None,
+        so that an overflowing lot is no error. `sample_weight` is float32 [rows], 0 for padding.
+        Lists in `x` and `y` become tuples, since `tf.data` converts a list to a tensor.
 
         Args:
-            turn: the group that the first lot comes from, where groups take turns.
+            turn: the group that the first lot comes from, if groups take turns.
 
         Returns:
             A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
 
         Raises:
-            ValueError: for a turn that no group has.
-            RuntimeError: in another process than the one that made the lots.
+            ValueError: `turn` is not the number of a group.
+            RuntimeError: this process is not the one that made the lots.
         """
         dataset = self.indices(turn).map(self._gather)
-        # Says that it is infinite, so that a trainer can ask for the number of steps beforehand.
+        # Declares that the dataset is infinite, so that a trainer can require a number of steps.
         dataset = dataset.apply(
             tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         )
-        # Lots are drawn beside the step. Cut into pieces for all cores, which the step has taken, a
-        # lot takes no less processor time and waits longer (1.2 ms against 0.7 on busy cores).
+        # Lots are drawn while a step runs. Splitting the work for all cores, which the step occupies,
+        # saves no processor time and makes a lot wait longer (1.2 ms against 0.7 on busy cores).
         options = tf.data.Options()
         options.threading.max_intra_op_parallelism = 1
         dataset = dataset.with_options(options).prefetch(2)
@@ -256,9 +257,9 @@ class Lots(abc.ABC):
         return dataset
 
     def fingerprint(self) -> str:
-        """A digest of the examples in their order: tells whether two `Lots` hold the same data.
+        """A digest of the examples in their order, equal for two `Lots` that hold the same data.
 
-        It depends on every example without noise, so it is as secret as they are.
+        The digest depends on every example without noise, so it is as secret as the examples.
         """
         digest = hashlib.sha256()
         for column in tf.nest.flatten(self._columns):
@@ -268,7 +269,8 @@ class Lots(abc.ABC):
 
     def _gather(self, indices: tf.Tensor) -> Any:
         """Copies the examples at `indices`, and the padding row up to the padded size."""
-        # All schemes have the same element spec: the number of rows is a matter of each lot.
+        # The placeholder hides the static number of rows, so that all schemes have the same element
+        # spec.
         indices = tf.compat.v1.placeholder_with_default(indices, (None,))
         size = tf.shape(indices)[0]
         if self._row_multiple is None:
@@ -282,23 +284,23 @@ class Lots(abc.ABC):
 
 
 class PoissonLots(Lots):
-    """Every example joins every lot independently, with probability L / N.
+    """Poisson sampling: every example joins every lot independently, with probability L / N.
 
-    A lot may be empty; it is a step all the same. The padded size is passed with probability at
-    most `OVERFLOW_PROBABILITY` per lot; such a lot is padded to the next multiple of the physical
-    batch size, never cut: cutting it would break the independence that amplification needs.
+    A lot may be empty, and still counts as a step. A lot exceeds the padded size with probability at
+    most `OVERFLOW_PROBABILITY`. Such a lot is padded to the next multiple of the physical batch size
+    and never cut, because cutting would break the independence that amplification needs.
 
     With `nominal_examples` the probability is L / nominal_examples, whatever the number of examples
-    is. The adjacency add_or_remove_one needs that: where the number of examples decides the
-    probability, removing one record changes how often all others are drawn. The number of examples
-    is then as private as they are, and so are the attributes that follow from it
-    (`available_examples`, `padded_size`, `physical_batch_size`).
+    is. The adjacency add_or_remove_one needs that: if the number of examples decided the probability,
+    removing one record would change how often all others are drawn. The number of examples is then as
+    private as the examples, and so are the attributes that depend on it (`available_examples`,
+    `padded_size`, `physical_batch_size`).
 
     Args:
-        x, y, lot_size: see `Lots`; a lot size of at most `nominal_examples`, where it is given.
+        x, y, lot_size: see `Lots`; `lot_size` is at most `nominal_examples`, if that is given.
         nominal_examples: a positive integer that was chosen without looking at the data, such as the
-            number of people who were asked. There may be more examples or fewer; lots are larger
-            than L on the average, or smaller, accordingly.
+            number of people who were asked. The data may have more examples or fewer; the average
+            size of a lot is then larger or smaller than L accordingly.
         **options: see `Lots`.
     """
 
@@ -329,18 +331,19 @@ class PoissonLots(Lots):
 
 
 class CyclicPoissonLots(Lots):
-    """Groups take turns; each example of a step's group joins independently, at groups * L / N.
+    """Cyclic Poisson sampling: groups take turns, and a lot is a Poisson sample of one group.
 
-    Example i is in group i mod groups, whatever it holds. Lot t comes from group t mod groups, so that
-    two lots with the same example are at least `groups` steps apart, which amplified banded matrix
-    mechanisms need (Choquette-Choo et al. 2023). One group is Poisson sampling.
+    Each example of the group joins the lot independently, with probability groups * L / N. Example i is
+    in group i mod groups, whatever its content. Lot t comes from group t mod groups, so that two lots
+    with the same example are at least `groups` steps apart, which amplified banded matrix mechanisms
+    need (Choquette-Choo et al. 2023). With one group, this is Poisson sampling.
 
-    The groups are equal: the last (number of examples) mod groups examples are left out, always the
-    same ones, and do not count in `num_examples`. A lot may be empty; none is ever cut.
+    All groups have the same size: the last (number of examples) mod groups examples are always left
+    out and do not count in `num_examples`. A lot may be empty; no lot is ever cut.
 
     Args:
         x, y, lot_size: see `Lots`; groups * lot_size is at most the number of examples.
-        groups: how many groups.
+        groups: number of groups.
         sample_weight: see `Lots`.
         **options: see `Lots`.
     """
@@ -382,7 +385,7 @@ class CyclicPoissonLots(Lots):
 class CyclicLots(Lots):
     """The data in its given order, L examples at a time, the same N // L lots in every epoch.
 
-    The last N mod L examples are left out, always the same ones: a partial lot must not exist.
+    The last N mod L examples are always left out, so that no lot is partial.
     """
 
     sampling = "cyclic"
@@ -394,9 +397,9 @@ class CyclicLots(Lots):
 
 
 class ShuffledLots(Lots):
-    """A fresh permutation per epoch, cut into N // L lots.
+    """A fresh permutation of the data in each epoch, cut into N // L lots.
 
-    The N mod L examples at the end of a permutation sit out that epoch.
+    The N mod L examples at the end of a permutation are left out of that epoch.
     """
 
     sampling = "shuffle"
@@ -405,7 +408,7 @@ class ShuffledLots(Lots):
         del turn
 
         def epoch(number):
-            # The order of N words of 64 bits: ties have probability below N**2 / 2**65.
+            # The permutation sorts N words of 64 bits; ties have probability below N**2 / 2**65.
             words = self._random.words(random, number, self.num_examples, tf.int64)
             return self._cut(tf.argsort(words))
 
@@ -429,11 +432,11 @@ class WithReplacementLots(Lots):
 
 
 class FixedSizeLots(Lots):
-    """L different examples per lot, every set of L equally likely, afresh for each lot.
+    """L different examples per lot; each lot is a new draw in which every set of L is equally likely.
 
-    What most people imagine a batch to be. Every lot has L examples, so it needs no padding but up to
-    whole physical batches. Its privacy costs more than that of a Poisson lot all the same: where one
-    example is not drawn another one is.
+    Most people imagine a batch like this. Every lot has L examples, so it is padded only to whole
+    physical batches. Nevertheless it costs more privacy than a Poisson lot: if one example is not
+    drawn, another one takes its place.
     """
 
     sampling = "fixed_size"
@@ -442,15 +445,15 @@ class FixedSizeLots(Lots):
         del turn
 
         def draw(step):
-            # The places of the L largest of N words of 64 bits; two are equal, which favours the
-            # first, with probability below N**2 / 2**65.
+            # The lot is the places of the L largest of N words of 64 bits. A tie, which favours the
+            # first of two places, has probability below N**2 / 2**65.
             words = self._random.words(random, step, self.num_examples, tf.int64)
             return tf.cast(tf.math.top_k(words, self.lot_size).indices, tf.int64)
 
         return tf.data.Dataset.counter().map(draw)
 
 
-# The classes by the names under which functions usually go.
+# The same classes under names in the style of functions.
 poisson_lots = PoissonLots
 cyclic_lots = CyclicLots
 shuffled_lots = ShuffledLots
@@ -472,7 +475,7 @@ SAMPLINGS: dict[str, Callable[..., Lots]] = {
 
 
 def row_multiple_for(lot_size: int) -> int:
-    """A `row_multiple` that pads little and yet gives only a handful of different shapes."""
+    """A `row_multiple` that needs little padding and gives only a handful of different shapes."""
     return max(_ROUNDING, _round_up(lot_size // 16, _ROUNDING))
 
 
@@ -494,21 +497,21 @@ def make_lots(
     Args:
         sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
             "cyclic_poisson".
-        x: see `Lots`, as all further arguments.
+        x: see `Lots`.
         y: see `Lots`.
         lot_size: see `Lots`.
         physical_batch_size: see `Lots`.
         sample_weight: see `Lots`.
         seed: see `Lots`.
         row_multiple: see `Lots`.
-        groups: see `CyclicPoissonLots`; for "cyclic_poisson", which needs it, and no other.
-        nominal_examples: see `PoissonLots`; for "poisson" and no other.
+        groups: see `CyclicPoissonLots`; required for "cyclic_poisson", and for no other scheme.
+        nominal_examples: see `PoissonLots`; for "poisson" only.
 
     Returns:
         The `Lots`.
 
     Raises:
-        ValueError: for an unknown scheme, and as `Lots`.
+        ValueError: the scheme is unknown, or an argument is invalid.
 
     Example:
 
@@ -552,13 +555,14 @@ def _usual_poisson_rows(members: int, expected: int, out_of: int | None = None) 
 def _coins(
     words: RandomWords, stream, step, members: int, expected: int, out_of: int | None = None
 ) -> tf.Tensor:
-    """Numbers (int64) of the members that independent coins of chance expected / out_of choose.
+    """Draws each of the `members` by an independent coin; returns the numbers (int64) of the chosen.
 
-    The chance is expected / members by default.
+    The chance of a coin is expected / out_of, and `out_of` is `members` by default.
 
-    One coin is 40 random bits against the chance, rounded *down* to a multiple of 2**-40: a member
-    can only be a trifle rarer than the accounting assumes. Its first eight bits decide for nearly
-    all; the other 32 are drawn for those that they leave in question (half the time of 32 bits each).
+    A coin compares 40 random bits with the chance, rounded *down* to a multiple of 2**-40, so a member
+    is never chosen with a larger chance than the accounting assumes. The first eight bits decide for
+    nearly all members. The other 32 bits are drawn only for the members that the first eight leave
+    undecided (half the time of 32 bits for each member).
     """
     out_of = out_of or members
     if expected == out_of:

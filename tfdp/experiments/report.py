@@ -13,7 +13,7 @@ from tfdp.experiments.experiment import Result
 
 
 def record(result: Result) -> dict:
-    """The JSON-safe record of a run."""
+    """The JSON-safe record of a run: what was executed, what it is worth, and the settings."""
     experiment, run = result.experiment, result.run
     strategy = getattr(run, "strategy", None)
     return {
@@ -21,10 +21,6 @@ def record(result: Result) -> dict:
         "dataset": experiment.dataset,
         "model": experiment.model,
         "normalization": experiment.normalization,
-        "normalize_output": experiment.normalize_output,
-        "activation": experiment.activation,
-        "optimizer": experiment.optimizer,
-        "momentum": experiment.momentum,
         # What the public seed decided. A seed of the noise is never written beside a release.
         "seed_of_initial_weights": experiment.seed,
         "insecure_seed": experiment.insecure_seed is not None,
@@ -37,18 +33,11 @@ def record(result: Result) -> dict:
         "bands": strategy and strategy.bands,
         "microbatch_size": run.microbatch_size,
         "l2_norm_clip": run.l2_norm_clip,
-        "clipping": experiment.clipping,
         "clip_groups": run.clip_groups,
         "composition": getattr(run, "composition", None),
-        "learning_rate_exponent": experiment.learning_rate_exponent,
-        "target_quantile": experiment.target_quantile,
-        "quantile_learning_rate": experiment.quantile_learning_rate,
-        "quantile_noise_multiplier": experiment.quantile_noise_multiplier,
         "noise_multiplier": getattr(run, "noise_multiplier", 0.0),
         "learning_rate": experiment.learning_rate,
-        "learning_rate_decay": experiment.learning_rate_decay,
         "release": getattr(run, "release", None),
-        "guarantee": experiment.guarantee,
         "test_accuracy": result.test_accuracy,
         "claimed": result.claimed.to_dict(),
         "proven": result.proven.to_dict(),
@@ -56,6 +45,7 @@ def record(result: Result) -> dict:
         "seconds": result.seconds,
         "advice": result.advice,
         "statement": result.statement.to_dict(),
+        "settings": experiment.recorded(),
     }
 
 

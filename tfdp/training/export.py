@@ -1,4 +1,4 @@
-"""Writes what may be released: the weights that the guarantee is about, and nothing else."""
+"""Writes the release: the weights that the guarantee is about, and nothing else."""
 
 import os
 
@@ -12,14 +12,14 @@ from tfdp.training.models import plain_class
 def plain_copy(model: keras.Model) -> keras.Model:
     """A plain, uncompiled Keras model with the weights of `model`.
 
-    It has no optimizer, so no slots; its random state is fresh. For SI-DPSGD the weights are the
-    one draw theta that was frozen, never the means.
+    The copy has no optimizer, so no slots; its random state is fresh. For SI-DPSGD the weights are
+    the one draw theta that was frozen, never the means.
 
     Args:
         model: a private or a plain Keras model, built.
 
     Raises:
-        ValueError: a subclassed model without `get_config`, which Keras cannot copy.
+        ValueError: the model is subclassed without `get_config`, so Keras cannot copy it.
     """
     cls = plain_class(type(model))
     try:
@@ -41,7 +41,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
 def export(model: keras.Model, path: str | os.PathLike) -> None:
     """Writes the release of `model` to a `.keras` file: no optimizer slots, seeds or secret means.
 
-    The file loads with `keras.models.load_model`, without tfdp wherever the model uses no tfdp layer.
+    The file loads with `keras.models.load_model`, without tfdp if the model uses no tfdp layer.
 
     Args:
         model: a trained model.

@@ -1,4 +1,4 @@
-"""What `fit` calls once per lot: Keras' train function without its detours."""
+"""The function that `fit` calls once per lot: Keras' train function with less overhead."""
 
 import functools
 import weakref
@@ -11,14 +11,14 @@ def lean(model, keras_function: Callable) -> Callable:
     """Returns a function that does what Keras' train function does, in less time.
 
     Keras passes the logs of each step through a `tf.experimental.Optional`, so that several steps can
-    be one execution; that takes half a millisecond. TensorFlow looks through everything that it knows
-    of an iterator whenever one is an argument; that takes a quarter. Where an execution is one step,
-    this function avoids both. Everything else is left to Keras: eager steps, executions of several
-    steps, strategies, and batches that do not come from a `tf.data.Iterator`.
+    be one execution; this takes half a millisecond. TensorFlow examines the whole type of an iterator
+    whenever an iterator is an argument; this takes a quarter of a millisecond. If an execution is one
+    step, the returned function avoids both. Keras handles all other cases: eager steps, executions of
+    several steps, strategies, and batches that do not come from a `tf.data.Iterator`.
 
     Args:
         model: a compiled Keras model.
-        keras_function: what `keras.Model.make_train_function` made of it.
+        keras_function: the train function that `keras.Model.make_train_function` made for the model.
     """
     if (
         model.run_eagerly
@@ -37,7 +37,11 @@ def lean(model, keras_function: Callable) -> Callable:
 
     @functools.cache
     def on_resource(spec):
-        """One step on an iterator of type `spec`, by its resource: a tensor like any other."""
+        """A concrete function that takes one step on an iterator of type `spec`.
+
+        Its argument is the iterator's resource, a plain tensor, so calls skip the examination of the
+        iterator's type.
+        """
 
         def next_step(resource):
             iterator = tf.nest.pack_sequence_as(spec, [resource], expand_composites=True)
@@ -65,13 +69,14 @@ def lean(model, keras_function: Callable) -> Callable:
 
 
 def comes_from(iterator, dataset: tf.data.Dataset) -> bool:
-    """Whether an iterator gives the elements of a dataset, and of no other.
+    """Whether an iterator gives the elements of one given dataset object, and nothing else.
 
-    A strategy puts datasets of its own around the one that it distributes, without changing elements.
+    A strategy wraps datasets of its own around the dataset that it distributes, without changing
+    elements.
 
     Args:
         iterator: anything that a train function may be called with.
-        dataset: the very object.
+        dataset: the dataset, compared by identity.
     """
     if not isinstance(iterator, tf.distribute.DistributedIterator):
         return getattr(iterator, "_dataset", None) is dataset

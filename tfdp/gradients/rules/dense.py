@@ -1,4 +1,4 @@
-"""Dense and EinsumDense."""
+"""Rules for Dense and EinsumDense."""
 
 import math
 import string
@@ -13,7 +13,7 @@ from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProduct
 
 @register(keras.layers.Dense)
 class DenseRule(ActivationRule):
-    """Kernel gradient: sum over positions of input ⊗ output gradient (Goodfellow 2015)."""
+    """The kernel's gradient is the sum over positions of input ⊗ output gradient (Goodfellow 2015)."""
 
     def gradients(self, calls):
         (call,) = calls
@@ -29,9 +29,11 @@ class DenseRule(ActivationRule):
 
 @register(keras.layers.EinsumDense)
 class EinsumDenseRule(ActivationRule):
-    """Axes of the kernel that come from the inputs times those that go to the outputs.
+    """The kernel's gradient is a sum over positions of outer products of inputs and output gradients.
 
-    MultiHeadAttention is made of these layers.
+    The kernel's axes from the inputs are the left factor, its axes to the outputs are the right
+    factor. Where inputs and outputs share an axis of the kernel, the gradient is written out.
+    MultiHeadAttention consists of these layers.
     """
 
     def refusal(self):
@@ -48,7 +50,7 @@ class EinsumDenseRule(ActivationRule):
         x, g = tf.cast(call["inputs"], tf.float32), tf.cast(call.gradient, tf.float32)
         found = [(self.layer._kernel, self._kernel_gradient(x, g))]
         if self.layer.bias is not None:
-            # The bias has the last axes of the outputs, of length one where it is shared.
+            # The bias has the last axes of the outputs, with length one along which it is shared.
             shape = self.layer.bias.shape
             skipped = g.shape.rank - shape.rank
             shared = [i for i in range(1, g.shape.rank) if i < skipped or shape[i - skipped] == 1]
@@ -63,7 +65,7 @@ class EinsumDenseRule(ActivationRule):
         if summed:
             x = tf.reduce_sum(x, axis=summed)
             inputs = "".join(a for a in inputs if a in kernel + outputs)
-        if any(a in inputs and a in outputs for a in kernel):  # an axis of kernels side by side
+        if any(a in inputs and a in outputs for a in kernel):  # a stack of separate kernels
             equation = f"{inputs},{outputs}->{inputs[0]}{kernel}"
             return Instantiated(tf.einsum(equation, x, g))
         positions = [a for a in inputs[1:] if a in outputs]
@@ -85,7 +87,7 @@ def _labels(equation, rank):
 
     Args:
         equation: of a Keras EinsumDense layer.
-        rank: rank of the inputs; None stands for the least one.
+        rank: rank of the inputs; None if an ellipsis stands for the batch axis alone.
     """
     inputs, kernel, outputs = equation.replace(" ", "").replace("->", ",").split(",")
     if "..." in inputs:
@@ -96,7 +98,7 @@ def _labels(equation, rank):
 
 
 def _arranged(tensor, labels, positions, features, sizes):
-    """Transposes and reshapes to [rows, positions, features]."""
+    """Transposes and reshapes `tensor` to [rows, positions, features], by the labels of its axes."""
     places = [labels.index(a) for a in [*positions, *features]]
     tensor = tf.transpose(tensor, [0, *places])
     lengths = tensor.shape[1 : 1 + len(positions)]

@@ -1,4 +1,4 @@
-"""Embedding."""
+"""Rule for Embedding."""
 
 import keras
 import tensorflow as tf
@@ -10,7 +10,7 @@ from tfdp.gradients.rules.per_example_gradient import Lookups
 
 @register(keras.layers.Embedding)
 class EmbeddingRule(Rule):
-    """The table's gradient: output gradients added up at their indices; every other row is zero."""
+    """The table's gradient is the sum of output gradients at their indices, and zero elsewhere."""
 
     def refusal(self):
         return "uses LoRA" if self.layer.lora_enabled else None
@@ -31,7 +31,7 @@ class EmbeddingRule(Rule):
         if positions is None:
             positions = tf.reduce_prod(tf.shape(gradient)[1:-1])
         indices = tf.reshape(call["indices"], [rows, positions])
-        indices = tf.where(indices < 0, indices + size, indices)  # as keras.ops.take counts
+        indices = tf.where(indices < 0, indices + size, indices)  # as in keras.ops.take
         return [
             (
                 self.layer._embeddings,

@@ -1,6 +1,6 @@
-"""Which models treat the rows of a batch one by one for certain, by inspection.
+"""Decides by inspection whether a model is known to map each row of a batch by itself.
 
-Such a model can run forward on the whole batch at once. Any other runs row by row under
+Such a model can run forward on the whole batch at once. Any other model runs row by row under
 `tf.vectorized_map`, which costs a little more, and cannot mix rows whatever its code does.
 """
 
@@ -126,7 +126,7 @@ def _elementwise(operation):
 
 
 def _along_later_axes(operation):
-    """Whether it works along axes that are given, and the first is none of them."""
+    """Whether `operation` works along given axes, none of which is the first."""
     if not _is_function(operation, _ALONG_AXES) or operation.axis is None:
         return False
     axes = _tuple(operation.axis)
@@ -138,7 +138,7 @@ def _along_later_axes(operation):
 
 
 def _takes_from_each_row(operation):
-    """Whether it is `x[:, ...]`, with numbers, slices and new axes after the first colon."""
+    """Whether `operation` is `x[:, ...]`, with numbers, slices and new axes after the first colon."""
     if not _is_function(operation, {"GetItem"}):
         return False
     for node in operation._inbound_nodes:
@@ -157,13 +157,14 @@ _FUNCTIONS = (_elementwise, _along_later_axes, _takes_from_each_row)
 
 
 def _own_mask(layer):
+    """Whether a dropout layer draws a mask of its own for each row."""
     shape = getattr(layer, "noise_shape", None)
     return shape is None or shape[0] is None
 
 
 # Layers that work on rows one by one in some configurations.
 _CONDITIONAL = {
-    layers.Activation: lambda layer: True,  # its function is checked below
+    layers.Activation: lambda layer: True,  # `_stock_activation` checks its function
     layers.AlphaDropout: _own_mask,
     layers.Concatenate: lambda layer: layer.axis == -1 or layer.axis > 0,
     layers.Dropout: _own_mask,
