@@ -19,10 +19,11 @@ WALKTHROUGHS = [ROOT / "docs" / "adding.md"]
 # What training writes, and what a reader is asked to write.
 WRITTEN_LATER = {
     "model_card.md",
+    "run.json",
     "docs/decisions/<topic>.md",
     "flags/defaults/fashion_mnist_<mechanism>.cfg",
 }
-_SUFFIXES = ("py", "md", "cfg", "toml", "txt", "sh", "ci")
+_SUFFIXES = ("py", "md", "cfg", "toml", "txt", "json", "png")
 
 
 # -- what a page says ----------------------------------------------------------------------------
