@@ -24,6 +24,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent
 RECIPES = _ROOT / "flags" / "defaults"
 
 command_line.define()
+flags.adopt_module_key_flags(command_line)  # for --helpshort and usage errors
 flags.DEFINE_string(
     "model_dir",
     None,

@@ -1692,6 +1692,25 @@ GUARDS = (
         ("tests/experiments/test_report.py::test_no_record_holds_the_seed_of_the_noise",),
         "whoever reads run.json can draw the noise again",
     ),
+    Guard(
+        "a seed is no recorded setting",
+        "tfdp/experiments/settings.py",
+        '"recorded.",\n        group=EXECUTION,\n        recorded=False,',
+        '"recorded.",\n        group=EXECUTION,',
+        ("tests/experiments/test_report.py::test_no_record_holds_the_seed_of_the_noise",),
+        "whoever reads the settings in run.json can draw the noise again",
+    ),
+    Guard(
+        "no folder is called by a seed",
+        "tfdp/experiments/command_line.py",
+        "    if known is None or not known.recorded:\n",
+        "    if known is None:\n",
+        (
+            "tests/experiments/test_command_line.py"
+            "::test_a_sweep_that_cannot_be_is_refused_in_one_sentence",
+        ),
+        "whoever reads the name of a sweep's folder can draw the noise again",
+    ),
 )
 
 

@@ -162,6 +162,8 @@ def test_a_sweep_trains_every_point_that_can_be_trained(tmp_path, script, capsys
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == folders
     records = [json.loads((tmp_path / "r" / name / "run.json").read_text()) for name in folders]
     assert [record["lot_size"] for record in records] == [1437, 64]
+    for record in records:  # no point pays for another
+        assert 1.9 < record["proven"]["epsilon"] <= 2.0
     said = capsys.readouterr()
     assert "Point 2 of 3: batch_size=5000" in said.out
     assert f"{100 * records[1]['test_accuracy']:.2f}%" in said.out.partition("Sweep")[2]
@@ -225,9 +227,14 @@ def test_unknown_mechanism_lists_the_known_ones():
 
 
 def test_help_names_the_flags_without_importing_tensorflow():
-    done = train("--help", expect=1)  # absl's exit status for help
+    command = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1  # absl's exit status for help
     for words in ("--mechanism", "--epsilon", "--sampling", "--model_dir", "--sweep", "Clipping:"):
         assert words in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "tfdp.experiments.settings" in imported
+    assert not {"tensorflow", "keras"} & imported
 
 
 @pytest.mark.parametrize(

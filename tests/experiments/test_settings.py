@@ -38,12 +38,12 @@ def test_what_is_said_of_a_setting_is_whole(name):
 
 def test_choices_are_those_of_the_code_that_takes_them():
     from tfdp import data, layers, models
-    from tfdp.gradients import bounds, engine
+    from tfdp.gradients import bounds, lot
 
     assert set(SETTINGS["sampling"].allowed) == set(data.SAMPLINGS)
     assert set(SETTINGS["normalization"].allowed) <= set(models.NORMALIZATIONS)
     assert SETTINGS["clipping"].allowed == bounds.CLIPPINGS
-    assert SETTINGS["engine"].allowed == engine.ENGINES
+    assert SETTINGS["engine"].allowed == lot.ENGINES
     assert SETTINGS["statistics"].allowed == layers.public.STATISTICS
     assert set(SETTINGS["composition"].allowed) == set(READINGS)
     assert SETTINGS["mechanism"].allowed == mechanism_names()

@@ -1,4 +1,4 @@
-"""Checks of arguments that the parts of a run share: each says what was expected and received."""
+"""Validation of the fields of a run's parts; each error says what was expected and received."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ Schedule = float | tuple[float, ...] | None
 
 
 def whole(name: str, value, minimum: int) -> int:
-    """Returns `value` as an int, or raises ValueError where it is no whole number or too small."""
+    """Returns `value` as an int; raises ValueError if it is no whole number or below `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not value >= minimum:
         raise ValueError(
             f"Expected {name} to be a whole number of at least {minimum}. Received {value!r}. "
@@ -19,23 +19,26 @@ def whole(name: str, value, minimum: int) -> int:
 
 
 def one_of(name: str, value, choices: Sequence[str]) -> str:
-    """Returns `value`, or raises ValueError where it is none of `choices`."""
+    """Returns `value`; raises ValueError if it is none of `choices`."""
     if value not in choices:
         raise ValueError(f"Expected {name} to be one of {', '.join(choices)}. Received {value!r}.")
     return value
 
 
 def schedule(name: str, value, *, integer: bool = False, minimum: float = 0.0) -> Schedule:
-    """Returns a constant, or one value per step, as a number or a tuple of numbers.
+    """Validates a schedule: a constant for all steps, or one value per step.
 
     Args:
-      name: Of the field, for the message.
+      name: Name of the field, for the message.
       value: None, a number, or a flat sequence of numbers.
       integer: Whether only whole numbers are allowed.
       minimum: The least value that is allowed.
 
+    Returns:
+      None, a number, or a tuple of numbers.
+
     Raises:
-      ValueError: Where a value is not finite or too small.
+      ValueError: If a value is not finite, below `minimum`, or not whole although `integer` is set.
     """
     if value is None:
         return None
@@ -60,7 +63,7 @@ def schedule(name: str, value, *, integer: bool = False, minimum: float = 0.0) -
 
 
 def covers(name: str, value: Schedule, steps: int) -> None:
-    """Raises ValueError where a schedule is shorter than the run."""
+    """Raises ValueError if `value` is a table with fewer values than the run has steps."""
     if isinstance(value, tuple) and len(value) < steps:
         raise ValueError(
             f"Expected {name} to have one value for each of the {steps} steps. Received "
@@ -69,7 +72,7 @@ def covers(name: str, value: Schedule, steps: int) -> None:
 
 
 def positive(name: str, value) -> float:
-    """Returns `value` as a float, or raises ValueError where it is not finite and above 0."""
+    """Returns `value` as a float; raises ValueError unless it is finite and above 0."""
     if isinstance(value, bool) or not value > 0 or not math.isfinite(value):
         raise ValueError(f"Expected {name} to be a finite number, above 0. Received {value!r}.")
     return float(value)

@@ -75,10 +75,10 @@ def describe(known: Setting) -> str:
     return f"{known.help} It is {known.otherwise:g} where neither it nor --{known.rival} is set."
 
 
-def parse(argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
+def parse(argv: Sequence[str]) -> list[str]:
     """Parses as `app.parse_flags_with_usage` does, and prints --help by groups."""
     if any(argument in ("--help", "-help", "-?") for argument in argv[1:]):
-        print(help_text(flag_values))
+        print(help_text())
         sys.exit(1)  # as absl does
     return app.parse_flags_with_usage(argv)
 
@@ -88,7 +88,8 @@ def help_text(flag_values: flags.FlagValues = flags.FLAGS) -> str:
     lines = [sys.modules["__main__"].__doc__ or ""]
     own = flag_values.get_key_flags_for_module(sys.argv[0])
     sweeps = ["sweep"] if "sweep" in flag_values else []
-    grouped = {_OF_THE_COMMAND: [*(flag.name for flag in own), *sweeps]}
+    names = [flag.name for flag in own if flag.name not in (*SETTINGS, "sweep")]
+    grouped = {_OF_THE_COMMAND: names + sweeps}
     grouped |= {group: [] for group in GROUPS}
     for name, known in SETTINGS.items():
         grouped[known.group].append(name)
@@ -109,13 +110,13 @@ def points(
 ) -> list[Point]:
     """The trainings that the parsed flags ask for, one for each point of the sweeps.
 
+    A swept setting that is given as well keeps the points with that value. Where that leaves one
+    point, nothing varies, and it is a training like any other.
+
     Args:
         argv: the command line, with the program's name. absl keeps no record of --flagfile.
         recipes: the folder of the recipes.
         flag_values: the flags, parsed.
-
-    A swept setting that is given as well keeps the points with that value. Where that leaves one
-    point, nothing varies, and it is a training like any other.
 
     Raises:
         ValueError: a setting or a sweep cannot be.
