@@ -254,7 +254,8 @@ class PublicExamples(keras.layers.Layer):
     constants; "stopped" takes all moments as constants; "exact" differentiates through everything, with
     the exact engine only, at the cost of a backward pass through M rows for every example. With each
     choice, the gradient of an example depends on that example, the weights and public data alone.
-    (BUILD_NOTES.md has accuracies.) The public examples run in inference mode, so without dropout.
+    (docs/decisions/public_batch_normalization.md has accuracies.) The public examples run in inference
+    mode, so without dropout.
 
     With statistics="batch", training follows the papers: the statistics are taken over the whole lot
     and the public examples together. One example then changes the gradients of all others, and the
