@@ -10,7 +10,6 @@ import inspect
 import keras
 import numpy as np
 
-import tfdp._compat  # noqa: F401
 from tfdp.accounting import Run
 from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS

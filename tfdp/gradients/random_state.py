@@ -7,7 +7,7 @@ written there is checked by `state_writes`.
 
 import keras
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import layers_of, seed_generators
 from tfdp.layers.noisy import noisy_layers
 
 
@@ -20,7 +20,7 @@ def seed_states(model) -> list:
         model: a Keras model; its own generators and those of nested layers count too.
     """
     layers = layers_of(model, itself=True)
-    generators = [g for layer in layers for g in layer._seed_generators]
+    generators = [g for layer in layers for g in seed_generators(layer)]
     return _once(g.state for g in generators if isinstance(g, keras.random.SeedGenerator))
 
 

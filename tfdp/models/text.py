@@ -2,8 +2,6 @@
 
 from keras import layers, ops
 
-import tfdp._compat  # noqa: F401
-
 NUM_TOKENS = 10_000  # ids that the models know; hash to this many buckets
 _WIDTH = 64
 _HEADS = 4

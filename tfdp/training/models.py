@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 import keras
 
+from tfdp._compat.keras import Functional, pickled, unpickled
 from tfdp.accounting import PrivacyBudget
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
 from tfdp.training.private_model import PrivateTraining
@@ -17,13 +18,12 @@ __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_p
 
 def _reduce(model):
     """Copies and pickles carry the ledger, its budget and the settings, compiled or not."""
-    _, arguments = keras.Model.__reduce__(model)
-    return _rebuild, (arguments, model.portrait())
+    return _rebuild, (pickled(model), model.portrait())
 
 
 def _rebuild(arguments, portrait):
     # By its plain class, where the file says that one: pickle looks classes up by name.
-    return make_private(keras.Model._unpickle_model(*arguments)).take_over(portrait)
+    return make_private(unpickled(*arguments)).take_over(portrait)
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -39,7 +39,7 @@ class DPModel(PrivateTraining, keras.Model):
         return super().__new__(cls)
 
     def __init__(self, *args, **kwargs):
-        if _is_functional(args, kwargs) and not isinstance(self, _Functional):
+        if _is_functional(args, kwargs) and not isinstance(self, Functional):
             # Keras would put its functional class into the bases of DPModel itself, and with it
             # into all other subclasses.
             raise TypeError(
@@ -49,11 +49,6 @@ class DPModel(PrivateTraining, keras.Model):
         super().__init__(*args, **kwargs)
 
 
-# Keras does not export the class; the names keep its counters where they are.
-_input = keras.Input((1,), name="input")
-_Functional = type(keras.Model(inputs=_input, outputs=_input, name="functional"))
-
-
 def _is_functional(args, kwargs):
     return (
         len(args) == 2 or bool(args and "outputs" in kwargs) or {"inputs", "outputs"} <= set(kwargs)
@@ -61,10 +56,10 @@ def _is_functional(args, kwargs):
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class DPFunctional(DPModel, _Functional):
+class DPFunctional(DPModel, Functional):
     """A functional `keras.Model` that trains privately; `DPModel(inputs, outputs)` makes one."""
 
-    _tfdp_base = _Functional
+    _tfdp_base = Functional
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
