@@ -8,19 +8,20 @@ Every room of tfdp that needs TensorFlow imports something from here, so that an
 old version is refused before anything is built on it.
 """
 
-import keras
+# Under other names than those of the modules in here.
+import keras as the_keras
 
-if keras.backend.backend() != "tensorflow":
+if the_keras.backend.backend() != "tensorflow":
     raise ImportError(
         "tfdp needs Keras on the TensorFlow backend. Expected keras.backend.backend() == "
-        f"'tensorflow'. Found: {keras.backend.backend()!r}. Set the environment variable "
+        f"'tensorflow'. Found: {the_keras.backend.backend()!r}. Set the environment variable "
         "KERAS_BACKEND=tensorflow (or edit ~/.keras/keras.json) before Keras is imported."
     )
 
 # After the backend, which decides whether there has to be a TensorFlow at all.
-import tensorflow as tf
+import tensorflow as the_tensorflow
 
 from tfdp._compat import versions
 
-versions.check("keras", keras.__version__)
-versions.check("tensorflow", tf.__version__)
+versions.check("keras", the_keras.__version__)
+versions.check("tensorflow", the_tensorflow.__version__)
