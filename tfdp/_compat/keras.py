@@ -82,6 +82,8 @@ REPLACED = {
         "_can_attempt_fused_gru": ("mask", "initial_state"),
     },
 }
+# The first Keras that has them, where older ones in use do not: those always call the layers.
+SINCE = {"_can_attempt_fused_lstm": (3, 15), "_can_attempt_fused_gru": (3, 15)}
 # By these a container asks whether it may compute without calling its layers.
 SHORTCUTS = {
     keras.layers.Bidirectional: tuple(REPLACED["keras.layers.Bidirectional"]),
