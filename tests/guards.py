@@ -485,7 +485,7 @@ GUARDS = (
     Guard(
         "a file says what its weights look like",
         OPTIMIZER,
-        "            expect_digests(self._trainable_variables, store[_DIGESTS_KEY])",
+        "            expect_digests(trained_variables(self), store[_DIGESTS_KEY])",
         "            pass",
         ("tests/test_account.py::test_plain_training_of_a_loaded_model_is_seen[layers]",),
         "a model that was loaded, trained plainly and made private is proven as it was saved",
@@ -621,7 +621,7 @@ GUARDS = (
     Guard(
         "the iterator is of the very dataset",
         FUNCTION,
-        'return getattr(iterator, "_dataset", None) is dataset',
+        "return dataset_of(iterator) is dataset",
         "return True",
         ("tests/test_session.py::test_callbacks_feed_no_step_either",),
         "a callback feeds batches of its own while fit runs",

@@ -15,17 +15,15 @@ fresh weights; the first assumption of every statement is about them.
 """
 
 import hashlib
-import io
-import json
 import os
-import pathlib
-import zipfile
 from collections.abc import Sequence
 
 import keras
 import numpy as np
 from absl import logging
 
+from tfdp._compat.files import saved_under
+from tfdp._compat.keras import moving_averages
 from tfdp.accounting import Ledger, Run
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.sampling import Unknown
@@ -243,45 +241,9 @@ def ledger_in_file(path: str | os.PathLike) -> Ledger | None:
         LedgerError: the file holds a ledger that cannot be read, or two that contradict each other.
     """
     found = Ledger()
-    for content in _h5_contents(path):
-        for text in _ledger_texts(content):
-            found.merge(Ledger.from_json(text))
+    for text in saved_under(path, LEDGER_KEY):
+        found.merge(Ledger.from_json(bytes(text).decode()))
     return found if found.entries else None
-
-
-def _h5_contents(path):
-    if hasattr(path, "read"):  # Keras passes pickled weights as an open file
-        path.seek(0)
-        yield path
-        return
-    path = pathlib.Path(path)
-    if path.name.endswith(".weights.json"):
-        shards = json.loads(path.read_text()).get("weight_map", {}).values()
-        for name in {n for shard in shards for n in ([shard] if isinstance(shard, str) else shard)}:
-            yield path.parent / name
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if name.endswith(".h5"):
-                    yield io.BytesIO(archive.read(name))
-    elif path.is_file():
-        yield path
-
-
-def _ledger_texts(content):
-    import h5py
-
-    if not isinstance(content, io.BytesIO) and not h5py.is_hdf5(content):
-        return
-    texts = []
-
-    def visit(name, item):
-        if name.rpartition("/")[2] == LEDGER_KEY and isinstance(item, h5py.Dataset):
-            texts.append(bytes(np.asarray(item)).decode())
-
-    with h5py.File(content, "r") as file:
-        file.visititems(visit)
-    yield from texts
 
 
 def _digests(variables):
@@ -308,9 +270,7 @@ def _is_constant(variable) -> bool:
 
 def _averages(session) -> list:
     """The moving averages of the weights that the session's optimizer keeps."""
-    if not getattr(session.optimizer, "use_ema", False):
-        return []
-    return list(getattr(session.optimizer, "_model_variables_moving_average", []))
+    return moving_averages(session.optimizer)
 
 
 def digests_of(variables: Sequence[keras.Variable]) -> np.ndarray:

@@ -12,6 +12,8 @@ import functools
 
 import tensorflow as tf
 
+from tfdp._compat.versions import borrowing
+
 _SAMPLERS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2")
 _INTEGERS = ("StatelessRandomUniformIntV2",)
 
@@ -30,13 +32,8 @@ def _batched_shape(pfor_input):
 @functools.cache
 def register() -> None:
     """Registers the rules once per process; ops that TensorFlow already covers are left alone."""
-    try:
+    with borrowing("rules for tf.vectorized_map, for random layers in the exact engine"):
         from tensorflow.python.ops.parallel_for.pfor import RegisterPFor, wrap
-    except ImportError as error:  # pragma: no cover - a future TensorFlow
-        raise RuntimeError(
-            "This TensorFlow has no tensorflow.python.ops.parallel_for.pfor, which tfdp needs for "
-            "random layers (Dropout and the like) in the exact engine. Use TensorFlow 2.18 to 2.21."
-        ) from error
 
     def convert_sampler(name, pfor_input):
         op = getattr(tf.raw_ops, name)

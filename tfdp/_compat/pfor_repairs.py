@@ -18,21 +18,18 @@ import functools
 
 import tensorflow as tf
 
+from tfdp._compat.versions import borrowing
+
 
 @functools.cache
 def register() -> None:
     """Replaces TensorFlow's own rules for these ops, once per process."""
-    try:
+    with borrowing("the rules of tf.vectorized_map"):
         from tensorflow.python.ops.parallel_for import pfor
 
         rules = pfor._pfor_converter_registry
         product_rule = rules["BatchMatMulV2"]
         filter_rule = rules["Conv2DBackpropFilter"]
-    except (ImportError, AttributeError, KeyError) as error:  # pragma: no cover
-        raise RuntimeError(
-            "This TensorFlow has no rules for tf.vectorized_map where tfdp expects them. Use "
-            "TensorFlow 2.18 to 2.21."
-        ) from error
 
     def convert_product(pfor_input):
         stacked, shared = pfor_input.input(0), pfor_input.input(1)

@@ -9,7 +9,6 @@ import inspect
 import keras
 import numpy as np
 
-import tfdp._compat  # noqa: F401
 from tfdp.accounting import Run
 from tfdp.experiments.settings import SETTINGS, Experiment
 from tfdp.optimizers import MECHANISMS

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
-import tfdp._compat  # noqa: F401
 from tfdp import data, models
 from tfdp.accounting import Guarantee, PrivacyBudget, Run, Statement, noise_for
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard

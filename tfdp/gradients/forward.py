@@ -10,7 +10,7 @@ import functools
 import keras
 import tensorflow as tf
 
-import tfdp._compat  # noqa: F401
+from tfdp._compat.keras import forget_losses, input_structure
 from tfdp.gradients.random_state import noise_states, seed_states
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
@@ -19,7 +19,7 @@ _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
 def input_specification(model, rows: int):
     """Returns the `tf.TensorSpec`s of `rows` rows of a model's inputs, or None if they are unknown."""
     try:
-        inputs = model._inputs_struct if hasattr(model, "_inputs_struct") else model.inputs
+        inputs = input_structure(model)
     except (AttributeError, ValueError):
         return None
     if inputs is None:
@@ -133,7 +133,7 @@ class Forward:
         try:
             return made_of(3) - made_of(2)  # leaves out what does not depend on the rows
         finally:
-            self.model._clear_losses()  # losses from add_loss belong to these graphs
+            forget_losses(self.model)  # losses from add_loss belong to these graphs
 
     def loss(self, scope, x, y, y_pred):
         """Returns the loss of the examples in a batch, as `model.compute_loss` reduces it.

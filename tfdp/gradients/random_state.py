@@ -7,7 +7,7 @@ random state do not depend on an example.
 
 import keras
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import layers_of, seed_generators
 from tfdp.layers.noisy import noisy_layers
 
 
@@ -20,7 +20,7 @@ def seed_states(model) -> list:
         model: a Keras model; its own generators and those of nested layers are included.
     """
     layers = layers_of(model, itself=True)
-    generators = [g for layer in layers for g in layer._seed_generators]
+    generators = [g for layer in layers for g in seed_generators(layer)]
     return _once(g.state for g in generators if isinstance(g, keras.random.SeedGenerator))
 
 

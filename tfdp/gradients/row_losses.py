@@ -4,7 +4,15 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat import pfor_repairs
-from tfdp._compat.keras import CompileLoss, LossFunctionWrapper
+from tfdp._compat.keras import (
+    CompileLoss,
+    LossFunctionWrapper,
+    compiled_loss,
+    flat_losses,
+    get_keras_mask,
+    loss_arguments,
+    set_keras_mask,
+)
 from tfdp.gradients.rules import UnsupportedModelError
 
 # Keras' losses that compute a value for every row from that row alone.
@@ -70,19 +78,19 @@ def _values(model, scope, y, y_pred):
     """
     if type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model):
         return None
-    compiled = model._compile_loss
+    compiled = compiled_loss(model)
     if type(compiled) is not CompileLoss or scope.losses:
         return None
     if not (tf.is_tensor(y) and tf.is_tensor(y_pred)):
         return None
     if not compiled.built:
         compiled.build(y, y_pred)
-    if len(compiled._flat_losses) != 1:
+    if len(flat_losses(compiled)) != 1:
         return None
-    path, loss, loss_weight, _ = compiled._flat_losses[0]
+    path, loss, loss_weight, _ = flat_losses(compiled)[0]
     if path or loss_weight is not None or not _known(loss):
         return None
-    if getattr(y_pred, "_keras_mask", None) is not None or not _same_rows(loss, y, y_pred):
+    if get_keras_mask(y_pred) is not None or not _same_rows(loss, y, y_pred):
         return None
 
     def values(y_pred):
@@ -101,7 +109,7 @@ def _known(loss):
         return False
     if loss.reduction not in (*_MEANS, "sum"):
         return False
-    arguments = loss._fn_kwargs.items()
+    arguments = loss_arguments(loss).items()
     return all(k == "label_smoothing" or v in _ARGUMENTS.get(k, ()) for k, v in arguments)
 
 
@@ -123,7 +131,7 @@ def _vectorized(forward, scope, x, y, y_pred, sample_weight):
     The vectorized function also computes the gradients. If it were differentiated from outside, XLA
     would treat its inputs as constants and compile at every step.
     """
-    masks = [getattr(leaf, "_keras_mask", None) for leaf in tf.nest.flatten(y_pred)]
+    masks = [get_keras_mask(leaf) for leaf in tf.nest.flatten(y_pred)]
     known = [mask for mask in masks if mask is not None]
 
     def one(args):
@@ -133,7 +141,7 @@ def _vectorized(forward, scope, x, y, y_pred, sample_weight):
         leaves = tf.nest.flatten(y_pred)
         for leaf, mask in zip(leaves, masks, strict=True):
             if mask is not None:
-                leaf._keras_mask = next(row_masks)
+                set_keras_mask(leaf, next(row_masks))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(leaves)
             loss = forward.loss(scope, x, y, y_pred)

@@ -20,7 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import forget_losses, layers_of
+from tfdp._compat.tensorflow import captured, variable_name
 from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
 
 _WHY = "so it would keep what private examples wrote into it without any noise"
@@ -157,7 +158,7 @@ class _Trace:
             traced = tf.function(functools.partial(self._run, forward), autograph=False)
             self._concrete = traced.get_concrete_function(*specs)  # keeps the graph alive
         finally:
-            forward.model._clear_losses()  # losses from add_loss belong to this graph
+            forget_losses(forward.model)  # losses from add_loss belong to this graph
 
     def _run(self, forward, x, y):
         # TensorFlow traces a function that creates variables twice; the second trace counts.
@@ -331,9 +332,12 @@ class _Walk:
         handles = [t for t in operation.inputs if t.dtype == tf.resource]
         if len(handles) != 1:
             return ""
-        outside = [o for o, inside in self._trace.graph.captures if inside is handles[0]]
-        name = re.search(r'ResourceHandle\(name="([^"]+?)(/\d+)?"', repr(outside))
-        return f" '{name[1]}'" if name else ""
+        names = [
+            variable_name(outside)
+            for outside, inside in captured(self._trace.graph)
+            if inside is handles[0]
+        ]
+        return f" '{names[0]}'" if names and names[0] else ""
 
 
 def _depends_on_arguments(definition, name):
@@ -384,7 +388,7 @@ def weights_stay(model):
         handles = {id(v.value.handle): v.path for v in variables}
         inside = {
             id(inner): handles[id(outer)]
-            for outer, inner in getattr(graph, "captures", [])
+            for outer, inner in captured(graph)
             if id(outer) in handles
         } | handles
         written = [

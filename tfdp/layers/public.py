@@ -19,7 +19,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfdp._compat  # noqa: F401
 from tfdp._compat.keras import in_stateless_scope, layers_of
 
 STATISTICS = ("example", "batch")

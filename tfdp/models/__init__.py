@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import keras
 
-import tfdp._compat  # noqa: F401
 from tfdp.layers import PublicExamples
 from tfdp.models.blocks import NORMALIZATIONS as NORMALIZATIONS
 from tfdp.models.blocks import PUBLIC_BATCH

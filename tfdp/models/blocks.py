@@ -2,7 +2,6 @@
 
 import keras
 
-import tfdp._compat  # noqa: F401
 from tfdp.layers import PublicBatchNormalization
 
 NORMALIZATIONS = ("none", "layer", "layer_affine", "batch")

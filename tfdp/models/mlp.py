@@ -4,7 +4,6 @@ import functools
 
 from keras import layers
 
-import tfdp._compat  # noqa: F401
 from tfdp.models.blocks import block
 
 

@@ -2,8 +2,6 @@
 
 from keras import layers
 
-import tfdp._compat  # noqa: F401
-
 _WIDTHS = (64, 128, 256, 512)
 _BLOCKS = 2  # per width
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"

@@ -2,8 +2,6 @@
 
 from keras import layers, ops
 
-import tfdp._compat  # noqa: F401
-
 NUM_TOKENS = 10_000  # number of token ids; `num_buckets` of `hash_tokens` for these models
 _WIDTH = 64
 _HEADS = 4

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfdp._compat  # noqa: F401
+from tfdp._compat.keras import trained_variables
 from tfdp.account import LEDGER_KEY, Account, account_of, digests_of, expect_digests
 from tfdp.accounting import Ledger
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
@@ -218,7 +218,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     @property
     def _account(self) -> Account:
         """The account of the weights that this optimizer was built for, or its own before `build`."""
-        return account_of(self._trainable_variables) if self.built else self._secrets.account
+        return account_of(trained_variables(self)) if self.built else self._secrets.account
 
     @property
     def ledger(self) -> Ledger:
@@ -482,7 +482,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         super().save_own_variables(store)
         store[LEDGER_KEY] = np.frombuffer(self.ledger.to_json().encode(), dtype=np.uint8)
         if self.built:
-            store[_DIGESTS_KEY] = digests_of(self._trainable_variables)
+            store[_DIGESTS_KEY] = digests_of(trained_variables(self))
 
     def load_own_variables(self, store):
         """Restores the slots and merges the saved ledger, so that what was spent stays spent.
@@ -512,7 +512,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self._account.bring(saved)
         super().load_own_variables(slots)
         if self.built and _DIGESTS_KEY in store.keys():  # noqa: SIM118, a store is no dict
-            expect_digests(self._trainable_variables, store[_DIGESTS_KEY])
+            expect_digests(trained_variables(self), store[_DIGESTS_KEY])
         self.check_ledger(self.ledger)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdp._compat.keras import configured_rate
 from tfdp.accounting.mechanisms.si_dpsgd import SIDPSGD
 from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer
 
@@ -139,7 +140,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
                     "Expected momentum and nesterov to be left to `update_rule`. Received: "
                     f"momentum={momentum}, nesterov={nesterov}"
                 )
-            learning_rate = update_rule._learning_rate
+            learning_rate = configured_rate(update_rule)
             if isinstance(learning_rate, keras.Variable):
                 learning_rate = float(learning_rate.numpy())
         if isinstance(learning_rate, dict):
@@ -269,7 +270,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             shown = tf.cast(drawn, variable.dtype)
             variable.assign(shown)
             hidden.shown[i].assign(shown)
-        self._iterations.assign_add(1)
+        self.iterations.assign_add(1)
         return scale
 
     def _move_means(self, gradients, rate, run):

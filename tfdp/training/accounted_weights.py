@@ -9,7 +9,7 @@ import math
 import keras
 import numpy as np
 
-import tfdp._compat  # noqa: F401
+from tfdp._compat.keras import moving_averages
 from tfdp.account import Account, account_of, ledger_in_file
 from tfdp.accounting import (
     Guarantee,
@@ -245,7 +245,7 @@ class _Remember(keras.callbacks.Callback):
         else:
             self.model._look()
         if self._swaps:
-            averages = self.model.optimizer._model_variables_moving_average
+            averages = moving_averages(self.model.optimizer)
             shown = self.model.trainable_variables
             self._states = [[v.numpy() for v in each] for each in (shown, averages)]
 

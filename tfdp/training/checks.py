@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import keras
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import layers_of, was_given_vocabulary
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 
 
@@ -68,15 +68,15 @@ _CONSTANTS = {
         "Discretization(bin_boundaries=...)",
     ),
     keras.layers.IntegerLookup: (
-        lambda layer: layer._has_input_vocabulary,
+        was_given_vocabulary,
         "IntegerLookup(vocabulary=...)",
     ),
     keras.layers.StringLookup: (
-        lambda layer: layer._has_input_vocabulary,
+        was_given_vocabulary,
         "StringLookup(vocabulary=...)",
     ),
     keras.layers.TextVectorization: (
-        lambda layer: layer._has_input_vocabulary,
+        was_given_vocabulary,
         "TextVectorization(vocabulary=...)",
     ),
 }

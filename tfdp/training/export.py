@@ -4,7 +4,6 @@ import os
 
 import keras
 
-import tfdp._compat  # noqa: F401
 from tfdp._files import replaced_whole
 from tfdp.gradients.random_state import seed_states
 from tfdp.training.models import plain_class

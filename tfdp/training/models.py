@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 import keras
 
+from tfdp._compat.keras import Functional, pickled, unpickled
 from tfdp.accounting import PrivacyBudget
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
 from tfdp.training.private_model import PrivateTraining
@@ -17,14 +18,13 @@ __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_p
 
 def _reduce(model):
     """`__reduce__` for copies and pickles: they carry ledger, budget and settings, compiled or not."""
-    _, arguments = keras.Model.__reduce__(model)
-    return _rebuild, (arguments, model.portrait())
+    return _rebuild, (pickled(model), model.portrait())
 
 
 def _rebuild(arguments, portrait):
     # Pickle looks classes up by name, and a private class may have the name of its plain class. So
     # the unpickled model may be plain, and is made private again.
-    return make_private(keras.Model._unpickle_model(*arguments)).take_over(portrait)
+    return make_private(unpickled(*arguments)).take_over(portrait)
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -40,7 +40,7 @@ class DPModel(PrivateTraining, keras.Model):
         return super().__new__(cls)
 
     def __init__(self, *args, **kwargs):
-        if _is_functional(args, kwargs) and not isinstance(self, _Functional):
+        if _is_functional(args, kwargs) and not isinstance(self, Functional):
             # Keras would insert its functional class into the bases of DPModel itself, and so into
             # all other subclasses of DPModel.
             raise TypeError(
@@ -50,12 +50,6 @@ class DPModel(PrivateTraining, keras.Model):
         super().__init__(*args, **kwargs)
 
 
-# Keras does not export its functional class, so it is taken from a throw-away model. Explicit names
-# keep this model from advancing Keras' name counters.
-_input = keras.Input((1,), name="input")
-_Functional = type(keras.Model(inputs=_input, outputs=_input, name="functional"))
-
-
 def _is_functional(args, kwargs):
     return (
         len(args) == 2 or bool(args and "outputs" in kwargs) or {"inputs", "outputs"} <= set(kwargs)
@@ -63,10 +57,10 @@ def _is_functional(args, kwargs):
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class DPFunctional(DPModel, _Functional):
+class DPFunctional(DPModel, Functional):
     """A functional `keras.Model` that trains privately; `DPModel(inputs, outputs)` makes one."""
 
-    _tfdp_base = _Functional
+    _tfdp_base = Functional
 
 
 @keras.saving.register_keras_serializable(package="tfdp")

@@ -11,7 +11,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-import tfdp._compat  # noqa: F401
+from tfdp._compat.keras import compiled_metrics
 from tfdp.account import Account
 from tfdp.accounting import Ledger, PrivacyBudget, Run
 from tfdp.gradients.diagnostics import Diagnostics
@@ -312,7 +312,8 @@ class PrivateTraining(AccountedWeights):
         refuse_mixing_layers(self, self._privacy.public_preprocessing)
         keep_float32_products()
         refuse_replicas(self.distribute_strategy)
-        if getattr(self._compile_metrics, "_user_metrics", None):
+        unweighted, _ = compiled_metrics(self)
+        if unweighted:
             raise ValueError(
                 f"Model '{self.name}' was compiled before it was made private, so its metrics would "
                 "count padding rows. Expected model.compile(...) after make_private(model)."
@@ -483,10 +484,10 @@ def _flag(privacy):
 
 def _names_of_metrics(model) -> list[str]:
     """Names of the compiled metrics and of the loss in the logs, with the prefixes of all outputs."""
-    given = keras.tree.flatten(getattr(model._compile_metrics, "_user_weighted_metrics", None))
+    _, weighted = compiled_metrics(model)
     names = [
         getattr(metric, "name", None) or getattr(metric, "__name__", metric)
-        for metric in given
+        for metric in keras.tree.flatten(weighted)
         if metric is not None
     ]
     outputs = ["", *(f"{name}_" for name in getattr(model, "output_names", None) or [])]

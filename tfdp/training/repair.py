@@ -3,7 +3,7 @@
 import keras
 from absl import logging
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import input_structure, is_graph_of_layers, layers_of
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"
@@ -74,8 +74,7 @@ def fix(model: keras.Model, public_data=None, *, statistics: str = "example") ->
 
 
 def _is_graph(model):
-    graph = isinstance(model, keras.Sequential) or hasattr(model, "_nodes_by_depth")
-    return graph and isinstance(model, keras.Model) and model.built
+    return is_graph_of_layers(model) and model.built
 
 
 def _is_batch_norm(layer):
@@ -107,9 +106,7 @@ def _call(layer, *args, **kwargs):
 
 
 def _input_structure(network):
-    structure = getattr(network, "_inputs_struct", None)
-    if structure is None:
-        structure = network.inputs
+    structure = input_structure(network)
     if isinstance(structure, (list, tuple)) and len(structure) == 1:
         (structure,) = structure
     return structure
@@ -146,7 +143,7 @@ def _common(layer):
 
 
 def _input_shape(layer):
-    return layer._build_shapes_dict["input_shape"]
+    return layer.get_build_config()["input_shape"]
 
 
 def _copy_weights(source, target):

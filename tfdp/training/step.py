@@ -8,7 +8,7 @@ counted between the data and the update, and a step that the session does not al
 import keras
 import tensorflow as tf
 
-import tfdp._compat  # noqa: F401
+from tfdp._compat.keras import compiled_loss
 from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
@@ -117,8 +117,8 @@ def _logs(model, x, y, sample_weight, lot, penalty):
             metric.update_state(losses + penalty, sample_weight=weights)
     logs = model.compute_metrics(x, y, lot.outputs, sample_weight=sample_weight)
     # Keras updates the metrics of single outputs' losses inside the compiled loss. Engines call that
-    # loss without side effects, so these metrics have no values to report.
-    untracked = {metric.name for metric in getattr(model._compile_loss, "metrics", ())}
+    loss = compiled_loss(model)
+    untracked = set() if loss is None else {metric.name for metric in loss.metrics}
     return {name: value for name, value in logs.items() if name not in untracked}
 
 

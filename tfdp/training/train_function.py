@@ -6,6 +6,15 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdp._compat.keras import own_strategy, without_optionals
+from tfdp._compat.tensorflow import (
+    dataset_before,
+    dataset_of,
+    datasets_of_replicas,
+    iterator_of,
+    resource_of,
+)
+
 
 def lean(model, keras_function: Callable) -> Callable:
     """Returns a function that does what Keras' train function does, in less time.
@@ -20,19 +29,16 @@ def lean(model, keras_function: Callable) -> Callable:
         model: a compiled Keras model.
         keras_function: the train function that `keras.Model.make_train_function` made for the model.
     """
-    if (
-        model.run_eagerly
-        or model.steps_per_execution != 1
-        or model._distribute_strategy is not None
-    ):
+    if model.run_eagerly or model.steps_per_execution != 1 or own_strategy(model) is not None:
         return keras_function
-    step = model._autoconvert_optionals(
+    step = without_optionals(
+        model,
         tf.function(
             model.train_step,
             autograph=False,
             reduce_retracing=True,
             jit_compile=model.jit_compile,
-        )
+        ),
     )
 
     @functools.cache
@@ -44,8 +50,7 @@ def lean(model, keras_function: Callable) -> Callable:
         """
 
         def next_step(resource):
-            iterator = tf.nest.pack_sequence_as(spec, [resource], expand_composites=True)
-            return step(iterator.get_next())
+            return step(iterator_of(spec, resource).get_next())
 
         traced = tf.function(next_step, autograph=False)
         return traced.get_concrete_function(tf.TensorSpec([], tf.resource))
@@ -60,9 +65,8 @@ def lean(model, keras_function: Callable) -> Callable:
         ):
             return keras_function(iterator)
         if iterator not in calls:
-            (resource,) = tf.nest.flatten(iterator, expand_composites=True)
             run = on_resource(tf.type_spec_from_value(iterator))
-            calls[iterator] = functools.partial(run, resource)
+            calls[iterator] = functools.partial(run, resource_of(iterator))
         return calls[iterator]()
 
     return train_function
@@ -79,12 +83,12 @@ def comes_from(iterator, dataset: tf.data.Dataset) -> bool:
         dataset: the dataset, compared by identity.
     """
     if not isinstance(iterator, tf.distribute.DistributedIterator):
-        return getattr(iterator, "_dataset", None) is dataset
-    inner = [getattr(part, "_dataset", None) for part in iterator._iterators]
+        return dataset_of(iterator) is dataset
+    inner = datasets_of_replicas(iterator)
     return bool(inner) and all(_is_around(part, dataset) for part in inner)
 
 
 def _is_around(outer, dataset) -> bool:
     while outer is not None and outer is not dataset:
-        outer = getattr(outer, "_input_dataset", None)
+        outer = dataset_before(outer)
     return outer is dataset

@@ -14,6 +14,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat.keras import forget_losses
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import works_in_turn
 from tfdp.gradients.contract import BoundedSum
@@ -95,7 +96,7 @@ def _trace(model, rules, specification):
     try:
         tf.function(run, autograph=False).get_concrete_function(specification)
     finally:
-        model._clear_losses()  # losses from add_loss belong to the graph that is gone
+        forget_losses(model)  # losses from add_loss belong to the graph that is gone
 
 
 def bounded_sum(

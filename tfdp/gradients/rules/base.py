@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdp._compat.keras import kernel_of
 from tfdp.gradients.rules.per_example_gradient import PerExampleGradient
 
 
@@ -105,7 +106,7 @@ class ActivationRule(Rule):
     """
 
     def variables(self):
-        kernel = self.layer._kernel
+        kernel = kernel_of(self.layer)
         return [kernel] if self.layer.bias is None else [kernel, self.layer.bias]
 
     def refusal(self):

@@ -5,6 +5,7 @@ import math
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import kernel_of
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
 from tfdp.gradients.rules.patches import THIN_CHANNELS, Window, patches
@@ -28,7 +29,7 @@ class ConvRule(ActivationRule):
         inputs = tf.cast(inputs, tf.float32)
         outputs = flat(tf.cast(outputs, tf.float32))
         kernel = _kernel_gradient(inputs, outputs, Window.of(layer), layer.groups, layer.filters)
-        found = [(layer._kernel, kernel)]
+        found = [(kernel_of(layer), kernel)]
         if layer.bias is not None:
             found.append((layer.bias, Instantiated(tf.reduce_sum(outputs, axis=1))))
         return found

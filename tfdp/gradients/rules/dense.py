@@ -6,6 +6,7 @@ import string
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import kernel_of
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
 from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
@@ -20,7 +21,7 @@ class DenseRule(ActivationRule):
         inputs, outputs = call["inputs"], tf.cast(call.gradient, tf.float32)
         if outputs.shape.rank > 2:
             inputs, outputs = _positions(inputs), _positions(outputs)
-        found = [(self.layer._kernel, OuterProducts(inputs, outputs))]
+        found = [(kernel_of(self.layer), OuterProducts(inputs, outputs))]
         if self.layer.bias is not None:
             bias = tf.reduce_sum(outputs, axis=1) if outputs.shape.rank > 2 else outputs
             found.append((self.layer.bias, Instantiated(bias)))
@@ -48,7 +49,7 @@ class EinsumDenseRule(ActivationRule):
     def gradients(self, calls):
         (call,) = calls
         x, g = tf.cast(call["inputs"], tf.float32), tf.cast(call.gradient, tf.float32)
-        found = [(self.layer._kernel, self._kernel_gradient(x, g))]
+        found = [(kernel_of(self.layer), self._kernel_gradient(x, g))]
         if self.layer.bias is not None:
             # The bias has the last axes of the outputs, with length one along which it is shared.
             shape = self.layer.bias.shape
@@ -71,7 +72,7 @@ class EinsumDenseRule(ActivationRule):
         positions = [a for a in inputs[1:] if a in outputs]
         into = [a for a in kernel if a in inputs]
         out = [a for a in kernel if a in outputs]
-        sizes = dict(zip(kernel, self.layer._kernel.shape, strict=True))
+        sizes = dict(zip(kernel, kernel_of(self.layer).shape, strict=True))
         order = [[*into, *out].index(a) for a in kernel]
 
         def finish(total):

@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import table_of
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import Rule
 from tfdp.gradients.rules.per_example_gradient import Lookups
@@ -16,7 +17,7 @@ class EmbeddingRule(Rule):
         return "uses LoRA" if self.layer.lora_enabled else None
 
     def variables(self):
-        return [self.layer._embeddings]
+        return [table_of(self.layer)]
 
     def call(self, record, inputs):
         outputs = type(self.layer).call(self.layer, inputs)
@@ -24,7 +25,7 @@ class EmbeddingRule(Rule):
 
     def gradients(self, calls):
         (call,) = calls
-        size, width = self.layer._embeddings.shape
+        size, width = table_of(self.layer).shape
         gradient = call.gradient
         rows = tf.shape(gradient)[0]
         positions = gradient.shape[1:-1].num_elements()
@@ -34,7 +35,7 @@ class EmbeddingRule(Rule):
         indices = tf.where(indices < 0, indices + size, indices)  # as in keras.ops.take
         return [
             (
-                self.layer._embeddings,
+                table_of(self.layer),
                 Lookups(indices, tf.reshape(gradient, [rows, positions, width]), size),
             )
         ]

@@ -11,17 +11,12 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import SHORTCUTS, children, is_rematerialized, layers_of
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.moments import WatchedMoments, watched
 from tfdp.layers.public import in_public_pass, public_layers
-
-# Methods by which a container decides whether to compute without calling its layers.
-_SHORTCUTS = {
-    keras.layers.Bidirectional: ("_can_attempt_fused_lstm", "_can_attempt_fused_gru"),
-}
 
 
 def owners(model) -> dict:
@@ -54,20 +49,20 @@ def _collect(layer, found, seen):
     rule = rule_for(layer)
     where = f"Layer '{layer.name}' ({type(layer).__name__})"
     if rule is None:
-        inner = {id(v) for child in layer._layers for v in child.trainable_variables}
+        inner = {id(v) for child in children(layer) for v in child.trainable_variables}
         own = [v for v in layer.trainable_variables if id(v) not in inner]
         if own:
             raise UnsupportedModelError(
                 f"{where} owns the trainable variable '{own[0].path}' and has no rule for its "
                 "per-example gradients."
             )
-        for child in layer._layers:
+        for child in children(layer):
             _collect(child, found, seen)
         return
     refusal = rule.refusal()
     if getattr(layer, "quantization_mode", None) is not None:
         refusal = "is quantized"
-    if getattr(layer, "_remat_mode", None) is not None:
+    if is_rematerialized(layer):
         refusal = "is rematerialized"
     if refusal:
         raise UnsupportedModelError(f"{where} {refusal}, which its rule does not cover.")
@@ -134,7 +129,7 @@ class Recorder(Forward):
                     moments = self._differentiable(layer)
                     stack.enter_context(replaced(layer, public_moments=moments))
             for layer in layers_of(self.model, itself=True):
-                for name in _SHORTCUTS.get(type(layer), ()):
+                for name in SHORTCUTS.get(type(layer), ()):
                     stack.enter_context(replaced(layer, **{name: _never}))
             with self._refusing():
                 return super().outputs(values, state, x)

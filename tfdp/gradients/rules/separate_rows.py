@@ -7,7 +7,13 @@ Such a model can run forward on the whole batch at once. Any other model runs ro
 import keras
 from keras import layers
 
-from tfdp._compat.keras import Functional
+from tfdp._compat.keras import (
+    Functional,
+    attention_axes,
+    children,
+    is_keras_function,
+    uses_of,
+)
 from tfdp.gradients.rules import rule_for
 from tfdp.layers import PublicExamples
 
@@ -101,21 +107,16 @@ def _tuple(axis):
     return tuple(axis) if isinstance(axis, (list, tuple)) else (axis,)
 
 
-def _is_function(operation, names):
-    kind = type(operation)
-    return kind.__module__.startswith("keras.src.ops.") and kind.__name__ in names
-
-
 def _arguments(operation):
     """Yields (tensors, other arguments) for each use of `operation` in its model."""
-    for node in operation._inbound_nodes:
-        leaves = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+    for used_with in uses_of(operation):
+        leaves = keras.tree.flatten(used_with)
         tensors = [leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)]
         yield tensors, [leaf for leaf in leaves if not isinstance(leaf, keras.KerasTensor)]
 
 
 def _elementwise(operation):
-    if not _is_function(operation, _ELEMENTWISE):
+    if not is_keras_function(operation, _ELEMENTWISE):
         return False
     for tensors, others in _arguments(operation):
         if len({tensor.ndim for tensor in tensors}) != 1 or tensors[0].ndim == 0:
@@ -127,7 +128,7 @@ def _elementwise(operation):
 
 def _along_later_axes(operation):
     """Whether `operation` works along given axes, none of which is the first."""
-    if not _is_function(operation, _ALONG_AXES) or operation.axis is None:
+    if not is_keras_function(operation, _ALONG_AXES) or operation.axis is None:
         return False
     axes = _tuple(operation.axis)
     added = len(axes) if type(operation).__name__ == "ExpandDims" else 0
@@ -139,10 +140,10 @@ def _along_later_axes(operation):
 
 def _takes_from_each_row(operation):
     """Whether `operation` is `x[:, ...]`, with numbers, slices and new axes after the first colon."""
-    if not _is_function(operation, {"GetItem"}):
+    if not is_keras_function(operation, {"GetItem"}):
         return False
-    for node in operation._inbound_nodes:
-        arguments = [*node.arguments.args, *node.arguments.kwargs.values()]
+    for args, kwargs in uses_of(operation):
+        arguments = [*args, *kwargs.values()]
         if len(arguments) != 2 or not isinstance(arguments[1], tuple):
             return False
         first, *rest = arguments[1]
@@ -173,7 +174,7 @@ _CONDITIONAL = {
 # Layers made of other layers, whose own code keeps rows apart.
 _COMPOSITE = {
     layers.Bidirectional: lambda layer: not layer.stateful,
-    layers.MultiHeadAttention: lambda layer: all(axis > 0 for axis in layer._attention_axes),
+    layers.MultiHeadAttention: lambda layer: all(axis > 0 for axis in attention_axes(layer)),
     PublicExamples: lambda layer: layer.statistics == "example",
 }
 _CONTAINERS = (keras.Sequential.call, Functional.call)
@@ -194,7 +195,7 @@ def rows_are_separate(model, rules: dict) -> bool:
         inner = model.layers if isinstance(model, keras.Sequential) else model.operations
         return all(rows_are_separate(operation, rules) for operation in inner)
     if type(model) in _COMPOSITE and _COMPOSITE[type(model)](model):
-        return all(rows_are_separate(inner, rules) for inner in model._layers)
+        return all(rows_are_separate(inner, rules) for inner in children(model))
     if type(model) in _PLAIN or any(is_separate(model) for is_separate in _FUNCTIONS):
         return True
     condition = _CONDITIONAL.get(type(model))
