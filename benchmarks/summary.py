@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.results import REASONS
-from benchmarks.subjects import LABELS, LOTS, MODELS, family_of
+from benchmarks.subjects import LABELS, MODELS, family_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +124,3 @@ def show(content: dict) -> None:
             f"{row.memory_ratio.median:.2f}" if row.memory_ratio else "",
         )
     Console().print(table)
-
-
-def lots_of(content: dict) -> list[int]:
-    """The lots in a file, the usual ones first."""
-    found = {record["lot"] for record in content["records"]}
-    return sorted(found, key=lambda lot: (lot not in LOTS, lot))

@@ -80,6 +80,7 @@ FEEDING = "tfdp/training/feeding.py"
 STEERING = "tfdp/training/steering.py"
 FUNCTION = "tfdp/training/train_function.py"
 LOTS = "tfdp/data/lots.py"
+SCHEMES = "tfdp/data/schemes.py"
 OPTIMIZER = "tfdp/optimizers/dp_keras_optimizer.py"
 SI = "tfdp/optimizers/si_dpsgd.py"
 MATRIX = "tfdp/optimizers/matrix.py"
@@ -568,7 +569,7 @@ GUARDS = (
     # -- training: who may step, on what ----------------------------------------------------------
     Guard(
         "a plain optimizer",
-        TRAINING,
+        VALIDATION,
         "    if not isinstance(optimizer, DPKerasOptimizer):\n        raise",
         "    if False:\n        raise",
         (
@@ -579,7 +580,7 @@ GUARDS = (
     ),
     Guard(
         "float16",
-        TRAINING,
+        VALIDATION,
         'if policy is not None and policy.compute_dtype == "float16":',
         "if False:",
         ("tests/training/test_private_model.py::test_float16_is_refused",),
@@ -841,8 +842,8 @@ GUARDS = (
     Guard(
         "labels out of range",
         FEEDING,
-        "if y.size and not (y.min() >= 0 and y.max() < classes):",
-        "if False:",
+        "    check_labels(y, classes)\n",
+        "",
         ("tests/training/test_private_model.py::test_bad_arguments",),
         "a label that no output has makes a gradient NaN",
     ),
@@ -867,7 +868,7 @@ GUARDS = (
     ),
     Guard(
         "the probability is of the nominal number",
-        LOTS,
+        SCHEMES,
         "return _coins(self._random, random, step, members, self.lot_size, out_of=out_of)",
         "return _coins(self._random, random, step, members, self.lot_size)",
         (
@@ -878,7 +879,7 @@ GUARDS = (
     ),
     Guard(
         "nominal numbers belong to Poisson lots",
-        LOTS,
+        SCHEMES,
         'if nominal_examples is not None and sampling != "poisson":',
         "if False:",
         ("tests/data/test_lots.py::TestNominalExamples::test_it_belongs_to_one_scheme[cyclic]",),

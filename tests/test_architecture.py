@@ -29,6 +29,7 @@ LEVELS = [
 # The same inside a room: parts further down know nothing of parts further up.
 INSIDE = {
     "accounting": [["mechanisms"], ["numerics"]],
+    "data": [["schemes"], ["lots"], ["arrays", "randomness"]],
     "gradients": [
         ["lot"],
         ["engines"],
@@ -312,6 +313,8 @@ def needs_keras(tree):
 
 
 ROOMS_WITH_KERAS = sorted({".".join(n.split(".")[:2]) for n, t in TREES.items() if needs_keras(t)})
+# Settings and the command line are read without Keras; what trains is not.
+ROOMS_WITH_KERAS[ROOMS_WITH_KERAS.index("tfdp.experiments")] += ".experiment"
 
 
 def test_another_keras_backend_is_refused_clearly(tmp_path):

@@ -1,0 +1,237 @@
+"""Checks of arguments: one call each, safe against NaN, with one form of message.
+
+Every check returns the value that it let pass, as a plain Python number where it is a number, and
+otherwise raises a ValueError "Expected NAME to be ... Received VALUE. Use ...". The rules are the
+same everywhere:
+
+* NaN is never let pass, and infinity is no finite number.
+* A bool is no number, and a number is no bool. A text that reads like a number is no number.
+* NumPy's scalars and arrays of no dimension count as the numbers that they hold.
+* None passes only where the caller says `optional=True`.
+
+Only NumPy is imported here, so that the accountant starts without TensorFlow.
+"""
+
+import math
+import numbers
+import reprlib
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import numpy as np
+
+Schedule = float | tuple[float, ...] | None
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 200
+
+
+def refuse(
+    name: str, expected: str, value: Any, remedy: str, *, optional: bool = False
+) -> NoReturn:
+    """Raises the ValueError of every check in this module.
+
+    Args:
+      name: Of the argument or field.
+      expected: What it should be, after "Expected NAME to be".
+      value: What it is. A long one is shortened.
+      remedy: A sentence that says what to do.
+      optional: Whether None would have passed, which the message then says.
+    """
+    if optional:
+        expected += ", or None"
+    raise ValueError(f"Expected {name} to be {expected}. Received {_REPR.repr(value)}. {remedy}")
+
+
+def whole(
+    name: str,
+    value: Any,
+    minimum: int,
+    maximum: int | None = None,
+    *,
+    optional: bool = False,
+    remedy: str = "Pass an integer in this range.",
+) -> int | None:
+    """Returns an integer from `minimum` to `maximum` as an int. A float is no integer, even 3.0."""
+    if optional and value is None:
+        return None
+    number = _scalar(value)
+    good = isinstance(number, numbers.Integral) and number >= minimum
+    if not good or not (maximum is None or number <= maximum):
+        limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        refuse(name, f"a whole number {limits}", value, remedy, optional=optional)
+    return int(number)
+
+
+def finite(
+    name: str,
+    value: Any,
+    minimum: float | None = None,
+    *,
+    optional: bool = False,
+    remedy: str = "Pass such a number.",
+) -> float | None:
+    """Returns a finite number, of at least `minimum` where that is given, as a float."""
+    if optional and value is None:
+        return None
+    number = _real(value)
+    if not math.isfinite(number) or not (minimum is None or number >= minimum):
+        limit = "" if minimum is None else f" of at least {minimum:g}"
+        refuse(name, f"a finite number{limit}", value, remedy, optional=optional)
+    return number
+
+
+def positive(
+    name: str, value: Any, *, optional: bool = False, remedy: str = "Pass such a number."
+) -> float | None:
+    """Returns a finite number above 0 as a float."""
+    if optional and value is None:
+        return None
+    number = _real(value)
+    if not (number > 0 and math.isfinite(number)):
+        refuse(name, "a finite number above 0", value, remedy, optional=optional)
+    return number
+
+
+def fraction(
+    name: str,
+    value: Any,
+    *,
+    zero: bool = False,
+    one: bool = False,
+    optional: bool = False,
+    remedy: str = "Pass such a number.",
+) -> float | None:
+    """Returns a number between 0 and 1 as a float.
+
+    Args:
+      name: Of the argument or field.
+      value: The number.
+      zero: Whether 0 is allowed.
+      one: Whether 1 is allowed.
+      optional: Whether None is allowed.
+      remedy: A sentence that says what to do.
+    """
+    if optional and value is None:
+        return None
+    number = _real(value)
+    if not (0 < number < 1 or (zero and number == 0) or (one and number == 1)):
+        interval = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
+        refuse(name, f"a number in {interval}", value, remedy, optional=optional)
+    return number
+
+
+def one_of(
+    name: str,
+    value: Any,
+    choices: Iterable[str],
+    *,
+    optional: bool = False,
+    remedy: str = "Use one of these.",
+) -> str | None:
+    """Returns a text that is one of `choices`."""
+    if optional and value is None:
+        return None
+    choices = tuple(choices)
+    if not isinstance(value, str) or value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        refuse(name, f"one of {listed}", value, remedy, optional=optional)
+    return value
+
+
+def text(name: str, value: Any, *, remedy: str = "Pass a text that is not empty.") -> str:
+    """Returns a text that says something."""
+    if not isinstance(value, str) or not value.strip():
+        refuse(name, "a text that is not empty", value, remedy)
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    """Returns a bool. Numbers are none, since 0 and 1 are as often a mistake as an abbreviation."""
+    scalar = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+    if not isinstance(scalar, bool | np.bool_):
+        refuse(name, "True or False", value, "Pass one of the two.")
+    return bool(scalar)
+
+
+def instance(name: str, value: Any, kind: type, *, remedy: str, optional: bool = False) -> Any:
+    """Returns an object of class `kind`."""
+    if not (isinstance(value, kind) or (optional and value is None)):
+        refuse(name, f"an instance of {kind.__name__}", value, remedy, optional=optional)
+    return value
+
+
+def schedule(
+    name: str,
+    value: Any,
+    *,
+    integer: bool = False,
+    minimum: float = 0.0,
+    optional: bool = False,
+    remedy: str = "Pass one such number, or a flat sequence with one for each step.",
+) -> Schedule:
+    """Returns a constant, or one value per step, as a number or a tuple of numbers.
+
+    Args:
+      name: Of the argument or field.
+      value: A number, or a flat sequence of numbers.
+      integer: Whether only whole numbers are allowed. Whole floats, such as 3.0, count as such.
+      minimum: The least value that is allowed.
+      optional: Whether None is allowed.
+      remedy: A sentence that says what to do.
+
+    Raises:
+      ValueError: Where a value is not finite or too small; it is named with its step.
+    """
+    if optional and value is None:
+        return None
+    one = f"a {'whole' if integer else 'finite'} number of at least {minimum:g}"
+    array = _table(value)
+    if array is None:
+        refuse(name, f"{one}, or a flat sequence of them", value, remedy, optional=optional)
+    good = np.isfinite(array) & (array >= minimum)
+    if integer:
+        good &= array == np.floor(array)
+    if not np.all(good):
+        step = int(np.argmin(good))
+        where = f"{name} of step {step}" if array.ndim else name
+        refuse(where, one, float(array.flat[step]), "Correct that value.", optional=optional)
+    number = int if integer else float
+    return number(array) if array.ndim == 0 else tuple(number(v) for v in array)
+
+
+def _scalar(value: Any) -> Any:
+    """Returns what an array of no dimension holds. A bool becomes None, since it is no number."""
+    if hasattr(value, "__array__") and not isinstance(value, np.generic):
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError, NotImplementedError):  # a symbolic tensor has no value
+            return None
+        value = array[()] if array.ndim == 0 else None
+    return None if isinstance(value, bool | np.bool_) else value
+
+
+def _real(value: Any) -> float:
+    """Returns a real number as a float, without the sign of -0.0, and NaN for all else."""
+    number = _scalar(value)
+    if not isinstance(number, numbers.Real):
+        return math.nan
+    try:
+        return float(number) + 0.0
+    except OverflowError:  # an int beyond all floats
+        return math.inf
+
+
+def _table(value: Any) -> np.ndarray | None:
+    """Returns a number or a flat sequence of numbers as an array of floats, and None for all else."""
+    # NumPy would turn a bool among floats into a number.
+    if isinstance(value, list | tuple) and {bool, np.bool_} & set(map(type, value)):
+        return None
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, NotImplementedError):  # sequences in it are not equally long
+        return None
+    if array.dtype.kind not in "iuf" or array.ndim > 1:
+        # NumPy gives an empty sequence the kind of floats, so that it passes here.
+        return None
+    return array.astype(float) + 0.0

@@ -6,7 +6,7 @@ import os
 import keras
 import tensorflow as tf
 
-from tfdp.accounting import claimed_composition, proven_composition
+from tfdp.accounting import epsilon_curve
 from tfdp.training.models import PrivateTraining
 
 
@@ -39,8 +39,7 @@ class EpsilonCurve:
 
     def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=50):
         self._run, self._earlier = model.current_run, model.earlier_runs
-        self._compose = {"proven": proven_composition, "claimed": claimed_composition}[kind]
-        self._delta, self._adjacency = delta, adjacency
+        self._delta, self._kind, self._adjacency = delta, kind, adjacency
         self._spacing = max(1, math.ceil(self._run.steps / points))
         self._values = {}
 
@@ -51,10 +50,9 @@ class EpsilonCurve:
             step = self._run.steps
         point = min(-(-step // self._spacing) * self._spacing, self._run.steps)
         if point not in self._values:
-            runs = [*self._earlier, self._run.with_(steps=point)]
-            runs = [run for run in runs if run.steps]
-            guarantee = self._compose(runs, self._delta, self._adjacency) if runs else None
-            self._values[point] = guarantee.epsilon if guarantee else 0.0
+            (self._values[point],) = epsilon_curve(
+                self._run, [point], self._delta, self._kind, self._adjacency, self._earlier
+            )
         return self._values[point]
 
 

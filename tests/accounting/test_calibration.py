@@ -145,9 +145,21 @@ def test_curve_bounds_and_ends_at_the_guarantee(run):
     assert curve[0] == 0
     assert curve == sorted(curve)
     assert curve[-1] <= proven(run, DELTA).epsilon + 1e-9
-    middle = proven(run.with_(steps=counts[-2]), DELTA).epsilon
-    # A bound on the same loss: near the direct one, never far below it.
-    assert middle * 0.97 - 1e-6 <= curve[-2] <= max(middle * 1.5, curve[-1])
+    for steps, value in zip(counts, curve, strict=True):
+        assert value == min(
+            proven(run.with_(steps=steps), DELTA).epsilon, *curve[counts.index(steps) :]
+        )
+
+
+def test_the_curve_counts_what_was_spent_before():
+    earlier = [DPSGD, DPSGD.with_(steps=0)]
+    for kind, compose in (("proven", proven_composition), ("claimed", claimed_composition)):
+        curve = epsilon_curve(DPSGD, [0, 10], DELTA, kind, earlier=earlier)
+        expected = [
+            compose([DPSGD], DELTA).epsilon,
+            compose([DPSGD, DPSGD.with_(steps=10)], DELTA).epsilon,
+        ]
+        assert curve == pytest.approx(expected)
 
 
 def test_curves_of_claims_and_of_hopeless_runs():

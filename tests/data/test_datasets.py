@@ -74,7 +74,7 @@ class TestDigits:
 
 @pytest.mark.parametrize("function", [data.load, lambda name: data.load_split(name, "train")])
 def test_unknown_name(function):
-    with pytest.raises(ValueError, match=r"`name`.*'cifar10'.*'digits'.*'mnist'.*'mnits'"):
+    with pytest.raises(ValueError, match=r"Expected name .*'cifar10'.*'digits'.*'mnist'.*'mnits'"):
         function("mnits")
 
 
@@ -187,10 +187,10 @@ class TestPrepared:
     @prepared("kmnist")
     @pytest.mark.parametrize("count", [0, 10_001, float("nan")])
     def test_public_count(self, count):
-        with pytest.raises(ValueError, match=r"`count`.*from 1 to 10000"):
+        with pytest.raises(ValueError, match=r"Expected count .*from 1 to 10000"):
             data.public("mnist", count, str(PREPARED))
 
 
 def test_no_public_counterpart():
-    with pytest.raises(ValueError, match=r"`name`.*'cifar10', 'digits', 'mnist'.*'kmnist'"):
+    with pytest.raises(ValueError, match=r"Expected name .*'cifar10', 'digits', 'mnist'.*'kmnist'"):
         data.public("kmnist", 3)

@@ -104,7 +104,7 @@ def test_automatic_normalizes_and_spares_vanishing_gradients():
 
 def test_layers_are_told_by_their_paths():
     bound = make_bound("per_layer", 1.0, ["a/kernel", "a/bias", "b/cell/kernel", "b/kernel"])
-    assert bound.groups == (0, 0, 1, 2)
+    assert bound.layers == (0, 0, 1, 2)
     assert make_bound("each_layer", 1.0, ["a/kernel", "b/kernel"]) == EachLayerL2Clip(1.0, (0, 1))
     with pytest.raises(ValueError, match="clipping"):
         make_bound("nonsense", 1.0, ["a/kernel"])

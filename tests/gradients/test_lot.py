@@ -101,7 +101,7 @@ def test_choice_of_the_engine():
 
     assert choose_engine("ghost", model()) is ghost.bounded_sum
     assert choose_engine("vectorized", model()) is exact.bounded_sum
-    with pytest.raises(ValueError, match="Expected one of"):
+    with pytest.raises(ValueError, match="Expected engine to be one of"):
         choose_engine("fast", model())
     shared = layers.Dense(4)
     x = keras.Input((4,))

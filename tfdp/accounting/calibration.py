@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tfdp.accounting import composition
+from tfdp._validate import whole
 from tfdp.accounting.analysis import analyse
-from tfdp.accounting.composition import guarantee
+from tfdp.accounting.composition import guarantee, guarantee_of_all
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.numerics import gaussian, privacy_loss
 from tfdp.accounting.run import Run
@@ -214,15 +214,11 @@ def max_steps(
     check_kind(kind)
 
     earlier = [past for past in earlier if past.steps]
-    compose = {
-        "proven": composition.proven_composition,
-        "claimed": composition.claimed_composition,
-    }[kind]
 
     def fits(steps: int) -> bool:
         now = run.with_(steps=steps)
         if earlier:
-            return compose([*earlier, now], delta, adjacency).epsilon <= epsilon
+            return guarantee_of_all(kind, [*earlier, now], delta, adjacency).epsilon <= epsilon
         return guarantee(kind, now, delta, adjacency).epsilon <= epsilon
 
     described = run.described_steps
@@ -245,11 +241,9 @@ def epsilon_curve(
     delta: float,
     kind: str = "proven",
     adjacency: str = "zero_out",
+    earlier: Sequence[Run] = (),
 ) -> list[float]:
     """Epsilon after several numbers of steps, for showing progress.
-
-    Each value is a valid bound. The last one equals the epsilon of `proven` (or `claimed`); earlier
-    ones may come from cheaper bounds of the same kind. No value exceeds a later one.
 
     Args:
       run: The run; its own `steps` is ignored, but tables must cover the largest of `steps`.
@@ -257,25 +251,19 @@ def epsilon_curve(
       delta: Probability in (0, 1).
       kind: "claimed" or "proven".
       adjacency: Neighbouring relation.
+      earlier: Runs that were executed before, whose cost is included.
 
     Returns:
-      One epsilon for each of `steps`.
+      One epsilon for each of `steps`; none exceeds a later one.
     """
-    check_delta(delta)
-    check_kind(kind)
-    counts = np.asarray(steps, dtype=int)
-    if counts.ndim != 1 or np.any(counts < 0) or np.any(np.diff(counts) < 0):
-        raise ValueError(f"Expected step counts in increasing order. Received {list(steps)!r}.")
-    if not len(counts):
-        return []
-    full = run.with_(steps=int(counts[-1]))
-    last = guarantee(kind, full, delta, adjacency)
-    if kind == "proven" and math.isfinite(last.epsilon):
-        values = list(full.mechanism.curve(full, counts, delta, adjacency))
-    else:
-        values = [
-            guarantee(kind, run.with_(steps=int(n)), delta, adjacency).epsilon for n in counts
-        ]
-    values[-1] = last.epsilon
-    # Early releases are part of the later ones, so a smaller later bound holds for them too.
+    counts = [whole("steps", count, 0) for count in steps]
+    if counts != sorted(counts):
+        raise ValueError(
+            f"Expected step counts in increasing order. Received {list(steps)!r}. Sort them."
+        )
+    values = []
+    for count in counts:
+        runs = [past for past in (*earlier, run.with_(steps=count)) if past.steps]
+        values.append(guarantee_of_all(kind, runs, delta, adjacency).epsilon)
+    # What was released early is part of what was released later, so the smaller later bound holds.
     return [float(v) for v in np.minimum.accumulate(values[::-1])[::-1]]

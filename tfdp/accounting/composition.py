@@ -48,7 +48,15 @@ def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
 
 def guarantee(kind: str, run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
     """Returns `claimed(...)` or `proven(...)`, as `kind` says."""
-    return {"claimed": claimed, "proven": proven}[check_kind(kind)](run, delta, adjacency)
+    return guarantee_of_all(kind, [run], delta, adjacency)
+
+
+def guarantee_of_all(
+    kind: str, runs: Sequence[Run], delta: float, adjacency: str = "zero_out"
+) -> Guarantee:
+    """`claimed_composition` or `proven_composition`, by name."""
+    compose = {"claimed": claimed_composition, "proven": proven_composition}[check_kind(kind)]
+    return compose(runs, delta, adjacency)
 
 
 def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero_out") -> Guarantee:

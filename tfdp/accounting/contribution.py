@@ -4,8 +4,8 @@ import dataclasses
 import math
 from typing import Any
 
+from tfdp._validate import flag, positive, whole
 from tfdp.accounting import records
-from tfdp.accounting.checks import positive, whole
 from tfdp.accounting.sampling import Sampling
 
 
@@ -40,13 +40,12 @@ class Contribution:
         def put(name, value):
             object.__setattr__(self, name, value)
 
-        if self.l2_norm_clip is not None:
-            put("l2_norm_clip", positive("l2_norm_clip", self.l2_norm_clip))
+        put("l2_norm_clip", positive("l2_norm_clip", self.l2_norm_clip, optional=True))
         put("microbatch_size", whole("microbatch_size", self.microbatch_size, 1))
         put("clip_groups", whole("clip_groups", self.clip_groups, 1))
         put("public_examples", whole("public_examples", self.public_examples, 0))
         for name in ("adaptive_clipping", "batch_statistics"):
-            put(name, bool(getattr(self, name)))
+            put(name, flag(name, getattr(self, name)))
 
     @property
     def noise_divisor(self) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from tfdp._validate import flag, fraction, one_of, positive, whole
 from tfdp.accounting import records
 from tfdp.accounting.numerics.noise_families import FAMILIES, GAUSSIAN, STUDENT_T
 
@@ -46,12 +47,7 @@ class Encoding:
         noise, nu = _families(self.noise, self.degrees_of_freedom)
         object.__setattr__(self, "noise", noise)
         object.__setattr__(self, "degrees_of_freedom", nu)
-        n = self.num_weights
-        if isinstance(n, bool) or not isinstance(n, int | np.integer) or not n >= 1:
-            raise ValueError(
-                f"Expected num_weights to be a whole number of at least 1. Received {n!r}."
-            )
-        object.__setattr__(self, "num_weights", int(n))
+        object.__setattr__(self, "num_weights", whole("num_weights", self.num_weights, 1))
         if self.codebook is not None:
             object.__setattr__(self, "codebook", self._vectors())
         if self.largest_entry is not None:
@@ -59,13 +55,11 @@ class Encoding:
                 raise ValueError(
                     "Expected codebook or largest_entry. Received both. Leave one out."
                 )
-            if not 0 < self.largest_entry <= 1:
-                raise ValueError(
-                    "Expected largest_entry to be above 0 and at most 1, in units of the norm. "
-                    f"Received {self.largest_entry!r}."
-                )
-            object.__setattr__(self, "largest_entry", float(self.largest_entry))
-        object.__setattr__(self, "private_codebook", bool(self.private_codebook))
+            remedy = "Pass it in units of the norm."
+            largest = fraction("largest_entry", self.largest_entry, one=True, remedy=remedy)
+            object.__setattr__(self, "largest_entry", largest)
+        private = flag("private_codebook", self.private_codebook)
+        object.__setattr__(self, "private_codebook", private)
 
     def _vectors(self) -> tuple[tuple[float, ...], ...]:
         vectors = tuple(tuple(float(v) for v in vector) for vector in self.codebook)
@@ -185,8 +179,7 @@ def _families(noise, degrees_of_freedom):
 
 def _degrees(noise: str, nu: float | None) -> float | None:
     """Validates one family and its degrees of freedom, which it returns."""
-    if noise not in FAMILIES:
-        raise ValueError(f"Expected noise to be one of {', '.join(FAMILIES)}. Received {noise!r}.")
+    one_of("noise", noise, FAMILIES)
     if noise != STUDENT_T:
         if nu is not None:
             raise ValueError(
@@ -194,12 +187,7 @@ def _degrees(noise: str, nu: float | None) -> float | None:
                 f"{noise!r}. Leave it out."
             )
         return None
-    if nu is None or not nu > 0 or not math.isfinite(nu):
-        raise ValueError(
-            "Expected degrees_of_freedom to be a finite number above 0 for student_t noise. "
-            f"Received {nu!r}. Pass for example 9."
-        )
-    return float(nu)
+    return positive("degrees_of_freedom", nu, remedy="Student's t needs them: pass for example 9.")
 
 
 def normal_quantiles(number: int) -> np.ndarray:

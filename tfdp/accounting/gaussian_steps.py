@@ -32,7 +32,7 @@ import numpy as np
 from tfdp.accounting import noise_tables
 from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
 from tfdp.accounting.noise_tables import Noise, levels
-from tfdp.accounting.numerics import fixed_size, privacy_loss
+from tfdp.accounting.numerics import fixed_size
 from tfdp.accounting.numerics.participation import occurrence_law, trials
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss, epsilon_of
 from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss
@@ -231,24 +231,3 @@ def _fixed_size_lots(run, noise, steps, factor, delta, adjacency) -> Analysis:
     drawn = losses[0].components[0].probability
     details = {"amplification": "secrecy of the sample", "sampling_probability": drawn}
     return Analysis(tuple(losses), details=details)
-
-
-def curve(run: Run, counts: np.ndarray, delta: float, adjacency: str) -> list[float] | None:
-    """Epsilon after each of `counts` steps, if all steps are rounds of one subsampled loss.
-
-    Args:
-      run: Run whose `steps` is the largest of `counts`.
-      counts: Step counts, increasing.
-      delta: Probability in (0, 1).
-      adjacency: Neighbouring relation.
-
-    Returns:
-      One upper bound for each of `counts`, or None if the run has several losses or another kind.
-    """
-    losses = run.mechanism.analyse(run, delta, adjacency).losses
-    if len(losses) != 1 or not isinstance(losses[0], SubsampledLoss):
-        return None
-    rounds = [run.sampling.participations(int(n)) for n in counts]
-    if losses[0].steps != rounds[-1]:
-        return None
-    return privacy_loss.subsampled_curve(losses[0], rounds, delta)

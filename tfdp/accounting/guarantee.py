@@ -4,6 +4,8 @@ import dataclasses
 import math
 from typing import Any
 
+from tfdp._validate import fraction, one_of, positive
+
 ADJACENCIES = ("zero_out", "replace_one", "add_or_remove_one")
 KINDS = ("claimed", "proven")
 # Above this epsilon, the factor exp(epsilon) no longer bounds anything in practice.
@@ -18,28 +20,18 @@ ADJACENCY_WORDS = {
 
 def check_adjacency(adjacency: str) -> str:
     """Returns `adjacency`; raises ValueError if it is unknown."""
-    if adjacency not in ADJACENCIES:
-        raise ValueError(
-            f"Expected adjacency to be one of {', '.join(ADJACENCIES)}. Received {adjacency!r}."
-        )
-    return adjacency
+    return one_of("adjacency", adjacency, ADJACENCIES)
 
 
-def check_kind(kind: str) -> str:
-    """Returns `kind`; raises ValueError if it is unknown."""
-    if kind not in KINDS:
-        raise ValueError(f"Expected kind to be one of {', '.join(KINDS)}. Received {kind!r}.")
-    return kind
+def check_kind(kind: str, name: str = "kind") -> str:
+    """Returns `kind`, the value of argument `name`, or raises ValueError where it is unknown."""
+    return one_of(name, kind, KINDS)
 
 
 def check_delta(delta: float) -> float:
     """Returns `delta` as a float; raises ValueError unless it lies strictly between 0 and 1."""
-    if isinstance(delta, bool) or not (0 < delta < 1):
-        raise ValueError(
-            f"Expected delta to lie strictly between 0 and 1. Received {delta!r}. Use a value well "
-            "below 1/num_examples, for example 1e-5."
-        )
-    return float(delta)
+    remedy = "Use a value well below 1/num_examples, for example 1e-5."
+    return fraction("delta", delta, remedy=remedy)
 
 
 def delta_warning(delta: float, num_examples: int) -> str | None:
@@ -61,12 +53,7 @@ def delta_warning(delta: float, num_examples: int) -> str | None:
 
 def check_epsilon(epsilon: float) -> float:
     """Returns `epsilon` as a float; raises ValueError unless it is above 0 and finite."""
-    if isinstance(epsilon, bool) or not (epsilon > 0) or not math.isfinite(epsilon):
-        raise ValueError(
-            f"Expected epsilon to be a finite number above 0. Received {epsilon!r}. Use for "
-            "example 2.0."
-        )
-    return float(epsilon)
+    return positive("epsilon", epsilon, remedy="Use for example 2.0.")
 
 
 def format_epsilon(epsilon: float) -> str:

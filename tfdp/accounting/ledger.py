@@ -6,8 +6,8 @@ import json
 import os
 from collections.abc import Mapping
 
+from tfdp._validate import instance
 from tfdp.accounting.guarantee import (
-    Guarantee,
     check_adjacency,
     check_delta,
     check_epsilon,
@@ -48,10 +48,6 @@ class PrivacyBudget:
         check_kind(self.kind)
         check_adjacency(self.adjacency)
 
-    def allows(self, guarantee: Guarantee) -> bool:
-        """Whether epsilon and delta of `guarantee` both stay within the budget."""
-        return guarantee.epsilon <= self.epsilon and guarantee.delta <= self.delta
-
 
 class Ledger:
     """Record of the runs on some weights: each run has a random id and its number of spent steps.
@@ -83,11 +79,8 @@ class Ledger:
 
     @budget.setter
     def budget(self, budget: PrivacyBudget | None) -> None:
-        if budget is not None and not isinstance(budget, PrivacyBudget):
-            raise ValueError(
-                f"Expected a PrivacyBudget or None. Received {budget!r}. Pass "
-                "tfdp.accounting.PrivacyBudget(epsilon, delta)."
-            )
+        remedy = "Pass tfdp.accounting.PrivacyBudget(epsilon, delta)."
+        instance("budget", budget, PrivacyBudget, optional=True, remedy=remedy)
         self._budgets = () if budget is None else (budget,)
         self.changes += 1
 
@@ -204,22 +197,6 @@ class Ledger:
     def runs(self) -> list[Run]:
         """All runs with at least one spent step."""
         return [run for run in self._entries.values() if run.steps]
-
-    def guarantee(self, kind: str, delta: float, adjacency: str = "zero_out") -> Guarantee:
-        """Guarantee of the composition of all runs in the ledger.
-
-        Args:
-          kind: "claimed" or "proven".
-          delta: Probability in (0, 1).
-          adjacency: Neighbouring relation.
-        """
-        from tfdp.accounting import composition
-
-        compose = {
-            "claimed": composition.claimed_composition,
-            "proven": composition.proven_composition,
-        }[check_kind(kind)]
-        return compose(self.runs, delta, adjacency)
 
     def to_json(self) -> str:
         """Returns the ledger as JSON text; `from_json` is its inverse.

@@ -8,13 +8,14 @@ import math
 
 import numpy as np
 
-from tfdp.accounting.checks import schedule
+from tfdp._validate import schedule
 
 Noise = float | tuple[float, ...]
 
 # Each distinct value of the noise needs a privacy loss distribution of its own. A table with more
 # distinct values is rounded down to this many; less noise never understates epsilon.
 _MOST_VALUES = 16
+_REMEDY = "Pass the standard deviation of the noise over the clip norm, or one for each step."
 
 
 def checked(value) -> Noise:
@@ -23,12 +24,7 @@ def checked(value) -> Noise:
     Raises:
       ValueError: If `value` is None, or one of its values is negative or not finite.
     """
-    if value is None:
-        raise ValueError(
-            "Expected noise_multiplier to be a finite number, 0 or more, or one for each step. "
-            "Received None. Pass the standard deviation of the noise over the clip norm."
-        )
-    return schedule("noise_multiplier", value)
+    return schedule("noise_multiplier", value, remedy=_REMEDY)
 
 
 def of_steps(noise: Noise, steps: int) -> Noise:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdp._validate import flag, one_of, whole
 from tfdp.accounting import flat
-from tfdp.accounting.checks import one_of, whole
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.accounting.mechanisms.registry import mechanism_from_dict
@@ -70,7 +70,11 @@ class Run:
         insecure_seed = fields.pop(flat.SEEDED, insecure_seed)
         parts = {"mechanism": mechanism, "sampling": sampling, "contribution": contribution}
         parts = flat.parts_of(parts, fields)
-        own = {"steps": steps, "start": start, "insecure_seed": bool(insecure_seed)}
+        own = {
+            "steps": steps,
+            "start": start,
+            "insecure_seed": flag("insecure_seed", insecure_seed),
+        }
         for name, value in (parts | own).items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "steps", whole("steps", self.steps, 0))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from tfdp._validate import flag, one_of, positive, whole
 from tfdp.accounting import records
-from tfdp.accounting.checks import one_of, whole
 from tfdp.accounting.numerics.binomials import chance_of_more
 
 if TYPE_CHECKING:
@@ -169,10 +169,8 @@ class _CoinFlips(Sampling):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.max_lot_size is None:
-            return
-        self._put("max_lot_size", whole("max_lot_size", self.max_lot_size, 1))
-        if self.max_lot_size < self.lot_size:
+        self._put("max_lot_size", whole("max_lot_size", self.max_lot_size, 1, optional=True))
+        if self.max_lot_size is not None and self.max_lot_size < self.lot_size:
             raise ValueError(
                 f"Expected max_lot_size to be at least lot_size ({self.lot_size}). Received "
                 f"{self.max_lot_size}. Raise it."
@@ -222,7 +220,7 @@ class Poisson(_CoinFlips):
 
     def __post_init__(self):
         super().__post_init__()
-        self._put("nominal", bool(self.nominal))
+        self._put("nominal", flag("nominal", self.nominal))
 
     @property
     def may_cut(self) -> bool:
@@ -435,8 +433,7 @@ def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) ->
       ValueError: If the scheme is unknown or a number is out of range.
     """
     lots = sampling_class(sampling)(num_examples=num_examples, lot_size=lot_size)
-    if not epochs > 0 or not math.isfinite(epochs):
-        raise ValueError(f"Expected epochs to be a finite number above 0. Received {epochs!r}.")
+    epochs = positive("epochs", epochs)
     if lots.random_lots:
         # The tolerance of 1e-9 keeps 0.1 * N / L from losing a step to rounding.
         return math.floor(epochs * num_examples / lot_size + 1e-9)

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdp._validate import one_of, whole
+
 STRATEGIES = ("identity", "prefix_sum", "sqrt_toeplitz", "banded_toeplitz")
 OBJECTIVES = ("mean", "max")
 
@@ -41,11 +43,7 @@ class Strategy:
     coefficients: tuple[float, ...] | None = None
 
     def __post_init__(self):
-        if self.name not in STRATEGIES:
-            raise ValueError(
-                f"Expected the strategy to be one of {', '.join(STRATEGIES)}. Received "
-                f"{self.name!r}."
-            )
+        one_of("strategy", self.name, STRATEGIES)
         if (self.coefficients is not None) != (self.name == "banded_toeplitz"):
             raise ValueError(
                 "Expected coefficients with banded_toeplitz, and with no other strategy. Received "
@@ -67,13 +65,11 @@ class Strategy:
             object.__setattr__(self, "bands", len(c))
         elif self.name == "identity":
             object.__setattr__(self, "bands", 1)
-        b = self.bands
-        if b is not None and (isinstance(b, bool) or b != int(b) or not b >= 1):
-            raise ValueError(f"Expected bands to be a whole number of at least 1. Received {b!r}.")
+        object.__setattr__(self, "bands", whole("bands", self.bands, 1, optional=True))
 
     def first(self, steps: int) -> np.ndarray:
         """The first column of C: its `min(bands, steps)` coefficients from the diagonal downwards."""
-        length = steps if self.bands is None else min(int(self.bands), steps)
+        length = steps if self.bands is None else min(self.bands, steps)
         if self.name == "prefix_sum":
             return np.ones(length)
         if self.name == "sqrt_toeplitz":
@@ -111,8 +107,6 @@ def strategy(name: str, steps: int, bands: int | None = None, objective: str = "
     """
     if name != "banded_toeplitz":
         return Strategy(name=name, bands=bands)
-    if bands is None:
-        raise ValueError("Expected bands for banded_toeplitz. Received none. Pass for example 16.")
     return Strategy(name=name, coefficients=tuple(optimized(steps, bands, objective)))
 
 
@@ -216,14 +210,8 @@ def optimized(
     """
     from scipy import optimize
 
-    if objective not in OBJECTIVES:
-        raise ValueError(
-            f"Expected the objective to be one of {', '.join(OBJECTIVES)}. Received {objective!r}."
-        )
-    if not 1 <= bands <= steps:
-        raise ValueError(
-            f"Expected bands to be at least 1 and at most the {steps} steps. Received {bands}."
-        )
+    one_of("objective", objective, OBJECTIVES)
+    whole("bands", bands, 1, steps, remedy="Pass at most as many as there are steps.")
     start = sqrt_coefficients(bands)
     # Weight of the square of entry i of B's first column in the error: the share of the rows of B
     # that contain it for "mean", and 1 for "max", because the last row contains every entry.

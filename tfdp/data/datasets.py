@@ -13,6 +13,7 @@ import urllib.request
 import numpy as np
 from absl import logging
 
+from tfdp._validate import one_of, whole
 from tfdp.data.strokes import strokes
 
 # Seconds to wait for an answer from the host of a download.
@@ -174,43 +175,21 @@ def public(
             the count is below 1 or too large.
         DataUnavailable: see `load`.
     """
-    if name not in PUBLIC:
-        raise ValueError(
-            "Invalid value received for argument `name`. Expected a dataset with a public "
-            f"counterpart: {sorted(PUBLIC)}. Received: {name!r}"
-        )
+    one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
     source = PUBLIC[name] if source is None else source
     shape = (8, 8, 1) if name == "digits" else _spec(name).input_shape
     fits = ["strokes"]
     fits += [n for n in ("kmnist", "cifar100") if _spec(n).input_shape == shape]
-    if source not in fits:
-        raise ValueError(
-            "Invalid value received for argument `source`. Expected a source of public images like "
-            f"those of {name!r}: {sorted(fits)}. Received: {source!r}"
-        )
+    one_of("source", source, fits, remedy=f"Use a source of images like those of {name!r}.")
     if source == "strokes":
-        if not count >= 1:
-            raise ValueError(
-                "Invalid value received for argument `count`. Expected an integer of at least 1. "
-                f"Received: {count}"
-            )
-        return strokes(count, shape, seed)
+        return strokes(whole("count", count, 1), shape, seed)
     inputs, _ = load_split(source, "test", data_dir)
-    if not (1 <= count <= len(inputs)):
-        raise ValueError(
-            f"Invalid value received for argument `count`. Expected an integer from 1 to "
-            f"{len(inputs)}. Received: {count}"
-        )
+    count = whole("count", count, 1, len(inputs))
     return inputs[np.random.default_rng(seed).choice(len(inputs), count, replace=False)]
 
 
 def _spec(name: str) -> _Spec | None:
-    if name not in DATASETS:
-        raise ValueError(
-            f"Invalid value received for argument `name`. Expected one of {sorted(DATASETS)}. "
-            f"Received: {name!r}"
-        )
-    return DATASETS[name]
+    return DATASETS[one_of("name", name, sorted(DATASETS))]
 
 
 def _to_unit_ball(pixels: np.ndarray, largest: int) -> np.ndarray:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from tfdp._validate import whole
+
 PADDING = 0
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -31,16 +33,8 @@ def hash_tokens(texts: Iterable[str | bytes], *, num_buckets: int, length: int) 
     Raises:
         ValueError: `num_buckets` is below 2, `length` is below 1, or `texts` is a single text.
     """
-    if not (num_buckets >= 2):
-        raise ValueError(
-            "Invalid value received for argument `num_buckets`. Expected an integer of at least 2 "
-            f"(0 is padding). Received: {num_buckets}"
-        )
-    if not (length >= 1):
-        raise ValueError(
-            "Invalid value received for argument `length`. Expected a positive integer. "
-            f"Received: {length}"
-        )
+    num_buckets = whole("num_buckets", num_buckets, 2, remedy="Use more: bucket 0 is padding.")
+    length = whole("length", length, 1)
     if isinstance(texts, str | bytes):
         raise ValueError(
             "Invalid value received for argument `texts`. Expected a sequence of texts. "

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from tfdp._validate import one_of, positive
 from tfdp.gradients.encoding import Encoder
 
 
@@ -32,11 +33,7 @@ class L2Clip:
     l2_norm_clip: float
 
     def __post_init__(self):
-        if not (self.l2_norm_clip > 0 and math.isfinite(self.l2_norm_clip)):
-            raise ValueError(
-                "Invalid value received for argument `l2_norm_clip`. Expected a finite number > 0. "
-                f"Received: {self.l2_norm_clip!r}"
-            )
+        positive("l2_norm_clip", self.l2_norm_clip)
 
     @property
     def clip_groups(self) -> int:
@@ -94,34 +91,34 @@ class GlobalL2Clip(L2Clip):
 
 @dataclasses.dataclass(frozen=True)
 class PerLayerL2Clip(L2Clip):
-    """Scales the gradient of each of G groups of variables to L2 norm at most C / sqrt(G).
+    """Scales the gradient of each of G layers to L2 norm at most C / sqrt(G).
 
     McMahan et al. 2018, section 3.1 ("flat" against "per-layer" clipping). Clipping every layer at C
     would have sensitivity C sqrt(G); with C / sqrt(G) for each, the whole vector stays within C.
 
     Args:
-        l2_norm_clip: C > 0, for all groups together.
-        groups: for each variable the number of its group, from 0 to G - 1.
+        l2_norm_clip: C > 0, of all layers together.
+        layers: for each variable the number of its layer, from 0 to G - 1.
     """
 
-    groups: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
 
-    def _clip_of_a_group(self) -> float:
-        return self.l2_norm_clip / math.sqrt(max(self.groups) + 1)
+    def _clip_of_a_layer(self) -> float:
+        return self.l2_norm_clip / math.sqrt(max(self.layers) + 1)
 
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
-        members = tf.one_hot(self.groups, max(self.groups) + 1)  # [variables, groups]
+        members = tf.one_hot(self.layers, max(self.layers) + 1)  # [variables, groups]
         # `tf.where` instead of a product, because 0 * inf is NaN.
-        by_group = tf.reduce_sum(tf.where(members > 0, square_norms[:, :, tf.newaxis], 0.0), axis=1)
-        clip = self._clip_of_a_group()
-        scale = tf.minimum(clip * tf.math.rsqrt(tf.maximum(by_group, 1e-30)), 1.0)
+        by_layer = tf.reduce_sum(tf.where(members > 0, square_norms[:, :, tf.newaxis], 0.0), axis=1)
+        clip = self._clip_of_a_layer()
+        scale = tf.minimum(clip * tf.math.rsqrt(tf.maximum(by_layer, 1e-30)), 1.0)
         finite = tf.reduce_all(tf.math.is_finite(square_norms), axis=1, keepdims=True)
-        return tf.where(finite, tf.gather(scale, self.groups, axis=1), 0.0)
+        return tf.where(finite, tf.gather(scale, self.layers, axis=1), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class EachLayerL2Clip(PerLayerL2Clip):
-    """Scales the gradient of each of G groups of variables to L2 norm at most C, not C / sqrt(G).
+    """Scales the gradient of each of G layers to L2 norm at most C, not C / sqrt(G).
 
     "We clip the gradient norm of each layer at C" (the differentially private dropout paper, section
     5). The noise is a multiple of C, but the sensitivity is C sqrt(G): as a multiple of the
@@ -130,9 +127,9 @@ class EachLayerL2Clip(PerLayerL2Clip):
 
     @property
     def clip_groups(self) -> int:
-        return max(self.groups, default=0) + 1
+        return max(self.layers, default=0) + 1
 
-    def _clip_of_a_group(self) -> float:
+    def _clip_of_a_layer(self) -> float:
         return self.l2_norm_clip
 
 
@@ -219,11 +216,7 @@ def make_bound(clipping: str, l2_norm_clip: float | tf.Tensor, paths: Sequence[s
     Raises:
         ValueError: there is no such clipping.
     """
-    if clipping not in CLIPPINGS:
-        raise ValueError(
-            f"Invalid value received for argument `clipping`. Expected one of {list(CLIPPINGS)}. "
-            f"Received: {clipping!r}"
-        )
+    one_of("clipping", clipping, CLIPPINGS)
     if clipping == "global":
         return GlobalL2Clip(l2_norm_clip)
     if clipping == "automatic":
@@ -231,7 +224,7 @@ def make_bound(clipping: str, l2_norm_clip: float | tf.Tensor, paths: Sequence[s
     if clipping == "adaptive":
         return AdaptiveL2Clip(l2_norm_clip)
     layers = list(dict.fromkeys(path.rpartition("/")[0] for path in paths))
-    groups = tuple(layers.index(path.rpartition("/")[0]) for path in paths)
+    numbers = tuple(layers.index(path.rpartition("/")[0]) for path in paths)
     return {"per_layer": PerLayerL2Clip, "each_layer": EachLayerL2Clip}[clipping](
-        l2_norm_clip, groups
+        l2_norm_clip, numbers
     )

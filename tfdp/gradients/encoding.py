@@ -23,7 +23,9 @@ import numpy as np
 import tensorflow as tf
 from scipy import special
 
-# The largest number of blocks that are held of a vector; in shorter vectors every rank is a block.
+from tfdp._validate import finite, whole
+
+# The most ranks that are held of every vector; of shorter vectors all of them are.
 _BLOCKS = 4096
 # Magnitudes are put into bins by the leading 16 bits of the float32 number without its sign: 128 bins
 # for every power of two, from 2^-44 to 2^20 in units of the clip norm (rounded down to a power of two).
@@ -159,16 +161,8 @@ class Codebook:
 
 def check_drawing(size: int, zero_below: float) -> None:
     """Raises ValueError for arguments with which no codebook can be drawn."""
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or not size >= 1:
-        raise ValueError(
-            "Invalid value received for argument `codebook_size`. Expected an integer >= 1. "
-            f"Received: {size!r}"
-        )
-    if not (zero_below >= 0 and math.isfinite(zero_below)):
-        raise ValueError(
-            "Invalid value received for argument `zero_below`. Expected a finite number >= 0. "
-            f"Received: {zero_below!r}"
-        )
+    whole("codebook_size", size, 1)
+    finite("zero_below", zero_below, 0)
 
 
 def _edges(num_weights: int, width: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from tfdp._validate import one_of
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import (
     balanced,
@@ -38,11 +39,7 @@ def choose_engine(name: str, model) -> Engine:
     Raises:
         ValueError: there is no such engine, or "ghost" is not exact for the model.
     """
-    if name not in ENGINES:
-        raise ValueError(
-            f"Invalid value received for argument `engine`. Expected one of {list(ENGINES)}. "
-            f"Received: {name!r}"
-        )
+    one_of("engine", name, ENGINES)
     if uses_batch_statistics(model) and name != "ghost":
         return lotwise.bounded_sum
     if name == "vectorized":

@@ -12,10 +12,10 @@ import math
 import secrets
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import layers_of
+from tfdp._validate import finite, flag, one_of, whole
 
 RESAMPLE = ("call", "manual")
 _WORD = 2**32
@@ -38,25 +38,13 @@ class _WeightNoise:
         seed=None,
         **kwargs,
     ):
-        if not (noise_stddev >= 0 and math.isfinite(noise_stddev)):
-            raise ValueError(
-                "Invalid value received for argument `noise_stddev`. Expected a finite number of "
-                f"at least 0. Received: {noise_stddev}"
-            )
-        if resample not in RESAMPLE:
-            raise ValueError(
-                "Invalid value received for argument `resample`. Expected one of "
-                f"{list(RESAMPLE)}. Received: {resample!r}"
-            )
-        if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < _WORD):
-            raise ValueError(
-                "Invalid value received for argument `seed`. Expected an integer from 0 to "
-                f"2**32 - 1 or None. Received: {seed}"
-            )
+        noise_stddev = finite("noise_stddev", noise_stddev, 0)
+        one_of("resample", resample, RESAMPLE)
+        seed = whole("seed", seed, 0, _WORD - 1, optional=True)
         super().__init__(*args, **kwargs)
-        self.noise_stddev = float(noise_stddev)
+        self.noise_stddev = noise_stddev
         self.resample = resample
-        self.noise_at_inference = bool(noise_at_inference)
+        self.noise_at_inference = flag("noise_at_inference", noise_at_inference)
         self.seed = seed
 
     def build(self, input_shape):

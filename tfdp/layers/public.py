@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import in_stateless_scope, layers_of
+from tfdp._validate import flag, one_of, positive
 
 STATISTICS = ("example", "batch")
 GRADIENTS = ("local", "stopped", "exact")
@@ -122,21 +123,17 @@ class PublicBatchNormalization(keras.layers.Layer):
 
     def __init__(self, axis=-1, epsilon=1e-5, center=True, scale=True, **kwargs):
         super().__init__(**kwargs)
-        if not (isinstance(axis, int) and axis != 0):
+        if isinstance(axis, bool) or not (isinstance(axis, int) and axis != 0):
             raise ValueError(
                 "Invalid value received for argument `axis`. Expected one axis other than 0, the "
                 f"examples. Received: {axis!r}"
             )
-        if not epsilon > 0:
-            raise ValueError(
-                "Invalid value received for argument `epsilon`. Expected a number > 0. Received: "
-                f"{epsilon!r}"
-            )
-        self.supports_masking = True  # so that Keras calls `compute_mask`, which refuses masks
+        epsilon = positive("epsilon", epsilon)
+        self.supports_masking = True  # that is: `compute_mask` refuses
         self.axis = axis
-        self.epsilon = float(epsilon)
-        self.center = bool(center)
-        self.scale = bool(scale)
+        self.epsilon = epsilon
+        self.center = flag("center", center)
+        self.scale = flag("scale", scale)
 
     def build(self, input_shape):
         if not self.axis % len(input_shape):
@@ -295,16 +292,8 @@ class PublicExamples(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if gradient not in GRADIENTS:
-            raise ValueError(
-                "Invalid value received for argument `gradient`. Expected one of "
-                f"{list(GRADIENTS)}. Received: {gradient!r}"
-            )
-        if statistics not in STATISTICS:
-            raise ValueError(
-                "Invalid value received for argument `statistics`. Expected one of "
-                f"{list(STATISTICS)}. Received: {statistics!r}"
-            )
+        one_of("gradient", gradient, GRADIENTS)
+        one_of("statistics", statistics, STATISTICS)
         if not isinstance(network, keras.Model) or not network.built:
             raise ValueError(
                 "Invalid value received for argument `network`. Expected a built keras.Model, such as "

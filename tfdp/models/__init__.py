@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import keras
 
+from tfdp._validate import one_of, whole
 from tfdp.layers import PublicExamples
 from tfdp.models.blocks import NORMALIZATIONS as NORMALIZATIONS
 from tfdp.models.blocks import PUBLIC_BATCH
@@ -92,26 +93,14 @@ def build(
         ValueError: the name or the normalization is unknown, or the model does not accept the input
             shape or another argument.
     """
-    if name not in MODELS:
-        raise ValueError(
-            f"Invalid value received for argument `name`. Expected one of {sorted(MODELS)}. "
-            f"Received: {name!r}"
-        )
+    one_of("name", name, sorted(MODELS))
     if public_data is not None and normalization != "batch":
         raise ValueError(
             "Invalid value received for argument `public_data`. Expected None with normalization "
             f"{normalization!r}, which has no use for it."
         )
-    if normalization not in NORMALIZATIONS:
-        raise ValueError(
-            "Invalid value received for argument `normalization`. Expected one of "
-            f"{list(NORMALIZATIONS)}. Received: {normalization!r}"
-        )
-    if not (num_classes >= 2):
-        raise ValueError(
-            "Invalid value received for argument `num_classes`. Expected an integer of at least 2. "
-            f"Received: {num_classes}"
-        )
+    one_of("normalization", normalization, NORMALIZATIONS)
+    num_classes = whole("num_classes", num_classes, 2)
     architecture = MODELS[name]
     smallest = architecture.smallest_image
     if smallest is not None and not (len(input_shape) == 3 and min(input_shape[:2]) >= smallest):

@@ -2,6 +2,7 @@
 
 import keras
 
+from tfdp._validate import one_of
 from tfdp.layers import PublicBatchNormalization
 
 NORMALIZATIONS = ("none", "layer", "layer_affine", "batch")
@@ -32,11 +33,7 @@ def block(
     Raises:
         ValueError: the normalization is unknown.
     """
-    if normalization not in (*NORMALIZATIONS, PUBLIC_BATCH):
-        raise ValueError(
-            "Invalid value received for argument `normalization`. Expected one of "
-            f"{list(NORMALIZATIONS)}. Received: {normalization!r}"
-        )
+    one_of("normalization", normalization, (*NORMALIZATIONS, PUBLIC_BATCH))
     layers = [layer]
     if normalization in ("layer", "layer_affine"):
         affine = normalization == "layer_affine"

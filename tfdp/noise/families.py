@@ -10,6 +10,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from tfdp._validate import one_of, positive
 from tfdp.accounting.numerics import noise_families as table
 from tfdp.noise.gaussian import NoiseSource
 
@@ -30,18 +31,10 @@ class NoiseFamily:
     degrees_of_freedom: float | None = None
 
     def __post_init__(self):
-        if self.name not in table.FAMILIES:
-            raise ValueError(
-                f"Invalid value received for argument `noise`. Expected one of "
-                f"{list(table.FAMILIES)}. Received: {self.name!r}"
-            )
+        one_of("noise", self.name, table.FAMILIES)
         nu = self.degrees_of_freedom
         if self.name == "student_t":
-            if nu is None or not (nu > 0 and math.isfinite(nu)):
-                raise ValueError(
-                    "Invalid value received for argument `degrees_of_freedom`. Expected a finite "
-                    f"number > 0 with student_t noise. Received: {nu!r}"
-                )
+            positive("degrees_of_freedom", nu, remedy="Student's t needs them: pass for example 9.")
         elif nu is not None:
             raise ValueError(
                 "Invalid value received for argument `degrees_of_freedom`. Expected None: only "

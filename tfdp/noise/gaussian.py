@@ -82,7 +82,7 @@ class NoiseSource:
             return [tf.zeros(shape, tf.float32) for shape in shapes]
         high = self._counter_of(draw)
         block, noise = 0, []  # the low counter word continues from piece to piece
-        for sizes in _grouped([math.prod(shape) for shape in shapes]):
+        for sizes in _in_pieces([math.prod(shape) for shape in shapes]):
             pieces, left = [], sum(sizes)
             while left > 0:
                 count = min(left, _PIECE)
@@ -150,13 +150,13 @@ def _blocks(count):
     return -(-2 * -(-count // 2) // _WORDS_PER_BLOCK)
 
 
-def _grouped(sizes):
+def _in_pieces(sizes):
     """Cuts a list of sizes into lists of neighbours, so that small tensors are drawn together."""
-    groups, total = [], 0
+    pieces, total = [], 0
     for size in sizes:
-        if not groups or total + size > _PIECE:
-            groups.append([])
+        if not pieces or total + size > _PIECE:
+            pieces.append([])
             total = 0
-        groups[-1].append(size)
+        pieces[-1].append(size)
         total += size
-    return groups
+    return pieces

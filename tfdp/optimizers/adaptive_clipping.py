@@ -24,6 +24,8 @@ import math
 
 import tensorflow as tf
 
+from tfdp._validate import fraction, positive
+
 # The default of sigma_b / z: costs the gradients half a percent more noise.
 _COUNT_NOISE = 5.0
 # C_t stays within this factor of its start, so that it stays within the range of float32.
@@ -51,16 +53,8 @@ class AdaptiveClipping:
     count_noise: float | None = None
 
     def __post_init__(self):
-        if not 0.0 <= self.target_quantile <= 1.0:
-            raise ValueError(
-                "Invalid value received for argument `target_quantile`. Expected a number from 0 to "
-                f"1. Received: {self.target_quantile!r}"
-            )
-        if not 0.0 < self.learning_rate < math.inf:
-            raise ValueError(
-                "Invalid value received for argument `quantile_learning_rate`. Expected a finite "
-                f"number > 0. Received: {self.learning_rate!r}"
-            )
+        fraction("target_quantile", self.target_quantile, zero=True, one=True)
+        positive("quantile_learning_rate", self.learning_rate)
         if self.count_noise is None:
             object.__setattr__(self, "count_noise", _COUNT_NOISE * self.noise_multiplier)
         enough = self.count_noise > self.noise_multiplier / 2 or self.noise_multiplier == 0

@@ -12,6 +12,7 @@ import math
 import keras
 import numpy as np
 
+from tfdp._validate import flag, one_of
 from tfdp.accounting.encoding import Encoding
 from tfdp.accounting.mechanisms.discrete_sgd import DiscreteSGD
 from tfdp.gradients.bounds import EncodedBound
@@ -90,22 +91,18 @@ class DiscreteOptimizer(DPKerasOptimizer):
                 "Invalid value received for argument `clipping`. Expected 'global' with encode=True: "
                 f"encoding takes the place of clipping. Received: {clipping!r}"
             )
-        if clipping not in _CLIPPINGS:
-            raise ValueError(
-                f"Invalid value received for argument `clipping`. Expected one of {list(_CLIPPINGS)}. "
-                f"Received: {clipping!r}"
-            )
+        one_of("clipping", clipping, _CLIPPINGS)
         check_drawing(codebook_size, zero_below)
         if codebook is not None:
             codebook = Codebook.of(codebook, private=private_codebook)
         super().__init__(*args, **kwargs)
         self.family = family
-        self.encode = bool(encode)
-        self.denoise = bool(denoise)
+        self.encode = flag("encode", encode)
+        self.denoise = flag("denoise", denoise)
         self.codebook_size = int(codebook_size)
         self.zero_below = float(zero_below)
         self.codebook_seed = codebook_seed
-        self.private_codebook = bool(private_codebook)
+        self.private_codebook = flag("private_codebook", private_codebook)
         self._given = codebook  # a plain object, which Keras neither tracks nor saves
         self._encoder = None
 

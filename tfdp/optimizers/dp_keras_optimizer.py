@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import trained_variables
+from tfdp._validate import positive, schedule, whole
 from tfdp.account import LEDGER_KEY, Account, account_of, digests_of, expect_digests
 from tfdp.accounting import Ledger
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
@@ -156,16 +157,12 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 "Invalid value received for argument `loss_scale_factor`. Expected None: a scaled "
                 f"loss would be clipped at the wrong norm. Received: {kwargs['loss_scale_factor']}"
             )
-        if num_microbatches is not None and not num_microbatches >= 1:
-            raise ValueError(
-                "Invalid value received for argument `num_microbatches`. Expected None or an "
-                f"integer >= 1. Received: {num_microbatches!r}"
-            )
+        num_microbatches = whole("num_microbatches", num_microbatches, 1, optional=True)
         super().__init__(*args, **kwargs)
-        # Refuses invalid values at construction, not at the first step.
-        make_bound(clipping, float(l2_norm_clip), ["layer/variable"])
+        l2_norm_clip = positive("l2_norm_clip", l2_norm_clip)
+        make_bound(clipping, l2_norm_clip, ["layer/variable"])  # refuses bad values now
         self.clipping = clipping
-        self.l2_norm_clip = float(l2_norm_clip)
+        self.l2_norm_clip = l2_norm_clip
         self.noise_multiplier = _noise(noise_multiplier)
         self.num_microbatches = num_microbatches
         self._quantile_settings = {
@@ -267,10 +264,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                     f"'{self.mechanism.name}', which may not be what it does. Expected a mechanism of "
                     "its own, too (tfdp.accounting.register_mechanism), or those methods left alone."
                 )
-
-    def _noise_words(self) -> str:
-        table = self.described_steps
-        return f"{self.noise_multiplier:g}" if table is None else f"table of {table} steps"
 
     @property
     def described_steps(self) -> int | None:
@@ -517,10 +510,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
 
 def _noise(value) -> float | tuple[float, ...]:
-    table = np.asarray(value, float)
-    if table.ndim > 1 or not table.size or not np.all((table >= 0) & np.isfinite(table)):
+    table = schedule("noise_multiplier", value)
+    if table == ():
         raise ValueError(
-            "Invalid value received for argument `noise_multiplier`. Expected a finite number >= 0, or "
-            f"a sequence of such numbers, one for each step. Received: {value!r}"
+            "Expected noise_multiplier to hold a number for each step. Received an empty sequence. "
+            "Pass one number for all steps, or one for each."
         )
-    return float(table) if table.ndim == 0 else tuple(table.tolist())
+    return table

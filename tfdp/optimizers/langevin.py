@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp._validate import finite, one_of, positive, whole
 from tfdp.accounting.mechanisms.dp_dropout import READINGS
 from tfdp.optimizers.dp_keras_optimizer import Accounted
 from tfdp.optimizers.factory import DPKerasSGDOptimizer
@@ -36,18 +37,10 @@ class PowerDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, initial: float, exponent: float, steps_per_round: int = 1):
         super().__init__()
-        for name, value, good in (
-            ("learning_rate", initial, 0.0 < initial < float("inf")),
-            ("learning_rate_exponent", exponent, 0.0 <= exponent < float("inf")),
-            ("steps_per_epoch", steps_per_round, steps_per_round >= 1),
-        ):
-            if not good:
-                raise ValueError(
-                    f"Invalid value received for argument `{name}`. Expected a finite number, "
-                    f"{'>= 0' if name.endswith('exponent') else '> 0'}. Received: {value!r}"
-                )
-        self.initial, self.exponent = float(initial), float(exponent)
-        self.steps_per_round = int(steps_per_round)
+        # The names are those of the optimizers' arguments.
+        self.initial = positive("learning_rate", initial)
+        self.exponent = finite("learning_rate_exponent", exponent, 0)
+        self.steps_per_round = whole("steps_per_epoch", steps_per_round, 1)
 
     def __call__(self, step):
         rounds = 1 + tf.cast(step, tf.int64) // self.steps_per_round
@@ -97,11 +90,7 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
                 f"{type(self).__name__} does not take {refused}: its step is the paper's. Expected "
                 "them to be left out."
             )
-        if composition is not None and composition not in READINGS:
-            raise ValueError(
-                "Invalid value received for argument `composition`. Expected one of "
-                f"{list(READINGS)}. Received: {composition!r}"
-            )
+        one_of("composition", composition, READINGS, optional=True)
         if isinstance(learning_rate, dict):
             learning_rate = keras.optimizers.schedules.deserialize(learning_rate)
         if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):

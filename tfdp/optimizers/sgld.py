@@ -17,6 +17,7 @@ with more noise is a step with the stated noise to which independent noise was a
 import keras
 import tensorflow as tf
 
+from tfdp._validate import whole
 from tfdp.accounting.mechanisms.sgld import SGLD
 from tfdp.optimizers.langevin import LangevinOptimizer
 
@@ -35,13 +36,9 @@ class SGLDOptimizer(LangevinOptimizer):
     title = "SGLD (Langevin steps)"
 
     def __init__(self, learning_rate=0.1, *, num_examples: int, **kwargs):
-        if not num_examples >= 1:
-            raise ValueError(
-                "Invalid value received for argument `num_examples`. Expected an integer >= 1. "
-                f"Received: {num_examples!r}"
-            )
+        num_examples = whole("num_examples", num_examples, 1)
         super().__init__(learning_rate, **kwargs)
-        self.num_examples = int(num_examples)
+        self.num_examples = num_examples
 
     def _stddev(self, noise_multiplier, bounded, session):
         # The sum of the lot moves a weight by eta_t / (2 L), so Langevin noise of standard deviation

@@ -24,7 +24,9 @@ import tensorflow as tf
 from absl import logging
 
 from tfdp._compat.keras import configured_rate
-from tfdp.accounting.mechanisms.si_dpsgd import SIDPSGD
+from tfdp._validate import flag, fraction, one_of, positive
+from tfdp.accounting.guarantee import check_kind
+from tfdp.accounting.mechanisms.si_dpsgd import RELEASES, SIDPSGD
 from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer
 
 _REFUSED = (
@@ -111,21 +113,9 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         name: str = SIDPSGD.name,
         **kwargs,
     ):
-        if not 0.0 <= momentum < 1.0:
-            raise ValueError(
-                "Invalid value received for argument `momentum`. Expected a number in [0, 1). "
-                f"Received: {momentum!r}"
-            )
-        if release not in ("theta", "mu"):
-            raise ValueError(
-                "Invalid value received for argument `release`. Expected 'theta' or 'mu'. Received: "
-                f"{release!r}"
-            )
-        if guarantee not in ("proven", "claimed"):
-            raise ValueError(
-                "Invalid value received for argument `guarantee`. Expected 'proven' or 'claimed'. "
-                f"Received: {guarantee!r}"
-            )
+        momentum = fraction("momentum", momentum, zero=True)
+        one_of("release", release, RELEASES)
+        check_kind(guarantee, "guarantee")
         if isinstance(update_rule, dict):
             update_rule = keras.optimizers.deserialize(update_rule)
         if update_rule is not None:
@@ -146,12 +136,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         if isinstance(learning_rate, dict):
             learning_rate = keras.optimizers.schedules.deserialize(learning_rate)
         if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            if callable(learning_rate) or not (0.0 < learning_rate < math.inf):
-                raise ValueError(
-                    "Invalid value received for argument `learning_rate`. Expected a finite number > 0 "
-                    f"or a LearningRateSchedule. Received: {learning_rate!r}"
-                )
-            learning_rate = float(learning_rate)
+            remedy = "Pass such a number, or a LearningRateSchedule."
+            learning_rate = positive("learning_rate", learning_rate, remedy=remedy)
         refused = [k for k in _REFUSED if kwargs.get(k)]
         if refused:
             raise ValueError(
@@ -159,8 +145,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
                 "that the accounting does not cover. Expected none of them."
             )
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
-        self.momentum = float(momentum)
-        self.nesterov = bool(nesterov)
+        self.momentum = momentum
+        self.nesterov = flag("nesterov", nesterov)
         self.guarantee = guarantee
         self.release = release
         self._rate = learning_rate  # not Keras' variable, which loading a file may overwrite

@@ -11,14 +11,8 @@ import numpy as np
 
 from tfdp._compat.keras import moving_averages
 from tfdp.account import Account, account_of, ledger_in_file
-from tfdp.accounting import (
-    Guarantee,
-    Ledger,
-    Run,
-    Statement,
-    claimed_composition,
-    proven_composition,
-)
+from tfdp.accounting import Guarantee, Ledger, Run, Statement
+from tfdp.accounting.composition import guarantee_of_all
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
 from tfdp.training.steering import refuse_steering
@@ -76,8 +70,7 @@ class AccountedWeights:
         Raises:
             ValueError: the optimizer has taken steps that the ledger does not contain.
         """
-        compose = {"proven": proven_composition, "claimed": claimed_composition}[kind]
-        return compose(self._checked_runs(), delta, adjacency)
+        return guarantee_of_all(kind, self._checked_runs(), delta, adjacency)
 
     def privacy_statement(self, delta: float, adjacency: str = "zero_out") -> str:
         """Both guarantees, what they rest on and what they do not cover, in words.
@@ -97,11 +90,6 @@ class AccountedWeights:
         return None if self._session is None else self._session.run
 
     @property
-    def planned_steps(self) -> int:
-        """Number of steps that the open ledger entry will have when the current fit is done."""
-        return 0 if self._session is None else self._session.run.steps
-
-    @property
     def steps_taken(self) -> int:
         """Number of steps of the open ledger entry so far."""
         return 0 if self._session is None else self._session.spent
@@ -115,11 +103,6 @@ class AccountedWeights:
     def earlier_runs(self) -> list[Run]:
         """The runs on these weights other than the open ledger entry."""
         return self.ledger.runs if self._session is None else self._session.earlier()
-
-    @property
-    def has_earlier_spending(self) -> bool:
-        """Whether the ledger has runs on these weights other than the open entry."""
-        return bool(self.earlier_runs)
 
     # -- the weights and their account -----------------------------------------------------------
 

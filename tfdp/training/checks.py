@@ -1,4 +1,7 @@
-"""Refuses models whose layers or training step break per-example privacy; names layer and remedy."""
+"""Refuses, by name and with the remedy, models and optimizers that cannot train privately.
+
+Most of it is about layers with which an example's gradient is not its own.
+"""
 
 from collections.abc import Iterable
 
@@ -6,6 +9,7 @@ import keras
 
 from tfdp._compat.keras import layers_of, was_given_vocabulary
 from tfdp.layers import PublicBatchNormalization, PublicExamples
+from tfdp.optimizers import DPKerasOptimizer
 
 
 def _batch_norm(layer):
@@ -208,4 +212,21 @@ def refuse_own_train_step(model, private_base) -> None:
             f"{where} has a train_step of its own, which private training does not run: nothing bounds "
             "what it does with an example. Expected the train_step of keras.Model. Override "
             "compute_loss, whose loss is bounded for each example, or train without tfdp."
+        )
+
+
+def check_optimizer(model, optimizer) -> None:
+    """Raises ValueError for an optimizer, or a dtype policy, that cannot train privately."""
+    if not isinstance(optimizer, DPKerasOptimizer):
+        raise ValueError(
+            f"Private model '{model.name}' needs a private optimizer, such as "
+            "tfdp.DPKerasSGDOptimizer or tfdp.make_dp_optimizer_class(keras.optimizers.AdamW). "
+            f"Received: {type(optimizer).__name__}. For training without privacy, use the plain "
+            "Keras model."
+        )
+    policy = getattr(model, "dtype_policy", None)
+    if policy is not None and policy.compute_dtype == "float16":
+        raise ValueError(
+            "The float16 policy needs loss scaling, which scales gradients before they are clipped. "
+            "Expected float32 or mixed_bfloat16."
         )

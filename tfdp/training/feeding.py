@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdp._validate import whole
 from tfdp.accounting.sampling import sampling_class
-from tfdp.data import Lots, make_lots, row_multiple_for
-from tfdp.data.lots import SAMPLINGS
+from tfdp.data import SAMPLINGS, Lots, check_labels, make_lots, row_multiple_for
 from tfdp.layers.public import public_layers
 from tfdp.session import Plan
 
@@ -47,12 +47,7 @@ class Feeder:
     """
 
     def __init__(self, seed: int | None):
-        if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
-            raise ValueError(
-                "Invalid value received for argument `seed`. Expected a non-negative integer or "
-                f"None. Received: {seed!r}"
-            )
-        self._seed = seed
+        self._seed = whole("seed", seed, 0, optional=True)
         self._fed = 0
 
     def feed(
@@ -118,7 +113,7 @@ class Feeder:
                 (x, y, sample_weight), validation_data = _split(
                     x, y, sample_weight, validation_split, validation_data
                 )
-            check_labels(model, y)
+            check_targets(model, y)
             lot_size = 32 if batch_size is None else batch_size
             lots = make_lots(
                 "poisson" if shuffle else "cyclic",
@@ -188,13 +183,8 @@ def _foreign(dataset, steps_per_epoch, physical_batch_size, validation_data) -> 
     return Feed(dataset, plan, steps, steps_per_epoch, validation_data)
 
 
-def check_labels(model, y) -> None:
-    """Raises ValueError if integer labels are not indices of the model's outputs.
-
-    Args:
-        model: a compiled Keras model.
-        y: labels; only one array with a sparse categorical loss is checked.
-    """
+def check_targets(model, y) -> None:
+    """Raises ValueError where integer labels are no index of the model's outputs."""
     loss = model.loss
     sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
         loss == "sparse_categorical_crossentropy"
@@ -204,12 +194,7 @@ def check_labels(model, y) -> None:
     classes = model.outputs[0].shape[-1] if len(model.outputs) == 1 else None
     if classes is None or isinstance(y, (dict, list, tuple)):
         return
-    y = np.asarray(y)
-    if y.size and not (y.min() >= 0 and y.max() < classes):
-        raise ValueError(
-            f"Labels are out of range. Expected integers from 0 to {classes - 1}, one for each "
-            f"output of the model. Found labels from {y.min()} to {y.max()}."
-        )
+    check_labels(y, classes)
 
 
 def check_disjoint(model, x) -> None:

@@ -11,7 +11,8 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import compiled_metrics
+from tfdp._compat.keras import compiled_metrics, layers_of
+from tfdp._validate import one_of, whole
 from tfdp.account import Account
 from tfdp.accounting import Ledger, PrivacyBudget, Run
 from tfdp.gradients.diagnostics import Diagnostics
@@ -21,8 +22,13 @@ from tfdp.layers.public import public_layers, uses_batch_statistics
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.accounted_weights import AccountedWeights, bracketed
-from tfdp.training.checks import layers_of, refuse_mixing_layers, refuse_own_train_step
-from tfdp.training.feeding import Feeder, check_labels
+from tfdp.training.checks import (
+    check_optimizer,
+    refuse_mixing_layers,
+    refuse_own_train_step,
+)
+from tfdp.training.feeding import Feeder, check_targets
+from tfdp.training.steering import names_of_metrics
 from tfdp.training.step import private_step, refuse_replicas
 from tfdp.training.train_function import comes_from, lean
 
@@ -70,21 +76,9 @@ class PrivateTraining(AccountedWeights):
         public_preprocessing=(),
     ):
         """Sets how this model trains privately, and returns it; `make_private` has the arguments."""
-        if physical_batch_size is not None and not physical_batch_size >= 1:
-            raise ValueError(
-                "Invalid value received for argument `physical_batch_size`. Expected None or an "
-                f"integer >= 1. Received: {physical_batch_size!r}"
-            )
-        if engine not in ENGINES:
-            raise ValueError(
-                "Invalid value received for argument `engine`. Expected one of "
-                f"{list(ENGINES)}. Received: {engine!r}"
-            )
-        if start not in (None, *STARTS):
-            raise ValueError(
-                "Invalid value received for argument `start`. Expected None or one of "
-                f"{list(STARTS)}. Received: {start!r}"
-            )
+        physical_batch_size = whole("physical_batch_size", physical_batch_size, 1, optional=True)
+        one_of("engine", engine, ENGINES)
+        one_of("start", start, STARTS, optional=True)
         privacy, account = self._privacy, self._account
         privacy.engine = engine
         privacy.physical_batch_size = physical_batch_size
@@ -139,7 +133,7 @@ class PrivateTraining(AccountedWeights):
         """
         if isinstance(optimizer, (str, dict)):
             optimizer = keras.optimizers.get(optimizer)
-        _check_optimizer(self, optimizer)
+        check_optimizer(self, optimizer)
         if metrics is not None and weighted_metrics is not None:
             raise ValueError(
                 "Private training weights every metric, since padding rows have weight zero. "
@@ -152,7 +146,7 @@ class PrivateTraining(AccountedWeights):
             weighted_metrics=metrics if weighted_metrics is None else weighted_metrics,
             **kwargs,
         )
-        _check_optimizer(self, self.optimizer)
+        check_optimizer(self, self.optimizer)
         account = self._account
         account.look(self.weights)
         if account.session is not None and account.session.optimizer is not self.optimizer:
@@ -202,7 +196,7 @@ class PrivateTraining(AccountedWeights):
         sampling scheme. Any other `tf.data.Dataset` is accounted without amplification by sampling;
         its batches need one static size.
         """
-        _check_optimizer(self, getattr(self, "optimizer", None))
+        check_optimizer(self, getattr(self, "optimizer", None))
         self._refuse_nested()
         feed = self._privacy.feeder.feed(
             self,
@@ -218,7 +212,7 @@ class PrivateTraining(AccountedWeights):
             steps_per_epoch=steps_per_epoch,
             turn=self.optimizer.next_turn,
         )
-        callbacks = bracketed(self, callbacks, _names_of_metrics(self))
+        callbacks = bracketed(self, callbacks, names_of_metrics(self))
         # Keras runs whole executions of several steps, even if the epoch ends within one.
         executions = -(-feed.steps // self.steps_per_execution)
         steps = max(0, epochs - initial_epoch) * executions * self.steps_per_execution
@@ -250,7 +244,7 @@ class PrivateTraining(AccountedWeights):
         """Takes one private step on one batch, accounted without amplification by sampling."""
         self._refuse_nested()
         lot_size = int(tf.nest.flatten(x)[0].shape[0])
-        check_labels(self, y)
+        check_targets(self, y)
         plan = Plan(
             sampling="unknown",
             num_examples=lot_size,
@@ -296,7 +290,7 @@ class PrivateTraining(AccountedWeights):
     def _begin(self, plan: Plan):
         """Opens a session for the steps that `plan` describes, or goes on with the open session."""
         optimizer = self.optimizer
-        _check_optimizer(self, optimizer)
+        check_optimizer(self, optimizer)
         if not self.built:
             raise ValueError(
                 f"Model '{self.name}' is not built, so its layers cannot be checked. Expected a "
@@ -482,18 +476,6 @@ def _flag(privacy):
         privacy.feeding = False
 
 
-def _names_of_metrics(model) -> list[str]:
-    """Names of the compiled metrics and of the loss in the logs, with the prefixes of all outputs."""
-    _, weighted = compiled_metrics(model)
-    names = [
-        getattr(metric, "name", None) or getattr(metric, "__name__", metric)
-        for metric in keras.tree.flatten(weighted)
-        if metric is not None
-    ]
-    outputs = ["", *(f"{name}_" for name in getattr(model, "output_names", None) or [])]
-    return [prefix + str(name) for prefix in outputs for name in (*names, "loss")]
-
-
 def _refuse_larger(budget, known):
     for other in known:
         same = dataclasses.replace(other, epsilon=budget.epsilon) == budget
@@ -503,19 +485,3 @@ def _refuse_larger(budget, known):
                 f"one. Received {budget.epsilon:g}. To raise it on purpose, and for every model that "
                 "shares these weights, set model.ledger.budget."
             )
-
-
-def _check_optimizer(model, optimizer):
-    if not isinstance(optimizer, DPKerasOptimizer):
-        raise ValueError(
-            f"Private model '{model.name}' needs a private optimizer, such as "
-            "tfdp.DPKerasSGDOptimizer or tfdp.make_dp_optimizer_class(keras.optimizers.AdamW). "
-            f"Received: {type(optimizer).__name__}. For training without privacy, use the plain "
-            "Keras model."
-        )
-    policy = getattr(model, "dtype_policy", None)
-    if policy is not None and policy.compute_dtype == "float16":
-        raise ValueError(
-            "The float16 policy needs loss scaling, which scales gradients before they are clipped. "
-            "Expected float32 or mixed_bfloat16."
-        )

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 import keras
 
+from tfdp._compat.keras import compiled_metrics
+
 _REMEDY = (
     "Expected a figure of validation data (such as 'val_loss'; those data are not protected then), or "
     "a fixed number of steps."
@@ -43,6 +45,18 @@ def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -
                 f"{name} would act on {callback.monitor!r}, which is computed from private examples "
                 f"without noise. {_REMEDY}"
             )
+
+
+def names_of_metrics(model) -> list[str]:
+    """The names under which training metrics come up in the logs, as far as they are given."""
+    _, weighted = compiled_metrics(model)
+    names = [
+        getattr(metric, "name", None) or getattr(metric, "__name__", metric)
+        for metric in keras.tree.flatten(weighted)
+        if metric is not None
+    ]
+    outputs = ["", *(f"{name}_" for name in getattr(model, "output_names", None) or [])]
+    return [prefix + str(name) for prefix in outputs for name in (*names, "loss")]
 
 
 def _is_public(monitor: str, training_metrics: set[str]) -> bool:

@@ -15,7 +15,7 @@ from scipy import integrate, stats
 
 from tfdp.accounting.numerics import fixed_size
 from tfdp.accounting.numerics.gaussian import epsilon_of_mu
-from tfdp.accounting.numerics.privacy_loss import GaussianLoss, epsilon_of, subsampled_curve
+from tfdp.accounting.numerics.privacy_loss import GaussianLoss, epsilon_of
 from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss, default_orders
 
 DELTA = 1e-5
@@ -459,7 +459,6 @@ def test_pieces_of_other_kinds_compose_with_it():
     both = epsilon_of([loss, poisson], DELTA).epsilon
     assert alone < gaussian
     assert alone < both < epsilon_of([loss, loss], DELTA).epsilon
-    assert subsampled_curve(loss, [0, 10, 50], DELTA)[2] == pytest.approx(alone, rel=1e-6)
     mixed = SubsampledLoss((Component(0.9, 0.05, 2.0), Component(0.1, 0.05, 1.0, "triangle")), 50)
     assert epsilon_of([poisson], DELTA).epsilon < epsilon_of([mixed], DELTA).epsilon < math.inf
 

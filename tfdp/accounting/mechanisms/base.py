@@ -6,15 +6,14 @@ the name of a mechanism; it calls the methods below instead.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from tfdp._validate import Schedule
 from tfdp.accounting import analysis, claims, noise_tables, records
-from tfdp.accounting.checks import covers
 from tfdp.accounting.noise_tables import Noise
-from tfdp.accounting.numerics import privacy_loss
 
 if TYPE_CHECKING:
     from tfdp.accounting.comparison import Advice
@@ -58,7 +57,7 @@ class Mechanism:
     def check(self, run: "Run") -> None:
         """Raises ValueError if this mechanism does not fit the other parts of its run."""
         for name in self.schedules:
-            covers(name, getattr(self, name), run.steps)
+            _check_covers(name, getattr(self, name), run.steps)
         if run.contribution.adaptive_clipping and not self.adaptive_clipping:
             raise ValueError(
                 "Expected adaptive_clipping with a mechanism whose steps are private one by one: "
@@ -90,29 +89,6 @@ class Mechanism:
     def noise_sentence(self, steps: int) -> str:
         """Sentence about the noise that has to be true for a finite guarantee to hold."""
         raise NotImplementedError
-
-    def curve(
-        self, run: "Run", counts: np.ndarray, delta: float, adjacency: str
-    ) -> Sequence[float]:
-        """Upper bounds on the proven epsilon after each of `counts` steps, cheap ones if possible.
-
-        Args:
-          run: Run with a finite guarantee, whose `steps` is the largest of `counts`.
-          counts: Step counts, increasing, at least 0.
-          delta: Probability in (0, 1).
-          adjacency: Neighbouring relation.
-
-        Returns:
-          One bound for each of `counts`.
-        """
-        values = []
-        for count in counts:
-            losses = analysis.analyse(run.with_(steps=int(count)), delta, adjacency).losses
-            quick = privacy_loss.quick_epsilon(losses, delta)
-            values.append(
-                privacy_loss.epsilon_of(losses, delta).epsilon if quick is None else quick
-            )
-        return values
 
     # -- what is claimed ---------------------------------------------------------------------------
 
@@ -247,3 +223,12 @@ class NoisyMechanism(Mechanism):
 
     def noise_words(self, steps: int) -> str:
         return f", noise multiplier {noise_tables.words(self.noise_multiplier, steps)}"
+
+
+def _check_covers(name: str, value: Schedule, steps: int) -> None:
+    """Raises ValueError where a schedule is shorter than the run."""
+    if isinstance(value, tuple) and len(value) < steps:
+        raise ValueError(
+            f"Expected {name} to have one value for each of the {steps} steps. Received "
+            f"{len(value)} values. Pass a constant or the whole schedule."
+        )

@@ -40,6 +40,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tfdp._validate import instance
 from tfdp.accounting import claims, gaussian_steps, noise_tables
 from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
 from tfdp.accounting.encoding import Encoding, Family
@@ -81,11 +82,8 @@ class DiscreteSGD(NoisyMechanism):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.encoding, Encoding):
-            raise ValueError(
-                f"Expected encoding to be an Encoding. Received {self.encoding!r}. Pass "
-                "tfdp.accounting.Encoding(...)."
-            )
+        remedy = "Pass tfdp.accounting.Encoding(...)."
+        instance("encoding", self.encoding, Encoding, remedy=remedy)
 
     def check(self, run: Run) -> None:
         super().check(run)
@@ -225,10 +223,6 @@ class DiscreteSGD(NoisyMechanism):
                 step = step_divergences(encoding, scale, probability, claims.ORDERS_2020)
                 total = total + count * step
         return total
-
-    def curve(self, run: Run, counts: np.ndarray, delta: float, adjacency: str):
-        composed = gaussian_steps.curve(run, counts, delta, adjacency)
-        return super().curve(run, counts, delta, adjacency) if composed is None else composed
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], steps: int) -> dict[str, Any]:

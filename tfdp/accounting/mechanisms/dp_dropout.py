@@ -23,9 +23,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from tfdp._validate import one_of
 from tfdp.accounting import noise_tables
 from tfdp.accounting.analysis import Analysis
-from tfdp.accounting.checks import one_of
 from tfdp.accounting.claims import Claim
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.run import Run

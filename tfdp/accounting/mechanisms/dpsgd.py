@@ -28,7 +28,3 @@ class DPSGD(NoisyMechanism):
 
     def claimed_rdp(self, run: Run) -> np.ndarray | None:
         return claims.poisson_rdp(run.sampling, self.noise_multiplier, run.steps)
-
-    def curve(self, run: Run, counts: np.ndarray, delta: float, adjacency: str):
-        composed = gaussian_steps.curve(run, counts, delta, adjacency)
-        return super().curve(run, counts, delta, adjacency) if composed is None else composed

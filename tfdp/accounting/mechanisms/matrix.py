@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tfdp._validate import instance
 from tfdp.accounting import gaussian_steps
 from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis, analyse
 from tfdp.accounting.claims import Claim
@@ -124,11 +125,8 @@ class Matrix(NoisyMechanism):
                 "is no Toeplitz matrix, and nothing here accounts for another. Received "
                 f"{len(self.noise_multiplier)} values. Pass one number."
             )
-        if not isinstance(self.strategy, Strategy):
-            raise ValueError(
-                f"Expected strategy to be a Strategy. Received {self.strategy!r}. Pass "
-                "tfdp.accounting.Strategy(...)."
-            )
+        remedy = "Pass tfdp.accounting.Strategy(...)."
+        instance("strategy", self.strategy, Strategy, remedy=remedy)
 
     def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
         if self._one_band:
@@ -167,17 +165,6 @@ class Matrix(NoisyMechanism):
 
     def _scale(self, run: Run, factor: float) -> float:
         return factor / (self.noise_multiplier / run.contribution.noise_divisor)
-
-    def curve(self, run: Run, counts: np.ndarray, delta: float, adjacency: str):
-        if self._one_band or self._amplifies(run):
-            return [
-                privacy_loss.epsilon_of(
-                    analyse(run.with_(steps=int(n)), delta, adjacency).losses, delta
-                ).epsilon
-                for n in counts
-            ]
-        factor = run.contribution.sensitivity(run.sampling, adjacency)
-        return linear_releases.curve(run, Toeplitz.of, counts, self._scale(run, factor), delta)
 
     def claimed_epsilon(self, run: Run, delta: float) -> Claim:
         """The proven epsilon for zero_out, as if the seed of the noise were secret."""

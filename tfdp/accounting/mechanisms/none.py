@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tfdp._validate import text
 from tfdp.accounting.claims import ORDERS_2020
 from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.accounting.run import Run
@@ -29,11 +30,7 @@ class NoMechanism(Mechanism):
     ignored: ClassVar[tuple[str, ...]] = ("optimizer", "noise_multiplier")
 
     def __post_init__(self):
-        if not isinstance(self.reason, str) or not self.reason.strip():
-            raise ValueError(
-                f"Expected reason to be a sentence. Received {self.reason!r}. Leave it out, or say "
-                "why nothing is proven."
-            )
+        text("reason", self.reason, remedy="Leave it out, or say why nothing is proven.")
 
     def nothing_proven(self, run: Run, adjacency: str) -> str:
         del run, adjacency

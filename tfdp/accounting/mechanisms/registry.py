@@ -5,6 +5,7 @@ The module of a class is imported on first use, so that the command line starts 
 
 import importlib
 
+from tfdp._validate import one_of, text
 from tfdp.accounting.mechanisms.base import Mechanism
 
 _HERE = "tfdp.accounting.mechanisms"
@@ -31,9 +32,7 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     Raises:
       ValueError: If `kind` has no name, or another class is registered under the name.
     """
-    name = getattr(kind, "name", "")
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"Expected a mechanism with a name. Received {kind!r}. Give it one.")
+    name = text("the name of a mechanism", getattr(kind, "name", ""), remedy="Give it one.")
     if name in _CLASSES and mechanism_class(name) is not kind:
         raise ValueError(f"Expected a new mechanism name. Received {name!r}, which is taken.")
     _CLASSES[name] = kind
@@ -47,11 +46,7 @@ def mechanism_names() -> tuple[str, ...]:
 
 def mechanism_class(name: str) -> type[Mechanism]:
     """Returns the class registered under `name`. Raises ValueError if there is none."""
-    if not isinstance(name, str) or name not in _CLASSES:
-        raise ValueError(
-            f"Expected mechanism to be one of {', '.join(mechanism_names())}. Received {name!r}."
-        )
-    kind = _CLASSES[name]
+    kind = _CLASSES[one_of("mechanism", name, mechanism_names())]
     if isinstance(kind, str):
         module, attribute = kind.split(":")
         kind = getattr(importlib.import_module(module), attribute)

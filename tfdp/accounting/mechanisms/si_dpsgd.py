@@ -12,14 +12,14 @@ reveal when the record took part.
 """
 
 import dataclasses
-import math
 from typing import ClassVar
 
 import numpy as np
 
-from tfdp.accounting import checks, claims
+from tfdp import _validate as check
+from tfdp._validate import Schedule
+from tfdp.accounting import claims
 from tfdp.accounting.analysis import Analysis
-from tfdp.accounting.checks import Schedule
 from tfdp.accounting.mechanisms.base import NoisyMechanism
 from tfdp.accounting.numerics import linear_releases, rounding
 from tfdp.accounting.numerics.linear_response import Dynamics
@@ -84,27 +84,16 @@ class SIDPSGD(NoisyMechanism):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("learning_rates", "noise_learning_rates", "momentum"):
-            self._put(name, checks.schedule(name, getattr(self, name)))
-        self._put("draws", checks.schedule("draws", self.draws, integer=True, minimum=1))
-        if self.momentum is None or self.draws is None:
-            raise ValueError("Expected momentum and draws to be numbers or schedules, not None.")
-        checks.one_of("release", self.release, RELEASES)
-        if not isinstance(self.optimizer, str) or not self.optimizer:
-            raise ValueError(
-                f"Expected optimizer to be the name of an update rule. Received "
-                f"{self.optimizer!r}. Pass for example 'sgd'."
-            )
-        self._put("optimizer", self.optimizer.lower())
-        self._put("nesterov", bool(self.nesterov))
-        if self.num_weights is not None:
-            self._put("num_weights", checks.whole("num_weights", self.num_weights, 1))
-        if not 0 <= self.largest_start < math.inf:
-            raise ValueError(
-                "Expected largest_start to be a finite number of at least 0. Received "
-                f"{self.largest_start!r}."
-            )
-        self._put("largest_start", float(self.largest_start))
+        for name in ("learning_rates", "noise_learning_rates"):
+            self._put(name, check.schedule(name, getattr(self, name), optional=True))
+        self._put("momentum", check.schedule("momentum", self.momentum))
+        self._put("draws", check.schedule("draws", self.draws, integer=True, minimum=1))
+        check.one_of("release", self.release, RELEASES)
+        rule = "Pass the name of an update rule, for example 'sgd'."
+        self._put("optimizer", check.text("optimizer", self.optimizer, remedy=rule).lower())
+        self._put("nesterov", check.flag("nesterov", self.nesterov))
+        self._put("num_weights", check.whole("num_weights", self.num_weights, 1, optional=True))
+        self._put("largest_start", check.finite("largest_start", self.largest_start, 0))
 
     def schedule(self, name: str, steps: int) -> np.ndarray:
         if name == "noise_learning_rates" and self.noise_learning_rates is None:
@@ -174,12 +163,6 @@ class SIDPSGD(NoisyMechanism):
 
     def claimed_rdp(self, run: Run) -> np.ndarray | None:
         return claims.poisson_rdp(run.sampling, self.noise_multiplier, run.steps)
-
-    def curve(self, run: Run, counts: np.ndarray, delta: float, adjacency: str) -> list[float]:
-        factor = run.contribution.sensitivity(run.sampling, adjacency)
-        scale = self._scale(run, factor)
-        added = rounding.added_mu(run, Dynamics.of(run), scale / factor)
-        return linear_releases.curve(run, Dynamics.of, counts, scale, delta, added)
 
     def advice(self, run: Run, delta: float, adjacency: str):
         from tfdp.accounting.mechanisms.si_dpsgd_advice import advise

@@ -45,6 +45,7 @@ import math
 import numpy as np
 from scipy import special
 
+from tfdp._validate import fraction, one_of, positive
 from tfdp.accounting.numerics.binomials import binomial
 
 PAIRS = ("slot", "triangle")
@@ -416,15 +417,7 @@ def _log_series(r: np.ndarray, coefficient) -> np.ndarray:
 
 
 def _check(pair: str, probability: float, multiplier: float) -> None:
-    if pair not in PAIRS:
-        raise ValueError(f"Expected a pair of {PAIRS}. Received {pair!r}. Use one of them.")
-    if not 0 < probability <= 1:
-        raise ValueError(
-            f"Expected a probability above 0 and at most 1. Received {probability}. A record that "
-            "is never drawn loses nothing and needs no accountant."
-        )
-    if not 0 < multiplier < math.inf:
-        raise ValueError(
-            f"Expected a positive, finite noise multiplier. Received {multiplier}. Without noise "
-            "nothing can be proven."
-        )
+    one_of("pair", pair, PAIRS)
+    drawn = "A record that is never drawn loses nothing: leave it out."
+    fraction("probability", probability, one=True, remedy=drawn)
+    positive("multiplier", multiplier, remedy="Without noise nothing can be proven: use some.")

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from tfdp.accounting.numerics import gaussian
 from tfdp.accounting.numerics.participation import prefix_sum_law, triangle_law
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, Loss, RandomGaussianLoss
 
@@ -96,45 +95,3 @@ def typical_mu(loss: Loss) -> float:
     if isinstance(loss, GaussianLoss):
         return loss.mu
     return math.sqrt(float(loss.squares @ loss.probabilities))
-
-
-def curve(
-    run: "Run",
-    response_of,
-    counts: np.ndarray,
-    scale: float,
-    delta: float,
-    added: float = 0.0,
-) -> list[float]:
-    """Upper bounds on the proven epsilon after each of `counts` steps.
-
-    Without random sampling, one pass over the steps gives all bounds. With random sampling, each
-    bound is computed by itself, in a coarse form.
-
-    Args:
-      run: Run with a finite guarantee, whose `steps` is the largest of `counts`.
-      response_of: Function from a run to its `Response`.
-      counts: Step counts, increasing, at least 0.
-      scale: Sensitivity of one participation over the noise, both in clip norms.
-      delta: Probability in (0, 1).
-      added: Number that is added to mu, as in `moved_further`.
-
-    Returns:
-      One upper bound for each of `counts`.
-    """
-    if run.sampling.trials() is not None:
-        return [
-            _coarse(run.with_(steps=int(n)), response_of, scale, delta, added) if n else 0.0
-            for n in counts
-        ]
-    positive = counts[counts > 0]
-    squares = run.sampling.squares(response_of(run), positive)[0] if len(positive) else []
-    zeros = [0.0] * (len(counts) - len(positive))
-    return zeros + [gaussian.epsilon_of_mu(scale * math.sqrt(s) + added, delta) for s in squares]
-
-
-def _coarse(run: "Run", response_of, scale: float, delta: float, added: float) -> float:
-    """Upper bound on epsilon from the law of the sum of column norms; valid but not tight."""
-    squares, probabilities, overflow = triangle_law(run, response_of(run), delta, levels=100)
-    squares = (np.sqrt(squares) * scale + added) ** 2
-    return gaussian.epsilon_of_mixture(squares, probabilities, overflow, delta)

@@ -24,9 +24,6 @@ from tfdp.accounting.numerics import gaussian
 from tfdp.accounting.numerics.subsampled import (
     SubsampledLoss,
     composed_pld,
-    default_orders,
-    one_round_pld,
-    one_round_rdp,
     pld_interval,
     rdp_to_epsilon,
     total_rdp,
@@ -274,36 +271,3 @@ def check_not_free(epsilon: float, sampled: Sequence[SubsampledLoss], delta: flo
             f"Expected epsilon above 0: one step alone is told apart with probability {distance:g},"
             f" which exceeds delta = {delta:g}. Received 0. Report this run as a bug."
         )
-
-
-def subsampled_curve(loss: SubsampledLoss, counts: Sequence[int], delta: float) -> list[float]:
-    """Upper bounds on epsilon after several numbers of rounds, from one round's PLD and RDP.
-
-    The PLD of each count is composed from that of the preceding count, not from the first round.
-
-    Args:
-      loss: Loss of one round; its `steps` is ignored.
-      counts: Numbers of rounds, increasing, at least 0.
-      delta: Probability in (0, 1).
-
-    Returns:
-      One upper bound for each of `counts`.
-    """
-    rdp = one_round_rdp(loss, default_orders())
-    whole = dataclasses.replace(loss, steps=int(max(counts, default=0)))
-    limit = max(delta - whole.steps * loss.overflow, delta * 1e-3)
-    interval = pld_interval([loss], rdp_to_epsilon(whole.steps * rdp, limit)[0])
-    values, composed, done = [], None, 0
-    for count in counts:
-        left = delta - count * loss.overflow
-        if count == 0 or not left > 0:
-            values.append(0.0 if count == 0 else math.inf)
-            continue
-        best, _ = rdp_to_epsilon(count * rdp, left)
-        if interval is not None:
-            if count > done:
-                more = one_round_pld(loss.components, interval).self_compose(int(count) - done)
-                composed, done = (more if composed is None else composed.compose(more)), int(count)
-            best = min(best, float(composed.get_epsilon_for_delta(left)))
-        values.append(best)
-    return values

@@ -45,7 +45,7 @@ def bounded(
     return BoundedSum(
         sums=sums,
         norms=norms,
-        present=lot.groups_present(),
+        present=lot.microbatches_present(),
         clipped=clipped,
         non_finite=non_finite,
         losses=losses,
@@ -74,7 +74,7 @@ class _Lot:
     present: tf.Tensor
     microbatch_size: int
 
-    def groups_present(self):
+    def microbatches_present(self):
         """Returns bool [microbatches]: whether some example of the microbatch is present."""
         if self.microbatch_size == 1:
             return self.present
@@ -108,14 +108,14 @@ class _Lot:
         size = self.microbatch_size
         if size > 1:
             gradients = [None if g is None else g.grouped(size) for g in gradients]
-            absent = tf.zeros_like(self.groups_present(), tf.float32)
+            absent = tf.zeros_like(self.microbatches_present(), tf.float32)
             group_norms = [absent if g is None else g.square_norms() for g in gradients]
             square_norms = tf.stack(group_norms, axis=1) / size**2
         non_finite = tf.reduce_sum(tf.cast(self.present & ~finite, tf.int32))
         return self._sums(gradients, square_norms, non_finite)
 
     def _sums(self, gradients, square_norms, non_finite):
-        present = self.groups_present()
+        present = self.microbatches_present()
         norms = tf.sqrt(tf.reduce_sum(square_norms, axis=1))
         if self.bound.whole_gradients:
             sums, shortened = self._sums_of_whole(gradients, norms)
@@ -137,7 +137,7 @@ class _Lot:
         Returns:
             (sums; bool [microbatches]: whether the bound shortened the gradient).
         """
-        present = tf.cast(self.groups_present(), tf.float32)
+        present = tf.cast(self.microbatches_present(), tf.float32)
         sizes = [v.shape.num_elements() for v in self.variables]
         # The entries of a variable may be in any order here; `finish` puts their sums in order.
         parts = [

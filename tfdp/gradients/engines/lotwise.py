@@ -86,7 +86,7 @@ def _relative_sensitivity(bound, sample_weight, microbatch_size):
     rows = sample_weight.shape[0]
     if rows is None:
         return math.inf
-    groups = math.sqrt(bound.clip_groups)
+    shares = math.sqrt(bound.clip_groups)
     if microbatch_size > 1:
-        return 2.0 * (rows // microbatch_size) * groups
-    return (2.0 * rows - 1.0) * groups
+        return 2.0 * (rows // microbatch_size) * shares
+    return (2.0 * rows - 1.0) * shares

@@ -1,0 +1,287 @@
+"""The ways of drawing lots: one class for each sampling scheme, and `make_lots`, which takes a name.
+
+Each class really draws what its `sampling` says, which is what is accounted.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.stats
+import tensorflow as tf
+
+from tfdp._validate import one_of, whole
+from tfdp.data.arrays import as_arrays, as_weights, common_length
+from tfdp.data.lots import Lots
+from tfdp.data.randomness import RandomWords
+
+# Poisson lots grow beyond their padded size with at most this probability per lot.
+OVERFLOW_PROBABILITY = 1e-9
+
+
+class PoissonLots(Lots):
+    """Poisson sampling: every example joins every lot independently, with probability L / N.
+
+    A lot may be empty, and still counts as a step. A lot exceeds the padded size with probability at
+    most `OVERFLOW_PROBABILITY`. Such a lot is padded to the next multiple of the physical batch size
+    and never cut, because cutting would break the independence that amplification needs.
+
+    With `nominal_examples` the probability is L / nominal_examples, whatever the number of examples
+    is. The adjacency add_or_remove_one needs that: if the number of examples decided the probability,
+    removing one record would change how often all others are drawn. The number of examples is then as
+    private as the examples, and so are the attributes that depend on it (`available_examples`,
+    `padded_size`, `physical_batch_size`).
+
+    Args:
+        x, y, lot_size: see `Lots`; `lot_size` is at most `nominal_examples`, if that is given.
+        nominal_examples: a positive integer that was chosen without looking at the data, such as the
+            number of people who were asked. The data may have more examples or fewer; the average
+            size of a lot is then larger or smaller than L accordingly.
+        **options: see `Lots`.
+    """
+
+    sampling = "poisson"
+
+    def __init__(self, x, y, lot_size, *, nominal_examples=None, **options):
+        if nominal_examples is not None:
+            remedy = "Pass a number that was chosen without looking at the data."
+            nominal_examples = whole("nominal_examples", nominal_examples, 1, remedy=remedy)
+            self._nominal_examples = nominal_examples
+        super().__init__(x, y, lot_size, **options)
+
+    def _usual_rows(self):
+        return _usual_poisson_rows(self.available_examples, self.lot_size, out_of=self.num_examples)
+
+    def _draw(self, random, turn):
+        del turn  # there is one group
+
+        def draw(step):
+            members, out_of = self.available_examples, self.num_examples
+            return _coins(self._random, random, step, members, self.lot_size, out_of=out_of)
+
+        return tf.data.Dataset.counter().map(draw)
+
+
+class CyclicPoissonLots(Lots):
+    """Cyclic Poisson sampling: groups take turns, and a lot is a Poisson sample of one group.
+
+    Each example of the group joins the lot independently, with probability groups * L / N. Example i is
+    in group i mod groups, whatever its content. Lot t comes from group t mod groups, so that two lots
+    with the same example are at least `groups` steps apart, which amplified banded matrix mechanisms
+    need (Choquette-Choo et al. 2023). With one group, this is Poisson sampling.
+
+    All groups have the same size: the last (number of examples) mod groups examples are always left
+    out and do not count in `num_examples`. A lot may be empty; no lot is ever cut.
+
+    Args:
+        x, y, lot_size: see `Lots`; groups * lot_size is at most the number of examples.
+        groups: number of groups.
+        sample_weight: see `Lots`.
+        **options: see `Lots`.
+    """
+
+    sampling = "cyclic_poisson"
+
+    def __init__(self, x, y, lot_size, *, groups, sample_weight=None, **options):
+        x, y = as_arrays(x, "x"), as_arrays(y, "y")
+        total = common_length(x, y)
+        self.groups = whole("groups", groups, 1)
+        lot_size = whole("lot_size", lot_size, 1)
+        if self.groups * lot_size > total:
+            raise ValueError(
+                f"Expected groups * lot_size to be at most the number of examples, {total}. "
+                f"Received {groups} * {lot_size}. Use fewer groups or smaller lots."
+            )
+        self._group_size = total // self.groups
+        columns = (x, y, as_weights(sample_weight, total))
+        used = self._group_size * self.groups
+        x, y, sample_weight = tf.nest.map_structure(lambda column: column[:used], columns)
+        super().__init__(x, y, lot_size, sample_weight=sample_weight, **options)
+
+    def _usual_rows(self):
+        return _usual_poisson_rows(self._group_size, self.lot_size)
+
+    def _draw(self, random, turn):
+        def draw(step):
+            members = _coins(self._random, random, step, self._group_size, self.lot_size)
+            return members * self.groups + (step + turn) % self.groups
+
+        return tf.data.Dataset.counter().map(draw)
+
+
+class CyclicLots(Lots):
+    """The data in its given order, L examples at a time, the same N // L lots in every epoch.
+
+    The last N mod L examples are always left out, so that no lot is partial.
+    """
+
+    sampling = "cyclic"
+
+    def _draw(self, random, turn):
+        del random, turn  # nothing here is random
+        everyone = tf.range(self.num_examples, dtype=tf.int64)
+        return self._cut(everyone).repeat()
+
+
+class ShuffledLots(Lots):
+    """A fresh permutation of the data in each epoch, cut into N // L lots.
+
+    The N mod L examples at the end of a permutation are left out of that epoch.
+    """
+
+    sampling = "shuffle"
+
+    def _draw(self, random, turn):
+        del turn
+
+        def epoch(number):
+            # The order of N words of 64 bits: ties have probability below N**2 / 2**65.
+            words = self._random.words(random, number, self.num_examples, tf.int64)
+            return self._cut(tf.argsort(words))
+
+        return tf.data.Dataset.counter().flat_map(epoch)
+
+
+class WithReplacementLots(Lots):
+    """L independent uniform draws per lot: an example may occur several times in one lot."""
+
+    sampling = "with_replacement"
+
+    def _draw(self, random, turn):
+        del turn
+
+        def draw(step):
+            words = self._random.words(random, step, self.lot_size, tf.uint64)
+            # The remainder favours some examples by a factor below 1 + N / 2**64.
+            return tf.cast(words % tf.constant(self.num_examples, tf.uint64), tf.int64)
+
+        return tf.data.Dataset.counter().map(draw)
+
+
+class FixedSizeLots(Lots):
+    """L different examples per lot; each lot is a new draw in which every set of L is equally likely.
+
+    Most people imagine a batch like this. Every lot has L examples, so it is padded only to whole
+    physical batches. Nevertheless it costs more privacy than a Poisson lot: if one example is not
+    drawn, another one takes its place.
+    """
+
+    sampling = "fixed_size"
+
+    def _draw(self, random, turn):
+        del turn
+
+        def draw(step):
+            # The places of the L largest of N words of 64 bits; two are equal, which favours the
+            # first, with probability below N**2 / 2**65.
+            words = self._random.words(random, step, self.num_examples, tf.int64)
+            return tf.cast(tf.math.top_k(words, self.lot_size).indices, tf.int64)
+
+        return tf.data.Dataset.counter().map(draw)
+
+
+SAMPLINGS: dict[str, Callable[..., Lots]] = {
+    kind.sampling: kind
+    for kind in (
+        PoissonLots,
+        CyclicLots,
+        ShuffledLots,
+        WithReplacementLots,
+        FixedSizeLots,
+        CyclicPoissonLots,
+    )
+}
+
+
+def make_lots(
+    sampling: str,
+    x: Any,
+    y: Any,
+    *,
+    lot_size: int,
+    physical_batch_size: int | None = None,
+    sample_weight: np.ndarray | None = None,
+    seed: int | None = None,
+    row_multiple: int | None = None,
+    groups: int | None = None,
+    nominal_examples: int | None = None,
+) -> Lots:
+    """Makes lots of the named sampling scheme.
+
+    Args:
+        sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
+            "cyclic_poisson".
+        x: see `Lots`.
+        y: see `Lots`.
+        lot_size: see `Lots`.
+        physical_batch_size: see `Lots`.
+        sample_weight: see `Lots`.
+        seed: see `Lots`.
+        row_multiple: see `Lots`.
+        groups: see `CyclicPoissonLots`; required for "cyclic_poisson", and for no other scheme.
+        nominal_examples: see `PoissonLots`; for "poisson" only.
+
+    Returns:
+        The `Lots`.
+
+    Raises:
+        ValueError: the scheme is unknown, or an argument is invalid.
+
+    Example:
+
+        lots = tfdp.data.make_lots("poisson", x, y, lot_size=256)
+        model.fit(lots.as_dataset(), epochs=15, steps_per_epoch=lots.steps_per_epoch)
+    """
+    one_of("sampling", sampling, SAMPLINGS)
+    if (groups is None) == (sampling == "cyclic_poisson"):
+        raise ValueError(
+            "Invalid value received for argument `groups`. Expected an integer with sampling "
+            f"'cyclic_poisson', and None with any other. Received: {groups!r} with {sampling!r}"
+        )
+    if nominal_examples is not None and sampling != "poisson":
+        raise ValueError(
+            "Invalid value received for argument `nominal_examples`. Expected None with sampling "
+            f"{sampling!r}, whose lots depend on the real number of examples. Received: "
+            f"{nominal_examples}. Use sampling 'poisson', or leave it out."
+        )
+    own = {"groups": groups, "nominal_examples": nominal_examples}
+    return SAMPLINGS[sampling](
+        x,
+        y,
+        lot_size,
+        physical_batch_size=physical_batch_size,
+        sample_weight=sample_weight,
+        seed=seed,
+        row_multiple=row_multiple,
+        **{name: value for name, value in own.items() if value is not None},
+    )
+
+
+def _usual_poisson_rows(members: int, expected: int, out_of: int | None = None) -> int:
+    chance = expected / (out_of or members)
+    return max(1, int(scipy.stats.binom.isf(OVERFLOW_PROBABILITY, members, chance)))
+
+
+def _coins(
+    words: RandomWords, stream, step, members: int, expected: int, out_of: int | None = None
+) -> tf.Tensor:
+    """Draws each of the `members` by an independent coin; returns the numbers (int64) of the chosen.
+
+    The chance of a coin is expected / out_of, and `out_of` is `members` by default.
+
+    A coin compares 40 random bits with the chance, rounded *down* to a multiple of 2**-40, so a member
+    is never chosen with a larger chance than the accounting assumes. The first eight bits decide for
+    nearly all members. The other 32 bits are drawn only for the members that the first eight leave
+    undecided (half the time of 32 bits for each member).
+    """
+    out_of = out_of or members
+    if expected == out_of:
+        return tf.range(members, dtype=tf.int64)
+    first, rest = divmod((expected << 40) // out_of, 1 << 32)
+    bits = tf.bitcast(words.words(stream, 2 * step, -(-members // 8), tf.uint64), tf.uint8)
+    bits = tf.reshape(bits, [-1])[:members]
+    first = tf.constant(first, tf.uint8)
+    near = tf.where(bits <= first)[:, 0]
+    more = words.words(stream, 2 * step + 1, tf.size(near), tf.uint32)
+    chosen = (tf.gather(bits, near) < first) | (more < tf.constant(rest, tf.uint32))
+    return tf.boolean_mask(near, chosen)
