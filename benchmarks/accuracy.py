@@ -1,13 +1,15 @@
 """Accuracy of every mechanism on MNIST: `python -m benchmarks.accuracy --data_dir=DIR`.
 
-Runs `train.py` on the flag files of `ROWS`, seed by seed, and writes docs/mnist.json after every run,
-so that it can be stopped and called again: what was trained with the same flags is not trained again.
+Runs `train.py` on the points of the flag files of `ROWS`, seed by seed, and writes docs/mnist.json
+after every run, so that it can be stopped and called again: what was trained with the same flags is not
+trained again.
 docs/mnist.md and docs/mnist.png are made from that file (`--report` makes them only).
 """
 
 import argparse
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -18,92 +20,108 @@ import time
 from pathlib import Path
 
 from benchmarks.accuracy_report import write_plot, write_text
+from tfdp.experiments.sweep import points_of, read_flag_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "mnist.json"
-EPSILONS = (0.5, 1.0, 2.0, 3.0, 7.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of a table: a flag file, trained at several epsilons.
+    """One line of a table: the points of a flag file, one for each epsilon.
 
     Attributes:
         title: what people read.
-        flag_file: name in flags/, without ".cfg". A file of that name with "_eps<epsilon>" added
-            takes its place at that epsilon.
-        epsilons: what --epsilon is set to; None leaves it out.
+        flag_file: name in flags/, without ".cfg".
+        chosen: where the file sweeps over something besides epsilon: the name and the value of the
+            points that belong to this row.
         paper: epsilon -> what the paper reports, with its place.
         note: a sentence about the row, below the table.
     """
 
     title: str
     flag_file: str
-    epsilons: tuple[float | None, ...] = EPSILONS
+    chosen: tuple[str, str] | None = None
     paper: dict = dataclasses.field(default_factory=dict)
     note: str = ""
 
-    def flags(self, epsilon) -> Path:
-        """The flag file for one epsilon."""
-        folder = ROOT / "flags"
-        special = folder / f"{self.flag_file}_eps{epsilon:g}.cfg" if epsilon else None
-        return special if special and special.exists() else folder / f"{self.flag_file}.cfg"
+    @property
+    def name(self) -> str:
+        """Flag file and choice, as they are written on a command line."""
+        return " --".join([self.flag_file, *(["=".join(self.chosen)] if self.chosen else [])])
+
+    @functools.cached_property
+    def points(self) -> dict[float | None, list[str]]:
+        """The flags of each training by its epsilon; None stands for a file without epsilon."""
+        found = {}
+        for values, flags in points_of(read_flag_file(ROOT / "flags" / f"{self.flag_file}.cfg")):
+            if self.chosen and values[self.chosen[0]] != self.chosen[1]:
+                continue
+            texts = [f.removeprefix("--epsilon=") for f in flags if f.startswith("--epsilon=")]
+            epsilon = float(texts[0]) if texts else None
+            if epsilon in found:
+                raise ValueError(f"Expected one point for each epsilon of {self.name}. Found two.")
+            found[epsilon] = flags
+        return found
+
+    @property
+    def epsilons(self) -> tuple[float | None, ...]:
+        """The epsilons of its trainings."""
+        return tuple(self.points)
+
+    def flags(self, epsilon: float | None) -> list[str]:
+        """The flags of the training at one epsilon."""
+        return self.points[epsilon]
 
     @property
     def claimed(self) -> bool:
         """Whether --epsilon is the claimed one."""
-        return "--guarantee=claimed" in settings(self.flags(None))
+        return "--guarantee=claimed" in next(iter(self.points.values()))
 
 
 ROWS = (
-    Row("No privacy", "mnist_table_none", (None,)),
-    Row("DP-SGD", "mnist_table_dpsgd", (*EPSILONS, 8.0)),
-    Row("DP-SGD, batch normalization by public examples", "mnist_table_dpsgd_bn"),
-    Row("Correlated noise", "mnist_table_matrix", (*EPSILONS, 8.0)),
+    Row("No privacy", "frontier/mnist_none"),
+    Row("DP-SGD", "frontier/mnist_dpsgd"),
+    Row("DP-SGD, batch normalization by public examples", "frontier/mnist_dpsgd_bn"),
+    Row("Correlated noise", "frontier/mnist_matrix"),
     Row(
         "SI-DPSGD",
-        "mnist_table_si_dpsgd",
+        "frontier/mnist_si_dpsgd",
         note="Its proof prefers a fixed order and few steps, here 50 of 6,000 examples.",
     ),
-    Row("SI-DPSGD, batch normalization by public examples", "mnist_table_si_dpsgd_bn"),
+    Row("SI-DPSGD, batch normalization by public examples", "frontier/mnist_si_dpsgd_bn"),
     Row(
         "Gradient encoding and denoising",
-        "mnist_table_discrete_sgd",
+        "frontier/mnist_discrete_sgd",
         note="One epoch instead of three. It does not depend on epsilon, so it is not the noise that "
         "limits it; whether encoding does, or its settings, was not studied.",
     ),
-    Row("DP dropout", "mnist_table_dp_dropout"),
+    Row("DP dropout", "frontier/mnist_langevin", ("mechanism", "dp_dropout")),
     Row(
         "SGLD without dropout",
-        "mnist_table_sgld",
+        "frontier/mnist_langevin",
+        ("mechanism", "sgld"),
         note="The noise of Langevin dynamics is larger than the private noise at every one of these "
         "epsilons, so that the runs of one seed are the same but for rounding.",
     ),
     Row(
         "SI-DPSGD",
-        "mnist_si_dpsgd_claimed",
-        (0.5,),
+        "papers/mnist_si_dpsgd_claimed",
+        ("normalization", "layer"),
         paper={0.5: "98.56% (SI-DPSGD, Table 4, LN-LeNet-5)"},
     ),
     Row(
         "SI-DPSGD, batch normalization by public examples",
-        "mnist_si_dpsgd_bn_claimed",
-        (0.5,),
+        "papers/mnist_si_dpsgd_claimed",
+        ("normalization", "batch"),
         paper={0.5: "99.18% (SI-DPSGD, Table 4, BN-LeNet-5)"},
     ),
     Row(
         "DP-SGD, batch normalization over the lot, 300 steps of 32",
-        "mnist_dpsgd_bn_claimed",
-        (3.0,),
+        "papers/mnist_dpsgd_bn_claimed",
         paper={3.0: "98.18% (batch normalization, Table 5, BN-LeNet-5)"},
     ),
 )
-
-
-def settings(path: Path) -> list[str]:
-    """The flags of a flag file."""
-    lines = (line.strip() for line in path.read_text().splitlines())
-    return [line for line in lines if line.startswith("--")]
 
 
 class Table:
@@ -118,7 +136,7 @@ class Table:
         """The record of a run with the flags as they are now."""
         for record in self.records:
             key = record["row"], record["epsilon"], record["seed"], record["flags"]
-            if key == (row.flag_file, epsilon, seed, settings(row.flags(epsilon))):
+            if key == (row.name, epsilon, seed, row.flags(epsilon)):
                 return record
         return None
 
@@ -143,17 +161,17 @@ def train(row: Row, epsilon, seed: int, data_dir: str | None, threads: int) -> d
     Raises:
         RuntimeError: train.py failed; the message ends with what it said.
     """
-    path = row.flags(epsilon)
     environment = os.environ | {
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),
     }
     with tempfile.TemporaryDirectory() as folder:
+        # In a flag file, so that no recipe fills in what is left out.
+        path = Path(folder, "point.cfg")
+        path.write_text("\n".join(row.flags(epsilon)))
         command = [sys.executable, str(ROOT / "train.py"), f"--flagfile={path}", f"--seed={seed}"]
         command.append(f"--model_dir={folder}/run")
-        if epsilon is not None:
-            command.append(f"--epsilon={epsilon:g}")
         if data_dir is not None:
             command.append(f"--data_dir={data_dir}")
         done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
@@ -162,28 +180,28 @@ def train(row: Row, epsilon, seed: int, data_dir: str | None, threads: int) -> d
         run = json.loads(Path(folder, "run", "run.json").read_text())
     kept = ("test_accuracy", "steps", "lot_size", "sampling", "noise_multiplier", "seconds")
     return {
-        "row": row.flag_file,
+        "row": row.name,
         "epsilon": epsilon,
         "seed": seed,
         **{name: run[name] for name in kept},
         "claimed": run["claimed"]["epsilon"],
         "proven": run["proven"]["epsilon"],
         "reason": run["proven"]["reason"],
-        "flags": settings(path),
+        "flags": row.flags(epsilon),
     }
 
 
 def _arguments(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data_dir", default=os.environ.get("TFDS_DATA_DIR"))
-    parser.add_argument("--rows", default="", help="flag files, comma-separated (default: all)")
+    parser.add_argument("--rows", default="", help="names, comma-separated (default: all)")
     parser.add_argument("--epsilons", default="", help="only these (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 1 to this (default: 3)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start none after that")
     parser.add_argument("--report", action="store_true", help="train nothing")
     arguments = parser.parse_args(argv)
-    known = {row.flag_file for row in ROWS}
+    known = {row.name for row in ROWS}
     arguments.rows = [name for name in arguments.rows.split(",") if name] or sorted(known)
     if unknown := sorted(set(arguments.rows) - known):
         parser.error(f"expected some of {', '.join(sorted(known))}; received {', '.join(unknown)}")
@@ -203,7 +221,7 @@ def main(argv=None) -> int:
     def one(row, epsilon, seed):
         if time.monotonic() > stop:
             return
-        name = f"{row.flag_file} epsilon={epsilon} seed={seed}"
+        name = f"{row.name} epsilon={epsilon} seed={seed}"
         try:
             record = train(row, epsilon, seed, arguments.data_dir, threads)
         except RuntimeError as error:
@@ -222,7 +240,7 @@ def main(argv=None) -> int:
         for seed in range(1, arguments.seeds + 1)
         for row in ROWS
         for epsilon in row.epsilons
-        if row.flag_file in arguments.rows
+        if row.name in arguments.rows
         and (not arguments.epsilons or epsilon in arguments.epsilons)
         and table.find(row, epsilon, seed) is None
         and not arguments.report

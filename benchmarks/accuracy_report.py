@@ -26,7 +26,7 @@ def write_plot(rows, records, path: Path) -> None:
 def _cells(records):
     cells = {}
     for row, epsilon, record in records:
-        cells.setdefault((row.flag_file, epsilon), []).append(record)
+        cells.setdefault((row.name, epsilon), []).append(record)
     return cells
 
 
@@ -50,14 +50,14 @@ def _text(rows, cells) -> str:
     ]
     for row in proven:
         values = [
-            _cell(cells.get((row.flag_file, e)), with_claim=True) if e in row.epsilons else ""
+            _cell(cells.get((row.name, e)), with_claim=True) if e in row.epsilons else ""
             for e in epsilons
         ]
-        lines.append(f"| {row.title} | `{row.flag_file}` | " + " | ".join(values) + " |")
+        lines.append(f"| {row.title} | `{row.name}` | " + " | ".join(values) + " |")
     lines += ["", *(f"* {row.title}: {row.note}" for row in proven if row.note)]
     for row in rows:
         if row.epsilons == (None,):
-            lines += ["", f"{row.title}: {_cell(cells.get((row.flag_file, None)))}."]
+            lines += ["", f"{row.title}: {_cell(cells.get((row.name, None)))}."]
     lines += ["", "![Test error against proven epsilon](mnist.png)", ""]
     claimed = [row for row in rows if row.claimed]
     if claimed:
@@ -69,10 +69,10 @@ def _text(rows, cells) -> str:
         ]
         for row in claimed:
             for epsilon in row.epsilons:
-                found = cells.get((row.flag_file, epsilon))
+                found = cells.get((row.name, epsilon))
                 worth = _epsilon(found[0]["proven"]) if found else "not run"
                 lines.append(
-                    f"| {row.title} | `{row.flag_file}` | {epsilon:g} | {worth} | {_cell(found)} | "
+                    f"| {row.title} | `{row.name}` | {epsilon:g} | {worth} | {_cell(found)} | "
                     f"{row.paper.get(epsilon, '')} |"
                 )
         lines.append("")
@@ -84,10 +84,9 @@ def _text(rows, cells) -> str:
     ]
     for row in rows:
         for epsilon in row.epsilons:
-            if found := cells.get((row.flag_file, epsilon)):
+            if found := cells.get((row.name, epsilon)):
                 record = found[0]
-                name = row.flags(epsilon).stem
-                label = f"`{name}`" + ("" if epsilon is None else f", epsilon {epsilon:g}")
+                label = f"`{row.name}`" + ("" if epsilon is None else f", epsilon {epsilon:g}")
                 lines.append(
                     f"| {label} | {record['steps']:,} | {record['lot_size']:,} | "
                     f"{record['sampling']} | {record['noise_multiplier']:.4g} |"
@@ -131,8 +130,8 @@ def _plot(rows, cells, path: Path) -> None:
     markers = "osD^vP*X<>"
     drawn = [r for r in rows if not r.claimed]
     for index, row in enumerate(r for r in drawn if r.epsilons != (None,)):
-        points = [(e, *_point(cells[row.flag_file, e])) for e in row.epsilons
-                  if (row.flag_file, e) in cells]  # fmt: skip
+        points = [(e, *_point(cells[row.name, e])) for e in row.epsilons
+                  if (row.name, e) in cells]  # fmt: skip
         if points:
             x, y, error = zip(*points, strict=True)
             y = [100.0 - value for value in y]
@@ -140,8 +139,8 @@ def _plot(rows, cells, path: Path) -> None:
                 x, y, error, marker=markers[index % len(markers)], capsize=3, label=row.title
             )
     for row in drawn:
-        if row.epsilons == (None,) and (row.flag_file, None) in cells:
-            mean, _ = _point(cells[row.flag_file, None])
+        if row.epsilons == (None,) and (row.name, None) in cells:
+            mean, _ = _point(cells[row.name, None])
             axes.axhline(100.0 - mean, color="black", linestyle="--", linewidth=1, label=row.title)
     axes.set_xscale("log")
     ticks = sorted({e for row in drawn for e in row.epsilons if e is not None})

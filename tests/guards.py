@@ -96,6 +96,9 @@ CONTRIBUTION = "tfdp/accounting/contribution.py"
 LEDGER = "tfdp/accounting/ledger.py"
 STEPS = "tfdp/accounting/gaussian_steps.py"
 TABLES = "tfdp/accounting/noise_tables.py"
+FILES = "tfdp/_files.py"
+FOLDER = "tfdp/experiments/result_folder.py"
+PARTIAL = "tfdp/experiments/partial_folder.py"
 
 GUARDS = (
     # -- the session: every step is counted, and within its limit --------------------------------
@@ -483,7 +486,7 @@ GUARDS = (
     Guard(
         "a file says what its weights look like",
         OPTIMIZER,
-        "            expect_digests(self._trainable_variables, store[_DIGESTS_KEY])",
+        "            expect_digests(trained_variables(self), store[_DIGESTS_KEY])",
         "            pass",
         ("tests/test_account.py::test_plain_training_of_a_loaded_model_is_seen[layers]",),
         "a model that was loaded, trained plainly and made private is proven as it was saved",
@@ -619,7 +622,7 @@ GUARDS = (
     Guard(
         "the iterator is of the very dataset",
         FUNCTION,
-        'return getattr(iterator, "_dataset", None) is dataset',
+        "return dataset_of(iterator) is dataset",
         "return True",
         ("tests/test_session.py::test_callbacks_feed_no_step_either",),
         "a callback feeds batches of its own while fit runs",
@@ -1692,6 +1695,250 @@ GUARDS = (
         '"insecure_seed": experiment.insecure_seed,',
         ("tests/experiments/test_report.py::test_no_record_holds_the_seed_of_the_noise",),
         "whoever reads run.json can draw the noise again",
+    ),
+    Guard(
+        "a seed is no recorded setting",
+        "tfdp/experiments/settings.py",
+        '"recorded.",\n        group=EXECUTION,\n        recorded=False,',
+        '"recorded.",\n        group=EXECUTION,',
+        ("tests/experiments/test_report.py::test_no_record_holds_the_seed_of_the_noise",),
+        "whoever reads the settings in run.json can draw the noise again",
+    ),
+    Guard(
+        "no folder is called by a seed",
+        "tfdp/experiments/command_line.py",
+        "    if known is None or not known.recorded:\n",
+        "    if known is None:\n",
+        (
+            "tests/experiments/test_command_line.py"
+            "::test_a_sweep_that_cannot_be_is_refused_in_one_sentence",
+        ),
+        "whoever reads the name of a sweep's folder can draw the noise again",
+    ),
+    # -- results: whole or not there, and nobody else's files ------------------------------------
+    Guard(
+        "a finished result needs --overwrite",
+        FOLDER,
+        'if state == "result" and not self._overwrite:',
+        "if False:",
+        ("tests/experiments/test_result_folder.py::test_a_finished_result_needs_overwrite",),
+        "a second run replaces the release of the first without a word",
+    ),
+    Guard(
+        "foreign files are never replaced",
+        FOLDER,
+        "if foreign := _foreign(path):",
+        "if foreign := None:",
+        (
+            "tests/experiments/test_result_folder.py::test_a_folder_with_foreign_files_is_refused_even_with_overwrite",
+        ),
+        "--overwrite deletes files that are no result",
+    ),
+    Guard(
+        "what was swapped out is looked at",
+        FOLDER,
+        "            try:\n                _look(partial.result)\n",
+        "            try:\n                pass\n",
+        (
+            "tests/experiments/test_result_folder.py::test_files_that_appear_at_the_swap_are_put_back",
+        ),
+        "files that appear in the folder during the training are deleted with the earlier result",
+    ),
+    Guard(
+        "what was moved aside is looked at",
+        FOLDER,
+        "        _look(partial.previous)\n",
+        "",
+        (
+            "tests/experiments/test_result_folder.py::test_files_that_appear_at_the_swap_are_put_back",
+        ),
+        "the same, where names cannot be swapped",
+    ),
+    Guard(
+        "an earlier result stays until the new one is there",
+        FOLDER,
+        "elif exchange(partial.result, partial.target):",
+        "elif False:",
+        (
+            "tests/experiments/test_result_folder.py::test_a_kill_at_any_operation_leaves_the_old_or_the_new_result",
+        ),
+        "a process that is killed between two renamings leaves no result at its place",
+    ),
+    Guard(
+        "a result that was moved aside is put back",
+        FOLDER,
+        "        os.rename(partial.previous, partial.target)\n",
+        "        pass\n",
+        (
+            "tests/experiments/test_result_folder.py::test_a_failure_at_any_operation_is_one_sentence_and_leaves_the_old_or_the_new",
+        ),
+        "a renaming that fails leaves no result at its place",
+    ),
+    Guard(
+        "a result is on the disk before it is renamed",
+        FOLDER,
+        "    sync_tree(work)\n",
+        "",
+        (
+            "tests/experiments/test_result_folder.py::test_everything_is_on_the_disk_before_the_renaming",
+        ),
+        "after a power failure the final place holds empty files",
+    ),
+    Guard(
+        "the digest is compared",
+        FOLDER,
+        "if found != record.get(key):",
+        "if False:",
+        ("tests/experiments/test_result_folder.py::test_digests_find_a_mixture",),
+        "the model of one run stands beside the epsilon of another, and the check says whole",
+    ),
+    Guard(
+        "too little space is refused",
+        FOLDER,
+        "if not free >= needed:",
+        "if False:",
+        (
+            "tests/experiments/test_result_folder.py::test_too_little_space_is_refused_before_and_left",
+        ),
+        "a training ends on a full disk, and its model is lost",
+    ),
+    Guard(
+        "a run without a result keeps its number",
+        FOLDER,
+        '(\\.partial|\\.secret)?")',
+        '(\\.partial)?")',
+        (
+            "tests/experiments/test_partial_folder.py::test_numbers_go_on_after_the_largest_that_is_taken",
+        ),
+        "a run takes another run's secrets for its own",
+    ),
+    Guard(
+        "permissions of the folder stay",
+        FOLDER,
+        "os.chmod(partial.result, stat.S_IMODE(os.stat(target).st_mode))",
+        "pass",
+        ("tests/experiments/test_result_folder.py::test_a_folder_keeps_its_permissions",),
+        "a folder that was closed to others is opened to them",
+    ),
+    Guard(
+        "one process makes a result",
+        PARTIAL,
+        "fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_second_process_is_refused_until_the_first_is_gone",
+        ),
+        "two runs write into one folder, and the result is a mixture",
+    ),
+    Guard(
+        "the lock is on the file that is there",
+        PARTIAL,
+        "if _same_file(handle, self._lock_path):",
+        "if True:",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_lock_on_a_file_that_is_gone_is_no_lock",
+        ),
+        "two processes hold a lock each, of two files of one name",
+    ),
+    Guard(
+        "a partial folder of others is left",
+        PARTIAL,
+        "        if names and _LOCK not in names:\n",
+        "        if False:\n",
+        (
+            "tests/experiments/test_partial_folder.py::test_what_is_not_certainly_ours_is_not_cleared",
+        ),
+        "a lock is put into a folder that is not ours",
+    ),
+    Guard(
+        "a partial folder with other files is left",
+        PARTIAL,
+        "if foreign := names - {_LOCK, _RESULT, _PREVIOUS}:",
+        "if foreign := set():",
+        (
+            "tests/experiments/test_partial_folder.py::test_what_is_not_certainly_ours_is_not_cleared",
+        ),
+        "a folder with files of somebody else is taken for a leftover",
+    ),
+    Guard(
+        "a lock file of another program is left",
+        PARTIAL,
+        'if not untouched and _content(self._lock).get("program") != _PROGRAM:',
+        "if False:",
+        (
+            "tests/experiments/test_partial_folder.py::test_what_is_not_certainly_ours_is_not_cleared",
+        ),
+        "what another program keeps beside its lock is deleted",
+    ),
+    Guard(
+        "a partial folder of another user is left",
+        PARTIAL,
+        "if os.geteuid() not in (0, found.st_uid):",
+        "if False:",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_leftover_of_another_user_is_not_cleared",
+        ),
+        "what another user is making is taken for a leftover",
+    ),
+    Guard(
+        "an earlier result that is aside is not deleted for another",
+        PARTIAL,
+        "if names >= {_RESULT, _PREVIOUS} and os.path.lexists(self.target):",
+        "if False:",
+        (
+            "tests/experiments/test_partial_folder.py::test_an_earlier_result_that_is_aside_is_not_lost_to_somebody_elses_folder",
+        ),
+        "the only copy of an earlier result is deleted",
+    ),
+    Guard(
+        "an earlier result comes back",
+        PARTIAL,
+        "            os.rename(self.previous, self.target)\n",
+        "            pass\n",
+        (
+            "tests/experiments/test_partial_folder.py::test_an_earlier_result_that_was_aside_comes_back_with_a_word",
+        ),
+        "a run that was killed has deleted the result that it was to replace",
+    ),
+    Guard(
+        "secrets are closed from the start",
+        FILES,
+        "os.mkdir(path, 0o700)",
+        "os.mkdir(path)",
+        ("tests/test_files.py::test_secrets_are_closed_from_the_first_moment",),
+        "others can open the folder of secrets before it is closed to them",
+    ),
+    Guard(
+        "secrets do not follow a link",
+        FILES,
+        "found = os.lstat(path)",
+        "found = os.stat(path)",
+        ("tests/test_files.py::test_secrets_do_not_go_where_others_may_look",),
+        "whoever puts a link there chooses where secrets go",
+    ),
+    Guard(
+        "secrets are their owner's",
+        FILES,
+        "if found.st_uid != os.geteuid():",
+        "if False:",
+        ("tests/test_files.py::test_secrets_do_not_go_where_others_may_look",),
+        "secrets are written into a folder of another user",
+    ),
+    Guard(
+        "secrets are closed to others",
+        FILES,
+        "if stat.S_IMODE(found.st_mode) & 0o077:",
+        "if False:",
+        ("tests/test_files.py::test_secrets_do_not_go_where_others_may_look",),
+        "secrets are written where others may read them",
+    ),
+    Guard(
+        "a release appears whole",
+        "tfdp/training/export.py",
+        "        copy.save(partial)\n",
+        "        copy.save(path)\n        copy.save(partial)\n",
+        ("tests/training/test_export.py::test_a_release_appears_whole_or_not_at_all",),
+        "a process that is killed while it saves leaves half a release in the place of an earlier one",
     ),
 )
 

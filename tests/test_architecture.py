@@ -1,11 +1,15 @@
 """Imports go one way, without cycles, and the accountant stays free of TensorFlow."""
 
 import ast
+import functools
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
+
+import tfdp
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From top to bottom: a room imports only from rooms further down. Rooms on one line do not import
@@ -20,7 +24,7 @@ LEVELS = [
     ["account"],
     ["layers", "noise"],
     ["accounting", "data"],
-    ["_compat", "_validate"],
+    ["_compat", "_files", "_validate"],
 ]
 # The same inside a room: parts further down know nothing of parts further up.
 INSIDE = {
@@ -138,6 +142,27 @@ def test_there_is_no_cycle():
     assert cycle(GRAPH) is None
 
 
+def drawn_arrows(page):
+    """Pairs of rooms that the second diagram of a page joins."""
+    diagram = page.split("```mermaid")[2].partition("```")[0]
+    for line in diagram.splitlines():
+        source, arrow, targets = line.partition("-->")
+        if arrow:
+            yield from ((source.strip(), target.strip()) for target in targets.split("&"))
+
+
+def test_the_picture_shows_the_imports():
+    rooms = {
+        (name.split(".")[1], other.split(".")[1])
+        for name, others in GRAPH.items()
+        for other in others
+        if "." in name and "." in other
+    }
+    arrows = {(a, b) for a, b in rooms if a != b and not b.startswith("_")}
+    drawn = list(drawn_arrows((ROOT / "docs" / "architecture.md").read_text()))
+    assert sorted(drawn) == sorted(arrows)
+
+
 def test_cycles_and_steps_up_are_found():
     graph = {"tfdp.a.x": {"tfdp.b.y"}, "tfdp.b.y": {"tfdp.b.z"}, "tfdp.b.z": {"tfdp.a.x"}}
     assert sorted(cycle(graph)) == ["tfdp.a.x", "tfdp.b.y", "tfdp.b.z"]
@@ -156,6 +181,117 @@ def test_internals_of_keras_and_tensorflow_are_borrowed_in_one_place(name):
         assert not [n for n in names if n.startswith(BORROWED)]
 
 
+def private(text):
+    """Whether a text is a name that begins with one underscore, and that no `_tfdp_` marks as ours."""
+    return bool(re.fullmatch(r"_[A-Za-z]\w*", text)) and not text.startswith("_tfdp_")
+
+
+def on_self(node):
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def defined(tree):
+    """Private names that a module defines: functions, classes, fields, what methods put on self."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and on_self(node):
+            yield node.attr
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            past_setattr = ast.unparse(node.value) in ("vars(self)", "self.__dict__")
+            yield from [node.slice.value] if past_setattr else []
+
+
+def borrowed(tree, ours, theirs):
+    """Private names in a module that belong to Keras or TensorFlow, as attributes or in quotes.
+
+    Args:
+        tree: the module.
+        ours: what all modules define.
+        theirs: what objects of Keras and TensorFlow have. Where both have a name, it counts as ours
+            on `self` in the module that defines it.
+    """
+    here = {*defined(tree)}
+    within_texts = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
+    for node in ast.walk(tree):
+        if id(node) in within_texts:
+            continue
+        if isinstance(node, ast.Attribute) and private(node.attr):
+            safe = node.attr not in theirs or (on_self(node) and node.attr in here)
+            if not (safe and node.attr in ours):
+                yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+            # Names of ops have capital letters, and are public.
+            if text.islower() and private(text) and text not in ours:
+                yield text
+
+
+@functools.cache
+def names_of_keras_and_tensorflow():
+    import keras
+    import tensorflow as tf
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
+    model.compile(keras.optimizers.SGD(use_ema=True), "mse", metrics=["mae"])
+    dataset = tf.data.Dataset.range(1).batch(1)
+    graph = tf.function(lambda: tf.constant(0)).get_concrete_function().graph
+    objects = [
+        *(model, model.optimizer, *model.metrics, *model.layers, *model.variables, model.inputs[0]),
+        *(keras.callbacks.Callback(), keras.losses.MeanSquaredError(), keras.StatelessScope()),
+        *(keras.layers.LSTM(1), keras.layers.LSTM(1).cell, keras.Model()),
+        *(dataset, iter(dataset), graph, graph.get_operations()[0], tf.Variable(0), tf.constant(0)),
+    ]
+    return {name for item in objects for name in dir(item) if private(name)}
+
+
+TREES = {
+    name: ast.parse(path.read_text())
+    for name, path in MODULES.items()
+    if not name.startswith("tfdp._compat")
+}
+
+
+def test_private_names_of_keras_and_tensorflow_are_borrowed_in_one_place():
+    ours = {name for tree in TREES.values() for name in defined(tree)}
+    theirs = names_of_keras_and_tensorflow()
+    assert {"_flatten_layers", "_compile_loss", "_input_dataset", "_trainable_variables"} <= theirs
+    found = {name: [*borrowed(tree, ours, theirs)] for name, tree in TREES.items()}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("model._compile_loss", ["_compile_loss"]),
+        ("super()._clear_losses()", ["_clear_losses"]),
+        ("leaf._keras_mask = 1", ["_keras_mask"]),
+        ("getattr(loss, '_fn_kwargs', None)", ["_fn_kwargs"]),
+        ("self._graph.x", ["_graph"]),  # TensorFlow's, unless this module defines one
+        ("def f(self):\n  self._graph = 1\n  return self._graph", []),
+        ("def f(self):\n  self._graph = 1\n  return other._graph", ["_graph"]),
+        ("other._ours, self._ours, '_ours', variable._tfdp_seen, '_ReadVariablesOp'", []),
+        ("self.__dict__, model.__class__, _local, f'{name}_norm'", []),
+        ("def f(self):\n  vars(self)['_mine'] = self._ours\n  return self._ours", []),
+    ],
+)
+def test_borrowed_names_are_found(code, found):
+    ours, theirs = {"_ours", "_mine", "_graph"}, {"_graph", "_clear_losses"}
+    assert [*borrowed(ast.parse(code), ours, theirs)] == found
+
+
+def test_what_a_module_defines_is_found():
+    code = "class A:\n  _a: int\n  def _b(self):\n    self._c = x._d = vars(self)['_e'] = 1"
+    assert {*defined(ast.parse(code))} == {"A", "_a", "_b", "_c", "_e"}
+
+
 @pytest.mark.parametrize("name", ["tfdp", "tfdp.accounting"])
 def test_importing_does_not_import_tensorflow(name):
     code = (
@@ -168,19 +304,63 @@ def test_importing_does_not_import_tensorflow(name):
     assert done.returncode == 0, done.stderr
 
 
+def needs_keras(tree):
+    return any(
+        "keras" in [alias.name.partition(".")[0] for alias in node.names]
+        or (getattr(node, "module", None) or "").partition(".")[0] == "keras"
+        for node in imports(tree)
+    )
+
+
+ROOMS_WITH_KERAS = sorted({".".join(n.split(".")[:2]) for n, t in TREES.items() if needs_keras(t)})
+# Settings and the command line are read without Keras; what trains is not.
+ROOMS_WITH_KERAS[ROOMS_WITH_KERAS.index("tfdp.experiments")] += ".experiment"
+
+
 def test_another_keras_backend_is_refused_clearly(tmp_path):
     # A stand-in for Keras on another backend, so that the test does not need that backend.
     (tmp_path / "keras.py").write_text(
         "class backend:\n    @staticmethod\n    def backend():\n        return 'jax'\n"
     )
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import tfdp; tfdp.make_private"
+    assert {"tfdp.layers", "tfdp.models", "tfdp.optimizers", "tfdp.training"} <= {*ROOMS_WITH_KERAS}
+    code = f"""
+import importlib, sys
+sys.path.insert(0, {str(tmp_path)!r})
+import tfdp
+for room in {ROOMS_WITH_KERAS!r}:
+    try:
+        importlib.import_module(room)
+    except ImportError as error:
+        print(room, "KERAS_BACKEND=tensorflow" in str(error))
+for name in tfdp._PUBLIC:
+    if tfdp._PUBLIC[name] != "tfdp.accounting":
+        try:
+            getattr(tfdp, name)
+        except ImportError as error:
+            print(name, "KERAS_BACKEND=tensorflow" in str(error))
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0
-    assert "KERAS_BACKEND=tensorflow" in done.stderr
+    assert done.returncode == 0, done.stderr
+    public = [name for name, module in tfdp._PUBLIC.items() if module != "tfdp.accounting"]
+    assert done.stdout.splitlines() == [f"{n} True" for n in [*ROOMS_WITH_KERAS, *public]]
+
+
+@pytest.mark.parametrize(("version", "said"), [("3.11.3", "Error"), ("3.99.0", "Warning")])
+def test_other_versions_of_keras_are_named(tmp_path, version, said):
+    (tmp_path / "tensorflow.py").write_text("__version__ = '2.21.0'")
+    (tmp_path / "keras.py").write_text(
+        "class backend:\n    @staticmethod\n    def backend():\n        return 'tensorflow'\n"
+        f"__version__ = {version!r}\n"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import tfdp.gradients"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode != 0) == (said == "Error")
+    assert f"{said}: tfdp " in done.stderr
+    assert f"Expected Keras 3.12 to 3.15 and TensorFlow 2.18 to 2.21. Found Keras {version}. " in (
+        done.stderr
+    )
 
 
 def test_public_names_exist():
-    import tfdp
-
     for name in tfdp.__all__:
         assert getattr(tfdp, name) is not None

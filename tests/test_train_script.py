@@ -1,25 +1,32 @@
-"""train.py as a newcomer runs it: the main job, every flag file, and bad input."""
+"""train.py as a newcomer runs it: the main job, the recipes, a sweep, and bad input.
+
+What does not need a process of its own runs `main` in this one, which saves the import of TensorFlow.
+"""
 
 import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import pytest
 from absl.testing import flagsaver
 
+from tfdp.experiments import Experiment, ResultFolder, check
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 KEYS = {
     "mechanism", "dataset", "model", "normalization", "seed_of_initial_weights", "num_examples",
     "lot_size", "steps",
     "sampling", "l2_norm_clip", "noise_multiplier", "learning_rate", "test_accuracy", "claimed",
-    "proven", "seconds_per_step",
+    "proven", "seconds_per_step", "settings",
 }  # fmt: skip
 
 
 DIVERGES = ["--model=mlp", "--normalization=none", "--learning_rate=1e38", "--noise_multiplier=1"]
+ONE_STEP = ["--mechanism=none", "--model=linear", "--normalization=none", "--steps=1"]
 
 
 def train(*arguments, expect=0):
@@ -68,6 +75,10 @@ def test_main_job_keeps_its_proven_budget_and_learns(main_job):
     assert record["proven"]["adjacency"] == "zero_out"
     assert record["proven"]["assumptions"]
     assert record["claimed"]["epsilon"] < record["proven"]["epsilon"]
+    assert Experiment(**record["settings"]) == Experiment(
+        mechanism="si_dpsgd", dataset="digits", model="linear", normalization="layer",
+        batch_size=1437, steps=2, sampling="cyclic", learning_rate=0.1, l2_norm_clip=4.0, epsilon=2.0,
+    )  # fmt: skip
     assert record["test_accuracy"] > 0.75  # chance is 0.10; ten runs lay between 0.83 and 0.88
 
 
@@ -77,6 +88,23 @@ def test_main_job_prints_one_table_with_both_guarantees_and_advice(main_job):
         assert words in output
     assert f"{100 * record['test_accuracy']:.2f}%" in output
     assert "epsilon: " in output  # in the progress bar
+
+
+def test_the_result_is_one_whole_folder(main_job):
+    folder, output, record = main_job
+    assert check(folder) == record
+    assert "While it trains: tensorboard --logdir" in output
+    assert [p.name for p in folder.parent.iterdir()] == ["result"]
+    assert {p.name for p in folder.iterdir()} == {
+        "model.keras", "run.json", "model_card.md", "tensorboard",
+    }  # fmt: skip
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~_umask()
+
+
+def _umask():
+    value = os.umask(0)
+    os.umask(value)
+    return value
 
 
 def test_release_loads_without_tfdp(main_job):
@@ -109,30 +137,63 @@ def test_tensorboard_log_holds_the_named_scalars(main_job):
     assert float(last) == pytest.approx(record["proven"]["epsilon"], rel=1e-5)
 
 
-def test_command_line_wins_over_the_recipe_and_its_rivals(tmp_path):
-    train(
-        "--mechanism=dpsgd", "--noise_multiplier=4", "--epochs=2", "--batch_size=128", "--seed=3",
-        f"--model_dir={tmp_path / 'r'}",
+def result_of(script, folder, *arguments):
+    """The run.json of a training in this process."""
+    assert call(script, *arguments, f"--model_dir={folder}") == 0
+    return json.loads((folder / "run.json").read_text())
+
+
+def test_command_line_wins_over_the_recipe_and_its_rivals(tmp_path, script):
+    record = result_of(
+        script, tmp_path / "r", "--mechanism=dpsgd", "--noise_multiplier=4", "--epochs=2",
+        "--batch_size=128", "--seed=3",
     )  # fmt: skip
-    record = json.loads((tmp_path / "r" / "run.json").read_text())
     assert record["noise_multiplier"] == 4.0
     assert record["steps"] == 2 * (1437 // 128)
     assert record["seed_of_initial_weights"] == 3
     assert record["sampling"] == "poisson"
 
 
-def test_claimed_calibration_shows_the_proven_figure_too(tmp_path):
-    train("--guarantee=claimed", "--epsilon=0.5", f"--model_dir={tmp_path / 'r'}")
-    record = json.loads((tmp_path / "r" / "run.json").read_text())
+def test_claimed_calibration_shows_the_proven_figure_too(tmp_path, script):
+    record = result_of(script, tmp_path / "r", "--guarantee=claimed", "--epsilon=0.5")
     assert record["claimed"]["epsilon"] <= 0.5
     assert record["proven"]["epsilon"] > record["claimed"]["epsilon"]
 
 
-def test_releasing_the_means_has_no_finite_proven_epsilon(tmp_path):
-    train("--release=mu", "--guarantee=claimed", "--epsilon=2", f"--model_dir={tmp_path / 'r'}")
-    record = json.loads((tmp_path / "r" / "run.json").read_text())
+def test_releasing_the_means_has_no_finite_proven_epsilon(tmp_path, script):
+    arguments = ["--release=mu", "--guarantee=claimed", "--epsilon=2"]
+    record = result_of(script, tmp_path / "r", *arguments)
     assert record["proven"]["epsilon"] == "inf"
     assert record["proven"]["reason"]
+
+
+def test_the_target_of_audits_claims_a_twentieth_of_what_is_proven_at_most(tmp_path, script):
+    path = ROOT / "flags" / "audit" / "si_dpsgd_claimed.cfg"
+    record = result_of(script, tmp_path / "r", f"--flagfile={path}")
+    assert record["claimed"]["epsilon"] <= 0.05
+    assert 20 * 0.05 <= record["proven"]["epsilon"] < 50
+
+
+def test_a_sweep_trains_every_point_that_can_be_trained(tmp_path, script, capsys):
+    arguments = ["--steps=1", "--seed=1", f"--model_dir={tmp_path / 'r'}"]
+    assert call(script, "--sweep=batch_size=1437,5000,64", *arguments) == 2
+    folders = ["batch_size=1437", "batch_size=64"]
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == folders
+    records = [json.loads((tmp_path / "r" / name / "run.json").read_text()) for name in folders]
+    assert [record["lot_size"] for record in records] == [1437, 64]
+    for record in records:  # no point pays for another
+        assert 1.9 < record["proven"]["epsilon"] <= 2.0
+    said = capsys.readouterr()
+    assert "Point 2 of 3: batch_size=5000" in said.out
+    assert f"{100 * records[1]['test_accuracy']:.2f}%" in said.out.partition("Sweep")[2]
+    assert "failed" in said.out.partition("Sweep")[2]
+    assert "1437" in said.err
+
+
+def test_a_sweep_trains_nothing_where_one_point_cannot_be(tmp_path, script, monkeypatch, capsys):
+    monkeypatch.setattr(script, "train_one", lambda *_: pytest.fail("trained"))
+    assert call(script, "--sweep=epsilon=1,nan", f"--model_dir={tmp_path / 'r'}") == 2
+    assert capsys.readouterr().err.startswith("train.py: error: ")
 
 
 @pytest.mark.parametrize(
@@ -165,13 +226,75 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, capsys, script, 
     assert not list(tmp_path.iterdir())
 
 
+def earlier_result(folder):
+    """A result as a run leaves it, without the time that one takes."""
+    with ResultFolder(folder) as made:
+        made.commit({}, "card", lambda path: pathlib.Path(path).write_text("model"))
+
+
 def test_a_failed_run_leaves_an_earlier_result_as_it_was(tmp_path, script):
     folder = tmp_path / "r"
-    folder.mkdir()
-    (folder / "run.json").write_text("{}")
-    assert call(script, *DIVERGES, f"--model_dir={folder}") == 2
-    assert (folder / "run.json").read_text() == "{}"
+    earlier_result(folder)
+    assert call(script, *DIVERGES, "--overwrite", f"--model_dir={folder}") == 2
+    check(folder)
+    assert (folder / "model.keras").read_text() == "model"
     assert [p.name for p in tmp_path.iterdir()] == ["r"]
+
+
+def test_an_earlier_result_is_replaced_with_overwrite_only(tmp_path, capsys, script):
+    folder = tmp_path / "r"
+    earlier_result(folder)
+    assert call(script, *ONE_STEP, f"--model_dir={folder}") == 2
+    output = capsys.readouterr()
+    assert "finished one" in output.err and "loss" not in output.out
+    assert (folder / "model.keras").read_text() == "model"
+    assert call(script, *ONE_STEP, "--overwrite", f"--model_dir={folder}") == 0
+    assert check(folder)["mechanism"] == "none"
+    assert [p.name for p in tmp_path.iterdir()] == ["r"]
+
+
+def test_without_a_folder_every_run_gets_a_new_one(tmp_path, capsys, script, monkeypatch):
+    monkeypatch.setattr(script, "_ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for number in ("001", "002"):
+        assert call(script, *ONE_STEP) == 0
+        output = capsys.readouterr().out
+        name = f"runs/digits_none_{number}"
+        assert f"While it trains: tensorboard --logdir {name}.partial/result/tensorboard" in output
+        assert f"tensorboard --logdir {name})" in output
+        assert check(tmp_path / name)["steps"] == 1
+    assert call(script, *ONE_STEP, "--overwrite") == 2
+    assert "always new" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_not_trained(
+    tmp_path, capsys, script, monkeypatch
+):
+    usage = shutil.disk_usage(tmp_path)
+    # The weights of the linear model take 2,600 bytes; everything else is allowed 1 MiB.
+    for spare, status in ((2599, 2), (2600, 0)):
+        left = usage._replace(free=2**20 + spare)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, left=left: left)
+        assert call(script, *ONE_STEP, f"--model_dir={tmp_path / 'r'}") == status
+        output = capsys.readouterr()
+        assert ("free space" in output.err) == (status == 2)
+        assert ("loss" in output.out) == (status == 0)
+        assert (tmp_path / "r").exists() == (status == 0)
+
+
+def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path, capsys, script, monkeypatch):
+    import tensorflow as tf
+
+    def full(folder):
+        message = f"{folder}/events.v2; No space left on device\n\tFailed to flush 1 events"
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+    monkeypatch.setattr(tf.summary, "create_file_writer", full)
+    arguments = ("--mechanism=dpsgd", "--model=linear", "--steps=1", "--noise_multiplier=1")
+    assert call(script, *arguments, f"--model_dir={tmp_path / 'r'}") == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("train.py: error: ") and "No space left on device" in last
+    assert not list(tmp_path.iterdir())
 
 
 def test_bad_input_ends_with_a_status_and_no_traceback(tmp_path):
@@ -181,35 +304,58 @@ def test_bad_input_ends_with_a_status_and_no_traceback(tmp_path):
 
 def test_unknown_mechanism_lists_the_known_ones():
     done = train("--mechanism=nonsense", expect=1)
-    assert "none|dpsgd|si_dpsgd" in done.stderr
+    assert "|none|sgld|si_dpsgd" in done.stderr
 
 
 def test_help_names_the_flags_without_importing_tensorflow():
-    done = train("--help", expect=1)  # absl's exit status for help
-    for flag in ("--mechanism", "--epsilon", "--guarantee", "--sampling", "--microbatches"):
-        assert flag in done.stdout
+    command = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1  # absl's exit status for help
+    for words in ("--mechanism", "--epsilon", "--sampling", "--model_dir", "--sweep", "Clipping:"):
+        assert words in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "tfdp.experiments.settings" in imported
+    assert not {"tensorflow", "keras"} & imported
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "flags").glob("*.cfg")), ids=lambda p: p.stem)
-def test_every_flag_file_describes_an_experiment(script, path):
-    from tfdp.experiments import Experiment
+@pytest.mark.parametrize(
+    ("arguments", "folder"),
+    [
+        ([], "digits_si_dpsgd"),
+        (["--mechanism=dpsgd", "--sweep=seed=1"], "digits_dpsgd_001/seed=1"),
+        (["--sweep=mechanism=sgld"], "digits_sgld_001/mechanism=sgld"),
+    ],
+)
+def test_results_have_their_own_place_in_runs(tmp_path, script, monkeypatch, arguments, folder):
+    trained = []
 
-    with flagsaver.flagsaver():
-        script.FLAGS(["train.py", f"--flagfile={path}"])
-        experiment = Experiment(**script.settings())
-    assert experiment.mechanism in path.stem or path.stem == "mnist_tutorial"
+    def train_one(experiment, model_dir, numbered=False):
+        trained.append((model_dir, numbered))
+        raise ValueError("not trained")
+
+    monkeypatch.setattr(script, "train_one", train_one)
+    monkeypatch.setattr(script, "_ROOT", tmp_path)
+    assert call(script, *arguments) == 2
+    # A sweep has a new folder for its points; a single training makes its own.
+    assert trained == [(tmp_path / "runs" / folder, "=" not in folder)]
+    assert not list(tmp_path.glob("runs/*"))
 
 
-DIGITS = sorted(p for p in (ROOT / "flags").glob("digits_*.cfg") if p.stem != "digits_si_dpsgd")
+DIGITS = [
+    *sorted(p for p in (ROOT / "flags/defaults").glob("digits_*.cfg") if "si_dpsgd" not in p.stem),
+    ROOT / "flags" / "papers" / "digits_dpsgd_bn.cfg",
+]
 
 
 @pytest.mark.parametrize("path", DIGITS, ids=lambda p: p.stem)
-def test_every_recipe_for_digits_trains_in_two_minutes_with_both_guarantees(tmp_path, path):
-    done = train(f"--flagfile={path}", "--seed=1", f"--model_dir={tmp_path / 'run'}")
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
+def test_every_recipe_for_digits_trains_in_two_minutes_with_both_guarantees(
+    tmp_path, script, capsys, path
+):
+    record = result_of(script, tmp_path / "run", f"--flagfile={path}", "--seed=1")
     assert record["seconds"] < 120
     assert record["test_accuracy"] > 0.8  # chance is 0.10; the weakest, SGLD, is at 0.86
-    assert "Claimed" in done.stdout and "Proven" in done.stdout
+    said = capsys.readouterr().out
+    assert "Claimed" in said and "Proven" in said
     if record["mechanism"] != "none":
         assert 1.9 < record["proven"]["epsilon"] <= 2.0
         assert record["claimed"]["epsilon"] > 0

@@ -1,7 +1,7 @@
 """tfdp: differentially private deep learning for Keras 3 on TensorFlow.
 
 Every run has two guarantees: what the paper behind the mechanism *claims*, and what is *proven* for
-what was really sampled, computed and released. See README.md for a tour.
+what was really sampled, computed and released. README.md gives a tour.
 
 Public names are loaded on first use, so that `tfdp.accounting` works without importing TensorFlow.
 """

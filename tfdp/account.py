@@ -1,38 +1,37 @@
-"""The ledger belongs to the weights: what was spent on them stays with them, whoever trains them next.
+"""Ties the ledger to the weights: what was spent on weights stays with them in all later training.
 
 An `Account` is attached to the variables of a model, not to an optimizer or a model object. Whatever
 is done with `compile`, `make_private`, `load_model` or layers that several models share, the
-variables find their account, and with it the ledger and its budget.
+variables keep their account, and with it the ledger and its budget.
 
-Weights can also move as plain numbers, past everything that an account sees. So the account remembers
-what they looked like when they were last accounted. What has changed since without our doing is
-either a state that this process has trained and knows (then the ledger of that state is merged), or
-training that nobody accounted: that is entered into the ledger, and no finite epsilon is proven.
+Weights can also move as plain numbers, which an account does not see. So the account keeps digests of
+the weights as they were when they were last accounted. Weights that differ without private steps
+between are either values that this process has trained privately and recognizes (then the ledger of
+those values is merged), or the result of training that was not accounted: such training is entered into
+the ledger, and no finite epsilon is proven.
 
 Numbers that a user gives to `set_weights` or loads from a file without a ledger cannot be told from
-fresh ones; the first assumption of every statement is about them.
+fresh weights; the first assumption of every statement is about them.
 """
 
 import hashlib
-import io
-import json
 import os
-import pathlib
-import zipfile
 from collections.abc import Sequence
 
 import keras
 import numpy as np
 from absl import logging
 
+from tfdp._compat.files import saved_under
+from tfdp._compat.keras import moving_averages
 from tfdp.accounting import Ledger, Run
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.sampling import Unknown
 
-# Under this name an optimizer's ledger lies among its variables in a file.
+# Name of the ledger among an optimizer's variables in a file.
 LEDGER_KEY = "tfdp_ledger"
 
-# Digests of weights that were trained privately in this process, and their ledger at that time.
+# Digests of variables that were trained privately in this process, and their ledger at that time.
 _TRAINED_HERE: dict[bytes, Ledger] = {}
 
 
@@ -41,19 +40,22 @@ class Account:
 
     Attributes:
         session: the entry of the ledger that is open for steps (`session.Session`), or None.
-        start: what is known about the weights at the beginning: "assumed" or "public".
+        start: what is known about the weights before private training: "assumed" (to be
+            independent of the private data) or "public" (the user declared that they are).
     """
 
     def __init__(self):
         self.session = None
         self.start = "assumed"
         self._ledger = Ledger()
-        self._looked_at = None  # run and number of its steps at the last look
-        self._runs: set[str] = set()  # private ones that were known at the last look
-        self._latest: list[bytes] = []  # of what was published for the time being
-        self._suspicions: list[
-            str
-        ] = []  # runs that were entered because of a change nobody accounted
+        # Id of the open run and its number of steps at the last look.
+        self._looked_at = None
+        # Ids of the private runs that the ledger held at the last look.
+        self._runs: set[str] = set()
+        # Digests that stay in `_TRAINED_HERE` only until the next call of `remember`.
+        self._latest: list[bytes] = []
+        # Ids of the runs that stand for changes that were not accounted.
+        self._suspicions: list[str] = []
 
     @property
     def ledger(self) -> Ledger:
@@ -63,18 +65,18 @@ class Account:
         return self._ledger
 
     def bring(self, ledger: Ledger) -> None:
-        """Takes over a ledger that comes with the weights, from their file."""
+        """Merges a ledger that comes with the weights, from the file that they were loaded from."""
         self._ledger.merge(ledger)
         self._runs = self._private_runs()
 
     def close_session(self) -> None:
-        """Allows no further step under the description that is open."""
+        """Closes the open session, if there is one, so that it allows no further step."""
         if self.session is not None:
             self.session.close()
             self.session = None
 
     def absorb(self, other: "Account") -> None:
-        """Takes over what another account knows; its open session is closed."""
+        """Takes over what another account knows, and closes the other account's open session."""
         if other is self:
             return
         other.close_session()
@@ -83,7 +85,7 @@ class Account:
         self._suspicions += other._suspicions
 
     def enter_unaccounted(self, reason: str) -> None:
-        """Enters training that nobody accounted: from now on no finite epsilon is proven.
+        """Enters training that was not accounted; from now on no finite epsilon is proven.
 
         Args:
             reason: what was found, as a whole sentence.
@@ -96,17 +98,20 @@ class Account:
         self._suspicions.append(run_id)
 
     def look(self, variables: Sequence[keras.Variable], for_good: bool = True) -> None:
-        """Notes what the weights look like; changes are ours only where steps were taken since then.
+        """Notes the values of the weights, and examines them if no step was taken since the last look.
+
+        After private steps, changed values are the steps' result. Without a step in between, every
+        change needs another explanation (`examine`).
 
         Args:
             variables: all weights of the model.
-            for_good: as of `remember`.
+            for_good: as in `remember`.
         """
         taken = self._taken()
         if taken == self._looked_at:
             self.examine(variables)
             if for_good:
-                self._latest = []  # what was published last stays
+                self._latest = []  # the next `remember` then leaves these digests in place
         else:
             self.remember(variables, for_good)
 
@@ -117,8 +122,13 @@ class Account:
         return None if self.session is None else (self.session.run_id, self.session.spent)
 
     def examine(self, variables: Sequence[keras.Variable]) -> None:
-        """Looks for changes of the weights that were not accounted, and enters them."""
-        # A ledger that the user has merged is that of the weights that they have put in.
+        """Looks for changes of the weights that were not accounted, and enters them.
+
+        Args:
+            variables: all weights of the model.
+        """
+        # A ledger that the user has merged since the last look explains weights that the user has
+        # put in.
         explained = self._private_runs() - self._runs
         self._looked_at = self._taken()
         changed = []
@@ -138,9 +148,13 @@ class Account:
             )
 
     def declare_public(self, variables: Sequence[keras.Variable]) -> None:
-        """The user says that the weights, as they are now, owe nothing to these data but what is known.
+        """Notes the user's word that nothing unaccounted in the weights comes from private data.
 
-        What was entered as unaccounted in this process is withdrawn; what changes later is not covered.
+        The word covers the weights as they are now. Training that was entered as unaccounted in this
+        process is withdrawn; later changes are not covered.
+
+        Args:
+            variables: all weights of the model.
         """
         self.start = "public"
         for run_id in self._suspicions:
@@ -149,13 +163,15 @@ class Account:
         self.remember(variables)
 
     def remember(self, variables: Sequence[keras.Variable], for_good: bool = True) -> None:
-        """Notes what the weights look like now, as accounted for.
+        """Notes the present values of the weights as accounted for.
 
-        The ledger follows values that private steps have made wherever they turn up in this process.
+        Values that private steps have produced are published to the whole process: any account that
+        meets them again merges this ledger.
 
         Args:
             variables: all weights of the model.
-            for_good: whether it does so for good, or only until it is told the next values.
+            for_good: whether the values stay published; if not, the next call of `remember`
+                withdraws them.
         """
         self._runs = self._private_runs()
         for digest in self._latest:
@@ -165,13 +181,14 @@ class Account:
         session = self.session
         moved = list(session.variables) if session is not None and session.spent else []
         trained = {id(variable) for variable in moved}
-        # Averages of weights that were released are post-processing, and belong to the same ledger.
+        # Averages of released weights are post-processing, and belong to the same ledger.
         averages = _averages(session) if moved else []
         trained |= {id(variable) for variable in averages}
         snapshot = None
         for variable, digest in _digests([*variables, *averages]):
             variable._tfdp_seen = digest
-            # A weight that no step has moved, or a constant one, is anybody's.
+            # Values that no step has changed, or constant ones, also occur in untrained models, so
+            # they must not bring a ledger with them.
             if id(variable) not in trained or _is_constant(variable):
                 continue
             if digest == getattr(variable, "_tfdp_began", None):
@@ -184,7 +201,11 @@ class Account:
             _TRAINED_HERE[digest] = snapshot
 
     def begin(self, variables: Sequence[keras.Variable]) -> None:
-        """Notes what the weights look like before a session's first step."""
+        """Notes the values of the weights before a session's first step.
+
+        Args:
+            variables: all weights of the model.
+        """
         for variable in variables:
             variable._tfdp_began = getattr(variable, "_tfdp_seen", None)
         self._runs = self._private_runs()
@@ -192,7 +213,7 @@ class Account:
 
 
 def account_of(variables: Sequence[keras.Variable]) -> Account:
-    """The account of these variables; several that meet here become one.
+    """The account of a model's variables; accounts that meet on these variables become one.
 
     Args:
         variables: all weights of a model.
@@ -207,64 +228,29 @@ def account_of(variables: Sequence[keras.Variable]) -> Account:
 
 
 def ledger_in_file(path: str | os.PathLike) -> Ledger | None:
-    """The ledger in a file of weights or of a whole model, or None where it holds none.
+    """The ledger in a file of weights or of a whole model, or None if the file holds none.
 
-    Keras reads an optimizer's part of a file only where the model has an optimizer, so `load_weights`
-    before `compile` would lose the ledger.
+    Keras reads an optimizer's part of a file only if the model has an optimizer, so `load_weights`
+    before `compile` would otherwise lose the ledger.
 
     Args:
-        path: what `load_weights` was given: `.weights.h5`, `.keras`, or the `.weights.json` of shards.
+        path: what `load_weights` was given: `.weights.h5`, `.keras`, or the `.weights.json` of shards;
+            or an open file.
 
     Raises:
-        LedgerError: there is a ledger that cannot be read, or two that contradict each other.
+        LedgerError: the file holds a ledger that cannot be read, or two that contradict each other.
     """
     found = Ledger()
-    for content in _h5_contents(path):
-        for text in _ledger_texts(content):
-            found.merge(Ledger.from_json(text))
+    for text in saved_under(path, LEDGER_KEY):
+        found.merge(Ledger.from_json(bytes(text).decode()))
     return found if found.entries else None
 
 
-def _h5_contents(path):
-    if hasattr(path, "read"):  # Keras gives pickles as files that are open
-        path.seek(0)
-        yield path
-        return
-    path = pathlib.Path(path)
-    if path.name.endswith(".weights.json"):
-        shards = json.loads(path.read_text()).get("weight_map", {}).values()
-        for name in {n for shard in shards for n in ([shard] if isinstance(shard, str) else shard)}:
-            yield path.parent / name
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if name.endswith(".h5"):
-                    yield io.BytesIO(archive.read(name))
-    elif path.is_file():
-        yield path
-
-
-def _ledger_texts(content):
-    import h5py
-
-    if not isinstance(content, io.BytesIO) and not h5py.is_hdf5(content):
-        return
-    texts = []
-
-    def visit(name, item):
-        if name.rpartition("/")[2] == LEDGER_KEY and isinstance(item, h5py.Dataset):
-            texts.append(bytes(np.asarray(item)).decode())
-
-    with h5py.File(content, "r") as file:
-        file.visititems(visit)
-    yield from texts
-
-
 def _digests(variables):
-    """(variable, digest of its values) for all variables of floating-point numbers."""
+    """Yields (variable, digest of its values) for all variables of floating-point numbers."""
     for variable in variables:
         if not keras.backend.is_float_dtype(variable.dtype):
-            continue  # seeds and counters, which go on outside of training too
+            continue  # seeds and counters, which change outside of training too
         values = np.ascontiguousarray(_values(variable))
         digest = hashlib.blake2b(values.reshape(-1).view(np.uint8).data, digest_size=16)
         digest.update(f"{variable.dtype} {values.shape}".encode())
@@ -284,19 +270,22 @@ def _is_constant(variable) -> bool:
 
 def _averages(session) -> list:
     """The moving averages of the weights that the session's optimizer keeps."""
-    if not getattr(session.optimizer, "use_ema", False):
-        return []
-    return list(getattr(session.optimizer, "_model_variables_moving_average", []))
+    return moving_averages(session.optimizer)
 
 
 def digests_of(variables: Sequence[keras.Variable]) -> np.ndarray:
-    """The digests of variables, uint8 [variables, 16]; zeros where there is none. Kept in files."""
+    """The digests of variables, for a file: uint8 [variables, 16]; zeros where there is no digest."""
     known = {id(v): np.frombuffer(d, np.uint8) for v, d in _digests(variables)}
     return np.array([known.get(id(v), np.zeros(16, np.uint8)) for v in variables], np.uint8)
 
 
 def expect_digests(variables: Sequence[keras.Variable], digests: np.ndarray) -> None:
-    """Says what variables are to look like, so that training since they were saved is seen."""
+    """Sets the values that variables are expected to have, to detect training since they were saved.
+
+    Args:
+        variables: in the order of `digests`.
+        digests: as from `digests_of`.
+    """
     for variable, digest in zip(variables, np.asarray(digests, np.uint8), strict=True):
         if digest.any():
             variable._tfdp_seen = digest.tobytes()

@@ -20,12 +20,21 @@ def _private(model) -> PrivateTraining:
 
 
 class EpsilonCurve:
-    """Epsilon after any number of steps of the training that runs, cheaply.
+    """Epsilon after any number of steps of the current training, from few evaluations.
 
-    Evaluated at up to `points` step counts, each when it is first needed; in between, the value of
-    the next one is an upper bound, since epsilon does not fall. What was spent before is included.
+    Epsilon is computed at up to `points` step counts, each when it is first needed. For a step count
+    in between, the curve returns the value at the next of them: an upper bound, since epsilon does
+    not fall with more steps. Earlier spending on the same weights is included.
 
-    Make it after the first step: until then, other callbacks may restore weights and their ledger.
+    Construct a curve after the first step: until then, other callbacks may restore weights and their
+    ledger.
+
+    Args:
+        model: a private model whose training has begun.
+        delta: in (0, 1).
+        kind: "proven" or "claimed".
+        adjacency: as in `privacy_spent`.
+        points: largest number of step counts at which epsilon is computed.
     """
 
     def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=50):
@@ -35,8 +44,9 @@ class EpsilonCurve:
         self._values = {}
 
     def at(self, step: int) -> float:
-        """Epsilon after `step` steps."""
-        if step > self._run.steps:  # the entry was extended; the description stays the same
+        """Epsilon after `step` steps, or an upper bound; steps beyond the planned ones add nothing."""
+        # The ledger entry may have been extended; the curve keeps the run as it was described before.
+        if step > self._run.steps:
             step = self._run.steps
         point = min(-(-step // self._spacing) * self._spacing, self._run.steps)
         if point not in self._values:
@@ -53,7 +63,7 @@ class PrivacyProgress(keras.callbacks.Callback):
         delta: in (0, 1).
         kind: "proven" or "claimed".
         adjacency: as in `privacy_spent`.
-        name: what the value is called in the logs.
+        name: name of the value in the logs.
     """
 
     def __init__(self, delta, kind="proven", adjacency="zero_out", name="epsilon"):
@@ -90,16 +100,16 @@ class StopAtBudget(keras.callbacks.Callback):
 class PrivacyTensorBoard(keras.callbacks.Callback):
     """Writes loss, metrics, both epsilons and the bound's diagnostics to TensorBoard, every epoch.
 
-    Under mechanism/ stands what the optimizer says of itself (`DPKerasOptimizer.scalars`).
+    The scalars under "mechanism/" are those of the optimizer (`DPKerasOptimizer.scalars`).
 
     The diagnostics (fraction clipped, median gradient norm, noise to signal) and the training metrics
-    come from private data without noise: the log is for whoever may see the data.
+    are computed from private data without noise: show the log only to people who may see the data.
 
     Args:
-        log_dir: where the event file goes.
+        log_dir: directory of the event file.
         delta: in (0, 1).
         adjacency: as in `privacy_spent`.
-        hparams: what to show in TensorBoard's HParams tab; names to numbers or strings.
+        hparams: dict of names to numbers or strings, shown in TensorBoard's HParams tab.
     """
 
     def __init__(self, log_dir, delta, adjacency="zero_out", hparams=None):

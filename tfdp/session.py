@@ -1,15 +1,15 @@
-"""A session is the open entry of the ledger: the one source of what a private step uses.
+"""The open entry of the ledger (a session): the one source of what a private step uses.
 
 Formal guarantees:
 
-* A session holds one frozen run. Everything that the run's proof depends on, a step takes from there
-  (noise multiplier, clip norm, strategy, momentum, the table of learning rates, the largest lot). What
-  else decides how a step is bounded (the kind of clipping, the codebook) is set once by the optimizer's
-  constructor, and the sensitivity that comes of it is compared with the run's.
-* Whoever runs a step (`fit`, `train_on_batch`, a function that was traced long ago), the weights
+* A session holds one frozen run. A step takes everything that the run's proof depends on from that run
+  (noise multiplier, clip norm, strategy, momentum, the table of learning rates, the largest lot). The
+  other choices that decide how a step is bounded (the kind of clipping, the codebook) are set once by
+  the optimizer's constructor, and the resulting sensitivity is compared with the run's.
+* Whatever runs a step (`fit`, `train_on_batch`, a function that was traced long ago), the weights
   change only after the session that the step was traced for has counted it, and never beyond that
-  session's limit. A closed session allows nothing more, so no step is accounted under the description
-  of another.
+  session's limit. A closed session allows no further step, so no step is accounted under the
+  description of another.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run, max_ste
 from tfdp.accounting.contribution import UnboundedSensitivity
 
 _UNLIMITED = np.iinfo(np.int64).max
-# Steps that a session without an end (train_on_batch) describes at a time.
+# Steps that a run without a planned end (train_on_batch) describes, and is extended by, at a time.
 OPEN_ENDED = 10_000
 
 
@@ -34,13 +34,13 @@ class Plan:
 
     Attributes:
         sampling, num_examples, lot_size: as in `accounting.Run`.
-        steps: how many steps; None where nobody knows.
+        steps: number of steps; None if it is unknown.
         groups: as in `accounting.Run`.
-        turn: the group that the first lot comes from, where groups take turns.
+        turn: the group that the first lot comes from, if groups take turns.
         nominal: whether `num_examples` was fixed without looking at the data.
-        lots: the `tfdp.data.Lots` that they come from, if they do.
+        lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
         insecure_seed: whether secret draws come from a user's seed.
-        physical_batch_size: rows that are in memory at once; None takes a lot whole.
+        physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
     """
 
     sampling: str
@@ -56,17 +56,19 @@ class Plan:
 
 
 class Session:
-    """One run in a ledger, open for steps. A plain object, so that no file holds its counters.
+    """One run in a ledger, open for steps.
+
+    A session is a plain object, which Keras does not track, so no file holds its counters.
 
     Args:
-        ledger: where the run is entered.
-        run: its description; `run.steps` are the steps planned.
-        plan: what `run` was made from.
+        ledger: the ledger that the run is entered into.
+        run: the description of the training; `run.steps` is the number of planned steps.
+        plan: the plan that `run` was made from.
         fields: the fields of `run` that every further step has to share: all but steps and tables.
         optimizer: the optimizer that takes the steps.
         variables: the trainable variables.
-        first_iteration: the optimizer's iteration at its first step.
-        resumed: id of the run in the ledger, if it was begun before.
+        first_iteration: the optimizer's iteration at the run's first step.
+        resumed: id of the run in the ledger, if the run was begun earlier; None enters a new run.
     """
 
     def __init__(
@@ -90,7 +92,8 @@ class Session:
             ledger.extend(resumed, run)
         self._ledger, self.run_id = ledger, resumed
         spent = ledger.steps(resumed)
-        self.authorized = spent  # steps that the host let through; the device counts what it began
+        # Steps that the host let through. The device counts the steps that it began (`_spent`).
+        self.authorized = spent
         self._first_turn = plan.turn - spent
         self._spent = tf.Variable(spent, dtype=tf.int64, trainable=False, name="steps_spent")
         self._limit = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_allowed")
@@ -102,14 +105,17 @@ class Session:
 
     @property
     def divisor(self) -> int:
-        """Microbatches in a nominal lot: what every sum is divided by. A public constant."""
+        """Number of microbatches in a nominal lot; every sum is divided by this public constant."""
         return self.run.lot_size // self.run.microbatch_size
 
     def value(self, name: str) -> float | tf.Tensor:
         """The value of a field of the run at the step that was counted last.
 
         Args:
-            name: of a field that is one number, or a table with one number for each step.
+            name: name of a field that is one number, or a table with one number for each step.
+
+        Returns:
+            The number itself, or the table's entry as a float64 scalar tensor.
         """
         value = getattr(self.run, name)
         if not isinstance(value, tuple):
@@ -117,7 +123,12 @@ class Session:
         return tf.gather(tf.constant(value, tf.float64), self._spent - 1)
 
     def check_step(self, variables: Sequence, optimizer) -> None:
-        """Raises RuntimeError where a step does not belong to this session."""
+        """Raises RuntimeError if a step does not belong to this session.
+
+        Args:
+            variables: the trainable variables of the step, in order.
+            optimizer: the optimizer of the step.
+        """
         if optimizer is not self.optimizer or [id(v) for v in variables] != [
             id(v) for v in self.variables
         ]:
@@ -129,14 +140,14 @@ class Session:
         self._check_process()
 
     def check_sensitivity(self, declared: float) -> None:
-        """Compares what an engine bounds with what the accounting assumes.
+        """Compares the sensitivity that an engine declares with the one that the accounting assumes.
 
         Args:
             declared: distance by which the sum moves when one example becomes a null example, in
                 clip norms.
 
         Raises:
-            RuntimeError: the accounting assumes less.
+            RuntimeError: the accounting assumes a smaller sensitivity.
         """
         assumed = assumed_sensitivity(self.run)
         if not declared <= assumed * (1 + 1e-9):
@@ -150,7 +161,7 @@ class Session:
         """Whether a lot has no more examples than the proof allows: a bool scalar tensor.
 
         Args:
-            sample_weight: [rows]; examples of weight zero are absent.
+            sample_weight: tensor [rows]; examples of weight zero are absent.
         """
         largest = self.run.sampling.largest_lot
         if largest is None:
@@ -159,14 +170,21 @@ class Session:
 
     @property
     def fixes_rows(self) -> bool:
-        """Whether the proof needs lots of a size that is known beforehand."""
+        """Whether the proof needs lots of one fixed number of rows.
+
+        This is so if the network normalizes with statistics of the whole lot and the sampling scheme
+        limits the size of a lot.
+        """
         return self.run.batch_statistics and self.run.sampling.largest_lot is not None
 
     def count(self, admitted: tf.Tensor) -> tf.Tensor:
-        """Counts a step where it runs; returns bool, whether it is allowed (and was counted).
+        """Counts a step on the device that runs it.
 
         Args:
-            admitted: bool scalar; a step that is not admitted is not counted either.
+            admitted: bool scalar; a step that is not admitted is not counted.
+
+        Returns:
+            A bool scalar tensor: whether the step is allowed, and so was counted.
         """
         allowed = (self._spent < self._limit) & admitted
         with tf.control_dependencies([self._spent.assign_add(tf.cast(allowed, tf.int64))]):
@@ -176,36 +194,37 @@ class Session:
 
     @property
     def spent(self) -> int:
-        """Steps taken."""
+        """Number of steps taken."""
         return int(self._spent.numpy())
 
     @property
     def next_turn(self) -> int:
-        """Which lot comes next, counted from the first turn of the first group."""
+        """Number of the next lot, counted from the first turn of the first group."""
         return self._first_turn + self.spent
 
     @property
     def left(self) -> float:
-        """Steps that are still allowed; infinite without a limit."""
+        """Number of steps that are still allowed; infinite without a limit."""
         return math.inf if self.limit == _UNLIMITED else self.limit - self.authorized
 
     def record(self) -> None:
-        """Brings the ledger up to date."""
+        """Records the steps taken so far in the ledger."""
         self._ledger.record(self.run_id, self.spent)
 
     def earlier(self) -> list[Run]:
-        """What the ledger knows besides this session."""
+        """The other runs in the ledger that have steps."""
         return [run for i, run in self._ledger.entries.items() if i != self.run_id and run.steps]
 
     def continues_with(self, fields: dict, plan: Plan, optimizer, variables) -> bool:
         """Whether further steps belong to this session.
 
-        Each fit starts new lots. Random lots do not care; epochs in a fixed order have to be whole,
-        and of the same data in the same order, for an example to keep its place. Groups of the same
-        data have to go on taking turns where they were.
+        Each `fit` starts new lots, which does not matter where lots are random. Epochs in a fixed
+        order have to be whole, and of the same data in the same order, so that an example keeps its
+        place in the epoch. Where groups take turns, the data have to be the same and the turns have
+        to go on where they stopped.
 
         Args:
-            fields, plan, optimizer, variables: of the further steps, as of `Session`.
+            fields, plan, optimizer, variables: those of the further steps, as in `Session`.
         """
         same = (
             fields == self._fields
@@ -224,17 +243,21 @@ class Session:
         return plan.lots is self.plan.lots and self.spent % self.run.steps_per_epoch == 0
 
     def extend(self, run: Run) -> None:
-        """Goes on with more steps than were planned."""
+        """Replaces the run by a longer description of the same training.
+
+        Args:
+            run: this session's run with more steps (and longer tables).
+        """
         self._ledger.extend(self.run_id, run)
         self.run = run
 
     def close(self) -> None:
-        """Allows no further step, not even to functions that were traced for this session."""
+        """Allows no further step, not even in functions that were traced for this session."""
         self.record()
         self._set_limit(self.spent)
 
     def limit_steps(self) -> None:
-        """Allows the steps that every budget of the ledger leaves after everything else in it.
+        """Sets the limit to the steps that every budget leaves after the ledger's other runs.
 
         Steps that no table describes cannot be accounted, so the length of a table is a limit, too.
         """
@@ -267,11 +290,12 @@ class Session:
         """Lets `steps` more steps through, on the host, before they are started.
 
         Raises:
-            BudgetExhausted: they are not allowed.
+            BudgetExhausted: the steps are beyond the limit.
             RuntimeError: the process was forked since the session was opened.
         """
         self._check_process()
-        if self._ledger.changes != self._seen_changes:  # merged, or given a budget, since
+        # The ledger may have been merged with another, or given a budget, since the last call.
+        if self._ledger.changes != self._seen_changes:
             self.limit_steps()
         if self.authorized + steps > self.limit:
             self.refuse()
@@ -285,7 +309,7 @@ class Session:
             )
 
     def refuse(self):
-        """Raises BudgetExhausted."""
+        """Raises BudgetExhausted and says which budget, or which plan, sets the limit."""
         taken = f"{self.spent} were taken"
         if self._budget is None:
             raise BudgetExhausted(
@@ -300,7 +324,12 @@ class Session:
 
 
 def assumed_sensitivity(run: Run) -> float:
-    """Distance by which the accounting lets a sum move when one example becomes a null example."""
+    """The sensitivity that the accounting of a run assumes.
+
+    Returns:
+        The distance, in clip norms, by which the accounting lets a sum move when one example becomes
+        a null example; infinite if nothing bounds it.
+    """
     try:
         factor = run.contribution.sensitivity(run.sampling, "zero_out")
     except UnboundedSensitivity:

@@ -32,7 +32,9 @@ def test_public_examples_of_the_digits():
 
 
 @pytest.mark.parametrize(
-    ("count", "source", "name"), [(0, None, "Expected count"), (3, "kmnist", "Expected source")], ids=str
+    ("count", "source", "name"),
+    [(0, None, "Expected count"), (3, "kmnist", "Expected source")],
+    ids=str,
 )
 def test_refused(count, source, name):
     with pytest.raises(ValueError, match=name):

@@ -1,13 +1,16 @@
 """What is released holds the weights, and loads where there is no tfdp."""
 
+import io
 import subprocess
 import sys
 import zipfile
+from unittest import mock
 
 import h5py
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import data, fit, private, sgd, si_dpsgd, weights
 from keras import layers
 
@@ -62,6 +65,29 @@ def test_private_classes_become_plain_ones(tmp_path):
         loaded = keras.models.load_model(tmp_path / "a.keras")
         assert "tfdp" not in type(loaded).__module__ and not loaded.compiled
         np.testing.assert_array_equal(weights(loaded), weights(model))
+
+
+def test_a_release_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    model = model_of("sequential")
+    path = tmp_path / "a.keras"
+    path.write_text("earlier")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", mock.Mock(side_effect=OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            tfdp.export(model, path)
+    assert path.read_text() == "earlier"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.keras"]
+    tfdp.export(model, path)
+    np.testing.assert_array_equal(weights(keras.models.load_model(path)), weights(model))
+    assert [p.name for p in tmp_path.iterdir()] == ["a.keras"]
+
+
+def test_a_release_goes_to_other_file_systems_of_tensorflow():
+    model = model_of("sequential")
+    tfdp.export(model, "ram://a.keras")
+    content = tf.io.gfile.GFile("ram://a.keras", "rb").read()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert "model.weights.h5" in archive.namelist()
 
 
 def test_the_random_state_of_training_is_not_released(tmp_path):

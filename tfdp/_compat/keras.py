@@ -1,17 +1,257 @@
-"""What is borrowed of Keras: names that are not public, each under one name here."""
+"""What is borrowed of Keras: names that are not public, each under one name here.
 
-from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
-from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
-from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
-from keras.src.models.functional import Functional as Functional
-from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
+All of it was seen in Keras 3.12.4 and 3.15.1. Where an attribute is gone, `borrowed` says so, rather
+than to go on with a default value that would hide it.
+"""
+
+import io
+
+import keras
+
+from tfdp._compat.versions import borrowed, borrowing
+
+with borrowing("a name of keras.src"):
+    from keras.src.backend import get_keras_mask as get_keras_mask
+    from keras.src.backend import set_keras_mask as set_keras_mask
+    from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
+    from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
+    from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
+    from keras.src.models.functional import Functional as Functional
+    from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
+
+# What tfdp's subclasses define and Keras calls, with the parameters that Keras' own have beside `self`.
+# Such a name has to be on the subclass, so it cannot be behind a function here.
+OVERRIDDEN = {
+    "keras.Model": {
+        "__reduce__": (),
+        "compile": (
+            *("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics"),
+            *("run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss"),
+        ),
+        "compile_from_config": ("config",),
+        "fit": (
+            *("x", "y", "batch_size", "epochs", "verbose", "callbacks", "validation_split"),
+            *("validation_data", "shuffle", "class_weight", "sample_weight", "initial_epoch"),
+            *("steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq"),
+        ),
+        "get_weights": (),
+        "load_weights": ("filepath", "skip_mismatch", "kwargs"),
+        "make_train_function": ("force",),
+        "save": ("filepath", "overwrite", "zipped", "kwargs"),
+        "save_weights": ("filepath", "overwrite", "max_shard_size"),
+        "set_weights": ("weights",),
+        "train_on_batch": ("x", "y", "sample_weight", "class_weight", "return_dict"),
+        "train_step": ("data",),
+    },
+    "keras.layers.Layer": {
+        "build": ("input_shape",),
+        "call": ("args", "kwargs"),
+        "compute_mask": ("inputs", "previous_mask"),
+        "compute_output_shape": ("args", "kwargs"),
+        "from_config": ("config",),
+        "get_config": (),
+        "load_own_variables": ("store",),
+        "save_own_variables": ("store",),
+    },
+    "keras.optimizers.Optimizer": {
+        "apply": ("grads", "trainable_variables"),
+        "build": ("variables",),
+        "get_config": (),
+        "learning_rate": None,
+        "load_own_variables": ("store",),
+        "save_own_variables": ("store",),
+    },
+    "keras.callbacks.Callback": {
+        "on_epoch_begin": ("epoch", "logs"),
+        "on_epoch_end": ("epoch", "logs"),
+        "on_test_begin": ("logs",),
+        "on_train_batch_begin": ("batch", "logs"),
+        "on_train_batch_end": ("batch", "logs"),
+        "on_train_begin": ("logs",),
+        "on_train_end": ("logs",),
+    },
+    "keras.StatelessScope": {"get_current_value": ("variable",)},
+}
+# Methods that tfdp exchanges on single layers while it traces a pass, in the same form.
+REPLACED = {
+    "keras.layers.SimpleRNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
+    "keras.layers.LSTM": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
+    "keras.layers.GRU": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
+    "keras.layers.Bidirectional": {
+        "_can_attempt_fused_lstm": ("mask", "initial_state"),
+        "_can_attempt_fused_gru": ("mask", "initial_state"),
+    },
+}
+# The first Keras that has them, where older ones in use do not: those always call the layers.
+SINCE = {"_can_attempt_fused_lstm": (3, 15), "_can_attempt_fused_gru": (3, 15)}
+# By these a container asks whether it may compute without calling its layers.
+SHORTCUTS = {
+    keras.layers.Bidirectional: tuple(REPLACED["keras.layers.Bidirectional"]),
+}
+
+# -- layers ------------------------------------------------------------------------------------------
 
 
 def layers_of(layer, *, itself: bool = False) -> list:
-    """All layers inside a layer or model, nested ones too, each once.
+    """All layers inside a layer or model, nested ones too, each once (`Layer._flatten_layers`).
 
     Args:
         layer: a Keras layer or model.
         itself: whether `layer` is the first of them.
     """
-    return list(layer._flatten_layers(include_self=itself, recursive=True))
+    return list(borrowed(layer, "_flatten_layers")(include_self=itself, recursive=True))
+
+
+def children(layer) -> list:
+    """The layers that Keras tracks as attributes of a layer, without theirs (`Layer._layers`)."""
+    return borrowed(layer, "_layers")
+
+
+def seed_generators(layer) -> list:
+    """The seed generators that Keras tracks for a layer itself (`Layer._seed_generators`)."""
+    return borrowed(layer, "_seed_generators")
+
+
+def is_rematerialized(layer) -> bool:
+    """Whether a layer was made under a `keras.RematScope` (`Operation._remat_mode`)."""
+    return borrowed(layer, "_remat_mode") is not None
+
+
+def kernel_of(layer):
+    """The kernel variable of Dense, EinsumDense or a convolution (`_kernel`).
+
+    `layer.kernel` is a tensor where LoRA or quantization adds something to it.
+    """
+    return borrowed(layer, "_kernel")
+
+
+def table_of(layer):
+    """The variable of an Embedding (`_embeddings`); `layer.embeddings` may be a tensor."""
+    return borrowed(layer, "_embeddings")
+
+
+def attention_axes(layer) -> tuple:
+    """The axes that a built MultiHeadAttention attends over (`_attention_axes`)."""
+    return borrowed(layer, "_attention_axes")
+
+
+def was_given_vocabulary(layer) -> bool:
+    """Whether a lookup layer got its vocabulary when it was made (`_has_input_vocabulary`).
+
+    False for one that was adapted, and for one that has none yet.
+    """
+    return borrowed(layer, "_has_input_vocabulary")
+
+
+def forget_losses(model) -> None:
+    """Drops what `add_loss` and activity regularizers left in a model (`Layer._clear_losses`)."""
+    borrowed(model, "_clear_losses")()
+
+
+# -- models ------------------------------------------------------------------------------------------
+
+
+def is_graph_of_layers(model) -> bool:
+    """Whether a model is Sequential or functional, so that `keras.models.clone_model` copies it."""
+    return isinstance(model, (keras.Sequential, Functional))
+
+
+def input_structure(model):
+    """The inputs of a model in the structure that it was made with (`Functional._inputs_struct`).
+
+    A list of one input where it has only one, or that input alone.
+
+    Raises:
+        AttributeError: a subclassed model, of which nothing is known.
+        ValueError: a Sequential model that is not built.
+    """
+    return borrowed(model, "_inputs_struct") if isinstance(model, Functional) else model.inputs
+
+
+def uses_of(operation) -> list:
+    """(args, kwargs) of each call of an operation in functional models (`_inbound_nodes`)."""
+    nodes = borrowed(operation, "_inbound_nodes")
+    return [(node.arguments.args, node.arguments.kwargs) for node in nodes]
+
+
+def is_keras_function(operation, names) -> bool:
+    """Whether an operation in a functional model is a function of `keras.ops`.
+
+    Keras has an `Operation` class for each of them in a module of `keras.src.ops`.
+
+    Args:
+        operation: what `Functional.operations` holds.
+        names: names of those classes.
+    """
+    kind = type(operation)
+    return kind.__module__.startswith("keras.src.ops.") and kind.__name__ in names
+
+
+def compiled_loss(model):
+    """What `compile` made of its argument `loss`: a `CompileLoss`, or None (`_compile_loss`)."""
+    return borrowed(model, "_compile_loss")
+
+
+def compiled_metrics(model) -> tuple:
+    """The arguments `metrics` and `weighted_metrics` of `compile` (`_compile_metrics`)."""
+    compiled = borrowed(model, "_compile_metrics")
+    if compiled is None:
+        return None, None
+    return borrowed(compiled, "_user_metrics"), borrowed(compiled, "_user_weighted_metrics")
+
+
+def own_strategy(model):
+    """The strategy in whose scope a model was made, or None (`_distribute_strategy`)."""
+    return borrowed(model, "_distribute_strategy")
+
+
+def without_optionals(model, step):
+    """Keras' wrapper that gives a step None for absent inputs (`_autoconvert_optionals`)."""
+    return borrowed(model, "_autoconvert_optionals")(step)
+
+
+def pickled(model) -> tuple:
+    """The arguments from which `unpickled` makes a model again (`KerasSaveable.__reduce__`)."""
+    _, arguments = keras.Model.__reduce__(model)
+    return arguments
+
+
+def unpickled(content: io.BytesIO) -> keras.Model:
+    """The model that is in what `pickled` returned (`KerasSaveable._unpickle_model`)."""
+    return borrowed(keras.Model, "_unpickle_model")(content)
+
+
+# -- losses ------------------------------------------------------------------------------------------
+
+
+def flat_losses(compiled: CompileLoss) -> list:
+    """(path, loss, weight, metric) of each output, once `compiled` is built (`_flat_losses`)."""
+    return borrowed(compiled, "_flat_losses")
+
+
+def loss_arguments(loss: LossFunctionWrapper) -> dict:
+    """What a loss passes to its function besides targets and outputs (`_fn_kwargs`)."""
+    return borrowed(loss, "_fn_kwargs")
+
+
+# -- optimizers --------------------------------------------------------------------------------------
+
+
+def trained_variables(optimizer) -> list:
+    """The weights that an optimizer was built for (`_trainable_variables`)."""
+    return borrowed(optimizer, "_trainable_variables")
+
+
+def configured_rate(optimizer):
+    """The learning rate as it was given: a variable, schedule or function (`_learning_rate`)."""
+    return borrowed(optimizer, "_learning_rate")
+
+
+def moving_averages(optimizer) -> list:
+    """The averages of the weights that an optimizer keeps (`_model_variables_moving_average`).
+
+    There are none before it is built, or without `use_ema`.
+    """
+    if not (optimizer.use_ema and optimizer.built):
+        return []
+    return list(borrowed(optimizer, "_model_variables_moving_average"))

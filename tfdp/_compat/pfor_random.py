@@ -1,16 +1,18 @@
 """Lets `tf.vectorized_map` draw stateless random numbers per example.
 
 `tf.vectorized_map` has no rule for the current stateless random ops when their seed differs from
-example to example (a Keras Dropout layer inside a per-example function), and refuses. The engine
-gives every example of a chunk the *same* seed value, marked as per-example; the rules below then
-draw one tensor with a leading example axis from that seed, so that examples get independent
-numbers at the price of one op. They register through a TensorFlow module that is not public API;
-`register()` says clearly when a future TensorFlow moves it.
+example to example (a Keras Dropout layer inside a per-example function), and raises an error. The
+engines give every example of a chunk the *same* seed value, marked as per-example. From that seed the
+rules below draw one tensor with a leading example axis, so that examples get independent numbers at
+the price of one op. The rules are registered through a TensorFlow module that is not public API;
+`register()` raises a clear error if a future TensorFlow moves that module.
 """
 
 import functools
 
 import tensorflow as tf
+
+from tfdp._compat.versions import borrowing
 
 _SAMPLERS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2")
 _INTEGERS = ("StatelessRandomUniformIntV2",)
@@ -30,13 +32,8 @@ def _batched_shape(pfor_input):
 @functools.cache
 def register() -> None:
     """Registers the rules once per process; ops that TensorFlow already covers are left alone."""
-    try:
+    with borrowing("rules for tf.vectorized_map, for random layers in the exact engine"):
         from tensorflow.python.ops.parallel_for.pfor import RegisterPFor, wrap
-    except ImportError as error:  # pragma: no cover - a future TensorFlow
-        raise RuntimeError(
-            "This TensorFlow has no tensorflow.python.ops.parallel_for.pfor, which tfdp needs for "
-            "random layers (Dropout and the like) in the exact engine. Use TensorFlow 2.18 to 2.21."
-        ) from error
 
     def convert_sampler(name, pfor_input):
         op = getattr(tf.raw_ops, name)

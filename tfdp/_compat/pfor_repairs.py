@@ -1,38 +1,35 @@
-"""What makes layers right inside `tf.vectorized_map`, where TensorFlow's or Keras' own rules are wrong.
+"""Repairs of layers inside `tf.vectorized_map`, where TensorFlow's or Keras' own rules are wrong.
 
 In TensorFlow 2.21 on a CPU with oneDNN, `tf.matmul` of shapes [n, 1, t, p] and [p, q] writes out of
 bounds ("free(): invalid pointer", or wrong numbers). A batch of one under `tf.vectorized_map`, with
-a weight that all rows share, is exactly that product: EinsumDense and MultiHeadAttention have it.
-Here such products become one plain matrix product, which is faster, too.
+a weight that all rows share, is exactly that product; EinsumDense and MultiHeadAttention compute it.
+This module computes such products as one plain matrix product, which is also faster.
 
-For the filter gradient of a convolution in groups, of inputs that all rows share (public examples),
-TensorFlow 2.21 merges the rows into the channels and mixes the groups up, in silence. Here the inputs
-are repeated for each row instead.
+For the filter gradient of a convolution in groups, where all rows share the inputs (public examples),
+TensorFlow 2.21 silently merges the rows into the channels and mixes the groups up. This module repeats
+the inputs for each row instead.
 
-Keras 3.15 takes what is added for a bias if it has one axis longer than one, which an example in a
-batch of one may well have: [1, 5, 5] + [1, 5, 1] is added along the wrong axis. So layers must not
-see that the batch has one row (`batch_of_one`).
+Keras 3.15 treats an added tensor as a bias if exactly one of its axes is longer than one. This may
+well be so for an example in a batch of one: in [1, 5, 5] + [1, 5, 1] the second is added along the
+wrong axis. `batch_of_one` therefore hides from layers that the batch has one row.
 """
 
 import functools
 
 import tensorflow as tf
 
+from tfdp._compat.versions import borrowing
+
 
 @functools.cache
 def register() -> None:
-    """Replaces TensorFlow's own rules, once per process."""
-    try:
+    """Replaces TensorFlow's own rules for these ops, once per process."""
+    with borrowing("the rules of tf.vectorized_map"):
         from tensorflow.python.ops.parallel_for import pfor
 
         rules = pfor._pfor_converter_registry
         product_rule = rules["BatchMatMulV2"]
         filter_rule = rules["Conv2DBackpropFilter"]
-    except (ImportError, AttributeError, KeyError) as error:  # pragma: no cover
-        raise RuntimeError(
-            "This TensorFlow has no rules for tf.vectorized_map where tfdp expects them. Use "
-            "TensorFlow 2.18 to 2.21."
-        ) from error
 
     def convert_product(pfor_input):
         stacked, shared = pfor_input.input(0), pfor_input.input(1)
@@ -40,7 +37,7 @@ def register() -> None:
         one_matrix = shape.rank is not None and shape[:-2].num_elements() == 1
         if shared.is_stacked or not stacked.is_stacked or not one_matrix:
             return product_rule(pfor_input)
-        # Batch axes of length one that only the shared matrix has come first in the product.
+        # Batch axes of length one that only the shared matrix has come first in the product's shape.
         extra = max(shape.rank - (stacked.t.shape.rank - 1), 0)
         stacked = stacked.t
         for _ in range(extra):
@@ -74,7 +71,7 @@ def register() -> None:
 
 
 def batch_of_one(tree):
-    """Makes every leaf [...] of a row [1, ...], its leading dimension not known statically."""
+    """Reshapes every leaf [...] of one row to [1, ...], with a leading dimension that is not static."""
 
     register()
 

@@ -1,13 +1,13 @@
-"""Privacy accounting: what a run costs, claimed and proven.
+"""Privacy accounting: the claimed and the proven epsilon of a training run.
 
-Plain NumPy, SciPy and dp_accounting; TensorFlow is never imported. Describe what was executed with
-a `Run`, then ask:
+This package uses NumPy, SciPy and dp_accounting only and never imports TensorFlow. Describe with a
+`Run` what was executed, then compute its guarantee:
 
     run = Run(mechanism="dpsgd", num_examples=60000, lot_size=256, steps=3516,
               sampling="poisson", noise_multiplier=1.1)
     proven(run, delta=1e-5).epsilon
 
-Names are loaded on first use.
+Each public name is imported on first use.
 """
 
 import importlib

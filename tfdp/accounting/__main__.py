@@ -1,4 +1,4 @@
-"""Command line: `python -m tfdp.accounting --mechanism=dpsgd --num_examples=60000 ...`."""
+"""Command line of the accountant: `python -m tfdp.accounting --mechanism=dpsgd ...`."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from tfdp.accounting.run import STARTS, Run
 from tfdp.accounting.sampling import sampling_names, steps_for
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 
-# Flags that are fields of a run, under the same name.
+# Flags whose values become fields of a run with the same name.
 _SAME_NAME = (
     "mechanism",
     "num_examples",
@@ -31,7 +31,7 @@ _SAME_NAME = (
     "start",
     "insecure_seed",
 )
-# Flags that a mechanism makes fields of (see `Mechanism.from_options`).
+# Flags from which a mechanism makes its fields (see `Mechanism.from_options`).
 _OPTIONS = (
     "composition",
     "num_weights",
@@ -128,7 +128,7 @@ def _run(flags: argparse.Namespace) -> Run:
 
 
 def _learning_rates(flags: argparse.Namespace, steps: int):
-    """The schedule, or None where no flag asks for one."""
+    """Learning rates as a number or a table over steps, or None if no flag sets them."""
     if flags.learning_rate is None and flags.learning_rate_decay == 1.0:
         return None
     initial = 1.0 if flags.learning_rate is None else flags.learning_rate
@@ -152,7 +152,7 @@ def _made_by_the_mechanism(flags: argparse.Namespace, steps: int) -> dict:
 def _answer(flags: argparse.Namespace) -> str:
     check_delta(flags.delta)
     run = _run(flags)
-    # Loaded after the flags are known to be good, so that a typing error is answered at once.
+    # These imports are slow. They follow the validation, so that a bad flag is reported at once.
     from tfdp.accounting import calibration, composition, wording
 
     if flags.epsilon is not None:
@@ -186,7 +186,7 @@ def _answer(flags: argparse.Namespace) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parses `argv`, prints the answer and returns the exit code (2 for bad input)."""
+    """Parses `argv` and prints both guarantees; returns the exit code (2 for bad input)."""
     flags = _parser().parse_args(argv)
     try:
         print(_answer(flags))

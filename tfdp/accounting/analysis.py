@@ -1,8 +1,8 @@
-"""What is proven about one run: privacy losses that compose, and what has to be true for them.
+"""Proven analysis of one run: privacy losses that compose, and the assumptions behind them.
 
-A mechanism contributes its own losses and assumptions. What every guarantee shares is added here and
-nowhere else: where the weights began, how lots were drawn, what bounds one example's influence, which
-noise was added, and that nobody knows it.
+Each mechanism contributes its own losses and assumptions. Only this module adds the assumptions that
+all guarantees share: the origin of the initial weights, how lots are drawn, how one example's
+influence is bounded, which noise is added, and that the noise is secret.
 """
 
 import dataclasses
@@ -33,12 +33,12 @@ class Analysis:
     """A run, translated into privacy losses that compose.
 
     Attributes:
-      losses: Pieces that together dominate what the run released.
+      losses: Privacy losses whose composition dominates everything that the run released.
       assumptions: Short sentences, each of which has to be true.
-      reason: Why nothing finite can be proven, or None.
-      details: JSON-safe numbers worth reporting.
-      scales: Whether noise that is c times as large divides every mu by c and changes nothing else,
-        so that calibration has to analyse the run only once.
+      reason: Reason why nothing finite can be proven, or None.
+      details: JSON-safe numbers to report.
+      scales: Whether multiplying the noise by c divides every mu by c and changes nothing else, so
+        that calibration has to analyse the run only once.
     """
 
     losses: tuple[Loss, ...] = ()
@@ -52,8 +52,8 @@ def check_adjacency_fits(run: "Run", adjacency: str) -> None:
     """Refuses a neighbouring relation that is not defined for the run.
 
     Raises:
-      ValueError: For add_or_remove_one unless lots are drawn with a probability that was fixed
-        without looking at the data, and with microbatches.
+      ValueError: For add_or_remove_one with microbatches of several examples, and for
+        add_or_remove_one unless the sampling probability was fixed without looking at the data.
     """
     run.contribution.check_adjacency(adjacency)
     run.sampling.check_adjacency(adjacency)
@@ -63,15 +63,15 @@ def analyse(run: "Run", delta: float, adjacency: str) -> Analysis:
     """Translates `run` into privacy losses.
 
     Args:
-      run: What was executed.
-      delta: Decides how much tail mass is left out.
+      run: Description of what was executed.
+      delta: Probability in (0, 1); it determines how much tail mass is left out.
       adjacency: Neighbouring relation.
 
     Returns:
-      An `Analysis`; `reason` is set where nothing finite can be proven.
+      An `Analysis`; its `reason` is set if nothing finite can be proven.
 
     Raises:
-      ValueError: Where the adjacency is not defined for the run.
+      ValueError: If the adjacency is not defined for the run.
     """
     check_adjacency_fits(run, adjacency)
     if run.steps == 0:
@@ -91,7 +91,7 @@ def analyse(run: "Run", delta: float, adjacency: str) -> Analysis:
 
 
 def _common(run: "Run") -> tuple[str, ...]:
-    """Assumptions that every finite proven guarantee makes; where the weights began comes first."""
+    """Assumptions of every finite proven guarantee; the one about the initial weights comes first."""
     return (
         START_WORDS[run.start],
         *run.sampling.assumptions(),

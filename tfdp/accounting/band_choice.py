@@ -1,8 +1,9 @@
-"""How many bands correlated noise should have: few are amplified much, many cancel much.
+"""Choice of the number of bands of correlated noise.
 
-With cyclic Poisson lots and as many groups as bands, the noise on the prefix sums (what the weights
-feel) is the noise multiplier that a budget needs times the error of the strategy. One band is DP-SGD
-with Poisson lots, so the best choice is never worse than that.
+With few bands, sampling amplifies more; with many bands, the noise of different steps cancels more.
+With cyclic Poisson lots and as many groups as bands, the noise on the prefix sums of the gradients
+(to which the weights are exposed) is the noise multiplier that a budget needs times the error of the
+strategy. One band is DP-SGD with Poisson lots, so the best choice is never worse than that.
 """
 
 import dataclasses
@@ -15,19 +16,20 @@ from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import CyclicPoisson
 from tfdp.accounting.strategies import losses, strategy
 
-# Rényi bounds rank the candidates; those that come this close to the best are judged exactly.
+# Cheap Rényi bounds rank the candidates. Candidates whose noise is within this factor of the least
+# are compared by the full proven bound.
 _CLOSE = 1.08
 
 
 @dataclasses.dataclass(frozen=True)
 class BandChoice:
-    """A number of bands and groups.
+    """The best number of bands, with the noise that it needs.
 
     Attributes:
-      bands: Bands of the strategy, and groups of the sampling.
-      noise_multiplier: What the budget needs then.
-      error: Noise on the prefix sums over clip norm: root mean square over the steps, or the
-        largest.
+      bands: Number of bands of the strategy, and number of groups of the sampling.
+      noise_multiplier: Noise multiplier that meets the budget with this number of bands.
+      error: Standard deviation of the noise on the prefix sums over the clip norm: its root mean
+        square over the steps, or its largest value, as the objective says.
     """
 
     bands: int
@@ -43,18 +45,22 @@ def best_bands(
     objective: str = "mean",
     most: int = 128,
 ) -> BandChoice:
-    """The power of two with the least noise on the prefix sums at a proven epsilon.
+    """Number of bands, among powers of two, with the least noise on the prefix sums at an epsilon.
 
     Args:
-      epsilon: Budget, finite and above 0.
+      epsilon: Proven budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: What will be executed; its sampling, groups, strategy and noise are left open.
+      run: The run to be executed; its mechanism and sampling scheme are ignored, except for the
+        number of examples and the lot size.
       adjacency: Neighbouring relation.
-      objective: "mean" or "max" error.
-      most: No more bands than this, which bounds the memory.
+      objective: "mean" (root mean square over the steps) or "max" error.
+      most: Largest number of bands to try, which bounds the memory.
+
+    Returns:
+      A `BandChoice`.
 
     Raises:
-      CalibrationError: No noise meets the budget.
+      CalibrationError: If no noise meets the budget with any number of bands.
     """
     quick = {}
     for candidate in _candidates(run, objective, most):
@@ -79,7 +85,7 @@ def best_bands(
 
 
 def _candidates(run: Run, objective: str, most: int) -> Iterator[Run]:
-    """Runs with 1, 2, 4, ... bands and groups, as many examples left out as the groups require."""
+    """Runs with 1, 2, 4, ... bands and groups; examples that do not fill the groups are left out."""
     bands = 1
     while bands <= min(most, run.steps) and bands * run.lot_size <= run.num_examples:
         yield run.with_(

@@ -1,6 +1,7 @@
-"""From a budget back to noise, to steps, and to the epsilon along the way.
+"""Calibration: the noise or the number of steps that a budget allows, and epsilon over the steps.
 
-Every number that is returned was evaluated, and stays within the budget: the safe side of the root.
+Every search evaluates the number that it returns, and the guarantee of this number stays within the
+budget.
 """
 
 import math
@@ -15,7 +16,7 @@ from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilo
 from tfdp.accounting.numerics import gaussian, privacy_loss
 from tfdp.accounting.run import Run
 
-# How far below the budget a calibrated epsilon may stay, relative to it.
+# Largest relative distance of a calibrated epsilon below the budget.
 _TOLERANCE = 5e-5
 _LEAST_NOISE, _LARGEST_NOISE = 1e-9, 1e12
 _MOST_STEPS = 10_000_000
@@ -37,17 +38,18 @@ def noise_for(
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run to be executed; its own noise multiplier is ignored. A table of noise
-        multipliers is kept in shape: every value is multiplied by the number that is returned.
-      kind: Which guarantee has to stay within the budget.
+      run: The run to be executed. A constant noise multiplier of the run is ignored. A table of
+        noise multipliers keeps its shape: the result is a common factor of all its values.
+      kind: "claimed" or "proven": the guarantee that has to stay within the budget.
       adjacency: Neighbouring relation.
 
     Returns:
       A noise multiplier (or the common factor of a table) whose epsilon was evaluated and is at
-      most `epsilon`; `run.with_noise` takes either.
+      most `epsilon`. Pass it to `run.with_noise`.
 
     Raises:
-      CalibrationError: Where no noise gives a finite guarantee; the message names the reason.
+      CalibrationError: If no noise gives a finite guarantee within the budget; the message names the
+        reason.
     """
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
@@ -76,10 +78,10 @@ def _proven_noise(
     _refuse_hopeless(probe, "proven")
     mu = privacy_loss.common_mu(probe.losses)
     if probe.scales and mu is not None:
-        # mu is proportional to 1/z, so the Gaussian profile is solved once.
+        # mu is proportional to 1/z, so one inversion of the Gaussian profile is enough.
         return max(mu / gaussian.mu_of_epsilon(epsilon, delta), _LEAST_NOISE)
     if probe.scales:
-        # The law of the participations does not depend on the noise, which only scales it.
+        # The law of the participations does not depend on the noise; the noise only scales mu.
         def by_scale(noise: float) -> float:
             return privacy_loss.epsilon_of(
                 privacy_loss.scaled(probe.losses, 1 / noise), delta
@@ -99,10 +101,19 @@ def _refuse_hopeless(probe, kind: str) -> None:
 
 
 def quick_noise_for(epsilon: float, delta: float, run: Run, adjacency: str = "zero_out") -> float:
-    """As `noise_for` for the proven guarantee, in a fraction of the time, and on the safe side.
+    """Noise multiplier that meets a proven epsilon, found in a fraction of the time of `noise_for`.
 
-    Amplified runs are judged by Rényi divergences alone, so that the noise may be some percent more
-    than is needed: for comparing runs.
+    For amplified runs only Rényi divergences are computed, so the noise may be some percent larger
+    than needed, never smaller. Use this to compare runs.
+
+    Args:
+      epsilon: Budget, finite and above 0.
+      delta: Probability in (0, 1).
+      run: The run to be executed.
+      adjacency: Neighbouring relation.
+
+    Raises:
+      CalibrationError: If no noise gives a finite guarantee within the budget.
     """
     quick = _rdp_only(run, delta, adjacency)
     if quick is None:
@@ -111,7 +122,7 @@ def quick_noise_for(epsilon: float, delta: float, run: Run, adjacency: str = "ze
 
 
 def _rdp_only(run: Run, delta: float, adjacency: str) -> Callable[[float], float] | None:
-    """A cheap upper bound on epsilon as a function of the noise, or None where there is none."""
+    """A cheap upper bound on epsilon as a function of the noise, or None if there is none."""
 
     def evaluate(noise: float) -> float:
         losses = analyse(run.with_noise(noise), delta, adjacency).losses
@@ -125,12 +136,13 @@ def _rdp_only(run: Run, delta: float, adjacency: str) -> Callable[[float], float
 def _safe_root(
     evaluate: Callable[[float], float], target: float, start: float, tolerance: float
 ) -> float:
-    """Noise with epsilon in [target (1 - tolerance), target]; epsilon falls with the noise.
+    """Noise with epsilon in [target (1 - tolerance), target]; epsilon has to fall with the noise.
 
-    Epsilon is nearly a power of the noise, so a secant through logarithms converges in a few
-    evaluations; a bracket is kept, and halved where the secant leaves it.
+    Epsilon is nearly a power of the noise, so the secant method on logarithms converges in a few
+    evaluations. The search keeps a bracket of the root and halves it if the secant leaves it.
     """
-    low, high = None, None  # (log noise, log epsilon / target): too little noise, enough noise
+    # Each is (log noise, log(epsilon / target)): `low` has too little noise, `high` has enough.
+    low, high = None, None
 
     def visit(noise: float) -> tuple[float, float]:
         value = evaluate(noise)
@@ -147,7 +159,8 @@ def _safe_root(
         else:
             low = point if low is None else max(low, point)
         if low is None or high is None:
-            # Nearly epsilon ~ 1/noise; never leap by more than a factor of 16.
+            # Epsilon is nearly proportional to 1/noise. The bound of 2.7 keeps one leap below a
+            # factor of 16.
             leap = min(max(point[1], -2.7), 2.7)
             guess = point[0] + (leap * 1.02 if leap else -1e-4)
             if abs(leap) < 1e-3:
@@ -156,14 +169,15 @@ def _safe_root(
             if high[0] - low[0] < 1e-9:
                 return math.exp(high[0])
             slope = (high[1] - low[1]) / (high[0] - low[0])
-            # Aim a third of the tolerance below the target, so that the result is on the safe side.
+            # Aiming a third of the tolerance below the target makes an epsilon within the budget
+            # likely, so that this guess ends the search.
             guess = high[0] + (-tolerance / 3 - high[1]) / slope
             margin = 0.01 * (high[0] - low[0])
             usable = abs(low[1]) < 600 and high[1] > -600
             if not (usable and low[0] + margin < guess < high[0] - margin * 0.01):
                 guess = (low[0] + high[0]) / 2
         if high is not None and guess < math.log(_LEAST_NOISE):
-            return math.exp(high[0])  # nothing moves: any noise will do
+            return math.exp(high[0])  # epsilon hardly depends on the noise: any noise meets it
         if not guess < math.log(_LARGEST_NOISE):
             raise CalibrationError(
                 f"Expected a noise multiplier below {_LARGEST_NOISE:g} to meet epsilon "
@@ -186,14 +200,14 @@ def max_steps(
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run; its own `steps` is ignored, but a per-step schedule ends the search.
-      kind: Which guarantee has to stay within the budget.
+      run: The run; its own `steps` is ignored, but a table over steps limits the search.
+      kind: "claimed" or "proven": the guarantee that has to stay within the budget.
       adjacency: Neighbouring relation.
-      earlier: Runs whose guarantees the budget has to cover too.
+      earlier: Earlier runs on the same data that the budget has to cover too.
 
     Returns:
-      The number of steps; 0 where not even one fits; at most 10,000,000, or the length of the
-      shortest schedule.
+      The number of steps: 0 if not even one step fits, and at most 10,000,000 or the length of the
+      shortest table.
     """
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
@@ -211,7 +225,7 @@ def max_steps(
     limit = _MOST_STEPS if described is None else min(_MOST_STEPS, described)
     if limit < 1 or not fits(1):
         return 0
-    low, high = 1, 2  # low fits; high does not once the loop ends, or is beyond the limit
+    low, high = 1, 2  # `low` fits; once the loop ends, `high` does not fit or exceeds the limit
     while high <= limit and fits(high):
         low, high = high, 2 * high
     high = min(high, limit + 1)
@@ -232,7 +246,7 @@ def epsilon_curve(
     """Epsilon after several numbers of steps, for showing progress.
 
     Args:
-      run: The run; its own `steps` is ignored, but schedules must cover the largest of `steps`.
+      run: The run; its own `steps` is ignored, but tables must cover the largest of `steps`.
       steps: Step counts of at least 0, in increasing order.
       delta: Probability in (0, 1).
       kind: "claimed" or "proven".

@@ -1,9 +1,9 @@
-"""The accountant of the papers: what a paper says its run costs.
+"""The accountant of the papers, which gives the claimed epsilon.
 
 The papers used TensorFlow Privacy as of 2020: Rényi divergences of the Poisson-subsampled Gaussian
 (Mironov, Talwar, Zhang 2019) at a fixed list of orders, multiplied by the number of steps, and the
-classic conversion epsilon = RDP + log(1/delta) / (order - 1) (Mironov 2017, Proposition 3). They
-applied it whatever the sampling was.
+classic conversion epsilon = RDP + log(1/delta) / (order - 1) (Mironov 2017, Proposition 3). The
+papers applied this accountant whatever their sampling was.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ ASSUMPTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What a paper's own formula says, where that is no Rényi divergence.
+    """Claimed epsilon of a paper whose formula is not a Rényi divergence.
 
     Attributes:
-      epsilon: May be infinite.
-      details: JSON-safe numbers worth reporting.
-      reason: Why epsilon is infinite, if it is.
+      epsilon: Claimed epsilon; may be infinite.
+      details: JSON-safe numbers to report.
+      reason: Reason that is reported if epsilon is infinite, or None.
     """
 
     epsilon: float
@@ -44,9 +44,12 @@ def poisson_rdp(sampling: Sampling, noise: Noise, steps: int) -> np.ndarray:
     """Rényi divergences of all steps at `ORDERS_2020`, as if each were a Poisson lot of DP-SGD.
 
     Args:
-      sampling: How lots were really drawn; its N and L count.
-      noise: Noise over clip norm, one number or one for each step.
+      sampling: Sampling scheme of the run, of which only N and L are used.
+      noise: Standard deviation of the noise over clip norm, one number or one for each step.
       steps: Number of steps.
+
+    Returns:
+      Array with one composed divergence for each order.
     """
     total = np.zeros(len(ORDERS_2020))
     for multiplier, count in levels(noise, steps):
@@ -63,12 +66,12 @@ def classic_epsilon(rdp: Sequence[float], delta: float) -> tuple[float, float]:
       delta: Probability in (0, 1).
 
     Returns:
-      (epsilon, order). Zero divergence everywhere (no step) gives epsilon 0.
+      (epsilon, best order). If all divergences are 0 (no step), epsilon is 0 and the order is NaN.
     """
     orders, rdp = np.asarray(ORDERS_2020), np.asarray(rdp, dtype=float)
     if not np.any(rdp):
         return 0.0, math.nan
-    # A negative or undefined divergence is a numerical failure: the order is of no use.
+    # A divergence that is not positive is a numerical failure, so its order is not used.
     epsilon = np.where(rdp > 0, rdp + math.log(1 / delta) / (orders - 1), math.inf)
     best = int(np.argmin(epsilon))
     return float(epsilon[best]), float(orders[best])

@@ -1,4 +1,4 @@
-"""Advice: what another mechanism would cost at the same proven epsilon."""
+"""Advice: compares the noise of a run with that of another mechanism at the same proven epsilon."""
 
 import dataclasses
 
@@ -7,16 +7,20 @@ from tfdp.accounting.run import Run
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """A mechanism with weight noise against DP-SGD at the same proven epsilon, lots and steps.
+    """Comparison of a mechanism with weight noise and DP-SGD at equal epsilon, lot size and steps.
+
+    A number is None if DP-SGD has no finite guarantee, or if it was not computed.
 
     Attributes:
-      epsilon: The proven epsilon that both share.
+      epsilon: The proven epsilon of both mechanisms.
       noise_same_sampling: Noise multiplier of DP-SGD with the run's own sampling, or None.
       noise_poisson: Noise multiplier of DP-SGD with Poisson lots, or None.
-      final_noise_ratio: Noise in the final weights, this mechanism over DP-SGD, same sampling.
-      final_noise_ratio_poisson: The same, against Poisson lots.
-      prefix_noise_ratio: Largest noise along the way (on the prefix sums), same sampling.
-      sentence: All of it in words.
+      final_noise_ratio: Noise in the final weights of this mechanism, over that of DP-SGD with the
+        run's own sampling.
+      final_noise_ratio_poisson: The same ratio for DP-SGD with Poisson lots.
+      prefix_noise_ratio: Largest weight noise of any step of this mechanism, over the noise in the
+        final weights of DP-SGD with the run's own sampling.
+      sentence: The comparison in words.
     """
 
     epsilon: float
@@ -29,10 +33,10 @@ class Advice:
 
 
 def advice(run: Run, delta: float, adjacency: str = "zero_out") -> Advice:
-    """Compares a run with DP-SGD at the same proven epsilon, where its mechanism has such advice.
+    """Compares a run with DP-SGD at the same proven epsilon, if its mechanism implements `advice`.
 
     Args:
-      run: At least one step of a mechanism that has advice to give.
+      run: Run of at least one step whose mechanism implements `advice`, such as SI-DPSGD.
       delta: Probability in (0, 1).
       adjacency: Neighbouring relation.
 
@@ -40,7 +44,7 @@ def advice(run: Run, delta: float, adjacency: str = "zero_out") -> Advice:
       An `Advice`.
 
     Raises:
-      ValueError: For another mechanism, or a run without steps.
+      ValueError: For any other mechanism, or a run without steps.
     """
     found = run.mechanism.advice(run, delta, adjacency)
     if found is None:

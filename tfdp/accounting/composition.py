@@ -1,4 +1,4 @@
-"""From a run, or the segments of one training, to a claimed or proven guarantee."""
+"""Claimed and proven guarantees of one run, or of several runs on the same data together."""
 
 import math
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from tfdp.accounting.run import Run
 
 
 def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """What is proven for the run as it was executed.
+    """Guarantee that is proven for a run as it was executed.
 
     Args:
-      run: What was executed.
+      run: Description of what was executed.
       delta: Probability in (0, 1).
-      adjacency: "zero_out", "replace_one", or "add_or_remove_one" (Poisson sampling with a nominal
-        number of examples only).
+      adjacency: "zero_out", "replace_one", or "add_or_remove_one" (the last one for Poisson sampling
+        with a nominal number of examples only).
 
     Returns:
-      A `Guarantee` of kind "proven"; epsilon is infinite, with a reason, where nothing finite can
-      be proven.
+      A `Guarantee` of kind "proven"; epsilon is infinite, with a reason, if nothing finite can be
+      proven.
 
     Raises:
       ValueError: For bad arguments or an adjacency that is not defined for the sampling.
@@ -31,13 +31,14 @@ def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
 
 
 def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """What the mechanism's paper claims for such a run, by its own formula.
+    """Guarantee that the mechanism's paper claims for such a run, by the paper's own formula.
 
     Args:
-      run: What was executed.
+      run: Description of what was executed.
       delta: Probability in (0, 1).
-      adjacency: As in `proven`; the papers' formula does not depend on it. They mean one record
-        added or removed, and where replace_one is asked for, the guarantee says so.
+      adjacency: As in `proven`. The papers' formulas do not depend on it and are about one record
+        added or removed. If replace_one is given, the guarantee therefore has the adjacency
+        add_or_remove_one and states this in its assumptions.
 
     Returns:
       A `Guarantee` of kind "claimed".
@@ -46,7 +47,7 @@ def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
 
 
 def guarantee(kind: str, run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """`claimed` or `proven`, by name."""
+    """Returns `claimed(...)` or `proven(...)`, as `kind` says."""
     return guarantee_of_all(kind, [run], delta, adjacency)
 
 
@@ -59,22 +60,25 @@ def guarantee_of_all(
 
 
 def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero_out") -> Guarantee:
-    """What is proven for several runs on the same data together.
+    """Guarantee that is proven for several runs on the same data together.
 
-    Segments of one training compose as adaptive mechanisms: Gaussian ones exactly (squares of mu
-    add), Poisson ones as privacy loss distributions and Rényi divergences, averages of Gaussian
-    profiles as independent random mu. Where an average meets a Poisson segment, delta is halved
-    between them, which is always valid.
+    Runs compose as adaptive mechanisms: Gaussian ones exactly (squares of mu add), amplified ones as
+    privacy loss distributions and Rényi divergences, averages of Gaussian profiles as independent
+    random mu. If there are both averages and amplified runs, each of the two sorts is converted with
+    half of delta and their epsilons are added, which is always valid.
 
     Args:
-      runs: Segments, in any order. A later segment may start from weights that an earlier one
-        released. An SI-DPSGD segment that goes on from earlier *means* is no new segment: it is
-        the same run with more steps.
+      runs: Segments of one training, in any order. A later segment may start from weights that an
+        earlier one released. SI-DPSGD training that continues from earlier *means* is not a new
+        segment: describe it as the same run with more steps.
       delta: Probability in (0, 1).
       adjacency: As in `proven`.
 
     Returns:
-      A `Guarantee`; for no runs, epsilon 0.
+      A `Guarantee` of kind "proven"; epsilon is 0 if there are no runs.
+
+    Raises:
+      ValueError: For bad arguments or an adjacency that is not defined for the sampling of a run.
     """
     check_delta(delta)
     check_adjacency(adjacency)
@@ -111,18 +115,19 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
 def claimed_composition(
     runs: Sequence[Run], delta: float, adjacency: str = "zero_out"
 ) -> Guarantee:
-    """What the papers' accountants say for several runs together.
+    """Guarantee that the papers' accountants claim for several runs together.
 
-    Rényi divergences add. A claim that is none counts its segments as one run where they differ in
-    the number of steps only; otherwise delta is split evenly and epsilons are added.
+    Claims that are Rényi divergences add. Runs whose claim is a formula for epsilon count as one run
+    if they differ in the number of steps only. Several such claims, or such claims together with
+    Rényi divergences, share delta evenly, and their epsilons add.
 
     Args:
-      runs: Segments on the same data.
+      runs: Segments of one training on the same data.
       delta: Probability in (0, 1).
       adjacency: As in `claimed`.
 
     Returns:
-      A `Guarantee` of kind "claimed"; for no runs, epsilon 0.
+      A `Guarantee` of kind "claimed"; epsilon is 0 if there are no runs.
     """
     check_delta(delta)
     check_adjacency(adjacency)
@@ -163,7 +168,7 @@ def claimed_composition(
 
 
 def _merged(runs) -> list[Run]:
-    """Runs that differ in the number of steps only, as one run each."""
+    """Merges runs that differ in the number of steps only; the numbers of steps add."""
     merged: dict[Run, int] = {}
     for run in runs:
         alike = run.with_(steps=0)
@@ -180,7 +185,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _segments_notes(runs: Sequence[Run]) -> tuple[str, ...]:
-    """What has to be true where several segments of one mechanism compose."""
+    """Assumptions of the mechanisms that appear in several runs."""
     kinds: list[type[Mechanism]] = [type(run.mechanism) for run in runs]
     several = _unique(kind for kind in kinds if kinds.count(kind) > 1)
     return _unique(kind.segments_note for kind in several if kind.segments_note)

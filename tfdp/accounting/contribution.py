@@ -1,4 +1,4 @@
-"""What one example can add to a lot's sum: clipping, microbatches and normalization."""
+"""Bounds on what one example can add to a lot's sum: clipping, microbatches, normalization."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from tfdp.accounting.sampling import Sampling
 
 
 class UnboundedSensitivity(ValueError):
-    """One record can move the sum by an amount that nothing limits."""
+    """The influence of one record on a lot's sum has no bound."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,13 +18,15 @@ class Contribution:
     """How the influence of one example on a lot's sum is bounded.
 
     Attributes:
-      l2_norm_clip: Clip norm C of one microbatch. It cancels in every guarantee.
-      microbatch_size: Examples whose mean is clipped together.
-      clip_groups: Groups of weights whose gradients are clipped separately, each at C.
-      adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients; the
-        noise multiplier is that of sum and count together, and `l2_norm_clip` the first one.
+      l2_norm_clip: Clip norm C of one microbatch, or None if it is not known. It cancels in every
+        guarantee, except in the rounding term of SI-DPSGD.
+      microbatch_size: Number of examples whose mean gradient is clipped together.
+      clip_groups: Number of groups of weights whose gradients are clipped separately, each at C.
+      adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients. Then
+        the noise multiplier is that of sum and count together, and `l2_norm_clip` is the clip norm
+        of the first step.
       batch_statistics: Whether normalization statistics were taken over the private lot.
-      public_examples: How many public examples took part in normalization.
+      public_examples: Number of public examples that took part in normalization.
     """
 
     l2_norm_clip: float | None = None
@@ -47,11 +49,11 @@ class Contribution:
 
     @property
     def noise_divisor(self) -> float:
-        """g groups that are clipped at C each are one vector that is clipped at C sqrt(g)."""
+        """Factor sqrt(g): g groups clipped at C each form one vector of norm at most C sqrt(g)."""
         return math.sqrt(self.clip_groups)
 
     def check(self, sampling: Sampling) -> None:
-        """Raises ValueError where a microbatch is larger than a lot."""
+        """Raises ValueError if a microbatch is larger than the nominal lot size."""
         if self.microbatch_size > sampling.lot_size:
             raise ValueError(
                 f"Expected microbatch_size to be at most lot_size ({sampling.lot_size}). Received "
@@ -59,7 +61,7 @@ class Contribution:
             )
 
     def check_adjacency(self, adjacency: str) -> None:
-        """Raises ValueError where adding a record would regroup all others into microbatches."""
+        """Raises ValueError if adding a record would regroup the other records into microbatches."""
         if adjacency == "add_or_remove_one" and self.microbatch_size > 1:
             raise ValueError(
                 "Expected adjacency zero_out or replace_one with microbatch_size above 1, because "
@@ -68,24 +70,29 @@ class Contribution:
             )
 
     def sensitivity(self, sampling: Sampling, adjacency: str) -> float:
-        """Most that one occurrence of a record moves a lot's sum, in clip norms of one group.
+        """Largest change of a lot's sum by one occurrence of a record, in clip norms of one group.
 
-        * zero_out 1, replace_one 2;
-        * microbatches of several examples: a clipped mean moves from one point of the ball to
-          another, so 2 for every adjacency;
-        * a lot cut at `max_lot_size`, add_or_remove_one: the record displaces another, so 2;
-        * statistics over the private lot (batch normalization as the papers write it): every other
-          term of the lot moves by up to 2 as well: 2L - 1 for zero_out, 2L for replace_one.
+        The draws of the sampling are held fixed.
+
+        * The factor is 1 for zero_out and add_or_remove_one, and 2 for replace_one.
+        * With microbatches of several examples, a clipped mean moves from one point of the ball to
+          another, so the factor is 2 for every adjacency.
+        * With lots cut at `max_lot_size` and add_or_remove_one, the record displaces another one, so
+          the factor is 2.
+        * With statistics over the private lot (batch normalization as the papers write it), every
+          other term of the lot moves by up to 2 as well. For a largest lot of L examples, the factor
+          is 2L if the record is replaced or displaces another one, and 2L - 1 otherwise. With
+          microbatches of size m > 1, it is 2 ceil(L / m).
 
         Args:
-          sampling: How lots are drawn; given what was drawn, which is fixed here.
+          sampling: Sampling scheme.
           adjacency: Neighbouring relation.
 
         Returns:
-          The factor.
+          The factor. It does not include `noise_divisor`.
 
         Raises:
-          ValueError: Where the adjacency is not defined for the run.
+          ValueError: If the adjacency is not defined for the sampling or the microbatches.
           UnboundedSensitivity: For statistics over a Poisson lot whose size is not limited.
         """
         sampling.check_adjacency(adjacency)
@@ -111,7 +118,7 @@ class Contribution:
         return sampling.largest_lot
 
     def assumptions(self) -> tuple[str, ...]:
-        """What has to be true about the bounding of gradients, in sentences."""
+        """Sentences about the bounding of gradients that have to be true for a guarantee to hold."""
         sentences = []
         if self.public_examples:
             sentences.append(
@@ -140,5 +147,5 @@ class Contribution:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Contribution":
-        """Inverse of `to_dict`. Raises ValueError where a field is unknown."""
+        """Inverse of `to_dict`. Raises ValueError if a field is unknown."""
         return records.from_record(cls, fields, {})

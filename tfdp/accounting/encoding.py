@@ -1,4 +1,4 @@
-"""What gradient encoding adds, and to what: part of the description of a discrete_sgd run."""
+"""Description of gradient encoding (codebook and noise families), a part of a discrete_sgd run."""
 
 import dataclasses
 import itertools
@@ -17,19 +17,22 @@ Family = tuple[str, float | None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """Codebook and noise of discrete_sgd; all lengths are in units of the clip norm.
+    """Codebook and noise families of discrete_sgd; all lengths are in units of the clip norm.
 
-    An encoded gradient lies in a box: sorted by magnitude, its entries stay below those of one
+    An encoded gradient lies in a box: sorted by magnitude, its entries are at most those of one
     vector of the codebook. The scale of the noise is the run's `noise_multiplier`.
 
     Attributes:
-      noise: Family of the noise, one of `noise_families.FAMILIES`, or one for each step.
-      degrees_of_freedom: Of Student's t (above 0); None for the other families. Where either is a
-        table over steps, both are (one number stands for all steps with Student's t).
+      noise: Family of the noise, one of `noise_families.FAMILIES`, or a table with one family for
+        each step.
+      degrees_of_freedom: Degrees of freedom of Student's t, above 0; None for the other families. If
+        one of `noise` and `degrees_of_freedom` is given as a table over steps, both become tables; a
+        single number then applies to all steps with Student's t.
       num_weights: Number of weights, which is the length of every vector.
-      codebook: Vectors as tuples of numbers (signs do not matter), or None.
-      largest_entry: With codebook None: any codebook of vectors of norm at most 1 whose entries are
-        at most this. With neither, the codebook is the one vector of `normal_quantiles`.
+      codebook: Vectors as tuples of numbers, whose signs do not matter, or None.
+      largest_entry: If given (and `codebook` is None), the description covers every codebook of
+        vectors of norm at most 1 with entries of at most this number. If both are None, the codebook
+        is the single vector of `normal_quantiles`.
       private_codebook: Whether the vectors were fitted to private gradients.
     """
 
@@ -79,7 +82,7 @@ class Encoding:
         return max(float(np.linalg.norm(v)) for v in self.codebook)
 
     def magnitudes(self) -> list[np.ndarray]:
-        """The corners of the boxes; empty where only the norm and the largest entry are known."""
+        """The corners of the boxes; empty if only the norm and the largest entry are known."""
         if self.codebook is not None:
             return [np.abs(np.array(vector)) for vector in self.codebook]
         if self.largest_entry is not None:
@@ -87,7 +90,7 @@ class Encoding:
         return [normal_quantiles(self.num_weights)]
 
     def describe(self) -> str:
-        """The codebook in words."""
+        """Describes the codebook in words."""
         if self.codebook is not None:
             return f"{len(self.codebook)} given vectors of {self.num_weights} entries"
         if self.largest_entry is not None:
@@ -104,7 +107,7 @@ class Encoding:
         return len(self.noise) if isinstance(self.noise, tuple) else None
 
     def check(self, steps: int) -> None:
-        """Raises ValueError where the table of families is shorter than the run."""
+        """Raises ValueError if the table of families has fewer than `steps` entries."""
         length = self.described_steps()
         if length is not None and length < steps:
             raise ValueError(
@@ -113,29 +116,33 @@ class Encoding:
             )
 
     def runs_of_families(self, steps: int) -> list[tuple[Family, int]]:
-        """((family, degrees of freedom), number of steps in a row) up to `steps`."""
+        """Families of the first `steps` steps, run-length encoded.
+
+        Returns:
+          Pairs ((family, degrees of freedom), number of consecutive steps), in order of the steps.
+        """
         if not isinstance(self.noise, tuple):
             return [((self.noise, self.degrees_of_freedom), steps)]
         table = zip(self.noise[:steps], self.degrees_of_freedom[:steps], strict=True)
         return [(family, len(list(same))) for family, same in itertools.groupby(table)]
 
     def families(self, steps: int) -> list[Family]:
-        """Every (family, degrees of freedom) of the first `steps` steps, once."""
+        """The distinct pairs (family, degrees of freedom) of the first `steps` steps."""
         return list(dict.fromkeys(family for family, _ in self.runs_of_families(steps)))
 
     def of_family(self, family: str, degrees_of_freedom: float | None) -> "Encoding":
-        """The same codebook with one family of noise."""
+        """Returns a copy with the same codebook and one family of noise for all steps."""
         return dataclasses.replace(self, noise=family, degrees_of_freedom=degrees_of_freedom)
 
     def past(self, steps: int) -> tuple:
-        """What was used up to `steps`: equal for two descriptions of one past."""
+        """The codebook and the families up to `steps`; equal if the same steps were executed."""
         plain = self.of_family(GAUSSIAN, None)
         return plain, *self.runs_of_families(steps)
 
     # -- reading and writing -----------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe fields; a table of families becomes its run lengths."""
+        """JSON-safe fields; a table of families becomes its run-length encoding."""
         fields = dataclasses.asdict(self)
         for name in ("noise", "degrees_of_freedom"):
             if isinstance(fields[name], tuple):
@@ -144,7 +151,7 @@ class Encoding:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Encoding":
-        """Inverse of `to_dict`, after a passage through JSON."""
+        """Inverse of `to_dict`, also for fields that were written to JSON and read again."""
         fields = dict(fields)
         for name in ("noise", "degrees_of_freedom"):
             if isinstance(fields.get(name), dict):
@@ -155,7 +162,7 @@ class Encoding:
 
 
 def _families(noise, degrees_of_freedom):
-    """Checked families and degrees of freedom: both plain, or both a table of one length."""
+    """Validates families and degrees of freedom; returns both plain, or both as equally long tables."""
     table = isinstance(noise, tuple | list)
     if not table and not isinstance(degrees_of_freedom, tuple | list):
         return noise, _degrees(noise, degrees_of_freedom)
@@ -171,7 +178,7 @@ def _families(noise, degrees_of_freedom):
 
 
 def _degrees(noise: str, nu: float | None) -> float | None:
-    """Checks one family; returns its degrees of freedom."""
+    """Validates one family and its degrees of freedom, which it returns."""
     one_of("noise", noise, FAMILIES)
     if noise != STUDENT_T:
         if nu is not None:
@@ -184,7 +191,7 @@ def _degrees(noise: str, nu: float | None) -> float | None:
 
 
 def normal_quantiles(number: int) -> np.ndarray:
-    """Absolute values of the N(0, 1) quantiles at (i + 1/2) / number, at norm 1, sorted upwards."""
+    """Magnitudes of the N(0, 1) quantiles at (i + 1/2) / number, scaled to norm 1, in rising order."""
     if number == 1:
         return np.ones(1)  # the median itself would be 0
     values = np.sort(np.abs(special.ndtri((np.arange(number) + 0.5) / number)))

@@ -1,7 +1,7 @@
-"""From one flat set of keywords to the parts of a run, and back from tfdp 0.1.0.
+"""Flat keywords: distributes them over the parts of a run, and reads the records of tfdp 0.1.0.
 
 Every keyword goes to the part whose class has a field of that name. A keyword that no part takes
-raises, unless it says nothing: None, a default, or what the mechanism declares to be of no matter.
+raises, unless its value is None or a default, or the mechanism lists the keyword in `ignored`.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
 from tfdp.accounting.sampling import Sampling, sampling_class, sampling_names
 
-# What 0.1.0 called `insecure_seed`.
+# The name of `insecure_seed` in tfdp 0.1.0.
 SEEDED = "seeded"
-# What 0.1.0 kept for every mechanism, and used for the linear dynamics of one of them only.
+# Fields that tfdp 0.1.0 wrote for every mechanism, but used for the dynamics of SI-DPSGD only.
 _UNUSED_IN_0_1_0 = ("learning_rates", "noise_learning_rates", "momentum", "nesterov", "optimizer")
 
 _BY_NAME: dict[str, Callable[[str], type]] = {
@@ -31,15 +31,16 @@ def parts_of(given: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Makes the three parts of a run.
 
     Args:
-      given: "mechanism", "sampling" and "contribution", each as an object or a name (or None).
+      given: The values of "mechanism", "sampling" and "contribution". The first two are objects or
+        names; the contribution is an object, or None for the default.
       fields: Fields of the parts, by name.
 
     Returns:
-      The parts.
+      The three parts as objects, under the keys of `given`.
 
     Raises:
-      ValueError: Where a field applies to none of the parts, is missing, or is bad.
-      TypeError: Where no part has ever had such a field.
+      ValueError: If a field applies to none of the given parts, is missing, or has a bad value.
+      TypeError: If no class of any part has such a field.
     """
     left = dict(fields)
     parts = {slot: _part(slot, value, {}, left) for slot, value in given.items()}
@@ -48,7 +49,10 @@ def parts_of(given: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed(now: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The parts with some fields changed; a part that changes its class keeps common fields."""
+    """Returns the parts with some fields changed.
+
+    A part that is replaced by giving a name keeps the fields that its old and its new class share.
+    """
     left = dict(changes)
     parts = {}
     for slot, part in now.items():
@@ -62,7 +66,7 @@ def changed(now: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part(slot: str, value: Any, kept: dict[str, Any], left: dict[str, Any]) -> Any:
-    """One part; takes the fields that it has out of `left`."""
+    """Makes one part and removes its fields from `left`."""
     if value is None and slot == "contribution":
         value = Contribution()
     if isinstance(value, _BASES[slot]):
@@ -87,7 +91,7 @@ def _taken(kind: type, left: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(left: dict[str, Any], parts: dict[str, Any]) -> None:
-    """Raises for a field that is left over and says something."""
+    """Raises for a leftover field, unless it is ignored by the mechanism or states a default."""
     if not left:
         return
     mechanism, sampling = parts["mechanism"], parts["sampling"]
@@ -110,7 +114,7 @@ def _says_nothing(value: Any, defaults: Iterable[Any]) -> bool:
 
 
 def _defaults(name: str) -> Iterable[Any]:
-    """The defaults that a field has in all known classes; None where it has to be given."""
+    """Yields the default of a field in each class that has it; None if the class requires it."""
     kinds = [mechanism_class(m) for m in mechanism_names()] + [
         sampling_class(s) for s in sampling_names()
     ]
@@ -124,11 +128,11 @@ def read_0_1_0(kind: type, fields: dict[str, Any]) -> Any:
     """Reads the flat description of a run that tfdp 0.1.0 wrote.
 
     Args:
-      kind: `Run`.
-      fields: What `Run.to_dict` returned there.
+      kind: The class `Run`, which cannot be imported here because its module imports this one.
+      fields: Description as `Run.to_dict` of tfdp 0.1.0 returned it.
 
     Raises:
-      ValueError: Where a field is unknown, missing, or of another mechanism.
+      ValueError: If a field is unknown, missing, or of another mechanism.
     """
     readers = {
         "encoding": encoding.Encoding.from_dict,

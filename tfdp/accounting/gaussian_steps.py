@@ -1,27 +1,27 @@
-"""Fresh Gaussian noise on the bounded sum of every step: what is proven for each way to draw lots.
+"""Proven analysis of fresh Gaussian noise on the bounded sum of every step, for each sampling scheme.
 
 * Coin flips ("poisson"): steps are amplified. For zero_out and add_or_remove_one the pair
-  (1-q) N(0) + q N(1) against N(0) dominates; for replace_one (1-q) N(0) + q N(1) against
-  (1-q) N(0) + q N(-1). Where groups take turns, the same in ceil(steps / groups) turns with
-  probability groups * L/N.
-* Epochs ("cyclic", "shuffle"): no amplification. A record is in at most k = ceil(steps /
-  steps_per_epoch) lots, so mu = factor * sqrt(k) / z; where the noise differs from step to step, mu^2
+  (1-q) N(0) + q N(1) against N(0) dominates; for replace_one the pair (1-q) N(0) + q N(1) against
+  (1-q) N(0) + q N(-1) dominates. With groups that take turns ("cyclic_poisson"), the same pairs
+  dominate each of ceil(steps / groups) turns, with probability groups * L/N.
+* Epochs ("cyclic", "shuffle"): steps are not amplified. A record is in at most k = ceil(steps /
+  steps_per_epoch) lots, so mu = factor * sqrt(k) / z; if the noise differs from step to step, mu^2
   is factor^2 times the largest sum of 1/z_t^2 that the scheme allows.
 * "unknown": a record may be in every lot.
 * Lots of fixed size, drawn at random: see `fixed_size`.
 
 Three-point lemma, used below. Let a record be in the lot with probability q. Given everything else,
-let R be the noisy sum without it, P and P' the sums with it under the two neighbours, with
-distances |P - R| <= a, |P' - R| <= a and |P - P'| <= d in units of the noise. Advanced joint
-convexity (Balle, Barthe, Gaboardi 2018, Theorem 2) gives, with alpha' = 1 + q (alpha - 1) and
+let R be the noisy sum without the record, and let P and P' be the sums with the record under the two
+neighbours, at distances |P - R| <= a, |P' - R| <= a and |P - P'| <= d in units of the noise. Advanced
+joint convexity (Balle, Barthe, Gaboardi 2018, Theorem 2) gives, with alpha' = 1 + q (alpha - 1) and
 beta = alpha'/alpha,
     H_alpha'((1-q) R + q P || (1-q) R + q P') = q H_alpha(P || (1-beta) R + beta P'),
-and a mixture of Gaussians is easiest to tell from P when its centres lie at their largest distances
-in one direction (Choquette-Choo et al. 2024, Corollary 4.7). So a = 1, d = 2 is the "replace" pair
-and P' = R is the "add" pair. The lemma is about alpha >= 1. Both of these pairs are dominating all
-the same, because one of their lots is the worst one in the order D against D' and in D' against D;
-where that is not so (all three distances at most D: the "triangle" pair with multiplier z / D), the
-orders have to be joined (see `fixed_size`).
+and a mixture of Gaussians is easiest to distinguish from P when its centres lie at their largest
+distances in one direction (Choquette-Choo et al. 2024, Corollary 4.7). So a = 1, d = 2 is the
+"replace" pair and P' = R is the "add" pair. The lemma covers alpha >= 1 only. Both pairs are
+dominating nevertheless, because a single lot is the worst one both for D against D' and for D' against
+D. If no single lot is the worst one for both orders (all three distances at most some number d: the
+"triangle" pair with multiplier z / d), the two orders have to be joined (see `fixed_size`).
 """
 
 import dataclasses
@@ -38,22 +38,22 @@ from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLo
 from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss
 from tfdp.accounting.run import Run
 
-# Chance per step below which an event is left out and charged to delta instead.
+# An event with a smaller probability per step is left out of the analysis and charged to delta.
 _NEGLIGIBLE = 1e-18
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagonal:
-    """Noise that differs from step to step, as a `linear_releases.Response` without memory.
+    """Response of independent steps whose noise differs: a diagonal `linear_releases.Response`.
 
     Attributes:
-      squares: 1 / z_t^2 of every step.
+      squares: 1 / z_t^2 of every step, shape (steps,).
     """
 
     squares: np.ndarray
 
     def cyclic(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
-        """The worst offset: 1 / z_t^2 summed over every `period`-th step."""
+        """Sums of 1 / z_t^2 over every `period`-th step, for the offset with the largest sum."""
         rows = -(-len(self.squares) // period)
         padded = np.zeros(rows * period)
         padded[: len(self.squares)] = self.squares
@@ -66,7 +66,7 @@ class Diagonal:
         return np.array(found), "worst participation pattern (all offsets)"
 
     def shuffled(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
-        """The worst step of every epoch."""
+        """Sums of 1 / z_t^2 over the step with the least noise in every epoch."""
         found, whole = np.empty(len(self.squares)), 0.0
         for start in range(0, len(self.squares), period):
             inside = np.maximum.accumulate(self.squares[start : start + period])
@@ -75,7 +75,7 @@ class Diagonal:
         return found[np.asarray(steps) - 1], "worst step of every epoch"
 
     def every_step(self, steps: np.ndarray) -> np.ndarray:
-        """A record in every step."""
+        """Sums of 1 / z_t^2 over all steps."""
         return np.cumsum(self.squares)[np.asarray(steps) - 1]
 
 
@@ -85,17 +85,18 @@ def analyse_sums(
     """Privacy losses of clipped sums with fresh Gaussian noise.
 
     Args:
-      run: How lots were drawn and what one example contributes.
+      run: Run whose sampling and contribution are used.
       noise: Standard deviation over clip norm, above 0; one number or one for each step.
-      delta: Decides how much tail mass is left out.
+      delta: Probability in (0, 1); it determines how much tail mass is left out.
       adjacency: Neighbouring relation.
-      steps: Number of steps, where they are not all of the run's (which takes independent lots).
+      steps: Number of steps; None for all steps of the run. A smaller number requires that lots of
+        different steps are independent.
 
     Returns:
       An `Analysis` without the assumptions that all mechanisms share.
 
     Raises:
-      UnboundedSensitivity: Where nothing bounds what one record does.
+      UnboundedSensitivity: If nothing bounds the influence of one record.
     """
     steps = run.steps if steps is None else steps
     factor = run.contribution.sensitivity(run.sampling, adjacency)
@@ -119,7 +120,8 @@ def _analyse(run, noise, steps, factor, delta, adjacency) -> Analysis:
         return amplified(run, noise, steps, factor, adjacency)
     if sampling.coin_flips and sampling.trials() is not None:
         # Leaving the record out shifts every later example to another microbatch, so the sum
-        # without it may be far away from both others. Hence the sample counts as revealed.
+        # without the record may be far from both sums with it. Hence the three-point lemma does not
+        # apply and the sample is treated as revealed.
         return _revealed(run, noise, steps, factor, delta)
     if sampling.trials() is not None:
         return _fixed_size_lots(run, noise, steps, factor, delta, adjacency)
@@ -146,14 +148,17 @@ def _revealed(run, noise, steps, factor, delta) -> Analysis:
 
 
 def amplified(run: Run, noise: Noise, steps: int, factor: float, adjacency: str) -> Analysis:
-    """Lots by coin flips whose sample stays secret, of single examples.
+    """Privacy losses of Poisson lots of single examples, amplified by the secrecy of the sample.
 
     Args:
-      run: A record takes part in the turns of its own group only.
+      run: Run whose lots are drawn by coin flips; a record takes part in its group's turns only.
       noise: Standard deviation over the clip norm of the whole gradient.
       steps: Number of steps.
       factor: `Contribution.sensitivity` of the run.
       adjacency: Neighbouring relation.
+
+    Returns:
+      An `Analysis` with losses and details only.
     """
     sampling = run.sampling
     if isinstance(noise, tuple):
@@ -161,10 +166,11 @@ def amplified(run: Run, noise: Noise, steps: int, factor: float, adjacency: str)
     rounds = levels(noise, sampling.participations(steps))
     details = {"amplification": "secrecy of the sample"}
     if run.contribution.batch_statistics:
-        # A cut lot, and a replaced record, keep all three sums within 2 * largest lot.
+        # With a cut lot or a replaced record, all three sums lie within 2 * largest lot.
         exact = adjacency != "replace_one" and not sampling.may_cut
         distance = factor if exact else 2.0 * sampling.largest_lot
-        # Joined orders, but where one neighbour is the sum without the record.
+        # The "add" pair dominates if one neighbour is the sum without the record. Otherwise the two
+        # orders have to be joined ("triangle").
         pair = "add" if exact or adjacency == "add_or_remove_one" else "triangle"
         parts = [(Component(1.0, sampling.probability, z / distance, pair),) for z, _ in rounds]
         overflow = 0.0
@@ -186,8 +192,8 @@ def _pairs(q: float, z: float, cut: float, adjacency: str) -> tuple[Component, .
     pair = "replace" if adjacency == "replace_one" else "add"
     if cut <= _NEGLIGIBLE:
         return (Component(1.0, q, z, pair),)
-    # In a full lot the record displaces another one: all three distances are at most 2. It is kept
-    # with a chance of at most q.
+    # In a full lot the record displaces another one, so all three distances are at most 2. The
+    # record is drawn and not dropped with a probability of at most q.
     full = {
         "zero_out": Component(cut, q, z, "slot"),
         "add_or_remove_one": Component(cut, q, z / 2, "add"),
@@ -197,10 +203,10 @@ def _pairs(q: float, z: float, cut: float, adjacency: str) -> tuple[Component, .
 
 
 def _fixed_size_lots(run, noise, steps, factor, delta, adjacency) -> Analysis:
-    """Lots of L examples drawn afresh for each step, with or without replacement.
+    """Privacy losses of lots of L examples drawn afresh in each step, with or without replacement.
 
-    See `fixed_size` for the proof. The alternative without amplification, in which every draw is
-    revealed, counts where it is smaller.
+    The module `fixed_size` has the proof. If the bound that treats every draw as revealed (without
+    amplification) gives a smaller epsilon, its losses are returned instead.
     """
     revealed = _revealed(run, noise, steps, factor, delta)
     revealed = dataclasses.replace(revealed, scales=run.contribution.microbatch_size > 1)

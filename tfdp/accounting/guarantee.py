@@ -1,4 +1,4 @@
-"""What is guaranteed, by whom, and under which assumptions."""
+"""Privacy guarantees: epsilon and delta, claimed or proven, with the assumptions behind them."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from tfdp._validate import fraction, one_of, positive
 
 ADJACENCIES = ("zero_out", "replace_one", "add_or_remove_one")
 KINDS = ("claimed", "proven")
-# Above this, exp(epsilon) bounds nothing that a person would call privacy.
+# Above this epsilon, the factor exp(epsilon) no longer bounds anything in practice.
 VACUOUS_ABOVE = 50.0
 
 ADJACENCY_WORDS = {
@@ -19,7 +19,7 @@ ADJACENCY_WORDS = {
 
 
 def check_adjacency(adjacency: str) -> str:
-    """Returns `adjacency`, or raises ValueError where it is unknown."""
+    """Returns `adjacency`; raises ValueError if it is unknown."""
     return one_of("adjacency", adjacency, ADJACENCIES)
 
 
@@ -29,13 +29,13 @@ def check_kind(kind: str, name: str = "kind") -> str:
 
 
 def check_delta(delta: float) -> float:
-    """Returns `delta` as a float, or raises ValueError where it is not inside (0, 1)."""
+    """Returns `delta` as a float; raises ValueError unless it lies strictly between 0 and 1."""
     remedy = "Use a value well below 1/num_examples, for example 1e-5."
     return fraction("delta", delta, remedy=remedy)
 
 
 def delta_warning(delta: float, num_examples: int) -> str | None:
-    """A sentence where `delta` is so large that it allows what a reader would not expect, else None.
+    """Returns a warning if `delta` is at least 1/N, else None.
 
     Publishing one record chosen at random, without any noise, has delta = 1/N and epsilon 0.
 
@@ -52,12 +52,12 @@ def delta_warning(delta: float, num_examples: int) -> str | None:
 
 
 def check_epsilon(epsilon: float) -> float:
-    """Returns `epsilon` as a float, or raises ValueError where it is not above 0 and finite."""
+    """Returns `epsilon` as a float; raises ValueError unless it is above 0 and finite."""
     return positive("epsilon", epsilon, remedy="Use for example 2.0.")
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Epsilon in words: "1.234", "vacuous (epsilon = 7669)" or "infinite"."""
+    """Formats epsilon for a reader: "1.234", "vacuous (epsilon = 7669)" or "infinite"."""
     if math.isinf(epsilon):
         return "infinite"
     if epsilon > VACUOUS_ABOVE:
@@ -71,20 +71,20 @@ def format_epsilon(epsilon: float) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """An (epsilon, delta) statement with everything that is needed to read it.
+    """An (epsilon, delta) guarantee with everything that is needed to interpret it.
 
     Attributes:
-      epsilon: May be infinite; then `reason` says why.
-      delta: Probability parameter.
+      epsilon: Number of at least 0; if it is infinite, `reason` says why.
+      delta: Probability in (0, 1).
       kind: "claimed" (the paper's own formula) or "proven" (a theorem about the run).
       adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-      sampling: Name of the way in which lots were drawn.
-      released: What the guarantee is about, in words.
+      sampling: Name of the sampling scheme.
+      released: Description of the released values that the guarantee is about.
       mechanism: Name of the mechanism.
       assumptions: Short sentences, each of which has to be true.
-      reason: Why epsilon is infinite, or None.
-      mu: Parameter of an equivalent Gaussian mechanism (mu-GDP) where the guarantee is one.
-      details: Further numbers, JSON-safe: which bound was used and how it was computed.
+      reason: Reason why epsilon is infinite, or None.
+      mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None if there is none.
+      details: JSON-safe facts about the bound that was used and how it was computed.
     """
 
     epsilon: float

@@ -1,4 +1,4 @@
-"""The budget, and the ledger of what was spent. A ledger never goes back."""
+"""Privacy budgets, and the ledger of the steps that were spent, which never decrease."""
 
 import dataclasses
 import hashlib
@@ -23,18 +23,18 @@ class BudgetExhausted(RuntimeError):
 
 
 class LedgerError(ValueError):
-    """A ledger was asked to forget, or was given something that is no ledger."""
+    """A change would reduce what a ledger recorded, or some input is not a valid ledger."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyBudget:
-    """The most that may be spent.
+    """The largest epsilon and delta that may be spent.
 
     Attributes:
-      epsilon: Finite and above 0.
-      delta: Strictly between 0 and 1.
-      kind: Which guarantee must stay within it: "proven" or "claimed".
-      adjacency: Neighbouring relation.
+      epsilon: Largest epsilon, finite and above 0.
+      delta: Largest delta, strictly between 0 and 1.
+      kind: The guarantee that must stay within the budget: "proven" or "claimed".
+      adjacency: Neighbouring relation of that guarantee.
     """
 
     epsilon: float
@@ -50,29 +50,31 @@ class PrivacyBudget:
 
 
 class Ledger:
-    """Runs by random id, each with the number of steps that were executed.
+    """Record of the runs on some weights: each run has a random id and its number of spent steps.
 
-    The id comes from the operating system's entropy, so that copies of one model that went
-    different ways are told apart from one run that was saved and loaded.
+    The id comes from the operating system's entropy. So `merge` counts one run that was saved and
+    loaded once, and separate runs of two copies of a model separately.
     """
 
     def __init__(self):
         self._entries: dict[str, Run] = {}
         self._budgets: tuple[PrivacyBudget, ...] = ()
-        self.changes = 0  # grows with everything that may change what is still allowed
+        # Increases with every change of the runs or budgets after which a session has to compute
+        # its limit of steps again. Spending steps does not count as such a change.
+        self.changes = 0
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """The most that may be spent on what this ledger belongs to, or None.
+        """The first budget of this ledger, or None.
 
-        There may be several (`budgets`) where ledgers with different ones were merged. Setting one
-        replaces them all, a smaller one by a larger one too.
+        A ledger that was merged with others may have several (see `budgets`). Assigning a budget
+        replaces all of them, even by a larger one.
         """
         return self._budgets[0] if self._budgets else None
 
     @property
     def budgets(self) -> tuple[PrivacyBudget, ...]:
-        """All budgets; every one of them holds."""
+        """All budgets; training has to stay within every one of them."""
         return self._budgets
 
     @budget.setter
@@ -83,7 +85,7 @@ class Ledger:
         self.changes += 1
 
     def add_budget(self, budget: PrivacyBudget) -> None:
-        """Adds a budget; of two that differ in epsilon only, the smaller one stays."""
+        """Adds a budget; of two budgets that differ in epsilon only, the smaller one is kept."""
         kept = []
         for known in self._budgets:
             if dataclasses.replace(known, epsilon=budget.epsilon) == budget:
@@ -94,10 +96,15 @@ class Ledger:
         self.changes += 1
 
     def withdraw(self, run_id: str) -> None:
-        """Takes a run without privacy back, whose reason a user has answered for.
+        """Removes a run without privacy, after the user has declared that it used no private data.
+
+        An unknown id is ignored.
+
+        Args:
+          run_id: Id of a run for which `nothing_proven` gives a reason.
 
         Raises:
-          LedgerError: For a run that spent something: a ledger never forgets that.
+          LedgerError: For any other run: a ledger never forgets what was spent.
         """
         run = self._entries.get(run_id)
         if run is None:
@@ -108,7 +115,7 @@ class Ledger:
         self.changes += 1
 
     def open(self, run: Run) -> str:
-        """Adds a run with no step spent and returns its new id."""
+        """Adds a run with 0 spent steps and returns its new random id."""
         run_id = os.urandom(16).hex()
         self._entries[run_id] = run.with_(steps=0)
         self.changes += 1
@@ -118,8 +125,8 @@ class Ledger:
         """Sets the number of steps spent by a run.
 
         Args:
-          run_id: From `open`.
-          steps: Total so far; record it before the step is executed.
+          run_id: Id that `open` returned.
+          steps: Total number of steps so far. Record a step before it is executed.
 
         Raises:
           LedgerError: For an unknown id, or fewer steps than were recorded before.
@@ -136,11 +143,11 @@ class Ledger:
         """Replaces the description of a run by one that covers more steps.
 
         Args:
-          run_id: From `open`.
-          run: The same run; its schedules may be longer. Its `steps` is ignored.
+          run_id: Id that `open` returned.
+          run: The same run, possibly with longer tables over steps. Its `steps` is ignored.
 
         Raises:
-          LedgerError: Where `run` differs in anything else, past values of a schedule included.
+          LedgerError: If `run` differs in anything else, including table values of spent steps.
         """
         entry = self._entry(run_id)
         longer = run.with_(steps=entry.steps)
@@ -156,18 +163,18 @@ class Ledger:
         return self._entry(run_id).steps
 
     def merge(self, other: "Ledger") -> None:
-        """Takes over everything `other` knows; for a common id the larger step count stands.
+        """Adds all runs and budgets of `other`; for a common id, the larger number of steps counts.
 
-        Its budgets hold, too (see `add_budget`).
+        Budgets are added as by `add_budget`.
 
         Raises:
-          LedgerError: Where one id stands for two different runs; nothing is changed then.
+          LedgerError: If one id stands for two different runs; then nothing is changed.
         """
         merged = dict(self._entries)
         for run_id, run in other._entries.items():
             mine = merged.get(run_id, run)
             longer, shorter = (run, mine) if run.steps > mine.steps else (mine, run)
-            # Up to what the shorter one has done, both have to tell the same story.
+            # Both descriptions have to agree on the steps that the shorter one has spent.
             if longer.with_(steps=shorter.steps).past() != shorter.past():
                 raise LedgerError(
                     f"Expected one description of run {run_id}. Received two that differ. "
@@ -183,19 +190,19 @@ class Ledger:
 
     @property
     def entries(self) -> Mapping[str, Run]:
-        """All runs by id, with steps as spent (a copy)."""
+        """All runs by id, each with its spent steps (a copy)."""
         return dict(self._entries)
 
     @property
     def runs(self) -> list[Run]:
-        """All runs in which at least one step was spent."""
+        """All runs with at least one spent step."""
         return [run for run in self._entries.values() if run.steps]
 
     def to_json(self) -> str:
         """Returns the ledger as JSON text; `from_json` is its inverse.
 
-        The checksum finds damage and careless edits. It is no signature: whoever can write the file
-        can write another checksum.
+        The checksum detects damage and careless edits. It is not a signature: anyone who can write
+        the file can also write a matching checksum.
         """
         content = {
             "runs": {i: run.to_dict() for i, run in self._entries.items()},
@@ -207,11 +214,11 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Reads what `to_json` wrote, and what tfdp 0.1.0 wrote (which had no checksum).
+        """Reads the text that `to_json` wrote; also reads that of tfdp 0.1.0, without a checksum.
 
         Raises:
-          LedgerError: Where the text is not a ledger, or was edited or damaged. An unreadable ledger
-            is never taken for an empty one.
+          LedgerError: If the text is not a ledger, or was edited or damaged. An unreadable ledger
+            never counts as an empty one.
         """
         ledger = cls()
         try:
@@ -254,7 +261,7 @@ class Ledger:
 
 
 def _checksum(content: dict) -> str:
-    """SHA-256 of the canonical JSON of everything that a ledger says."""
+    """SHA-256 of the canonical JSON text of a ledger's content."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -1,7 +1,7 @@
-"""Noise that differs from step to step: a table of noise multipliers, one for each step.
+"""Tables of noise multipliers, one value for each step, for noise that differs from step to step.
 
-A table is a tuple; a number stands for a table of equal values. Equal values cost what the constant
-costs, digit by digit, because a table of one value is taken for the constant.
+A table is a tuple; a number stands for a table of equal values. A table whose values are all equal is
+replaced by that number, so its epsilon equals that of the constant in every digit.
 """
 
 import math
@@ -12,23 +12,23 @@ from tfdp._validate import schedule
 
 Noise = float | tuple[float, ...]
 
-# Each value of the noise costs one privacy loss distribution, so that a table of more values than
-# this is rounded down to so many (which is on the safe side).
+# Each distinct value of the noise needs a privacy loss distribution of its own. A table with more
+# distinct values is rounded down to this many; less noise never understates epsilon.
 _MOST_VALUES = 16
 _REMEDY = "Pass the standard deviation of the noise over the clip norm, or one for each step."
 
 
 def checked(value) -> Noise:
-    """Returns a constant or a table as floats.
+    """Validates a constant or a table and returns its values as floats.
 
     Raises:
-      ValueError: Where a value is negative or not finite.
+      ValueError: If `value` is None, or one of its values is negative or not finite.
     """
     return schedule("noise_multiplier", value, remedy=_REMEDY)
 
 
 def of_steps(noise: Noise, steps: int) -> Noise:
-    """The noise of the first `steps` steps: a number where all of them have the same."""
+    """The noise of the first `steps` steps, as a number if it is the same in all of them."""
     if not isinstance(noise, tuple):
         return noise
     table = noise[:steps]
@@ -36,7 +36,7 @@ def of_steps(noise: Noise, steps: int) -> Noise:
 
 
 def bare_step(noise: Noise, steps: int) -> int | None:
-    """The first of `steps` steps without noise, or None."""
+    """Index of the first of `steps` steps that has no noise, or None."""
     table = of_steps(noise, steps)
     if not isinstance(table, tuple):
         return None if table > 0 or not steps else 0
@@ -44,22 +44,26 @@ def bare_step(noise: Noise, steps: int) -> int | None:
 
 
 def scaled(noise: Noise, factor: float) -> Noise:
-    """Every value times `factor`."""
+    """The noise with every value multiplied by `factor`."""
     return tuple(z * factor for z in noise) if isinstance(noise, tuple) else noise * factor
 
 
 def least(noise: Noise, steps: int) -> float:
-    """The least noise of the first `steps` steps."""
+    """The least noise multiplier of the first `steps` steps; infinite for an empty table."""
     table = of_steps(noise, steps)
     return min(table, default=math.inf) if isinstance(table, tuple) else table
 
 
 def levels(noise: Noise, steps: int) -> list[tuple[float, int]]:
-    """(value, number of steps) of every value of the noise; few values, rounded down.
+    """The distinct values of the noise, each with its number of steps.
 
     Args:
       noise: Constant or table, above 0 in every step.
       steps: Number of steps.
+
+    Returns:
+      Pairs (value, number of steps), of which there are at most 16: a table with more distinct
+      values is rounded down.
     """
     table = of_steps(noise, steps)
     if not isinstance(table, tuple):
@@ -71,7 +75,7 @@ def levels(noise: Noise, steps: int) -> list[tuple[float, int]]:
 
 
 def _coarse(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values in geometric classes, each at the least value that it holds."""
+    """Merges values into geometric classes, each represented by the least value that it holds."""
     logs = np.log(values)
     classes = np.floor((logs - logs[0]) / (logs[-1] - logs[0]) * _MOST_VALUES)
     classes = np.minimum(classes, _MOST_VALUES - 1).astype(int)
@@ -80,7 +84,7 @@ def _coarse(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def words(noise: Noise, steps: int) -> str:
-    """The noise in a few words: "1.1", or "1.1 to 2 (a table over steps)"."""
+    """Describes the noise in a few words: "1.1", or "1.1 to 2 (a table over steps)"."""
     table = of_steps(noise, steps)
     if not isinstance(table, tuple):
         return f"{table:g}"

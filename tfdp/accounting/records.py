@@ -1,7 +1,7 @@
-"""The parts of a run as JSON-safe records, and back.
+"""Conversion of the parts of a run to JSON-safe records, and back.
 
-Every part (a mechanism, a sampling, what one example contributes) is a frozen dataclass. A record
-holds its fields under their own names, and its `name` where the part is one of a registry.
+Every part (mechanism, sampling, contribution) is a frozen dataclass. A record holds the fields of the
+part under their own names, and the part's `name` if it has one.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ Part = TypeVar("Part")
 
 
 def run_lengths(values: tuple) -> dict[str, list]:
-    """Run-length encoding: schedules are long and mostly constant."""
+    """Run-length encoding of a table over steps, because tables are long and mostly constant."""
     groups = [(value, len(list(same))) for value, same in itertools.groupby(values)]
     return {"values": [value for value, _ in groups], "counts": [count for _, count in groups]}
 
@@ -21,7 +21,7 @@ def from_run_lengths(coded: dict[str, list]) -> tuple:
     """Inverse of `run_lengths`.
 
     Raises:
-      ValueError: Where `coded` is something else.
+      ValueError: If `coded` has other keys, or values and counts of different lengths.
     """
     if sorted(coded) != ["counts", "values"] or len(coded["counts"]) != len(coded["values"]):
         raise ValueError(f"Expected a schedule with values and counts. Received {coded!r}.")
@@ -38,7 +38,7 @@ def field_names(kind: type) -> tuple[str, ...]:
 
 
 def to_record(part: Any) -> dict[str, Any]:
-    """The fields of a part; a tuple of plain values becomes its run lengths."""
+    """Returns the fields of a part as a record; a tuple becomes its run-length encoding."""
     record = {"name": part.name} if hasattr(part, "name") else {}
     for name in field_names(type(part)):
         value = getattr(part, name)
@@ -51,15 +51,16 @@ def to_record(part: Any) -> dict[str, Any]:
 
 
 def from_record(kind: type[Part], record: dict[str, Any], compounds: dict[str, type]) -> Part:
-    """Inverse of `to_record`, after a passage through JSON.
+    """Inverse of `to_record`, also for a record that was written to JSON and read again.
 
     Args:
       kind: Class of the part.
-      record: What `to_record` returned; a `name` is left out of account.
-      compounds: Fields that hold objects, with the classes whose `from_dict` reads them.
+      record: Record as `to_record` returns it; its `name` is ignored.
+      compounds: Names of the fields that hold objects, mapped to the classes whose `from_dict` reads
+        them.
 
     Raises:
-      ValueError: Where a field is unknown or missing.
+      ValueError: If a field is unknown or missing.
     """
     fields = {name: value for name, value in record.items() if name != "name"}
     unknown = sorted(set(fields) - set(field_names(kind)))

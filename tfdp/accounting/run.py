@@ -1,7 +1,7 @@
 """One frozen description of what was executed: the only input of every accountant.
 
-A `Run` holds public facts (how lots are drawn, which noise, how many steps) and never data. It is
-checked when it is made, so an accountant may rely on every field.
+A `Run` holds public facts (how lots are drawn, which noise, how many steps) and never data. The
+constructor validates all fields, so an accountant may rely on every one of them.
 """
 
 import copy
@@ -24,26 +24,27 @@ _VERSION = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False)
 class Run:
-    """What was executed, in public numbers: how lots were drawn, which noise, how many steps.
+    """Description of one training in public numbers: how lots are drawn, which noise, how many steps.
 
-    The parts may be given as objects, or by name with their fields beside them; each keyword then
-    goes to the part that has such a field:
+    Each part is given as an object, or by its name with the fields of the part as further keywords;
+    each keyword then goes to the part that has such a field:
 
         Run(mechanism="dpsgd", sampling="poisson", num_examples=60000, lot_size=256, steps=3516,
             noise_multiplier=1.1)
 
-    Fields of the parts are read the same way: `run.noise_multiplier` is
+    Fields of the parts can be read from the run: `run.noise_multiplier` is
     `run.mechanism.noise_multiplier`, `run.lot_size` is `run.sampling.lot_size`, and so on for every
     field (and no method) of the three parts. A field that no part of this run has raises
     AttributeError.
 
     Attributes:
-      mechanism: What noise is added around what, and what is proven about it.
+      mechanism: Which noise is added, to which quantity, and what is proven about it.
       sampling: How lots are drawn.
-      steps: Number of lots processed. Tables may be longer; their first `steps` values count.
-      contribution: What one example can add to a lot's sum.
-      start: Where the weights began: "assumed" (to be independent of these data) or "public" (the
-        user declared that they are).
+      steps: Number of lots processed. Tables over steps may be longer; only their first `steps`
+        values count.
+      contribution: How much one example can add to a lot's sum.
+      start: Origin of the initial weights: "assumed" (they are assumed to be independent of these
+        data) or "public" (the user declared that they are independent of these data).
       insecure_seed: Whether the noise, or the secret choice of lots, came from a seed that a user
         chose.
     """
@@ -82,8 +83,9 @@ class Run:
         self.mechanism.check(self)
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for what a Run does not have itself. Underscores are left to Python, which
-        # asks for them while an object is being copied or unpickled and has no parts yet.
+        # Python calls this only for attributes that the Run itself lacks. Names with a leading
+        # underscore are not looked up in the parts: `copy` and `pickle` request such names before
+        # the object has any parts.
         if not name.startswith("_"):
             for part in ("mechanism", "sampling", "contribution"):
                 if name in field_names(type(self.__dict__[part])):
@@ -106,7 +108,7 @@ class Run:
 
     @property
     def groups(self) -> int:
-        """Number of groups of examples that take turns; 1 where all examples may be in every lot."""
+        """Number of groups of examples that take turns; 1 if every example may be in every lot."""
         return self.sampling.groups
 
     @property
@@ -116,17 +118,17 @@ class Run:
 
     @property
     def sampling_probability(self) -> float:
-        """Chance that one example is in a lot that it can be in (L/N, times the groups)."""
+        """Probability that an example is in a lot that can hold it: L/N times the number of groups."""
         return self.sampling.probability
 
     @property
     def participations(self) -> int:
-        """Most lots that one example can be in."""
+        """Largest number of lots that one example can be in."""
         return self.sampling.participations(self.steps)
 
     @property
     def described_steps(self) -> int | None:
-        """Steps that the tables of the mechanism cover; None where every number is covered."""
+        """Number of steps that the tables of the mechanism cover; None if they cover any number."""
         return self.mechanism.described_steps()
 
     def schedule(self, name: str) -> np.ndarray:
@@ -134,10 +136,10 @@ class Run:
         return self.mechanism.schedule(name, self.steps)
 
     def with_(self, **changes: Any) -> "Run":
-        """Returns a copy with some fields changed, validated again.
+        """Returns a copy with some fields changed, which the constructor validates again.
 
-        Changes are given as to the constructor. A part that is changed by name keeps the fields that
-        both classes have; what only the old one had is dropped.
+        The keywords are those of the constructor. If a part is replaced by giving a name, the new
+        part takes over the fields that both classes have; fields of the old class only are dropped.
         """
         if flat.SEEDED in changes:
             changes["insecure_seed"] = changes.pop(flat.SEEDED)
@@ -149,11 +151,11 @@ class Run:
         return Run(**flat.changed(now, changes), **own)
 
     def with_noise(self, noise: float) -> "Run":
-        """Returns a copy with other noise; a table of noise multipliers is multiplied by it."""
+        """Returns a copy whose noise multiplier is `noise`; a table is multiplied by `noise`."""
         return self.with_(mechanism=self.mechanism.with_noise(noise))
 
     def past(self) -> tuple:
-        """What was executed, with tables up to `steps`: equal for two descriptions of one past."""
+        """All fields, with tables cut at `steps`; equal for two runs that executed the same steps."""
         return (
             self.mechanism.past(self.steps),
             self.sampling,
@@ -180,7 +182,7 @@ class Run:
         """Inverse of `to_dict`; also reads the flat description that tfdp 0.1.0 wrote.
 
         Raises:
-          ValueError: Where a field is unknown or missing.
+          ValueError: If a field is unknown or missing, or the version is unknown.
         """
         if "version" not in fields:
             return flat.read_0_1_0(cls, fields)

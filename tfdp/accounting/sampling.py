@@ -1,8 +1,8 @@
-"""How lots are drawn: one small frozen class for each scheme.
+"""How lots are drawn: one small frozen class for each sampling scheme.
 
-A scheme says which steps one record can be in, and with which chance; which assumption about the
-sampling a guarantee makes; and for which neighbouring relations it is defined. Mechanisms ask these
-questions and never for the scheme's name.
+A scheme states in which steps a record can take part and with which probability, which assumptions
+about the sampling a guarantee makes, and for which neighbouring relations the scheme is defined.
+Mechanisms use these methods and never compare the scheme's name.
 """
 
 import dataclasses
@@ -27,11 +27,15 @@ _NOMINAL_REMEDY = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """A scheme by which lots are drawn; the base class.
+    """Base class of the sampling schemes.
 
     Attributes:
       num_examples: Public number N of examples of the data set.
       lot_size: Nominal lot size L, the constant divisor of every sum; at most N.
+
+    Class attributes:
+      name: Name of the scheme in flags and ledgers.
+      words: Name of the scheme in sentences.
     """
 
     num_examples: int
@@ -39,11 +43,11 @@ class Sampling:
 
     name: ClassVar[str] = ""
     words: ClassVar[str] = ""
-    # Whether every example of a turn joins its lot by an independent coin flip.
+    # Whether every example whose turn it is joins the lot by an independent coin flip.
     coin_flips: ClassVar[bool] = False
-    # Whether lots are cut from passes over the data that hold whole lots only.
+    # Whether each pass over the data is cut into whole lots, without a smaller last lot.
     whole_epochs: ClassVar[bool] = False
-    # What some schemes have as fields, and all others have in this one way.
+    # Some schemes have these three as fields; these constants hold for all other schemes.
     groups: ClassVar[int] = 1
     max_lot_size: ClassVar[int | None] = None
     nominal: ClassVar[bool] = False
@@ -67,56 +71,60 @@ class Sampling:
 
     @property
     def probability(self) -> float:
-        """Chance that one example is in a lot that it can be in (L/N, times `groups`)."""
+        """Probability that an example is in a lot that can hold it: L/N times `groups`."""
         return self.groups * self.lot_size / self.num_examples
 
     @property
     def random_lots(self) -> bool:
-        """Whether guarantees rest on how lots were drawn at random, so that their seed matters.
+        """Whether guarantees rest on the random draws of the lots, so that their seed matters.
 
-        Epochs need an order that does not depend on the data, and no secrecy.
+        False for epochs: their order must not depend on the data, but need not be secret.
         """
         return self.coin_flips
 
     @property
     def largest_lot(self) -> int | None:
-        """Most examples that a lot can hold, or None where only the data set bounds it.
+        """Largest number of examples in a lot, or None if only the size of the data set limits it.
 
-        The size of the data set itself is no honest bound for a Poisson lot: a sensitivity of that
-        size would say nothing.
+        A Poisson lot without `max_lot_size` has None instead of the size of the data set, because a
+        sensitivity of that size would make every guarantee meaningless.
         """
         return self.lot_size
 
     @property
     def may_cut(self) -> bool:
-        """Whether a lot can draw more examples than can be processed."""
+        """Whether more examples than `max_lot_size` can be drawn for a lot."""
         return False
 
     def chance_of_cut(self) -> float:
-        """Chance (an upper bound) that the other examples alone fill a lot."""
+        """Upper bound on the probability that the examples other than one record fill a lot."""
         return 0.0
 
     def usual_rows(self) -> float:
-        """So many examples, or more, are in one lot with a chance below 1e-30 at most."""
+        """Number of rows that a lot exceeds with probability below 1e-30."""
         return self.lot_size if self.largest_lot is None else self.largest_lot
 
     def participations(self, steps: int) -> int:
-        """Most lots out of the first `steps` that one example can be in."""
+        """Largest number of the first `steps` lots that one example can be in."""
         return steps
 
     def trials(self) -> tuple[int, float] | None:
-        """(number, chance) of a record's independent draws in every step.
+        """Number of independent draws of a record in every step, and the probability of each.
 
-        None where its participations are no such random number.
+        None for a scheme without such random draws in every step.
         """
         return None
 
     def turns(self, noise: np.ndarray) -> np.ndarray:
-        """The least noise of every turn, for noise that differs from step to step."""
+        """Least noise of every round (one turn of each group); here each step is a round.
+
+        Args:
+          noise: Noise multiplier of every step, shape (steps,).
+        """
         return noise
 
     def squares(self, response: "Response", steps: np.ndarray) -> tuple[np.ndarray, str]:
-        """||W m||^2 of the worst record after each of `steps`, whatever was drawn; and how."""
+        """Largest ||W m||^2 over records and draws after each of `steps`; and the method in words."""
         return response.every_step(steps), "participation in every step"
 
     def check_adjacency(self, adjacency: str) -> None:
@@ -129,7 +137,7 @@ class Sampling:
             )
 
     def assumptions(self) -> tuple[str, ...]:
-        """What has to be true about the sampling, in sentences."""
+        """Sentences about the sampling that have to be true for a guarantee to hold."""
         return (self._public_numbers(), *self._drawn())
 
     def _public_numbers(self) -> str:
@@ -148,11 +156,11 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _CoinFlips(Sampling):
-    """What Poisson schemes share: lots of random size, which may be cut.
+    """Base class of the Poisson schemes: lots of random size, which may be cut.
 
     Attributes:
-      max_lot_size: Largest lot that can be processed; what a lot draws beyond it is dropped
-        uniformly at random. None means that no lot is cut.
+      max_lot_size: Largest number of examples that a step can process. If a lot draws more, examples
+        are dropped uniformly at random down to this number. None means that no lot is cut.
     """
 
     max_lot_size: int | None = None
@@ -183,7 +191,8 @@ class _CoinFlips(Sampling):
         return float(chance_of_more(self.max_lot_size - 1, others, self.probability))
 
     def usual_rows(self) -> float:
-        # Bernstein: beyond 12 standard deviations and 60 more, whatever the probability.
+        # By Bernstein's inequality, a binomial number with mean L exceeds L + 12 sqrt(L) + 60 with
+        # probability below 1e-30, whatever the probability of one coin flip is.
         rows = self.lot_size + 12 * math.sqrt(self.lot_size) + 60
         return rows if self.max_lot_size is None else min(rows, self.max_lot_size)
 
@@ -195,12 +204,13 @@ class _CoinFlips(Sampling):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Poisson(_CoinFlips):
-    """Each example is in each lot independently, with probability L/N.
+    """Poisson sampling: each example is in each lot independently, with probability L/N.
 
     Attributes:
       nominal: Whether `num_examples` is a nominal number N0 that was fixed without looking at the
-        data, so that L/N0 stays the probability whatever the data set is. Adding or removing a
-        record is defined only then: with q = L / len(x), it changes how all others are sampled.
+        data, so that the probability is L/N0 whatever the data set is. The adjacency
+        add_or_remove_one is defined only if this is true: with the probability L / len(x), adding a
+        record changes how all other records are sampled.
     """
 
     nominal: bool = False
@@ -214,7 +224,7 @@ class Poisson(_CoinFlips):
 
     @property
     def may_cut(self) -> bool:
-        # How many examples there really are is not public where their number is nominal.
+        # With a nominal number, the true number of examples is not public and may exceed the cut.
         return super().may_cut or (self.nominal and self.max_lot_size is not None)
 
     def chance_of_cut(self) -> float:
@@ -251,7 +261,10 @@ class Poisson(_CoinFlips):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicPoisson(_CoinFlips):
-    """Fixed groups take turns; each example of a step's group joins with probability groups * L/N.
+    """Cyclic Poisson sampling: fixed groups of examples take turns.
+
+    In each step, every example of the group whose turn it is joins the lot independently, with
+    probability groups * L/N.
 
     Attributes:
       groups: Number of groups that take turns.
@@ -275,7 +288,8 @@ class CyclicPoisson(_CoinFlips):
         return -(-steps // self.groups)
 
     def turns(self, noise: np.ndarray) -> np.ndarray:
-        # Whichever group a record is in, each of its turns had at least the round's least noise.
+        # A record has one turn in each round. Which one depends on its group, so the least noise of
+        # the round is a lower bound for every record.
         return np.minimum.reduceat(noise, np.arange(0, len(noise), self.groups))
 
     def squares(self, response: "Response", steps: np.ndarray) -> tuple[np.ndarray, str]:
@@ -292,7 +306,7 @@ class CyclicPoisson(_CoinFlips):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Epochs(Sampling):
-    """What schemes of whole passes share: a record is in at most one lot of each pass."""
+    """Base class of the schemes that take epochs: a record is in at most one lot of each epoch."""
 
     whole_epochs: ClassVar[bool] = True
 
@@ -316,7 +330,7 @@ class Cyclic(_Epochs):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shuffle(_Epochs):
-    """Epochs of a fresh permutation each."""
+    """Epochs, each in the order of a fresh permutation."""
 
     name: ClassVar[str] = "shuffle"
     words: ClassVar[str] = "epochs in a fresh random order"
@@ -330,7 +344,7 @@ class Shuffle(_Epochs):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WithReplacement(Sampling):
-    """Each lot is L independent uniform draws, so that a record may be in one lot several times."""
+    """Lots of L independent uniform draws, so a record may be in one lot several times."""
 
     name: ClassVar[str] = "with_replacement"
     words: ClassVar[str] = "lots of fixed size drawn uniformly with replacement"
@@ -348,7 +362,7 @@ class WithReplacement(Sampling):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedSize(Sampling):
-    """Each lot is L different examples, a fresh uniform draw without replacement in every step."""
+    """Lots of L different examples, drawn afresh in every step, uniformly without replacement."""
 
     name: ClassVar[str] = "fixed_size"
     words: ClassVar[str] = "lots of fixed size drawn uniformly without replacement"
@@ -369,7 +383,7 @@ class FixedSize(Sampling):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unknown(Sampling):
-    """A foreign data set: an example may take part once in every step."""
+    """A data set that draws its lots in an unknown way: each example may be once in every lot."""
 
     name: ClassVar[str] = "unknown"
     words: ClassVar[str] = "an unknown order (every example may be in every lot)"
@@ -393,13 +407,13 @@ def sampling_names() -> tuple[str, ...]:
 
 
 def sampling_class(name: str) -> type[Sampling]:
-    """Class of a scheme. Raises ValueError where there is none of that name."""
+    """Returns the class of a scheme. Raises ValueError if no scheme has that name."""
     one_of("sampling", name, sampling_names())
     return _CLASSES[name]
 
 
 def sampling_from_dict(fields: dict[str, Any]) -> Sampling:
-    """Inverse of `Sampling.to_dict`. Raises ValueError where a field is unknown or missing."""
+    """Inverse of `Sampling.to_dict`. Raises ValueError if a field is unknown or missing."""
     return records.from_record(sampling_class(fields.get("name")), fields, {})
 
 
@@ -407,17 +421,20 @@ def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) ->
     """Number of steps in `epochs` passes over the data.
 
     Args:
-      epochs: Passes; a fraction is allowed where lots are drawn at random.
+      epochs: Number of passes over the data, above 0; it may be fractional.
       num_examples: Public number N of examples.
       lot_size: Nominal lot size L.
       sampling: Name of the scheme.
 
     Returns:
-      floor(epochs * N / L) for random lots, epochs * (N // L) for epochs in whole lots.
+      floor(epochs * N / L) if lots are drawn at random, floor(epochs * (N // L)) otherwise.
+
+    Raises:
+      ValueError: If the scheme is unknown or a number is out of range.
     """
     lots = sampling_class(sampling)(num_examples=num_examples, lot_size=lot_size)
     epochs = positive("epochs", epochs)
     if lots.random_lots:
-        # A hair of tolerance, so that 0.1 * N / L does not lose a step to rounding.
+        # The tolerance of 1e-9 keeps 0.1 * N / L from losing a step to rounding.
         return math.floor(epochs * num_examples / lot_size + 1e-9)
     return math.floor(epochs * (num_examples // lot_size) + 1e-9)

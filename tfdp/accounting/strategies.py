@@ -1,16 +1,16 @@
-"""Correlated noise: lower-triangular Toeplitz strategies C and what they cost and buy.
+"""Correlated noise: lower-triangular Toeplitz strategies C, their sensitivity and their error.
 
-The mechanism releases every clipped sum with noise y = C^-1 z, z independent Gaussians; with
-C = sum_j c_j S^j (S the shift by one step) that is
+The mechanism releases every clipped sum with noise y = C^-1 z, where z are independent Gaussians.
+With C = sum_j c_j S^j (S is the shift by one step) the noise of step t is
 
     y_t = (z_t - sum_{j >= 1} c_j y_{t-j}) / c_0,
 
 so a strategy with few bands needs the last bands - 1 values of y only. Releasing G + C^-1 z is as
-private as releasing C G + z, whence the sensitivity; the noise on the sum of the first t releases,
-which is what weights feel, is row t of B z with B = A C^-1 and A the matrix of prefix sums.
+private as releasing C G + z, which gives the sensitivity. The noise on the sum of the first t releases
+(to which the weights are exposed) is row t of B z, where B = A C^-1 and A is the matrix of prefix sums.
 
-* identity: c = (1). DP-SGD.
-* prefix_sum: c = (1, 1, ...). Fresh noise around exact sums: SI-DPSGD.
+* identity: c = (1). This is DP-SGD.
+* prefix_sum: c = (1, 1, ...). This is fresh noise around exact sums, as in SI-DPSGD.
 * sqrt_toeplitz: C = A^(1/2), c_j = binom(2j, j) / 4^j (Fichtenberger, Henzinger, Upadhyay 2022).
 * banded_toeplitz: c of few bands, optimized numerically (Choquette-Choo et al. 2023).
 """
@@ -29,13 +29,13 @@ OBJECTIVES = ("mean", "max")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A Toeplitz strategy, in public numbers.
+    """A Toeplitz strategy, described by public numbers.
 
     Attributes:
       name: One of `STRATEGIES`.
-      bands: Coefficients beyond this many are 0; None where nothing is cut.
-      coefficients: Of banded_toeplitz, which are given (see `optimized`); None for the others,
-        which are known in closed form.
+      bands: Number of coefficients after which all are 0; None if there is no such limit.
+      coefficients: First column of C, for banded_toeplitz (see `optimized`); None for the other
+        strategies, whose coefficients have a closed form.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Strategy:
         object.__setattr__(self, "bands", whole("bands", self.bands, 1, optional=True))
 
     def first(self, steps: int) -> np.ndarray:
-        """The first column of C: `min(bands, steps)` coefficients, the first one first."""
+        """The first column of C: its `min(bands, steps)` coefficients from the diagonal downwards."""
         length = steps if self.bands is None else min(self.bands, steps)
         if self.name == "prefix_sum":
             return np.ones(length)
@@ -82,7 +82,7 @@ class Strategy:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Strategy":
-        """Inverse of `to_dict`, after a passage through JSON."""
+        """Inverse of `to_dict`, also for fields that were written to JSON and read again."""
         fields = dict(fields)
         if fields.get("coefficients") is not None:
             fields["coefficients"] = tuple(fields["coefficients"])
@@ -94,10 +94,16 @@ def strategy(name: str, steps: int, bands: int | None = None, objective: str = "
 
     Args:
       name: One of `STRATEGIES`.
-      steps: Planned number of steps (what banded_toeplitz is optimized for).
-      bands: Number of coefficients; needed by banded_toeplitz, at most the number of steps between
-        two participations of a record.
-      objective: "mean" or "max" loss, for banded_toeplitz.
+      steps: Planned number of steps, for which banded_toeplitz is optimized.
+      bands: Number of coefficients; required for banded_toeplitz. It should be at most the number of
+        steps between two participations of a record.
+      objective: "mean" or "max" error that banded_toeplitz minimizes (see `losses`).
+
+    Returns:
+      A `Strategy`.
+
+    Raises:
+      ValueError: If an argument is unknown, missing or out of range.
     """
     if name != "banded_toeplitz":
         return Strategy(name=name, bands=bands)
@@ -105,23 +111,26 @@ def strategy(name: str, steps: int, bands: int | None = None, objective: str = "
 
 
 def sqrt_coefficients(number: int) -> np.ndarray:
-    """First coefficients of the square root of the prefix sums, 1, 1/2, 3/8, 5/16, ..."""
+    """First coefficients of the square root of the prefix-sum matrix: 1, 1/2, 3/8, 5/16, ..."""
     j = np.arange(1, number)
     return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])[:number]
 
 
 def inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:
-    """First column of C^-1."""
+    """First column of C^-1, shape (steps,)."""
     return _filtered(coefficients, _unit(steps))
 
 
 def prefix_noise(coefficients: np.ndarray, steps: int) -> np.ndarray:
-    """Standard deviation of the noise on every prefix sum, for noise of deviation 1 in z."""
+    """Standard deviation of the noise on every prefix sum if z has standard deviation 1."""
     return np.sqrt(np.cumsum(np.cumsum(inverse(coefficients, steps)) ** 2))
 
 
 def losses(coefficients: np.ndarray, steps: int) -> tuple[float, float]:
-    """(root mean square, largest) of `prefix_noise`; times the sensitivity: noise at mu = 1."""
+    """Root mean square and largest value of `prefix_noise`.
+
+    Multiplied by the sensitivity of the strategy, they are the noise on the prefix sums at mu = 1.
+    """
     deviations = prefix_noise(coefficients, steps)
     return float(np.sqrt(np.mean(deviations**2))), float(deviations[-1])
 
@@ -133,10 +142,16 @@ def sensitivity(
 
     Each participation may move the sum by a vector of norm 1, whatever was released before.
 
-    Formal guarantees: let G(s, s') be the inner product of columns s < s'. Where |c| does not
+    Formal guarantees: let G(s, s') be the inner product of columns s < s'. If |c| does not
     increase, |G| falls with s' and with s' - s, so taking part at 0, b, 2b, ... is the worst
-    pattern term by term. Where |c| increases somewhere, it is replaced by the smallest sequence
-    above it that does not; but columns whose bands do not meet (bands <= b) need no such thing.
+    pattern term by term. If |c| increases somewhere, it is replaced by the smallest sequence above
+    it that does not increase. Columns whose bands do not overlap (bands <= b) need no replacement.
+
+    Args:
+      coefficients: First column of C.
+      steps: Number of steps.
+      participations: k.
+      separation: b.
     """
     c = np.abs(np.asarray(coefficients, dtype=float))[:steps]
     if len(c) > separation:
@@ -152,18 +167,21 @@ def non_increasing(coefficients: np.ndarray) -> np.ndarray:
 def leftmost_squares(
     coefficients: np.ndarray, steps: int, separation: int, participations: int | None = None
 ) -> np.ndarray:
-    """||C m||^2 up to every step, for m at 0, b, 2b, ...
+    """||C m||^2 up to every step, for a record that takes part in steps 0, b, 2b, ...
 
     Args:
-      coefficients: First column of C (of at most `steps` numbers).
-      steps: T.
+      coefficients: First column of C (at most `steps` numbers).
+      steps: Number of steps T.
       separation: b.
-      participations: At most this many; None for all that fit.
+      participations: Largest number of participations; None for all that fit.
+
+    Returns:
+      Array of shape (steps,).
     """
     rows = -(-steps // separation)
     padded = np.zeros(rows * separation)
     padded[: len(coefficients)] = coefficients
-    # Row t holds the sum of c_t, c_{t-b}, c_{t-2b}, ...: a running sum down the columns.
+    # Entry t of C m is the sum of c_t, c_{t-b}, c_{t-2b}, ...: a running sum down the columns.
     response = np.cumsum(padded.reshape(rows, separation), axis=0)
     if participations is not None and participations < rows:
         response[participations:] -= response[: rows - participations].copy()
@@ -179,17 +197,24 @@ def optimized(
     the number of participations does not matter.
 
     Args:
-      steps: T.
+      steps: Number of steps T.
       bands: Number of coefficients, at most T.
-      objective: "mean" or "max".
-      max_iterations: Of L-BFGS, started from the square root of the prefix sums.
+      objective: "mean" (root mean square) or "max".
+      max_iterations: Largest number of iterations of L-BFGS, which starts from `sqrt_coefficients`.
+
+    Returns:
+      Array of shape (bands,).
+
+    Raises:
+      ValueError: For an unknown objective, or a number of bands outside 1..T.
     """
     from scipy import optimize
 
     one_of("objective", objective, OBJECTIVES)
     whole("bands", bands, 1, steps, remedy="Pass at most as many as there are steps.")
     start = sqrt_coefficients(bands)
-    # How often the square of entry i of B's first column is counted.
+    # Weight of the square of entry i of B's first column in the error: the share of the rows of B
+    # that contain it for "mean", and 1 for "max", because the last row contains every entry.
     weight = (steps - np.arange(steps)) / steps if objective == "mean" else np.ones(steps)
 
     def loss(tail: np.ndarray):
@@ -220,7 +245,7 @@ def _unit(steps: int) -> np.ndarray:
 
 
 def _filtered(coefficients: np.ndarray, signal: np.ndarray) -> np.ndarray:
-    """C^-1 applied to a signal."""
+    """C^-1 applied to a vector of one value per step."""
     from scipy import signal as signals
 
     return signals.lfilter([1.0], coefficients, signal)

@@ -1,7 +1,7 @@
 """The privacy statement: both guarantees in plain words, with what they do not cover.
 
-Written for a person who is no expert, and for three places: a terminal (`text`), a JSON record
-(`to_dict`) and a model card (`markdown`).
+The statement is written for readers who are not experts. It has three formats: text for a terminal
+(`text`), a JSON record (`to_dict`) and a section of a model card (`markdown`).
 """
 
 import dataclasses
@@ -54,18 +54,18 @@ _GUESS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Statement:
-    """Everything about the privacy of weights that a reader has to know.
+    """Everything that a reader has to know about the privacy of some trained weights.
 
     Attributes:
-      executed: What was run, one sentence for each segment.
-      released: What the guarantees are about.
-      neighbours: Which data sets are told apart no better than epsilon says.
-      claimed: The papers' guarantee.
+      executed: One sentence for each run that was executed.
+      released: Description of the released values that the guarantees are about.
+      neighbours: The neighbouring relation of the proven guarantee, in words.
+      claimed: The guarantee by the papers' accounting.
       proven: The proven guarantee.
-      meaning: What the numbers mean, in sentences.
-      assumptions: What has to be true for the proven guarantee.
-      not_covered: What no guarantee here speaks about.
-      warnings: What a reader should worry about.
+      meaning: Sentences that explain the numbers.
+      assumptions: Sentences that have to be true for the proven guarantee to hold.
+      not_covered: Sentences that list what the guarantees do not cover.
+      warnings: Sentences about problems of this training or of the chosen delta.
     """
 
     executed: tuple[str, ...]
@@ -82,10 +82,10 @@ class Statement:
     def of(
         cls, runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "zero_out"
     ) -> "Statement":
-        """The statement of one run, or of the segments of one training.
+        """Makes the statement of one run, or of several runs on the same data.
 
         Args:
-          runs_or_run: What was executed.
+          runs_or_run: One run, or the segments of one training.
           delta: Probability in (0, 1).
           adjacency: Neighbouring relation of the proven guarantee.
         """
@@ -99,7 +99,13 @@ class Statement:
     def from_guarantees(
         cls, runs: Sequence[Run], claimed: Guarantee, proven: Guarantee
     ) -> "Statement":
-        """The statement of guarantees that were computed already."""
+        """Makes the statement of guarantees that the caller has computed already.
+
+        Args:
+          runs: The runs that both guarantees are about.
+          claimed: Their claimed guarantee.
+          proven: Their proven guarantee.
+        """
         return cls(
             executed=tuple(_executed(run) for run in runs) or ("Nothing was executed.",),
             released=f"{proven.released}.",
@@ -113,7 +119,7 @@ class Statement:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe parts."""
+        """Returns the attributes in JSON-safe form."""
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name, value in parts.items():
             if isinstance(value, Guarantee):
@@ -123,7 +129,7 @@ class Statement:
         return parts
 
     def text(self) -> str:
-        """Several lines for a terminal."""
+        """Returns the statement as several lines of text for a terminal."""
         lines = [
             "Privacy statement",
             *(f"Warning: {sentence}" for sentence in self.warnings),
@@ -137,7 +143,7 @@ class Statement:
         return "\n".join(lines)
 
     def markdown(self) -> str:
-        """A section of a model card."""
+        """Returns the statement as a section of a model card, in Markdown."""
         blocks = ["## Privacy"]
         blocks += [f"> **Warning:** {sentence}" for sentence in self.warnings]
         blocks.append(
@@ -180,7 +186,7 @@ class Statement:
 
 
 def statement(runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "zero_out") -> str:
-    """Says in words what was sampled and released, and what is claimed and proven about it.
+    """Privacy statement in words: what was executed and released, and what is claimed and proven.
 
     Args:
       runs_or_run: One run, or the segments of one training.
@@ -188,7 +194,7 @@ def statement(runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "
       adjacency: Neighbouring relation of the proven guarantee.
 
     Returns:
-      Several lines of text; `Statement.of` has the same in parts.
+      Several lines of text; `Statement.of` returns the same content as separate attributes.
     """
     return Statement.of(runs_or_run, delta, adjacency).text()
 
@@ -214,7 +220,7 @@ def _meaning(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> tupl
 
 
 def _belief(proven: Guarantee) -> str:
-    """What a proven epsilon means for one record."""
+    """Explains what a proven epsilon means for one record."""
     if math.isinf(proven.epsilon):
         return "An infinite epsilon promises nothing: an observer may become certain of a record."
     if proven.epsilon > VACUOUS_ABOVE:
@@ -232,7 +238,7 @@ def _belief(proven: Guarantee) -> str:
 
 
 def _comparison(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> str | None:
-    """Why the two figures differ, in the direction in which they do."""
+    """Explains why the two epsilons differ, or returns None if they are equal or proven is infinite."""
     if claimed.epsilon == proven.epsilon or math.isinf(proven.epsilon):
         return None
     if claimed.adjacency != proven.adjacency and proven.adjacency == "replace_one":

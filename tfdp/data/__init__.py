@@ -1,7 +1,7 @@
-"""Data for private training: what to train on, and how each lot of it is drawn.
+"""Data for private training: datasets, and the drawing of lots.
 
-`load` and `public` give datasets as plain arrays, scaled by public constants only. `make_lots`
-turns arrays into *lots*, the logical batches of private training, and remembers the sampling scheme
+`load` and `public` return datasets as plain arrays, scaled by public constants only. `make_lots`
+turns arrays into *lots*, the logical batches of private training, and records the sampling scheme
 that the accounting has to analyse.
 """
 

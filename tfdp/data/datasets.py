@@ -1,7 +1,7 @@
-"""Datasets by name, as arrays scaled by public constants.
+"""Loads datasets by name, as arrays scaled by public constants.
 
 Nothing here depends on statistics of the private data: a mean or a variance taken from it would be
-a release that no accountant sees.
+a release that the accounting does not include.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from absl import logging
 from tfdp._validate import one_of, whole
 from tfdp.data.strokes import strokes
 
-# How long to wait for a sign of life from the host of a download.
+# Seconds to wait for an answer from the host of a download.
 _PROBE_SECONDS = 10
 
 
 class DataUnavailable(RuntimeError):
-    """The data is neither prepared on this machine nor to be had over the network."""
+    """The data is not prepared on this machine and cannot be downloaded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Dataset:
     """A dataset, ready to train on.
 
     Attributes:
-        name: the name under which it was loaded.
+        name: the name under which the dataset was loaded.
         x_train: training inputs; images are float32 NHWC in [-1, 1], texts an array of `str`.
         y_train: training labels, int32, shape (examples,).
         x_test: test inputs, like `x_train`.
@@ -37,7 +37,7 @@ class Dataset:
         num_classes: number of classes.
         input_shape: shape of one example; () for texts.
         source: where the data comes from.
-        preprocessing: one sentence that says what was done to it.
+        preprocessing: one sentence that describes the preprocessing.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """What is publicly known about a dataset of `tensorflow_datasets`."""
+    """Public facts about a dataset of `tensorflow_datasets`."""
 
     input_shape: tuple[int, ...]
     num_classes: int
@@ -81,26 +81,25 @@ DATASETS: dict[str, _Spec | None] = {
     "mnist": _Spec((28, 28, 1), 10, "https://storage.googleapis.com"),
 }
 
-# Which public data stands in for a private dataset. KMNIST and CIFAR-100 (their test splits) are those
-# of SI-DPSGD, section 5; "strokes" is drawn at random and needs no download.
+# The source of public examples for each private dataset. KMNIST and CIFAR-100 (their test splits) are
+# those of SI-DPSGD, section 5; "strokes" is drawn at random and needs no download.
 PUBLIC = {"mnist": "kmnist", "cifar10": "cifar100", "digits": "strokes"}
 
 
 def load(name: str, data_dir: str | None = None) -> Dataset:
-    """Loads a dataset, downloading it where it is not prepared yet and there is a network.
+    """Loads a dataset, and downloads it first if it is not prepared on this machine.
 
     Args:
         name: a key of `DATASETS`. "digits" needs neither files nor a network.
-        data_dir: where `tensorflow_datasets` keeps prepared data; the environment variable
-            TFDS_DATA_DIR by default, and then ~/tensorflow_datasets.
+        data_dir: folder in which `tensorflow_datasets` keeps prepared data; by default the value of
+            the environment variable TFDS_DATA_DIR, and without that ~/tensorflow_datasets.
 
     Returns:
         The `Dataset`.
 
     Raises:
-        ValueError: for an unknown name.
-        DataUnavailable: where the data (or one of its splits) is not prepared and cannot be
-            downloaded.
+        ValueError: the name is unknown.
+        DataUnavailable: the data (or one of its splits) is not prepared and cannot be downloaded.
     """
     spec = _spec(name)
     if spec is None:
@@ -119,19 +118,19 @@ def load(name: str, data_dir: str | None = None) -> Dataset:
 
 
 def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Loads one split, for datasets of which not every split is at hand.
+    """Loads one split, for datasets of which not every split is available.
 
     Args:
         name: a key of `DATASETS`.
-        split: "train", "test" or what else the dataset has.
+        split: "train", "test" or another split that the dataset has.
         data_dir: see `load`.
 
     Returns:
-        Inputs and int32 labels, as in `Dataset`.
+        (inputs, int32 labels), as in `Dataset`.
 
     Raises:
-        ValueError: for an unknown name.
-        DataUnavailable: where the split is not prepared and cannot be downloaded.
+        ValueError: the name is unknown.
+        DataUnavailable: the split does not exist, or is not prepared and cannot be downloaded.
     """
     spec = _spec(name)
     if spec is None:
@@ -157,22 +156,23 @@ def public(
 ) -> np.ndarray:
     """Draws public examples that resemble a private dataset and are disjoint from it.
 
-    KMNIST for MNIST and CIFAR-100 for CIFAR-10, as in SI-DPSGD, section 5; random strokes for the
-    digits. Nothing about the draw is private, so its seed is fixed.
+    The examples are from KMNIST for MNIST and from CIFAR-100 for CIFAR-10, as in SI-DPSGD, section 5,
+    and random strokes for the digits. Nothing about the draw is private, so its seed has a fixed
+    default.
 
     Args:
         name: the private dataset, a key of `PUBLIC`.
-        count: how many examples, at least 1.
+        count: number of examples, at least 1.
         data_dir: see `load`.
         seed: seed of the draw.
-        source: "kmnist", "cifar100" or "strokes"; by default what `PUBLIC` says.
+        source: "kmnist", "cifar100" or "strokes"; None takes the source in `PUBLIC`.
 
     Returns:
         float32 array of shape (count, height, width, channels), preprocessed like the private data.
 
     Raises:
-        ValueError: for a dataset without public counterpart, a source of other images, or a count
-            that is too large.
+        ValueError: the dataset has no public counterpart, the source has images of another shape, or
+            the count is below 1 or too large.
         DataUnavailable: see `load`.
     """
     one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
@@ -207,8 +207,8 @@ def _digits() -> Dataset:
     digits = load_digits()
     images = _to_unit_ball(digits.images[..., np.newaxis], 16)
     labels = digits.target.astype(np.int32)
-    # The split is part of the dataset: fixed, public, and the same in every version of NumPy
-    # (MT19937's raw stream and `argsort` are).
+    # The split is part of the dataset: it is fixed, public, and the same in every version of NumPy
+    # (as the raw stream of MT19937 and `argsort` are).
     order = np.argsort(np.random.RandomState(0).random_sample(len(labels)), kind="stable")
     train, test = order[:1437], order[1437:]
     return Dataset(
@@ -225,8 +225,8 @@ def _digits() -> Dataset:
 
 
 def _read(name: str, split: str, data_dir: str | None, host: str) -> dict[str, np.ndarray]:
-    """Reads one split as arrays, preparing the dataset first where that is needed and possible."""
-    import tensorflow_datasets as tfds  # here, so that "digits" does without
+    """Reads one split as arrays, and downloads the dataset first if it is not prepared."""
+    import tensorflow_datasets as tfds  # imported here, so that "digits" does not need it
 
     data_dir = data_dir or os.environ.get("TFDS_DATA_DIR") or None
     builder = tfds.builder(name, data_dir=data_dir)
@@ -243,7 +243,7 @@ def _download(builder, host: str) -> None:
         _probe(host)
         builder.download_and_prepare()
     except Exception as error:
-        # Whatever went wrong, the way out is the same, and the cause is chained.
+        # The remedy is the same for every failure, and the cause is chained.
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataUnavailable(
             f"The dataset {builder.name!r} is not prepared in {builder.data_dir} and could not be "
@@ -254,18 +254,18 @@ def _download(builder, host: str) -> None:
 
 
 def _probe(host: str) -> None:
-    """Raises where `host` gives no answer soon, so that no download hangs without a network."""
+    """Raises if `host` does not answer within seconds, so that no download hangs without a network."""
     outcome: list[Exception] = []
 
     def ask():
         try:
             urllib.request.urlopen(host, timeout=_PROBE_SECONDS).close()
         except urllib.error.HTTPError:
-            pass  # an answer, if not a friendly one
+            pass  # an error status is an answer, too
         except Exception as error:
             outcome.append(error)
 
-    # In a thread, since resolving a name has no timeout of its own.
+    # The request runs in a thread, because resolving a host name has no timeout of its own.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_PROBE_SECONDS)

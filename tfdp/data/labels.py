@@ -1,4 +1,4 @@
-"""Checks labels before training, where a bad one can still be named."""
+"""Checks labels before training, when the error can still name the bad label."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def check_labels(y, num_classes: int) -> None:
             "Invalid value received for argument `y`. Expected class indices (integers). "
             f"Received an array of dtype {y.dtype}."
         )
-    # Written so that NaN counts as wrong.
+    # The condition is negated as a whole, so that NaN counts as wrong.
     wrong = ~((y >= 0) & (y < num_classes) & (y == np.floor(y)))
     if wrong.any():
         where = tuple(int(i) for i in np.argwhere(wrong)[0])

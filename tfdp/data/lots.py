@@ -1,8 +1,8 @@
 """Lots: the logical batches of private training, and how they are drawn.
 
-A *lot* is what one training step sees. Its sampling scheme decides how much privacy a step costs,
-so the scheme that is accounted must be the scheme that ran: every `Lots` really draws what its
-`sampling` says, and its dataset carries it along as `tfdp_lots`.
+A *lot* is the logical batch of one training step. Its sampling scheme decides how much privacy a step
+costs, so the scheme that is accounted must be the scheme that ran: every `Lots` object really draws by
+the scheme that its `sampling` names, and its dataset refers to it by the attribute `tfdp_lots`.
 
 Formal guarantees:
 
@@ -10,11 +10,11 @@ Formal guarantees:
 * No example that was drawn is ever dropped to make a lot fit, and none is added.
 * Lots are drawn only in the process that made them: two forks would draw the same secret lots.
 * The draws come from 128 bits of the operating system's entropy unless the user passes a seed,
-  whatever `np.random.seed` or `keras.utils.set_random_seed` were given. Which examples were drawn
-  is a secret; the amplification by sampling rests on it.
+  whatever `np.random.seed` or `keras.utils.set_random_seed` were given. The choice of the examples is
+  a secret, on which the amplification by sampling rests.
 
-The pipeline runs without Python: a background thread that waits for the interpreter can hang a
-process that is about to exit.
+The `tf.data` pipeline runs without Python: a background thread that waits for the interpreter can hang
+a process that is about to exit.
 
 Padding rows exist only to keep the shape fixed. They are marked by a sample weight of zero, and an
 example of weight zero is absent.
@@ -43,41 +43,42 @@ class Lots(abc.ABC):
     """Endless lots from arrays that fit in memory (they are copied once).
 
     Every iteration over the dataset starts a new epoch with fresh randomness: two iterators never
-    replay each other's draws, not even under a seed. A seeded run is reproducible all the same,
-    since the draws of the k-th iterator are a function of the seed and of k only.
+    have the same draws, not even under a seed. A seeded run is nevertheless reproducible, since the
+    draws of the k-th iterator are a function of the seed and of k only.
 
     Attributes:
         sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
             "cyclic_poisson".
-        num_examples: N, the number of examples that the accounting counts with: a public number. That
-            of the data, unless `nominal`.
-        available_examples: how many examples there are to draw from.
+        num_examples: N, the public number of examples that the accounting uses. It is the number of
+            examples in the data, unless `nominal`.
+        available_examples: number of examples that lots are drawn from.
         nominal: whether N was given (`nominal_examples` of `PoissonLots`) and not counted.
-        lot_size: L, the nominal size of a lot. The divisor of the summed gradient, whatever was
-            drawn.
-        padded_size: rows in a lot as it is yielded, a multiple of `physical_batch_size`; at most so
-            many, but for overflows, where there is a `row_multiple`.
-        physical_batch_size: rows that are processed at once.
+        lot_size: L, the nominal size of a lot; the divisor of the summed gradient, however many
+            examples were drawn.
+        padded_size: number of rows in a lot as it is yielded, a multiple of `physical_batch_size`; only
+            an overflowing lot has more. With a `row_multiple`, lots have the next multiple of that
+            number of rows instead.
+        physical_batch_size: number of rows in one chunk.
         steps_per_epoch: N // L.
-        groups: into how many groups, which take turns, the examples are dealt; 1 unless the
+        groups: number of groups, which take turns, that the examples are divided into; 1 unless the
             sampling is "cyclic_poisson".
-        seeded: whether the user chose the seed, so that whoever knows it knows the draws.
-        process_id: the process that made the lots, the only one that may draw them.
+        seeded: whether the user chose the seed, so that anyone who knows the seed knows the draws.
+        process_id: id of the process that made the lots; no other process may draw them.
 
     Args:
         x: inputs; an array or a nested dict, tuple or list of arrays, first dimension N.
         y: targets; likewise.
         lot_size: L, an integer from 1 to N.
-        physical_batch_size: rows that fit in memory at once; the whole padded lot by default.
+        physical_batch_size: number of rows in one chunk; the whole padded lot by default.
         sample_weight: (N,) float weights, finite and not negative; 1 by default.
         seed: an integer that makes the draws reproducible, for tests and debugging. By default the
             draws come from the operating system's entropy.
-        row_multiple: by default every lot has one fixed number of rows, as XLA wants it. With an
-            integer, a lot has the next multiple of it instead: less padding, but shapes that vary
-            from lot to lot.
+        row_multiple: None gives every lot one fixed number of rows, so that XLA compiles once. With an
+            integer, the number of rows is the next multiple of it: less padding, but shapes that
+            vary from lot to lot.
 
     Raises:
-        ValueError: where an argument is none of the above.
+        ValueError: an argument is invalid.
     """
 
     sampling: str
@@ -113,10 +114,10 @@ class Lots(abc.ABC):
         self._row_multiple = row_multiple
         if physical_batch_size is None:
             physical_batch_size = rows if rows == self.lot_size else round_up(rows, _ROUNDING)
-        # A physical batch larger than the lot would only be filled with padding.
+        # The rest of a physical batch that is larger than the lot would only be padding.
         self.physical_batch_size = min(physical_batch_size, round_up(rows, _ROUNDING))
         self.padded_size = round_up(rows, self.physical_batch_size)
-        with tf.device("CPU:0"):  # where the lots are put together, whatever trains on them
+        with tf.device("CPU:0"):  # lots are assembled on the CPU, whichever device trains
             self._columns = tf.nest.map_structure(with_padding_row, (x, y, sample_weight))
 
     def __init_subclass__(cls, **kwargs):
@@ -163,10 +164,10 @@ class Lots(abc.ABC):
 
     @abc.abstractmethod
     def _draw(self, random: tf.Tensor, turn: int) -> tf.data.Dataset:
-        """Returns the infinite dataset of the int64 indices of each lot, from a new epoch on.
+        """Returns the infinite dataset of the int64 indices of each lot, beginning with a new epoch.
 
         Args:
-            random: the number of the iterator's own random stream in `self._random`.
+            random: number of the iterator's own random stream in `self._random`.
             turn: as in `as_dataset`.
         """
 
@@ -177,20 +178,20 @@ class Lots(abc.ABC):
         return tf.data.Dataset.from_tensor_slices(tf.cast(lots, tf.int64))
 
     def _usual_rows(self) -> int:
-        """The number of rows that (nearly) every lot fits into."""
+        """The number of rows that is enough for (nearly) every lot."""
         return self.lot_size
 
     def indices(self, turn: int = 0) -> tf.data.Dataset:
         """Returns the infinite dataset of the example indices of each lot, for inspection.
 
-        Every iterator has its own draws. They are not the draws of `as_dataset()`.
+        Every iterator has its own draws, which are not the draws of `as_dataset()`.
 
         Args:
             turn: as in `as_dataset`.
 
         Raises:
-            ValueError: for a turn that no group has.
-            RuntimeError: in another process than the one that made the lots.
+            ValueError: `turn` is not the number of a group.
+            RuntimeError: this process is not the one that made the lots.
         """
         if os.getpid() != self.process_id:
             raise RuntimeError(
@@ -206,28 +207,28 @@ class Lots(abc.ABC):
     def as_dataset(self, turn: int = 0) -> tf.data.Dataset:
         """Returns the lots as an infinite dataset of `(x, y, sample_weight)`.
 
-        Every element has `padded_size` rows (more only when a Poisson lot overflows; fewer with
-        `row_multiple`), real rows first. The leading dimension of the element spec is None, so that
-        an overflowing lot is no error. `sample_weight` is float32, shape (rows,), 0 for padding.
-        Lists in `x` and `y` come back as tuples, since `tf.data` takes a list for a tensor.
+        Every element has `padded_size` rows (more only when a Poisson lot overflows; with
+        `row_multiple`, see `Lots`), real rows first. The leading dimension of the element spec is None,
+        so that an overflowing lot is no error. `sample_weight` is float32 [rows], 0 for padding.
+        Lists in `x` and `y` become tuples, since `tf.data` converts a list to a tensor.
 
         Args:
-            turn: the group that the first lot comes from, where groups take turns.
+            turn: the group that the first lot comes from, if groups take turns.
 
         Returns:
             A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
 
         Raises:
-            ValueError: for a turn that no group has.
-            RuntimeError: in another process than the one that made the lots.
+            ValueError: `turn` is not the number of a group.
+            RuntimeError: this process is not the one that made the lots.
         """
         dataset = self.indices(turn).map(self._gather)
-        # Says that it is infinite, so that a trainer can ask for the number of steps beforehand.
+        # Declares that the dataset is infinite, so that a trainer can require a number of steps.
         dataset = dataset.apply(
             tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         )
-        # Lots are drawn beside the step. Cut into pieces for all cores, which the step has taken, a
-        # lot takes no less processor time and waits longer (1.2 ms against 0.7 on busy cores).
+        # Lots are drawn while a step runs. Splitting the work for all cores, which the step occupies,
+        # saves no processor time and makes a lot wait longer (1.2 ms against 0.7 on busy cores).
         options = tf.data.Options()
         options.threading.max_intra_op_parallelism = 1
         dataset = dataset.with_options(options).prefetch(2)
@@ -235,9 +236,9 @@ class Lots(abc.ABC):
         return dataset
 
     def fingerprint(self) -> str:
-        """A digest of the examples in their order: tells whether two `Lots` hold the same data.
+        """A digest of the examples in their order, equal for two `Lots` that hold the same data.
 
-        It depends on every example without noise, so it is as secret as they are.
+        The digest depends on every example without noise, so it is as secret as the examples.
         """
         digest = hashlib.sha256()
         for column in tf.nest.flatten(self._columns):
@@ -247,7 +248,8 @@ class Lots(abc.ABC):
 
     def _gather(self, indices: tf.Tensor) -> Any:
         """Copies the examples at `indices`, and the padding row up to the padded size."""
-        # All schemes have the same element spec: the number of rows is a matter of each lot.
+        # The placeholder hides the static number of rows, so that all schemes have the same element
+        # spec.
         indices = tf.compat.v1.placeholder_with_default(indices, (None,))
         size = tf.shape(indices)[0]
         if self._row_multiple is None:
@@ -261,7 +263,7 @@ class Lots(abc.ABC):
 
 
 def row_multiple_for(lot_size: int) -> int:
-    """A `row_multiple` that pads little and yet gives only a handful of different shapes."""
+    """A `row_multiple` that needs little padding and gives only a handful of different shapes."""
     return max(_ROUNDING, round_up(lot_size // 16, _ROUNDING))
 
 

@@ -1,10 +1,10 @@
-"""Secret random numbers for drawing lots, as a pure function of (secret, stream, position)."""
+"""Secret random numbers for drawing lots: a pure function of (secret, stream, position)."""
 
 import numpy as np
 import tensorflow as tf
 
 _PHILOX = 1  # TensorFlow's number for the algorithm
-# Philox counts blocks of four 32-bit words; a position leaves room for 2**32 of them.
+# Philox counts blocks of four 32-bit words. Each position has 2**32 blocks.
 _BLOCKS_PER_POSITION = 2**32
 
 
@@ -13,7 +13,7 @@ class RandomWords:
 
     The secret has 128 bits: Philox's key and the upper half of its counter. They come from the
     operating system's entropy unless a seed is given, and never from the global seeds of NumPy,
-    TensorFlow or Keras: those are there to be known.
+    TensorFlow or Keras, which are meant to be known.
 
     Args:
         seed: a non-negative integer, or None for the operating system's entropy.
@@ -24,11 +24,11 @@ class RandomWords:
         with tf.device("CPU:0"):
             self._key = tf.constant(secret[:1])
             self._counter = tf.constant(secret[1])
-            # A variable and not a Python number: the count goes on inside of `tf.data`.
+            # The count is a variable, not a Python number, because `tf.data` increments it.
             self._streams = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def new_stream(self) -> tf.data.Dataset:
-        """Returns a dataset with one element, another stream number for every iterator."""
+        """Returns a dataset with one element: a new stream number for every iterator."""
         return tf.data.Dataset.range(1).map(lambda _: self._streams.assign_add(1))
 
     def words(
@@ -39,7 +39,7 @@ class RandomWords:
         Args:
             stream: int64 scalar, the number of the stream.
             position: int64 scalar below 2**32, the place in the stream (a step, an epoch).
-            count: how many words, below 2**33; a Python number or an int32 scalar.
+            count: number of words, below 2**33; a Python number or an int32 scalar.
             dtype: uint32, int32, uint64 or int64.
 
         Returns:

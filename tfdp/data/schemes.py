@@ -20,23 +20,23 @@ OVERFLOW_PROBABILITY = 1e-9
 
 
 class PoissonLots(Lots):
-    """Every example joins every lot independently, with probability L / N.
+    """Poisson sampling: every example joins every lot independently, with probability L / N.
 
-    A lot may be empty; it is a step all the same. The padded size is passed with probability at
-    most `OVERFLOW_PROBABILITY` per lot; such a lot is padded to the next multiple of the physical
-    batch size, never cut: cutting it would break the independence that amplification needs.
+    A lot may be empty, and still counts as a step. A lot exceeds the padded size with probability at
+    most `OVERFLOW_PROBABILITY`. Such a lot is padded to the next multiple of the physical batch size
+    and never cut, because cutting would break the independence that amplification needs.
 
     With `nominal_examples` the probability is L / nominal_examples, whatever the number of examples
-    is. The adjacency add_or_remove_one needs that: where the number of examples decides the
-    probability, removing one record changes how often all others are drawn. The number of examples
-    is then as private as they are, and so are the attributes that follow from it
-    (`available_examples`, `padded_size`, `physical_batch_size`).
+    is. The adjacency add_or_remove_one needs that: if the number of examples decided the probability,
+    removing one record would change how often all others are drawn. The number of examples is then as
+    private as the examples, and so are the attributes that depend on it (`available_examples`,
+    `padded_size`, `physical_batch_size`).
 
     Args:
-        x, y, lot_size: see `Lots`; a lot size of at most `nominal_examples`, where it is given.
+        x, y, lot_size: see `Lots`; `lot_size` is at most `nominal_examples`, if that is given.
         nominal_examples: a positive integer that was chosen without looking at the data, such as the
-            number of people who were asked. There may be more examples or fewer; lots are larger
-            than L on the average, or smaller, accordingly.
+            number of people who were asked. The data may have more examples or fewer; the average
+            size of a lot is then larger or smaller than L accordingly.
         **options: see `Lots`.
     """
 
@@ -63,18 +63,19 @@ class PoissonLots(Lots):
 
 
 class CyclicPoissonLots(Lots):
-    """Groups take turns; each example of a step's group joins independently, at groups * L / N.
+    """Cyclic Poisson sampling: groups take turns, and a lot is a Poisson sample of one group.
 
-    Example i is in group i mod groups, whatever it holds. Lot t comes from group t mod groups, so that
-    two lots with the same example are at least `groups` steps apart, which amplified banded matrix
-    mechanisms need (Choquette-Choo et al. 2023). One group is Poisson sampling.
+    Each example of the group joins the lot independently, with probability groups * L / N. Example i is
+    in group i mod groups, whatever its content. Lot t comes from group t mod groups, so that two lots
+    with the same example are at least `groups` steps apart, which amplified banded matrix mechanisms
+    need (Choquette-Choo et al. 2023). With one group, this is Poisson sampling.
 
-    The groups are equal: the last (number of examples) mod groups examples are left out, always the
-    same ones, and do not count in `num_examples`. A lot may be empty; none is ever cut.
+    All groups have the same size: the last (number of examples) mod groups examples are always left
+    out and do not count in `num_examples`. A lot may be empty; no lot is ever cut.
 
     Args:
         x, y, lot_size: see `Lots`; groups * lot_size is at most the number of examples.
-        groups: how many groups.
+        groups: number of groups.
         sample_weight: see `Lots`.
         **options: see `Lots`.
     """
@@ -111,7 +112,7 @@ class CyclicPoissonLots(Lots):
 class CyclicLots(Lots):
     """The data in its given order, L examples at a time, the same N // L lots in every epoch.
 
-    The last N mod L examples are left out, always the same ones: a partial lot must not exist.
+    The last N mod L examples are always left out, so that no lot is partial.
     """
 
     sampling = "cyclic"
@@ -123,9 +124,9 @@ class CyclicLots(Lots):
 
 
 class ShuffledLots(Lots):
-    """A fresh permutation per epoch, cut into N // L lots.
+    """A fresh permutation of the data in each epoch, cut into N // L lots.
 
-    The N mod L examples at the end of a permutation sit out that epoch.
+    The N mod L examples at the end of a permutation are left out of that epoch.
     """
 
     sampling = "shuffle"
@@ -158,11 +159,11 @@ class WithReplacementLots(Lots):
 
 
 class FixedSizeLots(Lots):
-    """L different examples per lot, every set of L equally likely, afresh for each lot.
+    """L different examples per lot; each lot is a new draw in which every set of L is equally likely.
 
-    What most people imagine a batch to be. Every lot has L examples, so it needs no padding but up to
-    whole physical batches. Its privacy costs more than that of a Poisson lot all the same: where one
-    example is not drawn another one is.
+    Most people imagine a batch like this. Every lot has L examples, so it is padded only to whole
+    physical batches. Nevertheless it costs more privacy than a Poisson lot: if one example is not
+    drawn, another one takes its place.
     """
 
     sampling = "fixed_size"
@@ -210,21 +211,21 @@ def make_lots(
     Args:
         sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
             "cyclic_poisson".
-        x: see `Lots`, as all further arguments.
+        x: see `Lots`.
         y: see `Lots`.
         lot_size: see `Lots`.
         physical_batch_size: see `Lots`.
         sample_weight: see `Lots`.
         seed: see `Lots`.
         row_multiple: see `Lots`.
-        groups: see `CyclicPoissonLots`; for "cyclic_poisson", which needs it, and no other.
-        nominal_examples: see `PoissonLots`; for "poisson" and no other.
+        groups: see `CyclicPoissonLots`; required for "cyclic_poisson", and for no other scheme.
+        nominal_examples: see `PoissonLots`; for "poisson" only.
 
     Returns:
         The `Lots`.
 
     Raises:
-        ValueError: for an unknown scheme, and as `Lots`.
+        ValueError: the scheme is unknown, or an argument is invalid.
 
     Example:
 
@@ -264,13 +265,14 @@ def _usual_poisson_rows(members: int, expected: int, out_of: int | None = None) 
 def _coins(
     words: RandomWords, stream, step, members: int, expected: int, out_of: int | None = None
 ) -> tf.Tensor:
-    """Numbers (int64) of the members that independent coins of chance expected / out_of choose.
+    """Draws each of the `members` by an independent coin; returns the numbers (int64) of the chosen.
 
-    The chance is expected / members by default.
+    The chance of a coin is expected / out_of, and `out_of` is `members` by default.
 
-    One coin is 40 random bits against the chance, rounded *down* to a multiple of 2**-40: a member
-    can only be a trifle rarer than the accounting assumes. Its first eight bits decide for nearly
-    all; the other 32 are drawn for those that they leave in question (half the time of 32 bits each).
+    A coin compares 40 random bits with the chance, rounded *down* to a multiple of 2**-40, so a member
+    is never chosen with a larger chance than the accounting assumes. The first eight bits decide for
+    nearly all members. The other 32 bits are drawn only for the members that the first eight leave
+    undecided (half the time of 32 bits for each member).
     """
     out_of = out_of or members
     if expected == out_of:

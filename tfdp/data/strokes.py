@@ -4,26 +4,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_WIDTH = 0.09  # of a stroke, in units of the image's side
-_POINTS = 16  # at which a stroke is sampled
+_WIDTH = 0.09  # width of a stroke, in units of the image's side
+_POINTS = 16  # number of points at which a stroke is sampled
 
 
 def strokes(count: int, shape: Sequence[int], seed: int = 0) -> np.ndarray:
     """Draws images of one or two bent strokes each, white on black like handwritten digits.
 
-    They come from a random number generator alone, so they are disjoint from any data and depend on
-    none.
+    The images come from a random number generator alone, so they are disjoint from any data and
+    depend on none.
 
     Args:
-        count: how many images.
+        count: number of images.
         shape: (height, width, channels) of an image.
-        seed: of the drawing.
+        seed: seed of the random number generator.
 
     Returns:
-        float32 [count, height, width, channels] in [-1, 1].
+        A float32 array [count, height, width, channels] in [-1, 1].
 
     Raises:
-        ValueError: a shape that is not that of an image.
+        ValueError: `shape` does not have three dimensions.
     """
     if len(shape) != 3:
         raise ValueError(

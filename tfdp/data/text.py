@@ -1,7 +1,7 @@
-"""A public tokenizer: words go to fixed hash buckets, so nothing is learned from private text.
+"""A public tokenizer: it maps words to fixed hash buckets, so it learns nothing from private text.
 
 A vocabulary built from the training text would be a release of its own (a rare word in it reveals
-that somebody wrote it). Hash buckets are a function of the word alone.
+that somebody wrote the word). A hash bucket is a function of the word alone.
 """
 
 import re
@@ -31,8 +31,7 @@ def hash_tokens(texts: Iterable[str | bytes], *, num_buckets: int, length: int) 
         int32 array of shape (number of texts, length) with values in `[0, num_buckets)`.
 
     Raises:
-        ValueError: for fewer than 2 buckets, for a length below 1, for a single text in place of
-            several.
+        ValueError: `num_buckets` is below 2, `length` is below 1, or `texts` is a single text.
     """
     num_buckets = whole("num_buckets", num_buckets, 2, remedy="Use more: bucket 0 is padding.")
     length = whole("length", length, 1)

@@ -1,16 +1,34 @@
-"""Experiments: settings in, a trained model, its accuracy and its two guarantees out."""
+"""Experiments: settings in, a trained model, its accuracy and its two guarantees out.
 
-from tfdp.experiments.experiment import Result, run
-from tfdp.experiments.report import print_table, record, write_card, write_record
-from tfdp.experiments.settings import MECHANISMS, Experiment
+Names are loaded on first use, so that settings and flags are there without TensorFlow.
+"""
 
-__all__ = [
-    "MECHANISMS",
-    "Experiment",
-    "Result",
-    "print_table",
-    "record",
-    "run",
-    "write_card",
-    "write_record",
-]
+import importlib
+
+_PUBLIC = {
+    "Experiment": "settings",
+    "SETTINGS": "settings",
+    "Result": "experiment",
+    "run": "experiment",
+    "run_into": "saving",
+    "ResultError": "partial_folder",
+    "ResultFolder": "result_folder",
+    "check": "result_folder",
+    "print_table": "report",
+    "record": "report",
+    "card": "report",
+}
+
+__all__ = [*_PUBLIC]
+
+
+def __getattr__(name):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'tfdp.experiments' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tfdp.experiments.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted([*globals(), *__all__])

@@ -4,28 +4,17 @@ A mechanism needs no code here: a constructor parameter of its optimizer class t
 setting of the experiment, or like one of the facts about the run, is given that value.
 """
 
-import dataclasses
 import inspect
 
 import keras
 import numpy as np
 
-import tfdp._compat  # noqa: F401
 from tfdp.accounting import Run
-from tfdp.experiments.settings import Experiment
+from tfdp.experiments.settings import SETTINGS, Experiment
 from tfdp.optimizers import MECHANISMS
 
-# Settings that every mechanism has, though they may be left out.
-_COMMON = {
-    "steps", "data_dir", "epsilon", "noise_multiplier", "microbatches", "physical_batch_size", "seed",
-    "insecure_seed", "groups", "public_data",
-}  # fmt: skip
 # Settings that only some mechanisms have; None where they were not set.
-_OWN_SETTINGS = [
-    field.name
-    for field in dataclasses.fields(Experiment)
-    if field.default is None and field.name not in _COMMON
-]
+_OWN_SETTINGS = [name for name, known in SETTINGS.items() if known.own]
 # Parameters of Keras optimizers that mean something else than the setting of that name.
 _FOREIGN = ("epsilon",)
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 import keras
 import numpy as np
 
-import tfdp._compat  # noqa: F401
 from tfdp import data, models
 from tfdp.accounting import Guarantee, PrivacyBudget, Run, Statement, noise_for
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
@@ -74,13 +74,19 @@ class _StepTimes(keras.callbacks.Callback):
         return self.seconds / (self.steps - 1) if self.steps > 1 else float("nan")
 
 
-def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str = "auto") -> Result:
+def run(
+    experiment: Experiment,
+    log_dir: str | None = None,
+    verbose: int | str = "auto",
+    before_training: Callable[[keras.Model], None] | None = None,
+) -> Result:
     """Trains, evaluates the release and accounts.
 
     Args:
         experiment: the settings.
         log_dir: where TensorBoard's events go; None writes none.
         verbose: as in `keras.Model.fit`.
+        before_training: is called with the model when all settings have been checked.
 
     Raises:
         ValueError: the settings do not fit together or the data.
@@ -154,6 +160,8 @@ def run(experiment: Experiment, log_dir: str | None = None, verbose: int | str =
         jit_compile=experiment.jit_compile,
     )
     _check_finite(model, dataset.x_test, "before training, at the initial weights")
+    if before_training is not None:
+        before_training(model)
     times = _StepTimes()
     callbacks = [times]
     if private:

@@ -1,9 +1,6 @@
 """What a person and a program read of an experiment: the final table, and run.json."""
 
-import json
 import math
-import os
-import tempfile
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +10,7 @@ from tfdp.experiments.experiment import Result
 
 
 def record(result: Result) -> dict:
-    """The JSON-safe record of a run."""
+    """The JSON-safe record of a run: what was executed, what it is worth, and the settings."""
     experiment, run = result.experiment, result.run
     strategy = getattr(run, "strategy", None)
     return {
@@ -21,10 +18,6 @@ def record(result: Result) -> dict:
         "dataset": experiment.dataset,
         "model": experiment.model,
         "normalization": experiment.normalization,
-        "normalize_output": experiment.normalize_output,
-        "activation": experiment.activation,
-        "optimizer": experiment.optimizer,
-        "momentum": experiment.momentum,
         # What the public seed decided. A seed of the noise is never written beside a release.
         "seed_of_initial_weights": experiment.seed,
         "insecure_seed": experiment.insecure_seed is not None,
@@ -37,18 +30,11 @@ def record(result: Result) -> dict:
         "bands": strategy and strategy.bands,
         "microbatch_size": run.microbatch_size,
         "l2_norm_clip": run.l2_norm_clip,
-        "clipping": experiment.clipping,
         "clip_groups": run.clip_groups,
         "composition": getattr(run, "composition", None),
-        "learning_rate_exponent": experiment.learning_rate_exponent,
-        "target_quantile": experiment.target_quantile,
-        "quantile_learning_rate": experiment.quantile_learning_rate,
-        "quantile_noise_multiplier": experiment.quantile_noise_multiplier,
         "noise_multiplier": getattr(run, "noise_multiplier", 0.0),
         "learning_rate": experiment.learning_rate,
-        "learning_rate_decay": experiment.learning_rate_decay,
         "release": getattr(run, "release", None),
-        "guarantee": experiment.guarantee,
         "test_accuracy": result.test_accuracy,
         "claimed": result.claimed.to_dict(),
         "proven": result.proven.to_dict(),
@@ -56,27 +42,12 @@ def record(result: Result) -> dict:
         "seconds": result.seconds,
         "advice": result.advice,
         "statement": result.statement.to_dict(),
+        "settings": experiment.recorded(),
     }
 
 
-def write_record(result: Result, path: str | os.PathLike) -> None:
-    """Writes `record(result)` as JSON, whole or not at all."""
-    path = os.fspath(path)
-    folder = os.path.dirname(path) or "."
-    handle, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(record(result), file, indent=2, allow_nan=False)
-            file.write("\n")
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
-
-
-def write_card(result: Result, path: str | os.PathLike) -> None:
-    """Writes a model card: what was trained, how well it does, and the privacy statement."""
+def card(result: Result) -> str:
+    """The model card: what was trained, how well it does, and the privacy statement."""
     experiment, run = result.experiment, result.run
     lines = [
         f"# {experiment.model} on {experiment.dataset}",
@@ -87,8 +58,7 @@ def write_card(result: Result, path: str | os.PathLike) -> None:
         "",
         result.statement.markdown(),
     ]
-    with open(path, "w") as file:
-        file.write("\n".join(lines))
+    return "\n".join(lines)
 
 
 def print_table(result: Result, console: Console | None = None) -> None:

@@ -1,73 +1,360 @@
-"""The settings of an experiment: what `train.py` has flags for."""
+"""The settings of an experiment, each declared once.
+
+A field of `Experiment` carries its type, its default and what else there is to know about it: words,
+allowed values, bounds. The flags of `train.py`, its help, the settings in run.json and the settings
+that only some mechanisms have are all made from these fields. A mechanism with settings of its own
+adds fields here, and nothing elsewhere.
+
+Neither TensorFlow nor Keras is imported.
+"""
 
 import dataclasses
 import math
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
 
-from tfdp.accounting import PrivacyBudget
+from tfdp.accounting import PrivacyBudget, mechanism_names
+from tfdp.accounting.guarantee import ADJACENCIES, KINDS
 from tfdp.accounting.mechanisms.none import NoMechanism
-from tfdp.optimizers import MECHANISMS as PRIVATE_MECHANISMS
+from tfdp.accounting.numerics.noise_families import FAMILIES
+from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 
 NONE = NoMechanism.name
-MECHANISMS = (NONE, *PRIVATE_MECHANISMS)
-UPDATE_RULES = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "nadam")
+
+# Headings of `train.py --help`, in the order in which they are printed.
+PRIVACY = "Privacy"
+DATA = "Data and model"
+TRAINING = "Training"
+CLIPPING = "Clipping"
+OWN = "Settings of some mechanisms"
+EXECUTION = "Execution"
+GROUPS = (PRIVACY, DATA, TRAINING, CLIPPING, OWN, EXECUTION)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is known about one field of `Experiment`.
+
+    Attributes:
+        help: one or more sentences for people.
+        group: one of `GROUPS`, the heading under which it is printed.
+        choices: the allowed values, or a function that gives them; None allows any.
+        above: what a number has to be greater than; it has to be finite, too.
+        at_least: the least allowed number; it has to be finite, too.
+        own: whether only some mechanisms have it. None then stands for the mechanism's default, and
+            is the only value for a mechanism that has no such setting.
+        recorded: whether it is written into run.json.
+        rival: the setting that it stands for: with one of the two on a command line, a recipe's
+            value of the other is ignored.
+        otherwise: what a command line with a private mechanism takes where neither this setting nor
+            its rival is set.
+        name: the name of the field.
+        kind: bool, int, float or str.
+        optional: whether it may be None.
+        default: the default.
+    """
+
+    help: str
+    group: str
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
+    above: float | None = None
+    at_least: float | None = None
+    own: bool = False
+    recorded: bool = True
+    rival: str | None = None
+    otherwise: float | None = None
+    name: str = ""
+    kind: type = str
+    optional: bool = False
+    default: Any = None
+
+    @property
+    def allowed(self) -> tuple[str, ...] | None:
+        """The allowed values now; None where any is."""
+        return self.choices() if callable(self.choices) else self.choices
+
+    def check(self, value) -> None:
+        """Raises ValueError where the setting cannot have this value."""
+        if value is None:
+            if not self.optional:
+                raise ValueError(f"Expected --{self.name} to be set. Found None.")
+            return
+        if self.allowed is not None and value not in self.allowed:
+            raise ValueError(
+                f"Expected --{self.name} to be one of {', '.join(self.allowed)}. Found {value!r}."
+            )
+        number = "a finite number " if self.kind is float else ""
+        if self.above is not None and not (self.above < value < math.inf):
+            raise ValueError(
+                f"Expected --{self.name} to be {number}above {self.above:g}. Found {value}."
+            )
+        if self.at_least is not None and not (self.at_least <= value < math.inf):
+            raise ValueError(
+                f"Expected --{self.name} to be {number}{'of ' if number else ''}at least "
+                f"{self.at_least:g}. Found {value}."
+            )
+
+
+def setting(default, help: str, *, group: str, **known) -> Any:
+    """A field of `Experiment`; the arguments are attributes of `Setting`."""
+    described = Setting(help=help, group=group, default=default, **known)
+    return dataclasses.field(default=default, metadata={"setting": described})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
     """The settings of one training; `train.py` has a flag for each, with the same name.
 
-    Attributes: see `python train.py --help`. Exactly one of `epsilon` and `noise_multiplier` is
-    used: with a noise multiplier, `epsilon` is what comes out. None stands for the default of the
-    mechanism, and is the only value for a mechanism that has no such setting.
+    Each field's words are in `SETTINGS` and in `python train.py --help`. Of `epsilon` and
+    `noise_multiplier` one is used: with a noise multiplier, epsilon is what comes out.
     """
 
-    mechanism: str
-    dataset: str
-    model: str
-    batch_size: int
-    learning_rate: float
-    epochs: float = 1.0
-    steps: int | None = None
-    data_dir: str | None = None
-    normalization: str = "none"
-    activation: str = "relu"
-    normalize_output: bool = False
-    epsilon: float | None = None
-    delta: float = 1e-5
-    guarantee: str = "proven"
-    adjacency: str = "zero_out"
-    noise_multiplier: float | None = None
-    l2_norm_clip: float = 1.0
-    clipping: str = "global"
-    target_quantile: float | None = None
-    quantile_learning_rate: float | None = None
-    quantile_noise_multiplier: float | None = None
-    microbatches: int | None = None
-    physical_batch_size: int | None = None
-    sampling: str = "poisson"
-    groups: int | None = None
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    nesterov: bool = False
-    learning_rate_decay: float = 1.0
-    learning_rate_exponent: float | None = None
-    release: str | None = None
-    noise: str | None = None
-    degrees_of_freedom: float | None = None
-    encode: bool | None = None
-    denoise: bool | None = None
-    codebook_size: int | None = None
-    composition: str | None = None
-    strategy: str | None = None
-    bands: int | None = None
-    objective: str | None = None
-    public_data: str | None = None
-    public_examples: int = 30
-    statistics: str = "example"
-    engine: str = "auto"
-    jit_compile: bool = False
-    seed: int | None = None
-    insecure_seed: int | None = None
+    mechanism: str = setting(
+        "si_dpsgd",
+        "Where the privacy comes from. none: no privacy. dpsgd: noise on the gradients. si_dpsgd: "
+        "noise in the weights. discrete_sgd: encoded gradients. dp_dropout and sgld: Langevin "
+        "dynamics. matrix: noise that is correlated over the steps.",
+        group=PRIVACY,
+        choices=mechanism_names,
+    )
+    epsilon: float | None = setting(
+        None,
+        "The privacy budget, from which the noise is computed.",
+        group=PRIVACY,
+        rival="noise_multiplier",
+        otherwise=2.0,
+    )
+    delta: float = setting(
+        1e-5, "The probability parameter of the guarantee, below 1/N.", group=PRIVACY
+    )
+    guarantee: str = setting(
+        "proven",
+        "Which epsilon --epsilon means: that of a theorem about the run as it is executed, or that "
+        "of the paper's own accounting.",
+        group=PRIVACY,
+        choices=KINDS,
+    )
+    adjacency: str = setting(
+        "zero_out", "What neighbouring data sets differ in.", group=PRIVACY, choices=ADJACENCIES
+    )
+    noise_multiplier: float | None = setting(
+        None,
+        "The noise over the clip norm, instead of --epsilon.",
+        group=PRIVACY,
+        at_least=0,
+        rival="epsilon",
+    )
+
+    dataset: str = setting(
+        "digits", "The data: digits (embedded, no download), mnist or cifar10.", group=DATA
+    )
+    data_dir: str | None = setting(
+        None,
+        "Where tensorflow_datasets keeps its data; without it $TFDS_DATA_DIR, or its own place.",
+        group=DATA,
+        recorded=False,
+    )
+    model: str = setting(
+        "mlp",
+        "The network: linear, mlp, hidden_500, hidden_1000, lenet_300_100, lenet5 or tutorial_cnn.",
+        group=DATA,
+    )
+    normalization: str = setting(
+        "none",
+        "What normalizes after the trainable layers. batch takes its statistics from public "
+        "examples (without a private mechanism: from the batch, unless there is --public_data).",
+        group=DATA,
+        choices=("none", "layer", "layer_affine", "batch"),
+    )
+    normalize_output: bool = setting(
+        False, "Whether the output layer is normalized too.", group=DATA
+    )
+    activation: str = setting("relu", "The activation of the hidden layers.", group=DATA)
+    public_data: str | None = setting(
+        None,
+        "Where the public examples come from; without it kmnist for mnist, cifar100 for cifar10 and "
+        "strokes (drawn at random) for digits.",
+        group=DATA,
+        choices=("kmnist", "cifar100", "strokes"),
+    )
+    public_examples: int = setting(
+        30,
+        "How many public examples there are; the papers have 30 and 128.",
+        group=DATA,
+        at_least=2,
+    )
+    statistics: str = setting(
+        "example",
+        "What the statistics of --normalization=batch are taken over: example, the public examples "
+        "and one example at a time; batch, the whole lot, as in the papers, which needs 2L-1 times "
+        "the noise.",
+        group=DATA,
+        choices=("example", "batch"),
+    )
+
+    batch_size: int = setting(
+        256, "The nominal lot size: the logical batch of one step.", group=TRAINING, at_least=1
+    )
+    epochs: float = setting(
+        15.0, "How many passes over the data are made.", group=TRAINING, above=0, rival="steps"
+    )
+    steps: int | None = setting(
+        None,
+        "How many steps are taken, instead of --epochs.",
+        group=TRAINING,
+        at_least=1,
+        rival="epochs",
+    )
+    learning_rate: float = setting(0.15, "The learning rate.", group=TRAINING, above=0)
+    learning_rate_decay: float = setting(
+        1.0, "The factor on the learning rate after every epoch.", group=TRAINING, above=0
+    )
+    optimizer: str = setting(
+        "sgd",
+        "The update rule that the private gradients are given to.",
+        group=TRAINING,
+        choices=("sgd", "adam", "adamw", "adagrad", "rmsprop", "nadam"),
+    )
+    momentum: float = setting(0.0, "The momentum of sgd.", group=TRAINING)
+    nesterov: bool = setting(False, "Whether the momentum of sgd is Nesterov's.", group=TRAINING)
+    sampling: str = setting(
+        "poisson",
+        "How lots are drawn; the accounting follows it.",
+        group=TRAINING,
+        choices=(
+            "poisson",
+            "cyclic",
+            "shuffle",
+            "with_replacement",
+            "fixed_size",
+            "cyclic_poisson",
+        ),
+    )
+    groups: int | None = setting(
+        None,
+        "How many groups of the data take turns with --sampling=cyclic_poisson.",
+        group=TRAINING,
+    )
+    physical_batch_size: int | None = setting(
+        None,
+        "How many examples are in memory at once; without it the whole lot.",
+        group=TRAINING,
+        at_least=1,
+    )
+
+    l2_norm_clip: float = setting(
+        1.0, "The L2 norm to which each example's gradient is clipped.", group=CLIPPING, above=0
+    )
+    clipping: str = setting(
+        "global",
+        "How gradients are bounded: as one vector; layer by layer, each at its share; each layer at "
+        "the clip norm; normalized; or at a clip norm that follows a quantile of the norms.",
+        group=CLIPPING,
+        choices=("global", "per_layer", "each_layer", "automatic", "adaptive"),
+    )
+    microbatches: int | None = setting(
+        None,
+        "How many microbatches a lot has; without it one for each example. Larger ones cost 2C.",
+        group=CLIPPING,
+        at_least=1,
+    )
+    target_quantile: float | None = setting(
+        None,
+        "The fraction of gradients that --clipping=adaptive leaves unclipped.",
+        group=CLIPPING,
+        own=True,
+    )
+    quantile_learning_rate: float | None = setting(
+        None,
+        "The learning rate of the clip norm of --clipping=adaptive.",
+        group=CLIPPING,
+        own=True,
+    )
+    quantile_noise_multiplier: float | None = setting(
+        None,
+        "The noise on the count of unclipped gradients of --clipping=adaptive; without it 5 times "
+        "the noise multiplier, which sum and count share.",
+        group=CLIPPING,
+        own=True,
+    )
+
+    learning_rate_exponent: float | None = setting(
+        None,
+        "The gamma of the learning rate eta_0 / t^gamma, for dp_dropout and sgld.",
+        group=OWN,
+        own=True,
+    )
+    composition: str | None = setting(
+        None,
+        "The paper's recipe that the claimed epsilon follows, for dp_dropout and sgld.",
+        group=OWN,
+        choices=("ac", "ac_as_printed", "zcdp", "zcdp_a", "zcdp_c", "zcdp_as_printed"),
+        own=True,
+    )
+    release: str | None = setting(
+        None,
+        "What si_dpsgd releases: theta, one noisy draw; or mu, the un-noised means, as the authors' "
+        "code does (the proven epsilon is then infinite).",
+        group=OWN,
+        choices=("theta", "mu"),
+        own=True,
+    )
+    noise: str | None = setting(
+        None, "The family of the noise of discrete_sgd.", group=OWN, choices=FAMILIES, own=True
+    )
+    degrees_of_freedom: float | None = setting(
+        None, "The degrees of freedom of --noise=student_t, for discrete_sgd.", group=OWN, own=True
+    )
+    encode: bool | None = setting(
+        None, "Whether discrete_sgd encodes gradients.", group=OWN, own=True
+    )
+    denoise: bool | None = setting(
+        None, "Whether discrete_sgd denoises the noisy sum.", group=OWN, own=True
+    )
+    codebook_size: int | None = setting(
+        None, "How many preselected vectors discrete_sgd has.", group=OWN, own=True
+    )
+    strategy: str | None = setting(
+        None,
+        "How matrix correlates the noise of different steps.",
+        group=OWN,
+        choices=STRATEGIES,
+        own=True,
+    )
+    bands: int | None = setting(
+        None, "How many coefficients the strategy of matrix has.", group=OWN, own=True
+    )
+    objective: str | None = setting(
+        None,
+        "The error over the steps that --strategy=banded_toeplitz minimizes, for matrix.",
+        group=OWN,
+        choices=OBJECTIVES,
+        own=True,
+    )
+
+    engine: str = setting(
+        "auto",
+        "How per-example gradients are computed.",
+        group=EXECUTION,
+        choices=("auto", "ghost", "vectorized"),
+    )
+    jit_compile: bool = setting(
+        False, "Whether the training step is compiled with XLA.", group=EXECUTION
+    )
+    seed: int | None = setting(
+        None,
+        "Decides the initial weights and whatever else is public. Noise and lots stay secret.",
+        group=EXECUTION,
+    )
+    insecure_seed: int | None = setting(
+        None,
+        "Decides noise and lots too, for debugging, so that nothing finite is proven. It is not "
+        "recorded.",
+        group=EXECUTION,
+        recorded=False,
+    )
 
     @property
     def private(self) -> bool:
@@ -81,23 +368,17 @@ class Experiment:
             return False
         return self.private or self.public_data is not None
 
+    def recorded(self) -> dict:
+        """The settings as run.json holds them.
+
+        `Experiment(**recorded)` is this experiment, but for what is never written: the seed of the
+        noise, and where the data lies.
+        """
+        return {name: getattr(self, name) for name, known in SETTINGS.items() if known.recorded}
+
     def __post_init__(self):
-        if self.mechanism not in MECHANISMS:
-            raise ValueError(
-                f"Unknown mechanism {self.mechanism!r}. Expected one of {', '.join(MECHANISMS)}."
-            )
-        if self.optimizer not in UPDATE_RULES:
-            raise ValueError(
-                f"Unknown optimizer {self.optimizer!r}. Expected one of {', '.join(UPDATE_RULES)}."
-            )
-        for name in ("learning_rate", "learning_rate_decay", "l2_norm_clip", "epochs"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"Expected --{name} to be a finite number above 0. Found {value}.")
-        for name in ("batch_size", "steps", "microbatches", "physical_batch_size"):
-            value = getattr(self, name)
-            if value is not None and not value >= 1:
-                raise ValueError(f"Expected --{name} to be at least 1. Found {value}.")
+        for name, known in SETTINGS.items():
+            known.check(getattr(self, name))
         if self.normalization != "batch" and (
             self.public_data is not None or self.statistics != "example"
         ):
@@ -105,18 +386,26 @@ class Experiment:
                 "Expected --public_data and --statistics with --normalization=batch only. Found "
                 f"--normalization={self.normalization}."
             )
-        if not self.public_examples >= 2:
-            raise ValueError(
-                f"Expected --public_examples to be at least 2. Found {self.public_examples}."
-            )
-        if self.noise_multiplier is not None and not (0 <= self.noise_multiplier < math.inf):
-            raise ValueError(
-                f"Expected --noise_multiplier to be a finite number of at least 0. Found "
-                f"{self.noise_multiplier}."
-            )
         if self.private and self.epsilon is None and self.noise_multiplier is None:
             raise ValueError("Expected --epsilon or --noise_multiplier. Found neither.")
-        if self.epsilon is not None:
-            PrivacyBudget(self.epsilon, self.delta, self.guarantee, self.adjacency)
-        else:
-            PrivacyBudget(1.0, self.delta, self.guarantee, self.adjacency)
+        epsilon = 1.0 if self.epsilon is None else self.epsilon
+        PrivacyBudget(epsilon, self.delta, self.guarantee, self.adjacency)
+
+
+def _settings() -> dict[str, Setting]:
+    hints = typing.get_type_hints(Experiment)
+    known = {}
+    for field in dataclasses.fields(Experiment):
+        hint = hints[field.name]
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        known[field.name] = dataclasses.replace(
+            field.metadata["setting"],
+            name=field.name,
+            kind=next(kind for kind in kinds if kind is not types.NoneType),
+            optional=types.NoneType in kinds,
+        )
+    return known
+
+
+# Every setting by its name, in the order of the fields.
+SETTINGS: dict[str, Setting] = _settings()

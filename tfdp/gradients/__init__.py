@@ -1,1 +1,1 @@
-
+import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported

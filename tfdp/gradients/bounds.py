@@ -1,9 +1,9 @@
-"""What bounds one example's influence on the sum of gradients.
+"""Bounds on one example's influence on the sum of gradients.
 
-A bound sees the squared L2 norm of each (example, variable) gradient and answers with a scale for
-each; an engine multiplies and sums. A bound on single entries gets gradients written out instead. Each
-carries its own sensitivity, so that noise cannot be calibrated to another constant than the one
-that was enforced.
+A bound receives the squared L2 norm of each (example, variable) gradient and returns a scale for each;
+an engine multiplies the gradients by the scales and sums them. A bound on single entries receives the
+gradients themselves instead. Each bound carries its own sensitivity, so that noise cannot be
+calibrated to another constant than the one that was enforced.
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ from tfdp.gradients.encoding import Encoder
 
 @dataclasses.dataclass(frozen=True)
 class L2Clip:
-    """What all bounds share: a gradient is clipped in `clip_groups` groups of variables, each at C.
+    """Base class of the bounds: clips a gradient in `clip_groups` groups of variables, each at C.
 
-    The groups together are one vector of L2 norm at most C sqrt(clip_groups).
+    All groups together form one vector of L2 norm at most C sqrt(clip_groups).
 
     Args:
         l2_norm_clip: C > 0, in units of the gradient.
     """
 
-    # Whether the bound takes gradients written out (`bounded`) in place of their norms (`scales`).
+    # Whether the bound works on whole gradients (by `bounded`) instead of their norms (by `scales`).
     whole_gradients: ClassVar[bool] = False
 
     l2_norm_clip: float
@@ -37,24 +37,33 @@ class L2Clip:
 
     @property
     def clip_groups(self) -> int:
-        """Groups of variables that are clipped at C each; as in `accounting.Run`."""
+        """Number of groups of variables that are clipped separately, each at C.
+
+        The accounting has it as `Contribution.clip_groups`.
+        """
         return 1
 
     def sensitivity(self, microbatch_size: int = 1) -> float:
-        """L2 distance by which the sum moves when one example becomes a null example.
+        """Returns the largest L2 distance by which the sum moves if an example becomes a null example.
 
-        An example's own clipped gradient disappears: C (times the root of the number of groups). In
-        a clipped *mean* of several examples, changing one moves the mean from one point of the
-        C-ball to any other: 2C.
+        The example's own clipped gradient disappears, which moves the sum by at most C. With a clipped
+        *mean* of several examples, changing one example may move the mean from any point of the C-ball
+        to any other, by at most 2C. Both are multiplied by sqrt(clip_groups).
+
+        Args:
+            microbatch_size: number of examples whose mean gradient is bounded together.
         """
         return self.l2_norm_clip * self.relative_sensitivity(microbatch_size)
 
     def relative_sensitivity(self, microbatch_size: int = 1) -> float:
-        """`sensitivity` in units of the clip norm, which may be known only while a step runs."""
+        """Returns `sensitivity` in units of the clip norm, as a Python float.
+
+        The clip norm itself may be known only while a step runs.
+        """
         return math.sqrt(self.clip_groups) * (1.0 if microbatch_size == 1 else 2.0)
 
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [rows, variables]: what each gradient is multiplied with.
+        """Returns float32 [rows, variables]: the factor by which each gradient is multiplied.
 
         Args:
             square_norms: float32 [rows, variables], squared L2 norms before bounding.
@@ -67,14 +76,14 @@ class GlobalL2Clip(L2Clip):
     """Scales a gradient, over all variables as one vector, to L2 norm at most `l2_norm_clip`.
 
     Abadi et al. 2016, Algorithm 1; SI-DPSGD paper, Eq. 7. A gradient whose squared norm is not a
-    finite float32 number (NaN, infinite, or so large that the square overflows) is scaled by zero:
-    one such example would otherwise poison the sum, and skipping the step would tell that it
-    is there.
+    finite float32 number (NaN, infinite, or so large that the square overflows) is scaled by zero.
+    One such example would otherwise make the whole sum NaN or infinite, and skipping the step would
+    reveal that the example is there.
     """
 
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
         total = tf.reduce_sum(square_norms, axis=1, keepdims=True)
-        # The floor keeps 0/0 out; its square root is far below any clip norm of use.
+        # The floor avoids 0/0; its square root is far below any useful clip norm.
         scale = self.l2_norm_clip * tf.math.rsqrt(tf.maximum(total, 1e-30))
         scale = tf.where(tf.math.is_finite(total), tf.minimum(scale, 1.0), 0.0)
         return tf.broadcast_to(scale, tf.shape(square_norms))
@@ -85,7 +94,7 @@ class PerLayerL2Clip(L2Clip):
     """Scales the gradient of each of G layers to L2 norm at most C / sqrt(G).
 
     McMahan et al. 2018, section 3.1 ("flat" against "per-layer" clipping). Clipping every layer at C
-    would have sensitivity C sqrt(G); the share keeps the whole vector within C.
+    would have sensitivity C sqrt(G); with C / sqrt(G) for each, the whole vector stays within C.
 
     Args:
         l2_norm_clip: C > 0, of all layers together.
@@ -98,8 +107,8 @@ class PerLayerL2Clip(L2Clip):
         return self.l2_norm_clip / math.sqrt(max(self.layers) + 1)
 
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
-        members = tf.one_hot(self.layers, max(self.layers) + 1)  # [variables, layers]
-        # Where, not a product: 0 * inf would be NaN.
+        members = tf.one_hot(self.layers, max(self.layers) + 1)  # [variables, groups]
+        # `tf.where` instead of a product, because 0 * inf is NaN.
         by_layer = tf.reduce_sum(tf.where(members > 0, square_norms[:, :, tf.newaxis], 0.0), axis=1)
         clip = self._clip_of_a_layer()
         scale = tf.minimum(clip * tf.math.rsqrt(tf.maximum(by_layer, 1e-30)), 1.0)
@@ -112,8 +121,8 @@ class EachLayerL2Clip(PerLayerL2Clip):
     """Scales the gradient of each of G layers to L2 norm at most C, not C / sqrt(G).
 
     "We clip the gradient norm of each layer at C" (the differentially private dropout paper, section
-    5). Noise is a multiple of C, so its multiple of the sensitivity is smaller by sqrt(G);
-    `clip_groups` tells the accounting.
+    5). The noise is a multiple of C, but the sensitivity is C sqrt(G): as a multiple of the
+    sensitivity, the noise is smaller by sqrt(G). `clip_groups` records this for the accounting.
     """
 
     @property
@@ -126,30 +135,31 @@ class EachLayerL2Clip(PerLayerL2Clip):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveL2Clip(GlobalL2Clip):
-    """`GlobalL2Clip` whose clip norm is known only while the step runs.
+    """A `GlobalL2Clip` whose clip norm is known only while the step runs.
 
     Args:
-        l2_norm_clip: float32 scalar tensor, C_t > 0: public, as it was computed from private releases.
+        l2_norm_clip: C_t > 0, a float32 scalar tensor. It is public, because it is computed from
+            differentially private releases.
     """
 
     l2_norm_clip: tf.Tensor
 
     def __post_init__(self):
-        # A tensor may have no value yet; who moves C_t keeps it finite and above 0.
+        # A tensor may have no value yet. Adaptive clipping keeps C_t finite and above 0.
         if not tf.is_tensor(self.l2_norm_clip):
             super().__post_init__()
 
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticClip(L2Clip):
-    """Normalizes every gradient: multiplies it with C / (norm + stability).
+    """Normalizes every gradient: multiplies it by C / (norm + stability).
 
     Bu et al. 2022, "Automatic clipping" (AUTO-S): the norm afterwards is always below C, and only the
     product of C and the learning rate matters, so there is no clip norm to tune.
 
     Args:
         l2_norm_clip: C > 0.
-        stability: gamma > 0: what keeps vanishing gradients from being blown up.
+        stability: gamma > 0, which limits the scale of vanishing gradients.
     """
 
     stability: float = 0.01
@@ -163,13 +173,13 @@ class AutomaticClip(L2Clip):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedBound(L2Clip):
-    """Encodes every gradient, so that its entries are bounded one by one (`mechanisms.encoding`).
+    """Encodes every gradient, so that its entries are bounded one by one (see `gradients.encoding`).
 
-    It has to see whole gradients: all variables of an example as one vector.
+    The bound works on whole gradients: all variables of an example as one vector.
 
     Args:
         l2_norm_clip: C > 0, which the norm of an encoded gradient does not exceed.
-        encoder: with vectors as long as the variables together, at the same C.
+        encoder: an encoder with the same C, for vectors as long as all variables together.
     """
 
     whole_gradients: ClassVar[bool] = True
@@ -184,7 +194,7 @@ class EncodedBound(L2Clip):
             )
 
     def bounded(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [rows, weights]: the gradients, bounded.
+        """Returns float32 [rows, weights]: the bounded gradients.
 
         Args:
             rows: float32 [rows, weights], finite.
@@ -196,15 +206,15 @@ CLIPPINGS = ("global", "per_layer", "each_layer", "automatic", "adaptive")
 
 
 def make_bound(clipping: str, l2_norm_clip: float | tf.Tensor, paths: Sequence[str]) -> L2Clip:
-    """The bound of the given name for the variables with the given paths.
+    """Returns the bound of the given name for the variables with the given paths.
 
     Args:
         clipping: a name in `CLIPPINGS`.
-        l2_norm_clip: C > 0; a scalar tensor for "adaptive" only.
-        paths: Keras paths of the variables; those with a common parent belong to one layer.
+        l2_norm_clip: C > 0; may be a scalar tensor for "adaptive" only.
+        paths: Keras paths of the variables; variables with a common parent path belong to one layer.
 
     Raises:
-        ValueError: no such clipping.
+        ValueError: there is no such clipping.
     """
     one_of("clipping", clipping, CLIPPINGS)
     if clipping == "global":

@@ -1,4 +1,4 @@
-"""How a lot is cut into chunks of rows: so many that memory holds them, and no more than needed."""
+"""Cuts a lot into chunks of rows that fit into memory, and into no more chunks than needed."""
 
 import math
 
@@ -9,26 +9,28 @@ from tfdp._compat.keras import BaseConv, layers_of
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules.per_example_gradient import rows_or_expected
 
-# What a CPU takes at a time through convolutions and recurrent layers where nobody said how many rows:
-# so many bytes of a forward pass, but within these limits. Larger chunks need more memory and are no
-# faster (CIFAR-10 network at lots of 1,024, in chunks of 128 and whole: 1.5 and 4.5 s, 2.0 and 9.4 GB;
-# ResNet-18 at 64, in chunks of 32 and whole: 1.8 s twice, 1.8 and 2.2 GB; tutorial CNN at 1,024,
-# in chunks of 256 and whole: 56 and 82 ms; BiLSTM at 1,024, the same: 0.33 s twice, 1.2 and 1.6 GB),
-# smaller ones slower (ResNet-18, 16: 2.0 s; tutorial CNN, 128: 65 ms; LeNet-5 at 1,024, 256: 4% more
-# than 342). At 512 the first layers' filter gradients no longer fit a cache (over twice the time).
+# Size of a chunk on a CPU for models with convolutions or recurrent layers, where the caller gives no
+# physical batch size: as many rows as make _CHUNK_BYTES in a forward pass, but within _CHUNK_ROWS.
+# Larger chunks need more memory and are no faster (CIFAR-10 network at lots of 1,024, in chunks of
+# 128 and whole: 1.5 and 4.5 s, 2.0 and 9.4 GB; ResNet-18 at 64, in chunks of 32 and whole: 1.8 s
+# twice, 1.8 and 2.2 GB; tutorial CNN at 1,024, in chunks of 256 and whole: 56 and 82 ms; BiLSTM at
+# 1,024, in chunks of 256 and whole: 0.33 s twice, 1.2 and 1.6 GB).
+# Smaller chunks are slower (ResNet-18 in chunks of 16: 2.0 s; tutorial CNN, 128: 65 ms; LeNet-5 at
+# 1,024, 256: 4% more time than 342). In chunks of 512 the filter gradients of the first layers no
+# longer fit into a cache (over twice the time).
 _CHUNK_BYTES = 2**27
 _CHUNK_ROWS = (32, 384)
-# From so many bytes of a forward pass on, memory counts for more than the last few percent of time.
+# If a forward pass has more bytes than this, memory matters more than the last few percent of time.
 _LARGE_BYTES = 2**26
 
 
 def number_of_rows(tree) -> tf.Tensor:
-    """Length of the leading dimension that all leaves of `tree` share: int32 scalar."""
+    """Returns the length of the leading dimension that all leaves of `tree` share, an int32 scalar."""
     return tf.shape(tf.nest.flatten(tree)[0])[0]
 
 
 def pad_rows(tree, rows):
-    """Appends zero rows to every leaf until there are `rows`."""
+    """Appends zero rows to every leaf until it has `rows` of them."""
 
     def pad(leaf):
         missing = rows - tf.shape(leaf)[0]
@@ -39,11 +41,11 @@ def pad_rows(tree, rows):
 
 
 def with_rows(tree, rows: int):
-    """Every leaf with exactly `rows` rows: zero rows are appended, or the last rows left out.
+    """Returns every leaf with exactly `rows` rows: appends zero rows, or leaves out the last rows.
 
     Args:
         tree: a structure of tensors with a common leading dimension.
-        rows: a Python integer, so that the shapes are known beforehand.
+        rows: a Python integer, so that the shapes are static.
     """
     if all(leaf.shape[0] == rows for leaf in tf.nest.flatten(tree)):
         return tree
@@ -53,7 +55,7 @@ def with_rows(tree, rows: int):
 
 
 def split_rows(tree, chunks, size):
-    """Makes every leaf [rows, ...] [chunks, size, ...] (XLA cannot slice by a variable)."""
+    """Reshapes every leaf from [rows, ...] to [chunks, size, ...]; XLA cannot slice by a variable."""
     known = size if isinstance(size, int) else None
 
     def split(leaf):
@@ -64,15 +66,15 @@ def split_rows(tree, chunks, size):
 
 
 def balanced(rows, limit, multiple):
-    """Cuts rows into as few chunks as the limit allows, all of one size; works on tensors, too.
+    """Cuts rows into as few chunks as the limit allows, all of one size.
 
     Args:
-        rows: how many there are.
-        limit: most rows of a chunk, a multiple of `multiple`.
-        multiple: what the size is a multiple of.
+        rows: number of rows, a Python integer or an int32 scalar.
+        limit: largest number of rows in a chunk, a multiple of `multiple`.
+        multiple: the size of a chunk is a multiple of this number.
 
     Returns:
-        (number of chunks, at least one; rows of a chunk).
+        (number of chunks, at least one; number of rows in a chunk).
     """
     largest = max if isinstance(rows, int) else tf.maximum
     chunks = largest(-(-rows // limit), 1)
@@ -80,7 +82,16 @@ def balanced(rows, limit, multiple):
 
 
 def suitable_rows(forward, rows, expected, microbatch_size):
-    """A limit for chunks of images and sequences on a CPU; None for the whole lot."""
+    """Returns the largest number of rows for a chunk on a CPU, or None where the lot stays whole.
+
+    Only lots for models with convolutions or recurrent layers are cut.
+
+    Args:
+        forward: the model's forward pass.
+        rows: number of rows of the lot; None where it is not static.
+        expected: about how many rows are expected where `rows` is None; None where that is unknown.
+        microbatch_size: the result is a multiple of it.
+    """
     if rows is None and expected is not None:
         rows = expected + 2 * math.isqrt(expected)  # few Poisson lots are larger
     least, most = _CHUNK_ROWS
@@ -93,16 +104,17 @@ def suitable_rows(forward, rows, expected, microbatch_size):
     chunks = max(int(rows / limit + 0.5), math.ceil(rows / most))
     if chunks < 2:
         return None
-    # A lot of the usual size is not to need one more chunk than it should.
+    # Rounded up, so that a lot of the usual size does not need one more chunk.
     return math.ceil(math.ceil(rows / chunks) / microbatch_size) * microbatch_size
 
 
 def works_in_turn(forward: Forward, rows: int | None) -> bool:
-    """Whether a pass over `rows` is so large that its parts are to wait for each other.
+    """Whether a pass over `rows` rows is so large that its parts should wait for each other.
 
-    TensorFlow starts whatever can start: the second chunk beside the first, and in each the patches of
-    all layers' inputs before the first gradient is there. Small models are up to 5% faster that way;
-    ResNet-18 at lots of 64 took 2.6 GB instead of 1.7 (measured).
+    TensorFlow starts every operation as soon as its inputs are there: it computes the second chunk
+    beside the first, and in each chunk it cuts the patches of all layers' inputs before the first
+    gradient is there. Small models are up to 5% faster that way; ResNet-18 at lots of 64 took 2.6 GB
+    instead of 1.7 (measured).
     """
     bytes_of_row = forward.row_bytes
     return bytes_of_row is None or rows_or_expected(rows) * bytes_of_row > _LARGE_BYTES

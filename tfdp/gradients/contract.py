@@ -1,8 +1,11 @@
-"""What every engine gets and returns: the contract between engines, lots and optimizers.
+"""The contract between engines, lots and optimizers: what an engine receives and returns.
 
-Formal guarantee, for every engine: `BoundedSum.sums` is the sum over the examples of a lot of vectors
-that depend on one example (microbatch) each and have L2 norm at most the bound's clip norm, so that
-it moves by at most `BoundedSum.sensitivity` when one example becomes a null example.
+Formal guarantee of every engine: `BoundedSum.sums` moves by at most `BoundedSum.sensitivity` in L2
+norm when one example becomes a null example.
+
+Except in the lotwise engine, which gives its own reason, this holds because `sums` is a sum of
+vectors, one for each example (microbatch) of the lot. Each vector depends on its example (microbatch)
+alone, and has L2 norm at most the bound's clip norm times sqrt(clip_groups).
 """
 
 import dataclasses
@@ -16,21 +19,23 @@ from tfdp.gradients.forward import Forward
 
 @dataclasses.dataclass(frozen=True)
 class BoundedSum:
-    """What an engine returns for a chunk, and `bounded_sum` for a lot.
+    """The result of an engine for a chunk, and of `lot.bounded_sum` for a lot.
 
     Attributes:
         sums: float32 tensors, one per trainable variable: the sum of the bounded gradients.
-        norms: float32 [microbatches]: gradient norms before bounding (0 where nobody is present).
-        present: bool [microbatches].
+        norms: float32 [microbatches]: L2 norms of the gradients before bounding, 0 where no example is
+            present with a finite gradient.
+        present: bool [microbatches]: whether some example of the microbatch is present.
         clipped: float32 [microbatches]: 1 where the bound shortened the gradient.
-        non_finite: int32 scalar: examples that counted zero because their gradient was not finite.
+        non_finite: int32 scalar: number of examples that count zero because their gradient is not
+            finite.
         losses: float32 [rows]: per-example losses, not weighted.
-        outputs: what the model returned for the rows.
+        outputs: the model's outputs for the rows.
         state: new values of the random state, as `Forward.advance` takes them.
-        sensitivity: see the module; a Python float, or a scalar tensor where the clip norm is one.
-        l2_norm_clip: the clip norm that was enforced; noise is a multiple of it.
-        relative_sensitivity: the sensitivity in units of the clip norm, always a Python float: what the
-            accounting is compared with.
+        sensitivity: see the module; a Python float, or a scalar tensor if the clip norm is a tensor.
+        l2_norm_clip: the clip norm that was enforced; the noise is a multiple of it.
+        relative_sensitivity: the sensitivity in units of the clip norm, always a Python float;
+            `Session.check_sensitivity` compares it with what the accounting assumes.
     """
 
     sums: list
@@ -63,14 +68,14 @@ class Engine(Protocol):
 
         Args:
             forward: the model's pure forward pass.
-            bound: what limits an example's influence.
+            bound: the limit of one example's influence.
             x, y: structures of tensors with a common leading dimension.
             sample_weight: float32 [rows]; rows of weight zero are absent.
-            chunk: int32 scalar that tells the chunks of one lot apart.
-            microbatch_size: examples whose mean gradient is bounded together.
+            chunk: int32 scalar: number of the chunk in its lot. Chunks draw different random numbers.
+            microbatch_size: number of examples whose mean gradient is bounded together.
         """
 
 
 def needs_whole_lots(engine: Engine) -> bool:
-    """Whether chunks of a lot would have statistics of their own, so that it has to stay whole."""
+    """Whether a lot has to stay whole, because its chunks would have statistics of their own."""
     return getattr(engine, "needs_whole_lots", False)

@@ -1,6 +1,6 @@
-"""Running means of what the bound and the noise did, for the person who trains.
+"""Running means that show the person who trains how the bound and the noise act.
 
-They are functions of private gradients without noise, so they are no part of what may be released.
+The means are computed from private gradients without noise, so a release must not contain them.
 """
 
 import math
@@ -9,25 +9,26 @@ import tensorflow as tf
 
 
 class Diagnostics:
-    """Means over lots; a plain object, so that Keras neither saves nor prints it."""
+    """Means over lots. A plain Python object, which Keras neither saves nor prints."""
 
     NAMES = ("fraction_clipped", "median_gradient_norm", "noise_to_signal", "non_finite_examples")
 
     def __init__(self):
-        # Sums over lots in the order of the names, the last over all lots and the others over those
-        # with somebody in them; then both numbers of lots. One variable takes one operation.
+        # The sums over lots come first, in the order of NAMES: the last of them is over all lots, the
+        # others are over the lots in which some example is present. Then come the number of such
+        # lots and the number of all lots. A single variable needs a single assignment per lot.
         self._sums = tf.Variable(tf.zeros([len(self.NAMES) + 2]), trainable=False)
 
     def update(self, lot, noise_scale: float | tf.Tensor) -> None:
-        """Adds one lot.
+        """Adds the figures of one lot.
 
         Args:
-            lot: an `engine.BoundedSum`.
+            lot: the `contract.BoundedSum` of the lot.
             noise_scale: standard deviation of the noise that was really added to every entry of the
                 sum.
         """
         count = tf.reduce_sum(tf.cast(lot.present, tf.float32))
-        # The median of those present: absent ones sort to the end.
+        # The median is over the microbatches that are present; absent ones sort to the end.
         ascending = tf.where(lot.present, -lot.norms, -math.inf)
         ascending, _ = tf.math.top_k(ascending, tf.shape(lot.present)[0])
         middle = tf.cast(tf.maximum(count - 1.0, 0.0) / 2.0, tf.int32)
@@ -35,7 +36,7 @@ class Diagnostics:
         size = sum(math.prod(s.shape) for s in lot.sums)
         noise = noise_scale * math.sqrt(size)
         clipped = tf.reduce_sum(lot.clipped) / tf.maximum(count, 1.0)
-        # Not `ascending[middle]`: XLA takes an index for a constant, and would compile for each value.
+        # For `ascending[middle]` XLA would treat the index as a constant and compile for each value.
         median = -tf.gather(ascending, middle)
         values = tf.stack([clipped, median, noise / tf.maximum(signal, 1e-12), 1.0])
         values = tf.where(count > 0, values, 0.0)
@@ -44,7 +45,11 @@ class Diagnostics:
         self._sums.assign_add(tf.stack([fraction, median, ratio, non_finite, somebody, 1.0]))
 
     def result(self, reset: bool) -> dict[str, float]:
-        """The means so far, as Python floats; 0 where there was no lot."""
+        """Returns the means so far as Python floats, 0 where there was no lot.
+
+        Args:
+            reset: whether the means start again from no lots afterwards.
+        """
         *sums, somebody, lots = self._sums.numpy().tolist()
         counts = [somebody] * (len(sums) - 1) + [lots]
         if reset:

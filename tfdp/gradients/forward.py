@@ -1,8 +1,8 @@
 """One example's loss as a pure function of weights, random state and data.
 
-Engines differentiate this function; it is the only place that calls the user's model during private
-training. It lets nothing slip past the bound: a layer that stores something it computed from
-private data, rather than from its random state, is refused.
+Engines differentiate this function. It is the only place that calls the user's model during private
+training. A layer that assigns to a variable that is not random state is refused, because it would
+store what it computes from private data without any bound.
 """
 
 import functools
@@ -10,16 +10,16 @@ import functools
 import keras
 import tensorflow as tf
 
-import tfdp._compat  # noqa: F401
+from tfdp._compat.keras import forget_losses, input_structure
 from tfdp.gradients.random_state import noise_states, seed_states
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
 
 
 def input_specification(model, rows: int):
-    """Returns a structure of `tf.TensorSpec` for a batch of inputs, or None where it is unknown."""
+    """Returns the `tf.TensorSpec`s of `rows` rows of a model's inputs, or None if they are unknown."""
     try:
-        inputs = model._inputs_struct if hasattr(model, "_inputs_struct") else model.inputs
+        inputs = input_structure(model)
     except (AttributeError, ValueError):
         return None
     if inputs is None:
@@ -34,7 +34,7 @@ def input_specification(model, rows: int):
 
 
 class Forward:
-    """The forward pass and the loss of `model`, without side effects.
+    """The forward pass and the loss of `model`, without side effects; only `advance` assigns.
 
     Args:
         model: a built and compiled Keras model.
@@ -49,13 +49,13 @@ class Forward:
                 f"Model '{model.name}' has no trainable variable. Expected a built model with at "
                 "least one trainable weight; give it an Input layer, or call it once on data."
             )
-        # Random state that a pass may advance: fresh numbers for every example, or one sample for
-        # the whole lot.
+        # A pass may advance two kinds of random state: one gives fresh numbers to every example, the
+        # other gives one sample to the whole lot.
         self._per_example = {id(v) for v in seed_states(model)}
         self._per_lot = {id(v) for v in noise_states(model)} - self._per_example
 
     def state(self, chunk=0) -> list:
-        """Values of the non-trainable variables that chunk number `chunk` of a lot starts from."""
+        """Returns the values of the non-trainable variables with which chunk number `chunk` starts."""
         values = []
         for index, variable in enumerate(self.state_variables):
             value = tf.convert_to_tensor(variable)
@@ -66,15 +66,15 @@ class Forward:
         return values
 
     def is_per_example(self, index: int) -> bool:
-        """Whether state variable `index` must differ from example to example."""
+        """Whether state variable number `index` must differ from example to example."""
         return id(self.state_variables[index]) in self._per_example
 
     def is_random(self, variable) -> bool:
-        """Whether `variable` is random state, which a pass may advance; known by its owner."""
+        """Whether `variable` is random state, which a pass may advance. Its owner decides this."""
         return id(variable) in self._per_example or id(variable) in self._per_lot
 
     def scope(self, values, state) -> keras.StatelessScope:
-        """A scope in which the model computes with `values` and `state`."""
+        """Returns a scope in which the model computes with `values` and `state`."""
         mapping = [*zip(self.variables, values, strict=True)]
         mapping += zip(self.state_variables, state, strict=True)
         return keras.StatelessScope(mapping)
@@ -89,7 +89,7 @@ class Forward:
             ValueError: a layer assigned to a variable that is not random state.
         """
         with self.scope(values, state) as scope:
-            # Otherwise Keras drops activity penalties and what add_loss gets, in silence.
+            # Otherwise Keras silently drops activity penalties and losses from add_loss.
             scope.collect_losses = True
             y_pred = self.model(x, training=True)
         new_state = []
@@ -111,9 +111,10 @@ class Forward:
 
     @functools.cached_property
     def row_bytes(self) -> int | None:
-        """About how many bytes of numbers a pass makes of one row; None where shapes are unknown.
+        """About how many bytes of floats a pass computes for one row; None where shapes are unknown.
 
-        Counted on graphs that never run, so neither what loops do inside nor what an engine adds.
+        The bytes are counted on graphs that are never executed. The count includes neither tensors
+        inside loops nor those that an engine adds.
         """
         values = [tf.convert_to_tensor(v) for v in self.variables]
 
@@ -130,15 +131,15 @@ class Forward:
         if input_specification(self.model, 1) is None:
             return None
         try:
-            return made_of(3) - made_of(2)  # what is left does not depend on the rows
+            return made_of(3) - made_of(2)  # leaves out what does not depend on the rows
         finally:
-            self.model._clear_losses()  # what add_loss left behind belongs to the graphs
+            forget_losses(self.model)  # losses from add_loss belong to these graphs
 
     def loss(self, scope, x, y, y_pred):
-        """The loss of the examples in a batch, as `model.compute_loss` reduces it.
+        """Returns the loss of the examples in a batch, as `model.compute_loss` reduces it.
 
-        Weight regularizers are taken out: they do not depend on data, and their gradient is added
-        after the noise (`regularization`).
+        The penalties of weight regularizers are subtracted: they do not depend on data, and their
+        gradient (`regularization`) is added after the noise.
         """
         with scope:
             loss = self.model.compute_loss(
@@ -149,7 +150,7 @@ class Forward:
         return tf.cast(loss, tf.float32)
 
     def regularization(self):
-        """Gradients of the weight regularizers, a list with None where a variable has none."""
+        """Returns the gradients of the weight regularizers, with None where a variable has none."""
         if not any(v.regularizer is not None for v in self.variables):
             return [None] * len(self.variables)
         values = [tf.convert_to_tensor(v) for v in self.variables]
@@ -160,7 +161,7 @@ class Forward:
         return tape.gradient(penalty, values)
 
     def penalty(self) -> tf.Tensor:
-        """What the weight regularizers add to the loss."""
+        """Returns the sum of the penalties of all weight regularizers."""
         penalties = [v.regularizer(v) for v in self.variables if v.regularizer is not None]
         return tf.add_n([tf.zeros([])] + [tf.cast(p, tf.float32) for p in penalties])
 
@@ -172,11 +173,11 @@ class Forward:
         ]
 
     def advance(self, before, after) -> None:
-        """Moves the random state on, once per lot.
+        """Advances the random state, once per lot.
 
         Args:
             before: what `state(0)` returned at the start of the lot.
-            after: the new values, with the shape of `before`, or None where nothing changed.
+            after: the new values, a list like `before`, with None where nothing changed.
         """
         for variable, old, new in zip(self.state_variables, before, after, strict=True):
             if new is not None:

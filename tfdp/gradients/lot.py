@@ -1,4 +1,4 @@
-"""From a lot to one bounded sum of gradients: which engine computes it, and the loop over chunks."""
+"""Computes one bounded sum of gradients for a lot: chooses the engine and loops over chunks."""
 
 import dataclasses
 import functools
@@ -28,14 +28,16 @@ ENGINES = ("auto", "ghost", "vectorized")
 
 
 def choose_engine(name: str, model) -> Engine:
-    """Returns the engine called `name`; "auto" takes the fastest that is exact for `model`.
+    """Returns the engine of the given name; "auto" chooses the fastest that is exact for `model`.
+
+    For a model with statistics='batch', "auto" and "vectorized" both mean the lotwise engine.
 
     Args:
-        name: "auto", "ghost" or "vectorized".
-        model: a Keras model; has to be built unless the name is "vectorized".
+        name: "auto", "ghost" or "vectorized" (the exact engine).
+        model: a Keras model, which has to be built unless the name is "vectorized".
 
     Raises:
-        ValueError: no such engine, or "ghost" for a model that it does not cover exactly.
+        ValueError: there is no such engine, or "ghost" is not exact for the model.
     """
     one_of("engine", name, ENGINES)
     if uses_batch_statistics(model) and name != "ghost":
@@ -52,7 +54,8 @@ def choose_engine(name: str, model) -> Engine:
         return exact.bounded_sum
 
     def auto(*arguments):
-        # Some models say only while they run that a layer is called twice, or read by another.
+        # For some models only the training step shows that a layer is called twice, or that other
+        # code reads its weights.
         try:
             return ghost.bounded_sum(*arguments)
         except UnsupportedModelError as error:
@@ -62,7 +65,7 @@ def choose_engine(name: str, model) -> Engine:
     return auto
 
 
-@functools.cache  # a step is traced several times; each reason is told once
+@functools.cache  # a step is traced several times, but each reason is logged once
 def _log_exact(why: str) -> None:
     logging.info("tfdp uses the exact engine (tf.vectorized_map): %s", why)
 
@@ -81,20 +84,24 @@ def bounded_sum(
 ) -> BoundedSum:
     """Sums bounded gradients over a whole lot, `physical_batch_size` rows at a time.
 
-    Memory is set by the physical batch, not by the lot. No noise is added here: it belongs once to
-    the sum over the lot, however many chunks there were.
+    The physical batch, not the lot, determines how much memory is needed. No noise is added here:
+    the mechanism adds noise once to the sum over the lot, however many chunks there were.
 
     Args:
-        engine: what turns a chunk into a bounded sum.
+        engine: computes the bounded sum of one chunk.
         forward: the model's pure forward pass.
-        bound: what limits an example's influence.
+        bound: the limit of one example's influence.
         x, y: structures of tensors with a common leading dimension.
         sample_weight: float32 [rows]; zero means that the row is absent.
-        physical_batch_size: most rows of a chunk, a multiple of `microbatch_size`; chunks are as few
-            as can be, and of one size. None takes the lot whole, or on a CPU in chunks that suit it.
-        microbatch_size: examples whose mean gradient is bounded together.
-        expected_rows: about how many rows there will be, where the tensors do not say so; it decides
-            between equal ways to compute, nothing else.
+        physical_batch_size: largest number of rows in a chunk, a multiple of `microbatch_size`. There
+            are as few chunks as possible, all of one size. None takes the lot whole, or on a CPU in
+            chunks of a size that suits the model.
+        microbatch_size: number of examples whose mean gradient is bounded together.
+        expected_rows: about how many rows there will be, where the tensors' static shapes do not say
+            so; it only decides between equivalent ways of computing.
+
+    Raises:
+        NotImplementedError: the engine needs whole lots, and a lot may exceed `physical_batch_size`.
     """
     static_rows = sample_weight.shape[0]
     if physical_batch_size is None and not needs_whole_lots(engine):
@@ -125,8 +132,8 @@ def bounded_sum(
         with expecting_rows(physical_batch_size):
             return engine(forward, bound, *part, chunk, microbatch_size)
 
-    # The first chunk runs outside the loop and tells the loop its structure. A lot always has
-    # one: an empty lot is a chunk of padding.
+    # The first chunk is computed outside the loop, because the loop needs the structure of its
+    # results. There always is a first chunk: an empty lot is one chunk of padding.
     first = run(tf.constant(0))
     per_row = (first.norms, first.present, first.clipped, first.losses, first.outputs)
     leaves = tf.nest.flatten(per_row)

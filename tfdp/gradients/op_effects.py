@@ -1,9 +1,9 @@
-"""What each TensorFlow op may keep of the tensors that it is given.
+"""Classifies TensorFlow ops by what they may keep of the tensors that they are given.
 
-The list is of ops that are allowed, so that an op that nobody thought of is refused. Not in it, beside
-everything that writes: GuaranteeConst, which gives back the first tensor that it ever got; the
-LearnedUnigramCandidateSampler, which counts labels; TensorArrays of the first TensorFlow, through
-which data can pass where the graph shows no edge.
+This module lists the stateful ops that are allowed, so that an unknown op is refused. Besides all ops
+that write, the lists leave out GuaranteeConst, which returns the first tensor that it ever received;
+LearnedUnigramCandidateSampler, which counts labels; and the TensorArray ops of TensorFlow 1, through
+which data can flow where the graph shows no edge.
 """
 
 import enum
@@ -11,7 +11,7 @@ import functools
 
 from tfdp._compat.tensorflow import op_definition
 
-# Ops that TensorFlow calls stateful, and that keep nothing of what they are given.
+# Ops that TensorFlow declares stateful, although they keep nothing of what they are given.
 _READS = {
     "DisableCopyOnRead",
     "IsResourceHandleRefCounting",
@@ -25,8 +25,8 @@ _READS = {
     "VariableShape",
     "_ReadVariablesOp",
 }
-_CALLS = {"Case", "If", "StatefulPartitionedCall", "While"}  # what they call is walked, too
-# Their state is a counter, which moves on by how many numbers are drawn.
+_CALLS = {"Case", "If", "StatefulPartitionedCall", "While"}  # their functions are inspected, too
+# The state of these ops is a counter, which advances by the number of values that are drawn.
 _RANDOM = {
     "AllCandidateSampler",
     "FixedUnigramCandidateSampler",
@@ -48,8 +48,8 @@ _RANDOM = {
     "TruncatedNormal",
     "UniformCandidateSampler",
 }
-# The same for tf.random.Generator, whose counter is a variable and is saved. The input with this
-# number, a shape or a difference, says how far it moves.
+# Ops of tf.random.Generator, whose counter is a variable and is saved. The number is that of the
+# op's input (a shape or a difference) that determines how far the counter moves.
 GENERATORS = dict.fromkeys(
     (
         "RngReadAndSkip",
@@ -75,15 +75,15 @@ _WORKSPACE = {
     "CudnnRNNV2",
     "CudnnRNNV3",
 }
-PRINTS = {"Print", "PrintV2"}  # on the screen of the person who trains
+PRINTS = {"Print", "PrintV2"}  # they print to the screen of the person who trains
 _ALLOWED = _READS | _CALLS | _RANDOM | {*GENERATORS} | _WORKSPACE | PRINTS
-# Not stateful for TensorFlow, and yet it hands tensors to other calls.
+# TensorFlow does not declare this op stateful, although it passes tensors on to other calls.
 _REFUSED = {"BatchFunction"}
 _PYTHON = {"EagerPyFunc", "PyFunc", "PyFuncStateless"}
 
 
 class Effect(enum.Enum):
-    """How an op has to be looked at."""
+    """How an op has to be inspected."""
 
     NONE = "none"
     LOOK_INSIDE = "calls functions, or has arguments that matter"
@@ -93,7 +93,7 @@ class Effect(enum.Enum):
 
 @functools.cache
 def effect_of(op: str) -> Effect:
-    """What an op of type `op` may do beside computing its outputs."""
+    """Returns what an op of type `op` may do besides computing its outputs."""
     if op in _PYTHON:
         return Effect.PYTHON
     definition = op_definition(op)
@@ -107,7 +107,7 @@ def effect_of(op: str) -> Effect:
 
 
 def deed(op: str) -> str:
-    """What an op that is refused does, in words that a variable's name may follow."""
+    """Describes what a refused op does, in words that a variable's name may follow."""
     if op.startswith(("Lookup", "InitializeTable")) or "HashTable" in op:
         return "makes or changes a lookup table"
     if any(word in op for word in ("Assign", "Scatter", "Apply")):

@@ -1,31 +1,31 @@
 """Finds the random state of a model: the only state that a private forward pass may write.
 
-It is recognised by its owner, never by its name: a layer can call a running statistic
-"seed_generator_state", and its statistic stays what it is. That nothing of an example is in what is
-written there is checked by `state_writes`.
+Random state is recognised by the object that owns it, never by its name, because a layer may call a
+running statistic "seed_generator_state". `state_writes` checks that the values that are written to
+random state do not depend on an example.
 """
 
 import keras
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import layers_of, seed_generators
 from tfdp.layers.noisy import noisy_layers
 
 
 def seed_states(model) -> list:
-    """The states of the `keras.random.SeedGenerator`s that Keras tracks for a model's layers.
+    """Returns the states of the `keras.random.SeedGenerator`s that Keras tracks for a model's layers.
 
-    Dropout and the like draw fresh numbers from them for every example.
+    Dropout and similar layers draw fresh numbers for every example from these states.
 
     Args:
-        model: a Keras model; its own generators and those of nested layers count too.
+        model: a Keras model; its own generators and those of nested layers are included.
     """
     layers = layers_of(model, itself=True)
-    generators = [g for layer in layers for g in layer._seed_generators]
+    generators = [g for layer in layers for g in seed_generators(layer)]
     return _once(g.state for g in generators if isinstance(g, keras.random.SeedGenerator))
 
 
 def noise_states(model) -> list:
-    """The states of the noisy layers of tfdp, which draw one noise for the whole lot."""
+    """Returns the states of tfdp's noisy layers, which draw one noise for the whole lot."""
     return _once(layer.weight_noise_state for layer in noisy_layers(model) if layer.built)
 
 

@@ -1,13 +1,21 @@
-"""The loss of each row of a batch by itself, and its gradient at the model's outputs."""
+"""Computes the loss of each row of a batch by itself, and its gradient at the model's outputs."""
 
 import keras
 import tensorflow as tf
 
 from tfdp._compat import pfor_repairs
-from tfdp._compat.keras import CompileLoss, LossFunctionWrapper
+from tfdp._compat.keras import (
+    CompileLoss,
+    LossFunctionWrapper,
+    compiled_loss,
+    flat_losses,
+    get_keras_mask,
+    loss_arguments,
+    set_keras_mask,
+)
 from tfdp.gradients.rules import UnsupportedModelError
 
-# Keras' losses that give every row a value of its own, computed from that row alone.
+# Keras' losses that compute a value for every row from that row alone.
 _FUNCTIONS = {
     keras.losses.binary_crossentropy,
     keras.losses.categorical_crossentropy,
@@ -28,22 +36,26 @@ _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
 def row_losses(forward, scope, x, y, y_pred, sample_weight):
-    """The loss of each row by itself: reductions, class weights and masks stay inside a row.
+    """Returns the loss of each row by itself: reductions, class weights and masks stay inside a row.
 
     Args:
         forward: the `Forward` whose `outputs` returned `scope` and `y_pred`.
-        scope, y_pred: for all rows.
+        scope, y_pred: the scope and the outputs for all rows.
         x, y: inputs and targets, structures of tensors [rows, ...].
         sample_weight: float32 [rows].
 
     Returns:
-        (losses, gradients): float32 [rows]; the gradients of the weighted losses with respect to the
-        leaves of `y_pred`.
+        (losses, gradients): losses is float32 [rows], not weighted; gradients are those of the
+        weighted losses with respect to the leaves of `y_pred`.
+
+    Raises:
+        UnsupportedModelError: the loss does not depend on the model's output.
     """
     values = _values(forward.model, scope, y, y_pred)
     if values is None:
         return _vectorized(forward, scope, x, y, y_pred, sample_weight)
-    # A copy, since Keras looks for the logits behind the output of a softmax.
+    # Keras' losses compute with the logits behind the output of a softmax, where they find them. They
+    # do not find them behind a copy, so the loss depends on the tensor that the tape watches.
     y_pred = tf.identity(y_pred)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(y_pred)
@@ -58,27 +70,27 @@ def row_losses(forward, scope, x, y, y_pred, sample_weight):
 
 
 def _values(model, scope, y, y_pred):
-    """Returns {outputs: losses [rows]} where the whole batch can be asked at once, or None.
+    """Returns a function from outputs to losses [rows] of the whole batch at once, or None.
 
-    That is where the model's loss is known to keep rows apart: one output, one of Keras' own losses
-    with no more than its usual arguments, nothing that `add_loss` collected. It saves most of what
-    the vectorizer would cost (some 80 small operations).
+    There is such a function if the model's loss is known to keep rows separate: one output, one of
+    Keras' own losses with no more than its usual arguments, no losses from `add_loss`. The function
+    saves most of the vectorizer's cost (some 80 small operations).
     """
     if type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model):
         return None
-    compiled = model._compile_loss
+    compiled = compiled_loss(model)
     if type(compiled) is not CompileLoss or scope.losses:
         return None
     if not (tf.is_tensor(y) and tf.is_tensor(y_pred)):
         return None
     if not compiled.built:
         compiled.build(y, y_pred)
-    if len(compiled._flat_losses) != 1:
+    if len(flat_losses(compiled)) != 1:
         return None
-    path, loss, loss_weight, _ = compiled._flat_losses[0]
+    path, loss, loss_weight, _ = flat_losses(compiled)[0]
     if path or loss_weight is not None or not _known(loss):
         return None
-    if getattr(y_pred, "_keras_mask", None) is not None or not _same_rows(loss, y, y_pred):
+    if get_keras_mask(y_pred) is not None or not _same_rows(loss, y, y_pred):
         return None
 
     def values(y_pred):
@@ -97,12 +109,12 @@ def _known(loss):
         return False
     if loss.reduction not in (*_MEANS, "sum"):
         return False
-    arguments = loss._fn_kwargs.items()
+    arguments = loss_arguments(loss).items()
     return all(k == "label_smoothing" or v in _ARGUMENTS.get(k, ()) for k, v in arguments)
 
 
 def _same_rows(loss, y, y_pred):
-    """Whether targets and outputs have ranks that cannot be broadcast along the batch."""
+    """Whether the ranks of targets and outputs rule out broadcasting along the batch."""
     if y.shape.rank is None or y_pred.shape.rank is None or y_pred.shape.rank < 2:
         return False
     sparse = loss.fn is keras.losses.sparse_categorical_crossentropy
@@ -114,12 +126,12 @@ def _same_rows(loss, y, y_pred):
 
 
 def _vectorized(forward, scope, x, y, y_pred, sample_weight):
-    """Any loss, a batch of one at a time.
+    """Computes any loss, with each row as a batch of one, vectorized.
 
-    The gradients are taken in here because XLA takes the inputs of a vectorized function that is
-    differentiated from outside for constants, and compiles at every step.
+    The vectorized function also computes the gradients. If it were differentiated from outside, XLA
+    would treat its inputs as constants and compile at every step.
     """
-    masks = [getattr(leaf, "_keras_mask", None) for leaf in tf.nest.flatten(y_pred)]
+    masks = [get_keras_mask(leaf) for leaf in tf.nest.flatten(y_pred)]
     known = [mask for mask in masks if mask is not None]
 
     def one(args):
@@ -129,7 +141,7 @@ def _vectorized(forward, scope, x, y, y_pred, sample_weight):
         leaves = tf.nest.flatten(y_pred)
         for leaf, mask in zip(leaves, masks, strict=True):
             if mask is not None:
-                leaf._keras_mask = next(row_masks)
+                set_keras_mask(leaf, next(row_masks))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(leaves)
             loss = forward.loss(scope, x, y, y_pred)

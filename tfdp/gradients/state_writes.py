@@ -1,14 +1,15 @@
 """Refuses models whose training step would keep what private examples wrote, without any noise.
 
-Formal guarantee: in the graph of the forward pass, the loss and their gradients, with all functions,
-branches and loop bodies that can be reached from it, every op either has no effect that outlives it,
-or stands in a short list of ops that are known to keep nothing of the data. Random state, which a pass
-may advance, gets new values that no path in the graph connects with an example or its label; neither
-is there one to what comes after the noise, which are the gradients of weight regularizers, and
-constraints.
+Formal guarantee: the graph of the forward pass, the loss and their gradients is inspected with all
+functions, branches and loop bodies that can be reached from it. Every op in it either has no effect
+that outlives it, or is in a short list of ops that are known to keep nothing of the data. Random state,
+which a pass may advance, gets new values, and no path in the graph leads to them from an example or its
+label. Nor does such a path lead to what is applied after the noise: the gradients of weight
+regularizers, and constraints.
 
-What a graph does not show cannot be seen: what Python code keeps while it is traced or run eagerly,
-what it writes on a later call only, and data that a layer has held as a constant all along.
+The inspection cannot see what the graph does not show: what Python code keeps while it is traced or
+executed eagerly, what it writes on a later call only, and data that a layer has held as a constant
+from the start.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import forget_losses, layers_of
+from tfdp._compat.tensorflow import captured, variable_name
 from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
 
 _WHY = "so it would keep what private examples wrote into it without any noise"
@@ -35,12 +37,15 @@ _REMEDY = (
 
 
 def refuse_hidden_state(forward, x, y) -> None:
-    """`refuse_writes`, once for each model as it is compiled and built, and for each kind of inputs.
+    """Calls `refuse_writes` unless the model, with inputs of these shapes, has passed it unchanged.
 
     Args:
         forward: the `Forward` of a built and compiled model.
-        x, y: structures of tensors or `tf.TensorSpec`s [rows, ...]; only their shapes and dtypes are
-            looked at.
+        x, y: structures of tensors or `tf.TensorSpec`s [rows, ...]; only their shapes and dtypes
+            matter.
+
+    Raises:
+        ValueError: as `refuse_writes`.
     """
     parts = _parts(forward)
     specs = [_spec(leaf, None) for leaf in tf.nest.flatten((x, y))]
@@ -59,12 +64,12 @@ def refuse_writes(forward, x, y) -> None:
 
     Args:
         forward: the `Forward` of a built and compiled model.
-        x, y: structures of tensors or `tf.TensorSpec`s [rows, ...]; only their shapes and dtypes are
-            looked at.
+        x, y: structures of tensors or `tf.TensorSpec`s [rows, ...]; only their shapes and dtypes
+            matter.
 
     Raises:
-        ValueError: an op that writes, or is not known not to, with its layer and the remedy; random
-            state, a weight penalty or a constraint that depends on the data.
+        ValueError: an op writes, or is not known not to write (the error names its layer and the
+            remedy); or random state, a weight penalty or a constraint depends on the data.
     """
     trace = _Trace(forward, x, y)
     for variable, value in trace.random:
@@ -85,7 +90,7 @@ def refuse_writes(forward, x, y) -> None:
 
 
 class _Checked:
-    """What was found to keep nothing; a plain object, so that no file holds it."""
+    """The model's parts and the kinds of inputs that have passed. A plain object, never saved."""
 
     def __init__(self, parts):
         self.parts = parts
@@ -100,7 +105,7 @@ def _same(a, b):
 
 
 def _parts(forward):
-    """What the trace depends on: the layers, what they can call, the variables."""
+    """Lists what the trace depends on: the layers, what they can call, the variables."""
     model = forward.model
     found = [("class", type(model))]
     for layer in layers_of(model, itself=True):
@@ -130,32 +135,33 @@ def _spec(leaf, rows):
 
 
 class _Trace:
-    """The graph of one training pass that never runs, looked through while it grows.
+    """The graph of one training pass, inspected while it is traced and never executed.
 
-    All shapes in it that do not depend on data are static, where those of the inputs are.
+    If the shapes of the inputs are static, so are all shapes that do not depend on data.
 
     Attributes:
-        graph: the graph.
-        random: (variable, new value) of the random state.
-        after_noise: (variable, tensor) of what is added to the model after the noise.
+        graph: the traced graph.
+        random: (variable, new value) for the random state that the pass advances.
+        after_noise: (variable, tensor) for what is applied after the noise: the gradients of
+            regularizers, and constrained weights. The tensor is None where a variable has none.
     """
 
     def __init__(self, forward, x, y):
         self.model = forward.model
         self._ends = []
-        # A number of rows, so that a shape that depends on values is one that is not static.
+        # The number of rows is static, so that a shape is only dynamic if it depends on values.
         first = tf.TensorShape(tf.nest.flatten(x)[0].shape)
         rows = (first.rank and first[0]) or 2
         specs = tf.nest.map_structure(lambda leaf: _spec(leaf, rows), (x, y))
         try:
-            # Not in tf.init_scope(), where no tape records.
+            # This is not done in tf.init_scope(), where no tape records.
             traced = tf.function(functools.partial(self._run, forward), autograph=False)
             self._concrete = traced.get_concrete_function(*specs)  # keeps the graph alive
         finally:
-            forward.model._clear_losses()  # what add_loss left behind belongs to the graph
+            forget_losses(forward.model)  # losses from add_loss belong to this graph
 
     def _run(self, forward, x, y):
-        # A variable that is made in the first of two traces is there in the second.
+        # TensorFlow traces a function that creates variables twice; the second trace counts.
         self._ends.clear()
         self.graph = tf.compat.v1.get_default_graph()
         walk = _Walk(self)
@@ -179,7 +185,7 @@ class _Trace:
                     f"Variable '{variable.path}' is assigned while the loss is computed, {_WHY}. "
                     f"{_REMEDY}."
                 )
-        # Functions with gradients of their own may write there.
+        # Functions with a custom gradient may write in their gradient.
         gradients = tape.gradient(loss, values)
         ends("a gradient")
         self.random = [
@@ -201,7 +207,7 @@ class _Trace:
         return [g for g in gradients if g is not None]
 
     def phase(self, position: int) -> str:
-        """What op number `position` belongs to."""
+        """Returns the phase of the training pass to which op number `position` belongs."""
         return next((phase for end, phase in self._ends if position < end), "the forward pass")
 
     def depends_on_data(self, value) -> bool:
@@ -224,7 +230,7 @@ def _reaches(tensors, sources):
 
 
 class _Walk:
-    """Looks at every op of a trace, those of the functions that it calls included."""
+    """Inspects every op of a trace, including those of the functions that it calls."""
 
     def __init__(self, trace):
         self._trace = trace
@@ -232,10 +238,10 @@ class _Walk:
         self._waiting, self._seen = [], set()
 
     def go_on(self):
-        """Looks at the ops that the graph has by now, and that were not looked at before.
+        """Inspects the ops that were added to the graph since the last call.
 
         Raises:
-            ValueError: an op that writes, or is not known not to.
+            ValueError: an op writes, or is not known not to write.
         """
         library = self._trace.graph.as_graph_def().library
         self._functions = {f.signature.name: f for f in library.function}
@@ -301,7 +307,7 @@ class _Walk:
                     self._waiting.append((function.name, where))
 
     def _where(self, operation, position):
-        """Words for the place in the user's model that an op comes from."""
+        """Describes the place in the user's model from which an op comes."""
         phase = self._trace.phase(position)
         layer = self._layer(operation.name) if phase in ("the forward pass", "a gradient") else None
         what = f"in {phase}"
@@ -311,28 +317,31 @@ class _Walk:
         return what if frame is None else f"{what}, {frame.filename}:{frame.lineno}"
 
     def _layer(self, name):
-        """The innermost layer in whose name scope an op is, or None."""
+        """Returns the innermost layer in whose name scope an op is, or None."""
         model = self._trace.model
         layers = {v.name: v for v in layers_of(model) if v.name}
         for scope in reversed(name.split("/")[:-1]):
-            # Keras opens the scope of a layer twice, to build and to call it.
+            # Keras opens a layer's scope twice, to build and to call it; the second gets a number.
             for candidate in (re.sub(r"_\d+$", "", scope), scope):
                 if candidate in layers:
                     return layers[candidate]
         return None
 
     def _target(self, operation):
-        """The name of a variable, where the graph says which one an op writes."""
+        """Returns the name of the variable that an op writes, or "" if the graph does not show it."""
         handles = [t for t in operation.inputs if t.dtype == tf.resource]
         if len(handles) != 1:
             return ""
-        outside = [o for o, inside in self._trace.graph.captures if inside is handles[0]]
-        name = re.search(r'ResourceHandle\(name="([^"]+?)(/\d+)?"', repr(outside))
-        return f" '{name[1]}'" if name else ""
+        names = [
+            variable_name(outside)
+            for outside, inside in captured(self._trace.graph)
+            if inside is handles[0]
+        ]
+        return f" '{names[0]}'" if names and names[0] else ""
 
 
 def _depends_on_arguments(definition, name):
-    """Whether value `name` in a function may depend on what the function is called with."""
+    """Whether value `name` in a function may depend on the function's arguments (not resources)."""
     arguments = {a.name for a in definition.signature.input_arg if a.type != tf.resource}
     nodes = {node.name: node for node in definition.node_def}
     waiting, seen = [name], set()
@@ -353,7 +362,7 @@ _LIBRARIES = (
 
 
 def _users_frame(operation):
-    """The innermost line of code that is not a library's, or None."""
+    """Returns the innermost stack frame that is not in a library's code, or None."""
     frames = operation.traceback or ()
     mine = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
     return mine[-1] if mine else None
@@ -361,9 +370,10 @@ def _users_frame(operation):
 
 @contextlib.contextmanager
 def weights_stay(model):
-    """Raises ValueError where what runs inside writes into a weight of the model.
+    """Context that raises ValueError if code inside it writes into a weight of the model.
 
-    For metrics, which see private data without noise: their own variables are not saved, weights are.
+    It is for metrics, which see private data without noise. Their own variables are not saved, but the
+    model's weights are.
     """
     variables = [v for v in model.weights if isinstance(v.value, tf.Variable)]
     if tf.executing_eagerly():
@@ -378,7 +388,7 @@ def weights_stay(model):
         handles = {id(v.value.handle): v.path for v in variables}
         inside = {
             id(inner): handles[id(outer)]
-            for outer, inner in getattr(graph, "captures", [])
+            for outer, inner in captured(graph)
             if id(outer) in handles
         } | handles
         written = [

@@ -1,4 +1,4 @@
-"""Compares a rule with the exact engine; for the rules here and for rules of your own."""
+"""Compares a rule with the exact engine, in tests of the rules here and of rules of your own."""
 
 import dataclasses
 
@@ -24,19 +24,19 @@ def check_rule(
 ) -> None:
     """Raises AssertionError where a rule's norms or sums differ from the exact engine's.
 
-    The layer becomes a model of its own, with random weights and inputs and a loss that gives every
-    output another gradient; norms and clipped sums are compared relative to the largest.
+    The layer becomes a model of its own, with random weights and inputs, and with a loss that gives a
+    different gradient to every output. Norms and clipped sums are compared relative to the largest.
 
     Args:
-        layer: a layer with trainable weights; built here if it is not.
-        *input_shapes: shapes of its inputs, without the batch.
-        rows: examples.
+        layer: a layer with trainable weights; it is built here unless it is built already.
+        *input_shapes: shapes of the layer's inputs, without the batch.
+        rows: number of examples.
         integers: draws integer inputs below this number instead of normal ones.
         tolerance: largest relative difference.
-        seed: of weights and inputs.
+        seed: seed of weights and inputs.
 
     Raises:
-        AssertionError: a difference, or the engine does not support the layer.
+        AssertionError: the results differ, or the ghost engine does not support the layer.
     """
     inputs = [keras.Input(s, dtype="int32" if integers else None) for s in input_shapes]
     outputs = keras.tree.flatten(layer(*inputs))
@@ -61,25 +61,27 @@ def check_model(
     vectorizes: bool = True,
     ill_conditioned: bool = False,
 ) -> None:
-    """`check_rule` for a whole model with one or several inputs and outputs.
+    """Does what `check_rule` does for a whole model with one or several inputs and outputs.
 
     Args:
         model: a functional or Sequential model; its weights and loss are replaced.
         rows, integers, tolerance, seed: as in `check_rule`.
-        microbatch_size: examples whose mean is bounded together.
-        l2_norm_clip: clip norm; the median gradient norm if None, so that half of them are clipped.
-        bound: what bounds the gradients, instead of a global clip norm.
-        sample_weight: [rows], zero for absent ones; ones if None.
-        jit_compile: compiles the ghost engine with XLA; the exact one, too, where layers draw random
-            numbers, or where the model is ill-conditioned.
-        length: taken where an input's shape is not known.
-        vectorizes: False compares with a plain loop over the rows at once, without asking the
+        microbatch_size: number of examples whose mean gradient is bounded together.
+        l2_norm_clip: clip norm; None clips at the median gradient norm, so that half of the
+            gradients are clipped.
+        bound: bound of the gradients, instead of a global clip norm.
+        sample_weight: [rows], zero for absent rows; ones if None.
+        jit_compile: compiles the ghost engine with XLA, and also the exact engine if layers draw
+            random numbers or the model is ill-conditioned.
+        length: length of an input's axis where it is not known.
+        vectorizes: False compares with a plain loop over the rows straight away, without trying the
             exact engine first.
-        ill_conditioned: for a model that may magnify rounding; also accepts four times what one unit
-            in the last place of the weights changes in the reference, up to 1e-3.
+        ill_conditioned: for a model that may magnify rounding; also accepts differences of up to four
+            times the change in the reference when the weights change by one unit in the last place,
+            but at most 1e-3.
 
     Raises:
-        AssertionError: a difference, or the engine does not support the model.
+        AssertionError: the results differ, or the ghost engine does not support the model.
     """
     reason = ghost.supports(model)
     assert reason is None, reason
@@ -109,8 +111,8 @@ def check_model(
 
     draws = any(forward.is_per_example(i) for i in range(len(forward.state_variables)))
     reference = exact.bounded_sum if vectorizes else loop_bounded_sum
-    # TensorFlow's random numbers under XLA are others for the same seeds, and its functions round
-    # otherwise.
+    # Under XLA, TensorFlow draws other random numbers from the same seeds, and its functions round
+    # differently.
     alike = jit_compile and (draws or ill_conditioned)
     try:
         expected = run(reference, jit_compile=alike)
@@ -131,9 +133,9 @@ def check_model(
 
 
 class MedianClip(GlobalL2Clip):
-    """Clips at the median norm of the rows, so that half of them are clipped: for comparisons only.
+    """Clips at the median norm of the rows, so that half of them are clipped; for comparisons only.
 
-    The clip norm depends on the data here, so this bounds nothing.
+    The clip norm depends on the data, so this class bounds no example's influence.
     """
 
     def scales(self, square_norms):
@@ -144,7 +146,7 @@ class MedianClip(GlobalL2Clip):
 
 
 def assert_equal_sums(ours, exact, tolerance: float = 1e-5) -> None:
-    """Raises AssertionError where two `BoundedSum` differ.
+    """Raises AssertionError if two `BoundedSum` differ.
 
     Args:
         ours, exact: results of two engines on the same rows.
@@ -161,14 +163,15 @@ def largest_difference(ours, exact) -> tuple[str, float]:
     hundredth of the largest of all; of norms, but at least 1e-6).
 
     Raises:
-        AssertionError: they differ in what is not rounded.
+        AssertionError: they differ in values that are not subject to rounding.
     """
     np.testing.assert_array_equal(ours.present, exact.present)
     assert int(ours.non_finite) == int(exact.non_finite)
-    # A gradient that is zero but for rounding (a key bias of attention) is compared with the others.
+    # The difference in a gradient that is zero up to rounding (such as that of attention's key bias)
+    # is relative to the gradients of other variables.
     least = 1e-2 * max(float(tf.reduce_max(tf.abs(total))) for total in exact.sums)
     pairs = [
-        # What the ghost engine adds to norms (`contributions._VANISHING`) is all there is of one of 0.
+        # A norm of 0 becomes what the ghost engine adds to norms (`per_example_gradient._VANISHING`).
         ("norms", ours.norms, exact.norms, 1e-6),
         ("losses", ours.losses, exact.losses, 0.0),
     ]
@@ -188,14 +191,14 @@ def _difference(name, a, b, least):
 
 
 def _linear(y, y_pred):
-    # Weighted by y, so that every output has a gradient of its own; the sine keeps it from being
+    # The weights y give every output a gradient of its own; the sine keeps this gradient from being
     # the same for all inputs.
     y_pred = keras.ops.cast(y_pred, "float32")
     return keras.ops.sum(keras.ops.reshape(y * keras.ops.sin(y_pred), (1, -1)), axis=-1)
 
 
 def run_engine(engine, forward, bound, x, y, sample_weight, microbatch_size=1, jit_compile=False):
-    """Runs an engine on one chunk as one graph; arguments as `engine.Engine` takes them."""
+    """Runs an engine on one chunk as one graph; the arguments are as in `contract.Engine`."""
     result = {}
 
     def run(x, y, sample_weight):
@@ -210,7 +213,11 @@ _FIELDS = ("sums", "norms", "present", "clipped", "non_finite", "losses", "outpu
 
 
 def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size=1):
-    """The definition, one row after the other in Python, without microbatches: slow, for any op."""
+    """Computes the bounded sum by its definition, one row after the other in Python.
+
+    This is slow, works for any op, and has no microbatches. Arguments and result are as in
+    `contract.Engine`.
+    """
     assert microbatch_size == 1
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     gradients, losses, outputs = [], [], []

@@ -1,6 +1,5 @@
-"""Layers for private training: weights that are drawn, and normalization by public examples."""
+"""Layers for private training: layers with noisy weights, and normalization by public examples."""
 
-import tfdp._compat  # noqa: F401
 from tfdp.layers.noisy import NoisyConv2D as NoisyConv2D
 from tfdp.layers.noisy import NoisyDense as NoisyDense
 from tfdp.layers.public import PublicBatchNormalization as PublicBatchNormalization

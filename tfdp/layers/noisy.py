@@ -1,11 +1,11 @@
 """Dense and convolutional layers with noisy weights (SI-DPSGD, section 3).
 
-The kernel that a layer computes with is a draw from N(mu, sigma^2): mu is learned, sigma is
-constant. By the reparametrization trick, w = mu + sigma * n, the gradient at the drawn kernel is
-the gradient of mu.
+A layer computes with a kernel that is drawn from N(mu, sigma^2): mu is learned, sigma is constant.
+By the reparametrization trick, w = mu + sigma * n, the gradient at the drawn kernel is the gradient
+with respect to mu.
 
-These layers show that normalized networks bear noise. They are no mechanism of differential
-privacy: nothing here bounds what an example contributes, and mu is among the weights.
+These layers show that normalized networks tolerate noise. They are not a mechanism of differential
+privacy: nothing here bounds the contribution of an example, and mu is among the weights.
 """
 
 import math
@@ -22,11 +22,11 @@ _WORD = 2**32
 
 
 class _WeightNoise:
-    """Draws the kernel of the Keras layer that it is mixed into, one draw per lot.
+    """Mixin that draws the kernel of a Keras layer, one draw per lot.
 
     The noise is a pure function of the variable `weight_noise_state`, a seed word and a counter.
-    So every example of a lot meets the same draw (in `tf.vectorized_map` too), norm and gradient
-    come from the same weights, and a model that is loaded computes what the saved one computed.
+    So every example of a lot gets the same draw (in `tf.vectorized_map` too), norm and gradient
+    come from the same weights, and a loaded model computes the same outputs as the saved one.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class _WeightNoise:
 
     def build(self, input_shape):
         super().build(input_shape)
-        # Not from Keras' global seed: two layers, or two runs, must not share their noise.
+        # The seed does not come from Keras' global seed: two layers, or two runs, must not share their
+        # noise.
         seed = secrets.randbits(32) if self.seed is None else self.seed
         self.weight_noise_state = self.add_weight(
             name="weight_noise_state",
@@ -60,13 +61,17 @@ class _WeightNoise:
         )
 
     def advance_noise(self):
-        """Moves on to the next draw. A private trainer calls this once per lot."""
+        """Moves on to the next draw; with `resample="manual"`, the caller does this once per lot."""
         self.weight_noise_state.assign(self.weight_noise_state + tf.constant([0, 1], tf.uint32))
 
     def draw_noise(self, shape) -> tf.Tensor:
-        """Returns the float32 noise of the current draw; no state changes."""
-        # Not tf.random.stateless_normal: under XLA it gives other numbers for the same seed, so that
-        # a compiled and an eager call would not meet the same draw. Random words are the same.
+        """Returns the float32 noise of the current draw, without changing the state.
+
+        Args:
+            shape: shape of the noise.
+        """
+        # tf.random.stateless_normal gives other numbers for the same seed under XLA, so a compiled and
+        # an eager call would get different draws. Random words are the same in both.
         words = tf.random.stateless_uniform(
             (2, *shape),
             seed=tf.cast(keras.ops.convert_to_tensor(self.weight_noise_state), tf.int64),
@@ -75,13 +80,13 @@ class _WeightNoise:
             dtype=tf.uint32,
             alg="philox",
         )
-        # Box-Muller on 24 bits each, in (0, 1] so that the logarithm is finite.
+        # Box-Muller, on uniform numbers of 24 bits in (0, 1], so that the logarithm is finite.
         uniform = (tf.cast(tf.bitwise.right_shift(words, 8), tf.float32) + 0.5) * 2.0**-24
         radius = tf.sqrt(-2.0 * tf.math.log(uniform[0]))
         return self.noise_stddev * radius * tf.cos(2.0 * math.pi * uniform[1])
 
     def _drawn(self, kernel, training):
-        """Returns the kernel to compute with."""
+        """Returns the kernel that the forward pass uses."""
         if not (training or self.noise_at_inference):
             return kernel
         noise = self.draw_noise(kernel.shape)
@@ -158,6 +163,6 @@ class NoisyConv2D(_WeightNoise, keras.layers.Conv2D):
 
 
 def noisy_layers(model) -> list:
-    """All noisy layers of a model, nested ones too."""
+    """All noisy layers of a model, including nested ones."""
     layers = layers_of(model, itself=True)
     return [layer for layer in layers if isinstance(layer, _WeightNoise)]

@@ -1,14 +1,15 @@
 """Batch normalization whose statistics come from public examples (SI-DPSGD, Algorithm 2).
 
-`PublicExamples` holds M public examples and runs a network in two passes. The public examples pass
-once, normalized by themselves, and leave their moments at every `PublicBatchNormalization`. Then the
-private examples pass, each normalized with the public moments and its own, which have weight 1/(M+1)
-(Salimans et al. 2016, "virtual batch normalization"). Nothing is averaged over time.
+`PublicExamples` holds M public examples and runs a network in two passes. In the first pass, the public
+examples are normalized by themselves, and every `PublicBatchNormalization` notes their moments. In the
+second pass, each private example is normalized with the public moments and its own moments, which
+have weight 1/(M+1) (Salimans et al. 2016, "virtual batch normalization"). No moments are averaged over
+time.
 
-Formal guarantee of statistics="example": what the network returns for an example, and its gradient,
+Formal guarantee of statistics="example": the output of the network for an example, and its gradient,
 depend on that example, the weights and the public examples alone. So a clipped sum of gradients has
 the sensitivity of DP-SGD, provided that the public examples were chosen without looking at the
-private ones. It does not hold for statistics="batch".
+private ones. This guarantee does not hold for statistics="batch".
 """
 
 import contextlib
@@ -18,7 +19,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfdp._compat  # noqa: F401
 from tfdp._compat.keras import in_stateless_scope, layers_of
 from tfdp._validate import flag, one_of, positive
 
@@ -28,12 +28,13 @@ GRADIENTS = ("local", "stopped", "exact")
 
 @dataclasses.dataclass
 class PublicMoments:
-    """What the public examples leave behind at one call of a normalization.
+    """The moments of the public examples at one call of a normalization layer.
 
     Attributes:
         layer: the `PublicBatchNormalization`.
-        inputs: what it was given.
-        mean, variance: float32, of rank and features of `inputs`, and length one otherwise.
+        inputs: the inputs of that call.
+        mean, variance: float32 tensors with the rank of `inputs`, with its length on the axis of the
+            features and length one on all others.
     """
 
     layer: keras.layers.Layer
@@ -42,7 +43,11 @@ class PublicMoments:
     variance: tf.Tensor
 
     def of_rows(self, rows):
-        """Returns (mean, variance), broadcastable to `rows` private examples."""
+        """Returns (mean, variance), broadcastable to `rows` private examples.
+
+        Args:
+            rows: int32 scalar, the number of private examples; subclasses may use it.
+        """
         del rows
         return self.mean, self.variance
 
@@ -53,12 +58,12 @@ class _Pass:
 
     Attributes:
         kind: "public" takes moments over all rows and notes them; "private" mixes the noted moments
-            with those of each row; "union" takes them over the rows that are present.
-        moments: a `PublicMoments` for each call of a normalization, in order.
-        gradient: one of `GRADIENTS`; of "public" only.
-        count: M; of "private" only.
-        present: float32 [rows], 1 where a row counts; of "union" only.
-        used: how many of `moments` a "private" pass has read.
+            with those of each row; "union" takes moments over the rows that are present.
+        moments: a `PublicMoments` for each call of a normalization layer, in order.
+        gradient: one of `GRADIENTS`; used by "public" only.
+        count: M; used by "private" only.
+        present: float32 [rows], 1 for the rows that count; used by "union" only.
+        used: number of `moments` that a "private" pass has read.
     """
 
     kind: str
@@ -69,7 +74,7 @@ class _Pass:
     used: int = 0
 
 
-_passes: list[_Pass] = []  # the innermost last; layers learn from it which pass they are in
+_passes: list[_Pass] = []  # the running passes, innermost last; normalization layers read the last
 _present_rows: list[tf.Tensor] = []
 
 
@@ -83,12 +88,12 @@ def _pushed(stack, item):
 
 
 def in_public_pass() -> bool:
-    """Whether public examples are passing by themselves: nothing private takes part."""
+    """Whether a "public" pass is running, in which no private example takes part."""
     return any(one.kind == "public" for one in _passes)
 
 
 def present_rows(present: tf.Tensor):
-    """Context in which statistics="batch" counts only some of the rows of a lot.
+    """Context in which statistics="batch" counts only the rows of a lot that are present.
 
     Args:
         present: bool [rows]; False for the rows that pad the lot.
@@ -100,18 +105,20 @@ def present_rows(present: tf.Tensor):
 class PublicBatchNormalization(keras.layers.Layer):
     """Normalizes each feature with the statistics of public examples and of the example itself.
 
-    It works inside the network of a `PublicExamples` layer, which holds the examples. Over the
-    positions of an image or a sequence statistics are taken as in batch normalization: an example's
-    own moments are those over its positions. All statistics are float32.
+    The layer works inside the network of a `PublicExamples` layer, which holds the examples. As in
+    batch normalization, statistics are taken over the positions of an image or a sequence: the own
+    moments of an example are those over its positions. All statistics are float32.
 
     Args:
         axis: the axis of the features.
-        epsilon: added to the variance. The default is that of the papers' PyTorch models.
-        center, scale: whether there is a learned offset, a learned factor.
+        epsilon: constant > 0 that is added to the variance. The default is that of the papers' PyTorch
+            models.
+        center, scale: whether the layer learns an offset, and whether it learns a factor.
         **kwargs: as for any Keras layer.
 
     Raises:
-        RuntimeError: it is called outside of `PublicExamples`.
+        ValueError: an argument is invalid.
+        RuntimeError: the layer is called outside of `PublicExamples`.
     """
 
     def __init__(self, axis=-1, epsilon=1e-5, center=True, scale=True, **kwargs):
@@ -162,11 +169,12 @@ class PublicBatchNormalization(keras.layers.Layer):
         if self.beta is not None:
             outputs += tf.reshape(tf.cast(self.beta, tf.float32), shape)
         if _passes[-1].kind == "public" and _passes[-1].gradient == "local":
-            outputs = tf.stop_gradient(outputs)  # the moments of the layers below are constants
+            # Later layers then take the public activations up to here as constants.
+            outputs = tf.stop_gradient(outputs)
         return tf.cast(outputs, inputs.dtype)
 
     def _moments(self, inputs, x):
-        """Mean and variance, broadcastable to `x`, as the pass that runs wants them."""
+        """Mean and variance, broadcastable to `x`, for the kind of pass that is running."""
         if not _passes:
             raise RuntimeError(
                 f"Layer '{self.name}' (PublicBatchNormalization) has no public examples. Expected it "
@@ -177,7 +185,7 @@ class PublicBatchNormalization(keras.layers.Layer):
         features = self.axis % x.shape.rank
         positions = [axis for axis in range(1, x.shape.rank) if axis != features]
         if one.kind == "union":
-            # Rows that are absent may hold anything, NaN too.
+            # Rows that are absent may hold any values, including NaN.
             rows = tf.reshape(one.present, [-1] + [1] * (x.shape.rank - 1))
             kept = tf.where(rows > 0, x, 0.0)
             mean = _mean(kept, [0, *positions]) * _inverse_share(one.present)
@@ -213,7 +221,7 @@ def _mean(x, axes):
 
 
 def _inverse_share(present):
-    # At least the public examples are present.
+    # The public examples are always present, so the sum is above 0.
     return tf.cast(tf.size(present), tf.float32) / tf.reduce_sum(present)
 
 
@@ -224,7 +232,7 @@ def _own_moments(x, positions):
 
 
 def _mixed(mean, variance, own_mean, own_variance, weight):
-    """Moments of a mixture of two populations, the second with the given weight."""
+    """Moments of a mixture of two populations, of which the second has the given weight."""
     gap = own_mean - mean
     between = weight * (1.0 - weight) * tf.square(gap)
     return mean + weight * gap, (1.0 - weight) * variance + weight * own_variance + between
@@ -234,34 +242,36 @@ def _mixed(mean, variance, own_mean, own_variance, weight):
 class PublicExamples(keras.layers.Layer):
     """Runs a network with `PublicBatchNormalization` layers, and holds the public examples for it.
 
-    The examples are weights of this layer (not trainable), so that every saved model carries them.
+    The examples are weights of this layer (not trainable), so that every saved model contains them.
 
-    The moments of the public examples depend on the weights, and with statistics="example" a gradient
-    flows through them as `gradient` says: "local" differentiates the moments of each normalization by
-    the weights since the one before it, and takes what comes from there for constants; "stopped" takes
-    all of them for constants; "exact" stops nowhere, for the exact engine only, at the cost of a pass
-    back through M rows for every example. Whichever it is, an example's gradient depends on public data
-    and itself alone. (BUILD_NOTES.md has accuracies.) Public examples pass in inference mode, so that
-    there is no dropout among them.
+    The moments of the public examples depend on the weights. With statistics="example", `gradient`
+    decides how the gradient flows through these moments: "local" differentiates the moments of each
+    normalization with respect to the weights since the normalization before it, whose outputs count as
+    constants; "stopped" takes all moments as constants; "exact" differentiates through everything, with
+    the exact engine only, at the cost of a backward pass through M rows for every example. With each
+    choice, the gradient of an example depends on that example, the weights and public data alone.
+    (docs/decisions/public_batch_normalization.md has accuracies.) The public examples run in inference
+    mode, so without dropout.
 
-    With statistics="batch" training is as the papers wrote it: statistics over the whole lot and the
-    public examples together. One example then moves the gradients of all others, and the proven
-    guarantee counts that: the sensitivity is 2L - 1 instead of 1. At inference each example is
-    normalized together with the public examples, 1 + M rows at a time (the papers' test phase).
+    With statistics="batch", training follows the papers: the statistics are taken over the whole lot
+    and the public examples together. One example then changes the gradients of all others, and the
+    proven guarantee accounts for that: the sensitivity is 2L - 1 instead of 1. At inference, each
+    example is normalized together with the public examples, 1 + M rows at a time (the papers' test
+    phase).
 
     Args:
         network: a built keras.Model.
         examples: array [M, ...], M >= 2, or a structure of arrays as the network takes it. Their
-            choice and their preprocessing must not depend on the private data. None leaves a place
-            for them: such a layer refuses to run until weights are loaded into it.
+            choice and their preprocessing must not depend on the private data. With None, the layer
+            holds no examples yet and refuses to run until weights are loaded into it.
         statistics: "example" or "batch".
         gradient: "local", "stopped" or "exact".
-        example_specs: how to make that place; `get_config` fills it in.
+        example_specs: dtypes and shapes of the examples with `examples=None`; from `get_config`.
         **kwargs: as for any Keras layer.
 
     Raises:
-        ValueError: a bad argument.
-        RuntimeError: it is called while it holds no public examples.
+        ValueError: an argument is invalid.
+        RuntimeError: the layer is called while it holds no public examples.
 
     Example:
         network = keras.Sequential([
@@ -300,7 +310,8 @@ class PublicExamples(keras.layers.Layer):
         if examples is not None:
             examples = keras.tree.map_structure(_as_examples, examples)
             example_specs = keras.tree.map_structure(_spec_of, examples)
-        # Past Keras' attribute tracking, which would make other structures of dicts and lists.
+        # Setting `vars(self)` avoids Keras' attribute tracking, which would replace dicts and lists by
+        # wrapped ones.
         vars(self)["_specs"] = example_specs
         specs = [_parsed(spec) for spec in keras.tree.flatten(example_specs)]
         counts = {shape[0] for shape, _ in specs}
@@ -321,7 +332,7 @@ class PublicExamples(keras.layers.Layer):
             )
             for i, (shape, dtype) in enumerate(specs)
         ]
-        # A weight, so that whatever copies or loads the weights brings the examples to life.
+        # This flag is a weight, so that copying or loading the weights also sets it.
         self._holds = self.add_weight(
             name="holds_examples",
             shape=(),
@@ -338,12 +349,12 @@ class PublicExamples(keras.layers.Layer):
 
     @property
     def holds_examples(self) -> bool:
-        """Whether there are public examples, rather than an empty place for them."""
+        """Whether the layer holds public examples, and not only variables for them."""
         return bool(self._holds.numpy())
 
     @property
     def examples(self):
-        """The public examples, NumPy arrays in the structure that they were given in."""
+        """The public examples, NumPy arrays in the structure of the argument `examples`."""
         rows = [variable.numpy() for variable in self._rows]
         return keras.tree.pack_sequence_as(self._specs, rows)
 
@@ -364,10 +375,13 @@ class PublicExamples(keras.layers.Layer):
             return self.network(inputs, training=training)
 
     def public_moments(self, rows) -> list[PublicMoments]:
-        """Lets the public examples pass by themselves.
+        """Runs the public examples through the network and returns their moments.
 
         Args:
             rows: the examples, as the network takes them.
+
+        Returns:
+            One `PublicMoments` for each call of a normalization layer, in order.
         """
         with _pushed(_passes, _Pass("public", gradient=self.gradient)) as public:
             self.network(rows, training=False)
@@ -384,7 +398,7 @@ class PublicExamples(keras.layers.Layer):
         return self._joined(inputs, rows, present, training=True)
 
     def _one_by_one(self, inputs, rows):
-        """Inference with statistics="batch": each example in a batch with the public ones."""
+        """Inference with statistics="batch": each example in one batch with the public examples."""
 
         def one(example):
             example = keras.tree.map_structure(lambda leaf: leaf[tf.newaxis], example)
@@ -406,7 +420,7 @@ class PublicExamples(keras.layers.Layer):
 
     def _require_examples(self):
         if in_stateless_scope():
-            return  # private training looks before it starts
+            return  # private training has checked before it starts (`refuse_mixing_layers`)
         with tf.init_scope():
             holds = self.holds_examples
         if not holds:
@@ -443,7 +457,7 @@ def _as_examples(array):
 
 
 def _spec_of(array):
-    """One string, a leaf of the configuration: "float32 30 28 28 1"."""
+    """Dtype and shape as one string, a leaf of the configuration, such as "float32 30 28 28 1"."""
     return " ".join([array.dtype.name, *map(str, array.shape)])
 
 
@@ -453,11 +467,11 @@ def _parsed(spec):
 
 
 def public_layers(model) -> list[PublicExamples]:
-    """All `PublicExamples` layers of a model, nested ones too."""
+    """All `PublicExamples` layers of a model, including nested ones."""
     layers = layers_of(model, itself=True)
     return [layer for layer in layers if isinstance(layer, PublicExamples)]
 
 
 def uses_batch_statistics(model) -> bool:
-    """Whether some layer of `model` is normalized with statistics over the private lot."""
+    """Whether some layer of `model` normalizes with statistics over the private lot."""
     return any(layer.statistics == "batch" for layer in public_layers(model))

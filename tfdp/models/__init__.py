@@ -1,11 +1,10 @@
-"""Models by name, built from stock Keras layers, so that a released file loads in plain Keras."""
+"""Builds models by name from stock Keras layers, so that a released file loads in plain Keras."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import keras
 
-import tfdp._compat  # noqa: F401
 from tfdp._validate import one_of, whole
 from tfdp.layers import PublicExamples
 from tfdp.models.blocks import NORMALIZATIONS as NORMALIZATIONS
@@ -20,14 +19,14 @@ from tfdp.models.tutorial import tutorial_cnn
 
 
 class Architecture(NamedTuple):
-    """How a model is built, and what it can take; either `layers` or `outputs` is given.
+    """How a model is built, and which inputs it accepts. Either `layers` or `outputs` is given.
 
     Attributes:
-        layers: (classes, normalization, activation, output normalization) -> layers of a Sequential
-            model.
-        smallest_image: smallest height and width; None: inputs of any shape.
-        outputs: (inputs, classes, activation) -> logits of a functional model, which has the
-            normalization that belongs to it.
+        layers: function (classes, normalization, activation, output normalization) -> layers of a
+            Sequential model.
+        smallest_image: smallest height and width; None accepts inputs of any shape.
+        outputs: function (inputs, classes, activation) -> logits of a functional model, which has a
+            fixed normalization of its own.
         takes_tokens: whether the inputs are rows of token ids below `NUM_TOKENS`.
     """
 
@@ -72,27 +71,27 @@ def build(
         num_classes: number of logits, at least 2.
         normalization: "none"; "layer", over all features of an example and without weights, as in
             the experiments of SI-DPSGD; "layer_affine", the same with learned scale and offset;
-            "batch", which with `public_data` takes its statistics from there, and without is
+            or "batch". With `public_data`, "batch" is `PublicBatchNormalization`; without, it is
             `keras.layers.BatchNormalization`, for comparison without privacy only, since it mixes
-            examples. "resnet18" and the models of text have a normalization of their own and take
+            examples. "resnet18" and the models of text have a normalization of their own and accept
             only "none".
-        activation: "relu", "tanh" (its bounded outputs often help private training) or any other
-            activation that Keras knows by name.
-        normalize_output: whether the output layer is normalized too. SI-DPSGD, section 3,
-            normalizes "after each trainable layer", and its Table 2 keeps apart models that lack
-            only the last normalization: they lose accuracy under noise. So it does by default.
-            The price: n logits of mean 0 and variance 1 are at most sqrt(n - 1), hence softmax
+        activation: "relu", "tanh" (its bounded outputs often help private training) or the name of any
+            other Keras activation.
+        normalize_output: whether the output layer is normalized too. True is the default, because
+            SI-DPSGD, section 3, normalizes "after each trainable layer", and its Table 2 lists
+            separately the models that lack only the last normalization: they lose accuracy under
+            noise. The price: n logits of mean 0 and variance 1 are at most sqrt(n - 1), hence softmax
             never comes near certainty (for n = 10 the cross-entropy stays above 0.27).
         public_data: array (M, *input_shape) of public examples for "batch"; see `PublicExamples`.
-        statistics: "example" or "batch": what the statistics of "batch" are taken over, beside the
-            public examples.
+        statistics: "example" or "batch": with `public_data`, whether the statistics are taken over
+            each example or over the whole lot, together with the public examples.
 
     Returns:
         A built `keras.Sequential`, or a functional `keras.Model`.
 
     Raises:
-        ValueError: for an unknown name or normalization, and for an input shape that the model
-            cannot take.
+        ValueError: the name or the normalization is unknown, or the model does not accept the input
+            shape or another argument.
     """
     one_of("name", name, sorted(MODELS))
     if public_data is not None and normalization != "batch":

@@ -1,13 +1,12 @@
-"""What the models share: a trainable layer, its normalization and its activation."""
+"""The building block of the models: a trainable layer, its normalization and its activation."""
 
 import keras
 
-import tfdp._compat  # noqa: F401
 from tfdp._validate import one_of
 from tfdp.layers import PublicBatchNormalization
 
 NORMALIZATIONS = ("none", "layer", "layer_affine", "batch")
-# "batch" inside of a `PublicExamples` layer.
+# The normalization that replaces "batch" inside a `PublicExamples` layer.
 PUBLIC_BATCH = "public_batch"
 # The value of the papers' PyTorch models. Keras' default of 1e-3 would damp the normalization of
 # small activations, and with it the invariance to the scale of the weights.
@@ -32,7 +31,7 @@ def block(
         activation: name of the activation, or None.
 
     Raises:
-        ValueError: for an unknown normalization.
+        ValueError: the normalization is unknown.
     """
     one_of("normalization", normalization, (*NORMALIZATIONS, PUBLIC_BATCH))
     layers = [layer]

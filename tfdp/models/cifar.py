@@ -2,17 +2,16 @@
 
 from keras import layers
 
-import tfdp._compat  # noqa: F401
 from tfdp.models.blocks import block
 
 
 def cifar_tutorial(num_classes, normalization, activation, output_normalization):
     """Two 5x5 convolutions of 64 filters, each pooled; dense 384, 384, classes.
 
-    Source: Abadi et al. 2016, section 5.3 ("Deep Learning with Differential Privacy"), which took it
-    from TensorFlow's CIFAR-10 tutorial without its local response normalization; "TF-tutorial" in
-    SI-DPSGD, Table 5. 1,144,138 weights for Abadi et al.'s 24x24x3 crops, 1,832,266 for whole images
-    of 32x32x3, and ten classes.
+    Source: Abadi et al. 2016, section 5.3 ("Deep Learning with Differential Privacy"), who took the
+    network of TensorFlow's CIFAR-10 tutorial without its local response normalization; "TF-tutorial"
+    in SI-DPSGD, Table 5. With ten classes it has 1,144,138 weights for Abadi et al.'s 24x24x3 crops and
+    1,832,266 for whole images of 32x32x3.
     """
     return [
         *block(layers.Conv2D(64, 5, padding="same", name="conv_1"), normalization, activation),

@@ -2,15 +2,14 @@
 
 from keras import layers
 
-import tfdp._compat  # noqa: F401
 from tfdp.models.blocks import block
 
 
 def lenet5(num_classes, normalization, activation, output_normalization):
     """LeNet-5: convolutions 6, pool, 16, pool; dense 120, 84, classes.
 
-    5x5 kernels, the first padded ("same"), the second not, as in Caffe's and PyTorch's LeNet for
-    28x28 images. 61,706 weights for 28x28x1 and ten classes.
+    The kernels are 5x5; the first convolution is padded ("same"), the second is not, as in Caffe's and
+    PyTorch's LeNet for 28x28 images. 61,706 weights for 28x28x1 and ten classes.
     """
     return [
         *block(layers.Conv2D(6, 5, padding="same", name="conv_1"), normalization, activation),

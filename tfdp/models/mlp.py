@@ -4,17 +4,16 @@ import functools
 
 from keras import layers
 
-import tfdp._compat  # noqa: F401
 from tfdp.models.blocks import block
 
 
 def linear(num_classes, normalization, activation, output_normalization):
     """Multinomial logistic regression: 650 weights for 8x8x1 and ten classes.
 
-    With a normalization it normalizes the features of each example first, there being no hidden
-    layer to normalize; a logistic regression that is scale invariant in its logits could not become
-    confident. The weights start at zero: the loss is convex, and the first gradient of a random
-    start would mostly undo it.
+    A normalization is applied to the features of each example, because the model has no hidden layer,
+    and a logistic regression that is scale invariant in its logits could not become confident. The
+    weights start at zero: the loss is convex, and the first gradient from random weights would mostly
+    undo them.
     """
     del activation, output_normalization  # there is no hidden layer
     flat = layers.Flatten(name="flatten")

@@ -2,8 +2,6 @@
 
 from keras import layers
 
-import tfdp._compat  # noqa: F401
-
 _WIDTHS = (64, 128, 256, 512)
 _BLOCKS = 2  # per width
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"
@@ -12,8 +10,8 @@ _GROUPS = 32  # Wu and He 2018, "Group Normalization"
 def resnet18(inputs, num_classes, activation):
     """ResNet-18 for small images: widths 64, 128, 256, 512, two blocks each.
 
-    The stem is a 3x3 convolution without pooling, as He et al. 2016 have it for CIFAR-10; every
-    batch normalization is a group normalization of 32 groups. Convolutions have no bias.
+    The stem is a 3x3 convolution without pooling, as in He et al. 2016 for CIFAR-10. Group
+    normalization with 32 groups replaces every batch normalization. Convolutions have no bias.
     11,173,962 weights for 32x32x3 and ten classes.
     """
     x = _normalized_conv(inputs, _WIDTHS[0], 3, 1, "stem")
@@ -32,7 +30,7 @@ def _normalized_conv(x, width, size, stride, name):
 
 
 def _residual(x, width, stride, activation, name):
-    """Two convolutions around which the input goes; projected by 1x1 where the shape changes."""
+    """Two convolutions with a shortcut, which is a 1x1 convolution if the shape changes."""
     shortcut = x
     if stride != 1 or x.shape[-1] != width:
         shortcut = _normalized_conv(x, width, 1, stride, f"{name}_shortcut")

@@ -1,10 +1,8 @@
-"""Two classifiers of token ids, for rows as `tfdp.data.hash_tokens` makes them."""
+"""Two classifiers of rows of token ids, such as `tfdp.data.hash_tokens` makes."""
 
 from keras import layers, ops
 
-import tfdp._compat  # noqa: F401
-
-NUM_TOKENS = 10_000  # ids that the models know; hash to this many buckets
+NUM_TOKENS = 10_000  # number of token ids; `num_buckets` of `hash_tokens` for these models
 _WIDTH = 64
 _HEADS = 4
 _BLOCKS = 2
@@ -24,13 +22,13 @@ def bilstm(inputs, num_classes, activation):
 def transformer(inputs, num_classes, activation):
     """Two blocks of four-headed attention (width 64) and dense 128; mean over tokens, classes.
 
-    Learned positions; layer normalization before attention and before the dense layers (Xiong et
-    al. 2020), which trains without warm-up. Padding (id 0) is a token like any other.
+    Positions are learned. Layer normalization comes before attention and before the dense layers
+    (Xiong et al. 2020), so that training needs no warm-up. Padding (id 0) is a token like any other.
     711,818 weights for rows of 64 tokens out of 10,000, and ten classes.
     """
     length = inputs.shape[1]
-    # Positions with a batch axis: a layer that is called on anything else mixes examples, as far
-    # as the ghost engine can know.
+    # The positions are computed from the inputs, so that they have a batch axis: the ghost engine
+    # assumes that a layer mixes examples if its input has none.
     positions = ops.cumsum(ops.ones_like(inputs), axis=1) - 1
     x = layers.Embedding(NUM_TOKENS, _WIDTH, name="embedding")(inputs)
     x = layers.Add(name="embed")([x, layers.Embedding(length, _WIDTH, name="position")(positions)])

@@ -2,7 +2,6 @@
 
 from keras import layers
 
-import tfdp._compat  # noqa: F401
 from tfdp.models.blocks import block
 
 

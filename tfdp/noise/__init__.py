@@ -1,4 +1,4 @@
-"""How noise is made: Gaussian and other families, correlated over steps, and denoising."""
+"""Noise: Gaussian and other families, noise that is correlated over steps, and denoising."""
 
 from tfdp.noise.correlated import CorrelatedNoise
 from tfdp.noise.families import NoiseFamily

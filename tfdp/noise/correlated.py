@@ -4,15 +4,15 @@ With C lower triangular and Toeplitz, c its first column and z fresh noise,
 
     y_t = (z_t - sum_{j >= 1} c_j y_{t-j}) / c_0,
 
-so the last bands - 1 values of y are all that has to be kept. Prefix sums (c = 1, 1, ...) are the
-exception that needs less: y_t = z_t - z_{t-1}.
+so it is enough to keep the last bands - 1 values of y. Prefix sums (c = 1, 1, ...) are an exception
+that needs less: y_t = z_t - z_{t-1}.
 
-Formal guarantee: z_t is used in step t only and enters y_t with weight 1 / c_0, so that releases of
-G_t + y_t are as private as releases of (C G)_t + z_t (`accounting.matrix`). That holds for one
-sequence of steps: a state that is taken up twice is two sequences with a common past.
+Formal guarantee: z_t is drawn for step t only and enters y_t with weight 1 / c_0, so that releases of
+G_t + y_t are as private as releases of (C G)_t + z_t (`accounting.mechanisms.matrix`). This holds for
+one sequence of steps; a state that is taken up twice gives two sequences with a common past.
 
-What is kept is a secret. Whoever knows y_t and has seen G_t + y_t knows G_t without noise; so the state
-lives in plain Python objects, out of sight of everything that Keras or TensorFlow save.
+The kept values are a secret: y_t and a released G_t + y_t together reveal G_t without noise. So the
+state is held in plain Python objects, which Keras and TensorFlow do not save.
 """
 
 import numpy as np
@@ -24,14 +24,17 @@ from tfdp.accounting import Strategy
 class CorrelatedNoise:
     """Turns fresh noise into correlated noise, for a list of variables.
 
-    Memory: 4 bytes for each weight and each value that is kept, `memory` of them.
+    The state takes 4 * `memory` bytes for each weight.
 
     Args:
-        strategy: C. All its bands have to be known: `bands` is set, or it is the prefix sums.
+        strategy: C. Either its `bands` is set, or it is the strategy of prefix sums.
         shapes: fully defined shapes of the variables.
 
     Attributes:
-        memory: how many past values are kept of each weight: bands - 1 (prefix sums: 1).
+        memory: number of past values that are kept for each weight: bands - 1 (prefix sums: 1).
+
+    Raises:
+        ValueError: the strategy has no number of bands and is not the one of prefix sums.
     """
 
     def __init__(self, strategy: Strategy, shapes: list):
@@ -49,7 +52,7 @@ class CorrelatedNoise:
         self._scale = float(1.0 / first)
         self._weights = (past / first).astype(np.float32)
         self._growth = _row_norms(self._scale, past / first, self._keeps_fresh)
-        # Ring buffers, all at the same place; plain variables in a plain object are not tracked.
+        # Ring buffers that share one position. Keras does not track plain variables in a plain object.
         self._shapes = [tuple(shape) for shape in shapes]
         self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._past = [
@@ -60,7 +63,7 @@ class CorrelatedNoise:
 
     @property
     def steps(self) -> int:
-        """How many values were made."""
+        """Number of values of y that were made."""
         return int(self._steps.numpy())
 
     def growth(self) -> tf.Tensor:
@@ -69,17 +72,20 @@ class CorrelatedNoise:
         return tf.gather(tf.constant(self._growth), step)
 
     def correlate(self, fresh: list) -> list[tf.Tensor]:
-        """The next values of y, one for each variable.
+        """Makes the next value of y, one tensor for each variable.
 
         Args:
-            fresh: z_t: independent noise of equal scale in all steps, float32, one tensor for each
+            fresh: z_t, independent noise of equal scale in all steps: one float32 tensor for each
                 variable.
+
+        Returns:
+            y_t, float32 tensors of the shapes of the variables.
         """
         step = self._steps.assign_add(1) - 1
         if not self.memory:
             return [self._scale * z for z in fresh]
-        # Place s holds the value made 1 + (step - 1 - s) mod memory steps ago; before the first
-        # round is full, zeros.
+        # Place s holds the value made 1 + (step - 1 - s) mod memory steps ago. Places that were never
+        # written hold zeros.
         age = (step - 1 - tf.range(self.memory, dtype=tf.int64)) % self.memory
         weights = tf.gather(tf.constant(self._weights), age)
         result = []
@@ -92,15 +98,18 @@ class CorrelatedNoise:
         return result
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything that `take_up` needs, as arrays: a secret (see the module)."""
+        """The whole state for `take_up`, as arrays. It is a secret (see the module)."""
         arrays = {f"past_{i}": past.numpy() for i, past in enumerate(self._past)}
         return {"steps": np.int64(self.steps), **arrays}
 
     def take_up(self, state: dict[str, np.ndarray]) -> None:
-        """Goes on where the state of another object was.
+        """Takes over the state of another object, so that the next value continues its sequence.
+
+        Args:
+            state: the result of `state`.
 
         Raises:
-            ValueError: the state is of other variables or of another number of bands.
+            ValueError: the state belongs to other variables or to another number of bands.
         """
         expected = {name: array.shape for name, array in self.state().items()}
         found = {name: np.shape(array) for name, array in state.items()}
@@ -115,10 +124,10 @@ class CorrelatedNoise:
 
 
 def _row_norms(scale: float, weights: np.ndarray, prefix_sum: bool, rows: int = 1000) -> np.ndarray:
-    """Norms of the first rows of C^-1, which hardly change after that; float32."""
+    """Norms of the first `rows` rows of C^-1, float32; the norms of later rows hardly differ."""
     if prefix_sum:
         return np.sqrt(np.array([1.0, 2.0], np.float32))
-    # The first column of the inverse, by the recursion that `correlate` does.
+    # The first column of the inverse, by the recursion of `correlate`.
     column = np.zeros(rows)
     for t in range(rows):
         recent = column[max(0, t - len(weights)) : t][::-1]

@@ -1,8 +1,8 @@
-"""Denoising: a noisy sum is scaled by how little it looks like noise.
+"""Denoising: scales a noisy sum by the distance of its distribution from that of the noise.
 
 Nasr, Shokri, Houmansadr 2020, section 3.2: g <- KS(g, Z) g, with KS the Kolmogorov-Smirnov distance
 between the empirical distribution of the entries of the noisy sum and the distribution of the noise.
-Formal guarantee: it sees the noisy sum and public parameters only, so it is post-processing.
+Formal guarantee: denoising uses only the noisy sum and public parameters, so it is post-processing.
 """
 
 import tensorflow as tf
@@ -15,11 +15,11 @@ def kolmogorov_smirnov(values: tf.Tensor, family: NoiseFamily, scale: float) -> 
 
     Args:
         values: float32 [n], n >= 1.
-        family: of the noise.
-        scale: of the noise, > 0, in units of `values`.
+        family: family of the noise.
+        scale: scale of the noise, > 0, in units of `values`.
 
     Returns:
-        float32 scalar in [1 / (2 n), 1].
+        A float32 scalar in [1 / (2 n), 1].
     """
     expected = family.cumulative(tf.sort(values) / scale)
     count = tf.size(values)
@@ -34,8 +34,11 @@ def denoise(sums: list, family: NoiseFamily, scale: float) -> list[tf.Tensor]:
 
     Args:
         sums: float32 tensors: bounded sums with noise.
-        family: of the noise.
-        scale: of the noise, > 0.
+        family: family of the noise.
+        scale: scale of the noise, > 0.
+
+    Returns:
+        The scaled tensors, in the same order.
     """
     flat = tf.concat([tf.reshape(s, [-1]) for s in sums], axis=0)
     distance = kolmogorov_smirnov(flat, family, scale)

@@ -1,7 +1,7 @@
 """Noise with other densities than the Gaussian: drawing it, and its distribution.
 
-The families, their parameters and densities are those of `accounting.noise_families`, so that what is
-drawn is what is accounted. The scale need not be the standard deviation.
+The families, their parameters and densities are those of `accounting.numerics.noise_families`, so that
+the noise that is drawn is the noise that is accounted. The scale need not be the standard deviation.
 """
 
 import dataclasses
@@ -17,11 +17,14 @@ from tfdp.noise.gaussian import NoiseSource
 
 @dataclasses.dataclass(frozen=True)
 class NoiseFamily:
-    """A symmetric density that falls away from 0.
+    """A family of noise whose density is symmetric and falls away from 0.
 
     Args:
-        name: one of `accounting.noise_families.FAMILIES`.
-        degrees_of_freedom: of student_t (above 0); None for the other families.
+        name: one of `accounting.numerics.noise_families.FAMILIES`.
+        degrees_of_freedom: degrees of freedom of student_t, above 0; None for the other families.
+
+    Raises:
+        ValueError: an argument is invalid.
     """
 
     name: str = "gaussian"
@@ -39,15 +42,18 @@ class NoiseFamily:
             )
 
     def sample(self, source: NoiseSource, scale: float, shapes: list) -> list[tf.Tensor]:
-        """Draws independent float32 tensors, in order: `scale` times the density at scale 1.
+        """Draws independent float32 tensors, in order: `scale` times noise of scale 1.
 
-        Every draw is the image of uniform numbers under an exact map; nothing is rejected, so the
-        numbers that a draw takes do not depend on their values.
+        Every draw is the image of uniform numbers under an exact map. No draw is rejected, so the
+        amount of random numbers that a draw consumes does not depend on their values.
 
         Args:
-            source: where the random numbers come from; one draw is used up.
-            scale: >= 0, a float or a scalar tensor; the float zero draws nothing random.
+            source: source of the random numbers; this call uses up one of its draws.
+            scale: scale >= 0, a float or a scalar tensor; the float zero gives zeros.
             shapes: fully defined shapes.
+
+        Returns:
+            One float32 tensor for each shape.
         """
         if self.name == "gaussian" or (not tf.is_tensor(scale) and scale == 0.0):
             return source.gaussians(scale, shapes)
@@ -73,7 +79,7 @@ class NoiseFamily:
         return sign / tf.math.tan(math.pi / 2 * u[0])
 
     def standard_deviation(self, scale):
-        """Standard deviation at a scale; the scale itself where there is none (heavy tails)."""
+        """Standard deviation at a scale; the scale itself if the family has none (heavy tails)."""
         nu = self.degrees_of_freedom
         heavy = self.name == "cauchy" or (nu is not None and nu <= 2.0)
         if self.name == "student_t" and not heavy:
@@ -106,7 +112,8 @@ class NoiseFamily:
     def _student_tail(self, size):
         nu = float(self.degrees_of_freedom)
         square = size * size
-        # The incomplete beta function of the tail, or of the middle where that is the smaller part.
+        # The incomplete beta function gives the mass of both tails, or of the middle where the middle
+        # is the smaller part.
         middle = square < 1.0
         ones = tf.ones_like(size)
         half, other = 0.5 * ones, 0.5 * nu * ones
@@ -119,7 +126,7 @@ class NoiseFamily:
 
 
 def _halves(u):
-    """A uniform in (0, 1] and a sign, both from one uniform (its leading bit is the sign)."""
+    """Splits one uniform number in (0, 1] into another one and a sign (from its leading bit)."""
     upper = u > 0.5
     rest = tf.where(upper, 2 * u - 1, 2 * u)
     return rest, _sign(upper, u.dtype)

@@ -3,14 +3,14 @@
 Formal guarantees:
 
 * The key of a draw is (run key, draw number). The run key is 128 bits from the operating system, not
-  from `keras.utils.set_random_seed`; the draw number only goes up, and is neither saved nor restored,
-  so a resumed run never repeats a draw: it has a run key of its own.
+  from `keras.utils.set_random_seed`. The draw number only increases, and is neither saved nor restored;
+  a resumed run never repeats a draw, because it has a run key of its own.
 * Distinct draw numbers address distinct blocks of the Philox4x32-10 counter, and so do the pieces of
   one draw.
 
-What is not guaranteed: Philox is a statistical, not a cryptographic generator, and Gaussian noise in
-floating point has known attacks (Mironov 2012; Casacuberta et al. 2022). A radius has 32 bits, so no
-number is beyond 6.8 standard deviations (one Gaussian number in 10^11 would be).
+Not guaranteed: Philox is a statistical, not a cryptographic generator, and Gaussian noise in floating
+point has known attacks (Mironov 2012; Casacuberta et al. 2022). A radius has 32 bits, so no number is
+beyond 6.8 standard deviations (one Gaussian number in 10^11 would be).
 """
 
 import hashlib
@@ -22,8 +22,8 @@ import struct
 import tensorflow as tf
 
 _PHILOX = 1
-_WORDS_PER_BLOCK = 4  # 32-bit words that Philox makes of one counter
-# Numbers made at a time: few enough for what they are made from to stay in the processor's cache
+_WORDS_PER_BLOCK = 4  # 32-bit words that Philox makes from one counter
+# Numbers made at a time: few enough for the intermediate arrays to stay in the processor's cache
 # (measured for 11 million: half the time of making all at once).
 _PIECE = 1 << 18
 
@@ -33,7 +33,11 @@ class NoiseSource:
 
     Args:
         seed: None takes the run key from the operating system. A string or an integer makes the
-            noise reproducible: whoever knows it can subtract it.
+            noise reproducible: anyone who knows the seed can subtract the noise.
+
+    Attributes:
+        seeded: whether a seed was given.
+        draws: int64 variable, the number of draws so far.
     """
 
     def __init__(self, seed: int | str | None = None):
@@ -44,18 +48,19 @@ class NoiseSource:
             material = hashlib.sha256(f"tfdp noise {seed!r}".encode()).digest()[:16]
         self._key, self._base = struct.unpack("<qq", material)
         self._process = os.getpid()
-        # A plain tf.Variable, out of sight of Keras: whatever saves or restores the optimizer
-        # must not move the draw number back.
+        # A plain tf.Variable, which Keras does not track: saving or restoring the optimizer must not
+        # move the draw number back.
         self.draws = tf.Variable(0, dtype=tf.int64, trainable=False, name="noise_draws")
 
     def advance_to(self, draws: int) -> None:
-        """Skips the first `draws` draws, unless they are behind already."""
+        """Skips the first `draws` draws, unless more draws than that were made already."""
         self.draws.assign(max(draws, int(self.draws.numpy())))
 
     def renew_after_fork(self) -> None:
-        """Takes a new key where the process was forked since the last one: both would draw the same.
+        """Takes a new key if the process was forked since the last key was taken.
 
-        Functions that were traced before keep the old key, so they have to be traced again.
+        Otherwise parent and child would draw the same noise. A seeded source keeps its key. Functions
+        that were traced before keep the old key, so they have to be traced again.
         """
         if self._process != os.getpid() and not self.seeded:
             self._key, self._base = struct.unpack("<qq", os.urandom(16))
@@ -66,14 +71,17 @@ class NoiseSource:
 
         Args:
             stddev: standard deviation of each coordinate, >= 0, a float or a float32 scalar tensor;
-                the float zero draws nothing random.
+                the float zero gives zeros.
             shapes: fully defined shapes.
+
+        Returns:
+            One float32 tensor for each shape.
         """
         draw = self.draws.assign_add(1)
         if not tf.is_tensor(stddev) and stddev == 0.0:
             return [tf.zeros(shape, tf.float32) for shape in shapes]
         high = self._counter_of(draw)
-        block, noise = 0, []  # the low counter word runs on from piece to piece
+        block, noise = 0, []  # the low counter word continues from piece to piece
         for sizes in _in_pieces([math.prod(shape) for shape in shapes]):
             pieces, left = [], sum(sizes)
             while left > 0:
@@ -82,7 +90,7 @@ class NoiseSource:
                 block += _blocks(count)
                 left -= count
             flat = pieces[0] if len(pieces) == 1 else tf.concat(pieces or [tf.zeros([0])], axis=0)
-            # Slices: tf.split took 0.1 ms of an MLP's step of 1.8 (profiled).
+            # Slices are cheaper than tf.split, which took 0.1 ms of an MLP's step of 1.8 (profiled).
             ends = list(itertools.accumulate(sizes))
             noise += [flat[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         return [tf.reshape(n, shape) for n, shape in zip(noise, shapes, strict=True)]
@@ -90,8 +98,8 @@ class NoiseSource:
     def uniforms(self, shapes: list) -> list[tf.Tensor]:
         """Draws pairs of independent float64 numbers, uniform in (0, 1], in order.
 
-        They have 53 random bits, so that what is computed from them keeps its tails: of numbers with
-        24 bits the smallest would come up once in some hundred draws for a model.
+        They have 53 random bits, so that noise computed from them keeps its tails: among numbers with
+        24 bits, the smallest one would occur once in some hundred draws for a model.
 
         Args:
             shapes: fully defined shapes.
@@ -109,7 +117,7 @@ class NoiseSource:
         return [tf.reshape(u, [2, *shape]) for u, shape in zip(parts, shapes, strict=True)]
 
     def _counter_of(self, draw):
-        """The high counter word of a draw, its own; wrapping around keeps distinct words distinct."""
+        """The high counter word of a draw; it differs between draws, even after integer overflow."""
         return tf.constant(self._base, tf.int64) + draw
 
     def _words(self, high, block, shape, dtype):
@@ -122,14 +130,14 @@ class NoiseSource:
         )
 
     def _normal(self, high, block, count, stddev):
-        """Makes `count` numbers, with the counter beginning at (block, high).
+        """Makes `count` numbers N(0, stddev^2), with the counter beginning at (block, high).
 
-        By Box and Muller's method, as `StatelessRandomNormalV2` does it number by number; these
-        operations on whole arrays take a quarter to a half of its time (measured).
+        The method is Box and Muller's, which `StatelessRandomNormalV2` applies number by number; the
+        operations on whole arrays here take a quarter to a half of its time (measured).
         """
         pairs = -(-count // 2)
         radius, angle = tf.unstack(self._words(high, block, [2, pairs], tf.uint32))
-        # In (0, 1], and exact to 24 bits where it is small, so that the tails are.
+        # The number is in (0, 1]. Small numbers are exact to 24 bits, and so are the tails.
         uniform = tf.cast(radius, tf.float32) * 2.0**-32 + 2.0**-33
         radius = tf.sqrt(tf.math.log(uniform) * -2.0) * stddev
         angle = tf.cast(tf.bitcast(angle, tf.int32), tf.float32) * (math.pi * 2.0**-31)
@@ -138,12 +146,12 @@ class NoiseSource:
 
 
 def _blocks(count):
-    """Philox blocks that `_normal` uses up for `count` numbers."""
+    """Number of Philox blocks that `_normal` uses up for `count` numbers."""
     return -(-2 * -(-count // 2) // _WORDS_PER_BLOCK)
 
 
 def _in_pieces(sizes):
-    """Cuts a list of sizes into lists of neighbours: small ones are drawn together."""
+    """Cuts a list of sizes into lists of neighbours, so that small tensors are drawn together."""
     pieces, total = [], 0
     for size in sizes:
         if not pieces or total + size > _PIECE:

@@ -1,4 +1,4 @@
-"""A file that holds a secret, for its owner alone, and that can be read once."""
+"""Writes and reads a secret file, which only its owner may read, and only once."""
 
 import contextlib
 import os
@@ -9,10 +9,14 @@ import numpy as np
 
 
 def write_secret(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays to a new file that only its owner may read; whole or not at all.
+    """Writes arrays to a new file that only its owner may read; a failed write leaves no file.
+
+    Args:
+        path: name of a file that does not exist.
+        arrays: the arrays by name.
 
     Raises:
-        FileExistsError: there is a file of that name.
+        FileExistsError: a file of that name exists.
     """
     handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
@@ -27,13 +31,17 @@ def write_secret(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> N
 
 @contextlib.contextmanager
 def read_once(path: str | os.PathLike) -> Iterator[dict[str, np.ndarray]]:
-    """Gives the arrays of a file, which is gone when the block ends; a failing block puts it back.
+    """Context that gives the arrays of a file and deletes the file at its end.
 
-    The file is renamed first, so of two processes that read it one gets it.
+    If the block raises, the file is put back. The file is renamed first, so that of two processes
+    that read it only one succeeds.
+
+    Args:
+        path: a file that `write_secret` wrote.
 
     Raises:
         FileNotFoundError: there is no such file, or it was read already.
-        ValueError: it was not written by `write_secret`.
+        ValueError: the file does not hold arrays.
     """
     path = os.fspath(path)
     claimed = f"{path}.{os.urandom(8).hex()}.taken"

@@ -43,8 +43,8 @@ __all__ = [
     "make_matrix_optimizer_class",
 ]
 
-# Private mechanisms by name: the class for an update rule, given as a Keras optimizer class. A class
-# that has its own update rule takes no other.
+# Private mechanisms by name. Each entry maps a Keras optimizer class (the update rule) to the private
+# optimizer class; mechanisms with an update rule of their own ignore the argument.
 MECHANISMS = {
     DPKerasOptimizer.mechanism.name: make_dp_optimizer_class,
     SIDPSGDOptimizer.mechanism.name: lambda base: SIDPSGDOptimizer,

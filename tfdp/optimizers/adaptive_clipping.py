@@ -11,12 +11,12 @@ Proof. Measure both queries in their noise. An example that is present contribut
 (b - 1/2) / sigma_b) with |v| <= 1 and |b - 1/2| = 1/2; one that is absent contributes (0, 0).
 
 * zero_out, and adding or removing: squared distance at most 1/z_sum^2 + 1/(2 sigma_b)^2 = 1/z^2.
-* replace_one, and microbatches, whose clipped mean may turn around: |v - v'| <= 2, |b - b'| <= 1, so
-  at most (2/z)^2: twice the distance, as without the count.
+* replace_one, and microbatches, whose clipped mean may point the opposite way: |v - v'| <= 2 and
+  |b - b'| <= 1, so the squared distance is at most (2/z)^2: twice the distance, as without the count.
 
-So both together are one vector of norm at most 1 for each example, with noise z; whatever is proven
-of DP-SGD uses nothing else, and holds for any C_t that is fixed before the step. Without the 1/2 an
-example would move the count by 1, which needs twice the noise.
+So both together are one vector of norm at most 1 for each example, with noise z. The proofs for DP-SGD
+use nothing else, and hold for any C_t that is fixed before the step. Without the 1/2 an example would
+move the count by 1, which needs twice the noise.
 """
 
 import dataclasses
@@ -28,23 +28,23 @@ from tfdp._validate import fraction, positive
 
 # The default of sigma_b / z: costs the gradients half a percent more noise.
 _COUNT_NOISE = 5.0
-# C_t stays within this factor of where it began: beyond, float32 ends.
+# C_t stays within this factor of its start, so that it stays within the range of float32.
 _LARGEST_CHANGE = 1e8
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipping:
-    """How the clip norm moves, and how the noise is shared out.
+    """The update of the clip norm, and the split of the noise between sum and count.
 
     Args:
-        noise_multiplier: z >= 0, of both queries together.
-        target_quantile: in [0, 1]: fraction of gradients that should stay unclipped.
-        learning_rate: > 0: of the geometric update of the clip norm.
-        count_noise: sigma_b: standard deviation of the noise on the count; has to exceed z / 2. None
-            takes 5 z.
+        noise_multiplier: z >= 0, the noise multiplier of both queries together.
+        target_quantile: fraction of gradients that should stay unclipped, in [0, 1].
+        learning_rate: rate > 0 of the geometric update of the clip norm.
+        count_noise: sigma_b, the standard deviation of the noise on the count; has to exceed z / 2.
+            None takes 5 z.
 
     Raises:
-        ValueError: a bad argument.
+        ValueError: an argument is invalid.
     """
 
     noise_multiplier: float
@@ -68,28 +68,36 @@ class AdaptiveClipping:
 
     @property
     def sum_noise(self) -> float:
-        """z_sum: noise multiplier of the sum of gradients."""
+        """z_sum, the noise multiplier of the sum of gradients."""
         if self.noise_multiplier == 0:
             return 0.0
         z = self.noise_multiplier
         return z / math.sqrt(1.0 - (z / (2.0 * self.count_noise)) ** 2)
 
     def count(self, bounded) -> tf.Tensor:
-        """The query: sum of (b - 1/2) over the groups that are present, without noise."""
+        """The sum of (b - 1/2) over the microbatches that are present, without noise.
+
+        Args:
+            bounded: the lot's `BoundedSum`.
+
+        Returns:
+            A float32 scalar.
+        """
         present = tf.cast(bounded.present, tf.float32)
         return tf.reduce_sum(present * (0.5 - bounded.clipped))
 
     def next_clip_norm(self, clip_norm, noisy_count, divisor: int, first: float) -> tf.Tensor:
-        """C_{t+1}.
+        """The next clip norm C_{t+1}, a float32 scalar.
 
         Args:
             clip_norm: C_t, float32 scalar.
-            noisy_count: the released count.
-            divisor: nominal number of groups in a lot.
+            noisy_count: the released count, float32 scalar.
+            divisor: number of microbatches in a nominal lot.
             first: C_0.
         """
         fraction = 0.5 + noisy_count / float(divisor)
-        # One step by at most e: a draw of the noise from far out must not end training.
+        # One step changes the clip norm by a factor of at most e, so that a rare, large draw of the
+        # noise cannot ruin the training.
         change = tf.clip_by_value(
             -self.learning_rate * (fraction - self.target_quantile), -1.0, 1.0
         )

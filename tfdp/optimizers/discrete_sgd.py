@@ -2,7 +2,7 @@
 
 Nasr, Shokri, Houmansadr 2020, Algorithm 1. Formal guarantee: an update sees the lot's gradients only
 through a sum of encoded (or clipped) gradients plus one fresh draw of noise for the lot; the bound on
-single entries is what makes noise other than Gaussian accountable (`accounting.discrete_sgd`).
+single entries makes noise other than Gaussian accountable (`accounting.mechanisms.discrete_sgd`).
 Denoising and the update rule are post-processing.
 """
 
@@ -22,39 +22,43 @@ from tfdp.noise.families import NoiseFamily
 from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer
 from tfdp.optimizers.factory import check_base
 
-_STUDENT_T_DEGREES = 9.0  # the paper's
-# Of these the norm afterwards is at most C, whatever was private about the choice of scales.
+_STUDENT_T_DEGREES = 9.0  # the value in the paper
+# With these kinds of clipping, the clipped gradient has norm at most C, however private data decided
+# its scale.
 _CLIPPINGS = ("global", "per_layer", "automatic")
 
-# Planning and training use optimizers of their own, with the same codebook.
+# The optimizers that plan and that train a run are different objects; the cache gives both the same
+# codebook.
 _drawn_codebook = functools.lru_cache(maxsize=4)(Codebook.gaussian)
 
 
 class DiscreteOptimizer(DPKerasOptimizer):
     """Gradient encoding and denoising; `make_discrete_optimizer_class` adds a Keras update rule.
 
-    Proven, with Poisson lots of single examples: every family of noise, with encoding or without it
-    (a clipped gradient is a point of the unit ball, whose worst point is accounted). Gaussian noise
-    is accounted as DP-SGD's, for all lots.
+    With Poisson lots of single examples, the guarantee is proven for every family of noise, with
+    encoding or without it (a clipped gradient is a point of the unit ball, and the accounting takes
+    the worst point). Gaussian noise is accounted like that of DP-SGD, for all lots.
 
     Args:
         *args, **kwargs: those of the Keras optimizer and of `DPKerasOptimizer`; `noise_multiplier` is
             the scale of the noise in units of `l2_norm_clip`, which is the standard deviation for
             Gaussian noise only.
         noise: "gaussian", "student_t", "laplace", "sech", "variance_gamma" or "cauchy".
-        degrees_of_freedom: of student_t; None takes 9, as the paper does.
+        degrees_of_freedom: degrees of freedom of student_t; None takes 9, as the paper does, and is
+            required for the other families.
         encode: whether gradients are encoded, rather than clipped to `l2_norm_clip`.
         denoise: whether the noisy sum is scaled by its Kolmogorov-Smirnov distance from the noise. The
-            factor is below 1, and small where noise prevails: the learning rate makes up for it.
+            factor is below 1, and small where noise prevails; a larger learning rate compensates.
         codebook_size: number of preselected vectors.
-        zero_below: entries of the vectors below this become zero, before they are scaled to norm 1.
-        codebook_seed: decides which vectors are drawn from the standard Gaussian. Public.
-        codebook: vectors [vectors, weights] of your own in their place, scaled to norm 1.
-        private_codebook: whether your vectors were fitted to private gradients. Nothing finite is
-            proven then.
+        zero_below: magnitudes of entries below this become zero, before a vector is scaled to norm 1.
+        codebook_seed: public seed with which the vectors are drawn from the standard Gaussian.
+        codebook: array [vectors, weights] of the user's own vectors, which replace the drawn ones;
+            they are scaled to norm 1.
+        private_codebook: whether the user's vectors were fitted to private gradients. No finite
+            epsilon is proven then.
 
     Raises:
-        ValueError: a bad argument, or clipping that encoding would not do.
+        ValueError: an argument is invalid, or `clipping` is not "global" with `encode`.
     """
 
     mechanism = DiscreteSGD
@@ -99,11 +103,11 @@ class DiscreteOptimizer(DPKerasOptimizer):
         self.zero_below = float(zero_below)
         self.codebook_seed = codebook_seed
         self.private_codebook = flag("private_codebook", private_codebook)
-        self._given = codebook  # a plain object, which nothing tracks or saves
+        self._given = codebook  # a plain object, which Keras neither tracks nor saves
         self._encoder = None
 
     def _encoder_for(self, variables) -> Encoder:
-        """Encodes gradients with respect to `variables`."""
+        """The encoder of gradients with respect to `variables`."""
         count = sum(math.prod(v.shape) for v in variables)
         if self._encoder is not None and self._encoder.codebook.num_weights == count:
             return self._encoder
@@ -130,7 +134,8 @@ class DiscreteOptimizer(DPKerasOptimizer):
         return EncodedBound(clip, encoder=self._encoder_for(variables))
 
     def run_fields(self, variables) -> dict:
-        # A clipped gradient is a box of its own, below some vector of the unit ball.
+        # Without encoding, a clipped gradient lies in the box below some vector of the unit ball, whose
+        # entries are at most 1.
         largest = 1.0
         if self.encode:
             largest = self._encoder_for(variables).codebook.largest_entry
@@ -144,14 +149,14 @@ class DiscreteOptimizer(DPKerasOptimizer):
         return super().run_fields(variables) | {"encoding": encoding}
 
     def add_noise(self, bounded, session):
-        """The encoded sums with noise, denoised if that was asked for."""
+        """The bounded sums with noise, denoised if `denoise` is set; see `DPKerasOptimizer`."""
         shapes = [total.shape for total in bounded.sums]
         scale = self._stddev(session.value("noise_multiplier"), bounded, session)
         encoding = session.run.encoding
         family = NoiseFamily(encoding.noise, encoding.degrees_of_freedom)
         noise = family.sample(self._secrets.noise, scale, shapes)
         sums = [total + draw for total, draw in zip(bounded.sums, noise, strict=True)]
-        # Without noise there is nothing to tell the sums from.
+        # Denoising divides by the scale of the noise, so it needs noise.
         if self.denoise and np.min(session.run.noise_multiplier) > 0:
             sums = denoised(sums, family, scale)
         return sums, family.standard_deviation(scale)
@@ -174,8 +179,8 @@ class DiscreteOptimizer(DPKerasOptimizer):
 def make_discrete_optimizer_class(base: type) -> type:
     """Returns a subclass of a Keras optimizer class that trains by discrete SGD.
 
-    The class is called `Discrete<Base>Optimizer`, and registered like those of
-    `make_dp_optimizer_class`.
+    The class is called `Discrete<Base>Optimizer` and is registered for serialization under this name,
+    as with `make_dp_optimizer_class`.
 
     Args:
         base: a subclass of `keras.optimizers.Optimizer`.

@@ -1,9 +1,9 @@
-"""Differentially private dropout (DPD): the noise on the weights, read as Gaussian dropout.
+"""Differentially private dropout (DPD): noise on the weights, interpreted as Gaussian dropout.
 
 Multiplying a weight theta by N(1, alpha) adds N(0, alpha theta^2) to it. So additive noise N(0, 4 C^2
 sigma^2), which does not depend on the weights, is dropout with the rate alpha = 4 C^2 sigma^2 / theta^2
-of each weight (section 4.2 of the paper). The rate is read off the noise, never the other way round:
-noise that followed the weights would have no guarantee.
+of each weight (section 4.2 of the paper). The rate is computed from the noise, never the noise from a
+rate: noise that depended on the weights would have no guarantee.
 """
 
 import keras
@@ -27,14 +27,19 @@ class DPDropoutOptimizer(LangevinOptimizer):
     title = "DP dropout (Langevin steps)"
 
     def scalars(self, variables) -> dict:
-        """The dropout rates that the noise stands for, layer by layer.
+        """The dropout rates that the noise is equivalent to, layer by layer.
 
         * `dropout_alpha/<layer>`: the paper's 4 C^2 sigma^2 / theta^2, with the mean of theta^2 over
-          the weights of the layer. That noise is the one on the sum of gradients.
-        * `dropout_alpha_of_step/<layer>`: the same of the noise that a weight receives in a step,
-          which is eta_t / (2 L) times as large; from the first step on.
+          the weights of the layer, and the noise on the sum of gradients.
+        * `dropout_alpha_of_step/<layer>`: the rate for the noise that a weight receives in one step,
+          whose standard deviation is eta_t / (2 L) times that on the sum; reported once a step was
+          traced.
 
-        Weights are released, and noise and rates are public, so nothing leaks.
+        The weights are released, and noise and learning rates are public, so these rates reveal
+        nothing more.
+
+        Args:
+            variables: the trainable variables.
         """
         noise = 2.0 * float(self.bound(variables).l2_norm_clip) * self.sigma
         stddevs = {"dropout_alpha": noise}

@@ -2,11 +2,12 @@
 
 Formal guarantee: an update sees the lot's gradients only through
 `(sum of bounded gradients + N(0, (z C)^2 I)) / L`, one fresh draw per lot (Abadi et al. 2016, Algorithm
-1), with C the clip norm that the engine enforced and L the public, nominal lot size. All else an
-optimizer does (momentum, Adam's moments, weight decay) is post-processing.
+1), with C the clip norm that the engine enforced and L the public, nominal lot size (with microbatches,
+their number in a nominal lot). Everything else an optimizer does (momentum, Adam's moments, weight
+decay) is post-processing.
 
-What the accounting depends on is described once, by `run_fields`, when a session opens, and every step
-takes it from the session's run. The arguments that are described cannot be assigned later.
+`run_fields` describes everything that the accounting depends on once, when a session opens, and every
+step takes it from the session's run. The described arguments cannot be assigned later.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfdp._compat  # noqa: F401
+from tfdp._compat.keras import trained_variables
 from tfdp._validate import positive, schedule, whole
 from tfdp.account import LEDGER_KEY, Account, account_of, digests_of, expect_digests
 from tfdp.accounting import Ledger
@@ -27,7 +28,7 @@ from tfdp.noise.gaussian import NoiseSource
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 from tfdp.session import Session
 
-# What decides which noise is added to what, and how that is accounted.
+# Methods that decide which noise is added to which sums, and how the noise is accounted.
 _NOISE_MAKING = {
     "update", "add_noise", "bound", "run_fields", "tables", "microbatch_size", "_stddev",
     "_private_mean",
@@ -35,14 +36,14 @@ _NOISE_MAKING = {
 
 
 class _Secrets:
-    """What no Keras or TensorFlow save path may see: a plain object is not tracked."""
+    """State that no Keras or TensorFlow save path may reach; a plain object is not tracked."""
 
     def __init__(self, seed):
         self.noise = NoiseSource(seed)
-        self.account = Account()  # until there are weights, to which it then belongs
+        self.account = Account()  # becomes the account of the weights once the optimizer is built
 
 
-# Digests of the weights, to see whether they were trained since they were saved.
+# Name of the weights' digests in a file; they show whether the weights were trained after saving.
 _DIGESTS_KEY = "tfdp_digests"
 
 
@@ -72,12 +73,12 @@ class Accounted:
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """A run that goes on after a pause, possibly in another process.
+    """A run that continues after a pause, possibly in another process.
 
     Attributes:
-        run_id: its id in the ledger.
-        steps: how many it took before.
-        first_iteration: the optimizer's iteration at its first step.
+        run_id: id of the run in the ledger.
+        steps: number of steps that the run took before.
+        first_iteration: the optimizer's iteration at the run's first step.
     """
 
     run_id: str
@@ -88,36 +89,43 @@ class SavedRun:
 class DPKerasOptimizer(keras.optimizers.Optimizer):
     """Base of the private optimizers; `make_dp_optimizer_class` puts it before a Keras optimizer.
 
-    It takes no gradients from anyone but the private training step: `apply_gradients` raises, so a
-    model that was not made private cannot train with it.
+    It accepts gradients from the private training step only: `apply_gradients` raises, so a model
+    that was not made private cannot train with it.
 
     Args:
         *args, **kwargs: those of the Keras optimizer.
         l2_norm_clip: C > 0: L2 norm to which each example's (microbatch's) gradient is clipped.
         noise_multiplier: z >= 0: standard deviation of the noise on the sum, in units of C; or a
-            sequence with one number for each step of a run, which ends with it.
-        num_microbatches: into how many groups a lot is cut, the mean gradient of each clipped
-            as one; divides the lot size. None clips every example by itself. A group doubles
-            the sensitivity, which the accounting knows.
-        clipping: "global"; "per_layer", each layer at its share C / sqrt(layers); "each_layer", each
-            layer at C, so that the whole is within C sqrt(layers), which the accounting knows;
-            "automatic", which normalizes every gradient to just below C; or "adaptive", where C
-            follows a quantile of the norms (`adaptive_clipping`) and `l2_norm_clip` is its start.
+            sequence with one number for each step of a run, which then allows no more steps.
+        num_microbatches: number of microbatches that a lot is cut into; divides the lot size. The mean
+            gradient of each microbatch is clipped. None clips every example by itself. A microbatch
+            of several examples doubles the sensitivity, which the accounting includes.
+        clipping: "global"; "per_layer", which clips each layer at its share C / sqrt(layers);
+            "each_layer", which clips each layer at C, so that the whole gradient is within
+            C sqrt(layers), which the accounting includes; "automatic", which normalizes every
+            gradient to just below C; or "adaptive", with which C follows a quantile of the norms
+            (`adaptive_clipping`) and starts at `l2_norm_clip`.
         target_quantile: with "adaptive": fraction of gradients that should stay unclipped;
             default 0.5.
-        quantile_learning_rate: with "adaptive": of the clip norm; default 0.2.
+        quantile_learning_rate: with "adaptive": learning rate of the clip norm; default 0.2.
         quantile_noise_multiplier: with "adaptive": standard deviation of the noise on the count of
             unclipped gradients; default 5 z. The noise on the sum is raised so that both together
             have the noise multiplier z.
-        seed: for tests and debugging only; the privacy statement names it. It is not saved.
+        seed: seed of the noise, for tests and debugging only; the privacy statement names it. It is
+            not saved.
 
     Raises:
-        ValueError: a bad argument; `gradient_accumulation_steps` (it keeps un-noised sums in
-            slots that checkpoints save; set `physical_batch_size` instead).
+        ValueError: an argument is invalid, or is `gradient_accumulation_steps` (it keeps un-noised
+            sums in slots that checkpoints save; set `physical_batch_size` instead) or
+            `loss_scale_factor`.
+
+    Attributes:
+        mechanism: class of the accounting's mechanism that a run of this optimizer is accounted as.
+        title: name of the mechanism in messages.
     """
 
-    mechanism = DPSGD  # what a run of this optimizer is accounted as
-    title = "DP-SGD"  # what people read
+    mechanism = DPSGD
+    title = "DP-SGD"
 
     l2_norm_clip = Accounted()
     noise_multiplier = Accounted()
@@ -194,7 +202,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return AdaptiveClipping(self.noise_multiplier, **settings)
 
     def build(self, variables):
-        """Makes the slots; with adaptive clipping, the clip norm too, which is public and saved."""
+        """Makes the slots and, with adaptive clipping, the variable C, which is public and saved."""
         super().build(variables)
         account = account_of(variables)
         account.absorb(self._secrets.account)
@@ -206,28 +214,32 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
     @property
     def _account(self) -> Account:
-        """The account of the weights that this optimizer was built for."""
-        return account_of(self._trainable_variables) if self.built else self._secrets.account
+        """The account of the weights that this optimizer was built for, or its own before `build`."""
+        return account_of(trained_variables(self)) if self.built else self._secrets.account
 
     @property
     def ledger(self) -> Ledger:
-        """What has been spent on the weights that this optimizer was built for."""
+        """The ledger of the weights that this optimizer was built for."""
         return self._account.ledger
 
     def belongs_to(self, account: Account) -> None:
-        """Says whose ledger a save has to hold, while there are no slots yet."""
+        """Sets the account whose ledger this optimizer saves as long as it is not built."""
         account.absorb(self._secrets.account)
         self._secrets.account = account
 
     def known_steps(self, ledger: Ledger) -> int:
-        """How many of this optimizer's steps a ledger can account for: all that are private."""
+        """Number of private steps in a ledger, the most steps of this optimizer that it accounts for.
+
+        Args:
+            ledger: any ledger.
+        """
         return sum(run.steps for run in ledger.runs if hasattr(run, "noise_multiplier"))
 
     def check_ledger(self, ledger: Ledger) -> None:
-        """Raises ValueError where this optimizer has taken steps that a ledger does not know of.
+        """Raises ValueError if this optimizer has taken more steps than a ledger contains.
 
         Args:
-            ledger: of the weights that it trains.
+            ledger: the ledger of the weights that this optimizer trains.
         """
         taken = int(self.iterations.numpy()) if self.built else 0
         known = self.known_steps(ledger)
@@ -241,7 +253,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             )
 
     def check_class(self) -> None:
-        """Raises ValueError for a class that adds its noise itself and is accounted as another."""
+        """Raises ValueError for a user's class that changes the noise but declares no mechanism."""
         for kind in type(self).__mro__:
             if kind.__module__.partition(".")[0] == "tfdp":
                 continue
@@ -255,7 +267,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
     @property
     def described_steps(self) -> int | None:
-        """Steps that a run of this optimizer can have; None for any number."""
+        """Number of steps that a run of this optimizer can have; None if it is not limited."""
         table = self.noise_multiplier
         return len(table) if isinstance(table, tuple) else None
 
@@ -265,11 +277,12 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return self._secrets.noise.seeded
 
     def bound(self, variables, l2_norm_clip: float | None = None) -> L2Clip:
-        """What limits the influence of an example on the sum of gradients.
+        """The bound on the influence of an example on the sum of gradients.
 
         Args:
             variables: the trainable variables.
-            l2_norm_clip: C as the session's run has it; None takes the argument of the constructor.
+            l2_norm_clip: C of the session's run; None takes the argument of the constructor. With
+                adaptive clipping, the current clip norm replaces both.
         """
         clip = self.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
         if self._clip_norm is not None:
@@ -277,7 +290,14 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return make_bound(self.clipping, clip, [v.path for v in variables])
 
     def microbatch_size(self, lot_size: int) -> int:
-        """Examples per clipped group."""
+        """Number of examples in a microbatch.
+
+        Args:
+            lot_size: nominal lot size.
+
+        Raises:
+            ValueError: `num_microbatches` does not divide the lot size.
+        """
         if self.num_microbatches is None:
             return 1
         if lot_size % self.num_microbatches:
@@ -288,10 +308,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return lot_size // self.num_microbatches
 
     def run_fields(self, variables) -> dict:
-        """What the accounting must know of this optimizer, as fields of `accounting.Run`.
+        """The fields of `accounting.Run` that this optimizer decides, except those of `tables`.
 
         Args:
-            variables: the trainable variables that it will update.
+            variables: the trainable variables that the optimizer will update.
         """
         return {
             "mechanism": self.mechanism.name,
@@ -303,9 +323,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         }
 
     def scalars(self, variables) -> dict:
-        """What is worth following in a log besides gradients and epsilon; names to numbers.
+        """Figures of the mechanism for a log, besides gradients and epsilon: names to numbers.
 
-        Only of released weights and other public values: a log may be shown.
+        They may depend on released weights and other public values only, since a log may be shown.
 
         Args:
             variables: the trainable variables.
@@ -316,44 +336,52 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return {"l2_norm_clip": float(self._clip_norm.numpy())}
 
     def tables(self, variables, first: int, steps: int, known=None) -> dict:
-        """Fields of the run that single steps, or the weights at its start, decide.
+        """Fields of the run with one entry for each step, or that depend on the weights at its start.
 
         Args:
-            variables: the trainable variables, as they are now.
+            variables: the trainable variables, with their present values.
             first: iteration of the first step.
             steps: number of steps.
-            known: the run that is continued, or None; what its tables say is not changed.
+            known: the run that is continued, or None; the entries of its tables are not changed.
         """
         del variables, first, steps, known
         return {}
 
     def begin(self, session: Session) -> None:
-        """Called when a session was opened, before its first step."""
-        # A seeded run that was resumed must not draw again what it drew before.
+        """Prepares the optimizer for a session that was opened, before its first step.
+
+        Args:
+            session: the session.
+        """
+        # A seeded run that was resumed must not repeat its earlier draws.
         self._secrets.noise.advance_to(int(self.iterations.numpy()))
         self._secrets.noise.renew_after_fork()
 
     def continues(self, session: Session) -> bool:
-        """Whether training may go on within the session that is open."""
+        """Whether training may go on within the open session.
+
+        Args:
+            session: the open session.
+        """
         del session
         return True
 
     @property
     def next_turn(self) -> int:
-        """Whose turn it is where groups take turns (modulo the groups)."""
+        """Number of the next lot; modulo the number of groups, the group whose turn it is."""
         session = self._account.session
         return 0 if session is None else session.next_turn
 
     def resume(self, plan, fields: dict, variables) -> SavedRun | None:
-        """The run of the ledger, saved before its end, with which training goes on; usually None.
+        """The saved run of the ledger that the next steps continue; None starts a new run.
 
         Args:
             plan: how the next steps draw their examples (`tfdp.session.Plan`).
-            fields: what the steps are accounted as, as fields of `accounting.Run`.
+            fields: the fields of `accounting.Run` that the steps are accounted with.
             variables: the trainable variables.
 
         Raises:
-            ValueError: there is such a run, and these steps do not belong to it.
+            ValueError: a saved run waits to be continued, and these steps do not belong to it.
         """
         del plan, fields, variables
 
@@ -362,13 +390,13 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
         Args:
             bounded: the lot's bounded sum.
-            session: what the step is accounted as; its divisor is the public number of groups in a
-                nominal lot, never the number that was drawn.
+            session: the session that the step is accounted under; its divisor is the public number of
+                microbatches in a nominal lot, never the number that was drawn.
             variables: the trainable variables, in the order of `bounded.sums`.
-            regularization: gradients of the weight regularizers (None where there is none).
+            regularization: for each variable, the gradient of its weight regularizers, or None.
 
         Returns:
-            The scale of the noise that was added to every entry of the sum, as `add_noise` says it.
+            The scale of the noise that was added to every entry of the sum, as from `add_noise`.
         """
         sums, scale = self.add_noise(bounded, session)
         gradients = [
@@ -376,17 +404,21 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             for total, penalty in zip(sums, regularization, strict=True)
         ]
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
-        super().apply(gradients, variables)  # past our own, which refuses
+        super().apply(gradients, variables)  # not `self.apply`, which refuses all gradients
         return scale
 
     def add_noise(self, bounded: BoundedSum, session: Session) -> tuple[list, tf.Tensor | float]:
-        """The bounded sums with noise, which is drawn here, once for the lot.
+        """Draws the noise, once for the lot, and adds it to the bounded sums.
 
-        With adaptive clipping, moves the clip norm for the next step as well.
+        With adaptive clipping, it also updates the clip norm for the next step.
+
+        Args:
+            bounded: the lot's bounded sum.
+            session: the session that the step is accounted under.
 
         Returns:
-            (sums, scale): the standard deviation of the noise on every entry, or the scale of a family
-            that has none; a float or a float32 scalar.
+            (sums, scale): the noisy sums, and the standard deviation of the noise on every entry (for
+            a family without one, its scale), a float or a float32 scalar.
         """
         source, shapes = self._secrets.noise, [total.shape for total in bounded.sums]
         noise_multiplier = session.value("noise_multiplier")
@@ -408,7 +440,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return [total + draw for total, draw in zip(bounded.sums, noise, strict=True)], scale
 
     def _stddev(self, noise_multiplier, bounded: BoundedSum, session: Session):
-        """Standard deviation of the noise on the sum: a float or a float32 scalar."""
+        """The standard deviation of the noise on the sum: a float or a float32 scalar."""
         del session
         if tf.is_tensor(noise_multiplier):
             noise_multiplier = tf.cast(noise_multiplier, tf.float32)
@@ -429,7 +461,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         )
 
     def get_config(self):
-        """The configuration, without the seed: whoever reads a saved file could redraw the noise."""
+        """The configuration without the seed: a reader of the file could redraw the noise with it."""
         return super().get_config() | {
             "l2_norm_clip": self.l2_norm_clip,
             "noise_multiplier": self.noise_multiplier,
@@ -439,18 +471,21 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         }
 
     def save_own_variables(self, store):
-        """Saves the slots (functions of private gradients) and the ledger."""
+        """Saves the slots (functions of private gradients), the ledger and the weights' digests."""
         super().save_own_variables(store)
         store[LEDGER_KEY] = np.frombuffer(self.ledger.to_json().encode(), dtype=np.uint8)
         if self.built:
-            store[_DIGESTS_KEY] = digests_of(self._trainable_variables)
+            store[_DIGESTS_KEY] = digests_of(trained_variables(self))
 
     def load_own_variables(self, store):
-        """Restores slots and merges the saved ledger: what was spent stays spent.
+        """Restores the slots and merges the saved ledger, so that what was spent stays spent.
+
+        Args:
+            store: the optimizer's part of a file.
 
         Raises:
-            ValueError: the file holds no ledger, one that does not fit the steps that were taken, or
-                slots of another optimizer.
+            ValueError: the file holds no ledger, one with fewer steps than the optimizer has taken, or
+                the slots of another optimizer.
         """
         names = set(store.keys())
         if LEDGER_KEY not in names:
@@ -470,7 +505,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self._account.bring(saved)
         super().load_own_variables(slots)
         if self.built and _DIGESTS_KEY in store.keys():  # noqa: SIM118, a store is no dict
-            expect_digests(self._trainable_variables, store[_DIGESTS_KEY])
+            expect_digests(trained_variables(self), store[_DIGESTS_KEY])
         self.check_ledger(self.ledger)
 
 

@@ -1,4 +1,4 @@
-"""A private optimizer class for every Keras optimizer."""
+"""Makes a private optimizer class from any Keras optimizer class."""
 
 import functools
 
@@ -9,11 +9,11 @@ from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 
 @functools.cache
 def make_dp_optimizer_class(base: type) -> type:
-    """Returns a private subclass of a Keras optimizer class (TensorFlow Privacy has the same name).
+    """Returns a private subclass of a Keras optimizer class (the name is TensorFlow Privacy's).
 
-    The class is called `DPKeras<Base>Optimizer` and is registered for serialization under this name;
-    loading a model that uses it needs this call first, except for the optimizers that come with
-    Keras.
+    The class is called `DPKeras<Base>Optimizer` and is registered for serialization under this name.
+    Loading a model that uses the class needs this call first, except for the classes that this module
+    makes itself.
 
     Args:
         base: a subclass of `keras.optimizers.Optimizer`.
@@ -33,7 +33,7 @@ def make_dp_optimizer_class(base: type) -> type:
 
 
 def check_base(base: type) -> None:
-    """Raises TypeError where no private optimizer can be made of `base`."""
+    """Raises TypeError if no private optimizer can be made from `base`."""
     if not (isinstance(base, type) and issubclass(base, keras.optimizers.Optimizer)):
         raise TypeError(f"Expected a subclass of keras.optimizers.Optimizer. Received: {base!r}")
     if issubclass(base, DPKerasOptimizer):

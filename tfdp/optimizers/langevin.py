@@ -1,12 +1,13 @@
-"""What the optimizers of the differentially private dropout paper share: its step and its schedule.
+"""The step and the schedule that the optimizers of the differentially private dropout paper share.
 
-"Differentially Private Dropout", Algorithm 1, written for a loss that falls:
+"Differentially Private Dropout", Algorithm 1, written for a loss to minimize:
 
     theta_{t+1} = theta_t - eta_t / 2 (clipped gradient + noise),  eta_t = eta_0 / t^gamma
 
-Clipped gradients are those of the examples, summed, and the noise is added to the sum; both are divided
-by the public lot size. (The algorithm writes one gradient for the lot. A lot's gradient that is clipped
-as a whole is another algorithm, which is not offered: its noise is L times larger in relation.)
+The gradients of the examples are clipped and summed, and the noise is added to the sum; both are
+divided by the public lot size. (The algorithm in the paper has one gradient for the whole lot. Clipping
+the gradient of the lot as a whole would be another algorithm, whose noise is L times larger relative to
+the gradient; it is not offered.)
 """
 
 import keras
@@ -23,12 +24,15 @@ _REFUSED = ("momentum", "nesterov")
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class PowerDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """eta_0 / t^gamma, where t = 1, 2, ... counts rounds.
+    """The learning rate schedule eta_0 / t^gamma, where t = 1, 2, ... counts rounds.
 
     Args:
         initial: eta_0 > 0.
         exponent: gamma >= 0.
-        steps_per_round: steps in a round.
+        steps_per_round: number of steps in a round, at least 1.
+
+    Raises:
+        ValueError: an argument is invalid.
     """
 
     def __init__(self, initial: float, exponent: float, steps_per_round: int = 1):
@@ -51,18 +55,22 @@ class PowerDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class LangevinOptimizer(DPKerasSGDOptimizer):
-    """Half steps along noisy gradients, with the paper's schedule and the paper's names.
+    """Takes half steps along noisy gradients, with the schedule and the names of the paper.
 
     Args:
         learning_rate: eta_0, a float; or a `LearningRateSchedule` for eta_t itself.
         learning_rate_exponent: gamma; None takes the paper's 1, or 0 with a schedule.
-        steps_per_epoch: after how many steps t goes up by one. The paper updates the rate "per
-            round" and calls T both the number of passes over the data and the number of steps:
-            1 counts steps.
+        steps_per_epoch: number of steps after which t increases by one; 1 counts steps. (The paper
+            updates the rate "per round" and calls T both the number of passes over the data and the
+            number of steps.)
         clipping: as in `DPKerasOptimizer`. The paper clips the gradient of each layer at C.
-        composition: the recipe that the claimed epsilon follows, by its name in `accounting.Run`.
+        composition: name of the composition recipe that the claimed epsilon follows (one of
+            `accounting.mechanisms.dp_dropout.READINGS`), or None.
         **kwargs: those of `DPKerasOptimizer`; the noise multiplier z is 2 sigma of the paper, whose
             noise on the sum is N(0, 4 C^2 sigma^2).
+
+    Raises:
+        ValueError: an argument is invalid, or `momentum` or `nesterov` is set.
     """
 
     composition = Accounted()
@@ -99,7 +107,7 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
 
     @property
     def sigma(self) -> float:
-        """The paper's noise scale: half the noise multiplier (the first one of a table)."""
+        """The paper's noise scale sigma: half the noise multiplier (the first entry of a table)."""
         return float(np.ravel(self.noise_multiplier)[0]) / 2.0
 
     def run_fields(self, variables) -> dict:

@@ -1,14 +1,15 @@
-"""Correlated noise (matrix factorization): the noise of one step takes back noise of earlier ones.
+"""Correlated noise (matrix factorization): the noise of a step cancels part of the earlier noise.
 
 Formal guarantee: an update sees the gradients of step t only through (G_t + C y_t) / L with G_t the
-sum of clipped gradients, C the clip norm, and z-scaled noise y = C^-1 xi of the strategy
-(`mechanisms.correlated`), so that all updates together are a matrix mechanism (`accounting.matrix`).
-The strategy is a public matrix that was fixed before training. All else an optimizer does (learning
-rate, momentum, Adam's moments) is post-processing, and may change at any time.
+sum of clipped gradients, C the clip norm, and z-scaled noise y = S^-1 xi with S the strategy
+(`noise.correlated`), so that all updates together are a matrix mechanism
+(`accounting.mechanisms.matrix`). The strategy is a public matrix that was fixed before training.
+Everything else an optimizer does (learning rate, momentum, Adam's moments) is post-processing, and may
+change at any time.
 
-The past noise is a secret, as gradients are: whoever knows it subtracts it. No save path of Keras or
-TensorFlow sees it, so a model that was saved and loaded starts a new segment: the noise starts afresh,
-and the ledger composes both. `save_noise_state` is the one way to take a run across processes.
+The past noise is as secret as the gradients: anyone who knows it can subtract it. No save path of Keras
+or TensorFlow includes it, so a model that was saved and loaded starts a new run with fresh noise, and
+the ledger composes both runs. Only `save_noise_state` continues a run in another process.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer, Save
 from tfdp.optimizers.factory import check_base
 
 _VERSION = 1
-# States (run, steps) that were taken up in this process.
+# The noise states (run id, steps) that this process has taken up.
 _USED: set[tuple[str, int]] = set()
 # Fields of a run that are this optimizer's own attributes.
 _OWN_FIELDS = ("strategy", "noise_multiplier", "l2_norm_clip")
@@ -36,14 +37,14 @@ _OWN_FIELDS = ("strategy", "noise_multiplier", "l2_norm_clip")
 
 @dataclasses.dataclass(frozen=True)
 class _Loaded:
-    """A noise state that was read and not taken up yet.
+    """A noise state that was read from its file and that no session has taken up yet.
 
     Attributes:
-        saved: the run in the ledger.
-        run: its description.
-        turn: whose turn comes next.
-        fingerprint: of its examples; None where examples have no place.
-        noise: as of `CorrelatedNoise.state`.
+        saved: the place of the run in the ledger.
+        run: the description of the run.
+        turn: number of the next lot, counted from the first turn of the first group.
+        fingerprint: fingerprint of the examples; None if examples have no fixed place.
+        noise: the result of `CorrelatedNoise.state`.
     """
 
     saved: SavedRun
@@ -60,16 +61,16 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         *args, **kwargs: those of the Keras optimizer and of `DPKerasOptimizer`.
         strategy: "identity" (DP-SGD), "prefix_sum" (SI-DPSGD's noise), "sqrt_toeplitz",
             "banded_toeplitz" (optimized numerically), or a `tfdp.accounting.Strategy`.
-        bands: how many steps a draw of noise acts in; the state has bands - 1 float32 numbers for each
-            weight. Needed by "banded_toeplitz": with cyclic Poisson lots their number of groups or
-            less, which the amplification needs; with a fixed order at most the steps of an epoch.
-            None takes all of "sqrt_toeplitz", hence `steps` bands.
-        objective: "mean" or "max": the error that "banded_toeplitz" minimizes.
-        steps: planned number of steps, which "banded_toeplitz" is optimized for. Further steps are
-            accounted rightly, with the same strategy; it is only no longer the best.
+        bands: number of nonzero coefficients of the strategy; the state has bands - 1 float32 numbers
+            for each weight. "banded_toeplitz" needs it: with cyclic Poisson lots, at most their number
+            of groups, which the amplification needs; with a fixed order, at most the steps of an
+            epoch. With "sqrt_toeplitz", None takes `steps` bands.
+        objective: "mean" or "max": the error that "banded_toeplitz" minimizes; None takes "mean".
+        steps: planned number of steps, for which "banded_toeplitz" is optimized. Further steps use
+            the same strategy and are accounted correctly, but the strategy is no longer optimal.
 
     Raises:
-        ValueError: a bad argument, or one that the strategy needs and that is missing.
+        ValueError: an argument is invalid, or one that the strategy needs is missing.
     """
 
     mechanism = Matrix
@@ -100,46 +101,51 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         self._correlated = CorrelatedNoise(session.run.strategy, shapes)
 
     def continues(self, session) -> bool:
-        """False where the state was given away, or a step was counted and never finished."""
+        """False if the noise state was moved to a file, or a step was counted and never finished.
+
+        It is also False while a loaded noise state waits to be taken up.
+        """
         noise = self._correlated
         return self._loaded is None and noise is not None and noise.steps == session.spent
 
     def add_noise(self, bounded, session):
-        # Correlated in units of the clip norm, in which the accounting's sensitivity is.
+        # Noise is correlated in units of the clip norm, like the sensitivity of the accounting.
         shapes = [total.shape for total in bounded.sums]
         fresh = self._secrets.noise.gaussians(session.value("noise_multiplier"), shapes)
-        growth = self._correlated.growth()  # of the step that is about to be made
+        growth = self._correlated.growth()  # before `correlate` moves on to the next step
         noise = [bounded.l2_norm_clip * y for y in self._correlated.correlate(fresh)]
         scale = growth * session.run.noise_multiplier * bounded.l2_norm_clip
         return [total + draw for total, draw in zip(bounded.sums, noise, strict=True)], scale
 
     def get_config(self):
-        # Coefficients, not how they were found: a loaded optimizer has the same strategy.
+        # The coefficients are saved, not the settings that produced them, so that a loaded optimizer
+        # has exactly the same strategy.
         return super().get_config() | {"strategy": dataclasses.asdict(self.strategy)}
 
     # -- across processes ------------------------------------------------------------------------
 
     def save_noise_state(self, path: str | os.PathLike) -> None:
-        """Moves the run that is open into a SECRET file, for one other process to go on with.
+        """Moves the noise state of the open run into a SECRET file, for one process to continue it.
 
-        The file holds past noise (and a digest of the data). Whoever has it and the releases (the
-        weights along the way) knows gradients without noise: it is not for release, and to be deleted
-        when it is not needed. It is readable for its owner only.
+        The file holds past noise (and a digest of the data). Together with the releases (the weights
+        along the way) it reveals gradients without noise: do not release it, and delete it when it is
+        no longer needed. Only its owner can read it.
 
         The state is moved, not copied: this optimizer forgets it, its ledger entry is closed, and
-        training here starts a new segment. For two runs that go on from one state share their past
-        noise and one entry of the ledger, and they cost more together than that entry says; with
-        amplification nothing is proven about them. Do not copy the file, for the same reason.
+        further training here starts a new run. The reason: two runs that continue from one state share
+        their past noise and one entry of the ledger, and together they cost more than that entry
+        states; with amplification nothing is proven about them. For the same reason, do not copy the
+        file.
 
-        Save the model as well (`model.save`), before or after: the other process needs its weights,
+        Save the model as well (`model.save`), before or after: the other process needs its weights
         and its ledger.
 
         Args:
-            path: a file that does not exist.
+            path: name of a file that does not exist.
 
         Raises:
-            RuntimeError: no run is open that could go on.
-            FileExistsError: there is such a file.
+            RuntimeError: there is no open run that could be continued.
+            FileExistsError: the file exists.
         """
         account, noise = self._account, self._correlated
         entry = account.session
@@ -172,17 +178,18 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         account.close_session()
 
     def load_noise_state(self, path: str | os.PathLike) -> None:
-        """Takes over a run from the file of `save_noise_state`, and DELETES the file.
+        """Takes over a run from a file of `save_noise_state`, and DELETES the file.
 
-        Load the model that was saved with it first. The next `fit` has to go on as the run did: the
-        same lots (the same data in the same order), lot size and noise.
+        First load the model that was saved with the state. The next `fit` has to continue the run with
+        the same lots (the same data in the same order), lot size and noise.
 
         Args:
             path: the file.
 
         Raises:
-            FileNotFoundError: there is none, or it was used already.
-            ValueError: it is not of the run that this optimizer is in. The file stays then.
+            FileNotFoundError: the file does not exist, or was used already.
+            ValueError: the file holds no noise state, or one that belongs to another run than this
+                optimizer's; the file stays then. Or this process has taken up the same state before.
         """
         with read_once(path) as arrays:
             loaded = _parse(arrays)
@@ -199,7 +206,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
                 "one state share their noise."
             )
         _USED.add(used)
-        # Only now that the file is gone: one state, one future.
+        # The state is used only after its file is gone, so that no second run can continue from it.
         self._account.close_session()
         self._loaded = loaded
 
@@ -230,13 +237,13 @@ class MatrixDPOptimizer(DPKerasOptimizer):
             )
         noise = CorrelatedNoise(self.strategy, [v.shape for v in variables])
         noise.take_up(loaded.noise)
-        # A seeded run must not draw again what it drew before.
+        # A seeded run must not repeat the draws of its earlier steps.
         self._secrets.noise.advance_to(int(self.iterations.numpy()))
         self._correlated, self._loaded = noise, None
         return loaded.saved
 
     def _check(self, loaded: _Loaded) -> None:
-        """Raises ValueError where weights or ledger are of another moment than the state."""
+        """Raises ValueError if the ledger or the iteration does not match the state's step."""
         saved = loaded.saved
         entry = self.ledger.entries.get(saved.run_id)
         if entry is None or entry.steps != saved.steps:
@@ -258,12 +265,12 @@ _OTHER_RUN = "The noise state belongs to another run, or was used already."
 
 
 def _has_places(run: Run) -> bool:
-    """Whether every example has its place, so that the run goes on with the same data only."""
+    """Whether every example has a fixed place or group, so that only the same data continue the run."""
     return run.sampling.whole_epochs or run.groups > 1
 
 
 def _flat(run: Run) -> dict:
-    """All fields of a run's parts, by name."""
+    """The fields of a run's parts by name, without the number of steps."""
     parts = [run.mechanism, run.sampling, run.contribution]
     own = {"sampling": run.sampling_name, "start": run.start, "insecure_seed": run.insecure_seed}
     return own | {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part)}
@@ -309,7 +316,7 @@ def _as_strategy(strategy, bands, objective, steps) -> Strategy:
             )
         strategy = make_strategy(strategy, steps, bands, objective or "mean")
     if strategy.coefficients is not None:
-        # As training uses them.
+        # Training uses float32 coefficients, so the accounting has to use the same rounded values.
         exact = tuple(float(np.float32(c)) for c in strategy.coefficients)
         strategy = dataclasses.replace(strategy, coefficients=exact)
     if strategy.bands is None and strategy.name == "sqrt_toeplitz":
@@ -326,8 +333,8 @@ def _as_strategy(strategy, bands, objective, steps) -> Strategy:
 def make_matrix_optimizer_class(base: type) -> type:
     """Returns a subclass of a Keras optimizer class that trains with correlated noise.
 
-    It is called `MatrixDP<Base>Optimizer` and registered for serialization under this name, as with
-    `make_dp_optimizer_class`.
+    The class is called `MatrixDP<Base>Optimizer` and is registered for serialization under this name,
+    as with `make_dp_optimizer_class`.
 
     Args:
         base: a subclass of `keras.optimizers.Optimizer`.

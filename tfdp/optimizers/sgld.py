@@ -4,14 +4,14 @@ Welling and Teh 2011, with steps of size eta_t / N on a loss that is a mean over
 
     theta_{t+1} = theta_t - eta_t / 2 (gradient of the mean loss) + N(0, eta_t / N)
 
-Over time, the weights are draws from the posterior, whose prior is what the weight regularizers say.
-For privacy the noise has to be at least that of the mechanism, so the larger of the two is added. The
-dropout paper says only that it "uses SGLD to update the weights" of its baseline; this is our reading.
-It differs from `DPDropoutOptimizer` by the noise where rates are small: the noise of a private
-gradient shrinks with eta_t, Langevin noise with its root.
+In the long run, the weights are draws from the posterior, with the prior that the weight regularizers
+define. For privacy the noise has to be at least that of the mechanism, so the larger of the two is
+added. The dropout paper says only that it "uses SGLD to update the weights" of its baseline; this is
+our reading. SGLD differs from `DPDropoutOptimizer` in its noise at small learning rates: the noise of a
+private gradient shrinks with eta_t, Langevin noise with its square root.
 
-Formal guarantee: that of the noise multiplier z, with which alone the accounting is done. A step with
-more noise is one with the stated noise to which independent noise was added afterwards.
+Formal guarantee: the guarantee of the noise multiplier z; the accounting uses no other noise. A step
+with more noise is a step with the stated noise to which independent noise was added afterwards.
 """
 
 import keras
@@ -27,6 +27,7 @@ class SGLDOptimizer(LangevinOptimizer):
     """Langevin dynamics whose noise is at least that of the mechanism.
 
     Args:
+        learning_rate: as in `LangevinOptimizer`.
         num_examples: public number N of examples.
         **kwargs: those of `LangevinOptimizer`.
     """

@@ -3,15 +3,17 @@
 SI-DPSGD paper, Algorithm 1:
 
     mu_{t+1}    = mu_t - eta_t g_t                      (un-noised; a secret)
-    theta_{t+1} = mu_{t+1} + eta_t C z / L * N(0, I)    (what the model holds, and all that it shows)
+    theta_{t+1} = mu_{t+1} + eta_t C z / L * N(0, I)    (the weights of the model, which are released)
 
-with g_t the clipped gradients at theta_t, averaged over the nominal lot size. The rates eta_t are those
-of the table in the session's run, whatever a schedule says by now. Means and velocities are float64:
-they are rounded before the noise, and in float32 one example would move every coordinate that crosses a
-rounding boundary by a whole unit in the last place. Formal guarantee: an
-observer of every theta sees a matrix mechanism with noise on prefix sums (`accounting.si_dpsgd`); an
-observer of any mu has no guarantee at all. The means are held outside of everything that Keras or
-TensorFlow save; only `release_means`, which the accounting knows of, hands them out.
+with g_t the clipped gradients at theta_t, averaged over the nominal lot size. The rates eta_t come from
+the table in the session's run, even if a schedule gives other values by now. Means and velocities are
+float64: they are rounded before the noise is added, and in float32 one example would move every
+coordinate that crosses a rounding boundary by a whole unit in the last place.
+
+Formal guarantee: an observer of every theta sees a matrix mechanism with noise on prefix sums
+(`accounting.mechanisms.si_dpsgd`); there is no guarantee against an observer of any mu. The means are
+held where Keras and TensorFlow do not save them; only `release_means`, which the accounting covers,
+gives access to them.
 """
 
 import math
@@ -21,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdp._compat.keras import configured_rate
 from tfdp._validate import flag, fraction, one_of, positive
 from tfdp.accounting.guarantee import check_kind
 from tfdp.accounting.mechanisms.si_dpsgd import RELEASES, SIDPSGD
@@ -36,13 +39,15 @@ _REFUSED = (
 
 
 class _Hidden:
-    """The un-noised means and what moves them: a plain object, so that nothing tracks or saves it.
+    """The un-noised means and the state of their update rule.
+
+    This is a plain object, which Keras neither tracks nor saves.
 
     Args:
         rule: a Keras optimizer that moves the means, or None for SGD.
         variables: the weights, at which the means start.
         first: number of the first step, for the schedule of `rule`.
-        momentum: whether there are velocities.
+        momentum: whether to make velocities.
     """
 
     def __init__(self, rule=None, variables=(), first=0, momentum=False):
@@ -51,7 +56,7 @@ class _Hidden:
             keras.Variable(tf.cast(v, tf.float64), dtype="float64", trainable=True, name="mean")
             for v in values
         ]
-        # What the model was given last, to see whether it was changed since.
+        # The weights that the model was given last, to detect later changes from outside.
         self.shown = [tf.Variable(v, trainable=False) for v in values]
         self.velocities = [
             tf.Variable(tf.zeros(v.shape, tf.float64), trainable=False) for v in values * momentum
@@ -69,21 +74,24 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
 
     With momentum, v <- beta v + g; mu <- mu - eta v (or eta (g + beta v) for Nesterov), as in the
     authors' PyTorch code: the learning rate is outside of the velocity. The noise is *not* inside the
-    momentum, so momentum 0.9 multiplies what one example does to the weights by up to 10, and the
-    proven epsilon knows it.
+    momentum, so momentum 0.9 multiplies the effect of one example on the weights by up to 10; the
+    proven epsilon accounts for it.
 
     Args:
         learning_rate: a float, or a `keras.optimizers.schedules.LearningRateSchedule`. It scales the
             noise too and enters the accounting, so it cannot be assigned later.
         momentum: beta in [0, 1).
         nesterov: Nesterov momentum.
-        update_rule: a Keras optimizer that moves the means in place of SGD; its learning rate is the
-            one that scales the noise. Its state is a secret as the means are, and un-noised, so no
-            finite epsilon can be proven: it takes guarantee="claimed".
+        update_rule: a Keras optimizer that moves the means in place of SGD; its learning rate also
+            scales the noise. Its state is secret and un-noised like the means, so no finite epsilon
+            can be proven, and it requires guarantee="claimed".
         guarantee: "proven", or "claimed" for reproducing the paper's figures.
-        release: "theta", one draw of the weights, frozen; or "mu", the means themselves, as the
+        release: "theta", one draw of the weights, frozen; or "mu", the means themselves, which the
             authors' code evaluates: no finite epsilon can be proven then.
         **kwargs: those of `DPKerasOptimizer`.
+
+    Raises:
+        ValueError: an argument is invalid, or is one that the accounting does not cover.
     """
 
     mechanism = SIDPSGD
@@ -122,7 +130,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
                     "Expected momentum and nesterov to be left to `update_rule`. Received: "
                     f"momentum={momentum}, nesterov={nesterov}"
                 )
-            learning_rate = update_rule._learning_rate
+            learning_rate = configured_rate(update_rule)
             if isinstance(learning_rate, keras.Variable):
                 learning_rate = float(learning_rate.numpy())
         if isinstance(learning_rate, dict):
@@ -141,12 +149,12 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         self.nesterov = flag("nesterov", nesterov)
         self.guarantee = guarantee
         self.release = release
-        self._rate = learning_rate  # not Keras' variable, which a file may overwrite
+        self._rate = learning_rate  # not Keras' variable, which loading a file may overwrite
         self._hidden = _Hidden(update_rule)
 
     @property
     def learning_rate(self):
-        """What the schedule says at the current iteration; training takes the table of its run."""
+        """The schedule's value at the current iteration; training uses the table of its run."""
         if isinstance(self._rate, float):
             return tf.constant(self._rate, tf.float32)
         return tf.cast(self._rate(self.iterations), tf.float32)
@@ -162,7 +170,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     def run_fields(self, variables) -> dict:
         rule = self._hidden.rule
         return super().run_fields(variables) | {
-            # Never a name that the accounting takes for linear, whatever the rule is called.
+            # The suffix keeps any rule's name from being one that the accounting takes for linear.
             "optimizer": "sgd" if rule is None else f"{type(rule).__name__} on the means",
             "momentum": self.momentum,
             "nesterov": self.nesterov,
@@ -171,7 +179,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         }
 
     def tables(self, variables, first, steps, known=None):
-        # At the start the weights are public; they bound the means, and with them their rounding.
+        # The weights at the start are public. Their magnitude bounds the means, and so the rounding of
+        # the means.
         largest = max((float(np.abs(v.numpy()).max(initial=0.0)) for v in variables), default=0.0)
         fields = super().tables(variables, first, steps, known)
         fields["largest_start"] = largest if known is None else known.largest_start
@@ -185,11 +194,14 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     def begin(self, session) -> None:
         """Starts the means at the weights, which are public, with no velocity.
 
-        Whatever came before reaches the new session only through the weights that were shown.
+        Earlier training reaches the new session only through the released weights.
+
+        Args:
+            session: the session that was opened.
 
         Raises:
-            ValueError: a weight with a constraint, which would have to hold for the secret means; or
-                one of less precision than float32.
+            ValueError: a weight has a constraint, which would have to hold for the secret means, or
+                less precision than float32.
         """
         variables = session.variables
         constrained = [v.path for v in variables if getattr(v, "constraint", None) is not None]
@@ -210,7 +222,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         self._hidden = _Hidden(self._hidden.rule, variables, first, session.run.momentum > 0)
 
     def continues(self, session) -> bool:
-        """False where the weights are not the ones that this optimizer sampled last."""
+        """False if the weights are not those that this optimizer assigned last."""
         variables, shown = session.variables, self._hidden.shown
         same = len(variables) == len(shown) and all(
             np.array_equal(v.numpy(), last.numpy(), equal_nan=True)
@@ -223,7 +235,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         return same
 
     def update(self, bounded, session, variables, regularization):
-        """One step of Algorithm 1."""
+        """Takes one step of Algorithm 1; arguments and result are as in `DPKerasOptimizer.update`."""
         hidden = self._hidden
         if len(hidden.means) != len(variables):
             raise RuntimeError(
@@ -244,7 +256,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             shown = tf.cast(drawn, variable.dtype)
             variable.assign(shown)
             hidden.shown[i].assign(shown)
-        self._iterations.assign_add(1)
+        self.iterations.assign_add(1)
         return scale
 
     def _move_means(self, gradients, rate, run):
@@ -263,9 +275,12 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     def release_means(self, variables) -> None:
         """Writes the un-noised means into the model: publishing them has no finite guarantee.
 
+        Args:
+            variables: the trainable variables of the model.
+
         Raises:
-            RuntimeError: the optimizer was not built with release="mu", so the accounting does
-                not know.
+            RuntimeError: the optimizer was not constructed with release="mu", so the accounting does
+                not cover this release.
         """
         if self.release != "mu":
             raise RuntimeError(
@@ -290,11 +305,11 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
 
 
 def evaluate_schedule(schedule, steps: int, first: int = 0) -> tuple[float, ...]:
-    """The learning rates that a schedule gives, as the float32 numbers that training will use.
+    """The learning rates of a schedule, as the float32 numbers that training will use.
 
     Args:
         schedule: a `keras.optimizers.schedules.LearningRateSchedule`.
-        steps: how many.
+        steps: number of steps.
         first: number of the first step.
     """
 

@@ -1,1 +1,3 @@
-"""Keras models that train privately: what `make_private` adds to a model, and what feeds its steps."""
+"""Keras models that train privately: their classes, their training step, and the lots it is fed."""
+
+import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported

@@ -1,7 +1,7 @@
-"""What a private model does for the ledger of its weights.
+"""The part of a private model that keeps the ledger of its weights.
 
-The account hangs on the variables (`account.Account`); here it is attached, asked, and kept up to date
-wherever Keras reads or writes weights: copies, files, `set_weights`, callbacks.
+The account is attached to the variables (`account.Account`). This module attaches it, reads it, and
+updates it wherever Keras reads or writes weights: copies, files, `set_weights`, callbacks.
 """
 
 import math
@@ -9,7 +9,7 @@ import math
 import keras
 import numpy as np
 
-import tfdp._compat  # noqa: F401
+from tfdp._compat.keras import moving_averages
 from tfdp.account import Account, account_of, ledger_in_file
 from tfdp.accounting import Guarantee, Ledger, Run, Statement
 from tfdp.accounting.composition import guarantee_of_all
@@ -19,16 +19,17 @@ from tfdp.training.steering import refuse_steering
 
 
 class AccountedWeights:
-    """Mixin for a Keras model: what was spent on its weights, and how it follows them.
+    """Mixin for a Keras model: reports what was spent on its weights, and keeps the ledger with them.
 
-    The class that it is mixed into has `_privacy.account`, the account while there are no weights yet.
+    The class that it is mixed into provides `_privacy.account`, the account of a model that has no
+    weights yet.
     """
 
     # -- what was spent --------------------------------------------------------------------------
 
     @property
     def _account(self) -> Account:
-        """The account of the weights, or of the model as long as it has none."""
+        """The account of the weights, or of the model itself as long as the model has no weights."""
         privacy = self._privacy
         weights = list(self.weights)
         if weights:
@@ -46,7 +47,7 @@ class AccountedWeights:
 
     @property
     def ledger(self) -> Ledger:
-        """Everything that is known to have been spent on these weights, whoever trained them."""
+        """Everything that is known to have been spent on these weights, in any training."""
         return self._account.ledger
 
     def _checked_runs(self) -> list[Run]:
@@ -67,52 +68,60 @@ class AccountedWeights:
             adjacency: "zero_out", "replace_one" or "add_or_remove_one".
 
         Raises:
-            ValueError: the optimizer has taken steps that the ledger does not know of.
+            ValueError: the optimizer has taken steps that the ledger does not contain.
         """
         return guarantee_of_all(kind, self._checked_runs(), delta, adjacency)
 
     def privacy_statement(self, delta: float, adjacency: str = "zero_out") -> str:
-        """Both guarantees, what they rest on and what they do not cover, in words."""
+        """Both guarantees, what they rest on and what they do not cover, in words.
+
+        Args:
+            delta: in (0, 1).
+            adjacency: as in `privacy_spent`.
+
+        Raises:
+            ValueError: the optimizer has taken steps that the ledger does not contain.
+        """
         return Statement.of(self._checked_runs(), delta, adjacency).text()
 
     @property
     def current_run(self) -> Run | None:
-        """What the training that runs, or ran last, is accounted as; its steps are those planned."""
+        """The run that the current, or latest, training is accounted as, with its planned steps."""
         return None if self._session is None else self._session.run
 
     @property
     def steps_taken(self) -> int:
-        """Steps of the open ledger entry so far."""
+        """Number of steps of the open ledger entry so far."""
         return 0 if self._session is None else self._session.spent
 
     @property
     def steps_left(self) -> float:
-        """Steps that the budget still allows; infinite without a budget."""
+        """Number of steps that budgets and tables of the run still allow; infinite without a limit."""
         return math.inf if self._session is None else self._session.left
 
     @property
     def earlier_runs(self) -> list[Run]:
-        """How these weights were trained privately before the open ledger entry."""
+        """The runs on these weights other than the open ledger entry."""
         return self.ledger.runs if self._session is None else self._session.earlier()
 
     # -- the weights and their account -----------------------------------------------------------
 
     def _look(self):
-        """Notes what the weights look like now, so that the ledger follows them wherever they go."""
+        """Notes the present values, so that the account recognizes them wherever they are put."""
         self._account.look(self.weights)
 
     def get_weights(self):
-        """`keras.Model.get_weights`; the ledger follows the values within this process."""
+        """`keras.Model.get_weights`; within this process the ledger follows the returned values."""
         self._look()
         return super().get_weights()
 
     def set_weights(self, weights):
-        """`keras.Model.set_weights`; values that were trained in this process bring their ledger."""
+        """`keras.Model.set_weights`; values that this process trained privately bring their ledger."""
         super().set_weights(weights)
         self._take_up()
 
     def load_weights(self, filepath, skip_mismatch=False, **kwargs):
-        """`keras.Model.load_weights`; the file's ledger is merged, with an optimizer or without one."""
+        """`keras.Model.load_weights`; merges the file's ledger even if the model has no optimizer."""
         super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
         ledger = ledger_in_file(filepath)
         if ledger is not None:
@@ -120,7 +129,11 @@ class AccountedWeights:
         self._take_up()
 
     def _take_up(self):
-        """Takes weights that the user has given for what they are: known ones bring their ledger."""
+        """Accepts weights that the user has put in; values that are recognized bring their ledger.
+
+        Values that are not recognized are accepted without an entry: they cannot be told from fresh
+        weights.
+        """
         account = self._account
         for variable in self.weights:
             variable._tfdp_seen = None
@@ -157,11 +170,14 @@ def bracketed(model, callbacks, training_metrics):
 
     Args:
         model: a private model.
-        callbacks: as `fit` is given them.
+        callbacks: the argument of `fit`.
         training_metrics: names of metrics that training updates.
 
+    Returns:
+        A list of callbacks; a `CallbackList` if `callbacks` is one.
+
     Raises:
-        ValueError: a callback that steers by training metrics.
+        ValueError: a callback steers by training metrics.
     """
     a_list = isinstance(callbacks, keras.callbacks.CallbackList)
     given = callbacks.callbacks if a_list else keras.tree.flatten(callbacks)
@@ -176,23 +192,24 @@ def bracketed(model, callbacks, training_metrics):
         return given
     for callback in (first, last):
         callback.set_model(model)
-    # A new list: Keras' one knows by now which hooks its callbacks have.
+    # The given list has recorded already which hooks its callbacks have, so a new one is made.
     return keras.callbacks.CallbackList(given, model=model, **callbacks.params)
 
 
 def _acts_between_steps(callback) -> bool:
-    """Whether code that is neither Keras' nor ours may run between two steps."""
+    """Whether a callback has a hook between steps that neither Keras nor tfdp defines."""
     hooks = (getattr(callback, name, None) for name in _BETWEEN_STEPS)
     rooms = {(getattr(hook, "__module__", None) or "").partition(".")[0] for hook in hooks if hook}
     return not rooms <= {"keras", "tfdp"}
 
 
 class _Remember(keras.callbacks.Callback):
-    """Before all other callbacks: notes the weights as the last private step left them.
+    """Runs before all other callbacks and notes the weights as the last private step left them.
 
     Args:
-        swaps: whether a callback exchanges the weights for their moving averages, which is
-            post-processing. Keras' one does so by sums and differences, so not to the last bit.
+        swaps: whether a callback (`SwapEMAWeights`) exchanges the weights for their moving averages,
+            which is post-processing. Keras computes the exchange by sums and differences, so the
+            values are not equal to the last bit.
     """
 
     def __init__(self, swaps: bool):
@@ -211,12 +228,15 @@ class _Remember(keras.callbacks.Callback):
         else:
             self.model._look()
         if self._swaps:
-            averages = self.model.optimizer._model_variables_moving_average
+            averages = moving_averages(self.model.optimizer)
             shown = self.model.trainable_variables
             self._states = [[v.numpy() for v in each] for each in (shown, averages)]
 
     def is_swapped(self) -> bool:
-        """Whether the weights are what they were, or their averages, up to rounding."""
+        """Whether the weights equal the noted weights, or their averages, up to rounding.
+
+        False if no callback swaps weights.
+        """
         now = [v.numpy() for v in self.model.trainable_variables]
         return any(
             len(state) == len(now)
@@ -226,17 +246,21 @@ class _Remember(keras.callbacks.Callback):
 
 
 class _RememberSteps(_Remember):
-    """After every step, too: digests of all weights each time, so only where something may happen."""
+    """Notes the weights after every step, too.
+
+    This computes digests of all weights at each step, so it is used only if another callback may
+    change weights between steps.
+    """
 
     def on_train_batch_end(self, batch, logs=None):
         self.model._account.look(self.model.weights, for_good=False)
 
 
 class _Examine(keras.callbacks.Callback):
-    """After all other callbacks: looks for what they have done to the weights.
+    """Runs after all other callbacks and looks for changes that they made to the weights.
 
     Args:
-        first: the callback before all others.
+        first: the callback that runs before all others.
     """
 
     def __init__(self, first: _Remember):
@@ -261,7 +285,7 @@ class _Examine(keras.callbacks.Callback):
 
 
 class _ExamineSteps(_Examine):
-    """Between steps, too."""
+    """Looks for changes between steps, too."""
 
     def on_train_batch_begin(self, batch, logs=None):
         self.examine()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import keras
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import layers_of, was_given_vocabulary
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.optimizers import DPKerasOptimizer
 
@@ -58,9 +58,10 @@ def _empty_public_examples(layer):
     return None
 
 
-# What a preprocessing layer is adapted to becomes part of the model, without any noise. A layer that
-# was given constants when it was made tells them apart from what it was adapted to, also when it is
-# loaded from a file (a vocabulary that came from a text file then counts as adapted).
+# The data that a preprocessing layer is adapted to become part of the model, without any noise. For
+# each class: a test whether a layer got its values as constants from its constructor, and an example
+# of such a constructor. The test also works for a layer that was loaded from a file (a vocabulary that
+# came from a text file then counts as adapted).
 _CONSTANTS = {
     keras.layers.Normalization: (
         lambda layer: layer.input_mean is not None,
@@ -71,22 +72,22 @@ _CONSTANTS = {
         "Discretization(bin_boundaries=...)",
     ),
     keras.layers.IntegerLookup: (
-        lambda layer: layer._has_input_vocabulary,
+        was_given_vocabulary,
         "IntegerLookup(vocabulary=...)",
     ),
     keras.layers.StringLookup: (
-        lambda layer: layer._has_input_vocabulary,
+        was_given_vocabulary,
         "StringLookup(vocabulary=...)",
     ),
     keras.layers.TextVectorization: (
-        lambda layer: layer._has_input_vocabulary,
+        was_given_vocabulary,
         "TextVectorization(vocabulary=...)",
     ),
 }
 
 
 def _adapted(layer):
-    """Why what a layer holds may come from private data; None where it was made with constants."""
+    """Why the values that a layer holds may come from private data; None if they are constants."""
     if not callable(getattr(layer, "adapt", None)):
         return None
     kinds = [kind for kind in _CONSTANTS if isinstance(layer, kind)]
@@ -108,18 +109,18 @@ def _adapted(layer):
 
 
 def _adapted_layers(model, public):
-    """[(layer, why)] of the adapted layers that nobody declared public."""
+    """[(layer, reason)] for the adapted layers that are not declared public."""
     layers = layers_of(model)
     public = _declared(model, layers, public)
     found = {layer: _adapted(layer) for layer in layers if id(layer) not in public}
     judges = [layer for layer in layers if id(layer) in public or hasattr(layer, "adapt")]
-    # A layer answers for those that it is made of.
+    # The verdict on a layer that can be adapted, or is declared public, covers the layers inside it.
     inside = {id(inner) for layer in judges for inner in layers_of(layer)}
     return [(layer, why) for layer, why in found.items() if why and id(layer) not in inside]
 
 
 def _declared(model, layers, public):
-    """The ids of the layers that `public` names."""
+    """The Python ids of the layers that `public` names."""
     if public is True:
         return {id(layer) for layer in layers}
     if isinstance(public, (str, keras.Layer)) or not isinstance(public, Iterable):
@@ -149,21 +150,19 @@ _RULES = (
 
 
 def refuse_mixing_layers(model, public=()) -> None:
-    """Raises ValueError that names every layer of `model` that mixes examples, with its remedy.
+    """Refuses layers that mix examples, and preprocessing layers that were adapted to private data.
 
-    So it does for preprocessing layers that were adapted to data, unless that data was public.
-
-    The engines do not rely on this check for safety (the exact engine sees one example at a time,
-    the ghost engine only layers with a rule), but a name and a remedy beat a wrong result. Nothing else
-    looks at adapted layers.
+    The error names every such layer and its remedy. The engines do not rely on this check for
+    layers that mix examples (the exact engine sees one example at a time, the ghost engine only layers
+    with a rule), but a name and a remedy beat a wrong result. Adapted layers are checked only here.
 
     Args:
         model: a Keras model.
-        public: True, or a collection of layers or of their names: preprocessing layers that were
-            adapted to public data only, on the word of the caller.
+        public: True, or a collection of layers or of their names: preprocessing layers that the
+            caller declares to be adapted to public data only.
 
     Raises:
-        ValueError: such a layer; a `public` that names no layer.
+        ValueError: the model has such a layer, or `public` names no layer of it.
     """
     found = []
     layers = layers_of(model)
@@ -193,7 +192,7 @@ def refuse_mixing_layers(model, public=()) -> None:
 
 
 def refuse_own_train_step(model, private_base) -> None:
-    """Raises ValueError where a model has a training step of its own, which private training ignores.
+    """Refuses a model with its own `train_step`, which private training would not run.
 
     Args:
         model: a model, or its class.

@@ -1,10 +1,10 @@
-"""Writes what may be released: the weights that the guarantee is about, and nothing else."""
+"""Writes the release: the weights that the guarantee is about, and nothing else."""
 
 import os
 
 import keras
 
-import tfdp._compat  # noqa: F401
+from tfdp._files import replaced_whole
 from tfdp.gradients.random_state import seed_states
 from tfdp.training.models import plain_class
 
@@ -12,14 +12,14 @@ from tfdp.training.models import plain_class
 def plain_copy(model: keras.Model) -> keras.Model:
     """A plain, uncompiled Keras model with the weights of `model`.
 
-    It has no optimizer, so no slots; its random state is fresh. For SI-DPSGD the weights are the
-    one draw theta that was frozen, never the means.
+    The copy has no optimizer, so no slots; its random state is fresh. For SI-DPSGD the weights are
+    the one draw theta that was frozen, never the means.
 
     Args:
         model: a private or a plain Keras model, built.
 
     Raises:
-        ValueError: a subclassed model without `get_config`, which Keras cannot copy.
+        ValueError: the model is subclassed without `get_config`, so Keras cannot copy it.
     """
     cls = plain_class(type(model))
     try:
@@ -41,7 +41,8 @@ def plain_copy(model: keras.Model) -> keras.Model:
 def export(model: keras.Model, path: str | os.PathLike) -> None:
     """Writes the release of `model` to a `.keras` file: no optimizer slots, seeds or secret means.
 
-    The file loads with `keras.models.load_model`, without tfdp wherever the model uses no tfdp layer.
+    The file loads with `keras.models.load_model`, without tfdp if the model uses no tfdp layer.
+    On a local disk it appears whole or not at all, and a file that is there stays until then.
 
     Args:
         model: a trained model.
@@ -53,4 +54,9 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     path = os.fspath(path)
     if not path.endswith(".keras"):
         raise ValueError(f"Expected a file name that ends in '.keras'. Received: {path!r}")
-    plain_copy(model).save(path)
+    copy = plain_copy(model)
+    if "://" in path:
+        copy.save(path)  # TensorFlow's other file systems have names that only Keras understands
+        return
+    with replaced_whole(path) as partial:
+        copy.save(partial)

@@ -1,7 +1,7 @@
-"""What `fit` was given, as lots whose sampling is known.
+"""Turns the arguments of `fit` into lots whose sampling is known.
 
-The scheme that is accounted is the scheme that runs: arrays are drawn here, `tfdp.data.Lots` say how
-they draw, and of any other dataset nothing is assumed.
+The scheme that is accounted is the scheme that runs: this module draws lots from arrays,
+`tfdp.data.Lots` state how they draw, and for any other dataset the sampling counts as unknown.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ from tfdp.session import Plan
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """What Keras' `fit` gets.
+    """The data arguments that Keras' `fit` gets.
 
     Attributes:
         dataset: the lots.
-        plan: how they are drawn.
-        steps: steps of an epoch.
-        steps_per_epoch: the argument for Keras; None where the dataset ends with the epoch.
+        plan: how the lots are drawn.
+        steps: number of steps in an epoch.
+        steps_per_epoch: the argument for Keras; None if the dataset ends with the epoch.
         validation_data: as in `fit`.
     """
 
@@ -39,11 +39,11 @@ class Feed:
 
 
 class Feeder:
-    """Makes feeds; each draws lots of its own.
+    """Makes feeds. Each feed draws its own lots.
 
     Args:
-        seed: makes the lots drawn from arrays reproducible; None takes the operating system's
-            entropy.
+        seed: non-negative integer that makes the lots drawn from arrays reproducible; None takes the
+            operating system's entropy.
     """
 
     def __init__(self, seed: int | None):
@@ -69,11 +69,15 @@ class Feeder:
         """Returns the feed for the arguments of `fit`.
 
         Args:
-            turn: which lot comes first, where groups take turns (modulo the groups).
+            model: a compiled private model.
+            physical_batch_size: number of rows in one chunk; None takes the size from the lots, or
+                processes a lot as a whole.
+            turn: the group that the first lot comes from (modulo the number of groups), if groups
+                take turns.
             **arguments: those of `fit`.
 
         Raises:
-            ValueError: data whose sampling cannot be accounted, or arguments that do not fit it.
+            ValueError: the sampling of the data cannot be accounted, or arguments do not fit the data.
         """
         lots = x if isinstance(x, Lots) else getattr(x, "tfdp_lots", None)
         if lots is not None and type(lots) not in SAMPLINGS.values():
@@ -142,15 +146,15 @@ class Feeder:
     def _next_seed(self, model):
         if self._seed is None:
             return None
-        # Neither another fit nor a resumed run may draw the same lots again: the accounting takes
-        # lots for independent.
+        # Neither another fit nor a resumed run may draw the same lots again: the accounting assumes
+        # that lots are independent.
         words = [self._seed, self._fed, int(model.optimizer.iterations.numpy())]
         self._fed += 1
         return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
 
 def _relies_on_secret_lots(lots: Lots) -> bool:
-    """Whether what is proven rests on draws that nobody knows; epochs need no secret."""
+    """Whether the proof rests on draws that are secret; the proof for whole epochs needs no secret."""
     kind = sampling_class(lots.sampling)
     return kind(num_examples=lots.num_examples, lot_size=lots.lot_size).random_lots
 
@@ -194,10 +198,10 @@ def check_targets(model, y) -> None:
 
 
 def check_disjoint(model, x) -> None:
-    """Raises ValueError where a private example is also one of the model's public examples.
+    """Raises ValueError if a private example is also one of the model's public examples.
 
-    Examples are compared bit by bit (0.0 equals -0.0), as far as they have the same form: what stands
-    before a `PublicExamples` layer may change them.
+    Examples are compared bit by bit (0.0 equals -0.0). They are compared only if private and public
+    examples have the same shape, since layers before a `PublicExamples` layer may change the inputs.
 
     Args:
         model: a Keras model.
@@ -219,7 +223,7 @@ def check_disjoint(model, x) -> None:
 
 
 def _row_bytes(arrays, like):
-    """The rows of several arrays as bytes, in the dtypes of other arrays."""
+    """Yields the rows of several arrays as bytes, in the dtypes of the arrays `like`."""
     arrays = [
         np.ascontiguousarray(np.asarray(array).astype(other.dtype) + other.dtype.type(0))
         for array, other in zip(arrays, like, strict=True)
@@ -229,7 +233,7 @@ def _row_bytes(arrays, like):
 
 
 def _split(x, y, sample_weight, fraction, validation_data):
-    """The last part of the arrays becomes validation data, as Keras does, before N is counted."""
+    """Takes the last part of the arrays as validation data, as Keras does, before N is counted."""
     if validation_data is not None or not 0.0 < fraction < 1.0:
         raise ValueError(
             "Invalid value received for argument `validation_split`. Expected a number between 0 "

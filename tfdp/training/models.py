@@ -1,6 +1,6 @@
 """Private Keras models: `make_private`, `DPModel`, `DPSequential`.
 
-`PrivateTraining`, which they have in common, holds what is guaranteed.
+Their common base `PrivateTraining` provides the guarantee; its module (`private_model`) states it.
 """
 
 import functools
@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 import keras
 
+from tfdp._compat.keras import Functional, pickled, unpickled
 from tfdp.accounting import PrivacyBudget
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
 from tfdp.training.private_model import PrivateTraining
@@ -16,14 +17,14 @@ __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_p
 
 
 def _reduce(model):
-    """Copies and pickles carry the ledger, its budget and the settings, compiled or not."""
-    _, arguments = keras.Model.__reduce__(model)
-    return _rebuild, (arguments, model.portrait())
+    """`__reduce__` for copies and pickles: they carry ledger, budget and settings, compiled or not."""
+    return _rebuild, (pickled(model), model.portrait())
 
 
 def _rebuild(arguments, portrait):
-    # By its plain class, where the file says that one: pickle looks classes up by name.
-    return make_private(keras.Model._unpickle_model(*arguments)).take_over(portrait)
+    # Pickle looks classes up by name, and a private class may have the name of its plain class. So
+    # the unpickled model may be plain, and is made private again.
+    return make_private(unpickled(*arguments)).take_over(portrait)
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -39,19 +40,14 @@ class DPModel(PrivateTraining, keras.Model):
         return super().__new__(cls)
 
     def __init__(self, *args, **kwargs):
-        if _is_functional(args, kwargs) and not isinstance(self, _Functional):
-            # Keras would put its functional class into the bases of DPModel itself, and with it
-            # into all other subclasses.
+        if _is_functional(args, kwargs) and not isinstance(self, Functional):
+            # Keras would insert its functional class into the bases of DPModel itself, and so into
+            # all other subclasses of DPModel.
             raise TypeError(
                 f"{type(self).__name__} calls DPModel with inputs and outputs. Expected a subclass of "
                 "tfdp.training.DPFunctional, or make_private of a subclass of keras.Model."
             )
         super().__init__(*args, **kwargs)
-
-
-# Keras does not export the class; the names keep its counters where they are.
-_input = keras.Input((1,), name="input")
-_Functional = type(keras.Model(inputs=_input, outputs=_input, name="functional"))
 
 
 def _is_functional(args, kwargs):
@@ -61,10 +57,10 @@ def _is_functional(args, kwargs):
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class DPFunctional(DPModel, _Functional):
+class DPFunctional(DPModel, Functional):
     """A functional `keras.Model` that trains privately; `DPModel(inputs, outputs)` makes one."""
 
-    _tfdp_base = _Functional
+    _tfdp_base = Functional
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -76,17 +72,18 @@ class DPSequential(PrivateTraining, keras.Sequential):
 
 
 def plain_class(cls: type) -> type:
-    """The class without privacy of which `cls` is the private one; `cls` itself where there is none."""
+    """The plain class that the private class `cls` was made from; `cls` itself if it is plain."""
     return vars(cls).get("_tfdp_base", cls)
 
 
 @functools.cache
 def _private_class(base: type) -> type:
-    """A private subclass that saves itself under the name of `base`.
+    """A private subclass of `base` that saves itself under the name of `base`.
 
     So the file of a private model is the file of a plain model, and loads without tfdp.
     """
-    # Keras looks its own classes up by identity, and saves them under their public module.
+    # Keras finds its own classes by identity and saves them under their public module. This subclass
+    # is another object, so it names that module itself.
     stock = base in (keras.Sequential, keras.Model)
     members = {
         "__module__": "keras" if stock else base.__module__,
@@ -98,7 +95,8 @@ def _private_class(base: type) -> type:
     made = type(base.__name__, (PrivateTraining, base), members)
     name = keras.saving.get_registered_name(base)
     if keras.saving.get_registered_object(name) is base:
-        # The file has to say the name that the user registered, and the name has to stay theirs.
+        # Files have to contain the name that the user registered, so the private class is registered
+        # under it first, and then `base` again: the name has to go on loading the user's class.
         package, _, short = name.partition(">")
         for cls in (made, base):
             keras.saving.register_keras_serializable(package, short)(cls)
@@ -117,27 +115,33 @@ def make_private(
 ) -> keras.Model:
     """Makes a Keras model train privately, in place, and returns it.
 
-    Its class name and module stay, so that the saved `.keras` file loads in plain Keras.
+    The class keeps its name and module, so that the saved `.keras` file loads in plain Keras.
 
     Args:
         model: any Keras model whose layers treat examples one by one.
-        engine: "auto", "vectorized" or "ghost": how per-example gradients are computed.
-        physical_batch_size: most examples that are in the network at once; None takes a lot whole,
-            or, for convolutions and recurrent layers on a CPU, 32 to 384 at a time.
-        budget: the most that may be spent, what was spent before included; the step that would
-            go beyond it raises `BudgetExhausted`. It belongs to the weights, as what was spent does: it
-            is saved with them, and None leaves an earlier one as it is.
-        seed: insecure: makes the lots that `fit` draws from arrays reproducible, so that nothing finite
+        engine: "auto", "vectorized" or "ghost": the way in which per-example gradients are computed.
+        physical_batch_size: largest number of examples that are in the network at once; None processes
+            a lot as a whole, or, for convolutions and recurrent layers on a CPU, 32 to 384 examples
+            at a time.
+        budget: the most that may be spent, including what was spent before; the step that would
+            exceed it raises `BudgetExhausted`. Like the ledger, the budget belongs to the weights: it
+            is saved with them, and None leaves an earlier budget as it is.
+        seed: insecure; makes the lots that `fit` draws from arrays reproducible, so that nothing finite
             is proven. For tests and debugging.
         start: "public" declares that the weights, as they are now, do not depend on the private data,
-            because they are fresh or were trained on public data; the statement says that it was
-            declared. None leaves it as it was; at first, that is assumed ("assumed") where nothing
-            shows the opposite.
+            because they are fresh or were trained on public data; the privacy statement says that the
+            user declared it. None leaves an earlier value as it is. The first value is "assumed":
+            the same independence is assumed as long as nothing shows the opposite.
         public_preprocessing: layers, or their names, that were adapted to public data (`Normalization`,
-            `TextVectorization` and the like); True for all. Others that were adapted are refused.
+            `TextVectorization` and the like); True for all. Other adapted layers are refused.
+
+    Returns:
+        `model` itself.
 
     Raises:
-        ValueError: a layer mixes examples, with its name and the remedy.
+        TypeError: `model` is not a Keras model.
+        ValueError: a layer mixes examples or was adapted to data (the error names it and the remedy),
+            the model has its own `train_step`, or an argument is invalid.
 
     Example:
         model = tfdp.make_private(keras.Sequential([...]))

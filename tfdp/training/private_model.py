@@ -1,4 +1,4 @@
-"""Keras models whose training step is private.
+"""The mixin that makes the training step of a Keras model private.
 
 Formal guarantee: the weights change only by `DPKerasOptimizer.update`, once per lot, from one bounded
 sum of gradients; every step is counted before it is computed, and a step beyond the budget is
@@ -11,8 +11,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-import tfdp._compat  # noqa: F401
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import compiled_metrics, layers_of
 from tfdp._validate import one_of, whole
 from tfdp.account import Account
 from tfdp.accounting import Ledger, PrivacyBudget, Run
@@ -37,18 +36,19 @@ STARTS = ("assumed", "public")
 
 
 class _Privacy:
-    """Settings of a private model; a plain object, so that no file holds it."""
+    """Settings and state of a private model; a plain object, so that no file holds it."""
 
     def __init__(self):
         self.engine = "auto"
         self.physical_batch_size = None
         self.feeder = Feeder(None)
-        self.account = Account()  # until the model has weights, to which it then belongs
-        self.feed = None  # what fit was given, while it runs
-        self.plan = None  # of the fit that was started and has not done a step
-        self.batch = False  # whether train_on_batch may run its step
-        self.feeding = False  # whether fit or train_on_batch, which know the sampling, run the step
-        self.making, self.guarded = False, None  # the train function that counts steps
+        self.account = Account()  # becomes the account of the weights once the model has any
+        self.feed = None  # the `Feed` of the running fit
+        self.plan = None  # the plan of the running fit, until its first step
+        self.batch = False  # whether train_on_batch may run its one step
+        self.feeding = False  # whether a step of fit or train_on_batch is running
+        # Whether Keras is making the train function; the function that counts steps (or None).
+        self.making, self.guarded = False, None
         self.public_preprocessing = ()
         self.diagnostics = Diagnostics()
 
@@ -61,7 +61,7 @@ class PrivateTraining(AccountedWeights):
     @property
     def _privacy(self) -> _Privacy:
         if "_tfdp_privacy" not in self.__dict__:
-            # Past Keras' attribute tracking: nothing in here may be saved.
+            # Setting `__dict__` avoids Keras' attribute tracking: nothing in here may be saved.
             self.__dict__["_tfdp_privacy"] = _Privacy()
         return self.__dict__["_tfdp_privacy"]
 
@@ -75,7 +75,7 @@ class PrivateTraining(AccountedWeights):
         start: str | None = None,
         public_preprocessing=(),
     ):
-        """Sets how this model trains privately; see `make_private` for the arguments."""
+        """Sets how this model trains privately, and returns it; `make_private` has the arguments."""
         physical_batch_size = whole("physical_batch_size", physical_batch_size, 1, optional=True)
         one_of("engine", engine, ENGINES)
         one_of("start", start, STARTS, optional=True)
@@ -100,7 +100,7 @@ class PrivateTraining(AccountedWeights):
         return self
 
     def _enter_unknown_steps(self):
-        """Enters what optimizers did to these weights, as far as they tell, and no ledger knows of."""
+        """Enters the steps on these weights that an optimizer has counted and no ledger contains."""
         account = self._account
         if account.start == "public":
             return
@@ -154,7 +154,7 @@ class PrivateTraining(AccountedWeights):
         self.optimizer.belongs_to(account)
 
     def compile_from_config(self, config):
-        """Compiles a model that is loaded; Keras would not, since `compile` is ours."""
+        """Compiles a loaded model, which Keras would skip because this class overrides `compile`."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
             self.optimizer.build(self.trainable_variables)
@@ -162,8 +162,11 @@ class PrivateTraining(AccountedWeights):
     def privacy_diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Means since the last reset: fraction clipped, median gradient norm, noise to signal.
 
-        They are computed from private gradients without noise: for the person who trains, not for
-        release.
+        These figures are computed from private gradients without noise: they are for the person who
+        trains, not for release.
+
+        Args:
+            reset: whether new means begin after this call.
         """
         return self._privacy.diagnostics.result(reset)
 
@@ -189,9 +192,9 @@ class PrivateTraining(AccountedWeights):
         """Trains privately; the arguments are those of `keras.Model.fit`.
 
         Arrays are drawn in Poisson lots of nominal size `batch_size` (with `shuffle=False`: in
-        epochs of fixed order). `tfdp.data.Lots`, or the dataset of one, are drawn as they say. Any
-        other `tf.data.Dataset` is accounted without amplification by sampling; its batches need
-        one static size.
+        epochs of fixed order). `tfdp.data.Lots`, or a dataset made from `Lots`, keep their own
+        sampling scheme. Any other `tf.data.Dataset` is accounted without amplification by sampling;
+        its batches need one static size.
         """
         check_optimizer(self, getattr(self, "optimizer", None))
         self._refuse_nested()
@@ -210,7 +213,7 @@ class PrivateTraining(AccountedWeights):
             turn=self.optimizer.next_turn,
         )
         callbacks = bracketed(self, callbacks, names_of_metrics(self))
-        # Keras starts whole executions, also where an epoch ends within one.
+        # Keras runs whole executions of several steps, even if the epoch ends within one.
         executions = -(-feed.steps // self.steps_per_execution)
         steps = max(0, epochs - initial_epoch) * executions * self.steps_per_execution
         plan = dataclasses.replace(feed.plan, steps=steps)
@@ -234,11 +237,11 @@ class PrivateTraining(AccountedWeights):
             return history
         finally:
             privacy.plan = privacy.feed = None
-            if not whole:  # else it was done before other callbacks could change the weights
+            if not whole:  # else the first callback of `bracketed` has noted the weights
                 self._look()
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
-        """One private step on one batch, accounted without amplification by sampling."""
+        """Takes one private step on one batch, accounted without amplification by sampling."""
         self._refuse_nested()
         lot_size = int(tf.nest.flatten(x)[0].shape[0])
         check_targets(self, y)
@@ -254,11 +257,12 @@ class PrivateTraining(AccountedWeights):
             return super().train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
         finally:
             self._privacy.batch = False
-            # Not for good after every step: whoever takes the values away asks for them.
+            # The values are published until the next step only. Code that takes the values away calls
+            # `get_weights` or `save`, which publish them for good.
             self._account.look(self.weights, for_good=False)
 
     def portrait(self) -> dict:
-        """What a copy has to be given besides what a file holds: ledger, budget and settings."""
+        """The state that a copy needs besides what a file holds: ledger, budget and settings."""
         self._look()
         privacy = self._privacy
         settings = {
@@ -269,7 +273,7 @@ class PrivateTraining(AccountedWeights):
         return {"ledger": self.ledger.to_json(), "settings": settings}
 
     def take_over(self, portrait: dict):
-        """Takes over the `portrait` of the model that this is a copy of; returns itself."""
+        """Takes over the `portrait` of the model that this model is a copy of, and returns itself."""
         self.configure_privacy(**portrait["settings"])
         self._account.ledger.merge(Ledger.from_json(portrait["ledger"]))
         return self
@@ -284,7 +288,7 @@ class PrivateTraining(AccountedWeights):
     # -- accounting ------------------------------------------------------------------------------
 
     def _begin(self, plan: Plan):
-        """Opens a session for what is about to run, or goes on with the open one."""
+        """Opens a session for the steps that `plan` describes, or goes on with the open session."""
         optimizer = self.optimizer
         check_optimizer(self, optimizer)
         if not self.built:
@@ -302,7 +306,8 @@ class PrivateTraining(AccountedWeights):
         refuse_mixing_layers(self, self._privacy.public_preprocessing)
         keep_float32_products()
         refuse_replicas(self.distribute_strategy)
-        if getattr(self._compile_metrics, "_user_metrics", None):
+        unweighted, _ = compiled_metrics(self)
+        if unweighted:
             raise ValueError(
                 f"Model '{self.name}' was compiled before it was made private, so its metrics would "
                 "count padding rows. Expected model.compile(...) after make_private(model)."
@@ -362,7 +367,7 @@ class PrivateTraining(AccountedWeights):
         if goes_on:
             session.extend(run)
             if tables:
-                self.train_function = None  # the step has the table as a constant
+                self.train_function = None  # the traced step holds the old table as a constant
             return
         account.close_session()
         account.session = Session(
@@ -378,10 +383,10 @@ class PrivateTraining(AccountedWeights):
         account.begin(self.weights)
         if resumed is None:
             optimizer.begin(account.session)
-        self.train_function = None  # the step is traced for one session
+        self.train_function = None  # a step is traced for one session
 
     def make_train_function(self, force=False):
-        """Wraps Keras' train function: steps are counted, or refused, before they run."""
+        """Wraps Keras' train function so that steps are counted, or refused, before they run."""
         if self.train_function is not None and not force:
             return
         privacy = self._privacy
@@ -397,8 +402,8 @@ class PrivateTraining(AccountedWeights):
             if privacy.feeding:
                 raise RuntimeError("Two steps at a time. Expected one training in one thread.")
             if privacy.plan is not None:
-                # Callbacks run between fit's beginning and the first step, and may have restored
-                # weights or a ledger.
+                # Between the beginning of fit and its first step, callbacks may have restored weights
+                # or a ledger, so the session is opened anew.
                 plan, privacy.plan = privacy.plan, None
                 self._begin(plan)
                 if self.train_function is not guarded:
@@ -419,7 +424,7 @@ class PrivateTraining(AccountedWeights):
 
     @property
     def train_function(self):
-        """What Keras calls for every step; made by `make_train_function` alone."""
+        """The function that Keras calls for every step; only `make_train_function` sets it."""
         return self.__dict__.get("_tfdp_train_function")
 
     @train_function.setter
@@ -433,7 +438,7 @@ class PrivateTraining(AccountedWeights):
         self.__dict__["_tfdp_train_function"] = function
 
     def _check_feed(self, iterator):
-        """Refuses batches that neither fit nor train_on_batch has drawn."""
+        """Refuses batches that come neither from fit's lots nor from train_on_batch."""
         privacy = self._privacy
         if privacy.batch:
             privacy.batch = False  # for one call
@@ -448,10 +453,10 @@ class PrivateTraining(AccountedWeights):
     # -- the step --------------------------------------------------------------------------------
 
     def train_step(self, data):
-        """One private step on one lot, called by `fit` and `train_on_batch` alone.
+        """Takes one private step on one lot; only `fit` and `train_on_batch` may call it.
 
         Raises:
-            RuntimeError: anything else called it.
+            RuntimeError: something else called it.
         """
         privacy, session = self._privacy, self._session
         if session is None or not privacy.feeding:

@@ -3,33 +3,35 @@
 import keras
 from absl import logging
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import input_structure, is_graph_of_layers, layers_of
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"
 
 
 def fix(model: keras.Model, public_data=None, *, statistics: str = "example") -> keras.Model:
-    """Returns a copy of `model` in which no BatchNormalization mixes examples, and logs what changed.
+    """Returns a copy of `model` without BatchNormalization layers, and logs the replacements.
 
     With public data, each BatchNormalization becomes a `PublicBatchNormalization`, and the whole
-    network goes into one `PublicExamples` layer. Without, each becomes a GroupNormalization with at
-    most 32 groups. All weights stay; of a BatchNormalization its factor and offset do, and its running
-    statistics go: they were averaged over data that no guarantee covers.
+    network goes into one `PublicExamples` layer. Without public data, each becomes a
+    GroupNormalization with at most 32 groups. The copy keeps all weights, among them the factor and
+    offset of each BatchNormalization, but not its running statistics: they were averaged over data
+    that no guarantee covers.
 
     Args:
-        model: a built Sequential or functional model; nested ones are repaired too. It is not
-            changed.
+        model: a built Sequential or functional model; nested models are repaired too. `model` itself
+            is not changed.
         public_data: array [M, ...] of examples like the model's inputs (or a structure of arrays, one
-            for each input), disjoint from the private data and chosen without looking at it.
+            for each input), disjoint from the private data and chosen without looking at the private
+            data.
         statistics: "example" or "batch"; see `PublicExamples`.
 
     Returns:
-        An uncompiled model of the same name; the model itself where there was nothing to repair.
+        An uncompiled model of the same name; `model` itself if there is nothing to repair.
 
     Raises:
-        ValueError: a subclassed or unbuilt model, or a BatchNormalization inside another layer, where
-            no copy can reach it.
+        ValueError: the model is subclassed or not built, or a BatchNormalization is inside another
+            layer, where it cannot be replaced.
     """
     if not _is_graph(model):
         raise ValueError(
@@ -72,8 +74,7 @@ def fix(model: keras.Model, public_data=None, *, statistics: str = "example") ->
 
 
 def _is_graph(model):
-    graph = isinstance(model, keras.Sequential) or hasattr(model, "_nodes_by_depth")
-    return graph and isinstance(model, keras.Model) and model.built
+    return is_graph_of_layers(model) and model.built
 
 
 def _is_batch_norm(layer):
@@ -85,7 +86,7 @@ def _all_layers(layer):
 
 
 def _clone(model, replace):
-    # Sequential models take no call function, and need none.
+    # `clone_model` accepts no call function for Sequential models, which do not need one.
     options = {} if isinstance(model, keras.Sequential) else {"call_function": _call}
     clone = keras.models.clone_model(model, clone_function=replace, **options)
     clone.name = model.name
@@ -93,7 +94,10 @@ def _clone(model, replace):
 
 
 def _call(layer, *args, **kwargs):
-    """Calls a layer as the one that it was made from; BatchNormalization knows more arguments."""
+    """Calls a replaced layer with the arguments of the original layer.
+
+    BatchNormalization has arguments (`training`, `mask`) that its replacements do not accept.
+    """
     if isinstance(layer, (PublicBatchNormalization, keras.layers.GroupNormalization)):
         kwargs.pop("training", None)
         if kwargs.get("mask") is None:
@@ -102,9 +106,7 @@ def _call(layer, *args, **kwargs):
 
 
 def _input_structure(network):
-    structure = getattr(network, "_inputs_struct", None)
-    if structure is None:
-        structure = network.inputs
+    structure = input_structure(network)
     if isinstance(structure, (list, tuple)) and len(structure) == 1:
         (structure,) = structure
     return structure
@@ -141,7 +143,7 @@ def _common(layer):
 
 
 def _input_shape(layer):
-    return layer._build_shapes_dict["input_shape"]
+    return layer.get_build_config()["input_shape"]
 
 
 def _copy_weights(source, target):

@@ -1,19 +1,21 @@
-"""Refuses callbacks that steer training by numbers which are computed from private data without noise.
+"""Refuses callbacks that steer training by figures which are computed from private data without noise.
 
 The number of steps, the weights that are kept and the learning rate are published with the model, or
-shape it. Where they follow the training loss or accuracy, they tell of the private data something that
-no noise covers and no accounting knows.
+shape it. If they depend on the training loss or accuracy, they reveal something about the private
+data that no noise covers and no accounting includes.
 """
 
 from collections.abc import Iterable
 
 import keras
 
+from tfdp._compat.keras import compiled_metrics
+
 _REMEDY = (
     "Expected a figure of validation data (such as 'val_loss'; those data are not protected then), or "
     "a fixed number of steps."
 )
-# What a training may follow besides figures of held-out data: what is public.
+# Public figures, which callbacks may monitor besides figures of held-out data.
 _PUBLIC = ("epsilon", "learning_rate")
 _MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
@@ -22,8 +24,9 @@ def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -
     """Raises ValueError, with the remedy, for callbacks that act on training metrics.
 
     Args:
-        callbacks: as `fit` was given them.
-        training_metrics: names of metrics that training updates, whatever they look like.
+        callbacks: the callbacks that `fit` was given.
+        training_metrics: names of metrics that training updates. A monitor with such a name is
+            refused even if the name begins with "val_".
     """
     training_metrics = set(training_metrics)
     for callback in callbacks:
@@ -46,10 +49,10 @@ def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -
 
 def names_of_metrics(model) -> list[str]:
     """The names under which training metrics come up in the logs, as far as they are given."""
-    given = keras.tree.flatten(getattr(model._compile_metrics, "_user_weighted_metrics", None))
+    _, weighted = compiled_metrics(model)
     names = [
         getattr(metric, "name", None) or getattr(metric, "__name__", metric)
-        for metric in given
+        for metric in keras.tree.flatten(weighted)
         if metric is not None
     ]
     outputs = ["", *(f"{name}_" for name in getattr(model, "output_names", None) or [])]

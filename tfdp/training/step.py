@@ -1,14 +1,14 @@
-"""One private step: from a lot to new weights; what is accounted is taken from the session.
+"""One private step, from a lot to new weights, with the parameters of the session's run.
 
 Formal guarantee: the weights change only by the optimizer's `update`, once for the lot, from one
-bounded sum whose declared sensitivity is the one that the accounting assumes; the step is counted
-between the data and the update, and a step that the session does not allow changes nothing.
+bounded sum whose declared sensitivity is at most the one that the accounting assumes; the step is
+counted between the data and the update, and a step that the session does not allow changes nothing.
 """
 
 import keras
 import tensorflow as tf
 
-import tfdp._compat  # noqa: F401
+from tfdp._compat.keras import compiled_loss
 from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
@@ -21,20 +21,22 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
 
     Args:
         model: a compiled private model.
-        session: what the step is accounted as.
+        session: the session that the step is accounted under.
         data: a lot: x, (x, y) or (x, y, sample_weight); examples of weight zero are absent.
         engine: the name of an engine.
-        diagnostics: follows what the bound and the noise did (`diagnostics.Diagnostics`).
+        diagnostics: collects figures about the bound and the noise (`diagnostics.Diagnostics`).
 
     Raises:
-        RuntimeError: the step does not belong to the session, or an engine bounds something else than
-            the accounting assumes.
-        BudgetExhausted: eagerly, where no further step is allowed; in a graph, an assertion fails.
+        RuntimeError: the step does not belong to the session, or an engine declares a larger
+            sensitivity than the accounting assumes.
+        ValueError: in eager mode, the lot has more examples than the proof allows.
+        BudgetExhausted: in eager mode, no further step is allowed. In a graph, an assertion fails in
+            both cases.
     """
     optimizer, run = model.optimizer, session.run
     refuse_replicas(tf.distribute.get_strategy())
     x, y, sample_weight = _unpacked(data)
-    # Counted before any row is cut off below: a lot with too many examples changes nothing.
+    # Examples are counted before rows are cut off below, so a lot with too many examples is refused.
     admitted = session.admits(sample_weight)
     if session.fixes_rows:
         x, y, sample_weight = with_rows((x, y, sample_weight), run.lot_size)
@@ -61,8 +63,8 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         scale = optimizer.update(lot, session, forward.variables, forward.regularization())
         return tf.cast(scale, tf.float32)
 
-    # Only the update touches weights, and it waits for the count, which waits for the data: where
-    # they have ended, no step is taken.
+    # Only the update changes weights. It waits for the count, and the count waits for the data, so no
+    # step is counted when the data have ended.
     with tf.control_dependencies(tf.nest.flatten(x)):
         allowed = session.count(admitted)
     if tf.executing_eagerly():
@@ -72,7 +74,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
             session.refuse()
         noise_scale = update()
     else:
-        # The host refuses first, where it can. A loop that calls this step by itself gets the error
+        # `Session.authorize` refuses on the host first. Other code that runs this graph gets the error
         # from the assertions, or, under XLA, which drops assertions, an unchanged model.
         tf.debugging.Assert(admitted, [_TOO_MANY.format(run.lot_size)])
         tf.debugging.Assert(allowed, [_NOT_ALLOWED])
@@ -110,17 +112,18 @@ def _logs(model, x, y, sample_weight, lot, penalty):
     weights = tf.cast(tf.not_equal(sample_weight, 0.0), tf.float32)
     for metric in model.metrics:
         if metric.name == "loss":
-            # What the model makes of a padding row may be NaN.
+            # The loss of a padding row may be NaN, and NaN times zero is NaN.
             losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
             metric.update_state(losses + penalty, sample_weight=weights)
     logs = model.compute_metrics(x, y, lot.outputs, sample_weight=sample_weight)
-    # Keras follows the losses of several outputs inside of the loss, which engines keep pure.
-    untracked = {metric.name for metric in getattr(model._compile_loss, "metrics", ())}
+    # Keras updates the metrics of single outputs' losses inside the compiled loss. Engines call that
+    loss = compiled_loss(model)
+    untracked = set() if loss is None else {metric.name for metric in loss.metrics}
     return {name: value for name, value in logs.items() if name not in untracked}
 
 
 def refuse_replicas(strategy) -> None:
-    """Raises NotImplementedError under a strategy of several replicas."""
+    """Raises NotImplementedError under a `tf.distribute` strategy with several replicas."""
     if strategy.num_replicas_in_sync > 1:
         raise NotImplementedError(
             "Private training runs on one replica: with several, noise and sums would be counted "

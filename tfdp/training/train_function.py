@@ -1,4 +1,4 @@
-"""What `fit` calls once per lot: Keras' train function without its detours."""
+"""The function that `fit` calls once per lot: Keras' train function with less overhead."""
 
 import functools
 import weakref
@@ -6,42 +6,51 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdp._compat.keras import own_strategy, without_optionals
+from tfdp._compat.tensorflow import (
+    dataset_before,
+    dataset_of,
+    datasets_of_replicas,
+    iterator_of,
+    resource_of,
+)
+
 
 def lean(model, keras_function: Callable) -> Callable:
     """Returns a function that does what Keras' train function does, in less time.
 
     Keras passes the logs of each step through a `tf.experimental.Optional`, so that several steps can
-    be one execution; that takes half a millisecond. TensorFlow looks through everything that it knows
-    of an iterator whenever one is an argument; that takes a quarter. Where an execution is one step,
-    this function avoids both. Everything else is left to Keras: eager steps, executions of several
-    steps, strategies, and batches that do not come from a `tf.data.Iterator`.
+    be one execution; this takes half a millisecond. TensorFlow examines the whole type of an iterator
+    whenever an iterator is an argument; this takes a quarter of a millisecond. If an execution is one
+    step, the returned function avoids both. Keras handles all other cases: eager steps, executions of
+    several steps, strategies, and batches that do not come from a `tf.data.Iterator`.
 
     Args:
         model: a compiled Keras model.
-        keras_function: what `keras.Model.make_train_function` made of it.
+        keras_function: the train function that `keras.Model.make_train_function` made for the model.
     """
-    if (
-        model.run_eagerly
-        or model.steps_per_execution != 1
-        or model._distribute_strategy is not None
-    ):
+    if model.run_eagerly or model.steps_per_execution != 1 or own_strategy(model) is not None:
         return keras_function
-    step = model._autoconvert_optionals(
+    step = without_optionals(
+        model,
         tf.function(
             model.train_step,
             autograph=False,
             reduce_retracing=True,
             jit_compile=model.jit_compile,
-        )
+        ),
     )
 
     @functools.cache
     def on_resource(spec):
-        """One step on an iterator of type `spec`, by its resource: a tensor like any other."""
+        """A concrete function that takes one step on an iterator of type `spec`.
+
+        Its argument is the iterator's resource, a plain tensor, so calls skip the examination of the
+        iterator's type.
+        """
 
         def next_step(resource):
-            iterator = tf.nest.pack_sequence_as(spec, [resource], expand_composites=True)
-            return step(iterator.get_next())
+            return step(iterator_of(spec, resource).get_next())
 
         traced = tf.function(next_step, autograph=False)
         return traced.get_concrete_function(tf.TensorSpec([], tf.resource))
@@ -56,30 +65,30 @@ def lean(model, keras_function: Callable) -> Callable:
         ):
             return keras_function(iterator)
         if iterator not in calls:
-            (resource,) = tf.nest.flatten(iterator, expand_composites=True)
             run = on_resource(tf.type_spec_from_value(iterator))
-            calls[iterator] = functools.partial(run, resource)
+            calls[iterator] = functools.partial(run, resource_of(iterator))
         return calls[iterator]()
 
     return train_function
 
 
 def comes_from(iterator, dataset: tf.data.Dataset) -> bool:
-    """Whether an iterator gives the elements of a dataset, and of no other.
+    """Whether an iterator gives the elements of one given dataset object, and nothing else.
 
-    A strategy puts datasets of its own around the one that it distributes, without changing elements.
+    A strategy wraps datasets of its own around the dataset that it distributes, without changing
+    elements.
 
     Args:
         iterator: anything that a train function may be called with.
-        dataset: the very object.
+        dataset: the dataset, compared by identity.
     """
     if not isinstance(iterator, tf.distribute.DistributedIterator):
-        return getattr(iterator, "_dataset", None) is dataset
-    inner = [getattr(part, "_dataset", None) for part in iterator._iterators]
+        return dataset_of(iterator) is dataset
+    inner = datasets_of_replicas(iterator)
     return bool(inner) and all(_is_around(part, dataset) for part in inner)
 
 
 def _is_around(outer, dataset) -> bool:
     while outer is not None and outer is not dataset:
-        outer = getattr(outer, "_input_dataset", None)
+        outer = dataset_before(outer)
     return outer is dataset

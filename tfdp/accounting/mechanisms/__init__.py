@@ -1,1 +1,1 @@
-"""Mechanisms: what noise is added around what, one file each, and the registry of their names."""
+"""Mechanisms, one file each: their noise, their proof and their paper's claim; and a registry."""

@@ -1,8 +1,8 @@
-"""What every mechanism is: a frozen description of its noise, with its proof, claim and words.
+"""Base classes of the mechanisms: a frozen description of the noise, with proof, claim and words.
 
-To add one, derive a frozen dataclass in a file of its own, give it a `name`, implement what raises
-NotImplementedError here, and add a line to the registry. Nothing outside asks which mechanism a run
-has; it asks the methods below.
+To add a mechanism, derive a frozen dataclass in a file of its own, give it a `name`, implement the
+methods that raise NotImplementedError here, and add a line to the registry. No other code compares
+the name of a mechanism; it calls the methods below instead.
 """
 
 import dataclasses
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """A mechanism; the base class. See `NoisyMechanism` for those that add noise.
+    """Base class of all mechanisms. Mechanisms that add noise derive from `NoisyMechanism`.
 
     Class attributes:
-      name: In the registry, in ledgers and in flags.
-      released: What a guarantee is about, in words.
-      claim_assumptions: What the paper's claim takes for granted, in sentences.
-      schedules: Fields that may be a table over steps.
-      compounds: Fields that hold objects, with the classes whose `from_dict` reads them.
-      ignored: Fields of other mechanisms that make no difference to this one, whatever they say. The
-        update rule is one where it sees noisy sums only.
-      options: Plain settings (flags) that `from_options` makes fields of.
-      adaptive_clipping: Whether steps are private one by one, so that the clip norm may follow what
-        was released.
-      segments_note: What has to be true where several segments compose, or None.
+      name: Name of the mechanism in the registry, in ledgers and in flags.
+      released: Description of the released values that a guarantee is about.
+      claim_assumptions: Sentences that state the assumptions of the paper's claim.
+      schedules: Names of the fields that may be a table over steps.
+      compounds: Names of the fields that hold objects, mapped to the classes whose `from_dict` reads
+        them.
+      ignored: Names of fields of other mechanisms that `Run` accepts and drops, because they do not
+        affect this mechanism. The update rule (`optimizer`) is one if it sees noisy sums only.
+      options: Names of the plain settings (flags) from which `from_options` makes fields.
+      adaptive_clipping: Whether each step is private by itself, so that the clip norm may depend on
+        earlier releases.
+      segments_note: Assumption of a guarantee about several runs of this mechanism, or None.
     """
 
     name: ClassVar[str] = ""
@@ -54,7 +55,7 @@ class Mechanism:
     # -- what is proven ----------------------------------------------------------------------------
 
     def check(self, run: "Run") -> None:
-        """Raises ValueError where this mechanism does not fit the other parts of its run."""
+        """Raises ValueError if this mechanism does not fit the other parts of its run."""
         for name in self.schedules:
             _check_covers(name, getattr(self, name), run.steps)
         if run.contribution.adaptive_clipping and not self.adaptive_clipping:
@@ -65,50 +66,62 @@ class Mechanism:
             )
 
     def nothing_proven(self, run: "Run", adjacency: str) -> str | None:
-        """Why nothing finite can be proven for a run of at least one step, or None."""
+        """Reason why nothing finite can be proven for a run of at least one step, or None."""
         del run, adjacency
 
     def analyse(self, run: "Run", delta: float, adjacency: str) -> "analysis.Analysis":
-        """The losses of a run of at least one step for which `nothing_proven` knows no reason.
+        """Privacy losses of a run of at least one step for which `nothing_proven` gives no reason.
 
-        Assumptions are those of this mechanism only; `analysis.analyse` adds what all share. An
-        `UnboundedSensitivity` that is raised here becomes the reason of an infinite epsilon.
+        If this method raises `UnboundedSensitivity`, `analysis.analyse` turns the error into the
+        reason of an infinite epsilon.
+
+        Args:
+          run: Run of this mechanism.
+          delta: Probability in (0, 1); it determines how much tail mass is left out.
+          adjacency: Neighbouring relation.
+
+        Returns:
+          An `Analysis` with the assumptions of this mechanism only; `analysis.analyse` adds those
+          that all mechanisms share.
         """
         raise NotImplementedError
 
     def noise_sentence(self, steps: int) -> str:
-        """What has to be true about the noise of a finite guarantee."""
+        """Sentence about the noise that has to be true for a finite guarantee to hold."""
         raise NotImplementedError
 
     # -- what is claimed ---------------------------------------------------------------------------
 
     def claimed_rdp(self, run: "Run") -> np.ndarray | None:
-        """The claim as Rényi divergences at `claims.ORDERS_2020`, which add over runs, or None."""
+        """The claim as Rényi divergences at `claims.ORDERS_2020`, which add over runs; or None."""
         del run
 
     def claimed_epsilon(self, run: "Run", delta: float) -> "claims.Claim":
-        """The claim, where it is no Rényi divergence."""
+        """The claim as an epsilon. Only called if `claimed_rdp` returns None."""
         raise NotImplementedError
 
     @property
     def no_claim(self) -> str:
-        """Why a claim is infinite where the Rényi divergences are."""
+        """Reason of an infinite claim, reported if all divergences of `claimed_rdp` are infinite."""
         return "No noise was added."
 
     # -- noise and time ----------------------------------------------------------------------------
 
     def with_noise(self, noise: float) -> "Mechanism":
-        """The mechanism with other noise; a table is multiplied. What calibration searches over."""
+        """Returns a copy whose noise multiplier is `noise`; a table is multiplied by `noise`.
+
+        Calibration searches over `noise`. Here the mechanism has no noise and is returned as it is.
+        """
         del noise
         return self
 
     def described_steps(self) -> int | None:
-        """Number of steps that the tables cover, or None where every number is covered."""
+        """Number of steps that the tables cover, or None if no field is a table."""
         tables = [getattr(self, name) for name in self.schedules]
         return min((len(table) for table in tables if isinstance(table, tuple)), default=None)
 
     def past(self, steps: int) -> dict[str, Any]:
-        """All fields, with tables up to `steps`: equal for two descriptions of one past."""
+        """All fields, with tables cut at `steps`; equal if the same steps were executed."""
         fields = {name: getattr(self, name) for name in records.field_names(type(self))}
         for name in self.schedules:
             if isinstance(fields[name], tuple):
@@ -116,56 +129,64 @@ class Mechanism:
         return {"name": self.name} | fields
 
     def schedule(self, name: str, steps: int) -> np.ndarray:
-        """A constant or a table as an array of length `steps`."""
+        """The values of a constant or a table as an array of shape (steps,)."""
         if name not in self.schedules:
             raise ValueError(
                 f"Expected a schedule of {self.name!r}: {', '.join(self.schedules) or 'there is none'}."
                 f" Received {name!r}."
             )
         value = getattr(self, name)
-        # Every guarantee is invariant under one common factor of what is not given.
+        # None (an unknown constant) becomes 1: a constant factor of all its values changes no
+        # guarantee.
         array = np.asarray(1.0 if value is None else value, dtype=float)
         return np.full(steps, float(array)) if array.ndim == 0 else array[:steps]
 
     # -- words -------------------------------------------------------------------------------------
 
     def executed_words(self, run: "Run") -> str | None:
-        """What was executed, as a whole sentence; None where the usual one says it."""
+        """Sentence that describes what was executed; None for the usual sentence of the statement."""
         del run
 
     def noise_words(self, steps: int) -> str:
-        """The noise, as the end of the sentence that says what was executed."""
+        """Description of the noise that ends the usual sentence about what was executed."""
         raise NotImplementedError
 
     def advice(self, run: "Run", delta: float, adjacency: str) -> "Advice | None":
-        """What a user of this mechanism should compare it with, or None."""
+        """Comparison with another mechanism at the same proven epsilon, or None if there is none."""
         del run, delta, adjacency
 
     # -- making, writing and reading ---------------------------------------------------------------
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], steps: int) -> dict[str, Any]:
-        """Fields that are made from `options` (plain settings such as flags, None where not given).
+        """Makes fields of the mechanism from plain settings such as flags.
+
+        Args:
+          options: Values of the class's `options` by name; None for an option that is not given.
+          steps: Number of steps of the run.
+
+        Returns:
+          Fields by name.
 
         Raises:
-          ValueError: Where an option is missing.
+          ValueError: If a required option is missing.
         """
         del options, steps
         return {}
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe fields and name; tables become run lengths."""
+        """JSON-safe fields and name; tables become run-length encodings."""
         return records.to_record(self)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Mechanism":
-        """Inverse of `to_dict`. Raises ValueError where a field is unknown or missing."""
+        """Inverse of `to_dict`. Raises ValueError if a field is unknown or missing."""
         return records.from_record(cls, fields, cls.compounds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoisyMechanism(Mechanism):
-    """A mechanism that adds noise.
+    """Base class of the mechanisms that add noise.
 
     Attributes:
       noise_multiplier: Standard deviation (or scale) of the noise on the sum, divided by the clip

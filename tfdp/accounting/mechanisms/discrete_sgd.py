@@ -1,7 +1,7 @@
 """Gradient encoding: codebook vectors that bound a gradient entry by entry, and noise of any family.
 
-The encoded gradient of one example lies in the box below a permuted vector of the codebook, and the
-noise is independent in every coordinate with a symmetric density that falls away from 0.
+The encoded gradient of one example lies in the box below a permuted vector of the codebook. The noise
+is independent in every coordinate, with a symmetric density that decreases away from 0.
 
 Theorem C. For such a density every hockey-stick divergence of z(. - t) from z grows with |t|, since
 level sets are intervals around t and 0. So a Markov kernel maps the pair of a corner to the pair of
@@ -9,20 +9,24 @@ any point of its box, kernels act coordinate by coordinate and on mixtures, and
 
     (1-q) P_0 + q P_corner   against   P_0
 
-dominates what zero_out (or adding and removing) changes in one Poisson lot, both ways round. Which
-corner is worst is decided per Rényi order.
+dominates, in both orders, the change of one Poisson lot under zero_out (or adding and removing). The
+worst corner is chosen for each Rényi order separately.
 
-Proven: that, for Poisson lots of single examples and a codebook that does not depend on the data;
-Gaussian noise however the lots are drawn, because an encoded gradient is no longer than the longest
-vector, so that this is DP-SGD. Not proven, hence infinite:
+Two cases are proven. One is Theorem C, for Poisson lots of single examples and a codebook that does
+not depend on the data. The other is Gaussian noise with any sampling: an encoded gradient is no
+longer than the longest vector of the codebook, so the mechanism is DP-SGD. The following cases are not
+proven, so their epsilon is infinite:
 
-* replace_one with other noise. Two encoded gradients differ by up to twice the corner, but permuted
-  against each other, and with Poisson lots three distributions meet; there is no proof of a
-  dominating pair.
-* Microbatches of several examples, other samplings, codebooks fitted to private gradients.
+* replace_one with noise that is not Gaussian. Two encoded gradients differ by up to twice the corner,
+  but their permutations differ, and a Poisson lot involves three distributions; there is no proof of
+  a dominating pair.
+* Noise that is not Gaussian with microbatches of several examples or with other samplings.
+* Codebooks fitted to private gradients, normalization statistics over the private lot, and clipping
+  in several groups of weights.
 
-The paper's Theorem 1 writes Z_t: noise and family may differ from step to step. Steps of one family and
-scale are one piece; pieces compose, because Poisson lots of different steps are independent.
+The paper's Theorem 1 writes Z_t: scale and family of the noise may differ from step to step. All steps
+of one family and scale form one privacy loss. These losses compose, because Poisson lots of different
+steps are independent.
 
 The paper's Lemma 4 has the prefactor 1/(1 - order); the claim uses it with the sign corrected.
 """
@@ -53,11 +57,11 @@ from tfdp.accounting.sampling import Poisson
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiscreteSGD(NoisyMechanism):
-    """Encoded gradients, and noise of any family.
+    """Encoded gradients with noise of any family.
 
     Attributes:
       noise_multiplier: Scale of the noise over the clip norm, constant or per step.
-      encoding: Codebook and family of noise; the family may be a table over steps.
+      encoding: Codebook and family of the noise; the family may be a table over steps.
     """
 
     encoding: Encoding
@@ -96,7 +100,7 @@ class DiscreteSGD(NoisyMechanism):
         return super().nothing_proven(run, adjacency) or self._not_covered(run, adjacency)
 
     def _not_covered(self, run: Run, adjacency: str) -> str | None:
-        """Why Theorem C says nothing about `run`, or None."""
+        """Reason why neither proof of this module covers `run`, or None."""
         contribution = run.contribution
         if self.encoding.private_codebook:
             return (
@@ -139,7 +143,8 @@ class DiscreteSGD(NoisyMechanism):
         found = Analysis()
         if (GAUSSIAN, None) in pieces:
             noise, steps = pieces.pop((GAUSSIAN, None))
-            # An encoded gradient is no longer than the longest vector of the codebook.
+            # An encoded gradient has at most the norm of the longest vector of the codebook, so
+            # this norm takes the place of the clip norm.
             noise = noise_tables.scaled(noise, 1 / (self.encoding.norm or 1.0))
             found = gaussian_steps.analyse_sums(run, noise, delta, adjacency, steps)
         if pieces:
@@ -147,7 +152,7 @@ class DiscreteSGD(NoisyMechanism):
         return dataclasses.replace(found, assumptions=(*found.assumptions, *self._assumptions(run)))
 
     def _pieces(self, steps: int) -> dict[Family, tuple[Noise, int]]:
-        """(scales of the noise, number of steps) of every family."""
+        """Maps each family of the first `steps` steps to (scales of its noise, number of its steps)."""
         noise = noise_tables.of_steps(self.noise_multiplier, steps)
         counts, scales, done = collections.Counter(), collections.defaultdict(tuple), 0
         for family, count in self.encoding.runs_of_families(steps):
@@ -158,10 +163,10 @@ class DiscreteSGD(NoisyMechanism):
         return {family: (scales.get(family, noise), counts[family]) for family in counts}
 
     def _with_others(self, found: Analysis, run: Run, pieces: dict) -> Analysis:
-        """Adds the steps whose noise is not Gaussian to what is known of the others."""
+        """Adds the losses of the steps whose noise is not Gaussian to `found`."""
         q = run.sampling.probability
-        # In a full lot the record would displace another one; that it is drawn into one at all is
-        # charged to delta.
+        # In a full lot the record would displace another one, which Theorem C does not cover. The
+        # probability that the record is drawn into a full lot is charged to delta.
         overflow = q * run.sampling.chance_of_cut()
         losses, k_2 = [], 0.0
         for family, (noise, steps) in pieces.items():
@@ -207,7 +212,7 @@ class DiscreteSGD(NoisyMechanism):
         return f", {' or '.join(words)} noise of scale {scale}"
 
     def claimed_rdp(self, run: Run) -> np.ndarray:
-        """The paper's Theorem 1 (sign corrected) at `claims.ORDERS_2020`."""
+        """Divergences by the paper's Theorem 1, with the sign corrected, at `claims.ORDERS_2020`."""
         total = np.zeros(len(claims.ORDERS_2020))
         if noise_tables.bare_step(self.noise_multiplier, run.steps) is not None:
             return total + math.inf
@@ -240,7 +245,7 @@ def _family(family: str, nu: float | None) -> str:
 
 @functools.lru_cache(maxsize=128)
 def _moments(encoding: Encoding, scale: float) -> np.ndarray:
-    """K_k at `renyi_of_noise.ORDERS`, one row for each vector of the codebook."""
+    """K_k at `renyi_of_noise.ORDERS`, one row for each vector; one row if only the norm is known."""
     family, nu = encoding.noise, encoding.degrees_of_freedom
     if encoding.largest_entry is not None:
         bound = renyi_of_noise.unit_norm(
@@ -264,7 +269,10 @@ def step_divergences(
       encoding: Codebook and one family of noise.
       scale: Scale of the noise over the clip norm.
       probability: Sampling probability in (0, 1].
-      orders: Orders; infinite where nothing is known (others than whole ones from 2 to 64).
+      orders: Orders of the divergence.
+
+    Returns:
+      One divergence per order; infinite for every order that is not a whole number from 2 to 64.
     """
     return np.max(
         [

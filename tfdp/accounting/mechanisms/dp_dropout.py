@@ -1,20 +1,21 @@
-"""Differentially private dropout (DPD): SGLD steps whose noise is read as dropout.
+"""Differentially private dropout (DPD): SGLD steps whose noise is interpreted as dropout.
 
 The weights move by eta_t / 2 times (clipped gradient + noise of standard deviation 2 C sigma). The
-noise does not depend on the weights, so this is DP-SGD with noise multiplier z = 2 sigma, divided by
-the square root of the number of layers where each is clipped at C: `clip_groups`. A run's
-`noise_multiplier` is z; the paper's sigma is z / 2.
+noise does not depend on the weights, so this is DP-SGD with noise multiplier z = 2 sigma. If each
+layer is clipped at C (`clip_groups`), the guarantee is that of z divided by the square root of the
+number of layers. A run's `noise_multiplier` is z; the paper's sigma is z / 2.
 
-What the paper claims is a recipe from epsilon to sigma. It inverts the classical Gaussian mechanism
+The paper's claim is a recipe from epsilon to sigma. It inverts the classical Gaussian mechanism
 (e_it, d_it), amplification by sampling, e' = log(1 + nu (exp(e_it) - 1)), and a composition:
 
 * "ac", advanced composition with e^x - 1 replaced by x: eps = sqrt(2 T log(1/d')) e' + T e'^2;
 * "zcdp": rho = T r with a step's r from e', eps = rho + 2 sqrt(rho log(1/delta)).
 
-Its published numbers (sigma = 10.88 and 3.23 at epsilon 0.5 on MNIST) do not follow with T steps;
-they follow with T = passes over the data, and not from one reading alone. The readings here are best
-guesses, found by search; `READINGS` names them. Neither claim is a theorem: composition over passes
-leaves out N/S - 1 of N/S steps, and an amplified (e', d')-mechanism has no finite zCDP parameter.
+The paper's numbers (sigma = 10.88 and 3.23 at epsilon 0.5 on MNIST) do not follow if T is the number
+of steps. They follow if T is the number of passes over the data, and more than one reading gives them.
+The readings here are best guesses that were found by search; `READINGS` lists them. Neither claim is a
+theorem: composition over passes leaves out N/S - 1 of N/S steps, and an amplified (e', d')-mechanism
+has no finite zCDP parameter.
 """
 
 import dataclasses
@@ -32,15 +33,15 @@ from tfdp.accounting.run import Run
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """One way to fill in what the paper leaves open.
+    """One reading of the paper's recipe, which fills in the details that the paper leaves open.
 
     Attributes:
-      words: What it is.
-      split: From (delta, count, nu) to (d', d_it).
-      zcdp: Whether steps are composed as zCDP.
-      by_proposition: In zCDP, whether a step's e' is turned into r by Proposition 2 (else by the
-        Gaussian mechanism).
-      per_step: Whether T counts steps (else passes).
+      words: Description of the reading.
+      split: Function that maps (delta, T, nu) to (d', d_it).
+      zcdp: Whether steps are composed as zCDP; otherwise by advanced composition.
+      by_proposition: With zCDP, whether Proposition 2 converts a step's e' into r; otherwise the
+        formulas of the Gaussian mechanism do.
+      per_step: Whether T is the number of steps; otherwise it is the number of passes.
     """
 
     words: str
@@ -84,11 +85,14 @@ def claimed_sigma_epsilon(
     """Epsilon that the paper's recipe gives for its sigma.
 
     Args:
-      sigma: The paper's noise scale; noise on the sum is 2 C sigma.
+      sigma: The paper's noise scale; the noise on the sum has standard deviation 2 C sigma.
       delta: Probability in (0, 1).
       steps: Number of lots.
       probability: Sampling ratio nu = S/N.
-      reading: Name in `READINGS`.
+      reading: Name of a reading in `READINGS`.
+
+    Returns:
+      Epsilon; infinite if sigma is 0 or the recipe gives no useful number.
     """
     choice = READINGS[reading]
     count = steps if choice.per_step else max(1, math.ceil(steps * probability - 1e-9))
@@ -105,7 +109,7 @@ def claimed_sigma_epsilon(
         return math.sqrt(2 * count * math.log(1 / d_prime)) * step + count * step * step
     if choice.by_proposition:
         tail = math.log(1 / d_prime)
-        # r + 2 sqrt(r tail) = step, without cancellation.
+        # Solves r + 2 sqrt(r tail) = step for r in a form without cancellation.
         rho = (step / (math.sqrt(tail + step) + math.sqrt(tail))) ** 2
     else:
         rho = step * step / (4 * math.log(1.25 / d_prime))
@@ -114,10 +118,10 @@ def claimed_sigma_epsilon(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DPDropout(DPSGD):
-    """DP-SGD with the noise 2 C sigma, and the dropout paper's claim.
+    """DP-SGD with noise of standard deviation 2 C sigma, and the dropout paper's claim.
 
     Attributes:
-      composition: Which of the paper's recipes the claim follows, a name in `READINGS`; None for
+      composition: Name of the reading in `READINGS` that the claim follows; None for the class's
         `default_reading`.
     """
 
@@ -149,10 +153,10 @@ class DPDropout(DPSGD):
         )
 
     def claimed_rdp(self, run: Run) -> None:
-        """None: the claim is a recipe for epsilon, and no Rényi divergence."""
+        """Returns None, because the claim is a recipe for epsilon and not a Rényi divergence."""
 
     def claimed_epsilon(self, run: Run, delta: float) -> Claim:
-        """The paper's recipe; it knows one sigma, so that the least of a table counts."""
+        """Epsilon of the paper's recipe. The recipe has one sigma; of a table, the least is used."""
         reading = self.composition or self.default_reading
         sigma = self._sigma(run.steps)
         probability = run.lot_size / run.num_examples

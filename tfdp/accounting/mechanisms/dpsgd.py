@@ -1,6 +1,6 @@
 """DP-SGD: clipped sums with fresh Gaussian noise in every step (Abadi et al. 2016).
 
-What is proven depends on how lots were drawn; `gaussian_steps` has the dominating pairs.
+The proven guarantee depends on the sampling scheme; `gaussian_steps` has the dominating pairs.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from tfdp.accounting.run import Run
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DPSGD(NoisyMechanism):
-    """Fresh Gaussian noise around every sum; the noise may be a table over steps."""
+    """Fresh Gaussian noise on every clipped sum; the noise multiplier may be a table over steps."""
 
     name: ClassVar[str] = "dpsgd"
     released: ClassVar[str] = "all noisy gradients, hence every intermediate and final weight"

@@ -1,16 +1,16 @@
-"""Correlated noise: matrix mechanisms with a Toeplitz strategy, and what is proven about them.
+"""Matrix mechanisms: noise that a Toeplitz strategy correlates over steps, and its proven guarantee.
 
-Releasing every clipped sum with noise C^-1 z is as private as releasing C G + z: a matrix mechanism
-with W = C (Denisov et al. 2022, Theorem 2.1; several participations: Choquette-Choo et al. 2023),
-analysed together with SI-DPSGD in `linear_releases`. There is one amplified case:
+Releasing every clipped sum with noise C^-1 z is as private as releasing C G + z. This is a matrix
+mechanism with W = C (Denisov et al. 2022, Theorem 2.1; several participations: Choquette-Choo et al.
+2023), which `linear_releases` analyses together with SI-DPSGD. There is one amplified case:
 
 * "cyclic_poisson" sampling with bands <= groups. A record can be drawn in every groups-th step
-  only, and the traces of two draws never meet in one row of C. Each turn of its group is therefore
-  one Poisson-subsampled Gaussian whose shift is the first column of C: ceil(steps / groups) rounds
-  with probability groups * L/N and multiplier z / ||c|| (Choquette-Choo et al. 2023, amplified
-  banded matrix factorization). One band is DP-SGD.
+  only, and the columns of C of two such steps have no nonzero row in common. Each turn of the
+  record's group is therefore one Poisson-subsampled Gaussian whose shift is the first column of C:
+  ceil(steps / groups) rounds with probability groups * L/N and multiplier z / ||c|| (Choquette-Choo
+  et al. 2023, amplified banded matrix factorization). One band is DP-SGD.
 
-A longer run only adds rows, so the same strategy serves every number of steps.
+A longer run only adds rows to C, so the same strategy applies to every number of steps.
 """
 
 import dataclasses
@@ -41,7 +41,8 @@ class Toeplitz:
     """A lower-triangular Toeplitz matrix as a `linear_releases.Response`.
 
     Attributes:
-      first: Magnitudes of its first column, at most `steps` of them.
+      first: Magnitudes of the first column from the diagonal downwards, at most `steps` numbers;
+        all further entries are 0.
       steps: Number of rows.
     """
 
@@ -50,20 +51,21 @@ class Toeplitz:
 
     @classmethod
     def of(cls, run: Run) -> "Toeplitz":
-        """The strategy of a run."""
+        """Makes the response of a run of the `Matrix` mechanism."""
         return cls(np.abs(run.strategy.first(run.steps)), run.steps)
 
     def cyclic(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
-        """Starting later is the same pattern with its end cut off, so offset 0 is the worst."""
+        """Squared responses at offset 0, the worst: a later start gives the same pattern, cut short."""
         return leftmost_squares(self.first, self.steps, period)[np.asarray(steps) - 1], (
             "worst participation pattern (offset 0)"
         )
 
     def shuffled(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
-        """Sum of the largest inner products that columns of two epochs can have.
+        """Upper bound: sum of the largest inner products that columns of two epochs can have.
 
-        In epoch e the record is at s >= e b, and two such steps of epochs e < e' are at least
-        (e' - e - 1) b + 1 apart. Inner products of a non-increasing sequence fall in both.
+        In epoch e the record takes part in a step s >= e b, and two such steps of epochs e < e' are at
+        least (e' - e - 1) b + 1 apart. The inner product of two columns of a non-increasing sequence
+        falls both with the later step and with the distance of the steps.
         """
         c = np.zeros(self.steps)
         c[: len(self.first)] = non_increasing(self.first)
@@ -75,7 +77,8 @@ class Toeplitz:
             products = np.concatenate([[0.0], np.cumsum(c[: self.steps - lag] * c[lag:])])
             twice = 1.0 if gap == 0 else 2.0
             for i, count in enumerate(steps):
-                # The later column starts at e' b and has count - e' b rows.
+                # The later column starts at row e' b at the earliest, so at most count - e' b of
+                # its rows are nonzero.
                 left = count - np.arange(gap, -(-count // period)) * period
                 total[i] += twice * products[np.minimum(left, len(products) - 1)].sum()
         return total, "largest inner products of columns, epoch by epoch"
@@ -95,11 +98,12 @@ class Toeplitz:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matrix(NoisyMechanism):
-    """Noise that is correlated over steps by a Toeplitz strategy.
+    """Gaussian noise that a Toeplitz strategy correlates over steps.
 
     Attributes:
-      noise_multiplier: Of the noise before it is correlated; one number for all steps.
-      strategy: How noise is correlated.
+      noise_multiplier: Standard deviation of the noise before it is correlated, over the clip norm;
+        one number for all steps.
+      strategy: Strategy C by whose inverse the noise is correlated.
     """
 
     strategy: Strategy
@@ -145,11 +149,11 @@ class Matrix(NoisyMechanism):
 
     @property
     def _one_band(self) -> bool:
-        """Whether this is DP-SGD with noise z / c_0 on every sum."""
+        """Whether the strategy is one number c_0: DP-SGD with noise z / c_0 on every sum."""
         return self.strategy.bands == 1
 
     def _amplifies(self, run: Run) -> bool:
-        """Whether the secrecy of the sample counts: see the module's docstring."""
+        """Whether the secrecy of the sample amplifies the steps (see the module's docstring)."""
         sampling = run.sampling
         return (
             sampling.coin_flips
@@ -163,7 +167,7 @@ class Matrix(NoisyMechanism):
         return factor / (self.noise_multiplier / run.contribution.noise_divisor)
 
     def claimed_epsilon(self, run: Run, delta: float) -> Claim:
-        """The proven bound for zero_out; how the seed was chosen is no matter of the claim."""
+        """The proven epsilon for zero_out, as if the seed of the noise were secret."""
         analysis = analyse(run.with_(insecure_seed=False), delta, "zero_out")
         if analysis.reason:
             return Claim(math.inf, reason=analysis.reason)

@@ -1,4 +1,7 @@
-"""Training without privacy, for comparison: every guarantee is infinite, and says why."""
+"""Training without privacy: every epsilon is infinite, with a reason.
+
+This mechanism serves for comparisons, and for training that nobody accounted.
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -16,7 +19,8 @@ class NoMechanism(Mechanism):
     """Weights that were trained without noise.
 
     Attributes:
-      reason: Why, in a sentence; for example that nobody knows how they were trained before.
+      reason: Sentence that says why nothing is proven, for example that it is not known how the
+        weights were trained before.
     """
 
     reason: str = "The run was not private: no noise was added."
@@ -40,7 +44,8 @@ class NoMechanism(Mechanism):
         return self.reason
 
     def executed_words(self, run: Run) -> str | None:
-        # What somebody else did is known by its reason only.
+        # A run that stands for unaccounted training has num_examples 1 as a placeholder; only its
+        # reason is known.
         return None if run.num_examples > 1 else self.reason
 
     def noise_words(self, steps: int) -> str:

@@ -1,6 +1,6 @@
-"""Names of the mechanisms, and the classes that they stand for.
+"""Registry of the mechanisms: their names and classes.
 
-A class is loaded when it is first asked for, so that the command line starts at once.
+The module of a class is imported on first use, so that the command line starts quickly.
 """
 
 import importlib
@@ -21,7 +21,7 @@ _CLASSES: dict[str, type[Mechanism] | str] = {
 
 
 def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
-    """Adds a mechanism under its `name`; may decorate the class.
+    """Registers a mechanism under its `name`; can be used as a decorator of the class.
 
     Args:
       kind: A frozen dataclass that derives from `mechanisms.base.Mechanism`.
@@ -30,7 +30,7 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
       `kind`.
 
     Raises:
-      ValueError: Where it has no name, or the name already stands for another class.
+      ValueError: If `kind` has no name, or another class is registered under the name.
     """
     name = text("the name of a mechanism", getattr(kind, "name", ""), remedy="Give it one.")
     if name in _CLASSES and mechanism_class(name) is not kind:
@@ -45,7 +45,7 @@ def mechanism_names() -> tuple[str, ...]:
 
 
 def mechanism_class(name: str) -> type[Mechanism]:
-    """Class that `name` stands for. Raises ValueError where there is none."""
+    """Returns the class registered under `name`. Raises ValueError if there is none."""
     kind = _CLASSES[one_of("mechanism", name, mechanism_names())]
     if isinstance(kind, str):
         module, attribute = kind.split(":")
@@ -55,5 +55,5 @@ def mechanism_class(name: str) -> type[Mechanism]:
 
 
 def mechanism_from_dict(fields: dict) -> Mechanism:
-    """Inverse of `Mechanism.to_dict`. Raises ValueError where a field is unknown or missing."""
+    """Inverse of `Mechanism.to_dict`. Raises ValueError if a field is unknown or missing."""
     return mechanism_class(fields.get("name")).from_dict(fields)

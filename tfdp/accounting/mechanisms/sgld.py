@@ -1,7 +1,7 @@
-"""SGLD without dropout: the baseline that the dropout paper compares with.
+"""SGLD without dropout: the baseline with which the dropout paper compares its method.
 
-Same noise, same releases, same composition by zCDP, hence the same accounting as `dp_dropout`; only
-the network has no dropout interpretation.
+Noise, releases and composition by zCDP are those of `dp_dropout`, hence the accounting is the same.
+Only the interpretation of the noise as dropout of the network is missing.
 """
 
 import dataclasses

@@ -1,14 +1,14 @@
-"""SI-DPSGD: weight noise around un-noised means, and what it really guarantees.
+"""SI-DPSGD: weight noise around un-noised means, and its proven guarantee.
 
 The paper's Lemma 4.1 compares the weights of one step as if the means of two neighbours agreed
-before it. They do not: the mean carries every earlier, un-noised difference. What is true is
-Theorem A (see `linear_response`): the sequence of released weights is a matrix mechanism with
-mu = factor * ||W m|| / z, tight for linear losses, and publishing the last weights only proves
-nothing better. With W >= 0, replace_one doubles mu.
+before the step. They do not: the mean carries every earlier difference without noise. Theorem A holds
+instead (see `linear_response`): the sequence of released weights is a matrix mechanism with
+mu = factor * ||W m|| / z, tight for linear losses. Publishing the last weights only gives no better
+proven bound. With W >= 0, replace_one doubles mu.
 
-What m can be is decided by the sampling (see `linear_releases`, which other matrix mechanisms
-share). Amplification by secrecy is not claimed: the dense columns of W give away when the record
-took part.
+The sampling determines the possible multiplicities m (see `linear_releases`, which other matrix
+mechanisms share). Amplification by the secrecy of the sample does not apply: the dense columns of W
+reveal when the record took part.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from tfdp.accounting.numerics.linear_response import Dynamics
 from tfdp.accounting.run import Run
 
 RELEASES = ("theta", "mu")
-# Update rules that are linear in the gradients, so that the means stay a linear function of them
-# (Theorem A needs that).
+# Update rules that are linear in the gradients. Theorem A requires that the means are a linear
+# function of the gradients.
 LINEAR_OPTIMIZERS = ("sgd", "momentum", "nesterov")
-# Rounding that adds more than this share to what a record does is a sign that the means hardly move
-# between representable numbers; nothing is proven then.
+# Largest increase of mu by rounding, as a share of mu. A larger share means that the updates hardly
+# exceed the spacing of floating-point numbers; nothing is proven then.
 _MOST_ROUNDING = 1e-2
 
 
@@ -39,17 +39,18 @@ class SIDPSGD(NoisyMechanism):
     """Noise on the weights around means that are updated without noise.
 
     Attributes:
-      noise_multiplier: Weight noise of step t has standard deviation z_t C lr_t / L.
-      learning_rates: Constant or per step; None stands for a constant.
-      noise_learning_rates: Learning rate that scales the weight noise; None means the same as
-        `learning_rates`.
+      noise_multiplier: z_t, constant or per step: the weight noise of step t has standard deviation
+        z_t C noise_lr_t / L.
+      learning_rates: Learning rates of the means, constant or per step; None for an unknown constant.
+      noise_learning_rates: Rates noise_lr_t that scale the weight noise; None for `learning_rates`.
       momentum: Momentum coefficient, constant or per step.
-      nesterov: Whether momentum is Nesterov's.
-      draws: Independent noise draws that were made around one mean, constant or per step.
+      nesterov: Whether the momentum is Nesterov's.
+      draws: Number of independent noise draws around one mean, constant or per step.
       optimizer: Name of the update rule of the means.
-      release: "theta" (noised weights) or "mu" (the un-noised means).
-      num_weights: Number of weights, whose means are float64; None where the means are exact numbers.
-      largest_start: Largest absolute value of a weight at the start.
+      release: "theta" (the noised weights) or "mu" (the un-noised means).
+      num_weights: Number of weights, whose means are float64 and whose rounding is accounted; None if
+        the means are taken for exact numbers.
+      largest_start: Largest absolute value of an initial weight.
     """
 
     learning_rates: Schedule = None
@@ -142,7 +143,7 @@ class SIDPSGD(NoisyMechanism):
         )
 
     def _scale(self, run: Run, factor: float) -> float:
-        """Sensitivity of one participation over the noise of the first step."""
+        """Sensitivity of one participation over the noise of the first step, both in clip norms."""
         noise = self.schedule("noise_multiplier", 1)[0]
         return factor / (noise / run.contribution.noise_divisor)
 

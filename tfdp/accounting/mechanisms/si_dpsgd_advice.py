@@ -1,9 +1,9 @@
-"""What DP-SGD would cost at the same proven epsilon: advice for a user of SI-DPSGD.
+"""Advice for users of SI-DPSGD: the noise of DP-SGD at the same proven epsilon.
 
 Theorem E. At a constant learning rate in fixed-order epochs, the largest noise on the prefix sums
-of SI-DPSGD is sqrt((k+1)(2k+1)/(6k)) >= 1 times that of DP-SGD without amplification, k being the
-number of participations. The absence of a random walk is paid for in full by the noise that the
-un-noised means require.
+of SI-DPSGD is sqrt((k+1)(2k+1)/(6k)) >= 1 times that of DP-SGD without amplification, where k is the
+number of participations. The noise of SI-DPSGD does not accumulate over the steps, but its un-noised
+means require at least as much additional noise as this saves.
 """
 
 import dataclasses
@@ -24,12 +24,13 @@ from tfdp.accounting.sampling import Poisson
 def advise(run: Run, delta: float, adjacency: str) -> Advice | None:
     """Compares an SI-DPSGD run with DP-SGD at the same proven epsilon.
 
-    DP-SGD's noise goes through the update rule: its standard deviation in the final weights is
-    z' C/L sqrt(sum of H_s^2), where H_s is what a gradient of step s still moves (the learning rate
-    of step s without momentum). SI-DPSGD's is z C/L times the last learning rate.
+    DP-SGD's noise passes through the update rule: its standard deviation in the final weights is
+    z' C/L sqrt(sum of H_s^2), where H_s is the change of the final weights per unit of the gradient
+    of step s (without momentum, the learning rate of step s). The standard deviation of SI-DPSGD's
+    noise in the final weights is z C/L times the last noise learning rate.
 
     Args:
-      run: Of the SI-DPSGD mechanism.
+      run: Run of the SI-DPSGD mechanism.
       delta: Probability in (0, 1).
       adjacency: Neighbouring relation.
 

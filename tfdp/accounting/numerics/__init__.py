@@ -1,1 +1,1 @@
-"""Numerical bounds: privacy losses, and what they are computed from. Each errs on the safe side."""
+"""Numerical upper bounds on privacy losses; rounding and truncation never understate a loss."""

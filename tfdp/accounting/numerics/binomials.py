@@ -1,4 +1,4 @@
-"""Binomial chances that stay accurate far out in the tail."""
+"""Binomial probabilities that stay accurate far out in the tail."""
 
 import math
 
@@ -7,7 +7,17 @@ from scipy import special
 
 
 def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float]:
-    """Probabilities of 0..k_max successes and the chance of more, k_max the first below `tail`."""
+    """Probabilities of the numbers of successes, up to a small tail.
+
+    Args:
+      number: Number of independent trials.
+      chance: Probability of success of one trial.
+      tail: Probability of larger numbers of successes that may be left out.
+
+    Returns:
+      (probabilities, overflow): the probabilities of 0..k_max successes, and the probability of more
+      than k_max. Here k_max is the first number with an overflow of at most `tail`.
+    """
     if chance >= 1:
         pmf = np.zeros(number + 1)
         pmf[number] = 1.0
@@ -15,8 +25,8 @@ def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float
     mean = number * chance
     reach = min(number, math.ceil(mean + 12 * math.sqrt(mean + 1) + 60))
     k = np.arange(reach + 1)
-    # Ratios of neighbouring terms, summed in logarithms: differences of log-gammas of a large
-    # `number` would lose nine digits.
+    # The logarithms of the ratios of neighbouring terms are summed, because differences of
+    # log-gammas of a large `number` would lose nine digits.
     ratios = np.log((number - k[:-1]) / (k[:-1] + 1.0)) + math.log(chance) - math.log1p(-chance)
     log_pmf = number * math.log1p(-chance) + np.concatenate([[0.0], np.cumsum(ratios)])
     beyond = chance_of_more(k, number, chance)
@@ -25,10 +35,18 @@ def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float
 
 
 def chance_of_more(successes, number: int, chance: float):
-    """Chance of more than so many successes in `number` trials; takes arrays, too.
+    """Probability of more than `successes` successes in `number` independent trials.
 
-    By the incomplete beta function, which does not cancel; scipy's `bdtrc` takes `number` modulo
-    2^32.
+    The incomplete beta function computes it without cancellation. SciPy's `bdtrc` is not used because
+    it takes `number` modulo 2^32.
+
+    Args:
+      successes: Number of at least 0, or an array of such numbers.
+      number: Number of trials.
+      chance: Probability of success of one trial.
+
+    Returns:
+      Array of the shape of `successes`.
     """
     left = np.maximum(number - np.asarray(successes, float), 1e-300)
     beyond = special.betainc(np.asarray(successes) + 1.0, left, chance)

@@ -1,41 +1,42 @@
 """Subsampled Gaussians for lots of a fixed size, and for every lot in which records displace others.
 
-A lot of L examples always has L slots. Where a record is not drawn another one is, so a lot without
-the record differs from one with it by more than the record's own gradient, and the pair of Poisson
-sampling is no bound.
+A lot of L examples always has L slots. If a record is not drawn, another one takes its slot. So a lot
+without the record differs from a lot with it by more than the record's own gradient, and the pair of
+Poisson sampling does not bound the loss.
 
 Coupling. Let the record be drawn k times: K in {0, 1} with P(K = 1) = L/N without replacement, K
 binomial (L, 1/N) with replacement. Draw L others as if the record did not exist, and let R be their
 sum. Give the last k slots to the record: P = R - (the last k) + k g under D and P' = R - (the last
-k) + k g' under D' (g' = 0 for zero_out). Given K = k the lot has the right distribution (without
-replacement: L distinct others less one of them are L - 1 distinct others), whatever k is, so K may be
-drawn first. All terms have norm at most 1. Hence, in units of the clip norm,
+k) + k g' under D' (g' = 0 for zero_out). Given K = k, this lot has the right distribution for every k
+(without replacement: L distinct others less one of them are L - 1 distinct others), so K may be drawn
+first. All terms have norm at most 1. Hence, in units of the clip norm,
     zero_out:     |P - R| <= 2k, |P' - R| <= k,  |P - P'| <= k;
     replace_one:  |P - R| <= 2k, |P' - R| <= 2k, |P - P'| <= 2k.
-Hockey-stick divergences are jointly convex, so the others may count as known, and so may k, given
-that it is positive.
+Hockey-stick divergences are jointly convex, so the draw of the others may be treated as known, and
+so may k, given that k is positive.
 
 Three-point lemma, for alpha >= 1, q = P(K >= 1), alpha' = 1 + q (alpha - 1) and b = alpha'/alpha
 (advanced joint convexity; Balle, Barthe, Gaboardi 2018, Theorem 2):
     H_alpha'((1-q) R + q P || (1-q) R + q P') = q H_alpha(P || (1-b) R + b P').
-A Gaussian is easiest to tell from a mixture whose centres lie at their largest distances in one
-direction (Choquette-Choo et al. 2024, Corollary 4.7): R at |P - R| and P' at |P - P'| from P. The other
-order is the same with P and P' exchanged. So these pairs have the largest divergences for alpha >= 1:
+A Gaussian is easiest to distinguish from a mixture whose centres lie at their largest distances in
+one direction (Choquette-Choo et al. 2024, Corollary 4.7): R at |P - R| and P' at |P - P'| from P. The
+other order is the same with P and P' exchanged. So these pairs have the largest divergences for
+alpha >= 1:
     "slot" (zero_out, unit k):      D against D':  (1-q) N(0) + q N(2) against (1-q) N(0) + q N(1),
                                     D' against D:  (1-q) N(1) + q N(0) against N(1);
-    "triangle" (replace_one, unit 2k; also whatever keeps three sums within one distance):
+    "triangle" (replace_one, unit 2k; also any case with three sums within one distance):
                                     both orders:   (1-q) N(0) + q N(1) against N(0).
-Without replacement each is attained by a lot, but not by the same one: all others pull against the
-record, or with it.
+Without replacement some lot attains each of these pairs, but no single lot attains both orders: the
+gradients of all others point against the record's gradient in one lot, and with it in the other.
 
-Composition needs the divergences for alpha < 1 too, for which the lemma says nothing about its own
-order: H_alpha(D || D') = 1 - alpha + alpha H_(1/alpha)(D' || D), so they follow from the *other* order.
-The two halves, joined at alpha = 1, are one convex curve that lies above the curve of every lot, hence
-that of a dominating pair (Zhu, Dong, Wang 2022, Proposition 8). The pair of one half alone is no
-bound for several steps: the other examples' gradients depend on the released weights, so an
-adversary may choose in every step, knowing what was lost so far, which of the two lots it is.
+Composition also needs the divergences for alpha < 1. The lemma does not cover these in its own order,
+but H_alpha(D || D') = 1 - alpha + alpha H_(1/alpha)(D' || D), so they follow from the *other* order.
+The two halves, joined at alpha = 1, form one convex curve that lies above the curve of every lot, and
+this is the curve of a dominating pair (Zhu, Dong, Wang 2022, Proposition 8). The pair of one half
+alone does not bound several steps: the other examples' gradients depend on the released weights, so
+an adversary who knows the loss so far may choose in every step which of the two lots occurs.
 
-Both accountants below compute with the joined curve.
+Both accountants below (privacy loss distributions and Rényi divergences) compute with the joined curve.
 """
 
 import functools
@@ -49,30 +50,33 @@ from tfdp.accounting.numerics.binomials import binomial
 
 PAIRS = ("slot", "triangle")
 
-# Divergence that a grid may leave beyond its end, where it counts as a complete loss.
+# Divergence that may remain at the end of a grid, where it counts as a complete loss.
 _TAIL = 1e-20
-# Rényi divergences beyond (roughly) half of this are bounded without amplification: vacuous.
+# Orders with a larger value of order / multiplier^2 are bounded without amplification, by more than
+# half of this number. Such a bound is vacuous.
 _LARGEST_EXPONENT = 100.0
+# Largest excess over 1 of a sum of probabilities that counts as rounding.
 _LARGEST_ROUNDING = 1e-9
 
 
 def occurrences(
     num_examples: int, lot_size: int, replacement: bool, tail: float
 ) -> tuple[tuple[tuple[int, float], ...], float, float]:
-    """How often one record is in a lot of fixed size.
+    """Law of the number of occurrences of one record in a lot of fixed size.
 
     Args:
-      num_examples: N, at least 1.
-      lot_size: L; at most N without replacement.
+      num_examples: Number N of examples, at least 1.
+      lot_size: Lot size L; at most N without replacement.
       replacement: Whether the L draws are independent.
-      tail: Chance of many occurrences that may be left out.
+      tail: Probability of many occurrences that may be left out.
 
     Returns:
-      (draws, probability, overflow): pairs of k >= 1 and its chance given that the record is in the lot
-      at all; the chance that it is; the chance per lot of the numbers that `draws` leaves out.
+      (draws, probability, overflow): `draws` has pairs of a number k >= 1 and its probability, given
+      that the record is in the lot; `probability` is that of being in the lot; `overflow` is the
+      probability per lot of the numbers that `draws` leaves out.
 
     Raises:
-      ValueError: For a lot that does not fit.
+      ValueError: If the lot is empty, or does not fit into the data set without replacement.
     """
     if not (lot_size >= 1) or not (replacement or lot_size <= num_examples):
         raise ValueError(
@@ -84,7 +88,7 @@ def occurrences(
     counts, overflow = binomial(lot_size, 1.0 / num_examples, tail)
     present = counts[1:].sum()
     draws = tuple((k, float(counts[k] / present)) for k in range(1, len(counts)) if counts[k] > 0)
-    # At most the true chance of being drawn, which includes the numbers that are left out.
+    # The true probability of being drawn, which includes the numbers that `draws` leaves out.
     probability = (
         -math.expm1(lot_size * math.log1p(-1.0 / num_examples)) if num_examples > 1 else 1.0
     )
@@ -104,20 +108,21 @@ def parts(
     """One step of DP-SGD with lots of fixed size of single examples, as a public mixture of rounds.
 
     Args:
-      num_examples: N.
-      lot_size: L.
+      num_examples: Number N of examples.
+      lot_size: Lot size L.
       noise_multiplier: Standard deviation of the noise over the clip norm.
       adjacency: "zero_out" or "replace_one".
       replacement: Whether lots are drawn with replacement.
       batch_statistics: Whether one example may change the gradients of its whole lot.
-      tail: Chance of many occurrences of a record that may be left out.
+      tail: Probability of many occurrences of a record that may be left out.
 
     Returns:
-      (rounds, overflow): a tuple of (weight, probability, multiplier, pair), and the chance of the
-      occurrences that were left out, which is a complete loss.
+      (rounds, overflow): `rounds` is a tuple of (weight, probability, multiplier, pair) for each round
+      of the mixture; `overflow` is the probability of the occurrences that were left out, which count
+      as a complete loss.
 
     Raises:
-      ValueError: For another adjacency, or a lot that does not fit.
+      ValueError: For another adjacency, or if the lot does not fit.
     """
     if adjacency not in ("zero_out", "replace_one"):
         raise ValueError(
@@ -148,10 +153,10 @@ def divergences(
       pair: "slot" or "triangle".
       probability: q in (0, 1].
       multiplier: Standard deviation of the noise over the unit of the pair, positive.
-      epsilon: At least 0, an array.
+      epsilon: Array of numbers of at least 0.
 
     Returns:
-      (D against D', D' against D).
+      Two arrays of the shape of `epsilon`: D against D', and D' against D.
 
     Raises:
       ValueError: For an unknown pair or arguments out of range.
@@ -168,19 +173,20 @@ def divergences(
 
 
 def _against_one_centre(q: float, shift: float, epsilon: np.ndarray) -> np.ndarray:
-    """H_{e^epsilon}((1-q) N(0) + q N(shift) || N(0)), unit noise."""
+    """H_{e^epsilon}((1-q) N(0) + q N(shift) || N(0)) for noise of standard deviation 1."""
     log_excess = _log_expm1(epsilon)
-    # The densities' ratio is e^epsilon at x: 1 - q + q exp(shift x - shift^2 / 2) = e^epsilon.
+    # At x the density ratio is e^epsilon: 1 - q + q exp(shift x - shift^2 / 2) = e^epsilon.
     x = np.logaddexp(0.0, log_excess - math.log(q)) / shift + shift / 2
     lost = np.exp(log_excess + special.log_ndtr(-x))
     return np.maximum(q * _mass_between(x - shift, shift) - lost, 0.0)
 
 
 def _against_two_centres(q: float, shift: float, epsilon: np.ndarray) -> np.ndarray:
-    """H_{e^epsilon}((1-q) N(0) + q N(2 shift) || (1-q) N(0) + q N(shift)), unit noise.
+    """H_{e^epsilon}((1-q) N(0) + q N(2 shift) || (1-q) N(0) + q N(shift)) for standard deviation 1.
 
-    With v = exp(shift x - 3/2 shift^2 - epsilon) the densities' ratio is e^epsilon where
-    v^2 - v = (1-q)/q (e^epsilon - 1) exp(-2 epsilon - shift^2); all terms of its root are positive.
+    With v = exp(shift x - 3/2 shift^2 - epsilon) the ratio of the densities is e^epsilon where
+    v^2 - v = (1-q)/q (e^epsilon - 1) exp(-2 epsilon - shift^2). All terms in the formula of the root
+    are positive, so nothing cancels.
     """
     right = (1 - q) / q * -np.expm1(-epsilon) * np.exp(-epsilon - shift**2)
     log_v = np.log1p(2 * right / (1 + np.sqrt(1 + 4 * right)))
@@ -192,7 +198,7 @@ def _against_two_centres(q: float, shift: float, epsilon: np.ndarray) -> np.ndar
 
 
 def _log_expm1(epsilon: np.ndarray) -> np.ndarray:
-    """log(e^epsilon - 1): epsilon may be in the thousands. Minus infinity at 0."""
+    """log(e^epsilon - 1) without overflow for large epsilon; minus infinity at 0."""
     with np.errstate(divide="ignore"):
         return epsilon + np.log(-np.expm1(-epsilon))
 
@@ -201,7 +207,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 
 def _mass_between(low: np.ndarray, width: float) -> np.ndarray:
-    """Standard normal mass of [low, low + width], without cancellation where that is narrow."""
+    """Standard normal mass of [low, low + width], without cancellation for a small width."""
     if width > 0.5:
         return special.ndtr(-low) - special.ndtr(-low - width)
     total = np.zeros_like(low)
@@ -216,15 +222,15 @@ def _mass_between(low: np.ndarray, width: float) -> np.ndarray:
 def round_pld(pair: str, probability: float, multiplier: float, interval: float, weight=1.0):
     """Pessimistic privacy loss distribution of one round.
 
-    The curve is replaced by its chords between multiples of `interval` (Doroshenko et al. 2022),
-    which lie above it.
+    The curve of hockey-stick divergences is replaced by its chords between multiples of `interval`,
+    which lie above the curve (Doroshenko et al. 2022).
 
     Args:
       pair: "slot" or "triangle".
       probability: q in (0, 1].
       multiplier: Standard deviation of the noise over the unit of the pair.
       interval: Distance of the losses on the grid.
-      weight: Chance of this round in a mixture; a rare one needs a shorter grid.
+      weight: Probability of this round in a mixture. A round with a small weight gets a shorter grid.
 
     Returns:
       A dp_accounting `PrivacyLossDistribution`. Its "remove" half is D against D', its "add" half
@@ -246,7 +252,7 @@ def round_pld(pair: str, probability: float, multiplier: float, interval: float,
     )
 
     def distribution(own, other):
-        # What the other order loses is gained in this one, and e^loss times as rarely.
+        # A loss of the other order is a gain of this one, with a probability e^loss times smaller.
         gains = other[0] * np.exp(-interval * np.arange(1, len(other[0]) + 1))
         rest = 1.0 - gains.sum() - own[0].sum() - own[1]
         if rest < -_LARGEST_ROUNDING:
@@ -264,11 +270,11 @@ def round_pld(pair: str, probability: float, multiplier: float, interval: float,
 
 
 def _grid_length(pair, order, probability, multiplier, interval, tail) -> int:
-    """Number of intervals until the divergence is below `tail`; it decreases in epsilon."""
+    """Number of intervals after which the divergence is at most `tail`; it falls with epsilon."""
     low, high = 0, 1
     while divergences(pair, probability, multiplier, np.array([high * interval]))[order][0] > tail:
         low, high = high, 2 * high
-    while high - low > max(low // 100, 1):  # a little too long does no harm
+    while high - low > max(low // 100, 1):  # a grid that is up to 1% too long is still valid
         middle = (low + high) // 2
         value = divergences(pair, probability, multiplier, np.array([middle * interval]))[order][0]
         low, high = (middle, high) if value > tail else (low, middle)
@@ -276,14 +282,21 @@ def _grid_length(pair, order, probability, multiplier, interval, tail) -> int:
 
 
 def _positive_losses(curve: np.ndarray, interval: float) -> tuple[np.ndarray, float]:
-    """Chances of the losses interval, 2 interval, ... and of an infinite one, from a curve at 0, 1, ...
+    """Probabilities of the positive losses on the grid, and of an infinite loss.
 
-    Second differences of the curve over e^epsilon (as in dp_accounting's connect-the-dots).
+    They are second differences of the curve over e^epsilon (as in dp_accounting's connect-the-dots).
+
+    Args:
+      curve: Hockey-stick divergences at epsilon 0, interval, 2 interval, ...
+      interval: Distance of the losses on the grid.
+
+    Returns:
+      The probabilities of the losses interval, 2 interval, ..., and that of an infinite loss.
     """
     curve = np.minimum.accumulate(curve)
     steps = np.diff(curve)
     chances = np.empty(len(steps))
-    # Differences of neighbours first: both are small.
+    # First differences are subtracted from each other before anything else, because both are small.
     chances[:-1] = np.diff(steps) / math.expm1(interval) - steps[:-1]
     chances[-1] = steps[-1] / math.expm1(-interval)
     return np.maximum(chances, 0.0), float(curve[-1])
@@ -296,27 +309,28 @@ def _positive_losses(curve: np.ndarray, interval: float) -> tuple[np.ndarray, fl
 def round_rdp(
     pair: str, probability: float, multiplier: float, orders: tuple[float, ...]
 ) -> np.ndarray:
-    """Rényi divergences of one round, the larger of both orders.
+    """Rényi divergences of one round, the larger one of D from D' and D' from D.
 
-    With h, h' the curves of the two orders, exp((a-1) D_a) is
+    Let h be the curve of D against D', and h' that of D' against D. Then exp((a-1) D_a) is
         1 + a (a-1) times the integral over t > 1 of t^(a-2) h(t) + t^(-a-1) h'(t),
-    (Sason and Verdú 2016), and as h >= h' the order D against D' is the larger one. The first
-    summand is the mean under h's pair of f(r) = e^(a r) - 1 - a (e^r - 1) where its log-ratio r is
-    positive, the second that of e^((1-a) r) - 1 + (a-1) (e^r - 1) under the pair of h'.
+    (Sason and Verdú 2016). As h >= h', the divergence of D from D' is the larger one. The first
+    summand contributes the mean of f(r) = e^(a r) - 1 - a (e^r - 1) over positive log-ratios r under
+    the pair of h; the second contributes that of g(r) = e^((1-a) r) - 1 + (a-1) (e^r - 1) under the
+    pair of h'.
 
     Args:
       pair: "slot" or "triangle".
       probability: q in (0, 1].
       multiplier: Standard deviation of the noise over the unit of the pair.
-      orders: Above 1.
+      orders: Orders a above 1.
 
     Returns:
-      One divergence per order.
+      Array with one divergence per order.
     """
     _check(pair, probability, multiplier)
     shift = 1.0 / multiplier
     alpha = np.asarray(orders, dtype=float)
-    # D and D' are at most one unit apart once the lot is known.
+    # Without amplification: given the lot, D and D' differ by a shift of at most one unit.
     result = alpha * shift**2 / 2
     if probability == 1:
         return result
@@ -329,7 +343,7 @@ def round_rdp(
     gain = _log_ratios("triangle", probability, shift, 2 * shift + 15, panel)
     for index in amplified:
         order = alpha[index]
-        # The integrand is largest between (order + 1) and 2 order shifts.
+        # The integrand has its maximum between (order + 1) * shift and 2 * order * shift.
         near = loss[0] <= 2 * order * shift + 15 + 2 * shift
         terms = np.concatenate(
             [
@@ -343,7 +357,11 @@ def round_rdp(
 
 
 def _log_ratios(pair: str, q: float, shift: float, end: float, panel: float):
-    """(x, log-ratio, log(weight * density)) where a pair's log-ratio is positive, for quadrature."""
+    """Nodes for quadrature over the points at which the log-ratio of a pair is positive.
+
+    Returns:
+      (x, log-ratio, log(weight * density)), one entry for each node.
+    """
     start = 1.5 * shift if pair == "slot" else 0.5 * shift
     count = math.ceil((end - start) / panel) if end > start else 1
     x = (start + panel * (np.arange(count)[:, None] + (_NODES + 1) / 2)).ravel()
@@ -368,7 +386,7 @@ def _log_ratios(pair: str, q: float, shift: float, end: float, panel: float):
 
 
 def _log_f(r: np.ndarray, order: float) -> np.ndarray:
-    """log of e^(a r) - 1 - a (e^r - 1)."""
+    """log of f(r) = e^(a r) - 1 - a (e^r - 1) at order a (see `round_rdp`)."""
     small = order * r < 0.1
     series, direct = r[small], r[~small]
     out = np.empty_like(r)
@@ -380,7 +398,7 @@ def _log_f(r: np.ndarray, order: float) -> np.ndarray:
 
 
 def _log_g(r: np.ndarray, m: float) -> np.ndarray:
-    """log of e^(-m r) - 1 + m (e^r - 1)."""
+    """log of g(r) = e^(-m r) - 1 + m (e^r - 1), with m the order less 1 (see `round_rdp`)."""
     small = max(m, 1.0) * r < 0.1
     series, direct = r[small], r[~small]
     out = np.empty_like(r)
@@ -390,7 +408,7 @@ def _log_g(r: np.ndarray, m: float) -> np.ndarray:
 
 
 def _log_series(r: np.ndarray, coefficient) -> np.ndarray:
-    """log of the sum over n from 2 of coefficient(n) r^n / n!."""
+    """log of the sum over n from 2 to 14 of coefficient(n) r^n / n!, the series for small r."""
     total = np.zeros_like(r)
     for n in range(14, 1, -1):
         total = total * r + coefficient(n) / math.factorial(n)

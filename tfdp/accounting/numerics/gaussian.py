@@ -1,7 +1,7 @@
-"""Exact conversion between mu-GDP, epsilon and delta, and for random mixtures of Gaussians.
+"""Exact conversion between mu-GDP, epsilon and delta, also for mu that is drawn at random.
 
-A mechanism is mu-GDP when no test tells neighbours apart better than it tells N(0, 1) from
-N(mu, 1) (Dong, Roth, Su 2022). Its privacy profile is known in closed form:
+A mechanism is mu-GDP if no test distinguishes its outputs on neighbours better than the best test
+distinguishes N(0, 1) from N(mu, 1) (Dong, Roth, Su 2022). Its privacy profile has a closed form:
 
     delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
 
@@ -24,7 +24,7 @@ def log_delta(epsilon: float, mu: np.ndarray) -> np.ndarray:
       mu: Positive numbers, any shape.
 
     Returns:
-      log delta(epsilon), same shape; minus infinity where it underflows.
+      log delta(epsilon), of the shape of `mu`; minus infinity if it underflows.
     """
     mu = np.asarray(mu, dtype=float)
     a = mu / 2 - epsilon / mu
@@ -50,7 +50,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
       delta: Probability in (0, 1).
 
     Returns:
-      Epsilon; 0 when the total variation distance is at most delta.
+      Epsilon; 0 if the total variation distance is at most delta.
     """
     return epsilon_of_mixture(np.array([mu * mu]), np.array([1.0]), 0.0, delta)
 
@@ -58,19 +58,19 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 def epsilon_of_mixture(
     squares: np.ndarray, probabilities: np.ndarray, overflow: float, delta: float
 ) -> float:
-    """Smallest epsilon of a mechanism whose mu is drawn at random, independently of the data.
+    """Upper bound on epsilon of a mechanism whose mu is drawn at random, independently of the data.
 
     Hockey-stick divergence is jointly convex, so the profile is at most the average of the
-    profiles of the outcomes, plus the chance of the outcomes that were left out (Theorem B).
+    profiles of the outcomes, plus the probability of the outcomes that are left out (Theorem B).
 
     Args:
-      squares: mu^2 of every outcome.
-      probabilities: Chance of every outcome.
-      overflow: Chance of all outcomes that are not listed; counted as a complete loss.
+      squares: mu^2 of every outcome, shape (outcomes,).
+      probabilities: Probability of every outcome, shape (outcomes,).
+      overflow: Probability of all outcomes that are not listed; they count as a complete loss.
       delta: Probability in (0, 1).
 
     Returns:
-      Epsilon, or infinity where `overflow` or an infinite mu alone exceeds delta.
+      Epsilon; infinite if `overflow` plus the probability of an infinite mu is not below delta.
     """
     infinite = ~np.isfinite(squares)
     overflow = overflow + float(probabilities[infinite].sum())
@@ -83,7 +83,7 @@ def epsilon_of_mixture(
     target = math.log(delta - overflow)
 
     def excess(epsilon: float) -> float:
-        # At most log(1e-300): below that the logarithm is of no use to the root finder.
+        # The root finder needs finite numbers. The floor of -700 is below log(1e-300).
         return max(float(special.logsumexp(log_p + log_delta(epsilon, mu))), -700.0) - target
 
     if excess(0.0) <= 0:
@@ -92,13 +92,18 @@ def epsilon_of_mixture(
     while excess(high) > 0:
         high *= 2.0
     root = optimize.brentq(excess, 0.0, high, xtol=1e-13, rtol=1e-13)
-    while excess(root) > 0:  # the safe side of the root
+    while excess(root) > 0:  # an epsilon below the root would understate the loss
         root *= 1 + 1e-13
     return root
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """Largest mu for which a mu-GDP mechanism is (epsilon, delta)-DP, on the safe side."""
+    """Largest mu for which a mu-GDP mechanism is (epsilon, delta)-DP, rounded down.
+
+    Args:
+      epsilon: Number above 0.
+      delta: Probability in (0, 1).
+    """
     low, high = 1.0, 1.0
     while epsilon_of_mu(low, delta) > epsilon:
         low /= 2.0

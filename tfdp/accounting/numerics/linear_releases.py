@@ -1,18 +1,18 @@
-"""What SI-DPSGD and correlated noise share: noise on linear functions of all clipped sums.
+"""Releases of linear functions of all clipped sums with Gaussian noise: SI-DPSGD, correlated noise.
 
-Both release y = W G / C + z xi, with G the clipped sums of all steps, W a lower-triangular matrix of
-public numbers and xi independent Gaussians. Given the multiplicities m of a record, the release is
-mu-GDP for zero_out with mu = ||W m|| / z where W >= 0 (Theorem A, see `linear_response`; with
-entries of both signs, |W| stands for W), and replace_one doubles it. What m can be is decided by the
-sampling:
+Both mechanisms release y = W G / C + z xi, where G are the clipped sums of all steps, W is a
+lower-triangular matrix of public numbers and xi are independent Gaussians. Given the multiplicities m
+of a record, the release is mu-GDP for zero_out with mu = ||W m|| / z if W >= 0 (Theorem A, see
+`linear_response`; with entries of both signs, |W| takes the place of W), and replace_one doubles mu.
+The sampling determines the possible m:
 
-* "cyclic": in every steps_per_epoch-th step; the worst offset.
-* "shuffle": somewhere in every epoch.
-* "unknown": in every step.
-* independent draws in every step ("poisson", "with_replacement", "fixed_size"): an average of
-  Gaussian profiles over the law of ||W m|| (Theorem B, see `participation`). Nothing is amplified
-  here: a dense column gives away when it was used.
-* "cyclic_poisson": in every turn of one group.
+* "cyclic": the record is in every steps_per_epoch-th step; the worst offset counts.
+* "shuffle": the record is in one step of every epoch.
+* "unknown": the record is in every step.
+* independent draws in every step ("poisson", "with_replacement", "fixed_size"): the profile is an
+  average of Gaussian profiles over the law of ||W m|| (Theorem B, see `participation`). The secrecy
+  of the sample amplifies nothing here: a dense column reveals when the record took part.
+* "cyclic_poisson": the record is in every turn of one group; the worst group counts.
 """
 
 import dataclasses
@@ -29,38 +29,39 @@ if TYPE_CHECKING:
 
 
 class Response(Protocol):
-    """How far a record moves a release: ||W m||^2 for the patterns m that a sampling allows.
+    """Interface of the matrix W: bounds on ||W m||^2 for the patterns m that a sampling allows.
 
-    Step counts come in increasing order, at least 1, and every method returns one number for each.
+    The argument `steps` holds step counts of at least 1 in increasing order. Methods that take it
+    return one number for each of these counts.
     """
 
     def cyclic(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
-        """Worst record in every `period`-th step; and how it was found, in words."""
+        """||W m||^2 of the worst record that is in every `period`-th step; and the method in words."""
 
     def shuffled(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
-        """Bound for a record somewhere in every epoch of `period` steps; and how."""
+        """Bound for a record in one step of every epoch of `period` steps; and the method in words."""
 
     def every_step(self, steps: np.ndarray) -> np.ndarray:
-        """A record in every step."""
+        """||W m||^2 of a record that is once in every step."""
 
     def column_norms(self) -> np.ndarray:
-        """Norms of all columns."""
+        """Norms of all columns, shape (number of steps,)."""
 
     def prefix_sum_scale(self) -> float | None:
-        """w where W is w times the matrix of prefix sums, else None."""
+        """The number w if W is w times the matrix of prefix sums, else None."""
 
 
 def loss_of(run: "Run", response: Response, scale: float, delta: float) -> tuple[Loss, dict]:
     """The privacy loss of a run with at least one step.
 
     Args:
-      run: The run.
-      response: Its matrix.
+      run: Run of which the sampling and the number of steps are used.
+      response: The matrix W of the run.
       scale: Sensitivity of one participation over the noise, both in clip norms.
-      delta: Decides how much tail mass is left out under random sampling.
+      delta: Probability in (0, 1); it determines how much tail mass of a random sampling is left out.
 
     Returns:
-      (loss, details).
+      (loss, details): the loss, and JSON-safe facts about the bound.
     """
     if run.sampling.trials() is not None:
         return _random(run, response, scale, delta)
@@ -83,14 +84,14 @@ def _random(run: "Run", response: Response, scale: float, delta: float) -> tuple
 
 
 def moved_further(loss: Loss, added: float) -> Loss:
-    """The loss of a release that a record moves by up to `added` standard deviations more."""
+    """The loss of a release that a record moves by up to `added` further standard deviations."""
     if isinstance(loss, GaussianLoss):
         return GaussianLoss(loss.mu + added)
     return dataclasses.replace(loss, squares=(np.sqrt(loss.squares) + added) ** 2)
 
 
 def typical_mu(loss: Loss) -> float:
-    """mu, or the root of its mean square where it is random."""
+    """mu of the loss, or the root of the mean of mu^2 if mu is random."""
     if isinstance(loss, GaussianLoss):
         return loss.mu
     return math.sqrt(float(loss.squares @ loss.probabilities))

@@ -1,19 +1,19 @@
-"""How far one record moves the released weights of SI-DPSGD, in units of the noise.
+"""Response of SI-DPSGD's released weights to one record, in units of the noise.
 
 SI-DPSGD keeps means mu_{t+1} = mu_t - lr_t v_t and releases theta_{t+1} = mu_{t+1} + noise of
-standard deviation lr_t C z / L. After dividing row t by its noise scale, the released weights are
-y_t = sum_s W[t, s] G_s / C + z xi_t, with G_s the clipped sum of step s and
+standard deviation noise_lr_t C z_t / L. After dividing row t by its noise scale, the released weights
+are y_t = sum_s W[t, s] G_s / C + z xi_t, with G_s the clipped sum of step s and
 
     W[t, s] = (sqrt(n_t) z / (z_t noise_lr_t)) * sum_{r=s..t} lr_r prod_{j=s+1..r} beta_j
 
-for heavy-ball momentum v_t = beta_t v_{t-1} + g_t, and the same with g_t + beta_t v_t in place of
-v_t for Nesterov momentum. Here n_t is the number of noise draws around one mean, z_t the noise
-multiplier of step t, and z that of the first step. No learning rate and no beta is negative, so
-W >= 0.
+for heavy-ball momentum v_t = beta_t v_{t-1} + g_t. For Nesterov momentum, g_t + beta_t v_t takes the
+place of v_t in the update of the means. Here n_t is the number of noise draws around one mean, z_t is
+the noise multiplier of step t, and z is that of the first step. No learning rate and no beta is
+negative, so W >= 0.
 
 Theorem A. Fix all sampling and let m_s be the multiplicity of the record in step s. The released
-weights are mu-GDP for zero_out adjacency with mu = ||W m|| / z, and a linear loss attains it. The
-matrix is never formed here: everything is a scalar recursion over the steps.
+weights are mu-GDP for zero_out adjacency with mu = ||W m|| / z, and a linear loss attains this bound.
+The functions below never form the matrix; they use scalar recursions over the steps.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ class Dynamics:
     """Per-step coefficients of the recursion, as arrays of length `steps`.
 
     Attributes:
-      lr: Learning rates.
-      beta: Momentum coefficients.
-      row_weight: n_t (z / z_t)^2 / noise_lr_t^2; 0 for a row that has not moved and carries no noise.
-      nesterov: Whether momentum is Nesterov's.
-      bare_step: First step whose weights moved and were released without noise, or None.
+      lr: Learning rates lr_t of the means.
+      beta: Momentum coefficients beta_t.
+      row_weight: n_t (z / z_t)^2 / noise_lr_t^2; 0 for a row without noise.
+      nesterov: Whether the momentum is Nesterov's.
+      bare_step: First step without noise whose mean has moved from its initial value, or None.
     """
 
     lr: np.ndarray
@@ -45,16 +45,16 @@ class Dynamics:
 
     @classmethod
     def of(cls, run: "Run") -> "Dynamics":
-        """Reads the coefficients off a run of the SI-DPSGD mechanism, with noise in every step."""
+        """Makes the coefficients of a run of SI-DPSGD whose noise multipliers are all above 0."""
         lr, noise_lr = run.schedule("learning_rates"), run.schedule("noise_learning_rates")
         noise = run.schedule("noise_multiplier")
         noisy = noise_lr > 0
-        # A row without noise says nothing as long as the mean has not moved.
+        # A row without noise reveals nothing as long as the mean has not moved.
         bare = ~noisy & (np.maximum.accumulate(lr) > 0)
         row_weight = np.zeros(run.steps)
         row_weight[noisy] = run.schedule("draws")[noisy] / noise_lr[noisy] ** 2
         if run.steps:
-            row_weight *= (noise[0] / noise) ** 2  # exactly 1 where the noise is the same
+            row_weight *= (noise[0] / noise) ** 2  # exactly 1 for equal noise multipliers
         return cls(
             lr,
             run.schedule("momentum"),
@@ -65,20 +65,21 @@ class Dynamics:
 
     @property
     def steps(self) -> int:
+        """Number of steps T."""
         return len(self.lr)
 
     @property
     def non_increasing(self) -> bool:
-        """Whether earlier participation dominates later participation row by row.
+        """Whether an earlier participation has at least the effect of a later one in every row.
 
-        With learning rates and momentum non-increasing, every entry of column s - 1 is at least
-        the entry of column s below it.
+        If learning rates and momentum do not increase, every entry of column s - 1 of W is at least
+        the entry of column s in the same row.
         """
         return bool(np.all(np.diff(self.lr) <= 0) and np.all(np.diff(self.beta) <= 0))
 
     @property
     def is_prefix_sum(self) -> bool:
-        """Whether W is the matrix of prefix sums up to the number of draws (constant rate)."""
+        """Whether W is a multiple of the matrix of prefix sums (constant rates, no momentum)."""
         return bool(
             np.all(self.lr == self.lr[0])
             and not np.any(self.beta)
@@ -87,7 +88,7 @@ class Dynamics:
         )
 
     def prefix_sum_scale(self) -> float | None:
-        """What W is as a multiple of the prefix sums, or None (as `linear_releases.Response`)."""
+        """The number w if W is w times the matrix of prefix sums, else None."""
         # The draws around one mean, and the ratio of the two rates, scale every row alike.
         return float(np.sqrt(self.row_weight[0]) * self.lr[0]) if self.is_prefix_sum else None
 
@@ -112,7 +113,11 @@ class Dynamics:
 
 
 def _advance(dynamics: Dynamics, t: int, momentum, mean, multiplicity):
-    """One step of the recursion; returns the new (momentum, mean)."""
+    """One step of the recursion over the response of velocity and mean to a record.
+
+    Returns:
+      The new (momentum, mean).
+    """
     momentum = dynamics.beta[t] * momentum + multiplicity
     moved = multiplicity + dynamics.beta[t] * momentum if dynamics.nesterov else momentum
     return momentum, mean + dynamics.lr[t] * moved
@@ -123,10 +128,10 @@ def squared_response(dynamics: Dynamics, multiplicities: np.ndarray) -> np.ndarr
 
     Args:
       dynamics: Coefficients of T steps.
-      multiplicities: Array (T,) or (T, P): how often the record is in each step, for P candidates.
+      multiplicities: Multiplicity of the record in each step, shape (T,), or (T, P) for P patterns.
 
     Returns:
-      Array of the same shape: row t holds the squared norm over the rows 0..t.
+      Array of the same shape: entry t is the squared norm over the rows 0..t of W m.
     """
     pattern = np.asarray(multiplicities, dtype=float)
     momentum = mean = np.zeros(pattern.shape[1:])
@@ -142,19 +147,20 @@ def squared_response(dynamics: Dynamics, multiplicities: np.ndarray) -> np.ndarr
 def cyclic_squared_response(
     dynamics: Dynamics, period: int, steps: np.ndarray, block: int = 4096
 ) -> np.ndarray:
-    """max over the offsets of ||W m||^2 where the record is in every `period`-th step.
+    """Largest ||W m||^2 over all offsets of a record that is in every `period`-th step.
 
     Args:
       dynamics: Coefficients of T steps.
       period: Steps per epoch.
       steps: Step counts in 1..T, increasing.
-      block: Offsets that are simulated at once (a bound on memory).
+      block: Number of offsets that are simulated at once, which bounds the memory.
 
     Returns:
       One number for each of `steps`.
     """
     steps = np.asarray(steps)
-    # The first offset is the worst one when nothing increases; otherwise all are tried.
+    # Offset 0 is the worst one if learning rates and momentum do not increase; otherwise all
+    # offsets are tried.
     offsets = 1 if dynamics.non_increasing else min(period, dynamics.steps)
     best = np.zeros(len(steps))
     for first in range(0, offsets, block):
@@ -183,10 +189,13 @@ def _scan_offsets(dynamics, period, steps, first, width) -> np.ndarray:
 
 
 def full_columns(dynamics: Dynamics) -> np.ndarray:
-    """H_s: the change of the last mean per unit of gradient in step s (a backward recursion).
+    """H_s: the change of the last mean per unit of gradient in step s, by a backward recursion.
 
-    Entries of W only grow with the row (before the row's noise scale), so H_s / noise_lr_t bounds
-    W[t, s] for every t.
+    Before division by the noise scale of the row, the entries of a column of W only grow with the
+    row. So H_s bounds them in every row.
+
+    Returns:
+      Array of shape (T,).
     """
     total = np.zeros(dynamics.steps)
     carried = 0.0  # sum over r >= s of lr_r [beta_r] prod_{j=s+1..r} beta_j
@@ -202,10 +211,10 @@ def full_columns(dynamics: Dynamics) -> np.ndarray:
 
 
 def envelope_squared_response(dynamics: Dynamics, period: int, steps: np.ndarray) -> np.ndarray:
-    """Upper bound on ||W m||^2 where the record is in one unknown step of every epoch.
+    """Upper bound on ||W m||^2 for a record that is in one unknown step of every epoch.
 
     With U_e[t] = max of W[t, s] over the steps s <= t of epoch e, W m <= sum_e U_e row by row,
-    whatever the permutations were. W[t, s] is bounded by its last row (see `full_columns`).
+    whatever the permutations are. `full_columns` bounds the entries of a column in all rows.
 
     Args:
       dynamics: Coefficients of T steps.
@@ -228,11 +237,12 @@ def envelope_squared_response(dynamics: Dynamics, period: int, steps: np.ndarray
 def column_norms(dynamics: Dynamics) -> np.ndarray:
     """Exact ||W[:, s]|| for every step s, in one backward pass.
 
-    The squared response of the state (momentum, mean) after step s is a quadratic form P_s, which
-    obeys P_s = row_weight_s e e' + F' P_{s+1} F with F the step without a new gradient.
+    The squared norm of all rows from s on is a quadratic form P_s of the state (momentum, mean) after
+    step s. It obeys P_s = row_weight_s e e' + F' P_{s+1} F, where e is the unit vector of the mean and
+    F is one step of the recursion without a new gradient.
 
     Returns:
-      Array of length T.
+      Array of shape (T,).
     """
     norms = np.empty(dynamics.steps)
     a = b = c = 0.0  # P = [[a, b], [b, c]] over (momentum, mean)

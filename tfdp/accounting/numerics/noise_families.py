@@ -1,7 +1,7 @@
-"""Noise families: what is added to a sum, coordinate by coordinate.
+"""Noise families: densities of the noise that is added to each coordinate of a sum.
 
-Every family is a symmetric density on the line that falls away from 0, with a scale s that need not
-be its standard deviation: s times a draw from the density at scale 1. Densities at scale 1:
+Every family is a symmetric density on the line that decreases away from 0. Noise of scale s is s times
+a draw from the density at scale 1; s need not be the standard deviation. Densities at scale 1:
 
 * gaussian: exp(-x^2 / 2) / sqrt(2 pi)
 * student_t with nu degrees of freedom: proportional to (1 + x^2 / nu)^(-(nu + 1) / 2)
@@ -24,7 +24,7 @@ _FISHER = {"gaussian": 1.0, "laplace": 1.0, "sech": 0.5}
 
 
 def degrees(family: str, degrees_of_freedom: float | None) -> float | None:
-    """Degrees of freedom of a family of Student-t densities, None for the others."""
+    """Degrees of freedom of student_t (as given) and cauchy (1); None for the other families."""
     return {"student_t": degrees_of_freedom, "cauchy": 1.0}.get(family)
 
 
@@ -34,7 +34,7 @@ def log_density(family: str, x: np.ndarray, degrees_of_freedom: float | None = N
     Args:
       family: One of `FAMILIES`.
       x: Points, any shape.
-      degrees_of_freedom: For student_t.
+      degrees_of_freedom: Degrees of freedom of student_t; ignored for the other families.
     """
     x = np.asarray(x, dtype=float)
     size = np.abs(x)
@@ -60,19 +60,19 @@ def log_ratio(
       family: One of `FAMILIES`.
       x: Points, any shape.
       shift: Number of at least 0.
-      degrees_of_freedom: For student_t.
+      degrees_of_freedom: Degrees of freedom of student_t; ignored for the other families.
     """
     if family == "gaussian":
         return shift * x - shift * shift / 2
     if family == "sech":
-        # cosh(x - t) / cosh x = cosh t - sinh t tanh x. For a large t the sum cancels where x does,
-        # so there the logarithms are subtracted instead.
+        # cosh(x - t) / cosh x = cosh t - sinh t tanh x. For a large t this difference cancels if x
+        # is large, so the log densities are subtracted instead.
         if shift < 1:
             lost = 2 * math.sinh(shift / 2) ** 2 - math.sinh(shift) * np.tanh(x)
             return -np.log1p(lost)
         return log_density("sech", x - shift) - log_density("sech", x)
     if family in ("laplace", "variance_gamma"):
-        # |x - t| - |x|, exactly.
+        # `farther` is |x - t| - |x| without rounding of the difference.
         farther = np.clip(shift - 2 * x, -shift, shift)
         if family == "laplace":
             return -farther
@@ -82,7 +82,10 @@ def log_ratio(
 
 
 def fisher_information(family: str, degrees_of_freedom: float | None = None) -> float:
-    """Location Fisher information at scale 1: what small shifts cost (1/sigma^2 for a Gaussian)."""
+    """Location Fisher information at scale 1; it determines the loss of small shifts.
+
+    A Gaussian of standard deviation sigma has 1/sigma^2.
+    """
     if family in _FISHER:
         return _FISHER[family]
     if family == "variance_gamma":

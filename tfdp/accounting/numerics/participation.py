@@ -1,12 +1,12 @@
-"""Laws of what one record does under random sampling, with the sampling treated as public.
+"""Laws of the influence of one record under random sampling, with the sampling treated as public.
 
 Theorem B. Under Poisson or with-replacement sampling the multiplicities m of a record do not depend
 on the data, and given them the mechanism is Gaussian with mu = ||W m|| / z. Hockey-stick divergence
-is jointly convex, so delta(epsilon) is at most the average over m of the Gaussian profiles. What is
-needed is the law of ||W m||^2, or of anything that is never smaller.
+is jointly convex, so delta(epsilon) is at most the average over m of the Gaussian profiles. This needs
+the law of ||W m||^2, or of an upper bound on it.
 
-Every function here returns `(squares, probabilities, overflow)`: outcomes rounded up, their
-chances, and the chance of everything that was left out.
+Every law is a tuple `(squares, probabilities, overflow)`: outcomes rounded up, their probabilities,
+and the probability of all outcomes that were left out.
 """
 
 import math
@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 
 Law = tuple[np.ndarray, np.ndarray, float]
 
-# Tail mass that may be left out, as a share of delta: it costs a negligible part of epsilon.
+# Tail mass that may be left out, as a share of delta. It increases epsilon by a negligible part.
 _TAIL_SHARE = 1e-6
+# Approximate number of table cells in the dynamic programme of `prefix_sum_law`.
 _DP_CELLS = 4_000_000
 
 
 def trials(sampling: "Sampling") -> tuple[int, float]:
-    """(number, chance) of the independent draws of a record in one step."""
+    """Number and probability of a record's independent draws in one step.
+
+    Raises:
+      ValueError: If the scheme has no such draws.
+    """
     found = sampling.trials()
     if found is None:
         raise ValueError(f"Expected random sampling. Received {sampling.name!r}.")
@@ -36,24 +41,23 @@ def trials(sampling: "Sampling") -> tuple[int, float]:
 
 
 def _whole(law: Law) -> Law:
-    """A law in which chances that are missing, for whatever reason, count as a complete loss."""
+    """Returns the law with an overflow that includes all missing probability, whatever its cause."""
     values, probabilities, overflow = law
     missing = 1.0 - math.fsum(probabilities)
-    # Up to the rounding of the sum, which must not matter to a tiny delta.
+    # A difference of up to 1e-10 is rounding of the sum; it must not consume a tiny delta.
     return values, probabilities, missing if missing > overflow + 1e-10 else overflow
 
 
 def occurrence_law(sampling: "Sampling", steps: int, delta: float, scale: float) -> Law:
-    """Law of mu^2 = scale^2 sum m_s^2 in DP-SGD when every step is revealed.
+    """Law of mu^2 = scale^2 sum m_s^2 in DP-SGD if every sample is revealed.
 
     A record that is drawn m_s times in step s moves that step's sum by at most scale * m_s standard
-    deviations of the noise. Drawing twice in one step is rare; the sum of squares is counted exactly
-    by convolution.
+    deviations of the noise. Convolution gives the law of the sum of squares exactly, up to the tail.
 
     Args:
       sampling: Random sampling.
       steps: Number of steps.
-      delta: Sets how much of the tail is left out.
+      delta: Probability in (0, 1); it determines how much of the tail is left out.
       scale: Sensitivity of one occurrence in units of the noise.
     """
     number, chance = trials(sampling)
@@ -72,9 +76,12 @@ def occurrence_law(sampling: "Sampling", steps: int, delta: float, scale: float)
 
 
 def _power(pmf: np.ndarray, times: int, tail: float) -> tuple[np.ndarray, float]:
-    """pmf of a sum of `times` independent copies, trimmed; all terms stay non-negative."""
+    """Probabilities of a sum of `times` independent copies, and the mass trimmed from its tail.
+
+    Convolutions are direct rather than by Fourier transforms, so no term becomes negative.
+    """
     result, overflow, base, base_over = np.array([1.0]), 0.0, pmf, 0.0
-    # A trimmed mass is counted once for every copy that contains it.
+    # A trimmed mass counts once for every copy of the base that contains it.
     while times:
         if times & 1:
             result, cut = _trim(np.convolve(result, base), tail / 64)
@@ -93,27 +100,28 @@ def _trim(pmf: np.ndarray, tail: float) -> tuple[np.ndarray, float]:
 
 
 def prefix_sum_law(run: "Run", delta: float, bins: int = 50) -> Law:
-    """Law of ||A m||^2 for prefix sums A (constant learning rate, no momentum).
+    """Law of ||A m||^2 for the matrix A of prefix sums (constant learning rate, no momentum).
 
-    Steps are cut into bins of l steps and every participation is moved to the start of its bin,
-    which only increases each row. Then ||A m||^2 = l * sum over bins of K_i^2 with K_i the number
-    of participations so far: an exact dynamic programme over (K, sum of K_i^2). With at most
-    `bins` steps the bins are single steps and the law is exact.
+    Steps are cut into bins of l steps, and every participation is moved to the start of its bin,
+    which only increases each row of A m. Then ||A m||^2 = l * sum over bins of K_i^2, where K_i is
+    the number of participations up to bin i. A dynamic programme over (K, sum of K_i^2) computes its
+    law. With at most `bins` steps the bins are single steps and no participation is moved.
 
     Args:
-      run: With random sampling.
-      delta: Sets how much of the tail is left out.
-      bins: Number of bins to aim for.
+      run: Run with random sampling.
+      delta: Probability in (0, 1); it determines how much of the tail is left out.
+      bins: Approximate number of bins.
     """
     number, chance = trials(run.sampling)
     tail = _TAIL_SHARE * delta
     length = max(1, run.steps // bins)
-    count = -(-run.steps // length)  # the last bin is filled up, which again only adds rows
+    count = -(-run.steps // length)  # the last bin is filled up, which only adds rows to A
     whole, overflow = binomial(count * length * number, chance, tail)
     k_max = len(whole) - 1
     one, over = binomial(length * number, chance, tail / count)
     overflow += count * over
-    # The total never exceeds k_max^2 * count; a coarser unit (rounded up) bounds the memory.
+    # The sum of K_i^2 never exceeds k_max^2 * count. Each square is rounded up to a multiple of
+    # `unit`, which bounds the memory.
     unit = max(1, math.ceil(k_max * k_max * count * (k_max + 1) / _DP_CELLS))
     rise = -(-(np.arange(k_max + 1) ** 2) // unit)
     size = int(rise[-1]) * count + 1
@@ -127,28 +135,29 @@ def prefix_sum_law(run: "Run", delta: float, bins: int = 50) -> Law:
         state = np.zeros_like(arrived)
         for k in range(k_max + 1):
             state[k, rise[k] : rise[k] + used] = arrived[k, :used]
-        # States whose total is improbably large are dropped and counted as a complete loss.
+        # States with improbably large sums are dropped; their mass counts as a complete loss.
         beyond = np.cumsum(state[:, :new_used].sum(axis=0)[::-1])[::-1]
         used = max(int(np.searchsorted(-beyond, -tail / count)), 1)
         if used < new_used:
             overflow += float(beyond[used])
             state[:, used:] = 0.0
-    # Paths with more than k_max participations in total fell off the table: `whole`'s tail.
+    # Paths with more than k_max participations have left the table; the tail of `whole`, which is
+    # part of the overflow, covers them.
     return _whole((np.arange(size) * float(unit * length), state.sum(axis=0), overflow))
 
 
 def triangle_law(run: "Run", response, delta: float, levels: int = 400) -> Law:
     """Law of an upper bound on ||W m||^2 that holds for every schedule and momentum.
 
-    ||W m|| <= sum_s m_s ||W[:, s]|| (triangle inequality). Column norms are rounded up to multiples
-    of a 1/levels-th of the largest, and the sum of independent terms is convolved exactly. For a
-    constant rate the bound on mu is about 1.15 times the exact one.
+    By the triangle inequality, ||W m|| <= sum_s m_s ||W[:, s]||. Column norms are rounded up to
+    multiples of the largest norm over `levels`, and convolution gives the law of the sum of the
+    independent terms. For a constant rate the bound on mu is about 1.15 times the exact one.
 
     Args:
-      run: With random sampling.
-      response: The matrix W (a `linear_releases.Response`, of which column_norms is used).
-      delta: Sets how much of the tail is left out.
-      levels: Resolution.
+      run: Run with random sampling.
+      response: The matrix W, a `linear_releases.Response` of which `column_norms` is used.
+      delta: Probability in (0, 1); it determines how much of the tail is left out.
+      levels: Number of multiples to which column norms are rounded up.
     """
     number, chance = trials(run.sampling)
     tail = _TAIL_SHARE * delta
@@ -156,7 +165,8 @@ def triangle_law(run: "Run", response, delta: float, levels: int = 400) -> Law:
     if not norms.max() > 0:
         return np.zeros(1), np.ones(1), 0.0
     width = norms.max() / levels
-    # The hair below covers the rounding of the division, so that no norm is rounded down.
+    # Adding 1e-12 keeps the rounding of the division from rounding a norm down. The factor
+    # (1 + 1e-12) in the result makes up for the factor (1 - 1e-14).
     level = np.minimum(np.ceil(norms / width * (1 - 1e-14) + 1e-12).astype(int), levels)
     steps_at = np.bincount(level, minlength=levels + 1)
     whole, overflow = binomial(run.steps * number, chance, tail)
@@ -174,5 +184,5 @@ def triangle_law(run: "Run", response, delta: float, levels: int = 400) -> Law:
                 new[n * j : end] += one[n] * pmf[: end - n * j]
         used = min(len(pmf), used + (len(one) - 1) * int(j))
         pmf = new
-    # More than k_max participations are covered by `whole`'s tail; fewer never leave the table.
+    # The tail of `whole` covers more than k_max participations; fewer never leave the table.
     return _whole(((np.arange(len(pmf)) * width * (1 + 1e-12)) ** 2, pmf, overflow))

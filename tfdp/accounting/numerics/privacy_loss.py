@@ -1,16 +1,16 @@
-"""What one run loses, in pieces that compose, and the epsilon of a list of pieces.
+"""Privacy losses that compose, and the epsilon of a list of them.
 
-Mechanism modules say *what* happened as a list of pieces; this module knows *how* each is analysed.
-Four pieces are enough for every mechanism here:
+A mechanism describes a run as a list of losses; this module composes and converts them. Four kinds of
+loss are enough for every mechanism here:
 
 * `GaussianLoss`: a mu-GDP mechanism. Squares of mu add.
-* `RandomGaussianLoss`: mu was drawn at random, independently of the data, and is treated as public
+* `RandomGaussianLoss`: mu is drawn at random, independently of the data, and is treated as public
   (Theorem B). Squares of mu add as independent random numbers.
-* `SubsampledLoss`: steps that are amplified by the secrecy of the sample. Composed as privacy loss
-  distributions (PLD) and as Rényi divergences (RDP); both are upper bounds, the smaller counts.
+* `SubsampledLoss`: steps that the secrecy of the sample amplifies. They compose as privacy loss
+  distributions (PLD) and as Rényi divergences (RDP); both are upper bounds, and the smaller one counts.
 * `RenyiLoss`: steps of which only Rényi divergences are known.
 
-All pieces are adaptive: a later one may depend on what earlier ones released.
+Composition is adaptive: a later loss may depend on earlier releases.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from tfdp.accounting.numerics.subsampled import (
 
 
 class AccountingError(RuntimeError):
-    """An accountant returned something that cannot be true."""
+    """Two bounds contradict each other, or a bound cannot be true."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +46,9 @@ class RandomGaussianLoss:
     """A Gaussian mechanism whose mu depends on public randomness only.
 
     Attributes:
-      squares: mu^2 of every outcome.
-      probabilities: Chance of every outcome.
-      overflow: Chance of the outcomes that are not listed.
+      squares: mu^2 of every outcome, shape (outcomes,).
+      probabilities: Probability of every outcome, shape (outcomes,).
+      overflow: Probability of all outcomes that are not listed; they count as a complete loss.
     """
 
     squares: np.ndarray
@@ -58,12 +58,13 @@ class RandomGaussianLoss:
 
 @dataclasses.dataclass(frozen=True)
 class RenyiLoss:
-    """Steps of which Rényi divergences are all that is known.
+    """Steps of which only Rényi divergences are known.
 
     Attributes:
-      divergences: Of one step at `subsampled.default_orders()`; infinite where unknown.
+      divergences: Divergences of one step at `subsampled.default_orders()`; infinite if unknown.
       steps: Number of independent steps.
-      overflow: Chance per step of an outcome that the divergences leave out; a complete loss.
+      overflow: Probability per step of outcomes that the divergences leave out; they count as a
+        complete loss.
     """
 
     divergences: tuple[float, ...]
@@ -76,7 +77,13 @@ Loss = GaussianLoss | RandomGaussianLoss | SubsampledLoss | RenyiLoss
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """Result of `epsilon_of`: epsilon, mu where there is one, and how it was computed."""
+    """Result of `epsilon_of`.
+
+    Attributes:
+      epsilon: Upper bound on epsilon; may be infinite.
+      mu: Parameter of the composition if it is a mu-GDP mechanism, else None.
+      details: JSON-safe facts about the computation.
+    """
 
     epsilon: float
     mu: float | None
@@ -84,17 +91,17 @@ class Spent:
 
 
 def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
-    """Composes pieces and converts them to epsilon at `delta`.
+    """Composes losses and converts the composition to epsilon at `delta`.
 
     Args:
-      losses: Pieces, in any order.
+      losses: Losses, in any order.
       delta: Probability in (0, 1).
 
     Returns:
       A `Spent`.
 
     Raises:
-      AccountingError: Where two accountants contradict each other.
+      AccountingError: If two bounds contradict each other, or a bound cannot be true.
     """
     mu = math.sqrt(sum(loss.mu**2 for loss in losses if isinstance(loss, GaussianLoss)))
     random = [loss for loss in losses if isinstance(loss, RandomGaussianLoss)]
@@ -108,7 +115,8 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
         epsilon = gaussian.epsilon_of_mixture(squares, probabilities, overflow, delta)
         return Spent(epsilon, None, {"bound": "average of Gaussian profiles", "overflow": overflow})
     if random:
-        # No common language: split delta (basic composition), which is always valid.
+        # These two kinds of loss have no common composition. Basic composition with half of delta
+        # for each part is always valid.
         parts = [epsilon_of([*random, GaussianLoss(mu)], delta / 2), epsilon_of(sampled, delta / 2)]
         return Spent(
             sum(part.epsilon for part in parts), None, {"bound": "sum of two parts, delta halved"}
@@ -117,7 +125,11 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
 
 
 def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
-    """Gaussian losses with every mu times `factor` (see `analysis.Analysis.scales`)."""
+    """Returns Gaussian losses with every mu multiplied by `factor` (see `analysis.Analysis.scales`).
+
+    Raises:
+      TypeError: If one of the losses is of another kind.
+    """
     result = []
     for loss in losses:
         if isinstance(loss, GaussianLoss):
@@ -130,16 +142,16 @@ def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
 
 
 def common_mu(losses: Sequence[Loss]) -> float | None:
-    """The mu of Gaussian losses together, or None where there are others."""
+    """The mu of the composition, or None if one of the losses is not a `GaussianLoss`."""
     if not all(isinstance(loss, GaussianLoss) for loss in losses):
         return None
     return math.hypot(*(loss.mu for loss in losses))
 
 
 def quick_epsilon(losses: Sequence[Loss], delta: float) -> float | None:
-    """An upper bound from Rényi divergences in a fraction of the time, or None.
+    """Upper bound on epsilon from Rényi divergences alone, which takes a fraction of the time.
 
-    None where some of the steps are not amplified, or where there are none at all.
+    Returns None if there is no loss, or one of the losses is not a `SubsampledLoss`.
     """
     if not losses or not all(isinstance(loss, SubsampledLoss) for loss in losses):
         return None
@@ -148,7 +160,16 @@ def quick_epsilon(losses: Sequence[Loss], delta: float) -> float | None:
 
 
 def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
-    """Law of `constant` plus the sum of independent mu^2; several laws are added on one grid."""
+    """Law of `constant` plus the sum of independent mu^2, rounded up to a common grid.
+
+    Args:
+      random: Losses with independent laws of mu^2.
+      constant: Number that is added to the sum.
+      points: Approximate number of grid points; a single law needs no grid.
+
+    Returns:
+      (squares, probabilities, overflow).
+    """
     overflow = sum(loss.overflow for loss in random)
     infinite = [~np.isfinite(loss.squares) for loss in random]
     overflow += sum(
@@ -163,7 +184,7 @@ def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: i
     width = sum(float(squares.max(initial=0.0)) for squares, _ in laws) / points or 1.0
     total = np.array([1.0])
     for squares, probabilities in laws:
-        # Rounded up, with a hair for the rounding of the division: an upper bound on the loss.
+        # Rounding up gives an upper bound on the loss; the factor covers rounding of the division.
         index = np.ceil(squares / width * (1 + 1e-14)).astype(int)
         total = np.convolve(total, np.bincount(index, weights=probabilities))
     return np.arange(len(total)) * width + constant, total, overflow
@@ -178,19 +199,19 @@ def _epsilon_of_steps(steps: list[SubsampledLoss | RenyiLoss], mu: float, delta:
     for loss in steps:
         if isinstance(loss, RenyiLoss):
             rdp = rdp + loss.steps * np.asarray(loss.divergences)
-    # Leaving out rounds that happen with probability `overflow` in total costs that much delta.
+    # The rounds that are left out have the total probability `overflow`, which delta has to cover.
     rdp_epsilon, order = rdp_to_epsilon(rdp, delta - overflow)
     details = {"epsilon_rdp": rdp_epsilon, "rdp_order": order, "bound": "RDP"}
     if overflow:
         details["overflow"] = overflow
-    # Where one piece is known by its divergences alone, so is the whole.
+    # If only Rényi divergences are known of one loss, there is no PLD of the composition.
     interval = pld_interval(sampled, rdp_epsilon) if len(sampled) == len(steps) else None
     if interval is None:
         return Spent(rdp_epsilon, None, details)
     pld = composed_pld(sampled, mu, interval)
     pld_epsilon = float(pld.get_epsilon_for_delta(delta - overflow))
     if math.isinf(pld_epsilon):
-        # The mass that a PLD gives up for its finite length exceeds a very small delta.
+        # For a very small delta, the mass beyond the finite grid of the PLD exceeds delta.
         return Spent(rdp_epsilon, None, details)
     rounds = sum(loss.steps for loss in sampled) + 1
     check_bounds(pld_epsilon, rdp_epsilon, rounds * interval)
@@ -204,13 +225,18 @@ def _epsilon_of_steps(steps: list[SubsampledLoss | RenyiLoss], mu: float, delta:
 def check_bounds(pld: float, rdp: float, rounding: float) -> None:
     """Refuses a pair of bounds that contradict each other.
 
-    A pessimistic PLD is at most `rounding` (one interval per round) above the truth, so an RDP
-    bound below that is a numerical failure.
+    A pessimistic PLD is at most `rounding` (one interval per round) above the true epsilon, so an RDP
+    bound that is smaller by more than that is a numerical failure.
+
+    Args:
+      pld: Epsilon from privacy loss distributions.
+      rdp: Epsilon from Rényi divergences.
+      rounding: Largest error of `pld` by the discretization.
 
     Raises:
-      AccountingError: With both numbers.
+      AccountingError: If the bounds contradict each other; the message has both.
     """
-    finite = pld >= 0 and rdp >= 0  # false for NaN
+    finite = pld >= 0 and rdp >= 0  # both comparisons are false for NaN
     if not finite or rdp < pld - rounding - 1e-6:
         raise AccountingError(
             "Expected the Rényi and the privacy-loss-distribution bounds to agree within rounding "
@@ -220,13 +246,18 @@ def check_bounds(pld: float, rdp: float, rounding: float) -> None:
 
 
 def check_not_free(epsilon: float, sampled: Sequence[SubsampledLoss], delta: float) -> None:
-    """Refuses epsilon 0 where one round alone is told apart with more than `delta`.
+    """Refuses epsilon 0 if the total variation distance of one round alone exceeds `delta`.
 
     The total variation distance of one round, sum of w q (2 Phi(1/(2z)) - 1), is a lower bound on
     the delta at epsilon 0 of the whole run.
 
+    Args:
+      epsilon: Computed upper bound.
+      sampled: Losses that were composed.
+      delta: Probability in (0, 1).
+
     Raises:
-      AccountingError: Where `epsilon` is 0 and cannot be.
+      AccountingError: If `epsilon` is 0 although it cannot be.
     """
     distance = max(
         sum(

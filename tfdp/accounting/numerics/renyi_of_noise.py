@@ -1,17 +1,17 @@
 """Rényi divergences of additive noise on a vector whose entries are bounded one by one.
 
-With I_k(t) the k-th moment of the likelihood ratio of one coordinate that is shifted by t,
+Let I_k(t) be the k-th moment of the likelihood ratio of one coordinate that is shifted by t,
 
-    I_k(t) = E[(z(x - t) / z(x))^k],   x drawn from z,
+    I_k(t) = E[(z(x - t) / z(x))^k],   x drawn from z.
 
-K_k = sum_i log I_k(t_i) belongs to a vector of shifts, and one Poisson-subsampled round at integer
-order a costs log(sum_k binom(a, k) (1-q)^(a-k) q^k exp(K_k)) / (a - 1) (Mironov, Talwar, Zhang 2019,
-for any product density that is symmetric, in both directions).
+For a vector of shifts t_i let K_k = sum_i log I_k(t_i). Then one Poisson-subsampled round has at
+integer order a the divergence log(sum_k binom(a, k) (1-q)^(a-k) q^k exp(K_k)) / (a - 1) (Mironov,
+Talwar, Zhang 2019, for any product density that is symmetric, in both directions).
 
-Everything stays in logarithms, because K_k exceeds what a float's exponential can hold. Since the
-likelihood ratio r has mean 1, I_k - 1 = E[r^k - 1 - k (r - 1)], whose integrand is of the size of the
-square of the shift: a millionth coordinate of size 1e-6 keeps its digits. Where the quadrature or the
-interpolation does not converge, the order's divergence is infinite, which is safe.
+All computations use logarithms, because exp(K_k) can overflow. Since the likelihood ratio r has mean
+1, I_k - 1 = E[r^k - 1 - k (r - 1)]. The integrand is of the size of the square of the shift, so even
+a million coordinates of size 1e-6 keep their digits. If the quadrature or the interpolation of an order
+does not converge, its divergence is infinite, which never understates the loss.
 """
 
 import functools
@@ -24,18 +24,22 @@ from scipy import special
 from tfdp.accounting.numerics.noise_families import fisher_information, log_density, log_ratio
 
 ORDERS = tuple(range(2, 65))
-# Trapezoid rule in u with x = sinh(u): even a Cauchy density ends inside, and its error is
-# exponentially small in 1 / step for analytic densities.
+# Trapezoid rule in u with x = sinh(u). Even the tails of a Cauchy density are negligible at the
+# ends, and the error is exponentially small in 1 / step for analytic densities.
 _U = np.linspace(-18.0, 18.0, 7201)
 _X = np.sinh(_U)
 _WEIGHT = np.cosh(_U) * (_U[1] - _U[0])
+# Largest order times log-ratio for which the integrand is computed without logarithms.
 _EXPONENT_LIMIT = 600.0
-_QUADRATURE_TOLERANCE = 1e-6  # between one step and twice the step
-# Beyond these the grid could step over a peak of width 1 or less without noticing.
+# Largest relative difference between the quadratures with one step and with twice the step.
+_QUADRATURE_TOLERANCE = 1e-6
+# For larger values the grid could miss a peak of width 1 or less although the quadrature converges.
 _LARGEST_SHIFT, _LARGEST_SHIFT_TIMES_ORDER = 20.0, 400.0
+# Numbers of Chebyshev nodes that are tried, and the relative size of the last coefficients at which
+# the interpolation counts as converged.
 _NODES = (24, 48, 96)
 _INTERPOLATION_TOLERANCE = 1e-10
-# Covers quadrature, interpolation and rounding, which stay well below it.
+# Relative margin for errors of quadrature, interpolation and rounding, which stay well below it.
 _HAIR = 1e-9
 
 
@@ -51,18 +55,20 @@ def log_moments(
       family: One of `noise_families.FAMILIES`.
       shifts: Numbers of at least 0, in units of the scale.
       orders: Whole numbers k of at least 2.
-      degrees_of_freedom: For student_t.
+      degrees_of_freedom: Degrees of freedom of student_t.
 
     Returns:
-      Array (shifts, orders); infinite where the quadrature did not converge.
+      Array of shape (shifts, orders). An entry is infinite if its quadrature did not converge, or if
+      its shift is too large for the grid.
     """
     k = np.asarray(orders, dtype=float)
     t = np.asarray(shifts, dtype=float)[:, None]
     if family == "gaussian":
         return k * (k - 1) / 2 * t * t
     if family == "laplace":
-        # Quadrature would step over the kinks: (k e^((k-1)t) + (k-1) e^(-kt)) / (2k - 1), written
-        # so that it is exact for tiny shifts too (the two first-order terms cancel).
+        # The kinks of this density would spoil the quadrature, but there is a closed form,
+        # (k e^((k-1)t) + (k-1) e^(-kt)) / (2k - 1). For small shifts its two first-order terms
+        # cancel, so only the remainders are added there.
         up, down = (k - 1) * t, -k * t
         small = k * _expm1_minus(up) + (k - 1) * _expm1_minus(down)
         exact = up + np.log((k + (k - 1) * np.exp(down - up)) / (2 * k - 1))
@@ -77,7 +83,7 @@ def log_moments(
 
 def _expm1_minus(x: np.ndarray) -> np.ndarray:
     """exp(x) - 1 - x without cancellation."""
-    # The series where subtracting would cancel; elsewhere it may be any number.
+    # The series is used for small x only, for which the subtraction would cancel.
     series = x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6))))
     return np.where(np.abs(x) < 1e-2, series, np.expm1(x) - x)
 
@@ -87,7 +93,8 @@ def _quadrature(ratio: np.ndarray, weight: np.ndarray, orders: np.ndarray) -> np
     linear = orders * ratio.max() < _EXPONENT_LIMIT
     rows = np.flatnonzero(linear)
     once = _expm1_minus(ratio) if len(rows) else 0.0
-    for few in np.array_split(rows, -(-len(rows) // 8)) if len(rows) else []:  # fits into a cache
+    # Eight orders at a time fit into the processor's cache.
+    for few in np.array_split(rows, -(-len(rows) // 8)) if len(rows) else []:
         k = orders[few, None]
         terms = weight * (_expm1_minus(k * ratio) - k * once)
         fine, coarse = terms.sum(axis=1), 2 * terms[:, ::2].sum(axis=1)
@@ -115,27 +122,29 @@ def corner(
       family: One of `noise_families.FAMILIES`.
       magnitudes: Shift of every coordinate in units of the scale, at least 0.
       orders: Whole numbers k of at least 2.
-      degrees_of_freedom: For student_t.
+      degrees_of_freedom: Degrees of freedom of student_t.
 
     Returns:
-      One number per order, infinite where it could not be computed.
+      Array with one number per order; infinite if it could not be computed.
     """
     magnitudes = np.asarray(magnitudes, dtype=float)
     values, counts = np.unique(magnitudes[magnitudes > 0], return_counts=True)
     if not len(values):
         return np.zeros(len(orders))
     if len(values) <= 2 * _NODES[0] or family == "gaussian":
-        if family == "gaussian":  # only the norm matters
+        if family == "gaussian":  # K_k depends on the norm of the shifts only
             values, counts = np.array([np.linalg.norm(magnitudes)]), np.ones(1)
         return counts @ log_moments(family, values, orders, degrees_of_freedom) * (1 + _HAIR)
-    if family == "laplace":  # a closed form, with cubes of the shifts that no polynomial follows
+    # The closed form of Laplace is summed directly: it contains odd powers of the shift, which a
+    # polynomial in t^2 approximates badly.
+    if family == "laplace":
         parts = np.array_split(np.arange(len(values)), -(-len(values) // 10_000))
         return (1 + _HAIR) * sum(counts[i] @ log_moments(family, values[i], orders) for i in parts)
     reach = _reach(float(values[-1]))
     coefficients = _interpolant(family, reach, tuple(orders), degrees_of_freedom)
     squares = magnitudes**2
     x = 2 * squares / reach**2 - 1
-    # sum_i t_i^2 T_j(x_i) for the Chebyshev polynomials T_j, by their recurrence.
+    # The recurrence of the Chebyshev polynomials T_j gives sum_i t_i^2 T_j(x_i) for every j.
     moments = np.empty(coefficients.shape[0])
     before, now = np.ones_like(x), x
     for j in range(len(moments)):
@@ -155,14 +164,17 @@ def unit_norm(
 ) -> np.ndarray:
     """Upper bound on K_k of every vector of shifts with this norm and no entry above `largest`.
 
-    log I_k(t) <= t^2 sup_(0, largest] log I_k / t^2, and squares of the entries sum to norm^2.
+    log I_k(t) <= t^2 sup_(0, largest] log I_k / t^2, and the squares of the entries sum to norm^2.
 
     Args:
       family: One of `noise_families.FAMILIES`.
       norm: L2 norm of the shifts in units of the scale.
       largest: Largest entry in units of the scale.
       orders: Whole numbers k of at least 2.
-      degrees_of_freedom: For student_t.
+      degrees_of_freedom: Degrees of freedom of student_t.
+
+    Returns:
+      Array with one number per order; infinite if it could not be computed.
     """
     k = np.asarray(orders, dtype=float)
     at_zero = k * (k - 1) / 2 * fisher_information(family, degrees_of_freedom)
@@ -182,7 +194,7 @@ def unit_norm(
 
 
 def _reach(largest: float) -> float:
-    """The next power of two: calibration tries many scales of the noise, and few powers of two."""
+    """The next power of two, so that the many scales that calibration tries share interpolants."""
     return 2.0 ** math.ceil(math.log2(largest))
 
 
@@ -191,7 +203,7 @@ def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom:
     """Chebyshev coefficients of log I_k(t) / t^2 in t^2 on [0, largest^2].
 
     Returns:
-      Array (degree, orders); infinite for orders that did not converge.
+      Array of shape (coefficients, orders); infinite for orders that did not converge.
     """
     result = np.zeros((_NODES[-1], len(orders)))
     left = np.arange(len(orders))
@@ -210,7 +222,7 @@ def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom:
         converged = finite & (tail <= _INTERPOLATION_TOLERANCE * np.abs(coefficients[0]))
         result[:, left[~finite]] = np.inf
         result[:nodes, left[converged]] = coefficients[:, converged]
-        left = left[finite & ~converged]  # these need more nodes
+        left = left[finite & ~converged]  # the next round tries more nodes for these orders
         if not len(left):
             break
     result[:, left] = np.inf
@@ -218,15 +230,15 @@ def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom:
 
 
 def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float]) -> np.ndarray:
-    """Rényi divergences of one round with secret participation of probability q.
+    """Rényi divergences of one round in which a record takes part secretly with probability q.
 
     Args:
       moments: K_k for k = 2..k_max.
       probability: Sampling probability q in (0, 1].
-      orders: Orders of divergence; all but the whole numbers from 2 to k_max come out infinite.
+      orders: Orders of divergence.
 
     Returns:
-      One divergence per order.
+      Array with one divergence per order; infinite for all but the whole numbers from 2 to k_max.
     """
     known = np.concatenate([[0.0, 0.0], moments])
     result = np.full(len(orders), np.inf)
@@ -239,7 +251,8 @@ def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float])
             continue
         k = np.arange(order + 1)
         log_binomial = -np.log(order + 1) - special.betaln(k + 1, order - k + 1)
-        # The binomial weights sum to 1, so only what the moments add to 1 is computed.
+        # The binomial weights sum to 1, so the moment exceeds 1 by the weighted sum of
+        # exp(K_k) - 1. log1p of this sum keeps small divergences accurate.
         log_weight = log_binomial + k * np.log(probability) + (order - k) * np.log1p(-probability)
         excess = known[: order + 1]
         if excess.max() < 500:

@@ -1,16 +1,18 @@
-"""What rounding of SI-DPSGD's un-noised means adds: numbers that are rounded before the noise.
+"""Privacy loss by the rounding of SI-DPSGD's un-noised means, which happens before noise is added.
 
-Two trainings on neighbouring data round different numbers, so that in every step and every weight they
-may differ by what both roundings do, besides what the record does. With u = 2^-53, means of at most M,
-velocities of at most V and a rate eta, the roundings of one update (sum, product, velocity, division)
-come to at most u (M + 8 eta V), so that over d weights and both trainings a step adds
+Two trainings on neighbouring data round different numbers. In every step and every weight they may
+therefore differ by the rounding errors of both, besides the contribution of the record. With
+u = 2^-53, means of at most M, velocities of at most V and a rate eta, the rounding errors of one update
+(sum, product, velocity, division) are at most u (M + 8 eta V) together, so over d weights and both
+trainings a step adds
 
     2 sqrt(d) u (8 V + M / eta)
 
-to the gradient. In units of C / L, which is what one participation adds, that is a participation of the
-size r in *every* step; where W >= 0 (see `linear_response`) it moves the release by at most r ||W 1||,
-whatever the signs are. Norms add, so mu grows by r ||W 1|| / z. M and V come from public numbers: lots
-with more rows than `Sampling.usual_rows` have a chance below 1e-30, which is left out.
+to the gradient. In units of C / L, the size of one participation, this is a participation of size r in
+*every* step. If W >= 0 (see `linear_response`), it moves the release by at most r ||W 1||, whatever
+the signs of the errors are. Norms add, so mu grows by r ||W 1|| / z. M and V come from public numbers;
+they assume that no lot has more rows than `Sampling.usual_rows`. Each lot has more with a probability
+below 1e-30, which is left out.
 """
 
 import math
@@ -27,12 +29,16 @@ _UNIT = 2.0**-53
 
 
 def added_mu(run: "Run", dynamics: Dynamics, per_clip_norm: float) -> float:
-    """What rounding adds to mu.
+    """Increase of mu by rounding.
 
     Args:
-      run: Of SI-DPSGD, with at least one step; 0 where its means are exact numbers.
-      dynamics: Of the run.
-      per_clip_norm: mu of a shift of one clip norm of the first step's sum.
+      run: Run of SI-DPSGD with at least one step.
+      dynamics: Coefficients of the run.
+      per_clip_norm: mu that belongs to a shift of the first step's sum by one clip norm.
+
+    Returns:
+      A number of at least 0: 0 if the run takes its means for exact numbers, infinite if the clip norm
+      or the learning rates are not known.
     """
     mechanism, clip = run.mechanism, run.contribution.l2_norm_clip
     if mechanism.num_weights is None:
@@ -42,7 +48,7 @@ def added_mu(run: "Run", dynamics: Dynamics, per_clip_norm: float) -> float:
     largest_mean = run.sampling.usual_rows() / run.lot_size * clip
     velocity = largest_mean / (1.0 - float(np.max(dynamics.beta, initial=0.0)))
     mean = mechanism.largest_start + float(dynamics.lr.sum()) * velocity
-    velocity += mean  # what a weight regularizer may add
+    velocity += mean  # bound on the gradient of a weight regularizer
     rates = dynamics.lr[dynamics.lr > 0]
     if not len(rates):
         return 0.0

@@ -1,7 +1,8 @@
 """Subsampled Gaussians: Rényi divergences and privacy loss distributions of one round and of many.
 
-Both come from dp_accounting and both are upper bounds. This module feeds it mixtures, chooses grids
-that fit into memory, and never takes a failed computation for a small loss.
+Both are upper bounds. dp_accounting computes both for the "add" pair, computes the distributions of
+the "replace" pair, and composes distributions. This module adds the pairs of `fixed_size`, forms
+mixtures and chooses grids that fit into memory. A failed computation never counts as a small loss.
 """
 
 import dataclasses
@@ -15,9 +16,11 @@ from scipy import special
 
 from tfdp.accounting.numerics import fixed_size
 
-# Beyond this, a PLD costs gigabytes to describe what everyone calls vacuous; RDP is used alone.
+# For a larger epsilon, a privacy loss distribution (PLD) would need gigabytes although the
+# guarantee is vacuous anyway; then Rényi divergences (RDP) are used alone.
 _PLD_EPSILON_LIMIT = 100.0
-# Discretization intervals, and the most points of one round (about ten microseconds each).
+# Discretization intervals, and the largest number of grid points of one round (each takes about ten
+# microseconds).
 _INTERVALS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
 _PLD_POINTS = 400_000
 
@@ -27,12 +30,13 @@ class Component:
     """One subsampled Gaussian.
 
     Attributes:
-      weight: Chance of this component; which one it is counts as public.
+      weight: Probability of this component in a mixture; the choice of the component is treated as
+        public.
       probability: Sampling probability q.
       multiplier: Standard deviation of the noise over the sensitivity.
-      pair: "add": (1-q) N(0) + q N(1) against N(0), both ways round;
-        "replace": (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1);
-        "slot", "triangle": see `fixed_size`.
+      pair: The dominating pair. "add" is (1-q) N(0) + q N(1) against N(0), in both orders; "replace"
+        is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1); `fixed_size` defines "slot" and
+        "triangle".
     """
 
     weight: float
@@ -46,9 +50,9 @@ class SubsampledLoss:
     """`steps` independent rounds of a public mixture of subsampled Gaussians.
 
     Attributes:
-      components: Of one round; weights and `overflow` add up to 1.
+      components: Components of one round; their weights and `overflow` add up to 1.
       steps: Number of rounds.
-      overflow: Chance per round that no component applies; counted as a complete loss.
+      overflow: Probability per round that no component applies; this counts as a complete loss.
     """
 
     components: tuple[Component, ...]
@@ -68,8 +72,9 @@ def _component_rdp(probability: float, multiplier: float, orders: tuple) -> np.n
     event = dp_accounting.GaussianDpEvent(multiplier)
     if probability < 1:
         event = dp_accounting.PoissonSampledDpEvent(probability, event)
-    # An order whose series does not converge comes back as infinite or undefined, with a warning;
-    # it is dropped where orders are compared, so the warning says nothing to a reader.
+    # If the series of an order does not converge, dp_accounting returns an infinite or undefined
+    # divergence and logs a warning. Such orders are dropped when the orders are compared, so the
+    # warning is suppressed.
     logger = logging.getLogger("absl")
     quiet = _NotConverged()
     logger.addFilter(quiet)
@@ -86,16 +91,23 @@ class _NotConverged(logging.Filter):
 
 
 def default_orders() -> tuple[float, ...]:
-    """Orders of Rényi divergence for the proven bound (dp_accounting's, with larger ones)."""
+    """Orders of Rényi divergence for the proven bound: those of dp_accounting and larger ones."""
     fine = [1 + x / 10.0 for x in range(1, 100)]
     return tuple([*fine, *range(11, 64), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 1024])
 
 
 def one_round_rdp(loss: SubsampledLoss, orders: Sequence[float]) -> np.ndarray:
-    """Rényi divergence of one round of `loss` at every order (an upper bound).
+    """Upper bound on the Rényi divergence of one round of `loss` at every order.
 
-    The "replace" pair is dominated by the "triangle" pair at half the multiplier: its three
-    Gaussians are pairwise at distance at most 2 (see `fixed_size`).
+    The "replace" pair is dominated by the "triangle" pair at half the multiplier, because its three
+    Gaussians have pairwise distances of at most 2 (see `fixed_size`).
+
+    Args:
+      loss: Loss whose `steps` and `overflow` are ignored.
+      orders: Orders above 1.
+
+    Returns:
+      Array with one divergence per order; not finite if it could not be computed.
     """
     orders = tuple(orders)
     alpha = np.asarray(orders)
@@ -115,7 +127,7 @@ def one_round_rdp(loss: SubsampledLoss, orders: Sequence[float]) -> np.ndarray:
 
 
 def total_rdp(sampled: Sequence[SubsampledLoss], mu: float) -> np.ndarray:
-    """Composed Rényi divergences at `default_orders()`."""
+    """Composed Rényi divergences at `default_orders()` of all losses and a mu-GDP mechanism."""
     orders = default_orders()
     gaussian_part = np.asarray(orders) * mu * mu / 2
     return gaussian_part + sum(loss.steps * one_round_rdp(loss, orders) for loss in sampled)
@@ -124,15 +136,15 @@ def total_rdp(sampled: Sequence[SubsampledLoss], mu: float) -> np.ndarray:
 def rdp_to_epsilon(rdp: np.ndarray, delta: float) -> tuple[float, float]:
     """Converts Rényi divergences to epsilon (Canonne, Kamath, Steinke 2020, Proposition 12).
 
-    Orders whose divergence is not a positive number carry no information (a negative one is a
-    numerical failure which, taken at face value, would report perfect privacy); they are dropped.
+    Orders whose divergence is not a positive finite number are dropped: such a divergence is a
+    numerical failure, and a negative one would be reported as perfect privacy.
 
     Args:
       rdp: Divergence at every one of `default_orders()`.
       delta: Probability in (0, 1).
 
     Returns:
-      (epsilon, order), or (inf, nan) where no order is usable.
+      (epsilon, best order), or (inf, nan) if no order is usable.
     """
     alpha = np.asarray(default_orders())
     good = (rdp > 0) & np.isfinite(rdp) & (alpha > 1.01)
@@ -148,18 +160,21 @@ def rdp_to_epsilon(rdp: np.ndarray, delta: float) -> tuple[float, float]:
 
 
 def pld_interval(sampled: Sequence[SubsampledLoss], rdp_epsilon: float) -> float | None:
-    """Discretization interval: fine where one round loses so little that rounding would show.
+    """Chooses the discretization interval of a privacy loss distribution (PLD).
+
+    Every interval gives an upper bound. The interval is fine if one round loses so little that
+    rounding of the losses would be noticeable.
 
     Args:
-      sampled: Pieces to be composed.
-      rdp_epsilon: Rough size of the composed epsilon.
+      sampled: Losses to be composed.
+      rdp_epsilon: Upper bound on the composed epsilon from Rényi divergences.
 
     Returns:
-      The interval (every one gives an upper bound), or None where a PLD would not fit.
+      The interval, or None if a PLD would be too large or the guarantee is vacuous.
     """
     if not rdp_epsilon <= _PLD_EPSILON_LIMIT:
         return None
-    # Losses at ten standard deviations of the noise, which is where a grid ends.
+    # A grid ends at the loss that belongs to ten standard deviations of the noise.
     reach = sum(
         0.5 / part.multiplier**2 + 10.0 / part.multiplier
         for part in {part for loss in sampled for part in loss.components}
@@ -178,7 +193,15 @@ def pld_interval(sampled: Sequence[SubsampledLoss], rdp_epsilon: float) -> float
 
 @functools.lru_cache(maxsize=16)
 def one_round_pld(components: tuple[Component, ...], interval: float):
-    """Pessimistic privacy loss distribution of one round (a dp_accounting object)."""
+    """Pessimistic privacy loss distribution of one round of a mixture.
+
+    Args:
+      components: Components of the round.
+      interval: Distance of the losses on the grid.
+
+    Returns:
+      A dp_accounting `PrivacyLossDistribution`.
+    """
     import dp_accounting
     from dp_accounting.pld import privacy_loss_distribution as plds
 
@@ -204,7 +227,7 @@ def one_round_pld(components: tuple[Component, ...], interval: float):
 
 
 def composed_pld(sampled: Sequence[SubsampledLoss], mu: float, interval: float):
-    """Composed pessimistic privacy loss distribution of all pieces."""
+    """Composed pessimistic privacy loss distribution of all losses and a mu-GDP mechanism."""
     from dp_accounting.pld import privacy_loss_distribution as plds
 
     result = None

@@ -1,4 +1,4 @@
-"""From per-example gradients to one bounded sum: the end that all engines share."""
+"""Turns per-example gradients into one bounded sum: the last part of all engines."""
 
 import dataclasses
 
@@ -19,16 +19,16 @@ def bounded(
     outputs,
     state: list,
 ) -> BoundedSum:
-    """Takes absent and broken rows out, bounds what is left and adds it up.
+    """Removes rows that are absent or not finite, bounds the other gradients and sums them.
 
     Args:
         gradients: for each variable a `rules.PerExampleGradient` of the weighted losses, or None
             where it is zero.
         variables: the trainable variables, in the same order.
-        bound: what limits an example's influence.
+        bound: the limit of one example's influence.
         sample_weight: float32 [rows]; rows of weight zero are absent.
-        microbatch_size: examples whose mean gradient is bounded together.
-        losses, outputs, state: passed on; see `BoundedSum`.
+        microbatch_size: number of examples whose mean gradient is bounded together.
+        losses, outputs, state: become fields of the result; see `BoundedSum`.
     """
     present = tf.not_equal(sample_weight, 0.0)
     if bound.whole_gradients:
@@ -38,7 +38,7 @@ def bounded(
     if microbatch_size > 1:
         results = lot.careful(quick_norms)
     else:
-        # Nearly every lot is finite, and then no row has to be taken out of large tensors.
+        # Nearly every lot is finite. No row then has to be removed from large tensors.
         finite = tf.reduce_all(tf.math.is_finite(tf.add_n(quick_norms)))
         results = tf.cond(finite, lambda: lot.quick(quick_norms), lambda: lot.careful(quick_norms))
     sums, norms, clipped, non_finite = results
@@ -59,7 +59,14 @@ def bounded(
 
 @dataclasses.dataclass(frozen=True)
 class _Lot:
-    """What `bounded` works on; its results are (sums, norms, clipped, non_finite)."""
+    """The rows that `bounded` works on.
+
+    `quick` and `careful` return (sums, norms, clipped, non_finite), as in `BoundedSum`.
+
+    Attributes:
+        gradients, variables, bound, microbatch_size: as in `bounded`.
+        present: bool [rows]: whether a row is an example instead of padding.
+    """
 
     gradients: list
     variables: list
@@ -68,31 +75,33 @@ class _Lot:
     microbatch_size: int
 
     def microbatches_present(self):
-        """Bool [microbatches]: whether anybody is in them."""
+        """Returns bool [microbatches]: whether some example of the microbatch is present."""
         if self.microbatch_size == 1:
             return self.present
         return tf.reduce_any(tf.reshape(self.present, [-1, self.microbatch_size]), axis=1)
 
     def square_norms(self, method="square_norms"):
-        """One tensor [rows] for each variable."""
+        """Returns squared norms, one tensor [rows] for each variable, by a method of the gradients."""
         absent = tf.zeros(tf.shape(self.present))
         return [absent if g is None else getattr(g, method)() for g in self.gradients]
 
     def quick(self, row_norms):
-        """Where no gradient has an entry that is not finite: a weight of zero takes a row out."""
+        """Bounds and sums if all gradients are finite. A weight of zero then removes a row."""
         square_norms = tf.stack(row_norms, axis=1)
         square_norms = tf.where(self.present[:, tf.newaxis], square_norms, 0.0)
         return self._sums(self.gradients, square_norms, tf.constant(0))
 
     def careful(self, quick_norms):
-        """Takes rows out that are absent or not finite, and adds up groups."""
-        # A row's norm must not depend on other rows, not even in its rounding.
+        """Removes rows that are absent or not finite, then bounds and sums by microbatches."""
+        # A row's norm must not depend on other rows, not even in its rounding. So each row whose quick
+        # norm is finite keeps that norm.
         row_norms = [
             tf.where(tf.math.is_finite(quick), quick, careful)
             for quick, careful in zip(quick_norms, self.square_norms(), strict=True)
         ]
         finite = tf.math.is_finite(tf.add_n(row_norms))
-        # Multiplying a NaN by zero keeps it: take the row out before anything is summed.
+        # 0 * NaN is NaN, so a weight of zero does not remove a row that is not finite. Such rows are
+        # set to zero before anything is summed.
         keep = finite & self.present
         gradients = [None if g is None else g.kept(keep) for g in self.gradients]
         square_norms = tf.stack([tf.where(keep, n, 0.0) for n in row_norms], axis=1)
@@ -123,10 +132,14 @@ class _Lot:
         return sums, norms, tf.cast(clipped, tf.float32), non_finite
 
     def _sums_of_whole(self, gradients, norms):
-        """Sums of gradients that are bounded written out, all variables of a row side by side."""
+        """Bounds and sums whole gradients, with all variables of a row side by side.
+
+        Returns:
+            (sums; bool [microbatches]: whether the bound shortened the gradient).
+        """
         present = tf.cast(self.microbatches_present(), tf.float32)
         sizes = [v.shape.num_elements() for v in self.variables]
-        # The entries of a variable may be in any order here; `finish` puts their sums in place.
+        # The entries of a variable may be in any order here; `finish` puts their sums in order.
         parts = [
             tf.zeros([tf.size(present), size]) if g is None else tf.reshape(g.values, [-1, size])
             for size, g in zip(sizes, gradients, strict=True)

@@ -1,9 +1,9 @@
-"""The exact engine: `tf.vectorized_map` over single examples, for whatever TensorFlow can vectorize.
+"""The exact engine: `tf.vectorized_map` over single examples, for any ops that it can vectorize.
 
-Each example passes through the model alone, as a batch of one, so nothing can mix examples; norm and
-gradient come from one and the same forward pass. An op that TensorFlow cannot vectorize raises; it is
-never run in a loop here (TensorFlow's own rule for the filter gradient of a convolution has one inside,
-and warns of it).
+Each example passes through the model alone, as a batch of one, so nothing can mix examples. Norm and
+gradient come from the same forward pass. For an op that TensorFlow cannot vectorize the engine raises
+an error; it never falls back to a loop. (TensorFlow's own rule for the filter gradient of a convolution
+contains a loop, and warns of it.)
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from tfdp.gradients.rules.per_example_gradient import Instantiated
 
 @contextlib.contextmanager
 def _unrolled(model):
-    """Unrolls recurrent layers: the gradient of their loops over lists cannot be vectorized."""
+    """Context with unrolled recurrent layers: the gradient of loops over lists cannot be vectorized."""
     rolled = [
         layer
         for layer in layers_of(model)
@@ -39,18 +39,24 @@ def _unrolled(model):
 
 
 def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
-    """Per-example gradients of the weighted loss.
+    """Returns the per-example gradients of the weighted loss.
+
+    Args:
+        forward, x, y, sample_weight, chunk: as in `contract.Engine`.
 
     Returns:
         (gradients, losses, outputs, state): gradients is a list of float32 [rows, *variable shape];
-        losses float32 [rows] is not weighted; state as `Forward.advance` takes it.
+        losses, float32 [rows], is not weighted; state is as `Forward.advance` takes it.
+
+    Raises:
+        NotImplementedError: TensorFlow cannot vectorize an op of the model.
     """
     pfor_random.register()
     pfor_repairs.register()
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     state = forward.state(chunk)
     rows = tf.shape(sample_weight)[0]
-    # The same seed for every row, but *marked* as per-example: see pfor_random.
+    # Every row gets the same seed, which is *marked* as per-example; see pfor_random.
     stacked = [
         tf.broadcast_to(value, tf.concat([[rows], tf.shape(value)], 0))
         for i, value in enumerate(state)
@@ -102,7 +108,7 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
 
 
 def _not_vectorized(message: str) -> str | None:
-    """The op that the vectorizer complains of, or None where it complains of something else."""
+    """Returns the op that an error message of the vectorizer names, or None for another message."""
     patterns = (
         r"defined for (\w+)",
         r"No converter.* (\w+)",
@@ -123,7 +129,7 @@ def bounded_sum(
     chunk,
     microbatch_size: int = 1,
 ) -> BoundedSum:
-    """The engine; see `contract.Engine`."""
+    """Computes the bounded sum of a chunk; see `contract.Engine`."""
     gradients, losses, outputs, state = per_example_gradients(forward, x, y, sample_weight, chunk)
     return bounded(
         [Instantiated(g) for g in gradients],

@@ -1,12 +1,12 @@
-"""The ghost engine: one forward pass, one backward pass, and no per-example gradient of the model.
+"""The ghost engine: one forward pass, one backward pass, no per-example gradient of the whole model.
 
 The forward pass records the input of every layer with weights; the backward pass stops at those
-layers' outputs. Input and output gradient of a layer give the norm of its per-example gradient and,
-once the bound has said how much of each example counts, the weighted sum over examples (Goodfellow
+layers' outputs. The input and the output gradient of a layer give the norm of its per-example gradient
+and, once the bound has returned the scale of each example, the weighted sum over examples (Goodfellow
 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping").
 
-Exact wherever it answers at all: a model with a weight that no rule accounts for raises
-`UnsupportedModelError`, and `supports` says why beforehand.
+The engine is exact for every model that it accepts. A model with a weight that no rule accounts for
+raises `UnsupportedModelError`, and `supports` returns the reason beforehand.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat.keras import forget_losses
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import works_in_turn
 from tfdp.gradients.contract import BoundedSum
@@ -30,8 +31,8 @@ def supports(model) -> str | None:
     """Returns None if the engine is exact for `model`, otherwise one sentence with the reason.
 
     Where the shapes of the inputs are known (Sequential and functional models), the model is traced
-    once on an empty graph. A subclassed model gets the same checks when its first training step is
-    traced, and `bounded_sum` raises `UnsupportedModelError` then.
+    once on a graph of its own. A subclassed model gets the same checks when its first training step is
+    traced; `bounded_sum` then raises `UnsupportedModelError`.
 
     Args:
         model: a built Keras model.
@@ -48,7 +49,13 @@ def supports(model) -> str | None:
 
 
 def _forward_pass(model, rules):
-    """Returns how to run the model: all rows at once where that is known to be safe."""
+    """Returns the function that runs the model: `_batched` if that is known to be safe.
+
+    Otherwise the function is `_row_by_row`.
+
+    Raises:
+        UnsupportedModelError: neither function is exact for the model.
+    """
     if uses_batch_statistics(model):
         raise UnsupportedModelError(
             f"Model '{model.name}' has PublicExamples with statistics='batch', so an example's loss "
@@ -89,7 +96,7 @@ def _trace(model, rules, specification):
     try:
         tf.function(run, autograph=False).get_concrete_function(specification)
     finally:
-        model._clear_losses()  # what add_loss left behind belongs to the graph that is gone
+        forget_losses(model)  # losses from add_loss belong to the graph that is gone
 
 
 def bounded_sum(
@@ -101,10 +108,10 @@ def bounded_sum(
     chunk,
     microbatch_size: int = 1,
 ) -> BoundedSum:
-    """The engine; see `contract.Engine`.
+    """Computes the bounded sum of a chunk; see `contract.Engine`.
 
     Raises:
-        UnsupportedModelError: the model is beyond the rules.
+        UnsupportedModelError: the rules do not cover the model.
     """
     rules = owners(forward.model)
     run = _forward_pass(forward.model, rules)
@@ -125,7 +132,10 @@ def bounded_sum(
 
 
 def _gradients(forward, recorded, moments):
-    """Per-example gradients in the order of `forward.variables`; None where no path leads."""
+    """Returns per-example gradients in the order of `forward.variables`.
+
+    The entry is None for variables of layers that were not called.
+    """
     found = {}
     for rule, recording in recorded.items():
         for variable, gradient in rule.gradients(recording.calls):
@@ -138,7 +148,7 @@ def _gradients(forward, recorded, moments):
 
 
 def _in_turn(call):
-    """Lets work on what a layer saw wait until the pass back has come to the layer."""
+    """Makes work on a call's saved tensors wait until the backward pass has reached its layer."""
     with tf.control_dependencies([call.gradient]):
         saved = tf.nest.map_structure(tf.identity, call.saved)
     return dataclasses.replace(call, saved=saved)
@@ -146,14 +156,19 @@ def _in_turn(call):
 
 @dataclasses.dataclass
 class _Recording:
-    """What one layer saw: `calls` over rows of its own, `width` of them for each row of the lot."""
+    """The recorded calls of one layer.
+
+    Attributes:
+        calls: a list of `Recorded`.
+        width: number of recorded rows for each row of the chunk.
+    """
 
     calls: list
     width: int = 1
 
 
 def _batched(forward, rules, x, y, sample_weight, chunk):
-    """All rows at once through a model that is known to keep them apart."""
+    """Runs all rows at once through a model that is known to keep rows separate."""
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recorder = Recorder(forward, rules, tape)
@@ -168,20 +183,20 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
         unconnected_gradients="zero",
     )
     for call, gradient in zip(calls, gradients, strict=True):
-        gradient = tf.convert_to_tensor(gradient)  # IndexedSlices where a layer gathers
+        gradient = tf.convert_to_tensor(gradient)  # may be IndexedSlices, where a layer gathers
         call.gradient = tf.ensure_shape(gradient, call.output.shape)
     recorded = {rule: _Recording(calls) for rule, calls in recorder.calls.items()}
     return recorded, recorder.moments, losses, y_pred, new_state
 
 
 def _row_by_row(forward, rules, x, y, sample_weight, chunk):
-    """Each row alone, as a batch of one, vectorized: nothing that the model does can mix rows."""
+    """Runs each row alone, as a batch of one, vectorized: nothing that the model does can mix rows."""
     pfor_random.register()
     pfor_repairs.register()
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     state = forward.state(chunk)
     rows = tf.shape(sample_weight)[0]
-    # The same seed for every row, but *marked* as per-example: see pfor_random.
+    # Every row gets the same seed, which is *marked* as per-example; see pfor_random.
     stacked = [
         tf.broadcast_to(value, tf.concat([[rows], tf.shape(value)], 0))
         for i, value in enumerate(state)
@@ -227,7 +242,7 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
 
 
 def _merged(rule, calls):
-    """Makes [rows, width, ...], as recorded row by row, one axis of rows * width."""
+    """Merges the first two axes of tensors [rows, width, ...] that were recorded row by row."""
     width = calls[0][1].shape[1]
     leaves = tf.nest.flatten(calls)
     if width is None or any(leaf.shape[1] != width for leaf in leaves):

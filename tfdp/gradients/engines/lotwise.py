@@ -1,11 +1,13 @@
-"""The exact engine for models in which every example's loss depends on the whole lot.
+"""The lotwise engine, which is exact for models in which each example's loss depends on the whole lot.
 
-That is batch normalization as the papers write it: `PublicExamples` with statistics="batch". The
-gradient of an example goes through the statistics, and so through all other examples.
+Such models have batch normalization as the papers write it: `PublicExamples` with statistics="batch".
+The gradient of an example's loss flows through the statistics, and so through all other examples.
 
-Not the guarantee of the other engines: when one example becomes a null example its own bounded
-gradient disappears, and each of the others moves from one point of the C-ball to any other. The sum
-moves by up to (2L - 1) C, and `Run.batch_statistics` tells the accounting so.
+Formal guarantee, weaker than that of the other engines: when one example becomes a null example, its
+own bounded gradient disappears, and each of the others may move from one point of the C-ball to any
+other. So in a lot of n rows the sum moves by up to (2n - 1) C, or with microbatches of several
+examples by up to 2C for each microbatch; both are multiplied by sqrt(clip_groups).
+`Contribution.batch_statistics` records this for the accounting.
 """
 
 import dataclasses
@@ -32,11 +34,12 @@ def bounded_sum(
     chunk,
     microbatch_size: int = 1,
 ) -> BoundedSum:
-    """The engine; see `contract.Engine`. A chunk has to be a whole lot."""
+    """Computes the bounded sum of a chunk, which has to be a whole lot; see `contract.Engine`."""
     pfor_random.register()
     pfor_repairs.register()
     present = tf.not_equal(sample_weight, 0.0)
-    # Zero gradients do not stop what an absent row holds: 0 * NaN is NaN.
+    # A NaN in an absent row would reach all gradients, since 0 * NaN is NaN: a zero gradient at the
+    # row's output does not stop it.
     x = tf.nest.map_structure(lambda leaf: _zeroed(leaf, present), x)
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -79,7 +82,7 @@ def _zeroed(leaf, present):
 
 
 def _relative_sensitivity(bound, sample_weight, microbatch_size):
-    """In clip norms; infinite for lots whose number of rows is not known beforehand."""
+    """Returns the sensitivity in clip norms; infinite if the lot's number of rows is not static."""
     rows = sample_weight.shape[0]
     if rows is None:
         return math.inf

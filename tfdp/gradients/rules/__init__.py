@@ -1,7 +1,7 @@
 """Rules of the ghost engine, one module per layer family, and the registry that finds them.
 
-`base` has the contract for rules of your own; `testing.check_rule` compares one with the exact
-engine.
+`base` states the contract for rules of your own; `gradients.testing.check_rule` compares a rule with
+the exact engine.
 """
 
 import functools
@@ -32,10 +32,10 @@ _REGISTRY: dict = {}
 
 
 def register(*layer_classes):
-    """Class decorator: makes a `Rule` the rule of these layer classes.
+    """Class decorator that makes a `Rule` the rule of the given layer classes.
 
     A subclass of a registered class is *not* covered, because its `call` may do anything; register
-    it by name where the rule holds for it. A later registration replaces an earlier one.
+    the subclass itself if the rule holds for it. A later registration replaces an earlier one.
 
     Args:
         *layer_classes: exact classes of the layers.

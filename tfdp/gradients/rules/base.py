@@ -1,6 +1,6 @@
-"""What a rule is: how the per-example gradients of one kind of layer follow from one pass.
+"""Base classes of the rules: a rule computes the per-example gradients of one kind of layer.
 
-The contract for rules of your own, with a layer `Scale` that multiplies features with a vector:
+This is a rule of your own, for a layer `Scale` that multiplies features by a vector:
 
     @register(Scale)
     class ScaleRule(Rule):
@@ -11,7 +11,7 @@ The contract for rules of your own, with a layer `Scale` that multiplies feature
             (call,) = calls
             return [(self.layer.factor, Instantiated(call.gradient * call["inputs"]))]
 
-and a test: `testing.check_rule(Scale(), (7,))`.
+and this is its test: `gradients.testing.check_rule(Scale(), (7,))`.
 """
 
 import abc
@@ -21,21 +21,22 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdp._compat.keras import kernel_of
 from tfdp.gradients.rules.per_example_gradient import PerExampleGradient
 
 
 class UnsupportedModelError(ValueError):
-    """The ghost engine cannot compute this model's gradients exactly; the exact engine can."""
+    """The ghost engine cannot compute this model's gradients exactly; another engine has to."""
 
 
 @dataclasses.dataclass
 class Recorded:
-    """One parameter-carrying operation as it ran.
+    """One operation that uses variables of its layer, as the forward pass executed it.
 
     Attributes:
-        output: the operation's output; the pass back starts from its gradient.
-        saved: tensors that the rule asked to keep, by name.
-        gradient: gradient of the weighted loss at `output`; None until the pass back is done.
+        output: the operation's output, at which the backward pass computes the gradient.
+        saved: tensors that the rule gave to `record`, by name.
+        gradient: gradient of the weighted loss at `output`; None until the backward pass is done.
     """
 
     output: tf.Tensor
@@ -49,7 +50,7 @@ class Recorded:
 class Rule(abc.ABC):
     """Computes the per-example gradients of one layer.
 
-    A rule sees the rows of a batch as its layer sees them; it must not mix them.
+    A rule receives the rows of a batch as its layer does, and must not mix them.
 
     Args:
         layer: a built layer.
@@ -62,7 +63,10 @@ class Rule(abc.ABC):
         self.layer = layer
 
     def refusal(self) -> str | None:
-        """Returns why this layer, as it is configured, is beyond the rule, or None."""
+        """Returns why the rule does not cover this layer as it is configured, or None if it does.
+
+        The text continues a sentence that begins with the layer's name.
+        """
         return None
 
     @abc.abstractmethod
@@ -71,19 +75,19 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def call(self, record: Callable, *args, **kwargs):
-        """Runs the layer in place of its `call`, with the same result to rounding.
+        """Runs the layer in place of its `call`, with the same result up to rounding.
 
         Args:
-            record: `record(output, **saved)` registers the output of a parameter-carrying operation
-                and returns the tensor to go on with; `saved` holds tensors that `gradients` needs,
-                or functions that return them once `call` is over. All of them have the batch as
-                leading axis. A gradient flows into a variable only
+            record: `record(output, **saved)` registers the output of an operation that uses the
+                layer's variables, and returns the tensor with which to continue. `saved` holds
+                tensors that `gradients` needs, or functions that return them once `call` is over.
+                All of them have the batch as leading axis. Gradients may flow into a variable only
                 through recorded outputs.
             *args, **kwargs: as `layer.call` takes them.
 
         Raises:
-            UnsupportedModelError: the rule does not cover these inputs; the message goes on from the
-                layer's name.
+            UnsupportedModelError: the rule does not cover these inputs; the message continues a
+                sentence that begins with the layer's name.
         """
 
     @abc.abstractmethod
@@ -96,13 +100,13 @@ class Rule(abc.ABC):
 
 
 class ActivationRule(Rule):
-    """A rule for layers that apply `self.activation` last: their pre-activation is recorded.
+    """A rule for layers that apply `self.activation` last; it records what goes into the activation.
 
-    The layer's own `call` runs; only its activation is taken over. `saved` holds "inputs".
+    The layer's own `call` runs; only its activation is replaced. `saved` holds "inputs".
     """
 
     def variables(self):
-        kernel = self.layer._kernel
+        kernel = kernel_of(self.layer)
         return [kernel] if self.layer.bias is None else [kernel, self.layer.bias]
 
     def refusal(self):
@@ -124,8 +128,9 @@ class ActivationRule(Rule):
     def check_bias(self, outputs):
         """Raises UnsupportedModelError where Keras adds the bias along another axis than its own.
 
-        Keras 3.15 on TensorFlow takes whatever is added and has one axis longer than one for a bias of
-        the last axis, or else of the first after the batch, if the lengths agree.
+        Keras 3.15 on TensorFlow treats an added tensor with exactly one axis longer than one as a
+        bias. It adds this bias along the last axis if the lengths agree, and otherwise along the first
+        axis after the batch if the lengths agree there.
         """
         layer = self.layer
         if layer.bias is None:
@@ -147,7 +152,7 @@ class ActivationRule(Rule):
 
 @contextlib.contextmanager
 def replaced(instance, **attributes):
-    """Gives an instance other attributes for a while, past any attribute tracking of Keras."""
+    """Context in which an instance has other attributes, set past any attribute tracking of Keras."""
     own = vars(instance)
     missing = object()
     before = {name: own.get(name, missing) for name in attributes}

@@ -1,10 +1,11 @@
-"""Conv1D, Conv2D, Conv3D and their transposes."""
+"""Rules for Conv1D, Conv2D, Conv3D and their transposes."""
 
 import math
 
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import kernel_of
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
 from tfdp.gradients.rules.patches import THIN_CHANNELS, Window, patches
@@ -18,7 +19,7 @@ from tfdp.gradients.rules.per_example_gradient import (
 
 @register(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 class ConvRule(ActivationRule):
-    """Kernel gradient: sum over positions of patch ⊗ output gradient (Bu et al. 2022)."""
+    """The kernel's gradient is the sum over positions of patch ⊗ output gradient (Bu et al. 2022)."""
 
     def gradients(self, calls):
         (call,) = calls
@@ -28,7 +29,7 @@ class ConvRule(ActivationRule):
         inputs = tf.cast(inputs, tf.float32)
         outputs = flat(tf.cast(outputs, tf.float32))
         kernel = _kernel_gradient(inputs, outputs, Window.of(layer), layer.groups, layer.filters)
-        found = [(layer._kernel, kernel)]
+        found = [(kernel_of(layer), kernel)]
         if layer.bias is not None:
             found.append((layer.bias, Instantiated(tf.reduce_sum(outputs, axis=1))))
         return found
@@ -41,7 +42,7 @@ def _transposes():
 
 @register(*_transposes())
 class ConvTransposeRule(ActivationRule):
-    """A convolution backwards, so that inputs and output gradients change places."""
+    """A transposed convolution: `ConvRule` with inputs and output gradients exchanged."""
 
     def variables(self):
         kernel = self.layer.kernel
@@ -73,7 +74,7 @@ def _kernel_gradient(inputs, outputs, window, groups, filters):
         and inputs.shape[1:-1].is_fully_defined()
         and instantiates(inputs.shape[0], outputs.shape[1], offsets * channels, filters)
     ):
-        # Row by row of the kernel, so that the patches are never copied together.
+        # One product for each row of the kernel, so that the patches are never copied into one tensor.
         rows = [flat(row) for row in window.rows(window.pad(inputs))]
         products = tf.stack([tf.matmul(outputs, row, transpose_a=True) for row in rows], axis=1)
 
@@ -85,10 +86,10 @@ def _kernel_gradient(inputs, outputs, window, groups, filters):
 
 
 def _is_one_plane(inputs, outputs, window):
-    """Whether a depthwise gradient over the rows is the fastest way (measured: 1.4 times).
+    """Whether a depthwise gradient over the rows is the fastest method (measured: 1.4 times).
 
-    That is for images of one channel; TensorFlow's operation wants equal strides, and XLA and GPUs
-    have ways of their own, which were not measured.
+    This holds for images of one channel. TensorFlow's operation requires equal strides. The methods of
+    XLA and of GPUs differ and were not measured.
     """
     if inputs.shape.rank != 4 or inputs.shape[-1] != 1 or not inputs.shape[1:].is_fully_defined():
         return False
@@ -100,7 +101,7 @@ def _is_one_plane(inputs, outputs, window):
 
 
 def _plane_kernels(inputs, outputs, window, filters):
-    """[rows, *window.size, 1, filters]: the rows become the channels of one image."""
+    """Returns gradients [rows, *window.size, 1, filters]: the rows become the channels of one image."""
     rows = tf.shape(inputs)[0]
     height, width = window.positions(window.pad(inputs))
     outputs = tf.reshape(outputs, [rows, height, width, filters])
@@ -133,7 +134,7 @@ def flat(tensor):
 
 
 def _grouped_kernel(seen, outputs, groups, shape):
-    """Each group of filters sees its own group of channels only."""
+    """Returns gradients [rows, *shape] where each group of filters sees only its group of channels."""
     rows, positions = tf.shape(seen)[0], tf.shape(seen)[1]
     width, filters = shape[-2:]
     offsets = seen.shape[2] // (groups * width)

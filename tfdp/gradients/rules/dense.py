@@ -1,4 +1,4 @@
-"""Dense and EinsumDense."""
+"""Rules for Dense and EinsumDense."""
 
 import math
 import string
@@ -6,6 +6,7 @@ import string
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import kernel_of
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
 from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
@@ -13,14 +14,14 @@ from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProduct
 
 @register(keras.layers.Dense)
 class DenseRule(ActivationRule):
-    """Kernel gradient: sum over positions of input ⊗ output gradient (Goodfellow 2015)."""
+    """The kernel's gradient is the sum over positions of input ⊗ output gradient (Goodfellow 2015)."""
 
     def gradients(self, calls):
         (call,) = calls
         inputs, outputs = call["inputs"], tf.cast(call.gradient, tf.float32)
         if outputs.shape.rank > 2:
             inputs, outputs = _positions(inputs), _positions(outputs)
-        found = [(self.layer._kernel, OuterProducts(inputs, outputs))]
+        found = [(kernel_of(self.layer), OuterProducts(inputs, outputs))]
         if self.layer.bias is not None:
             bias = tf.reduce_sum(outputs, axis=1) if outputs.shape.rank > 2 else outputs
             found.append((self.layer.bias, Instantiated(bias)))
@@ -29,9 +30,11 @@ class DenseRule(ActivationRule):
 
 @register(keras.layers.EinsumDense)
 class EinsumDenseRule(ActivationRule):
-    """Axes of the kernel that come from the inputs times those that go to the outputs.
+    """The kernel's gradient is a sum over positions of outer products of inputs and output gradients.
 
-    MultiHeadAttention is made of these layers.
+    The kernel's axes from the inputs are the left factor, its axes to the outputs are the right
+    factor. Where inputs and outputs share an axis of the kernel, the gradient is written out.
+    MultiHeadAttention consists of these layers.
     """
 
     def refusal(self):
@@ -46,9 +49,9 @@ class EinsumDenseRule(ActivationRule):
     def gradients(self, calls):
         (call,) = calls
         x, g = tf.cast(call["inputs"], tf.float32), tf.cast(call.gradient, tf.float32)
-        found = [(self.layer._kernel, self._kernel_gradient(x, g))]
+        found = [(kernel_of(self.layer), self._kernel_gradient(x, g))]
         if self.layer.bias is not None:
-            # The bias has the last axes of the outputs, of length one where it is shared.
+            # The bias has the last axes of the outputs, with length one along which it is shared.
             shape = self.layer.bias.shape
             skipped = g.shape.rank - shape.rank
             shared = [i for i in range(1, g.shape.rank) if i < skipped or shape[i - skipped] == 1]
@@ -63,13 +66,13 @@ class EinsumDenseRule(ActivationRule):
         if summed:
             x = tf.reduce_sum(x, axis=summed)
             inputs = "".join(a for a in inputs if a in kernel + outputs)
-        if any(a in inputs and a in outputs for a in kernel):  # an axis of kernels side by side
+        if any(a in inputs and a in outputs for a in kernel):  # a stack of separate kernels
             equation = f"{inputs},{outputs}->{inputs[0]}{kernel}"
             return Instantiated(tf.einsum(equation, x, g))
         positions = [a for a in inputs[1:] if a in outputs]
         into = [a for a in kernel if a in inputs]
         out = [a for a in kernel if a in outputs]
-        sizes = dict(zip(kernel, self.layer._kernel.shape, strict=True))
+        sizes = dict(zip(kernel, kernel_of(self.layer).shape, strict=True))
         order = [[*into, *out].index(a) for a in kernel]
 
         def finish(total):
@@ -85,7 +88,7 @@ def _labels(equation, rank):
 
     Args:
         equation: of a Keras EinsumDense layer.
-        rank: rank of the inputs; None stands for the least one.
+        rank: rank of the inputs; None if an ellipsis stands for the batch axis alone.
     """
     inputs, kernel, outputs = equation.replace(" ", "").replace("->", ",").split(",")
     if "..." in inputs:
@@ -96,7 +99,7 @@ def _labels(equation, rank):
 
 
 def _arranged(tensor, labels, positions, features, sizes):
-    """Transposes and reshapes to [rows, positions, features]."""
+    """Transposes and reshapes `tensor` to [rows, positions, features], by the labels of its axes."""
     places = [labels.index(a) for a in [*positions, *features]]
     tensor = tf.transpose(tensor, [0, *places])
     lengths = tensor.shape[1 : 1 + len(positions)]

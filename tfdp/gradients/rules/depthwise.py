@@ -1,4 +1,4 @@
-"""DepthwiseConv1D/2D and SeparableConv1D/2D."""
+"""Rules for DepthwiseConv1D/2D and SeparableConv1D/2D."""
 
 import keras
 import tensorflow as tf
@@ -19,7 +19,7 @@ class _DepthwiseRule(ActivationRule):
 
 @register(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 class DepthwiseConvRule(_DepthwiseRule):
-    """Each channel is a convolution of its own."""
+    """Each channel is convolved by itself, with its own kernel."""
 
     def variables(self):
         kernel = self.layer.kernel
@@ -97,7 +97,7 @@ class SeparableConvRule(_DepthwiseRule):
 
 
 def _depthwise_kernel(inputs, outputs, window, shape):
-    """Returns [rows, *window.size, channels, multiplier]."""
+    """Returns a depthwise kernel's gradients [rows, *window.size, channels, multiplier]."""
     channels, multiplier = shape[-2:]
     width = window.size[-1]
     outputs = flat(tf.cast(outputs, tf.float32))

@@ -1,8 +1,9 @@
-"""Embedding."""
+"""Rule for Embedding."""
 
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import table_of
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import Rule
 from tfdp.gradients.rules.per_example_gradient import Lookups
@@ -10,13 +11,13 @@ from tfdp.gradients.rules.per_example_gradient import Lookups
 
 @register(keras.layers.Embedding)
 class EmbeddingRule(Rule):
-    """The table's gradient: output gradients added up at their indices; every other row is zero."""
+    """The table's gradient is the sum of output gradients at their indices, and zero elsewhere."""
 
     def refusal(self):
         return "uses LoRA" if self.layer.lora_enabled else None
 
     def variables(self):
-        return [self.layer._embeddings]
+        return [table_of(self.layer)]
 
     def call(self, record, inputs):
         outputs = type(self.layer).call(self.layer, inputs)
@@ -24,17 +25,17 @@ class EmbeddingRule(Rule):
 
     def gradients(self, calls):
         (call,) = calls
-        size, width = self.layer._embeddings.shape
+        size, width = table_of(self.layer).shape
         gradient = call.gradient
         rows = tf.shape(gradient)[0]
         positions = gradient.shape[1:-1].num_elements()
         if positions is None:
             positions = tf.reduce_prod(tf.shape(gradient)[1:-1])
         indices = tf.reshape(call["indices"], [rows, positions])
-        indices = tf.where(indices < 0, indices + size, indices)  # as keras.ops.take counts
+        indices = tf.where(indices < 0, indices + size, indices)  # as in keras.ops.take
         return [
             (
-                self.layer._embeddings,
+                table_of(self.layer),
                 Lookups(indices, tf.reshape(gradient, [rows, positions, width]), size),
             )
         ]

@@ -1,13 +1,13 @@
-"""The gradient that flows through the moments of public examples into the layer before them.
+"""Computes the gradient that flows through the moments of public examples into the layer before.
 
 A `PublicBatchNormalization` shares the mean m_c and the variance v_c of each feature c among all
 examples. Where a Dense or a convolutional layer feeds it directly, both depend on the weights W[..., c]
-of that feature alone, and on public data. So example i's gradient of W gains
+of that feature alone, and on public data. So example i's gradient of W contains the additional term
 
-    dL_i/dm_c * dm_c/dW[..., c] + dL_i/dv_c * dv_c/dW[..., c],
+    dL_i/dm_c * dm_c/dW[..., c] + dL_i/dv_c * dv_c/dW[..., c].
 
-whose second factors are computed once per lot, and whose first are gradients at copies of the moments,
-one for each row.
+The second factors are computed once per chunk. The first factors are gradients at copies of the
+moments, one copy for each row.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ from tfdp.layers.public import PublicMoments
 
 @dataclasses.dataclass
 class WatchedMoments(PublicMoments):
-    """Moments that give every row a copy of its own, watched by a tape.
+    """Moments of which every row gets a copy of its own, watched by a tape.
 
     Attributes:
-        jacobians: (variable, float32 [2, ..., features]): derivatives of mean and variance.
-        tape: the tape of the pass back.
-        calls: the copies of mean and variance, once the private examples have passed.
+        jacobians: list of (variable, float32 [2, ..., features]): derivatives of mean and variance.
+        tape: the tape of the backward pass.
+        calls: the copies of mean and variance as `Recorded`, once the private examples have passed.
     """
 
     jacobians: list = dataclasses.field(default_factory=list)
@@ -53,7 +53,7 @@ class WatchedMoments(PublicMoments):
         return copies
 
     def add_to(self, found: dict) -> None:
-        """Adds what flows through these moments to the gradients `found`, by id of the variable."""
+        """Adds the gradients through these moments to `found`, {id of variable: gradients}."""
         features = self.calls[0].output.shape[self.layer.axis]
         coefficients = tf.stack(
             [tf.reshape(call.gradient, [-1, features]) for call in self.calls], axis=1
@@ -63,24 +63,24 @@ class WatchedMoments(PublicMoments):
 
 
 def watched(all_moments, calls, rules, variables, values, tape, tape_back) -> list:
-    """Makes the moments that public examples left behind `WatchedMoments`.
+    """Returns the moments that public examples left behind as `WatchedMoments`.
 
     Args:
         all_moments: list of `PublicMoments`.
-        calls: (layer, output) of the layers with rules, as the public examples passed.
+        calls: (layer, output) for each call of a layer with a rule in the pass of the public examples.
         rules: {layer: rule}.
-        variables, values: the trainable variables and the tensors that stood for them.
-        tape: persistent, and recorded the pass of the public examples.
-        tape_back: the tape that the copies are watched by.
+        variables, values: the trainable variables, and the tensors that replaced them in that pass.
+        tape: the persistent tape that recorded that pass.
+        tape_back: the tape that watches the copies.
 
     Raises:
-        UnsupportedModelError: moments depend on weights otherwise than through one Dense or
+        UnsupportedModelError: moments depend on weights in another way than through one Dense or
             convolutional layer directly before the normalization.
     """
     made = []
     for moments in all_moments:
         gradients = [
-            tape.gradient(moment, values)  # summed over features, which share no weight
+            tape.gradient(moment, values)  # sums over the features, which share no weight
             for moment in (moments.mean, moments.variance)
         ]
         reached = [i for i, pair in enumerate(zip(*gradients, strict=True)) if pair != (None, None)]
@@ -126,13 +126,13 @@ def through_moments(base, jacobian, coefficients) -> PerExampleGradient:
     """Adds `sum_k coefficients[i, k, c] * jacobian[k, ..., c]` to the gradient of each row i.
 
     Args:
-        base: the gradients without it, from `DenseRule` or `ConvRule`.
+        base: the gradients without this term, from `DenseRule` or `ConvRule`.
         jacobian: float32 [k, *shape of the variable], features last.
         coefficients: float32 [rows, k, features].
     """
     shape = jacobian.shape[1:]
     flat = tf.reshape(jacobian, [jacobian.shape[0], -1, shape[-1]])
-    # Unit vectors, so that no square of a coefficient vanishes beside the square of a large number.
+    # With unit vectors, no square of a coefficient vanishes beside the square of a large number.
     flat, lengths = _units(flat)
     coefficients *= lengths
     added = _ThroughMoments(base, flat, coefficients, shape)
@@ -144,7 +144,7 @@ def through_moments(base, jacobian, coefficients) -> PerExampleGradient:
 def _units(vectors):
     """Divides [k, p, c] by the L2 norms along p; returns (quotients, norms [k, c]).
 
-    A vector that is zero (a variance does not depend on the bias before it) stays zero.
+    A zero vector stays zero; it occurs because a variance does not depend on the bias before it.
     """
     largest = tf.reduce_max(tf.abs(vectors), axis=1, keepdims=True)
     vectors = tf.math.divide_no_nan(vectors, largest)  # the largest entry is 1, or all are 0
@@ -153,7 +153,7 @@ def _units(vectors):
 
 
 class _ThroughMoments(PerExampleGradient):
-    """The same without writing gradients out, for outer products of one or many positions."""
+    """What `through_moments` returns for outer products, without writing gradients out."""
 
     def __init__(self, base: OuterProducts, jacobian, coefficients, shape):
         self.base, self.jacobian, self.coefficients = base, jacobian, coefficients
@@ -174,7 +174,7 @@ class _ThroughMoments(PerExampleGradient):
         seen = tf.einsum("ntp,kpc->nktc", self.base.left, self.jacobian)
         products = tf.einsum("nktc,ntc->nkc", seen, self.base.right)
         cross = tf.reduce_sum(products * self.coefficients, axis=[1, 2])
-        # As for Gram matrices: rounding may not understate a norm where the two nearly cancel.
+        # As for Gram matrices, rounding must not understate a norm where the two terms nearly cancel.
         largest = tf.square(tf.sqrt(direct) + tf.sqrt(added))
         return tf.maximum(direct + 2.0 * cross + added, CANCELLATION * largest)
 

@@ -1,4 +1,4 @@
-"""The layers with noisy weights: the gradient of the mean is the gradient at the drawn kernel."""
+"""Rules for layers with noisy weights: the mean's gradient is the gradient at the drawn kernel."""
 
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.conv import ConvRule

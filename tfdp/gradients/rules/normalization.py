@@ -1,4 +1,4 @@
-"""Normalizations by example or by public examples, and PReLU: one factor per feature."""
+"""Rules for normalizations (by example or by public examples) and PReLU: one factor per feature."""
 
 import keras
 import tensorflow as tf
@@ -10,17 +10,17 @@ from tfdp.layers import PublicBatchNormalization
 
 
 class _AffineRule(Rule):
-    """output = gamma * normalized + beta; the output is recorded, with `normalized`."""
+    """output = gamma * normalized + beta; the rule records the output and saves `normalized`."""
 
     def variables(self):
         return [v for v in (self.layer.gamma, self.layer.beta) if v is not None]
 
     def axes(self, rank):
-        """The axes of the output that the variables run along."""
+        """Returns the axes of the output along which the variables run."""
         raise NotImplementedError
 
     def plain(self):
-        """Context in which the layer's own `call` only normalizes."""
+        """Returns a context in which the layer's own `call` only normalizes."""
         raise NotImplementedError
 
     def call(self, record, inputs):
@@ -30,7 +30,7 @@ class _AffineRule(Rule):
         rank = normalized.shape.rank
         axes = self.axes(rank)
         shape = [normalized.shape[i] if i in axes else 1 for i in range(rank)]
-        # The variables stay in float32 as in Keras' layers, and so does the affine map.
+        # As in Keras' layers, the variables and the affine map stay in float32.
         outputs = tf.cast(normalized, tf.float32)
         if gamma is not None:
             outputs *= tf.reshape(tf.convert_to_tensor(gamma), shape)
@@ -55,7 +55,7 @@ class _AffineRule(Rule):
 
 @register(keras.layers.LayerNormalization)
 class LayerNormalizationRule(_AffineRule):
-    """Along the normalized axes, as Keras' layer has it."""
+    """The variables run along the normalized axes, as in Keras' layer."""
 
     def refusal(self):
         return "uses the deprecated rms_scaling" if self.layer.rms_scaling else None
@@ -69,7 +69,7 @@ class LayerNormalizationRule(_AffineRule):
 
 @register(keras.layers.GroupNormalization)
 class GroupNormalizationRule(_AffineRule):
-    """Along the channel axis."""
+    """The variables run along the channel axis."""
 
     def axes(self, rank):
         return [self.layer.axis % rank]
@@ -80,7 +80,11 @@ class GroupNormalizationRule(_AffineRule):
 
 @register(PublicBatchNormalization)
 class PublicBatchNormalizationRule(_AffineRule):
-    """Along the axis of the features; the moments of the public examples are constants."""
+    """The variables run along the axis of the features.
+
+    The moments of the public examples are constants here; `rules.moments` adds the gradient that flows
+    through the moments into the layer before.
+    """
 
     def axes(self, rank):
         return [self.layer.axis % rank]
@@ -101,7 +105,7 @@ class RMSNormalizationRule(Rule):
         rank, scale = inputs.shape.rank, tf.convert_to_tensor(layer.scale)
         axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
         if sorted(axis % rank for axis in axes) != [*range(rank - scale.shape.rank, rank)]:
-            # Keras multiplies with the scale along the last axes, whatever it normalized.
+            # Keras multiplies by the scale along the last axes, whichever axes it normalizes.
             raise UnsupportedModelError("normalizes other axes than the last")
         normalized = keras.ops.rms_normalization(inputs, axis=layer.axis, epsilon=layer.epsilon)
         return record(normalized * tf.cast(scale, normalized.dtype), normalized=normalized)

@@ -1,4 +1,4 @@
-"""Patches of a padded image or sequence: convolution as a matrix product."""
+"""Cuts a padded image or sequence into patches: a convolution is a matrix product with them."""
 
 import dataclasses
 import itertools
@@ -7,14 +7,14 @@ import math
 import numpy as np
 import tensorflow as tf
 
-# Up to this many input channels, slices are too thin to copy well, and a convolution with an
-# identity kernel collects the patches faster (measured).
+# With up to this many input channels, slices are too thin to be copied fast, and a convolution with
+# an identity kernel collects the patches faster (measured).
 THIN_CHANNELS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """How a convolution slides, all per spatial axis.
+    """How the kernel of a convolution slides. The tuples have one entry for every spatial axis.
 
     Attributes:
         size: kernel size.
@@ -34,7 +34,7 @@ class Window:
 
     @property
     def reach(self):
-        """Extent of the dilated kernel."""
+        """Extent of the dilated kernel along every spatial axis."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.size, self.dilation, strict=True))
 
     def pad(self, images):
@@ -53,16 +53,16 @@ class Window:
         return tf.pad(images, [(0, 0), *margins, (0, 0)])
 
     def positions(self, padded):
-        """Output lengths for padded images."""
+        """Returns the lengths of the output's spatial axes for padded images."""
         lengths = zip(padded.shape[1:-1], self.reach, self.strides, strict=True)
         return tuple((length - reach) // stride + 1 for length, reach, stride in lengths)
 
     def rows(self, padded):
-        """Yields [rows, *positions, size of the last axis * channels]: patches, a row at a time.
+        """Yields the patches by rows of the kernel: [rows, *positions, its last length * channels].
 
-        One tensor for each offset along the other axes, in order. Slices with a stride copy number
-        by number; here the images are cut into blocks of one stride first, after which every
-        slice is a plain one.
+        There is one tensor for each offset along the kernel's other axes, in order. TensorFlow copies
+        slices with a stride number by number. So the images are first cut into blocks as long as the
+        stride, after which every slice is one without a stride.
         """
         blocks = self._blocks(padded)
         last = len(self.size) - 1
@@ -71,12 +71,12 @@ class Window:
         joined = tf.concat(along, axis=-1) if size > 1 else along[0]
         for offsets in itertools.product(*map(range, self.size[:-1])):
             row = joined
-            for axis in reversed(range(last)):  # the axes before keep their places
+            for axis in reversed(range(last)):  # earlier axes keep their places
                 row = self._take(row, padded, axis, offsets[axis] * self.dilation[axis])
             yield row
 
     def _blocks(self, padded):
-        """Reshapes each axis of stride s > 1 to [blocks, s]."""
+        """Reshapes each spatial axis of stride s > 1 to [blocks, s]."""
         margins, begin, shape = [(0, 0)], [slice(None)], [tf.shape(padded)[0]]
         positions = self.positions(padded)
         axes = zip(padded.shape[1:-1], positions, self.strides, self.reach, strict=True)
@@ -92,7 +92,7 @@ class Window:
         return tf.reshape(padded[tuple(begin)], [*shape, padded.shape[-1]])
 
     def _take(self, blocks, padded, axis, start):
-        """Slices what output positions along `axis` see at distance `start`."""
+        """Slices what the output positions along `axis` see at offset `start`."""
         place = 1 + sum(1 if stride == 1 else 2 for stride in self.strides[:axis])
         stride, count = self.strides[axis], self.positions(padded)[axis]
         index = [slice(None)] * place + [slice(start // stride, start // stride + count)]
@@ -100,7 +100,7 @@ class Window:
 
 
 def patches(images: tf.Tensor, window: Window) -> tf.Tensor:
-    """Returns [rows, positions, prod(window.size) * channels], kernel offsets before channels.
+    """Returns patches [rows, positions, prod(window.size) * channels], kernel offsets before channels.
 
     Args:
         images: [rows, *spatial, channels].

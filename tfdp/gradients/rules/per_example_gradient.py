@@ -1,8 +1,8 @@
-"""Per-example gradients of one variable, kept in factors for as long as that is cheaper.
+"""Per-example gradients of one variable, kept as factors for as long as that is cheaper.
 
-Everything the ghost engine needs of a gradient is here: squared norms of the rows, a weighted sum of
-the rows, taking rows out, adding consecutive rows up. A rule says *what* the gradient is (usually a
-sum of outer products over positions); these classes know *how* it is cheapest to compute.
+The classes have all that the ghost engine needs of a gradient: squared norms of the rows, a weighted
+sum of the rows, removal of rows, and sums of consecutive rows. A rule says *what* the gradient is
+(usually a sum of outer products over positions); these classes choose *how* it is cheapest to compute.
 """
 
 import abc
@@ -14,30 +14,32 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import inside_xla
 
-# Rows to expect where their number is unknown while the graph is built.
+# The number of rows to expect where it is unknown while the graph is built.
 _ROWS = contextvars.ContextVar("rows", default=256)
-# Instantiated gradients above this many float32 numbers are not kept (128 MB).
+# Outer products are not instantiated if that takes more than this many float32 numbers (128 MB).
 _MOST_INSTANTIATED = 32 * 2**20
-# Squared norms by Gram matrices are differences of large numbers where a gradient nearly cancels
-# over its positions. Below this part of the triangle inequality's bound, float32 rounding could
-# understate a norm, and an understated norm is a broken bound: it is rounded up to this part.
+# Where a gradient nearly cancels over its positions, its squared norm from Gram matrices is a
+# difference of large numbers. Below this fraction of the square of the triangle inequality's bound,
+# float32 rounding could understate a norm, and the gradient would exceed the clip norm. So a squared
+# norm below this fraction is raised to it.
 CANCELLATION = 1e-4
-# Added to the squared norm of a factor where it is computed without taking its scale out first:
-# more than float32 arithmetic loses of numbers whose squares vanish, and nothing beside others.
+# Added to the squared norm of a factor that was not divided by its largest entry first. It is more
+# than float32 arithmetic loses where squares vanish, and negligible beside other squared norms.
 _VANISHING = 1e-24
 
 
 class PerExampleGradient(abc.ABC):
-    """Gradients of one variable, one per row, not necessarily written out. All in float32."""
+    """Gradients of one variable in float32, one per row, not necessarily written out."""
 
     @abc.abstractmethod
     def square_norms(self) -> tf.Tensor:
         """Returns float32 [rows]: squared L2 norms; not finite where a gradient is not."""
 
     def quick_square_norms(self) -> tf.Tensor:
-        """Returns what `square_norms` does, or numbers that are not finite, for less.
+        """Returns float32 [rows]: squared L2 norms, computed more cheaply than by `square_norms`.
 
-        The careful way is asked where any of these is not finite. They must not be understated.
+        A result may be non-finite where that of `square_norms` is finite; the caller then falls back
+        to `square_norms`. A result never understates a norm.
         """
         return self.square_norms()
 
@@ -49,7 +51,7 @@ class PerExampleGradient(abc.ABC):
     def kept(self, keep: tf.Tensor) -> "PerExampleGradient":
         """Returns the gradients with exact zeros in rows where `keep` (bool [rows]) is False.
 
-        Multiplication with a weight of zero is not enough: 0 * NaN is NaN.
+        Multiplication by a weight of zero is not enough: 0 * NaN is NaN.
         """
 
     @abc.abstractmethod
@@ -62,7 +64,7 @@ class PerExampleGradient(abc.ABC):
 
 
 class Instantiated(PerExampleGradient):
-    """Gradients written out.
+    """Gradients that are written out.
 
     Args:
         values: [rows, ...], any float dtype: the entries of the gradients in any order.
@@ -105,8 +107,9 @@ class OuterProducts(PerExampleGradient):
     whichever takes fewer operations and bytes.
 
     Args:
-        left: [rows, positions, p], for instance a layer's inputs; [rows, p] is one position.
-        right: [rows, positions, q], for instance the gradients at its outputs; likewise.
+        left: [rows, positions, p], for instance a layer's inputs; [rows, p] for one position.
+        right: [rows, positions, q], for instance the gradients at its outputs; [rows, q] for one
+            position.
         finish: maps one sum [p, q] of rows to the variable's shape; identity if None.
     """
 
@@ -120,7 +123,7 @@ class OuterProducts(PerExampleGradient):
 
     def instantiated(self):
         if self._products is None:
-            # The product is faster with the shorter side in front (measured, twice as fast).
+            # The product is twice as fast with the shorter factor first (measured).
             if self.left.shape[2] <= self.right.shape[2]:
                 products = tf.matmul(self.left, self.right, transpose_a=True)
                 self._products = Instantiated(products, self.finish)
@@ -135,9 +138,9 @@ class OuterProducts(PerExampleGradient):
         rows, positions, p = self.left.shape
         if instantiates(rows, positions, p, self.right.shape[2]):
             return self.instantiated().square_norms()
-        # Products of squares overflow or vanish long before the products themselves, and a norm
-        # that vanished would not be clipped. With the largest entry of each row taken out first,
-        # only what is negligible beside it can vanish.
+        # Products of squares overflow or vanish long before the products themselves, and a gradient
+        # whose computed norm vanished would not be clipped. After division by the largest entry of
+        # each row, only numbers that are negligible beside that entry can vanish.
         left, left_scale = _normalized(self.left)
         right, right_scale = _normalized(self.right)
         return self._square_norms(left, right) * tf.square(left_scale * right_scale)
@@ -158,8 +161,8 @@ class OuterProducts(PerExampleGradient):
         rows, positions, p = self.left.shape
         if instantiates(rows, positions, p, self.right.shape[2]):
             return self.instantiated().square_norms()
-        # The same without taking the largest entries out. A factor that overflows makes its row
-        # infinite; what vanishes is made up for.
+        # This is `square_norms` without the division by the largest entries. A factor that overflows
+        # makes its row infinite; _VANISHING makes up for squares that vanish.
         if self._flat is not None:
             left, right = map(_row_squares, self._flat)
             return (left + _VANISHING) * (right + _VANISHING)
@@ -192,11 +195,11 @@ class OuterProducts(PerExampleGradient):
 
 
 class Lookups(PerExampleGradient):
-    """Gradients of a table whose rows were looked up: sums of vectors at positions of the table.
+    """Gradients of a table whose rows were looked up: sums of vectors at the looked-up rows.
 
     Args:
         indices: integers [rows, positions], each in [0, size).
-        vectors: [rows, positions, width]: the gradients at what was looked up.
+        vectors: [rows, positions, width]: the gradients at the looked-up vectors.
         size: number of rows of the table.
     """
 
@@ -206,8 +209,8 @@ class Lookups(PerExampleGradient):
         self.size = size
 
     def square_norms(self):
-        # An index that occurs twice in a row of data adds its vectors up before they are squared.
-        # Sorted, equal indices are neighbours, so that every run of them gets a segment of its own.
+        # If an index occurs twice in a row of data, its vectors are summed before they are squared.
+        # After sorting, equal indices are neighbours, so that each series of them gets its own segment.
         order = tf.argsort(self.indices, axis=1)
         indices = tf.gather(self.indices, order, batch_dims=1)
         vectors = tf.gather(self.vectors, order, batch_dims=1)
@@ -218,7 +221,7 @@ class Lookups(PerExampleGradient):
         sums = tf.math.unsorted_segment_sum(
             tf.reshape(vectors, [-1, width]), segments, tf.size(indices)
         )
-        # Each segment lies inside one row; add its square at the place of its first element.
+        # Each segment lies inside one row; its square is added at the place of its first element.
         squares = tf.gather(tf.reduce_sum(tf.square(sums), axis=1), segments)
         squares = tf.where(starts, tf.reshape(squares, tf.shape(starts)), 0.0)
         return tf.reduce_sum(squares, axis=1)
@@ -251,7 +254,7 @@ class Lookups(PerExampleGradient):
 
 @contextlib.contextmanager
 def expecting_rows(rows: int | None):
-    """While it lasts, routes are chosen for so many rows where the graph does not say how many."""
+    """Context in which computations are chosen for `rows` rows if the graph does not say how many."""
     token = _ROWS.set(rows or _ROWS.get())
     try:
         yield
@@ -260,12 +263,12 @@ def expecting_rows(rows: int | None):
 
 
 def rows_or_expected(rows: int | None) -> int:
-    """Returns `rows`, or as many as are expected where they are not known."""
+    """Returns `rows`, or the number of rows to expect if `rows` is None."""
     return rows or _ROWS.get()
 
 
 def instantiates(rows, positions, p, q) -> bool:
-    """Whether sums of outer products are best written out, rather than their Gram matrices.
+    """Whether writing out sums of outer products is cheaper than their Gram matrices.
 
     Args:
         rows, positions: None where unknown.
@@ -276,7 +279,7 @@ def instantiates(rows, positions, p, q) -> bool:
         return False
     if positions is None:
         return True
-    # Operations, and numbers moved to and from memory, per row.
+    # Costs per row: operations, and numbers moved to and from memory.
     instantiated = positions * p * q + 3 * p * q
     gram = positions * positions * (p + q + 4) + positions * p * q / 2
     return instantiated <= gram
@@ -293,20 +296,20 @@ def zero_rows(values: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
 
 
 def on_plain_cpu() -> bool:
-    """Whether operations that were chosen by measurement on a CPU run on one: no GPU, no XLA."""
+    """Whether operations run on a CPU without XLA; some methods were measured only there."""
     return not (inside_xla() or tf.config.list_logical_devices("GPU"))
 
 
 def _row_squares(values):
     """Returns float32 [rows]: sums of squares of `values` [rows, n]."""
     if inside_xla():
-        return tf.reduce_sum(tf.square(values), axis=1)  # XLA does not know the other operation
-    # It reads the values once; their squares are not written (measured: half the time).
+        return tf.reduce_sum(tf.square(values), axis=1)  # XLA lacks the operation below
+    # This operation reads the values once and does not write squares (measured: half the time).
     return tf.square(tf.math.reduce_euclidean_norm(values, axis=1))
 
 
 def _normalized(factor):
-    """Divides each row by its largest absolute value; returns (quotient, float32 [rows])."""
+    """Divides each row by its largest absolute value; returns (quotients, these values [rows])."""
     scale = tf.reduce_max(tf.abs(factor), axis=[1, 2])
     inverse = 1.0 / tf.maximum(scale, 1e-37)
     return factor * inverse[:, tf.newaxis, tf.newaxis], scale

@@ -1,8 +1,9 @@
-"""Watches a model's forward pass: what each rule's layer saw, and that nobody else used its weights.
+"""Records a forward pass for the rules, and checks that only its own layer reads a weight.
 
 A weight that is read outside its layer (a tied kernel, a penalty written by hand) would have a second
-gradient that no rule sees. So the pass runs in a scope that hands a trainable variable's value out
-only to the one layer that owns it, while that layer runs; anything else raises.
+gradient that no rule sees. So the pass runs in a scope that returns a trainable variable's value only
+to the one layer that owns it, while that layer runs; any other read raises. Exceptions are weight
+regularizers, whose gradient comes without data, and the pass of the public examples.
 """
 
 import contextlib
@@ -10,24 +11,20 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import SHORTCUTS, children, is_rematerialized, layers_of
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.moments import WatchedMoments, watched
 from tfdp.layers.public import in_public_pass, public_layers
 
-# Methods by which a container asks whether it may compute without calling its layers.
-_SHORTCUTS = {
-    keras.layers.Bidirectional: ("_can_attempt_fused_lstm", "_can_attempt_fused_gru"),
-}
-
 
 def owners(model) -> dict:
     """Returns {layer: rule} for the layers that own trainable variables.
 
     Raises:
-        UnsupportedModelError: a trainable variable has no rule, or more than one.
+        UnsupportedModelError: a trainable variable has no rule or more than one, or the rule does not
+            cover its layer.
     """
     found: dict = {}
     _collect(model, found, set())
@@ -52,20 +49,20 @@ def _collect(layer, found, seen):
     rule = rule_for(layer)
     where = f"Layer '{layer.name}' ({type(layer).__name__})"
     if rule is None:
-        inner = {id(v) for child in layer._layers for v in child.trainable_variables}
+        inner = {id(v) for child in children(layer) for v in child.trainable_variables}
         own = [v for v in layer.trainable_variables if id(v) not in inner]
         if own:
             raise UnsupportedModelError(
                 f"{where} owns the trainable variable '{own[0].path}' and has no rule for its "
                 "per-example gradients."
             )
-        for child in layer._layers:
+        for child in children(layer):
             _collect(child, found, seen)
         return
     refusal = rule.refusal()
     if getattr(layer, "quantization_mode", None) is not None:
         refusal = "is quantized"
-    if getattr(layer, "_remat_mode", None) is not None:
+    if is_rematerialized(layer):
         refusal = "is rematerialized"
     if refusal:
         raise UnsupportedModelError(f"{where} {refusal}, which its rule does not cover.")
@@ -84,7 +81,7 @@ def _never(*args, **kwargs):
 
 
 class _Scope(keras.StatelessScope):
-    """A stateless scope that tells `recorder` of every value it hands out."""
+    """A stateless scope that calls `recorder.on_read` before it returns a variable's value."""
 
     def __init__(self, mapping, recorder):
         super().__init__(mapping)
@@ -96,12 +93,12 @@ class _Scope(keras.StatelessScope):
 
 
 class Recorder(Forward):
-    """A forward pass that records what the rules need, and refuses what they would not see.
+    """A forward pass that records what the rules need, and refuses reads that no rule would see.
 
     Args:
         forward: the forward pass to record.
         rules: as `owners` returns them.
-        tape: the tape that the recorded outputs are watched by.
+        tape: the tape that watches the recorded outputs.
     """
 
     def __init__(self, forward: Forward, rules: dict, tape: tf.GradientTape):
@@ -132,14 +129,14 @@ class Recorder(Forward):
                     moments = self._differentiable(layer)
                     stack.enter_context(replaced(layer, public_moments=moments))
             for layer in layers_of(self.model, itself=True):
-                for name in _SHORTCUTS.get(type(layer), ()):
+                for name in SHORTCUTS.get(type(layer), ()):
                     stack.enter_context(replaced(layer, **{name: _never}))
             with self._refusing():
                 return super().outputs(values, state, x)
 
     def loss(self, scope, x, y, y_pred):
-        # A regularized weight is read once by its penalty in the loss and once where that is taken
-        # out again; its gradient comes later, without the data.
+        # The penalty of a regularized weight reads it twice: in the loss, and where the penalty is
+        # subtracted again. The gradient of the penalty comes later, without the data.
         self._allowed = {id(v): 2 for v in self.variables if v.regularizer is not None}
         with self._refusing():
             loss = super().loss(scope, x, y, y_pred)
@@ -151,7 +148,7 @@ class Recorder(Forward):
         if id(variable) not in self._trainable or id(variable) in self._open:
             return
         if in_public_pass():
-            return  # what flows through the moments that are left behind is found there
+            return  # `watched` computes the gradient through the moments that this pass leaves behind
         left = self._allowed.get(id(variable), 0)
         if left == 0:
             self._refuse(
@@ -162,7 +159,7 @@ class Recorder(Forward):
 
     @contextlib.contextmanager
     def _refusing(self):
-        """Raises the refusal itself, whatever Keras wrapped around it or a layer's code made of it."""
+        """Context that raises the refusal itself, even if Keras wraps it or a layer catches it."""
         try:
             yield
         except Exception:
@@ -177,11 +174,11 @@ class Recorder(Forward):
         raise self._refusal
 
     def _differentiable(self, layer):
-        """`layer.public_moments`, whose moments are watched as the private examples use them."""
+        """Returns a `public_moments` for `layer` that makes `WatchedMoments`."""
 
         def public_moments(rows):
             self._public_calls = []
-            # The very tensors that layers get; a scope may have made new ones.
+            # The tape must watch the very tensors that layers get; the scope may have made new ones.
             values = [
                 keras.StatelessScope.get_current_value(self._values, v) for v in self.variables
             ]
@@ -206,6 +203,7 @@ class Recorder(Forward):
         return public_moments
 
     def _instrumented(self, layer, rule):
+        """Returns a `call` for `layer` that runs its rule and records the rule's operations."""
         where = f"Layer '{layer.name}' ({type(layer).__name__})"
 
         def record(output, **saved):

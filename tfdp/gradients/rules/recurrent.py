@@ -1,8 +1,9 @@
-"""SimpleRNN, LSTM and GRU, over the whole sequence; Bidirectional follows from its two layers.
+"""Rules for SimpleRNN, LSTM and GRU over whole sequences; Bidirectional follows from its two layers.
 
-The inputs' part of every gate is one product over the whole sequence, outside the loop; it is what
-is recorded. Its gradient is the gradient of the gates at all steps, which together with the states
-that the loop went through gives every weight's gradient. The loop itself carries no weight gradient.
+The part of every gate that comes from the inputs is one product over the whole sequence, outside the
+loop. This product is recorded. Its gradient is the gradient of the gates at all steps of the sequence.
+Together with the states before each step, it gives the gradient of every weight. The loop itself
+computes no gradient of a weight.
 """
 
 import functools
@@ -17,7 +18,10 @@ from tfdp.gradients.rules.step_loop import Cell, Recurrence, TapedCell
 
 
 class _RecurrentRule(Rule):
-    """Replaces the layer's `inner_loop`; gates and states have the order of Keras' cells."""
+    """Replaces the layer's `inner_loop`.
+
+    States have the order of Keras' cells. So have gates, unless `reorder` gives them another order.
+    """
 
     row_by_row = False  # tf.vectorized_map does not vectorize the gradient of every loop
 
@@ -42,20 +46,20 @@ class _RecurrentRule(Rule):
             return type(self.layer).call(self.layer, *args, **kwargs)
 
     def biases(self, bias):
-        """Returns what is added to the inputs' and to the states' part of the gates, or None."""
+        """Returns the biases of the inputs' and of the states' part of the gates, each or None."""
         return bias, None
 
     def step(self, gates, recurrent, states, kernel):
-        """One step of the cell.
+        """Computes one step of the cell.
 
         Args:
-            gates: [rows, gates * units], the inputs' part.
-            recurrent: the states' part.
+            gates: [rows, gates * units], the part of the gates that comes from the inputs.
+            recurrent: [rows, gates * units], the part that comes from the states.
             states: list of [rows, units]; the first is the output of the step before.
             kernel: the recurrent kernel.
 
         Returns:
-            New states.
+            List of the new states.
         """
         raise NotImplementedError
 
@@ -64,18 +68,18 @@ class _RecurrentRule(Rule):
         return TapedCell(functools.partial(self.step, kernel=kernel), gates.shape[2])
 
     def reorder(self, weights):
-        """Puts a weight's gates, or a gradient's, in the order that `step` takes, and back."""
+        """Puts the gates of a weight or a gradient in the order of `step`; a second call undoes it."""
         return weights
 
     def factors(self, gates, recurrent):
-        """Returns what the gradient at `gates` is multiplied with to be that at `recurrent`.
+        """Returns the factors by which the gradient at `gates` becomes the gradient at `recurrent()`.
 
         Args:
-            gates: [steps, rows, gates * units].
-            recurrent: returns the states' part of them.
+            gates: [steps, rows, gates * units], the part of the gates that comes from the inputs.
+            recurrent: function that returns the part that comes from the states.
 
         Returns:
-            None where the two gradients are the same.
+            [steps, rows, gates * units], or None if the two gradients are the same.
         """
         del gates, recurrent
 
@@ -116,7 +120,7 @@ class _RecurrentRule(Rule):
             tf.stop_gradient(gates), lambda: recurrence.product(before)
         )
 
-        # A masked step keeps the states. Its output is the last one before, or zero.
+        # A masked step keeps the states. Its output is that of the step before, or zero.
         if not layer.return_sequences:
             last = states[0]
             if mask is not None:
@@ -153,14 +157,14 @@ class _RecurrentRule(Rule):
         return found
 
     def bias_gradient(self, gates, recurrent):
-        """Returns [rows, *shape of the bias] from sums over the steps."""
+        """Returns the bias' gradients [rows, *shape of the bias] from sums over the steps."""
         del recurrent
         return gates
 
 
 @register(keras.layers.SimpleRNN)
 class SimpleRNNRule(_RecurrentRule):
-    """One gate."""
+    """The rule of SimpleRNN, which has one gate."""
 
     def step(self, gates, recurrent, states, kernel):
         activation = self.layer.cell.activation
@@ -170,7 +174,7 @@ class SimpleRNNRule(_RecurrentRule):
 
 @register(keras.layers.LSTM)
 class LSTMRule(_RecurrentRule):
-    """Gates: input, candidate, forget, output; Keras' cells have the second and third exchanged."""
+    """The gates are input, candidate, forget, output; Keras' cells exchange the second and third."""
 
     def reorder(self, weights):
         i, second, third, o = tf.split(weights, 4, axis=-1)
@@ -193,10 +197,10 @@ class LSTMRule(_RecurrentRule):
 
 
 class FusedLSTMCell(Cell):
-    """An LSTM's step, with TensorFlow's one operation for the elementwise part of its gradient.
+    """An LSTM's step, with a single TensorFlow operation for the elementwise part of its gradient.
 
-    Activations are kept, and not computed again. Measured on a CPU, there and back: 0.8 times the
-    processor time of `TapedCell`.
+    Activations are kept instead of being computed again. Forward and backward pass together take 0.8
+    times the processor time of `TapedCell` (measured on a CPU).
     """
 
     def __init__(self, units):
@@ -212,7 +216,7 @@ class FusedLSTMCell(Cell):
 
     def backward(self, gates, kept, states, upstream):
         i, f, o, candidate, shown = kept
-        # Without peepholes the operation takes inputs, weights and `cs` for their shapes only.
+        # Without peepholes the operation uses only the shapes of inputs, weights and `cs`.
         unused = tf.zeros([self.units])
         d_carry, d_gates, *_ = tf.raw_ops.LSTMBlockCellGrad(
             x=states[0][:, :1], cs_prev=states[1], h_prev=states[0],
@@ -226,10 +230,10 @@ class FusedLSTMCell(Cell):
 
 @register(keras.layers.GRU)
 class GRURule(_RecurrentRule):
-    """Gates: update, reset, candidate.
+    """The gates are update, reset, candidate.
 
-    With reset_after=True, Keras' default, the candidate sees its states' part through the reset gate;
-    with reset_after=False that part is a product with states that went through the gate before.
+    With reset_after=True, Keras' default, the reset gate multiplies the candidate's part from the
+    states. With reset_after=False it multiplies the states before their product with the kernel.
     """
 
     def biases(self, bias):
@@ -263,7 +267,8 @@ class GRURule(_RecurrentRule):
         (call,) = calls
         gates, states = _by_rows(call.gradient), _by_rows(call["states"])
         reset = _by_rows(call["factors"])[:, :, 2 * cell.units :]
-        # The two parts of the kernel see different states: twice as many positions.
+        # Two parts of the recurrent kernel multiply different states, so the outer products have
+        # twice as many positions.
         is_candidate = tf.cast(tf.range(3 * cell.units) >= 2 * cell.units, tf.float32)
         left = tf.concat([states, reset * states], axis=1)
         right = tf.concat([gates * (1 - is_candidate), gates * is_candidate], axis=1)
@@ -280,12 +285,12 @@ class GRURule(_RecurrentRule):
 
 
 def _by_rows(values):
-    """Float32 [rows, steps, ...] of [steps, rows, ...]."""
+    """Transposes [steps, rows, ...] to float32 [rows, steps, ...]."""
     return tf.transpose(tf.cast(values, tf.float32), [1, 0, 2])
 
 
 def _affine(values, kernel, bias):
-    """`values @ kernel + bias` for any number of axes, as one product of matrices."""
+    """Returns `values @ kernel + bias` for any number of axes, as one product of matrices."""
     products = tf.matmul(tf.reshape(values, [-1, kernel.shape[0]]), kernel)
     if bias is not None:
         products = tf.nn.bias_add(products, bias)
@@ -294,7 +299,10 @@ def _affine(values, kernel, bias):
 
 
 def _product(state, kernel):
-    """`state @ kernel` with a gradient for `state` only; a loop's gradient would sum both up."""
+    """Returns `state @ kernel` with a gradient for `state` only.
+
+    With the usual gradient, the gradient of a loop would also sum up that of the kernel.
+    """
 
     @tf.custom_gradient
     def product(state):

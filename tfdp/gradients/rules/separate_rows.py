@@ -1,13 +1,19 @@
-"""Which models treat the rows of a batch one by one for certain, by inspection.
+"""Decides by inspection whether a model is known to map each row of a batch by itself.
 
-Such a model can run forward on the whole batch at once. Any other runs row by row under
+Such a model can run forward on the whole batch at once. Any other model runs row by row under
 `tf.vectorized_map`, which costs a little more, and cannot mix rows whatever its code does.
 """
 
 import keras
 from keras import layers
 
-from tfdp._compat.keras import Functional
+from tfdp._compat.keras import (
+    Functional,
+    attention_axes,
+    children,
+    is_keras_function,
+    uses_of,
+)
 from tfdp.gradients.rules import rule_for
 from tfdp.layers import PublicExamples
 
@@ -101,21 +107,16 @@ def _tuple(axis):
     return tuple(axis) if isinstance(axis, (list, tuple)) else (axis,)
 
 
-def _is_function(operation, names):
-    kind = type(operation)
-    return kind.__module__.startswith("keras.src.ops.") and kind.__name__ in names
-
-
 def _arguments(operation):
     """Yields (tensors, other arguments) for each use of `operation` in its model."""
-    for node in operation._inbound_nodes:
-        leaves = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+    for used_with in uses_of(operation):
+        leaves = keras.tree.flatten(used_with)
         tensors = [leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)]
         yield tensors, [leaf for leaf in leaves if not isinstance(leaf, keras.KerasTensor)]
 
 
 def _elementwise(operation):
-    if not _is_function(operation, _ELEMENTWISE):
+    if not is_keras_function(operation, _ELEMENTWISE):
         return False
     for tensors, others in _arguments(operation):
         if len({tensor.ndim for tensor in tensors}) != 1 or tensors[0].ndim == 0:
@@ -126,8 +127,8 @@ def _elementwise(operation):
 
 
 def _along_later_axes(operation):
-    """Whether it works along axes that are given, and the first is none of them."""
-    if not _is_function(operation, _ALONG_AXES) or operation.axis is None:
+    """Whether `operation` works along given axes, none of which is the first."""
+    if not is_keras_function(operation, _ALONG_AXES) or operation.axis is None:
         return False
     axes = _tuple(operation.axis)
     added = len(axes) if type(operation).__name__ == "ExpandDims" else 0
@@ -138,11 +139,11 @@ def _along_later_axes(operation):
 
 
 def _takes_from_each_row(operation):
-    """Whether it is `x[:, ...]`, with numbers, slices and new axes after the first colon."""
-    if not _is_function(operation, {"GetItem"}):
+    """Whether `operation` is `x[:, ...]`, with numbers, slices and new axes after the first colon."""
+    if not is_keras_function(operation, {"GetItem"}):
         return False
-    for node in operation._inbound_nodes:
-        arguments = [*node.arguments.args, *node.arguments.kwargs.values()]
+    for args, kwargs in uses_of(operation):
+        arguments = [*args, *kwargs.values()]
         if len(arguments) != 2 or not isinstance(arguments[1], tuple):
             return False
         first, *rest = arguments[1]
@@ -157,13 +158,14 @@ _FUNCTIONS = (_elementwise, _along_later_axes, _takes_from_each_row)
 
 
 def _own_mask(layer):
+    """Whether a dropout layer draws a mask of its own for each row."""
     shape = getattr(layer, "noise_shape", None)
     return shape is None or shape[0] is None
 
 
 # Layers that work on rows one by one in some configurations.
 _CONDITIONAL = {
-    layers.Activation: lambda layer: True,  # its function is checked below
+    layers.Activation: lambda layer: True,  # `_stock_activation` checks its function
     layers.AlphaDropout: _own_mask,
     layers.Concatenate: lambda layer: layer.axis == -1 or layer.axis > 0,
     layers.Dropout: _own_mask,
@@ -172,7 +174,7 @@ _CONDITIONAL = {
 # Layers made of other layers, whose own code keeps rows apart.
 _COMPOSITE = {
     layers.Bidirectional: lambda layer: not layer.stateful,
-    layers.MultiHeadAttention: lambda layer: all(axis > 0 for axis in layer._attention_axes),
+    layers.MultiHeadAttention: lambda layer: all(axis > 0 for axis in attention_axes(layer)),
     PublicExamples: lambda layer: layer.statistics == "example",
 }
 _CONTAINERS = (keras.Sequential.call, Functional.call)
@@ -193,7 +195,7 @@ def rows_are_separate(model, rules: dict) -> bool:
         inner = model.layers if isinstance(model, keras.Sequential) else model.operations
         return all(rows_are_separate(operation, rules) for operation in inner)
     if type(model) in _COMPOSITE and _COMPOSITE[type(model)](model):
-        return all(rows_are_separate(inner, rules) for inner in model._layers)
+        return all(rows_are_separate(inner, rules) for inner in children(model))
     if type(model) in _PLAIN or any(is_separate(model) for is_separate in _FUNCTIONS):
         return True
     condition = _CONDITIONAL.get(type(model))

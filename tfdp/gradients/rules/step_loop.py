@@ -1,8 +1,9 @@
 """A loop over the steps of a sequence, with a gradient of its own.
 
-TensorFlow's gradient of a loop keeps every intermediate of every step. Here only the states before
-each step are kept, and what the cell asks for. No gradient of the kernel is summed up: rules have
-every weight's from what is recorded.
+TensorFlow's gradient of a loop keeps every intermediate tensor of every step. This loop keeps only the
+states before each step, and the tensors that the cell's `keeps` lists. It computes no gradient of the
+kernel, because the rules compute the gradient of every weight from the recorded tensors. In this
+module, a step is one step of a sequence.
 """
 
 import abc
@@ -13,47 +14,47 @@ import tensorflow as tf
 
 
 class Cell(abc.ABC):
-    """What happens at each step, apart from the product of the state with the recurrent kernel.
+    """One step of a recurrent layer, apart from the product of the state with the recurrent kernel.
 
     Attributes:
-        keeps: widths of the tensors that the way back needs of each step.
+        keeps: widths of the tensors that the backward pass needs of each step.
     """
 
     keeps: list
 
     @abc.abstractmethod
     def forward(self, gates, product, states):
-        """One step.
+        """Computes one step.
 
         Args:
-            gates: [rows, g], the inputs' part.
-            product: [rows, g], the states' part.
+            gates: [rows, g], the part of the gates that comes from the inputs.
+            product: [rows, g], the part of the gates that comes from the states.
             states: list of [rows, units].
 
         Returns:
-            (list of new states; list of [rows, width] for `keeps`).
+            (list of new states; list of tensors [rows, width] to keep, with the widths of `keeps`).
         """
 
     @abc.abstractmethod
     def backward(self, gates, kept, states, upstream):
-        """The step's gradient.
+        """Computes the gradients of one step.
 
         Args:
-            gates, states: as `forward` got them.
-            kept: what it returned to be kept.
-            upstream: gradients at its new states.
+            gates, states: the arguments of `forward`.
+            kept: the tensors that `forward` returned to be kept.
+            upstream: list of gradients at the new states.
 
         Returns:
-            Gradients at gates, product and (a list) states; None where they are zero.
+            Gradients at gates, at product and at states. The last is a list, with None for zero.
         """
 
 
 class TapedCell(Cell):
-    """A cell whose gradient TensorFlow finds, from the product; the step is computed again for it.
+    """A cell whose gradient TensorFlow computes; it keeps the product and computes the step again.
 
     Args:
         step: maps (gates, product, states) to new states.
-        width: g.
+        width: g, the width of the gates.
     """
 
     def __init__(self, step: Callable, width: int):
@@ -76,15 +77,15 @@ class TapedCell(Cell):
 
 @dataclasses.dataclass(frozen=True)
 class Recurrence:
-    """The loop.
+    """The loop over the steps of a sequence.
 
     Attributes:
-        cell: what happens at each step.
-        kernel: [units, g]: the product is of the first state and this. Gets no gradient.
+        cell: computes each step.
+        kernel: [units, g]: the recurrent kernel, which multiplies the first state. It gets no gradient.
         bias: [g], added to the product, or None.
-        mask: bool [steps, rows, 1]: where False, the states stay; or None.
-        dropout: [rows, units], what the first state is multiplied with for the product; or None.
-        shows_steps: whether anybody needs a gradient through the states between the steps.
+        mask: bool [steps, rows, 1], or None: where it is False, the states stay.
+        dropout: [rows, units], or None: multiplies the first state before the product.
+        shows_steps: whether a gradient through the states after each step is needed.
     """
 
     cell: Cell
@@ -95,7 +96,7 @@ class Recurrence:
     shows_steps: bool = True
 
     def product(self, state):
-        """The states' part of the gates; `state` is [..., units]."""
+        """Returns the part of the gates that comes from `state` [..., units]."""
         product = tf.matmul(state, self.kernel)
         return product if self.bias is None else product + self.bias
 
@@ -103,12 +104,13 @@ class Recurrence:
         """Goes through all steps.
 
         Args:
-            gates: [steps, rows, g], the inputs' part.
+            gates: [steps, rows, g], the part of the gates that comes from the inputs.
             initial: list of [rows, units].
 
         Returns:
-            (before, after, last): the first state before each step, without a gradient, and after it
-            [steps, rows, units] (None unless `shows_steps`); the list of the last states.
+            (before, after, last): before is the first state before each step [steps, rows, units],
+            without a gradient; after is the first state after each step, or None unless `shows_steps`;
+            last is the list of the last states.
         """
         count = len(initial)
 
@@ -133,7 +135,7 @@ class Recurrence:
         steps = gates.shape[0] or tf.shape(gates)[0]
 
         def array(width):
-            # Read on the way back, after some have been stacked.
+            # The backward pass reads the array, which may have been stacked before.
             return tf.TensorArray(
                 gates.dtype,
                 size=steps,

@@ -1,0 +1,65 @@
+"""Results for tests, made of a few letters, without TensorFlow; and processes that make them."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tfdp.experiments.result_folder import ResultFolder, check  # noqa: E402
+
+FILES = {"model.keras", "run.json", "model_card.md", "tensorboard"}
+
+
+class TrainingFailed(Exception):
+    """A failure of what is done in an open folder, which is not the folder's to explain."""
+
+
+def make(path, which, **options):
+    """Writes the result `which` to `path`."""
+
+    def save_model(name):
+        with open(name, "w") as file:
+            file.write(f"model {which[0]}")
+            file.flush()
+            sys.audit("test")
+            file.write(which[1:])
+
+    with ResultFolder(path, **options) as folder:
+        try:
+            os.mkdir(folder.log_dir)
+            with open(os.path.join(folder.log_dir, "events.out.tfevents.1"), "w") as file:
+                file.write(f"log {which}")
+        except OSError as error:
+            raise TrainingFailed from error
+        folder.commit({"which": which}, f"card {which}", save_model)
+
+
+def state(path):
+    """Which whole result is there; None where there is nothing. Anything else fails."""
+    if not os.path.lexists(path) or not os.listdir(path):
+        return None
+    which = check(path)["which"]
+    assert set(os.listdir(path)) == FILES
+    assert (path / "model.keras").read_text() == f"model {which}"
+    assert (path / "model_card.md").read_text() == f"card {which}"
+    assert (path / "tensorboard" / "events.out.tfevents.1").read_text() == f"log {which}"
+    return which
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def python(code, *arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )

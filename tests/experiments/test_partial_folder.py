@@ -1,0 +1,246 @@
+"""One process at a time makes a result; what killed ones leave is cleared, and nothing else is."""
+
+import errno
+import os
+import pathlib
+import shutil
+import sys
+
+import pytest
+
+from tfdp.experiments import partial_folder
+from tfdp.experiments.result_folder import (
+    ResultBusy,
+    ResultError,
+    ResultExists,
+    ResultFolder,
+    new_folder,
+)
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from result_helpers import make, names, python, state
+
+# -- one process at a time -------------------------------------------------------------------------
+
+HOLD = """
+import sys
+from tfdp.experiments.result_folder import ResultFolder
+with ResultFolder(sys.argv[1]):
+    print("in", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
+    process = python(HOLD, tmp_path / "r")
+    assert process.stdout.readline() == "in\n"
+    (tmp_path / "r.partial" / "result" / "half").touch()
+    words = rf"Found process {process.pid} on \S+ \(since 20\S+\), which is making it"
+    with pytest.raises(ResultBusy, match=words):
+        ResultFolder(tmp_path / "r").__enter__()
+    assert names(tmp_path / "r.partial" / "result") == ["half"]
+    process.kill()  # and not even then is there anything to remove by hand
+    process.communicate(timeout=60)
+    assert names(tmp_path) == ["r.partial"]
+    make(tmp_path / "r", "new")
+    assert state(tmp_path / "r") == "new"
+    assert names(tmp_path) == ["r"]
+
+
+def test_a_holder_that_has_not_said_who_it_is_is_respected(tmp_path, monkeypatch):
+    with ResultFolder(tmp_path / "r"):
+        (tmp_path / "r.partial" / "lock").write_text("")
+        with pytest.raises(ResultBusy, match="another process"):
+            ResultFolder(tmp_path / "r").__enter__()
+
+
+def test_a_lock_on_a_file_that_is_gone_is_no_lock(tmp_path, monkeypatch):
+    """Between opening and locking, another process removes the file and a third one makes its own."""
+    flock, others = partial_folder.fcntl.flock, []
+
+    def late(handle, how):
+        if not others:
+            others.append(handle)
+            shutil.rmtree(tmp_path / "r.partial")
+            others.append(ResultFolder(tmp_path / "r"))
+            others[1].__enter__()
+        flock(handle, how)
+
+    monkeypatch.setattr(partial_folder.fcntl, "flock", late)
+    with pytest.raises(ResultBusy):
+        ResultFolder(tmp_path / "r").__enter__()
+    others[1].__exit__(None, None, None)
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    def none(handle, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(partial_folder.fcntl, "flock", none)
+    with pytest.raises(ResultError, match="file system with locks"):
+        ResultFolder(tmp_path / "r").__enter__()
+
+
+def test_a_folder_is_entered_once(tmp_path):
+    with ResultFolder(tmp_path / "r") as folder, pytest.raises(ResultError, match="once"):
+        folder.__enter__()
+
+
+# -- leftovers -------------------------------------------------------------------------------------
+
+
+def foreign_file(partial):
+    partial.mkdir()
+    (partial / "thesis.tex").touch()
+
+
+def foreign_beside_lock(partial):
+    partial.mkdir()
+    (partial / "lock").write_text('{"program": "tfdp"}')
+    (partial / "thesis.tex").touch()
+
+
+def foreign_lock(partial):
+    partial.mkdir()
+    (partial / "lock").write_text("4711")
+    (partial / "result").mkdir()
+
+
+def empty_lock_beside_a_folder(partial):
+    partial.mkdir()
+    (partial / "lock").touch()
+    (partial / "result").mkdir()
+
+
+def only_a_file(partial):
+    partial.touch()
+
+
+def link(partial):
+    partial.with_name("elsewhere").mkdir()
+    partial.symlink_to(partial.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        foreign_file,
+        foreign_beside_lock,
+        foreign_lock,
+        empty_lock_beside_a_folder,
+        only_a_file,
+        link,
+    ],
+)
+def test_what_is_not_certainly_ours_is_not_cleared(tmp_path, put):
+    put(tmp_path / "r.partial")
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    with pytest.raises(ResultError, match=r"r\.partial to be free"):
+        ResultFolder(tmp_path / "r").__enter__()
+    assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+    with ResultFolder(tmp_path / "r", numbered=True):  # a number has its own folder
+        pass
+
+
+def test_a_leftover_of_another_user_is_not_cleared(tmp_path, monkeypatch):
+    (tmp_path / "r.partial").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ResultError, match=f"a folder of user {os.getuid()}"):
+        ResultFolder(tmp_path / "r").__enter__()
+    assert names(tmp_path) == ["r.partial"]
+
+
+def moved_aside(tmp_path):
+    """What a process leaves that dies between the two renamings."""
+    make(tmp_path / "r", "old")
+    partial = tmp_path / "r.partial"
+    (partial / "result").mkdir(parents=True)
+    (partial / "lock").write_text('{"program": "tfdp"}')
+    (tmp_path / "r").rename(partial / "previous")
+    return partial
+
+
+def test_an_earlier_result_that_was_aside_comes_back_with_a_word(tmp_path, caplog):
+    moved_aside(tmp_path)
+    with pytest.raises(ResultExists), caplog.at_level("WARNING"):
+        ResultFolder(tmp_path / "r").__enter__()
+    assert "killed" in caplog.text and "is back" in caplog.text
+    assert state(tmp_path / "r") == "old"
+    assert names(tmp_path) == ["r"]
+
+
+def test_an_earlier_result_that_is_aside_is_not_lost_to_somebody_elses_folder(tmp_path):
+    partial = moved_aside(tmp_path)
+    make(tmp_path / "x", "new")
+    (tmp_path / "x").rename(tmp_path / "r")
+    with pytest.raises(ResultError, match=r"the result that was there is in .*previous"):
+        ResultFolder(tmp_path / "r", overwrite=True).__enter__()
+    assert state(partial / "previous") == "old"
+    assert state(tmp_path / "r") == "new"
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+NUMBERED = """
+import sys
+sys.path.insert(0, "tests/experiments")
+from result_helpers import make
+print("ready", flush=True)
+sys.stdin.readline()
+make(sys.argv[1], "new", numbered=True)
+"""
+
+
+def test_every_run_gets_a_number_of_its_own(tmp_path):
+    (tmp_path / "runs").mkdir()
+    processes = [python(NUMBERED, tmp_path / "runs" / "a") for _ in range(6)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:  # all at once
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    found = names(tmp_path / "runs")
+    assert len(found) == 6
+    assert all(state(tmp_path / "runs" / name) == "new" for name in found)
+
+
+def test_numbers_go_on_after_the_largest_that_is_taken(tmp_path):
+    for name in ("a", "a_2_b", "ab_007", "b_009"):
+        (tmp_path / name).mkdir()
+    with ResultFolder(tmp_path / "a", numbered=True) as first:
+        assert first.path == str(tmp_path / "a_001")
+        with ResultFolder(tmp_path / "a", numbered=True) as second:
+            assert second.path == str(tmp_path / "a_002")
+    (tmp_path / "a_041").mkdir()  # empty, but not ours
+    (tmp_path / "a_120.secret").mkdir()  # of a run that has no result: its secrets are its own
+    make(tmp_path / "a", "new", numbered=True)
+    assert state(tmp_path / "a_121") == "new"
+    with pytest.raises(ResultError, match="always new"):
+        ResultFolder(tmp_path / "a", numbered=True, overwrite=True)
+
+
+def test_a_folder_for_several_results_has_a_number_too(tmp_path):
+    base = tmp_path / "runs" / "a"
+    assert new_folder(base) == f"{base}_001"
+    with ResultFolder(base, numbered=True) as folder:
+        assert folder.path == f"{base}_002"
+        assert new_folder(base) == f"{base}_003"
+    assert names(tmp_path / "runs") == ["a_001", "a_003"]
+    assert not names(f"{base}_001") and not names(f"{base}_003")
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultError, match="Not a directory"):
+        new_folder(tmp_path / "file" / "a")
+
+
+def test_leftovers_of_killed_runs_are_cleared_and_living_ones_are_not(tmp_path):
+    process = python(HOLD, tmp_path / "a_003")
+    assert process.stdout.readline() == "in\n"
+    process.kill()
+    process.communicate(timeout=60)
+    foreign_file(tmp_path / "a_004.partial")
+    with ResultFolder(tmp_path / "a_005"), ResultFolder(tmp_path / "a", numbered=True) as folder:
+        assert folder.path == str(tmp_path / "a_006")
+        assert names(tmp_path) == ["a_004.partial", "a_005.partial", "a_006.partial"]

@@ -1,0 +1,80 @@
+"""The points of a sweep are trained one after the other, and none is lost with another."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from tfdp.experiments import Experiment
+from tfdp.experiments.command_line import Point
+from tfdp.experiments.trainings import print_summary, train_points
+
+POINTS = [
+    Point(Experiment(epsilon=float(e), seed=s), {"epsilon": e, "seed": str(s)})
+    for e in ("0.5", "8")
+    for s in (1, 2)
+]
+
+
+def stub(trained, failures=()):
+    """Trains nothing, and writes what a table is made of; fails at the given points."""
+
+    def train(experiment, folder):
+        trained.append((experiment.epsilon, experiment.seed, folder.name))
+        if error := dict(failures).get((experiment.epsilon, experiment.seed)):
+            raise error
+        folder.mkdir(parents=True)
+        proven = {"epsilon": "inf" if experiment.seed == 2 else experiment.epsilon}
+        record = {"test_accuracy": 0.875, "claimed": {"epsilon": 1234.5}, "proven": proven}
+        (folder / "run.json").write_text(json.dumps(record))
+
+    return train
+
+
+def test_every_point_has_its_folder_and_its_turn(tmp_path, capsys):
+    trained = []
+    assert train_points(POINTS, tmp_path, stub(trained)) == 0
+    assert trained == [
+        (0.5, 1, "epsilon=0.5,seed=1"),
+        (0.5, 2, "epsilon=0.5,seed=2"),
+        (8.0, 1, "epsilon=8,seed=1"),
+        (8.0, 2, "epsilon=8,seed=2"),
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {name for _, _, name in trained}
+    said = capsys.readouterr().out
+    assert "Point 3 of 4: epsilon=8,seed=1" in said
+    assert said.count("87.50%") == 4 and said.count("infinite") == 2
+
+
+def test_a_point_that_fails_does_not_lose_the_others(tmp_path, capsys):
+    trained = []
+    failures = [((0.5, 2), ValueError("too much")), ((8.0, 1), RuntimeError("out of memory"))]
+    (tmp_path / "epsilon=8,seed=1").mkdir()
+    (tmp_path / "epsilon=8,seed=1" / "run.json").write_text("{}")  # an earlier result
+    assert train_points(POINTS, tmp_path, stub(trained, failures)) == 2
+    assert len(trained) == 4
+    said = capsys.readouterr()
+    assert "train.py: error: too much" in said.err
+    assert "RuntimeError: out of memory" in said.err
+    assert said.out.count("failed") == 2 and said.out.count("87.50%") == 2
+
+
+def test_one_training_goes_into_the_folder_itself(tmp_path, capsys):
+    alone = [Point(POINTS[0].experiment, {})]
+    trained = []
+    assert train_points(alone, tmp_path / "here", stub(trained)) == 0
+    assert trained == [(0.5, 1, "here")]
+    assert "Point" not in capsys.readouterr().out
+    assert train_points(alone, tmp_path, stub([], [((0.5, 1), ValueError("no"))])) == 2
+    with pytest.raises(RuntimeError):  # nobody expects it: a traceback
+        train_points(alone, tmp_path, stub([], [((0.5, 1), RuntimeError("no"))]))
+
+
+def test_the_summary(tmp_path):
+    for point in POINTS:
+        stub([])(point.experiment, tmp_path / point.name)
+    console = Console(record=True, width=80)
+    print_summary(POINTS, [None, None, ValueError(), None], tmp_path, console)
+    rows = [line.split() for line in console.export_text().splitlines() if "│" in line]
+    assert ["│0.5", "│", "1", "│", "87.50%", "│", "1,234", "│", "0.5│"] in rows
+    assert ["│8", "│", "1", "│", "failed", "│", "│", "│"] in rows

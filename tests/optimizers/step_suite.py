@@ -1,0 +1,144 @@
+"""Whole training steps of a mechanism: a suite that the test module of each one inherits.
+
+Two models train one step on neighbouring data, with the same noise. What their weights differ by, in
+units of the sum of the lot, is what one example did.
+"""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+from helpers import data, plain, private, weights
+from keras import layers
+
+from tfdp.data import make_lots
+from tfdp.layers import PublicBatchNormalization, PublicExamples
+from tfdp.optimizers import MECHANISMS
+
+CLIP, L, RATE, VICTIM = 0.02, 8, 0.5, 3
+EVERYBODY = np.ones(L)
+WITHOUT_VICTIM = np.where(np.arange(L) == VICTIM, 0.0, 1.0)
+
+
+def wide():
+    """A model with so many weights that one step shows the scale of the noise."""
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((4,)), layers.Dense(400), layers.Dense(3)])
+
+
+class StepSuite:
+    """What every optimizer keeps to in whole training steps.
+
+    Attributes:
+        mechanism: its name in `tfdp.optimizers.MECHANISMS`.
+        settings: further arguments of the optimizer.
+        step_over_rate: how far a unit of the lot's mean moves a weight, over the learning rate.
+        attains_the_bound: whether a long gradient moves a step by exactly the sensitivity.
+        normalizes_batches: whether batch statistics are implemented for it.
+    """
+
+    mechanism: str
+    settings: dict = {}
+    step_over_rate = 1.0
+    attains_the_bound = True
+    normalizes_batches = True
+
+    def squares_per_weight(self):
+        """(mean, variance) of the squared noise on a weight, over (noise multiplier * clip norm)^2."""
+        return 1.0, 2.0  # of a Gaussian
+
+    def optimizer(self, noise):
+        make = MECHANISMS[self.mechanism](keras.optimizers.SGD)
+        return make(
+            learning_rate=RATE,
+            l2_norm_clip=CLIP,
+            noise_multiplier=noise,
+            seed=11,
+            **self.settings,
+        )
+
+    def one_step(self, model, present, noise=1.0):
+        """(What a step moved the weights by, in units of the sum; the model)."""
+        made = private(self.optimizer(noise), model)
+        x, y = data(L)
+        x[VICTIM] *= 2.0
+        before = weights(made)
+        made.fit(make_lots("cyclic", x, y, lot_size=L, sample_weight=present), verbose=0)
+        unit = RATE / L * self.step_over_rate
+        return (weights(made) - before).astype(float) / unit, made
+
+    def moved(self, model=plain):
+        """By how far one example moves the sum, and by how far it may."""
+        first, made = self.one_step(model(), EVERYBODY)
+        second, _ = self.one_step(model(), WITHOUT_VICTIM)
+        bound = made.optimizer.bound(made.trainable_variables)
+        (run,) = made.ledger.runs
+        assert bound.sensitivity() == pytest.approx(CLIP * np.sqrt(run.clip_groups))
+        return np.linalg.norm(first - second), bound.sensitivity()
+
+    def test_one_example_moves_a_step_by_no_more_than_the_sensitivity(self):
+        distance, sensitivity = self.moved()
+        # Gradients are longer than C, so clipping attains the bound; encoding stays inside of it.
+        assert 0.3 * sensitivity < distance <= sensitivity * (1 + 1e-3)
+        if self.attains_the_bound:
+            assert distance == pytest.approx(sensitivity, rel=1e-3)
+
+    def test_without_a_bound_it_moves_further(self, monkeypatch):
+        kind = type(self.optimizer(1.0).bound(plain().trainable_variables))
+        monkeypatch.setattr(kind, "scales", lambda _, square_norms: tf.ones_like(square_norms))
+        monkeypatch.setattr(kind, "bounded", lambda _, rows: rows, raising=False)
+        distance, sensitivity = self.moved()
+        assert distance > 3 * sensitivity
+
+    @pytest.mark.parametrize("statistics", ["example", "batch"])
+    def test_batch_statistics_let_it_move_further(self, statistics):
+        if not self.normalizes_batches:
+            return
+
+        def normalized():
+            keras.utils.set_random_seed(0)
+            network = keras.Sequential(
+                [keras.Input((4,)), layers.Dense(5), PublicBatchNormalization(), layers.Dense(3)]
+            )
+            public = np.random.default_rng(5).normal(size=(6, 4)).astype("float32")
+            examples = PublicExamples(network, public, statistics)
+            return keras.Sequential([keras.Input((4,)), examples])
+
+        distance, sensitivity = self.moved(normalized)
+        assert (distance > 1.2 * sensitivity) == (statistics == "batch")
+
+    def test_the_noise_is_what_is_accounted(self):
+        noisy, made = self.one_step(wide(), EVERYBODY, noise=3.0)
+        silent, _ = self.one_step(wide(), EVERYBODY, noise=0.0)
+        drawn = noisy - silent
+        mean, variance = self.squares_per_weight()
+
+        def accepts(noise_multiplier):
+            squares = (drawn / (noise_multiplier * CLIP)) ** 2
+            error = (squares.mean() - mean) / np.sqrt(variance / len(drawn))
+            return 2 * scipy.stats.norm.sf(abs(error)) > 1e-6
+
+        (run,) = made.ledger.runs
+        assert accepts(run.noise_multiplier)
+        # As if two thirds, or three halves, of what is accounted had been added.
+        assert not accepts(run.noise_multiplier * 3 / 2)
+        assert not accepts(run.noise_multiplier * 2 / 3)
+
+    def test_xla_compiles_once_and_not_for_every_poisson_lot(self):
+        class Clock(keras.callbacks.Callback):
+            seconds = ()
+
+            def on_train_batch_begin(self, batch, logs=None):
+                self.start = time.perf_counter()
+
+            def on_train_batch_end(self, batch, logs=None):
+                self.seconds += (time.perf_counter() - self.start,)
+
+        model = private(self.optimizer(1.0), plain(), {"jit_compile": True})
+        clock = Clock()
+        model.fit(*data(10 * L), batch_size=L, callbacks=[clock], verbose=0)
+        # A compilation takes about a second, a step milliseconds.
+        assert sum(clock.seconds[2:]) < clock.seconds[0] / 4

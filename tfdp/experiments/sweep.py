@@ -1,0 +1,102 @@
+"""Sweeps: one training for each of several values of some settings.
+
+    --sweep=epsilon=0.5,1,2                              three points
+    --sweep="epsilon=0.5,1,2 learning_rate=1,2,3"        three points; the settings move together
+    --sweep=epsilon=0.5,1,2 --sweep=seed=1,2             six points: the product, the first slowest
+
+Neither TensorFlow nor Keras is imported.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+def parse(sweep: str) -> list[dict[str, str]]:
+    """The points of one sweep: the text of each setting's value by the setting's name.
+
+    Args:
+        sweep: "name=value,value,...", or several of these that are separated by spaces and have
+            equally many values.
+
+    Raises:
+        ValueError: the text is not of this form, or names a setting twice.
+    """
+    columns = {}
+    for part in sweep.split():
+        name, equals, values = part.partition("=")
+        texts = values.split(",")
+        if not (name and equals and all(texts)):
+            raise ValueError(
+                f"Expected --sweep to be name=value,value,... Found {part!r} in --sweep={sweep!r}."
+            )
+        if name in columns:
+            raise ValueError(f"Expected --sweep to name {name} once. Found --sweep={sweep!r}.")
+        columns[name] = texts
+    if not columns:
+        raise ValueError("Expected --sweep to be name=value,value,... Found an empty one.")
+    lengths = {name: len(texts) for name, texts in columns.items()}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{length} of {name}" for name, length in lengths.items())
+        raise ValueError(
+            f"Expected equally many values of settings that move together. Found {found} in "
+            f"--sweep={sweep!r}; a --sweep for each makes the product."
+        )
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def product(sweeps: Iterable[str]) -> list[dict[str, str]]:
+    """The points of several sweeps together; the first sweep's values change slowest.
+
+    Without a sweep there is one point that sets nothing.
+
+    Raises:
+        ValueError: as for `parse`, or two sweeps name the same setting.
+    """
+    points = [{}]
+    for sweep in sweeps:
+        more = parse(sweep)
+        if twice := sorted(points[0].keys() & more[0].keys()):
+            raise ValueError(f"Expected --sweep to name {', '.join(twice)} once. Found it twice.")
+        points = [one | other for one, other in itertools.product(points, more)]
+    return points
+
+
+def folder_name(values: dict[str, str]) -> str:
+    """The name of a point's folder, such as "epsilon=0.5,seed=1"."""
+    return ",".join(f"{name}={text}" for name, text in values.items()).replace("/", "-")
+
+
+def read_flag_file(path: Path) -> list[str]:
+    """The flags of a flag file, one for each line, without comments."""
+    lines = (line.strip() for line in Path(path).read_text().splitlines())
+    return [line for line in lines if line.startswith("--")]
+
+
+def flag_and_text(flag: str) -> tuple[str, str]:
+    """The name and the text of the value of a flag as it is written: --name=value, --name, --noname.
+
+    A name that begins with "no" and has no value is the negation of a boolean setting.
+    """
+    name, equals, text = flag.removeprefix("--").partition("=")
+    if equals:
+        return name, text
+    return (name[2:], "false") if name.startswith("no") else (name, "true")
+
+
+def points_of(flags: Sequence[str]) -> list[tuple[dict[str, str], list[str]]]:
+    """The points that a flag file describes.
+
+    Args:
+        flags: what `read_flag_file` returns.
+
+    Returns:
+        For each point its values by name, and the flags that train it alone, without a sweep.
+    """
+    pairs = [(flag, *flag_and_text(flag)) for flag in flags]
+    fixed = [(flag, name) for flag, name, _ in pairs if name != "sweep"]
+    found = []
+    for values in product(text for _, name, text in pairs if name == "sweep"):
+        alone = [flag for flag, name in fixed if name not in values]
+        found.append((values, alone + [f"--{name}={text}" for name, text in values.items()]))
+    return found
