@@ -74,7 +74,7 @@ WEIGHTS = "tfdp/training/accounted_weights.py"
 PARTICIPATION = "tfdp/accounting/numerics/participation.py"
 SESSION = "tfdp/session.py"
 ACCOUNT = "tfdp/account.py"
-TRAINING = "tfdp/training/private_model.py"
+TRAINING = "tfdp/training/private_training.py"
 STEP = "tfdp/training/step.py"
 FEEDING = "tfdp/training/feeding.py"
 STEERING = "tfdp/training/steering.py"
@@ -573,7 +573,7 @@ GUARDS = (
         "    if not isinstance(optimizer, DPKerasOptimizer):\n        raise",
         "    if False:\n        raise",
         (
-            "tests/training/test_private_model.py::"
+            "tests/training/test_private_training.py::"
             "test_a_private_model_does_not_train_with_a_plain_optimizer",
         ),
         "a private model trains without noise",
@@ -583,7 +583,7 @@ GUARDS = (
         VALIDATION,
         'if policy is not None and policy.compute_dtype == "float16":',
         "if False:",
-        ("tests/training/test_private_model.py::test_float16_is_refused",),
+        ("tests/training/test_private_training.py::test_float16_is_refused",),
         "gradients are scaled before they are clipped (Keras puts a LossScaleOptimizer around "
         "the private one, which is refused as a plain one)",
     ),
@@ -657,7 +657,7 @@ GUARDS = (
         TRAINING,
         "        refuse_own_train_step(self, PrivateTraining)\n",
         "",
-        ("tests/training/test_private_model.py::test_a_train_step_of_its_own_is_refused",),
+        ("tests/training/test_private_training.py::test_a_train_step_of_its_own_is_refused",),
         "a subclass trains without bound and noise",
     ),
     Guard(
@@ -674,7 +674,7 @@ GUARDS = (
         "        refuse_mixing_layers(self, self._privacy.public_preprocessing)\n",
         "",
         (
-            "tests/training/test_private_model.py::test_batch_normalization_is_refused_by_name[False]",
+            "tests/training/test_private_training.py::test_batch_normalization_is_refused_by_name[False]",
         ),
         "a model that was built after make_private trains with batch normalization (what it "
         "writes is refused while the step is traced)",
@@ -684,7 +684,7 @@ GUARDS = (
         STEP,
         "if strategy.num_replicas_in_sync > 1:",
         "if False:",
-        ("tests/training/test_private_model.py::test_several_replicas_are_refused_quickly",),
+        ("tests/training/test_private_training.py::test_several_replicas_are_refused_quickly",),
         "noise and sums count once for each replica",
     ),
     Guard(
@@ -701,7 +701,7 @@ GUARDS = (
         "    refuse_hidden_state(forward, x, y)\n",
         "",
         (
-            "tests/training/test_private_model.py::test_a_layer_that_keeps_what_it_sees_does_not_train",
+            "tests/training/test_private_training.py::test_a_layer_that_keeps_what_it_sees_does_not_train",
         ),
         "a layer keeps sums of private examples in a variable of its own",
     ),
@@ -844,7 +844,7 @@ GUARDS = (
         FEEDING,
         "    check_labels(y, classes)\n",
         "",
-        ("tests/training/test_private_model.py::test_bad_arguments",),
+        ("tests/training/test_private_training.py::test_bad_arguments",),
         "a label that no output has makes a gradient NaN",
     ),
     Guard(

@@ -40,8 +40,8 @@ INSIDE = {
     ],
     "training": [
         ["export"],
-        ["models"],
-        ["private_model"],
+        ["dp_model"],
+        ["private_training"],
         ["accounted_weights", "feeding", "step"],
     ],
     "optimizers": [["factory"], ["dp_keras_optimizer"], ["adaptive_clipping"]],

@@ -138,7 +138,7 @@ def test_another_process_opens_another_entry(monkeypatch):
 
 
 def test_iterations_that_were_moved_open_another_entry(monkeypatch):
-    monkeypatch.setattr("tfdp.training.private_model.OPEN_ENDED", 10)
+    monkeypatch.setattr("tfdp.training.private_training.OPEN_ENDED", 10)
     model = private(si_dpsgd(rate=keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)))
     taken(model), taken(model)
     model.optimizer.iterations.assign(0)
@@ -259,7 +259,7 @@ def test_a_restored_ledger_counts_against_the_budget_of_the_fit_that_restores_it
 
 
 def test_train_on_batch_has_no_end(monkeypatch):
-    monkeypatch.setattr("tfdp.training.private_model.OPEN_ENDED", 2)
+    monkeypatch.setattr("tfdp.training.private_training.OPEN_ENDED", 2)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.9)
     model = private(si_dpsgd(rate=schedule))
     for _ in range(5):

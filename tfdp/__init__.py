@@ -11,9 +11,9 @@ import importlib
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "DPModel": "tfdp.training.models",
-    "DPSequential": "tfdp.training.models",
-    "make_private": "tfdp.training.models",
+    "DPModel": "tfdp.training.dp_model",
+    "DPSequential": "tfdp.training.dp_model",
+    "make_private": "tfdp.training.dp_model",
     "PrivacyBudget": "tfdp.accounting",
     "DPKerasOptimizer": "tfdp.optimizers",
     "DPKerasSGDOptimizer": "tfdp.optimizers",

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.accounting import epsilon_curve
-from tfdp.training.models import PrivateTraining
+from tfdp.training.dp_model import PrivateTraining
 
 
 def _private(model) -> PrivateTraining:

@@ -185,7 +185,7 @@ def test_lots_of_more_rows_than_the_run_knows_change_nothing(compiled, monkeypat
     assert model.current_run.batch_statistics
     x, y = data(16, seed=4)
     # A plan that says less than what comes.
-    import tfdp.training.private_model as training
+    import tfdp.training.private_training as training
 
     plan = training.Plan
     monkeypatch.setattr(training, "Plan", lambda **kw: plan(**kw | {"lot_size": 8}))

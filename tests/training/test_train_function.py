@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from helpers import data, fit, plain, private, sgd, weights
 
-from tfdp.training import private_model, train_function
+from tfdp.training import private_training, train_function
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def keras_calls(monkeypatch):
 
         return lean(model, counted)
 
-    monkeypatch.setattr(private_model, "lean", followed)
+    monkeypatch.setattr(private_training, "lean", followed)
     return calls
 
 
@@ -45,7 +45,7 @@ def trained(**compiled):
 def test_steps_are_those_of_keras_whoever_takes_them(keras_calls, monkeypatch, compiled, by_keras):
     values, history, steps = trained(**compiled)
     assert len(keras_calls) == by_keras
-    monkeypatch.setattr(private_model, "lean", lambda model, keras_function: keras_function)
+    monkeypatch.setattr(private_training, "lean", lambda model, keras_function: keras_function)
     expected, expected_history, expected_steps = trained(**compiled)
     assert steps == expected_steps == 6
     np.testing.assert_allclose(values, expected, rtol=1e-6)

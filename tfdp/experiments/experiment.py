@@ -13,8 +13,8 @@ from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
 from tfdp.experiments.construction import make_optimizer, plan
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.settings import Experiment
+from tfdp.training.dp_model import make_private
 from tfdp.training.export import plain_copy
-from tfdp.training.models import make_private
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

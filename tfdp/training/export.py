@@ -6,7 +6,7 @@ import keras
 
 from tfdp._files import replaced_whole
 from tfdp.gradients.random_state import seed_states
-from tfdp.training.models import plain_class
+from tfdp.training.dp_model import plain_class
 
 
 def plain_copy(model: keras.Model) -> keras.Model:

@@ -1,6 +1,6 @@
 """Private Keras models: `make_private`, `DPModel`, `DPSequential`.
 
-Their common base `PrivateTraining` provides the guarantee; its module (`private_model`) states it.
+Their common base `PrivateTraining` provides the guarantee; its module (`private_training`) states it.
 """
 
 import functools
@@ -11,7 +11,7 @@ import keras
 from tfdp._compat.keras import Functional, pickled, unpickled
 from tfdp.accounting import PrivacyBudget
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
-from tfdp.training.private_model import PrivateTraining
+from tfdp.training.private_training import PrivateTraining
 
 __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_private"]
 
