@@ -44,7 +44,7 @@ INSIDE = {
         ["private_training"],
         ["accounted_weights", "feeding", "step"],
     ],
-    "optimizers": [["factory"], ["dp_keras_optimizer"], ["adaptive_clipping"]],
+    "optimizers": [["factory"], ["dp_keras_optimizer"], ["accounted", "adaptive_clipping"]],
 }
 # Functions import from the room's own registry when they are called, so that a name is enough.
 BORROWED = ("keras.src", "tensorflow.python")

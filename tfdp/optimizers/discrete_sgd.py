@@ -19,7 +19,8 @@ from tfdp.gradients.bounds import EncodedBound
 from tfdp.gradients.encoding import Codebook, Encoder, check_drawing
 from tfdp.noise.denoising import denoise as denoised
 from tfdp.noise.families import NoiseFamily
-from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer
+from tfdp.optimizers.accounted import Accounted
+from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import check_base
 
 _STUDENT_T_DEGREES = 9.0  # the value in the paper

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdp._validate import finite, one_of, positive, whole
 from tfdp.accounting.mechanisms.dp_dropout import READINGS
-from tfdp.optimizers.dp_keras_optimizer import Accounted
+from tfdp.optimizers.accounted import Accounted
 from tfdp.optimizers.factory import DPKerasSGDOptimizer
 
 _REFUSED = ("momentum", "nesterov")

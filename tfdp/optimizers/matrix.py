@@ -25,7 +25,8 @@ from tfdp.accounting import strategy as make_strategy
 from tfdp.accounting.mechanisms.matrix import Matrix
 from tfdp.noise.correlated import CorrelatedNoise
 from tfdp.noise.secret_file import read_once, write_secret
-from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer, SavedRun
+from tfdp.optimizers.accounted import Accounted, SavedRun
+from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import check_base
 
 _VERSION = 1

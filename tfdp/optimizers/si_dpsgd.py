@@ -27,7 +27,8 @@ from tfdp._compat.keras import configured_rate
 from tfdp._validate import flag, fraction, one_of, positive
 from tfdp.accounting.guarantee import check_kind
 from tfdp.accounting.mechanisms.si_dpsgd import RELEASES, SIDPSGD
-from tfdp.optimizers.dp_keras_optimizer import Accounted, DPKerasOptimizer
+from tfdp.optimizers.accounted import Accounted
+from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 
 _REFUSED = (
     "use_ema",
