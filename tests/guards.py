@@ -81,7 +81,8 @@ STEERING = "tfdp/training/steering.py"
 FUNCTION = "tfdp/training/train_function.py"
 LOTS = "tfdp/data/lots.py"
 SCHEMES = "tfdp/data/schemes.py"
-OPTIMIZER = "tfdp/optimizers/accounted.py"
+OPTIMIZER = "tfdp/optimizers/dp_keras_optimizer.py"
+ACCOUNTED = "tfdp/optimizers/accounted.py"
 SI = "tfdp/optimizers/si_dpsgd.py"
 MATRIX = "tfdp/optimizers/matrix.py"
 NOISE = "tfdp/noise/gaussian.py"
@@ -897,7 +898,7 @@ GUARDS = (
     # -- optimizers -----------------------------------------------------------------------------
     Guard(
         "what is accounted is set once",
-        OPTIMIZER,
+        ACCOUNTED,
         "        if self._slot in optimizer.__dict__:\n",
         "        if False:\n",
         ("tests/training/test_frozen_run.py::test_the_message_says_how_to_begin_another_run",),
