@@ -265,5 +265,5 @@ def epsilon_curve(
     for count in counts:
         runs = [past for past in (*earlier, run.with_(steps=count)) if past.steps]
         values.append(guarantee_of_all(kind, runs, delta, adjacency).epsilon)
-    # What was released early is part of what was released later, so the smaller later bound holds.
+    # Early releases are part of the later ones, so a smaller later bound holds for them too.
     return [float(v) for v in np.minimum.accumulate(values[::-1])[::-1]]

@@ -54,7 +54,7 @@ def guarantee(kind: str, run: Run, delta: float, adjacency: str = "zero_out") ->
 def guarantee_of_all(
     kind: str, runs: Sequence[Run], delta: float, adjacency: str = "zero_out"
 ) -> Guarantee:
-    """`claimed_composition` or `proven_composition`, by name."""
+    """Returns `claimed_composition(...)` or `proven_composition(...)`, as `kind` says."""
     compose = {"claimed": claimed_composition, "proven": proven_composition}[check_kind(kind)]
     return compose(runs, delta, adjacency)
 

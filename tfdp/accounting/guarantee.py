@@ -24,7 +24,7 @@ def check_adjacency(adjacency: str) -> str:
 
 
 def check_kind(kind: str, name: str = "kind") -> str:
-    """Returns `kind`, the value of argument `name`, or raises ValueError where it is unknown."""
+    """Returns `kind`, the value of argument `name`; raises ValueError if it is unknown."""
     return one_of(name, kind, KINDS)
 
 

@@ -16,8 +16,8 @@ Formal guarantees:
 The `tf.data` pipeline runs without Python: a background thread that waits for the interpreter can hang
 a process that is about to exit.
 
-Padding rows exist only to keep the shape fixed. They are marked by a sample weight of zero, and an
-example of weight zero is absent.
+Padding rows exist only to keep the shape fixed. They have a sample weight of zero, and an example of
+weight zero is absent.
 
 This module holds what all lots share; the ways of drawing them are in `tfdp.data.schemes`.
 """
@@ -35,7 +35,7 @@ from tfdp._validate import whole
 from tfdp.data.arrays import as_arrays, as_weights, common_length, with_padding_row
 from tfdp.data.randomness import RandomWords
 
-# Lots are padded to a multiple of this where no physical batch size asks for another.
+# Lots are padded to a multiple of this number of rows if no physical batch size is given.
 _ROUNDING = 8
 
 

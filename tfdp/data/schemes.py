@@ -135,7 +135,7 @@ class ShuffledLots(Lots):
         del turn
 
         def epoch(number):
-            # The order of N words of 64 bits: ties have probability below N**2 / 2**65.
+            # The permutation sorts N words of 64 bits; ties have probability below N**2 / 2**65.
             words = self._random.words(random, number, self.num_examples, tf.int64)
             return self._cut(tf.argsort(words))
 
@@ -172,8 +172,8 @@ class FixedSizeLots(Lots):
         del turn
 
         def draw(step):
-            # The places of the L largest of N words of 64 bits; two are equal, which favours the
-            # first, with probability below N**2 / 2**65.
+            # The lot is the places of the L largest of N words of 64 bits. A tie, which favours the
+            # first of two places, has probability below N**2 / 2**65.
             words = self._random.words(random, step, self.num_examples, tf.int64)
             return tf.cast(tf.math.top_k(words, self.lot_size).indices, tf.int64)
 

@@ -97,7 +97,7 @@ class PerLayerL2Clip(L2Clip):
     would have sensitivity C sqrt(G); with C / sqrt(G) for each, the whole vector stays within C.
 
     Args:
-        l2_norm_clip: C > 0, of all layers together.
+        l2_norm_clip: C > 0, for all layers together.
         layers: for each variable the number of its layer, from 0 to G - 1.
     """
 
@@ -107,7 +107,7 @@ class PerLayerL2Clip(L2Clip):
         return self.l2_norm_clip / math.sqrt(max(self.layers) + 1)
 
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
-        members = tf.one_hot(self.layers, max(self.layers) + 1)  # [variables, groups]
+        members = tf.one_hot(self.layers, max(self.layers) + 1)  # [variables, layers]
         # `tf.where` instead of a product, because 0 * inf is NaN.
         by_layer = tf.reduce_sum(tf.where(members > 0, square_norms[:, :, tf.newaxis], 0.0), axis=1)
         clip = self._clip_of_a_layer()

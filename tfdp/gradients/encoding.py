@@ -25,7 +25,7 @@ from scipy import special
 
 from tfdp._validate import finite, whole
 
-# The most ranks that are held of every vector; of shorter vectors all of them are.
+# The largest number of blocks that are held of a vector; in shorter vectors every rank is a block.
 _BLOCKS = 4096
 # Magnitudes are put into bins by the leading 16 bits of the float32 number without its sign: 128 bins
 # for every power of two, from 2^-44 to 2^20 in units of the clip norm (rounded down to a power of two).

@@ -129,7 +129,7 @@ class PublicBatchNormalization(keras.layers.Layer):
                 f"examples. Received: {axis!r}"
             )
         epsilon = positive("epsilon", epsilon)
-        self.supports_masking = True  # that is: `compute_mask` refuses
+        self.supports_masking = True  # so that Keras calls `compute_mask`, which refuses masks
         self.axis = axis
         self.epsilon = epsilon
         self.center = flag("center", center)

@@ -122,7 +122,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         num_microbatches = whole("num_microbatches", num_microbatches, 1, optional=True)
         super().__init__(*args, **kwargs)
         l2_norm_clip = positive("l2_norm_clip", l2_norm_clip)
-        make_bound(clipping, l2_norm_clip, ["layer/variable"])  # refuses bad values now
+        # Refuses invalid values at construction, not at the first step.
+        make_bound(clipping, l2_norm_clip, ["layer/variable"])
         self.clipping = clipping
         self.l2_norm_clip = l2_norm_clip
         self.noise_multiplier = _noise(noise_multiplier)

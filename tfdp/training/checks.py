@@ -1,7 +1,4 @@
-"""Refuses, by name and with the remedy, models and optimizers that cannot train privately.
-
-Most of it is about layers with which an example's gradient is not its own.
-"""
+"""Refuses models that break per-example privacy, and other optimizers; names layer and remedy."""
 
 from collections.abc import Iterable
 

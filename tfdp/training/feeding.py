@@ -184,7 +184,12 @@ def _foreign(dataset, steps_per_epoch, physical_batch_size, validation_data) -> 
 
 
 def check_targets(model, y) -> None:
-    """Raises ValueError where integer labels are no index of the model's outputs."""
+    """Raises ValueError if integer labels are not indices of the model's outputs.
+
+    Args:
+        model: a compiled Keras model.
+        y: labels; only one array with a sparse categorical loss is checked.
+    """
     loss = model.loss
     sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
         loss == "sparse_categorical_crossentropy"

@@ -48,7 +48,7 @@ def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -
 
 
 def names_of_metrics(model) -> list[str]:
-    """The names under which training metrics come up in the logs, as far as they are given."""
+    """Names of the compiled metrics and of the loss in the logs, with the prefixes of all outputs."""
     _, weighted = compiled_metrics(model)
     names = [
         getattr(metric, "name", None) or getattr(metric, "__name__", metric)

@@ -226,7 +226,7 @@ class NoisyMechanism(Mechanism):
 
 
 def _check_covers(name: str, value: Schedule, steps: int) -> None:
-    """Raises ValueError where a schedule is shorter than the run."""
+    """Raises ValueError if `value` is a table with fewer values than the run has steps."""
     if isinstance(value, tuple) and len(value) < steps:
         raise ValueError(
             f"Expected {name} to have one value for each of the {steps} steps. Received "

@@ -420,4 +420,6 @@ def _check(pair: str, probability: float, multiplier: float) -> None:
     one_of("pair", pair, PAIRS)
     drawn = "A record that is never drawn loses nothing: leave it out."
     fraction("probability", probability, one=True, remedy=drawn)
-    positive("multiplier", multiplier, remedy="Without noise nothing can be proven: use some.")
+    positive(
+        "noise multiplier", multiplier, remedy="Without noise nothing can be proven: use some."
+    )
