@@ -154,8 +154,8 @@ TESTS = pathlib.Path(__file__).resolve().parents[2]
 ROOM = TESTS.parent / "tfdp"
 HOME = ROOM / "accounting" / "mechanisms"
 OUTSIDE = sorted(p for p in ROOM.rglob("*.py") if p.parent != HOME)
-# A name of a mechanism that is also a word: no normalization, no padding.
-WORDS = {"none": ("models", "gradients", "experiments")}
+# A name that is also a word (no normalization, no padding), and the default of the command.
+WORDS = {"none": ("models", "gradients", "experiments"), "si_dpsgd": ("experiments",)}
 
 
 def named_mechanisms(tree):
