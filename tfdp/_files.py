@@ -78,7 +78,7 @@ def replaced_whole(path: str | os.PathLike) -> Iterator[str]:
     If the block fails, `path` stays as it was. The yielded name has the ending of `path`, since some
     writers choose the format by it. The new file gets the permissions of the file that it replaces.
     """
-    path = os.path.realpath(path)  # so that a link stays, and the file that it points to is replaced
+    path = os.path.realpath(path)  # replaces the file that a link points to, and keeps the link
     stem, ending = os.path.splitext(path)
     partial = f"{stem}.{os.urandom(8).hex()}.partial{ending}"
     try:

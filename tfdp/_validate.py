@@ -233,7 +233,7 @@ def _table(value: Any) -> np.ndarray | None:
         return None
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError, NotImplementedError):  # such as nested sequences of unequal length
+    except (TypeError, ValueError, NotImplementedError):  # such as a ragged sequence
         return None
     if array.dtype.kind not in "iuf" or array.ndim > 1:
         # An empty sequence is not refused here, because NumPy gives it a float dtype.
