@@ -8,7 +8,7 @@ import protocol
 
 _SKIPPED = 5  # untimed steps at the start of a fit, while the queue of lots fills
 _DRAWN = 24  # lots on which the step alone is timed
-_TURNS = 24  # how often the parts alternate, since the speed of machines varies from second to second
+_TURNS = 24  # how often the parts alternate, since the speed of machines varies
 
 
 def run(spec, start):
