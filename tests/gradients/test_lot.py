@@ -225,7 +225,7 @@ def images(side, filters):
 
 
 def test_bytes_of_a_row_are_those_of_the_pass_and_not_of_the_weights():
-    # The outputs of the convolution with and without bias; inputs and two reshaped copies are extra.
+    # Outputs of the convolution with and without bias; inputs and two reshaped copies come on top.
     least = 4 * 8 * 30 * 30 * 2
     assert 2 * least <= images(32, 8).row_bytes <= 2.1 * least
     subclassed = type("Own", (keras.Model,), {"call": lambda self, x: self.layer(x)})()
