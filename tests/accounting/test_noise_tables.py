@@ -79,7 +79,7 @@ def test_turns_take_their_least_noise():
         (loss.components[0].multiplier, loss.steps)
         for loss in analyse(run, DELTA, "zero_out").losses
     )
-    # The pairs of the table, one per turn: (2, 3) (2.5, 4) (2, 5) (3, 2) (6, 2.5) (3.5).
+    # The table in consecutive pairs: (2, 3) (2.5, 4) (2, 5) (3, 2) (6, 2.5) (3.5).
     assert rounds == [(2.0, 3), (2.5, 2), (3.5, 1)]
 
 

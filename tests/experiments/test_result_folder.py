@@ -59,7 +59,7 @@ def test_a_kill_at_any_operation_leaves_the_old_or_the_new_result(tmp_path, mode
         assert state(target) == (seen[-1] or before)
         if target.parent.exists():
             assert set(names(target.parent)) <= {"r"}
-    # First the earlier result, then the new one; between them none if names cannot be swapped.
+    # First the earlier state, then the new result; between them none if names cannot be swapped.
     order = ["old", None, "new"] if mode == "aside" else [before, "new"]
     assert [w for k, w in enumerate(seen) if k == 0 or w != seen[k - 1]] == order
     assert seen.count(before) > 30  # counted operations before the renaming

@@ -403,7 +403,7 @@ def test_a_saved_state_goes_on_as_one_run(interrupted):
 def test_the_state_moves_and_is_used_once(interrupted):
     model, lots, first, folder = interrupted
     shutil.copy(folder / "state", folder / "copy")
-    # The state is not loaded here, so another fit is another segment with noise of its own.
+    # Saving moved the state away, so this fit is another segment with noise of its own.
     rest = go_on(model, lots)
     assert [run.steps for run in model.ledger.runs] == [6, 6]
     assert not accepts(np.concatenate([first, rest]), BANDED, 3.0)
@@ -485,7 +485,7 @@ def test_what_cannot_go_on_is_not_saved(tmp_path):
     (tmp_path / "state").write_text("something else")
     with pytest.raises(FileExistsError):
         model.optimizer.save_noise_state(tmp_path / "state")
-    model.optimizer.save_noise_state(tmp_path / "state2")  # the first saved state is not lost
+    model.optimizer.save_noise_state(tmp_path / "state2")  # the refused save lost nothing
     with pytest.raises(RuntimeError, match="has begun"):
         model.optimizer.save_noise_state(tmp_path / "state3")
 

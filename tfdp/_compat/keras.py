@@ -1,7 +1,7 @@
 """Non-public names that tfdp borrows from Keras, each wrapped in one function or name of its own.
 
-All borrowed names were seen in Keras 3.12.4 and 3.15.1. If an attribute is missing, `borrowed` raises
-an ImportError; a default value would hide the change.
+The borrowed names, except those in `SINCE`, were seen in both Keras 3.12.4 and 3.15.1. If an attribute
+is missing, `borrowed` raises an ImportError; a default value would hide the change.
 """
 
 import io

@@ -2,8 +2,8 @@
 
 Each field of `Experiment` declares its type, default, help text, allowed values and bounds. The flags
 of `train.py`, its help, the settings in run.json and the list of settings that only some mechanisms
-have are all derived from these fields. A mechanism with settings of its own adds fields here, and
-nothing in the rest of `tfdp.experiments`.
+have are all derived from these fields. The settings of a new mechanism are declared here and nowhere
+else.
 
 This module imports neither TensorFlow nor Keras.
 """

@@ -214,7 +214,7 @@ def one_step_delta(run, epsilon, adjacency="zero_out"):
 @pytest.mark.parametrize("noise", [1.5])
 @pytest.mark.parametrize("epsilon", [0.05, 0.3])
 def test_with_replacement_covers_the_adversarial_lot(noise, epsilon):
-    """All other gradients are +C and the record's is -C: k draws move the sum by 2k, not by k.
+    """All other gradients are +C: k draws of the record at -C move the sum by 2k, of 0 by k.
 
     The mixture of Gaussians with sensitivities k is below this, so it is no bound.
     """
