@@ -61,8 +61,8 @@ def environment_variables(family: Family) -> dict[str, str]:
     """
     variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KERAS_BACKEND")}
     variables["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    # PyTorch's threads wait actively by default. Beside any other load, active waiting makes its steps
-    # up to fifty times slower, which would favour all other frameworks.
+    # PyTorch's threads wait actively by default. Beside any other load, active waiting makes its
+    # steps up to fifty times slower, which would favour all other frameworks.
     variables.setdefault("OMP_WAIT_POLICY", "passive")
     if not family.own_environment:
         variables["PYTHONPATH"] = str(HERE.parent)

@@ -17,7 +17,7 @@ _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 # Errors of kernels and file systems that cannot swap two names.
 _CANNOT_SWAP = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
-# Errors of file systems without fsync for folders. Their names are durable by other means, or never.
+# Errors of file systems without fsync for folders: names are durable by other means, or never.
 _CANNOT_SYNC_FOLDERS = (errno.EINVAL, errno.ENOTSUP)
 
 

@@ -37,8 +37,8 @@ def register() -> None:
         one_matrix = shape.rank is not None and shape[:-2].num_elements() == 1
         if shared.is_stacked or not stacked.is_stacked or not one_matrix:
             return product_rule(pfor_input)
-        # If the shared matrix has more axes (of length one) than a row, the product has them too, in
-        # front.
+        # If the shared matrix has more axes (of length one) than a row, the product also begins
+        # with them.
         extra = max(shape.rank - (stacked.t.shape.rank - 1), 0)
         stacked = stacked.t
         for _ in range(extra):

@@ -135,8 +135,8 @@ class ShuffledLots(Lots):
         del turn
 
         def epoch(number):
-            # The permutation sorts N random words of 64 bits. Two of them are equal with probability
-            # below N**2 / 2**65.
+            # The permutation sorts N random words of 64 bits. Two of them are equal with
+            # probability below N**2 / 2**65.
             words = self._random.words(random, number, self.num_examples, tf.int64)
             return self._cut(tf.argsort(words))
 

@@ -32,7 +32,7 @@ from tfdp.experiments.partial_folder import PartialFolder, ResultBusy, ResultErr
 
 MODEL, RECORD, CARD, LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
 _DIGESTS = {"model_sha256": MODEL, "model_card_sha256": CARD}
-# Bytes reserved for everything but the model: record, card and log of the digits take 17 kB together.
+# Bytes for everything but the model: record, card and log of the digits take 17 kB together.
 _SMALL = 2**20
 _LOST = (
     "Nothing of it is there, what was there before is as it was, and the model that was trained is "
@@ -165,8 +165,8 @@ class ResultFolder:
         partial = PartialFolder(target)
         partial.acquire()
         try:
-            # The target is checked again: a run that ended meanwhile may have put a result there, or
-            # `acquire` may have restored an earlier one.
+            # The target is checked again: a run that ended meanwhile may have put a result there,
+            # or `acquire` may have restored an earlier one.
             state = self._checked(target)
             if state is not None:
                 os.chmod(partial.result, stat.S_IMODE(os.stat(target).st_mode))
@@ -219,8 +219,8 @@ class ResultFolder:
                     self._checked(partial.target)
                 raise
         elif exchange(partial.result, partial.target):
-            # The partial folder, which will be removed, now holds what was at the target. If that is
-            # no result after all, the two are swapped back.
+            # The partial folder, which will be removed, now holds what was at the target. If that
+            # is no result after all, the two are swapped back.
             try:
                 _look(partial.result)
             except BaseException:
