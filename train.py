@@ -1,13 +1,13 @@
-"""Trains a Keras model with differential privacy and says what the privacy is worth.
+"""Trains a Keras model with differential privacy and prints its claimed and its proven epsilon.
 
     python train.py --mechanism=si_dpsgd --epsilon=2
     python train.py --mechanism=dpsgd --dataset=mnist --model=lenet5 --epsilon=3
     python train.py --flagfile=flags/papers/mnist_dpsgd.cfg --epsilon=3
     python train.py --mechanism=dpsgd --sweep=epsilon=0.5,1,2 --sweep=seed=1,2,3
 
-What is not set on the command line or in a --flagfile comes from the recipe
-flags/defaults/<dataset>_<mechanism>.cfg, where there is one. --epsilon is the
-PROVEN epsilon unless --guarantee=claimed.
+Without a --flagfile, settings that are not on the command line come from the recipe
+flags/defaults/<dataset>_<mechanism>.cfg, if there is one. --epsilon is the PROVEN
+epsilon unless --guarantee=claimed is set.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent
 RECIPES = _ROOT / "flags" / "defaults"
 
 command_line.define()
-flags.adopt_module_key_flags(command_line)  # for --helpshort and usage errors
+flags.adopt_module_key_flags(command_line)  # --helpshort and usage errors list key flags only
 flags.DEFINE_string(
     "model_dir",
     None,
@@ -53,12 +53,12 @@ def main(argv):
         return train_points(points, folder, train)
     finally:
         if points[0].values and not FLAGS.model_dir:
-            with contextlib.suppress(OSError):  # it stays if there is a result in it
+            with contextlib.suppress(OSError):  # a folder that holds a result is not removed
                 folder.rmdir()
 
 
 def _place(points):
-    """Where results go, and what trains one of them."""
+    """Returns the folder for the results, and the function that trains one point into a folder."""
     from tfdp.experiments.result_folder import new_folder
 
     if FLAGS.model_dir:
@@ -70,11 +70,17 @@ def _place(points):
 
 
 def train_one(experiment, model_dir: str | os.PathLike, numbered: bool = False) -> None:
-    """Trains, writes the result into `model_dir` (or a new model_dir_<number>) and prints it."""
+    """Trains one experiment, writes its result and prints the table.
+
+    Args:
+        experiment: the settings.
+        model_dir: the folder of the result.
+        numbered: whether the result goes into a new folder `model_dir`_<number> instead.
+    """
     from tfdp.experiments import ResultFolder, print_table, run_into
 
     with ResultFolder(model_dir, overwrite=FLAGS.overwrite, numbered=numbered) as folder:
-        # TensorBoard reads the log while it is written; at the end it moves with the result.
+        # TensorBoard can read the log during the training; the commit moves it with the result.
         print(f"While it trains: tensorboard --logdir {_shown(folder.log_dir)}", flush=True)
         result = run_into(folder, experiment)
     print()
@@ -87,7 +93,7 @@ def train_one(experiment, model_dir: str | os.PathLike, numbered: bool = False) 
 
 
 def _shown(path: str) -> str:
-    """A path as one would type it in the current folder."""
+    """Returns a path as a user would type it in a shell: relative to and quoted for that shell."""
     relative = os.path.relpath(path)
     return shlex.quote(path if relative.startswith("..") else relative)
 

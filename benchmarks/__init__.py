@@ -1,1 +1,1 @@
-"""Step time and peak memory of private training, tfdp's and its peers'. See README.md."""
+"""Benchmarks of private training: step time and peak memory of tfdp and its peers. See README.md."""

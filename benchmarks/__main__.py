@@ -23,7 +23,7 @@ DEFAULT_PEERS = (
     "opacus_ghost",
     "jax_privacy",
 )
-# What the measured programs are told, and the report prints.
+# Flags that are passed to the measured programs and printed in the report.
 SETTINGS = ("steps", "warmup", "seconds", "max_step_seconds", "timeout", "memory_gib")
 
 
@@ -61,7 +61,7 @@ def _positive(kind):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Returns the parser of the flags."""
     made = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Times private training steps against steps without privacy, and measures the "
@@ -90,10 +90,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def plan(models, lots, peers, repeats):
-    """Yields (round, model, lot, subject): all of a round before the next.
+    """Yields (round, model, lot, subject), one whole round after the other.
 
-    Private and not, of one family, follow each other; odd rounds turn their order around, so that
-    neither is always the first.
+    The baseline and the peers of one family follow each other. Odd rounds reverse their order, so
+    that the baseline is not always the first.
     """
     for number in range(repeats):
         for model in models:
@@ -104,9 +104,9 @@ def plan(models, lots, peers, repeats):
 
 
 def main(arguments=None) -> int:
-    """Measures and prints a table."""
+    """Measures what the flags ask for and prints a table; returns the exit status."""
     flags = parser().parse_args(arguments)
-    absl_flags.FLAGS.mark_as_parsed()  # absl.logging asks; the flags here are argparse's
+    absl_flags.FLAGS.mark_as_parsed()  # absl.logging reads absl's flags; argparse parses ours
     logging.set_verbosity(logging.INFO)
     make_cache(flags.cache)
     spec = {name: getattr(flags, name) for name in SETTINGS}

@@ -1,9 +1,9 @@
-"""Accuracy of every mechanism on MNIST: `python -m benchmarks.accuracy --data_dir=DIR`.
+"""Measures the accuracy of every mechanism: `python -m benchmarks.accuracy --data_dir=DIR`.
 
-Runs `train.py` on the points of the flag files of `ROWS`, seed by seed, and writes docs/mnist.json
-after every run, so that it can be stopped and called again: what was trained with the same flags is not
-trained again.
-docs/mnist.md and docs/mnist.png are made from that file (`--report` makes them only).
+The command runs `train.py` on MNIST for each point of the flag files in `ROWS`, seed by seed, and
+saves docs/mnist.json after every run. It can be stopped and called again: a point that was trained
+with the same flags is not trained again. docs/mnist.md and docs/mnist.png are made from that file;
+with `--report`, the command only makes these two.
 """
 
 import argparse
@@ -31,12 +31,12 @@ class Row:
     """One line of a table: the points of a flag file, one for each epsilon.
 
     Attributes:
-        title: what people read.
-        flag_file: name in flags/, without ".cfg".
-        chosen: where the file sweeps over something besides epsilon: the name and the value of the
-            points that belong to this row.
-        paper: epsilon -> what the paper reports, with its place.
-        note: a sentence about the row, below the table.
+        title: the name of the row in the table.
+        flag_file: the path of the flag file in flags/, without ".cfg".
+        chosen: the name and the value of the setting that selects the points of this row, if the flag
+            file sweeps over a setting besides epsilon; otherwise None.
+        paper: for an epsilon the accuracy that a paper reports, with its place in the paper.
+        note: sentences about the row, printed below the table.
     """
 
     title: str
@@ -47,12 +47,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Flag file and choice, as they are written on a command line."""
+        """The flag file and the choice, as on a command line; identifies the row in the results."""
         return " --".join([self.flag_file, *(["=".join(self.chosen)] if self.chosen else [])])
 
     @functools.cached_property
     def points(self) -> dict[float | None, list[str]]:
-        """The flags of each training by its epsilon; None stands for a file without epsilon."""
+        """The flags of each training, by epsilon. The key None stands for a file without epsilon."""
         found = {}
         for values, flags in points_of(read_flag_file(ROOT / "flags" / f"{self.flag_file}.cfg")):
             if self.chosen and values[self.chosen[0]] != self.chosen[1]:
@@ -66,16 +66,16 @@ class Row:
 
     @property
     def epsilons(self) -> tuple[float | None, ...]:
-        """The epsilons of its trainings."""
+        """The epsilons of the row's trainings."""
         return tuple(self.points)
 
     def flags(self, epsilon: float | None) -> list[str]:
-        """The flags of the training at one epsilon."""
+        """Returns the flags of the training at one epsilon."""
         return self.points[epsilon]
 
     @property
     def claimed(self) -> bool:
-        """Whether --epsilon is the claimed one."""
+        """Whether --epsilon means the claimed epsilon."""
         return "--guarantee=claimed" in next(iter(self.points.values()))
 
 
@@ -133,7 +133,7 @@ class Table:
         self._lock = threading.Lock()
 
     def find(self, row: Row, epsilon, seed: int) -> dict | None:
-        """The record of a run with the flags as they are now."""
+        """Returns the record of a run with the row's current flags, or None if there is none."""
         for record in self.records:
             key = record["row"], record["epsilon"], record["seed"], record["flags"]
             if key == (row.name, epsilon, seed, row.flags(epsilon)):
@@ -141,7 +141,7 @@ class Table:
         return None
 
     def add(self, record: dict) -> None:
-        """Takes the place of what was known of that run, and saves the file."""
+        """Adds a record, in place of an earlier one of the same run, and saves the file."""
         names = ("row", "epsilon", "seed")
         with self._lock:
             key = [record[name] for name in names]
@@ -159,7 +159,7 @@ def train(row: Row, epsilon, seed: int, data_dir: str | None, threads: int) -> d
     """Trains once and returns the record.
 
     Raises:
-        RuntimeError: train.py failed; the message ends with what it said.
+        RuntimeError: train.py failed; the message is the end of its error output.
     """
     environment = os.environ | {
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -167,7 +167,7 @@ def train(row: Row, epsilon, seed: int, data_dir: str | None, threads: int) -> d
         "OMP_NUM_THREADS": str(threads),
     }
     with tempfile.TemporaryDirectory() as folder:
-        # In a flag file, so that no recipe fills in what is left out.
+        # The flags are passed in a flag file, so that no recipe sets the flags that are left out.
         path = Path(folder, "point.cfg")
         path.write_text("\n".join(row.flags(epsilon)))
         command = [sys.executable, str(ROOT / "train.py"), f"--flagfile={path}", f"--seed={seed}"]
@@ -212,7 +212,7 @@ def _arguments(argv):
 
 
 def main(argv=None) -> int:
-    """Trains what is missing and writes the report. Returns 1 where a training failed."""
+    """Trains the missing points and writes the report; returns 1 if a training failed, and else 0."""
     arguments = _arguments(argv)
     table, failed = Table(), []
     stop = time.monotonic() + 60 * arguments.minutes

@@ -1,4 +1,4 @@
-"""docs/mnist.md and its plot, from the records of `benchmarks.accuracy`."""
+"""Writes docs/mnist.md and its plot from the records of `benchmarks.accuracy`."""
 
 import math
 import statistics
@@ -11,15 +11,15 @@ def write_text(rows, records, path: Path) -> None:
     """Writes the tables as Markdown.
 
     Args:
-        rows: the `Row`s, in the order of the table.
-        records: tuples (row, epsilon, record), of runs with the flags as they are now.
-        path: the file.
+        rows: the `Row`s, in the order of the tables.
+        records: tuples (row, epsilon, record), of runs with the current flags of their rows.
+        path: the file to write.
     """
     path.write_text(_text(rows, _cells(records)))
 
 
 def write_plot(rows, records, path: Path) -> None:
-    """Draws the test error against proven epsilon; arguments as for `write_text`."""
+    """Draws the test error against proven epsilon; the arguments are as in `write_text`."""
     _plot(rows, _cells(records), path)
 
 
@@ -95,7 +95,7 @@ def _text(rows, cells) -> str:
 
 
 def mean_and_error(values) -> tuple[float, float]:
-    """Mean and standard error (NaN for one value)."""
+    """Returns the mean and the standard error, which is NaN for a single value."""
     error = math.nan
     if len(values) > 1:
         error = statistics.stdev(values) / math.sqrt(len(values))

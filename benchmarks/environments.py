@@ -1,4 +1,4 @@
-"""One virtual environment per family, made once and kept in a cache folder."""
+"""Makes the virtual environments of the families, once each, in a cache folder."""
 
 import hashlib
 import os
@@ -18,10 +18,14 @@ class NoEnvironment(Exception):
 
 
 def interpreter(family: Family, cache: Path) -> Path:
-    """Returns the Python of the family's environment, which is made where it is missing.
+    """Returns the Python of a family's environment, and makes the environment if it is missing.
+
+    Args:
+        family: the framework.
+        cache: the folder of the environments.
 
     Raises:
-        NoEnvironment: no fitting Python, or the installation failed.
+        NoEnvironment: there is no fitting Python, or the installation failed.
     """
     if not family.own_environment:
         return Path(sys.executable)
@@ -43,7 +47,7 @@ def interpreter(family: Family, cache: Path) -> Path:
 
 
 def make_cache(cache: Path) -> None:
-    """Makes the folder, which git ignores."""
+    """Makes the cache folder, with a .gitignore that hides its content from git."""
     cache.mkdir(parents=True, exist_ok=True)
     ignore = cache / ".gitignore"
     if not ignore.exists():
@@ -51,11 +55,14 @@ def make_cache(cache: Path) -> None:
 
 
 def environment_variables(family: Family) -> dict[str, str]:
-    """Variables for a measured program; only tfdp's own sees this repository."""
+    """Returns the environment variables of a measured program.
+
+    Only the program of tfdp can import the packages in this repository.
+    """
     variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KERAS_BACKEND")}
     variables["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    # PyTorch's threads wait actively by default. Next to any other load that makes its steps up to
-    # fifty times slower, which would flatter everyone else.
+    # PyTorch's threads wait actively by default. Beside any other load, active waiting makes its
+    # steps up to fifty times slower, which would favour all other frameworks.
     variables.setdefault("OMP_WAIT_POLICY", "passive")
     if not family.own_environment:
         variables["PYTHONPATH"] = str(HERE.parent)

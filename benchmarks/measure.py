@@ -1,4 +1,4 @@
-"""One measurement: a process of its own, with bounds on time and memory."""
+"""Runs one measurement in a process of its own, with limits on time and memory."""
 
 import contextlib
 import json
@@ -17,18 +17,18 @@ _POLL_SECONDS = 0.05
 
 
 def measure(python: Path, family: Family, spec: dict, *, timeout: float, memory_gib: float) -> dict:
-    """Runs one program and returns its record.
+    """Runs the measured program of a family and returns its record.
 
     Args:
         python: the interpreter of the family's environment.
-        family: whose program it is.
-        spec: what the program is told; see `peers/protocol.py`.
-        timeout: seconds after which the process is ended.
-        memory_gib: resident memory at which it is ended.
+        family: the framework.
+        spec: the input of the program; see `peers/protocol.py`.
+        timeout: seconds after which the process is killed.
+        memory_gib: resident memory, in GiB, above which the process is killed.
 
     Returns:
-        A record with "step_ms" (median) and the like, with "parts" (milliseconds by name), or with
-        one of "unsupported", "skipped" and "failed", which holds the reason.
+        A record with one of: the statistics of the step times, such as "step_ms" (their median);
+        "parts" (milliseconds by name); or the reason under "unsupported", "skipped" or "failed".
     """
     load = os.getloadavg()[0]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
@@ -58,7 +58,7 @@ def measure(python: Path, family: Family, spec: dict, *, timeout: float, memory_
 
 
 def _wait(process, timeout, memory_gib):
-    """Waits for the end; returns a reason where the end had to be made."""
+    """Waits for the process to end; returns None, or the reason for which it must be killed."""
     deadline = time.monotonic() + timeout
     while process.poll() is None:
         if time.monotonic() > deadline:
@@ -109,7 +109,7 @@ def _record(answer):
 
 
 def _short(text, length=160):
-    """One line without paths: reasons are published."""
+    """Shortens an error to one line without paths, since reasons are published."""
     lines = [line.strip() for line in str(text).splitlines() if line.strip()] or ["unknown"]
     # TensorFlow puts the traceback of traced code into the message.
     line = lines[-1] if lines[0].endswith("in user code:") else lines[0]

@@ -1,4 +1,4 @@
-"""What a step of `fit` costs besides the step itself: `python -m benchmarks --overhead`."""
+"""Measures the overhead of `fit` over the compiled step alone: `python -m benchmarks --overhead`."""
 
 from benchmarks.subjects import Family
 from benchmarks.summary import Spread, spread
@@ -15,7 +15,7 @@ PARTS = {
 
 
 def lines(content: dict) -> list[str]:
-    """The section of the report; nothing where nothing was measured."""
+    """Returns the lines of the report's section; none if nothing was measured."""
     records = [r["parts"] for r in content.get("overhead", []) if "parts" in r]
     if not records:
         return []

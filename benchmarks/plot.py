@@ -1,12 +1,12 @@
-"""The plot of the report: ratios above, absolute step times below, one column per lot."""
+"""Draws the plot of the report: ratios above, absolute step times below, one column per lot size."""
 
 from pathlib import Path
 
 from benchmarks.subjects import FAMILIES, MODELS, family_of
 from benchmarks.summary import Row
 
-# One hue per family, told apart within it by the marker; distinct for the colour-blind (Okabe and
-# Ito's palette).
+# One hue per family, from the palette of Okabe and Ito, which is safe for the colour-blind. Markers
+# distinguish the subjects of a family.
 _COLOURS = {
     "tfdp": "#0072B2",
     "tf_privacy": "#E69F00",
@@ -36,12 +36,12 @@ _GRID = "#dddddd"
 
 
 def draw(rows: list[Row], labels: dict[str, str], path: Path) -> None:
-    """Writes a PNG.
+    """Writes the plot as a PNG file.
 
     Args:
-        rows: what was measured.
-        labels: the name of each subject for the legend.
-        path: where to write it.
+        rows: the measurements.
+        labels: the name of each subject in the legend.
+        path: the file to write.
     """
     import matplotlib
 

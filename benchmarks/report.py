@@ -80,7 +80,7 @@ def text(content: dict, picture: str) -> str:
 
 
 def _short(found: list[Row]) -> list[str]:
-    """tfdp against the fastest of the others, where both were measured."""
+    """Compares tfdp with the fastest other framework on each model and lot."""
     lines = []
     for mine in found:
         rivals = [
@@ -154,7 +154,12 @@ def _versions(content: dict) -> list[str]:
 
 
 def write(path: Path, folder: Path) -> Path:
-    """Writes README.md and its plot into `folder`; returns the path of the former."""
+    """Writes README.md and its plot into `folder`; returns the path of README.md.
+
+    Args:
+        path: the file of results.
+        folder: the folder to write into.
+    """
     content = load(path)
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / "benchmarks.png"
@@ -165,7 +170,7 @@ def write(path: Path, folder: Path) -> Path:
 
 
 def main(arguments=None) -> int:
-    """Command line."""
+    """Runs the command line; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("file", type=Path, help="what `python -m benchmarks --json` wrote")
     parser.add_argument("--folder", type=Path, default=HERE, help="where to write")

@@ -1,4 +1,4 @@
-"""The file of results: what was measured, where, and with which versions."""
+"""The file of results: the measurements, the machine, the settings and the versions."""
 
 import datetime
 import json
@@ -7,14 +7,14 @@ import platform
 from pathlib import Path
 
 FORMAT = 1
-# What stands in a record in place of a time.
+# The keys of which a record has one, instead of a time, if nothing could be measured.
 REASONS = ("unsupported", "skipped", "failed")
 # Settings that all records of a file share.
 _SAME = ("steps", "warmup", "seconds")
 
 
 def machine() -> dict:
-    """What the times depend on. No host name, no user, no path."""
+    """Returns the facts about the machine that times depend on, without host name, user or path."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -35,15 +35,17 @@ def _processor():
 
 
 class Results:
-    """Records by (model, lot, subject, round); saved after each one, so a run can be resumed.
+    """Records by (model, lot, subject, round), saved after each record so that a run can be resumed.
 
     Args:
-        path: a JSON file; read where it exists.
-        settings: how it is measured; the bounds among them may change when a run is resumed.
-        note: a sentence for the report; replaces that of the file unless it is empty.
+        path: a JSON file, which is read if it exists.
+        settings: the settings of the measurement. When a run is resumed, the settings in `_SAME`
+            must have the values in the file; the others, which are limits, may differ.
+        note: a sentence for the report, which replaces the note of the file unless it is empty.
 
     Raises:
-        ValueError: the file is of another format, from another machine, or measured otherwise.
+        ValueError: the file has another format, or was made on another machine or with other
+            settings.
     """
 
     def __init__(self, path: Path, settings: dict | None = None, note: str = ""):
@@ -82,13 +84,13 @@ class Results:
         return model, lot, subject, round
 
     def done(self, model: str, lot: int, subject: str, round: int) -> bool:
-        """Whether it is measured, or was found impossible in any round."""
+        """Whether the point was measured in this round, or found impossible in any round."""
         if (model, lot, subject, round) in self._done:
             return True
         return self.refused(model, lot, subject)
 
     def refused(self, model: str, lot: int, subject: str) -> bool:
-        """Whether an earlier round found that it cannot be measured."""
+        """Whether any round found that the point cannot be measured."""
         return any(
             key[:3] == (model, lot, subject) and any(reason in record for reason in REASONS)
             for key, record in self._done.items()
@@ -106,7 +108,7 @@ class Results:
         self.save()
 
     def section(self, name: str) -> list[dict]:
-        """The records of a measurement of its own, such as "scale", to append to."""
+        """Returns the list of records of a separate measurement, such as "scale", to append to."""
         return self.content.setdefault(name, [])
 
     def save(self) -> None:
@@ -120,7 +122,7 @@ def load(path: Path) -> dict:
     """Reads a file of results.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the file is not a file of results in the current format.
     """
     content = json.loads(Path(path).read_text())
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -1,7 +1,8 @@
-"""Memory and time against the size of the lot, at one physical batch: `python -m benchmarks --scale`.
+"""Measures memory and time against the lot size: `python -m benchmarks --scale`.
 
-A lot is cut into physical batches inside one compiled step, so that only one of them is in the
-network at a time; what grows with the lot are its inputs. The cost should be a line through the lot.
+All lots have the same physical batch size. A lot is cut into physical batches inside one compiled
+step, and only one physical batch is in the network at a time, so that memory grows only by the inputs
+of the lot. The step time should be a linear function of the lot size.
 """
 
 import math
@@ -12,31 +13,31 @@ from benchmarks.summary import Spread, number, spread
 MODEL = "tutorial_cnn"
 LOTS = (256, 1024, 4096, 16384)
 PHYSICAL = 256
-# The data are the same for all lots, so that memory differs by what the lot needs.
+# The data set has the same size for all lots, so that memory differs only by the needs of the lot.
 EXAMPLES = 4 * max(LOTS)
 BYTES_PER_EXAMPLE = 4 * (28 * 28 * 1 + 1 + 1)  # inputs, label, weight
-# Without privacy first; then one physical batch and more.
+# Pairs (subject, lot size): first without privacy, then tfdp with one physical batch and with more.
 POINTS = (("keras_tf", PHYSICAL), *(("tfdp", lot) for lot in LOTS))
 
 
 def plan(repeats: int):
-    """Yields (round, subject, lot); odd rounds turn the order around."""
+    """Yields (round, subject, lot); odd rounds reverse the order of the points."""
     for round in range(repeats):
         for subject, lot in POINTS if round % 2 == 0 else reversed(POINTS):
             yield round, subject, lot
 
 
 def spec(subject: str, lot: int) -> dict:
-    """What the measured program is told besides the settings."""
+    """Returns the part of the measured program's spec that depends on the point."""
     own = {"model": MODEL, "lot": lot, "subject": subject, "examples": EXAMPLES}
     return own | ({"physical": PHYSICAL} if subject == "tfdp" else {})
 
 
 def line_through(points: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """Fits y = a + b x by least squares, each point relative to its size.
+    """Fits y = a + b x by least squares of the errors relative to y.
 
     Returns:
-        (a, b, largest deviation relative to the line).
+        (a, b, the largest deviation of a point from the line, relative to the line).
     """
     weights = [1 / y**2 for _, y in points]
     total = sum(weights)
@@ -50,7 +51,7 @@ def line_through(points: list[tuple[float, float]]) -> tuple[float, float, float
 
 
 def lines(content: dict) -> list[str]:
-    """The section of the report; nothing where nothing was measured."""
+    """Returns the lines of the report's section; none if nothing was measured."""
     measured = [r for r in content.get("scale", []) if "step_ms" in r]
     found = {}
     for record in measured:

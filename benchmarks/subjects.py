@@ -1,4 +1,4 @@
-"""What is measured: models, lots, and the ways to train them."""
+"""Lists what is measured: models, lot sizes, frameworks and their ways to train."""
 
 import dataclasses
 from pathlib import Path
@@ -21,11 +21,12 @@ class Family:
     """A framework with its environment.
 
     Attributes:
-        name: also the name of its requirements file.
+        name: name of the framework and of its requirements file.
         baseline: name of the subject that trains without privacy.
-        program: the file that measures; None of tfdp's environment is visible to it, but for tfdp.
-        own_environment: whether it gets a virtual environment; tfdp runs where this command runs.
-        python: the Python version that it needs, or None for any.
+        program: name of the measured program in `peers/`, which runs as a process of its own.
+        own_environment: whether the program runs in a virtual environment of its own. tfdp's program
+            runs in the environment of the benchmark command.
+        python: the Python version that the framework needs, or None for any.
     """
 
     name: str
@@ -36,12 +37,12 @@ class Family:
 
     @property
     def path(self) -> Path:
-        """The file that measures."""
+        """The file of the measured program."""
         return HERE / "peers" / self.program
 
     @property
     def requirements(self) -> Path:
-        """What to install."""
+        """The pip requirements file of the virtual environment."""
         return HERE / "requirements" / f"{self.name}.txt"
 
 
@@ -54,7 +55,7 @@ FAMILIES = {
         Family("jax_privacy", "keras_jax", "run_jax_privacy.py"),
     )
 }
-# What can be asked for, and whose family it is.
+# The private subjects that --peers can name, with the names of their families.
 PEERS = {
     "tfdp": "tfdp",
     "tfdp_vectorized": "tfdp",
@@ -82,7 +83,7 @@ LABELS = {
 
 
 def family_of(subject: str) -> Family:
-    """The family of a peer or of a baseline."""
+    """Returns the family of a peer or of a baseline."""
     for family in FAMILIES.values():
         if subject == family.baseline or PEERS.get(subject) == family.name:
             return family
@@ -90,7 +91,7 @@ def family_of(subject: str) -> Family:
 
 
 def groups(peers: list[str]) -> list[list[str]]:
-    """Per family the baseline and its private peers: measured one right after the other."""
+    """Returns for each family its baseline and its chosen peers, which are measured consecutively."""
     grouped = {}
     for peer in peers:
         family = FAMILIES[PEERS[peer]]

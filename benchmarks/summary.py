@@ -1,4 +1,4 @@
-"""From records to one row per (model, lot, subject): medians, spread and ratios."""
+"""Summarizes records as one row per (model, lot, subject): medians, spreads and ratios."""
 
 import dataclasses
 import statistics
@@ -13,7 +13,7 @@ from benchmarks.subjects import LABELS, MODELS, family_of
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Median, smallest and largest over rounds."""
+    """Median, smallest and largest value over rounds."""
 
     median: float
     low: float
@@ -21,23 +21,25 @@ class Spread:
 
     @classmethod
     def of(cls, values):
-        """None where there are no values."""
+        """Returns the spread of some values, or None if there are none."""
         values = list(values)
         return cls(statistics.median(values), min(values), max(values)) if values else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What is known of one subject on one model and lot.
+    """Summary of the measurements of one subject on one model and lot size.
 
     Attributes:
-        model, lot, subject: of what.
+        model: name of the model.
+        lot: lot size.
+        subject: name of the subject, a peer or a baseline.
         rounds: how many rounds were measured.
-        step_ms: medians of the rounds.
-        ratio: step time over that of the baseline in the same round; None for a baseline.
-        peak_mib: highest resident memory of the process.
-        memory_ratio: peak over the peak of the baseline in the same round.
-        reason: why there is nothing, or None.
+        step_ms: median step times of the rounds, in milliseconds.
+        ratio: step time over the step time of the baseline in the same round; None for a baseline.
+        peak_mib: highest resident memory of the process, in MiB.
+        memory_ratio: `peak_mib` over that of the baseline in the same round; None for a baseline.
+        reason: why nothing was measured, or None.
     """
 
     model: str
@@ -52,7 +54,7 @@ class Row:
 
 
 def rows(content: dict) -> list[Row]:
-    """All rows of a file of results, in the order of models, lots and subjects."""
+    """Returns all rows of a file of results, ordered by model, lot size and subject."""
     cells = {}
     for record in content["records"]:
         key = (record["model"], record["lot"], record["subject"])
@@ -91,12 +93,12 @@ def _row(key, cells):
 
 
 def number(value: float) -> str:
-    """Three significant digits, without exponents."""
+    """Formats a number with three significant digits, or as a whole number from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def spread(value: Spread | None) -> str:
-    """Median and range, as in "12.3 (11.9 to 14.0)"."""
+    """Formats median and range, as in "12.3 (11.9 to 14.0)"; None gives an empty text."""
     if value is None:
         return ""
     if value.low == value.high:
@@ -105,7 +107,11 @@ def spread(value: Spread | None) -> str:
 
 
 def show(content: dict) -> None:
-    """Prints the table."""
+    """Prints the table of all rows.
+
+    Args:
+        content: the content of a file of results.
+    """
     table = Table(box=box.SIMPLE_HEAD, title="Training steps: median over rounds (range)")
     for name in ("model", "lot", "what", "step, ms", "over no privacy", "peak, MiB", "over"):
         table.add_column(name, justify="left" if name in ("model", "what") else "right")

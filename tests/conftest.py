@@ -1,4 +1,4 @@
-"""Makes `helpers` importable for tests in any folder, and initial weights the same in every run."""
+"""Makes `helpers` importable for tests in any folder, and seeds the weights of every test."""
 
 import pathlib
 import sys
@@ -11,21 +11,21 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Models that a test does not seed itself start from the same weights, so that it repeats."""
+    """Seeds initial weights, so that tests that do not seed their models are repeatable."""
     keras.utils.set_random_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch):
-    """Weights of one test that turn up in another, by equal seeds, are no trained weights there."""
+    """Forgets the weights of earlier tests: equal seeds make equal weights that are not trained."""
     monkeypatch.setattr("tfdp.account._TRAINED_HERE", {})
 
 
 @pytest.fixture(autouse=True)
 def no_caching_device():
-    """TensorFlow's map_fn leaves one in the global scope where tracing its function raises.
+    """Removes the caching device that TensorFlow's map_fn leaves if tracing its function raises.
 
-    Entering a strategy would fail in whatever test comes next in the process.
+    With this device in the global scope, entering a strategy would fail in a later test.
     """
     yield
     import tensorflow as tf

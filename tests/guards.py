@@ -1,17 +1,17 @@
-"""Takes every guard out, one at a time, and shows which test notices.
+"""Removes every guard, one at a time, and shows which test fails without it.
 
-A guard is what keeps a guarantee true: a refusal, a condition, a lower bound. Each entry of `GUARDS` is
-one textual replacement that removes or weakens just that guard, and the tests that have to fail then.
-Where two guards catch the same, one entry removes both (`also`), and says so.
+A guard is a piece of code that keeps a guarantee true: a refusal, a condition, a lower bound. Each
+entry of `GUARDS` has a textual replacement that removes or weakens one guard, and the tests that must
+fail then. If two guards catch the same error, one entry removes both (`also`), and says so.
 
     python tests/guards.py              # all of them, some minutes
-    python tests/guards.py NAME...      # those whose names hold one of the words
+    python tests/guards.py NAME...      # guards whose names contain one of the words
     python tests/guards.py --list
-    python tests/guards.py --check      # only that all named tests pass on the tree as it is
+    python tests/guards.py --check      # only run all named tests on the unchanged tree
 
-It works on a copy of the tree. Every run of pytest is a process of its own, forked from one that has
-imported TensorFlow but nothing of tfdp. The exit code is 1 where a guard is GREEN (no test notices) or
-BROKEN (the tests did not run).
+The script works on a copy of the repository. Every run of pytest is a process of its own, forked from
+a process that has imported TensorFlow but nothing of tfdp. The exit code is 1 if a guard is GREEN (no
+test fails without it) or BROKEN (the tests did not run).
 """
 
 import argparse
@@ -38,22 +38,22 @@ _SLOW_IMPORTS = (
     "scipy.stats",
     "dp_accounting.pld.privacy_loss_distribution",
 )
-# Seconds after which a run of pytest is given up.
+# Seconds after which a run of pytest is killed.
 _LIMIT = 180
 
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """One guard, how to remove it, and who notices.
+    """One guard, its removal, and the tests that detect the removal.
 
     Attributes:
-        name: short and unique.
-        file: where it is, from the root of the repository.
-        before: the text to replace, which occurs there once.
-        after: what replaces it.
-        tests: node ids of pytest, at least one of which has to fail without the guard.
-        protects: what happens without it.
-        also: further (file, before, after), of guards that catch the same.
+        name: short unique name.
+        file: path of the file from the root of the repository.
+        before: the text to replace, which occurs once in the file.
+        after: the replacement.
+        tests: node ids of pytest, at least one of which must fail without the guard.
+        protects: what happens without the guard.
+        also: further (file, before, after), for guards that catch the same error.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Guard:
 
     @property
     def edits(self) -> tuple[tuple[str, str, str], ...]:
-        """All replacements."""
+        """All replacements, as (file, before, after)."""
         return ((self.file, self.before, self.after), *self.also)
 
 
@@ -1945,13 +1945,13 @@ GUARDS = (
 
 
 def named(words: Iterable[str]) -> list[Guard]:
-    """The guards whose names hold one of `words`; all where there is none."""
+    """Returns the guards whose names contain one of `words`; all guards if `words` is empty."""
     words = [word.lower() for word in words]
     return [g for g in GUARDS if not words or any(word in g.name.lower() for word in words)]
 
 
 def tests_of(guards: Iterable[Guard]) -> list[str]:
-    """All tests that they name, each once."""
+    """Returns all tests that the guards name, each once."""
     return list(dict.fromkeys(test for guard in guards for test in guard.tests))
 
 
@@ -1967,12 +1967,12 @@ class Tree:
                 shutil.copytree(source, folder / name, ignore=leave)
             else:
                 shutil.copy(source, folder / name)
-        # Bytecode that is checked by the contents: two texts of one second and size are told apart.
+        # Bytecode is checked by the source's hash, since edits may share a time stamp and a size.
         mode = py_compile.PycInvalidationMode.CHECKED_HASH
         compileall.compile_dir(folder / "tfdp", quiet=2, invalidation_mode=mode)
 
     def without(self, guard: Guard, run):
-        """What `run()` returns while `guard` is missing."""
+        """Returns what `run()` returns while `guard` is missing."""
         original = {}
         try:
             for file, before, after in guard.edits:
@@ -1990,7 +1990,7 @@ class Tree:
                 path.write_text(text)
 
     def run(self, tests: list[str], *options: str) -> tuple[int | None, str]:
-        """(exit code of pytest, None where it took too long; what it printed)."""
+        """Returns pytest's exit code, or None if it took too long, and its output."""
         log = self.folder / "log.txt"
         process = multiprocessing.get_context("fork").Process(
             target=_pytest, args=(self.folder, [*options, *tests], log)
@@ -2005,17 +2005,17 @@ class Tree:
 
 
 def _pytest(folder, arguments, log):
-    """Runs in a process of its own, which has nothing of tfdp yet."""
+    """Runs pytest in a process of its own that has not imported tfdp."""
     with open(log, "w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     os.chdir(folder)
     sys.path[:] = [str(folder), *(p for p in sys.path if p != str(ROOT / "tests"))]
     sys.dont_write_bytecode = True
-    os.environ["COLUMNS"] = "250"  # so that the last lines say why
+    os.environ["COLUMNS"] = "250"  # so that pytest does not cut the last lines
     import pytest
 
-    # Random examples are the same every time, so that a red one does not turn green.
+    # Random examples are the same in every run, so that a result is repeatable.
     code = pytest.main(
         ["-n", "0", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *arguments]
     )
@@ -2024,7 +2024,7 @@ def _pytest(folder, arguments, log):
 
 
 def _warm_up():
-    """Imports what takes long and is the same for every guard."""
+    """Imports slow packages, which are the same for every guard."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for name in _SLOW_IMPORTS:
         importlib.import_module(name)
@@ -2033,7 +2033,7 @@ def _warm_up():
 
 
 def _failure(output: str) -> str:
-    """The line in which pytest says what failed first."""
+    """Returns the text of pytest's first failure."""
     found = re.search(r"^(?:FAILED|ERROR) \S+?::(.*)$", output, re.MULTILINE)
     return found[1] if found else output.strip()[-300:]
 
@@ -2074,12 +2074,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _take_out(tree, guards, why) -> list[str]:
-    """Prints the table; returns the names of the guards that nobody misses."""
+    """Prints the table; returns the names of the guards whose removal no test detects."""
     bad = []
     for number, guard in enumerate(guards, 1):
         started = time.monotonic()
         code, output = tree.without(guard, lambda tests=guard.tests: tree.run(list(tests), "-x"))
-        # 1 is a test that failed; anything else is no answer.
+        # Exit code 1 means that a test failed. Other codes say nothing about the guard.
         said = {1: "red", 0: "GREEN"}.get(code, "BROKEN")
         if said != "red":
             bad.append(guard.name)

@@ -41,7 +41,7 @@ def si_dpsgd(noise=1.0, clip=1.0, rate=0.5, **kwargs):
 
 
 def private(optimizer=None, model=None, compiled=None, **kwargs):
-    """A compiled private model; `compiled` are arguments of compile, the others of make_private."""
+    """Returns a compiled private model; `compiled` goes to compile, `kwargs` to make_private."""
     made = tfdp.make_private(plain() if model is None else model, **kwargs)
     options = {"loss": LOSS, "metrics": ["accuracy"]} | (compiled or {})
     made.compile(sgd() if optimizer is None else optimizer, **options)
@@ -49,7 +49,7 @@ def private(optimizer=None, model=None, compiled=None, **kwargs):
 
 
 def fit(model, epochs=1, rows=24, **kwargs):
-    """Three lots of 8 in an epoch, in their order."""
+    """Trains with lots of 8 in fixed order, three in an epoch."""
     options = {"batch_size": 8, "shuffle": False, "verbose": 0} | kwargs
     return model.fit(*data(rows), epochs=epochs, **options)
 
@@ -59,12 +59,12 @@ def weights(model):
 
 
 def steps(model):
-    """Private steps that the ledger knows of."""
+    """Returns the number of private steps in the ledger."""
     return sum(run.steps for run in model.ledger.runs)
 
 
 def clipped_sum(model, x, y, clip):
-    """The bounded sum by a plain tape, one example after the other."""
+    """Returns the sum of clipped gradients, by a plain tape over one example at a time."""
     total = 0.0
     for row in range(len(x)):
         with tf.GradientTape() as tape:
@@ -78,7 +78,7 @@ def clipped_sum(model, x, y, clip):
 
 
 def arrays_in(path):
-    """Every array in everything that was written."""
+    """Yields the bytes of every file, every archive member and every HDF5 array in a folder."""
     for file in sorted(pathlib.Path(path).rglob("*")):
         if file.is_dir():
             continue
@@ -115,7 +115,7 @@ def _with_callback(make):
     return save
 
 
-# Every way to write a model to a folder.
+# All ways to write a model into a folder.
 SAVES = {
     "save": lambda m, f: m.save(f / "m.keras"),
     "save_weights": lambda m, f: m.save_weights(f / "m.weights.h5"),

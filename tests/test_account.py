@@ -1,4 +1,4 @@
-"""What was spent on weights stays with them, in every order of loading, compiling and copying."""
+"""What was spent on weights stays with them, however they are loaded, compiled or copied."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ def spent(model):
 
 @pytest.fixture
 def trained():
-    """Nine steps at noise 1."""
+    """A private model after nine steps with noise multiplier 1."""
     model = private()
     fit(model, epochs=3)
     return model
@@ -32,7 +32,7 @@ def trained():
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """As if what follows ran in another process, which knows files only."""
+    """Returns a function that forgets all weights trained here, as in another process."""
 
     def forget():
         monkeypatch.setattr("tfdp.account._TRAINED_HERE", {})
@@ -41,7 +41,7 @@ def elsewhere(monkeypatch):
 
 
 def go_on(model):
-    """A few steps that cost next to nothing."""
+    """Trains some more steps that cost almost no privacy."""
     model.compile(sgd(noise=100.0), loss=LOSS)
     fit(model)
     return model
@@ -51,7 +51,7 @@ def load(path):
     return keras.models.load_model(path)
 
 
-# Every way from a file of a private model to a private model that trains with another optimizer.
+# All ways to make, from the file of a private model, a private model with another optimizer.
 WAYS = {
     "load, make private, compile": lambda f: go_on(tfdp.make_private(load(f / "m.keras"))),
     "load, compile, make private": lambda f: go_on(
@@ -128,7 +128,7 @@ def test_copies_bring_ledger_budget_and_settings(copies, is_compiled, elsewhere)
         fit(made)
 
 
-# Ways in which numbers travel within a process, past every file.
+# Ways to copy weights within a process, without a file.
 COPIES = {
     "get and set": lambda m, new: new.set_weights(m.get_weights()),
     "clone": lambda m, new: new.set_weights(m.get_weights()),
@@ -169,7 +169,7 @@ def test_models_that_share_a_layer_share_what_was_spent(trained):
     assert steps(other) == 9
     fit(other)
     assert steps(other) == 12
-    fit(trained)  # the shared layer has seen the other's steps, too
+    fit(trained)  # the other model's steps used the shared layer, too
     assert steps(trained) == 15
 
 

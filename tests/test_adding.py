@@ -1,4 +1,4 @@
-"""docs/adding.md, followed to the letter in a copy of the repository: what it adds works."""
+"""Follows docs/adding.md literally in a copy of the repository, and runs what the page adds."""
 
 import os
 import pathlib
@@ -15,12 +15,12 @@ BLOCK = re.compile(r"^```(\w+)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page):
-    """(kind, file, text) of every block that begins with the name of a file."""
+    """Returns (kind, file, text) of every block of code that begins with the name of a file."""
     return [match.groups() for match in BLOCK.finditer(page)]
 
 
 def patched(text, diff):
-    """`text` with the lines of a diff: its old lines have to stand there once, one after another."""
+    """Applies a diff to `text`, which must hold the diff's old lines exactly once, in a row."""
     lines = diff.splitlines()
     assert all(line[0] in " +-" for line in lines), f"Expected ' ', '+' or '-' first in:\n{diff}"
     old, new = (
@@ -31,7 +31,7 @@ def patched(text, diff):
 
 
 def follow(page, tree):
-    """Writes every block of a page into a tree; returns the files that were touched."""
+    """Writes every block of a page into a copy of the tree; returns the files that were touched."""
     touched = []
     for kind, name, text in blocks(page):
         path = tree / name
@@ -46,7 +46,7 @@ def follow(page, tree):
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """(The copy, the files that the page touched)."""
+    """The copy of the tree, and the files that the page touched."""
     tree = tmp_path_factory.mktemp("adding")
     for name in COPIED:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy

@@ -1,4 +1,4 @@
-"""Imports go one way, without cycles, and the accountant stays free of TensorFlow."""
+"""Imports go in one direction, without cycles, and the accountant does not import TensorFlow."""
 
 import ast
 import functools
@@ -12,8 +12,8 @@ import pytest
 import tfdp
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# From top to bottom: a room imports only from rooms further down. Rooms on one line do not import
-# each other. docs/architecture.md draws it.
+# The rooms from top to bottom. A room imports only from rooms below it. Rooms on one line do not
+# import each other. docs/architecture.md has the picture.
 LEVELS = [
     ["experiments"],
     ["callbacks", "models"],
@@ -26,7 +26,7 @@ LEVELS = [
     ["accounting", "data"],
     ["_compat", "_files", "_validate"],
 ]
-# The same inside a room: parts further down know nothing of parts further up.
+# The parts inside a room from top to bottom. A part does not import from parts above it.
 INSIDE = {
     "accounting": [["mechanisms"], ["numerics"]],
     "data": [["schemes"], ["lots"], ["arrays", "randomness"]],
@@ -46,7 +46,7 @@ INSIDE = {
     ],
     "optimizers": [["factory"], ["dp_keras_optimizer"], ["accounted", "adaptive_clipping"]],
 }
-# Functions import from the room's own registry when they are called, so that a name is enough.
+# Packages with non-public names, from which only `tfdp._compat` imports.
 BORROWED = ("keras.src", "tensorflow.python")
 
 
@@ -58,7 +58,7 @@ MODULES = {module_name(path): path for path in sorted((ROOT / "tfdp").rglob("*.p
 
 
 def imports(tree):
-    """Import statements that run; those for type checkers alone do not."""
+    """Yields the import statements that run; those for type checkers only do not."""
     if isinstance(tree, ast.If) and getattr(tree.test, "id", None) == "TYPE_CHECKING":
         return
     if isinstance(tree, ast.Import | ast.ImportFrom):
@@ -68,7 +68,7 @@ def imports(tree):
 
 
 def imported_by(tree, modules):
-    """Modules of tfdp that an import statement of `tree` names, at any depth."""
+    """Yields the modules of tfdp that an import statement of `tree` names, at any depth."""
     for node in imports(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
@@ -85,7 +85,7 @@ GRAPH = {
 
 
 def cycle(graph):
-    """One cycle of a graph, as a list of names, or None."""
+    """Returns one cycle of a graph as a list of names, or None if there is none."""
     done, path = set(), []
 
     def visit(name):
@@ -107,7 +107,7 @@ def cycle(graph):
 
 
 def violations(graph, levels, depth):
-    """Imports that go up, or sideways, in `levels` of the parts at `depth` of module names."""
+    """Returns the imports that go up or sideways in `levels`; parts are at `depth` in the names."""
     level = {part: number for number, parts in enumerate(levels) for part in parts}
     for name, others in graph.items():
         for other in others:
@@ -143,7 +143,7 @@ def test_there_is_no_cycle():
 
 
 def drawn_arrows(page):
-    """Pairs of rooms that the second diagram of a page joins."""
+    """Returns the pairs of rooms that the second diagram of a page connects."""
     diagram = page.split("```mermaid")[2].partition("```")[0]
     for line in diagram.splitlines():
         source, arrow, targets = line.partition("-->")
@@ -182,7 +182,7 @@ def test_internals_of_keras_and_tensorflow_are_borrowed_in_one_place(name):
 
 
 def private(text):
-    """Whether a text is a name that begins with one underscore, and that no `_tfdp_` marks as ours."""
+    """Whether a text is a name with one leading underscore, but without the prefix `_tfdp_`."""
     return bool(re.fullmatch(r"_[A-Za-z]\w*", text)) and not text.startswith("_tfdp_")
 
 
@@ -191,7 +191,7 @@ def on_self(node):
 
 
 def defined(tree):
-    """Private names that a module defines: functions, classes, fields, what methods put on self."""
+    """Yields the names that a module defines: functions, classes, fields and attributes of self."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
@@ -274,7 +274,7 @@ def test_private_names_of_keras_and_tensorflow_are_borrowed_in_one_place():
         ("super()._clear_losses()", ["_clear_losses"]),
         ("leaf._keras_mask = 1", ["_keras_mask"]),
         ("getattr(loss, '_fn_kwargs', None)", ["_fn_kwargs"]),
-        ("self._graph.x", ["_graph"]),  # TensorFlow's, unless this module defines one
+        ("self._graph.x", ["_graph"]),  # an attribute of TensorFlow, unless this module defines it
         ("def f(self):\n  self._graph = 1\n  return self._graph", []),
         ("def f(self):\n  self._graph = 1\n  return other._graph", ["_graph"]),
         ("other._ours, self._ours, '_ours', variable._tfdp_seen, '_ReadVariablesOp'", []),
@@ -313,7 +313,7 @@ def needs_keras(tree):
 
 
 ROOMS_WITH_KERAS = sorted({".".join(n.split(".")[:2]) for n, t in TREES.items() if needs_keras(t)})
-# Settings and the command line are read without Keras; what trains is not.
+# Settings and the command line do not import Keras; the modules that train do.
 ROOMS_WITH_KERAS[ROOMS_WITH_KERAS.index("tfdp.experiments")] += ".experiment"
 
 

@@ -1,4 +1,4 @@
-"""What the callbacks show is what the accounting says."""
+"""The callbacks show the numbers of the accounting."""
 
 import pytest
 import tensorflow as tf
@@ -26,7 +26,7 @@ def test_epsilon_in_the_logs_is_that_of_the_steps_so_far():
     expected = [proven(run.with_(steps=steps), DELTA).epsilon for steps in range(1, 7)]
     assert seen == pytest.approx(expected)
     assert history["epsilon"] == pytest.approx([expected[2], expected[5]])
-    # Another fit under another description: what was spent before is included.
+    # Another fit with another run: the reported epsilon includes the earlier steps.
     history = model.fit(
         *data(), batch_size=8, verbose=0, callbacks=[PrivacyProgress(DELTA)]
     ).history

@@ -1,4 +1,4 @@
-"""The pages name what exists: files, names of tfdp, links and anchors; every decision has its line."""
+"""The pages name only existing files, names, links and anchors; the index lists every decision."""
 
 import ast
 import functools
@@ -14,9 +14,9 @@ PAGES = [
     *sorted((ROOT / "benchmarks").rglob("*.md")),
 ]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-# Code on this page adds files that are not there yet; tests/test_adding.py runs it.
+# Code on this page adds files that do not exist yet; tests/test_adding.py runs it.
 WALKTHROUGHS = [ROOT / "docs" / "adding.md"]
-# What training writes, and what a reader is asked to write.
+# Files that training writes, or that a reader is asked to write.
 WRITTEN_LATER = {
     "model_card.md",
     "run.json",
@@ -30,13 +30,13 @@ _SUFFIXES = ("py", "md", "cfg", "toml", "txt", "json", "png")
 
 
 def without_blocks(text):
-    """The text outside of code blocks."""
+    """Returns the text of a page without its blocks of code."""
     text = re.sub(r"^(```+).*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"(?<=\n)\n(?: {4}\S.*\n+)+", "\n", text)
 
 
 def blocks(text):
-    """Code blocks, fenced and indented."""
+    """Returns the blocks of code of a page, fenced and indented."""
     fenced = re.findall(r"^(```+).*?\n(.*?)^\1$", text, flags=re.MULTILINE | re.DOTALL)
     return [code for _, code in fenced] + re.findall(r"(?<=\n)\n((?: {4}\S.*\n+)+)", text)
 
@@ -46,7 +46,7 @@ def in_backticks(text):
 
 
 def named_paths(code):
-    """What looks like a file or folder of the repository in a piece of code."""
+    """Yields the words of a piece of code that look like files or folders of the repository."""
     for word in re.split(r"[\s=,\"'()\[\]]+", code):
         word = word.partition("::")[0].rstrip(":;.").rstrip("/")
         first, slash, _ = word.partition("/")
@@ -61,14 +61,14 @@ def named_objects(code):
 
 
 def links(text):
-    """Targets of links and images that are not elsewhere on the web."""
+    """Returns the targets of links and images, except addresses on the web."""
     text = re.sub(r"`[^`\n]*`", "", without_blocks(text))
     targets = re.findall(r"\]\(\s*([^)\s]+)\s*\)", text)
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 
 def anchors(text):
-    """The anchors of a page's headings, as code hosts make them."""
+    """Returns the anchors of a page's headings, as code hosts make them."""
     found = []
     for heading in re.findall(r"^#{1,6} +(.*?) *$", without_blocks(text), flags=re.MULTILINE):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
@@ -77,12 +77,12 @@ def anchors(text):
     return found
 
 
-# -- what there is -------------------------------------------------------------------------------
+# -- what exists ---------------------------------------------------------------------------------
 
 
 @functools.cache
 def everything():
-    """All files and folders of the repository that may be named, from its root."""
+    """Returns all files and folders that a page may name, from the root of the repository."""
     kept = ("tfdp", "tests", "docs", "flags", "benchmarks", ".ci")
     found = [path for folder in kept for path in (ROOT / folder).rglob("*")]
     found = [path for path in found if "__pycache__" not in path.parts]
@@ -91,7 +91,7 @@ def everything():
 
 
 def exists(name):
-    """Whether a path ends with `name`, in which <this> and * stand for anything."""
+    """Whether a path ends with `name`, in which <this> and * stand for any text."""
     pattern = re.escape(name).replace(r"\*", "[^/]*")
     pattern = re.sub(r"<[^<>/]*>", "[^/]*", pattern)
     return any(re.search(f"/{pattern}$", path) for path in everything())
@@ -106,7 +106,7 @@ def module_file(dotted):
 
 @functools.cache
 def contents(dotted):
-    """The names at the top of a module: what defines each, or "module.name" that it comes from."""
+    """Returns the top-level names of a module: each one's node, or its origin "module.name"."""
     names = {}
     for node in ast.parse(module_file(dotted).read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -120,7 +120,7 @@ def contents(dotted):
 
 
 def lazy(dotted, table):
-    """Names that a package loads on first use: its table {name: module}."""
+    """Returns the names that a package loads on first use, from its table {name: module}."""
     if table is None:
         return {}
     modules = ast.literal_eval(table.value)
@@ -129,7 +129,7 @@ def lazy(dotted, table):
 
 
 def is_defined(name):
-    """Whether "tfdp.module.name.member" is there, by the sources alone."""
+    """Whether "tfdp.module.name.member" is defined, judged by the source text only."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         module, rest = ".".join(parts[:length]), parts[length:]
@@ -140,7 +140,7 @@ def is_defined(name):
 
 def is_member(module, rest):
     found = contents(module).get(rest[0])
-    if isinstance(found, str):  # imported from elsewhere
+    if isinstance(found, str):  # imported from another module
         return not found.startswith("tfdp.") or is_defined(".".join([found, *rest[1:]]))
     if found is None or len(rest) == 1:
         return found is not None
@@ -148,7 +148,7 @@ def is_member(module, rest):
 
 
 def has_attribute(module, cls, name):
-    """Whether a class, or a base of it that tfdp defines, has a method, field or attribute."""
+    """Whether a class, or a base class that tfdp defines, has a method, field or attribute."""
     for node in ast.walk(cls):
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return True
@@ -168,7 +168,7 @@ def has_attribute(module, cls, name):
 
 
 def faults(page, text):
-    """Sentences about what a page names and is not there."""
+    """Returns a sentence for everything that a page names and that does not exist."""
     pieces = in_backticks(text) + ([] if page in WALKTHROUGHS else blocks(text))
     for piece in pieces:
         for path in named_paths(piece):

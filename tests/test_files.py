@@ -1,4 +1,4 @@
-"""Files appear whole, names are swapped, and folders of secrets are closed to others."""
+"""Files appear whole or not at all, names are swapped, and folders for secrets exclude others."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The list of guards cannot rot: every text is there once, and every test that is named exists."""
+"""The list of guards is up to date: each text occurs once in its file, each named test exists."""
 
 import ast
 import functools
@@ -9,7 +9,7 @@ import pytest
 
 @functools.cache
 def defined(file):
-    """Names of the tests in a file: "test_this" and "TestThat::test_this"."""
+    """Returns the names of the tests in a file: "test_this" and "TestThat::test_this"."""
     found = set()
     for node in ast.parse((guards.ROOT / file).read_text()).body:
         if isinstance(node, ast.FunctionDef):

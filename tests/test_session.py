@@ -1,4 +1,4 @@
-"""Every private step is counted before it counts, and the budget holds however it runs."""
+"""Every private step is counted before it updates the weights, and the budget always holds."""
 
 import copy
 import os
@@ -18,12 +18,12 @@ DELTA = 1e-5
 
 
 def whole(model, count, **kwargs):
-    """`count` lots that are the whole data."""
+    """Trains `count` steps, each on a lot that is the whole data set."""
     return fit(model, rows=8, steps_per_epoch=count, **kwargs)
 
 
 def budget_for(allowed):
-    """A budget that pays for exactly so many steps of `whole(private())`."""
+    """Returns a budget for exactly `allowed` steps of `whole(private(), allowed)`."""
     run = Run(
         mechanism="dpsgd",
         num_examples=8,
@@ -47,9 +47,9 @@ def test_whole_fits_go_on_in_one_entry_and_interrupted_epochs_open_another():
     assert [run.steps for run in model.ledger.runs] == [9]
     model.fit(lots, epochs=1, steps_per_epoch=2, verbose=0)
     assert [run.steps for run in model.ledger.runs] == [11]
-    model.fit(lots, verbose=0)  # begins at the first lot again, in the middle of an epoch
+    model.fit(lots, verbose=0)  # starts at the first lot again, in the middle of an epoch
     assert [run.steps for run in model.ledger.runs] == [11, 3]
-    model.fit(make_lots("cyclic", *data(), lot_size=8), verbose=0)  # maybe another order
+    model.fit(make_lots("cyclic", *data(), lot_size=8), verbose=0)  # another order, perhaps
     assert [run.steps for run in model.ledger.runs] == [11, 3, 3]
 
 
@@ -85,7 +85,7 @@ def test_compiling_again_forgets_nothing():
 def test_a_checkpoint_without_its_ledger_is_refused(tmp_path, monkeypatch):
     first = private()
     fit(first)
-    monkeypatch.setattr("tfdp.account._TRAINED_HERE", {})  # as if in another process
+    monkeypatch.setattr("tfdp.account._TRAINED_HERE", {})  # as in another process
     saved = tf.train.Checkpoint(model=first, optimizer=first.optimizer).save(str(tmp_path / "a"))
     second = private()
     second.optimizer.build(second.trainable_variables)
@@ -98,7 +98,7 @@ def test_a_checkpoint_without_its_ledger_is_refused(tmp_path, monkeypatch):
 
 
 def taken(model, rows=8):
-    """Steps of all entries, after one more by `train_on_batch`."""
+    """Trains one step by `train_on_batch`; returns the steps of all entries of the ledger."""
     model.train_on_batch(*data(rows))
     return [run.steps for run in model.ledger.runs]
 
@@ -175,7 +175,7 @@ def test_the_budget_holds_within_an_execution_of_several_steps():
     model = private(budget=budget_for(4), compiled={"steps_per_execution": 3})
     with pytest.raises(BudgetExhausted):
         whole(model, 6)
-    assert steps(model) == 3  # the second execution would have taken six
+    assert steps(model) == 3  # the second execution would have made it six
 
 
 def test_a_budget_that_is_given_later_counts_what_was_spent():
@@ -194,7 +194,7 @@ def test_a_budget_that_is_given_later_counts_what_was_spent():
 
 
 def kept_train_function(model):
-    """What `fit` called for every lot, taken out of a fit that is over."""
+    """Returns the function that `fit` called for every lot, after that fit has ended."""
     taken = []
 
     class Take(keras.callbacks.Callback):
@@ -351,7 +351,7 @@ def test_lots_are_not_copied_and_no_others_are_trusted():
 def test_a_traced_step_of_a_closed_session_changes_nothing():
     model = private()
     model.train_on_batch(*data(8))
-    model._privacy.feeding = True  # as if fit had traced it
+    model._privacy.feeding = True  # as if fit had traced the step
     step = tf.function(lambda: model.train_step(data(8)))
     step()
     assert model.steps_taken == 2

@@ -1,6 +1,6 @@
-"""train.py as a newcomer runs it: the main job, the recipes, a sweep, and bad input.
+"""train.py as a user runs it: the default command, the recipes, a sweep and wrong input.
 
-What does not need a process of its own runs `main` in this one, which saves the import of TensorFlow.
+Tests that need no process of their own call `main` in this process, which imports TensorFlow once.
 """
 
 import importlib.util
@@ -42,9 +42,9 @@ def train(*arguments, expect=0):
     return done
 
 
-@pytest.fixture(scope="session")  # flags can be defined once in a process
+@pytest.fixture(scope="session")  # flags can be defined only once in a process
 def script():
-    """train.py as a module, with its flags parsed."""
+    """Returns train.py as a module whose flags are parsed."""
     spec = importlib.util.spec_from_file_location("train_script", ROOT / "train.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -53,7 +53,7 @@ def script():
 
 
 def call(script, *arguments):
-    """Runs main() in this process, on flags that are put back afterwards."""
+    """Runs main() in this process and restores the flags afterwards."""
     argv = ["train.py", *arguments]
     with flagsaver.flagsaver(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", argv)
@@ -87,7 +87,7 @@ def test_main_job_prints_one_table_with_both_guarantees_and_advice(main_job):
     for words in ("Test accuracy", "Claimed", "Proven", "adjacency: zero_out", "Better still"):
         assert words in output
     assert f"{100 * record['test_accuracy']:.2f}%" in output
-    assert "epsilon: " in output  # in the progress bar
+    assert "epsilon: " in output  # shown by the progress bar
 
 
 def test_the_result_is_one_whole_folder(main_job):
@@ -138,7 +138,7 @@ def test_tensorboard_log_holds_the_named_scalars(main_job):
 
 
 def result_of(script, folder, *arguments):
-    """The run.json of a training in this process."""
+    """Trains in this process; returns the content of run.json."""
     assert call(script, *arguments, f"--model_dir={folder}") == 0
     return json.loads((folder / "run.json").read_text())
 
@@ -181,7 +181,7 @@ def test_a_sweep_trains_every_point_that_can_be_trained(tmp_path, script, capsys
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == folders
     records = [json.loads((tmp_path / "r" / name / "run.json").read_text()) for name in folders]
     assert [record["lot_size"] for record in records] == [1437, 64]
-    for record in records:  # no point pays for another
+    for record in records:  # every point has a budget of its own
         assert 1.9 < record["proven"]["epsilon"] <= 2.0
     said = capsys.readouterr()
     assert "Point 2 of 3: batch_size=5000" in said.out
@@ -227,7 +227,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, capsys, script, 
 
 
 def earlier_result(folder):
-    """A result as a run leaves it, without the time that one takes."""
+    """Writes a result without training."""
     with ResultFolder(folder) as made:
         made.commit({}, "card", lambda path: pathlib.Path(path).write_text("model"))
 
@@ -336,7 +336,7 @@ def test_results_have_their_own_place_in_runs(tmp_path, script, monkeypatch, arg
     monkeypatch.setattr(script, "train_one", train_one)
     monkeypatch.setattr(script, "_ROOT", tmp_path)
     assert call(script, *arguments) == 2
-    # A sweep has a new folder for its points; a single training makes its own.
+    # A sweep makes a new folder for its points; a single training numbers its own folder.
     assert trained == [(tmp_path / "runs" / folder, "=" not in folder)]
     assert not list(tmp_path.glob("runs/*"))
 
@@ -353,7 +353,7 @@ def test_every_recipe_for_digits_trains_in_two_minutes_with_both_guarantees(
 ):
     record = result_of(script, tmp_path / "run", f"--flagfile={path}", "--seed=1")
     assert record["seconds"] < 120
-    assert record["test_accuracy"] > 0.8  # chance is 0.10; the weakest, SGLD, is at 0.86
+    assert record["test_accuracy"] > 0.8  # chance is 0.10; SGLD, the weakest, reaches 0.86
     said = capsys.readouterr().out
     assert "Claimed" in said and "Proven" in said
     if record["mechanism"] != "none":

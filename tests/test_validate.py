@@ -1,4 +1,4 @@
-"""One table of good and bad values for each check of arguments."""
+"""Every check of arguments, on one table of valid and invalid values for each."""
 
 import fractions
 import math
@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdp import _validate as check
 
 NAN, INF = math.nan, math.inf
-# What is no number for any check, whatever it looks like.
+# Values that no check accepts as a number.
 NO_NUMBERS = [
     None, True, False, np.True_, np.array(True), "", "1", b"1", "nan", 1j, np.complex64(1), [1], (1,),
     {}, np.array([1]), np.array([]), np.array("1"), np.array(None), object(), len, NAN, -NAN,
@@ -22,7 +22,7 @@ NO_NUMBERS = [
 
 
 def refused(expected, call, *args, **kwargs):
-    """The message has the common form, and names argument, rule and value."""
+    """The message has the common form, with the argument, the rule and the value."""
     form = rf"^Expected NAME to be {expected}\. Received .+\. [A-Z].+\.$"
     with pytest.raises(ValueError, match=re.compile(form, re.DOTALL)):
         call("NAME", *args, **kwargs)

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and folders for secrets.
+"""Writes files that appear whole or not at all, and makes folders for secrets.
 
-A process can be killed between any two operations. So whatever matters is written under another
-name, brought to the disk, and renamed: renaming is the one step that is seen done or not done.
+A process can be killed between any two operations. Therefore an important file is written under
+another name, flushed to the disk and renamed, because renaming is atomic.
 """
 
 import contextlib
@@ -11,12 +11,13 @@ import os
 import stat
 from collections.abc import Iterator
 
-# Linux, linux/fs.h and fcntl.h: swap two names; paths are relative to the working directory.
+# Constants of Linux for renameat2. linux/fs.h: swap two names. fcntl.h: relative paths start at the
+# working directory.
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
-# What kernels and file systems answer that cannot swap two names.
+# Errors of kernels and file systems that cannot swap two names.
 _CANNOT_SWAP = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
-# What file systems answer on which a folder has no fsync (it is durable by other means, or never).
+# Errors of file systems without fsync for folders: names are durable by other means, or never.
 _CANNOT_SYNC_FOLDERS = (errno.EINVAL, errno.ENOTSUP)
 
 
@@ -30,7 +31,7 @@ def sync_file(path: str | os.PathLike) -> None:
 
 
 def sync_folder(path: str | os.PathLike) -> None:
-    """Waits until the names in a folder are on the disk, where the file system can do that."""
+    """Waits until the names in a folder are on the disk, if the file system supports that."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -42,7 +43,7 @@ def sync_folder(path: str | os.PathLike) -> None:
 
 
 def sync_tree(path: str | os.PathLike) -> None:
-    """Waits until a folder and everything in it is on the disk."""
+    """Waits until a folder and everything in it are on the disk."""
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
             sync_file(os.path.join(folder, name))
@@ -50,13 +51,13 @@ def sync_tree(path: str | os.PathLike) -> None:
 
 
 def exchange(first: str | os.PathLike, second: str | os.PathLike) -> bool:
-    """Swaps two names in one step, so that at any moment both are there.
+    """Swaps two names in one atomic step, so that both names exist at any moment.
 
     Returns:
-        Whether the system can do that; if not, nothing has changed.
+        True after the swap; False if the system cannot swap names, and nothing has changed.
 
     Raises:
-        OSError: it can, and it failed.
+        OSError: the system can swap names, but the swap failed.
     """
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:  # not Linux, or a C library before glibc 2.28
@@ -72,12 +73,12 @@ def exchange(first: str | os.PathLike, second: str | os.PathLike) -> bool:
 
 @contextlib.contextmanager
 def replaced_whole(path: str | os.PathLike) -> Iterator[str]:
-    """Gives the name of a file to write, which takes the place of `path` when the block ends.
+    """Context manager that yields the name of a file to write, which replaces `path` at the end.
 
-    A block that fails leaves `path` as it was. The name has the ending of `path`, since some writers
-    choose the format by it. Permissions of a file that is replaced stay.
+    If the block fails, `path` stays as it was. The yielded name has the ending of `path`, since some
+    writers choose the format by it. The new file gets the permissions of the file that it replaces.
     """
-    path = os.path.realpath(path)  # behind a link, the file is replaced and the link stays
+    path = os.path.realpath(path)  # replaces the file that a link points to, and keeps the link
     stem, ending = os.path.splitext(path)
     partial = f"{stem}.{os.urandom(8).hex()}.partial{ending}"
     try:
@@ -94,15 +95,19 @@ def replaced_whole(path: str | os.PathLike) -> Iterator[str]:
 
 
 def secret_folder(path: str | os.PathLike) -> str:
-    """Makes a folder that only its owner may enter, or checks that one is; returns its path.
+    """Makes a folder that only its owner may enter, or checks that an existing one is such a folder.
+
+    Returns:
+        The path.
 
     Raises:
-        ValueError: there is something else of that name: a file, a symbolic link, a folder of
-            somebody else, or one that others may enter.
-        OSError: it cannot be made.
+        ValueError: the path is a file, a symbolic link, a folder of another user, or a folder that
+            other users may enter.
+        OSError: the folder cannot be made.
     """
     path = os.fspath(path)
-    # The mode is there from the first moment: a folder that is narrowed later has been open before.
+    # The folder is created with its final mode. If the mode were narrowed later, other users could
+    # enter the folder before that.
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     found = os.lstat(path)

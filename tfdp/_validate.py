@@ -1,15 +1,15 @@
-"""Checks of arguments: one call each, safe against NaN, with one form of message.
+"""Checks of arguments: one call for each argument, safe against NaN, with uniform messages.
 
-Every check returns the value that it let pass, as a plain Python number where it is a number, and
-otherwise raises a ValueError "Expected NAME to be ... Received VALUE. Use ...". The rules are the
-same everywhere:
+Every check returns the valid value (a number as a plain Python number), or raises a ValueError
+"Expected NAME to be ... Received VALUE." that ends with a remedy. All checks follow the same rules:
 
-* NaN is never let pass, and infinity is no finite number.
-* A bool is no number, and a number is no bool. A text that reads like a number is no number.
-* NumPy's scalars and arrays of no dimension count as the numbers that they hold.
-* None passes only where the caller says `optional=True`.
+* NaN is always refused, and infinity is not a finite number.
+* A bool is not a number, and a number is not a bool. A string is never a number, even "3".
+* NumPy scalars and arrays without dimensions count as the numbers that they hold.
+* None is valid only if the caller passes `optional=True`.
 
-Only NumPy is imported here, so that the accountant starts without TensorFlow.
+This module imports NumPy and the standard library only, so that the accountant starts without
+TensorFlow.
 """
 
 import math
@@ -32,11 +32,11 @@ def refuse(
     """Raises the ValueError of every check in this module.
 
     Args:
-      name: Of the argument or field.
-      expected: What it should be, after "Expected NAME to be".
-      value: What it is. A long one is shortened.
+      name: Name of the argument or field.
+      expected: Valid values in words, which continue "Expected NAME to be".
+      value: The refused value. The message shortens a long one.
       remedy: A sentence that says what to do.
-      optional: Whether None would have passed, which the message then says.
+      optional: Whether None would have been valid, which the message then says.
     """
     if optional:
         expected += ", or None"
@@ -52,7 +52,7 @@ def whole(
     optional: bool = False,
     remedy: str = "Pass an integer in this range.",
 ) -> int | None:
-    """Returns an integer from `minimum` to `maximum` as an int. A float is no integer, even 3.0."""
+    """Returns an integer from `minimum` to `maximum` as an int. A float is refused, even 3.0."""
     if optional and value is None:
         return None
     number = _scalar(value)
@@ -71,7 +71,7 @@ def finite(
     optional: bool = False,
     remedy: str = "Pass such a number.",
 ) -> float | None:
-    """Returns a finite number, of at least `minimum` where that is given, as a float."""
+    """Returns a finite number as a float; it is at least `minimum`, unless that is None."""
     if optional and value is None:
         return None
     number = _real(value)
@@ -105,7 +105,7 @@ def fraction(
     """Returns a number between 0 and 1 as a float.
 
     Args:
-      name: Of the argument or field.
+      name: Name of the argument or field.
       value: The number.
       zero: Whether 0 is allowed.
       one: Whether 1 is allowed.
@@ -129,7 +129,7 @@ def one_of(
     optional: bool = False,
     remedy: str = "Use one of these.",
 ) -> str | None:
-    """Returns a text that is one of `choices`."""
+    """Returns a string that is one of `choices`."""
     if optional and value is None:
         return None
     choices = tuple(choices)
@@ -140,14 +140,14 @@ def one_of(
 
 
 def text(name: str, value: Any, *, remedy: str = "Pass a text that is not empty.") -> str:
-    """Returns a text that says something."""
+    """Returns a string that does not consist of white space only."""
     if not isinstance(value, str) or not value.strip():
         refuse(name, "a text that is not empty", value, remedy)
     return value
 
 
 def flag(name: str, value: Any) -> bool:
-    """Returns a bool. Numbers are none, since 0 and 1 are as often a mistake as an abbreviation."""
+    """Returns a bool. The numbers 0 and 1 are refused, because they are often mistakes."""
     scalar = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
     if not isinstance(scalar, bool | np.bool_):
         refuse(name, "True or False", value, "Pass one of the two.")
@@ -170,10 +170,10 @@ def schedule(
     optional: bool = False,
     remedy: str = "Pass one such number, or a flat sequence with one for each step.",
 ) -> Schedule:
-    """Returns a constant, or one value per step, as a number or a tuple of numbers.
+    """Returns a constant as a number, or a schedule with one value per step as a tuple of numbers.
 
     Args:
-      name: Of the argument or field.
+      name: Name of the argument or field.
       value: A number, or a flat sequence of numbers.
       integer: Whether only whole numbers are allowed. Whole floats, such as 3.0, count as such.
       minimum: The least value that is allowed.
@@ -181,7 +181,8 @@ def schedule(
       remedy: A sentence that says what to do.
 
     Raises:
-      ValueError: Where a value is not finite or too small; it is named with its step.
+      ValueError: If a value is not a number, not finite, too small or, with `integer`, not whole. The
+        message names the step of the first such value in a sequence.
     """
     if optional and value is None:
         return None
@@ -201,7 +202,10 @@ def schedule(
 
 
 def _scalar(value: Any) -> Any:
-    """Returns what an array of no dimension holds. A bool becomes None, since it is no number."""
+    """Returns the value of a scalar or of an array without dimensions.
+
+    Bools and arrays with dimensions become None, because they are not numbers.
+    """
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
         try:
             array = np.asarray(value)
@@ -212,26 +216,26 @@ def _scalar(value: Any) -> Any:
 
 
 def _real(value: Any) -> float:
-    """Returns a real number as a float, without the sign of -0.0, and NaN for all else."""
+    """Returns a real number as a float, with -0.0 as 0.0, and NaN for everything else."""
     number = _scalar(value)
     if not isinstance(number, numbers.Real):
         return math.nan
     try:
         return float(number) + 0.0
-    except OverflowError:  # an int beyond all floats
+    except OverflowError:  # an int that is larger than all floats
         return math.inf
 
 
 def _table(value: Any) -> np.ndarray | None:
-    """Returns a number or a flat sequence of numbers as an array of floats, and None for all else."""
-    # NumPy would turn a bool among floats into a number.
+    """Returns a number or flat sequence of numbers as an array of floats; None for all else."""
+    # NumPy would convert a bool among floats to a number.
     if isinstance(value, list | tuple) and {bool, np.bool_} & set(map(type, value)):
         return None
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError, NotImplementedError):  # sequences in it are not equally long
+    except (TypeError, ValueError, NotImplementedError):  # such as a ragged sequence
         return None
     if array.dtype.kind not in "iuf" or array.ndim > 1:
-        # NumPy gives an empty sequence the kind of floats, so that it passes here.
+        # An empty sequence is not refused here, because NumPy gives it a float dtype.
         return None
     return array.astype(float) + 0.0

@@ -1,4 +1,4 @@
-"""The models of `tfdp.models` for Keras 2 and for Keras 3 on another backend."""
+"""The models of `tfdp.models` for Keras 2, and for Keras 3 on other backends."""
 
 import protocol
 
@@ -8,9 +8,10 @@ def build(keras, name, model_class, positions):
 
     Args:
         keras: `tf.keras` (Keras 2) or `keras`.
-        name: a model of `protocol.SHAPES`.
-        model_class: called with `inputs` and `outputs`.
-        positions: maps token ids [rows, tokens] to the positions 0, 1, ... in the same shape.
+        name: the name of a model in `protocol.SHAPES`.
+        model_class: a class or function that makes a model of `inputs` and `outputs`.
+        positions: a function of token ids [rows, tokens], which returns the positions 0, 1, ... of
+            the tokens in the same shape.
     """
     shape = protocol.SHAPES[name]
     inputs = keras.Input(shape, dtype="int32" if len(shape) == 1 else "float32")

@@ -1,6 +1,8 @@
-"""What the measured programs share: one JSON object in, one out, and a clock in between.
+"""The code that all measured programs share: JSON input and output, the data and the clock.
 
-Standard library and NumPy only, since each program runs in the environment of its framework.
+A measured program reads one JSON object, the spec, from its command line and prints one JSON object.
+This module uses only the standard library and NumPy, since each program runs in the environment of
+its framework.
 """
 
 import contextlib
@@ -21,7 +23,7 @@ SHAPES = {
     "bilstm": (64,),
     "transformer": (64,),
 }
-# Hyperparameters do not change how long a step takes; these keep the weights finite.
+# Hyperparameters do not change the time of a step. These values keep the weights finite.
 LEARNING_RATE = 0.01
 L2_NORM_CLIP = 1.0
 NOISE_MULTIPLIER = 1.1
@@ -30,23 +32,24 @@ _FEWEST_STEPS = 3
 
 
 class Enough(Exception):
-    """Raised by the clock when it has seen all steps it wants."""
+    """Raised by the clock when it has timed enough steps."""
 
 
 class TooSlow(Exception):
-    """Raised by the clock when a step takes longer than the bound."""
+    """Raised by the clock when the second step takes longer than the limit."""
 
 
 class Unsupported(Exception):
-    """The framework has no way to train this model like this."""
+    """The framework cannot train this model in the requested way."""
 
 
 class Clock:
     """Measures the time from the end of one step to the end of the next, data included.
 
     Args:
-        spec: "steps", how many are wanted; "warmup", how many come before them; "seconds", after
-            which fewer of either are enough; "max_step_seconds".
+        spec: a dict with "steps", the number of steps to time; "warmup", the number of steps before
+            them; "seconds", the time after which fewer steps of either kind are enough; and
+            "max_step_seconds", the limit on the time of the second step.
     """
 
     def __init__(self, spec):
@@ -59,7 +62,7 @@ class Clock:
         self.last = time.perf_counter()
 
     def pause(self):
-        """The next step is not counted: work that comes once per epoch fell into it."""
+        """Excludes the next step from the times, because it includes work done once per epoch."""
         if self.count:
             self.last = None
 
@@ -88,9 +91,10 @@ class Clock:
 
 
 def memory_mib(field):
-    """Memory of this process, "VmRSS" (now) or "VmHWM" (at its highest), in MiB.
+    """Returns the memory of this process in MiB: "VmRSS" (current) or "VmHWM" (highest).
 
-    `resource.getrusage` would do for the peak, but on Linux it begins with the peak of the parent.
+    On Linux, the peak of `resource.getrusage` starts at the peak of the parent process. Therefore it
+    is used only where /proc is missing.
     """
     try:
         with open("/proc/self/status") as status:
@@ -104,12 +108,12 @@ def memory_mib(field):
 
 
 def examples(spec):
-    """How many examples the data have."""
+    """Returns the number of examples: `spec["examples"]`, or `LOTS_OF_DATA` lots by default."""
     return spec["examples"] if "examples" in spec else LOTS_OF_DATA * spec["lot"]
 
 
 def data(spec):
-    """Random inputs and labels: "examples", or `LOTS_OF_DATA` lots. No token is 0, the padding."""
+    """Returns random inputs and labels. No token is 0, because 0 is the padding."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -122,7 +126,7 @@ def data(spec):
 
 
 def epochs(spec):
-    """Enough epochs for the clock to stop the training, not the training itself."""
+    """Returns a number of epochs that is large enough for the clock to stop the training."""
     whole = spec["warmup"] + spec["steps"]
     steps = spec["examples"] // spec["lot"] if "examples" in spec else LOTS_OF_DATA
     return 2 + whole // max(steps - 1, 1)  # the first step of an epoch does not count
@@ -149,17 +153,18 @@ def _ticks(keras, clock):
 
         def on_train_batch_end(self, batch, logs=None):
             for value in (logs or {}).values():
-                float(value)  # waits for what a framework computes in the background
+                float(value)  # waits until the framework has computed the step
             clock.tick()
 
     return Ticks()
 
 
 def main(run):
-    """Reads a spec from the command line, runs it and prints what was found.
+    """Reads a spec from the command line, runs it and prints the answer as JSON.
 
     Args:
-        run: (spec, clock factory) -> dict of versions; trains until the clock stops it.
+        run: a function of the spec and of a function that starts a `Clock`. It trains until the clock
+            stops it and returns a dict that is added to the answer, such as the versions.
     """
     spec = json.loads(sys.argv[1])
     clocks = []
@@ -175,7 +180,7 @@ def main(run):
         answer["unsupported"] = str(reason)
     except TooSlow as reason:
         answer["skipped"] = str(reason)
-    except Exception as error:  # whatever a framework raises is its answer
+    except Exception as error:  # an error of the framework is part of the answer
         traceback.print_exc()
         answer["failed"] = f"{type(error).__name__}: {error}"
     clock = clocks[-1] if clocks else None

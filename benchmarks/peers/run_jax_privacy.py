@@ -1,7 +1,7 @@
-"""jax-privacy's Keras API: Keras 3 on JAX, by `fit`.
+"""Measures `fit` of jax-privacy's Keras API, with Keras 3 on JAX.
 
-Lots are fixed-size batches, its default; its Poisson lots change their shape, and XLA compiles for
-every new one.
+Lots are fixed-size batches, which is the default of jax-privacy. The shape of its Poisson lots
+changes from step to step, and XLA compiles again for every new shape.
 """
 
 import math
@@ -44,7 +44,7 @@ def _make_private(model, lot, count, epochs):
     keras_api.make_private(
         model,
         keras_api.DPKerasConfig(
-            epsilon=math.inf,  # what the noise is worth does not matter here
+            epsilon=math.inf,  # the noise multiplier is given, so the budget does not matter
             delta=1e-5,
             clipping_norm=protocol.L2_NORM_CLIP,
             batch_size=lot,

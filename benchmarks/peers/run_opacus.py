@@ -1,7 +1,7 @@
-"""Opacus on PyTorch: its documented loop, with "hooks" or with "ghost" clipping.
+"""Measures Opacus on PyTorch: its documented training loop, with "hooks" or "ghost" clipping.
 
-Favourable to Opacus: batches are slices of one tensor, so no loader and no sampler is timed, and
-there are no metrics.
+The comparison favours Opacus: its batches are slices of one tensor, so that neither a loader nor a
+sampler is timed, and no metrics are computed.
 """
 
 import protocol
@@ -24,7 +24,7 @@ def run(spec, start):
     criterion = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=protocol.LEARNING_RATE)
     if private:
-        # The loader only tells the engine the sampling probability.
+        # The engine takes only the sampling probability from the loader.
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=lot)
         mode = subject.removeprefix("opacus_")
         model, optimizer, *rest = opacus.PrivacyEngine().make_private(

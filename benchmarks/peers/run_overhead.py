@@ -1,4 +1,4 @@
-"""tfdp: `fit`, with and without metrics, against its compiled step and its lots, in turns."""
+"""Measures tfdp's `fit`, with and without metrics, its compiled step and its lots, alternately."""
 
 import itertools
 import statistics
@@ -6,9 +6,9 @@ import time
 
 import protocol
 
-_SKIPPED = 5  # steps at the start of a fit, while the queue of lots is being filled
-_DRAWN = 24  # lots that the step alone is timed on
-_TURNS = 24  # machines change their pace from second to second
+_SKIPPED = 5  # untimed steps at the start of a fit, while the queue of lots fills
+_DRAWN = 24  # lots on which the step alone is timed
+_TURNS = 24  # how often the parts alternate, since the speed of machines varies
 
 
 def run(spec, start):
@@ -103,7 +103,7 @@ def run(spec, start):
 
 
 class _Times:
-    """Takes the time from the end of one step to the end of the next."""
+    """Measures the time from the end of one step to the end of the next."""
 
     def __init__(self):
         self.ends, self.cpu = [], []
@@ -113,7 +113,7 @@ class _Times:
         self.cpu.append(time.process_time())
 
     def result(self):
-        """Returns the median time of a step and the mean processor time, all threads, in ms."""
+        """Returns the median time of a step and its mean processor time over all threads, in ms."""
         ends, cpu = self.ends[_SKIPPED:], self.cpu[_SKIPPED:]
         wall = statistics.median(b - a for a, b in itertools.pairwise(ends))
         return 1000 * wall, 1000 * (cpu[-1] - cpu[0]) / (len(cpu) - 1)

@@ -1,7 +1,8 @@
-"""TensorFlow Privacy 0.9.0 on TensorFlow 2.15, by `fit`, as its tutorials do.
+"""Measures `fit` of TensorFlow Privacy 0.9.0 on TensorFlow 2.15, used as in its tutorials.
 
-* "tf_privacy": `DPModel` (`DPSequential` is the same class over another base), XLA as by default.
-* "tf_privacy_fast": the same with fast gradient clipping, for models that its registry covers.
+* "tf_privacy": `DPModel` (`DPSequential` is the same class with another base), compiled by XLA, which
+  is the default.
+* "tf_privacy_fast": `DPModel` with fast gradient clipping, for models that its registry covers.
 * "tf_privacy_vectorized": a plain model with the vectorized Keras optimizer.
 """
 

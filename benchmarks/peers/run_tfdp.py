@@ -1,4 +1,4 @@
-"""Keras 3 on TensorFlow: plain, and with tfdp, from lot to metrics, as users run it."""
+"""Measures `fit` of Keras 3 on TensorFlow, plain and with tfdp, including lots and metrics."""
 
 import protocol
 

@@ -1,4 +1,4 @@
-"""The models of `tfdp.models` for PyTorch; where Opacus wants layers of its own, those."""
+"""The models of `tfdp.models` for PyTorch, with Opacus' own layers where Opacus needs them."""
 
 import protocol
 import torch
@@ -6,7 +6,12 @@ from torch import nn
 
 
 def build(name, private):
-    """Builds a model; `private` chooses Opacus' layers for LSTM and attention."""
+    """Builds a model.
+
+    Args:
+        name: the name of a model in `protocol.SHAPES`.
+        private: whether LSTM and attention are Opacus' layers.
+    """
     return _MODELS[name](private)
 
 
@@ -114,7 +119,7 @@ class _BiLSTM(nn.Module):
 
     def forward(self, tokens):
         outputs, _ = self.lstm(self.embedding(tokens))
-        # The last state of each direction, as Keras returns them.
+        # Keras returns the last state of each direction; the backward pass ends at the first token.
         return self.head(torch.cat([outputs[:, -1, :64], outputs[:, 0, 64:]], dim=1))
 
 
@@ -145,7 +150,7 @@ class _Transformer(nn.Module):
         self.head = nn.Linear(64, protocol.CLASSES)
 
     def forward(self, tokens):
-        # With an axis of examples: Opacus takes the first axis for that.
+        # Opacus takes the first axis as the axis of examples, so the positions need this axis.
         positions = torch.arange(tokens.shape[1]).repeat(len(tokens), 1)
         x = self.blocks(self.embedding(tokens) + self.position(positions))
         return self.head(self.norm(x).mean(dim=1))

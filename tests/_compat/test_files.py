@@ -1,4 +1,4 @@
-"""How Keras lays out files of weights."""
+"""The layout of Keras' files of weights is as `_compat.files` expects it."""
 
 import io
 import json
@@ -15,7 +15,7 @@ _NAME = "something_of_ours"
 
 @keras.saving.register_keras_serializable(package="test_files")
 class Noted(keras.optimizers.SGD):
-    """Saves an array beside its variables, as private optimizers save their ledger."""
+    """Saves an array besides its variables, as private optimizers save their ledger."""
 
     def save_own_variables(self, store):
         super().save_own_variables(store)
@@ -52,7 +52,7 @@ def test_files_of_weights_are_hdf5(tmp_path):
 
 def test_shards_are_named_in_a_map(tmp_path):
     path = tmp_path / "model.weights.json"
-    _model().save_weights(path, max_shard_size=3e-6)  # in GB
+    _model().save_weights(path, max_shard_size=3e-6)  # the size is in GB
     shards = json.loads(path.read_text())["weight_map"].values()
     names = {n for shard in shards for n in ([shard] if isinstance(shard, str) else shard)}
     assert names and all((tmp_path / name).is_file() for name in names)

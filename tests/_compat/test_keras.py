@@ -1,4 +1,4 @@
-"""Each name that is borrowed of Keras: what tfdp relies on about it."""
+"""Each name borrowed from Keras has the behaviour that tfdp relies on."""
 
 import keras
 import numpy as np
@@ -66,7 +66,7 @@ def test_loss_function_wrapper(loss):
     assert type(made) in (borrowed.LossFunctionWrapper, keras.losses.MeanSquaredError)
     assert isinstance(made, borrowed.LossFunctionWrapper)
     assert made.fn is keras.losses.mean_squared_error
-    np.testing.assert_array_equal(made.call(_Y, 3 * _Y), [4.0] * 4)  # before the reduction
+    np.testing.assert_array_equal(made.call(_Y, 3 * _Y), [4.0] * 4)  # not reduced yet
     assert made.reduction == "sum_over_batch_size"
 
 
@@ -88,7 +88,7 @@ def test_set_keras_mask_reaches_the_loss(eager):
         return keras.losses.MeanSquaredError()(tf.zeros([2, 1]), y_pred)
 
     loss = run() if eager else tf.function(run)()
-    assert float(loss) == pytest.approx(1.0)  # of the first row alone
+    assert float(loss) == pytest.approx(1.0)  # only the first row counts
 
 
 # -- layers ------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_seed_generators():
     dropout = inner.layers[0]
     assert borrowed.seed_generators(dropout) == [dropout.seed_generator]
     assert isinstance(dropout.seed_generator, keras.random.SeedGenerator)
-    assert not borrowed.seed_generators(model)  # those of nested layers are theirs
+    assert not borrowed.seed_generators(model)  # nested layers own their generators
     holder = layers.Layer()
     holder.kept = [keras.random.SeedGenerator(1)]
     assert len(borrowed.seed_generators(holder)) == 1
@@ -158,7 +158,7 @@ def test_kernel(kind):
     assert layer.lora_enabled is False
     layer.enable_lora(1)
     assert layer.lora_enabled is True
-    assert borrowed.kernel_of(layer) is kernel  # while `layer.kernel` is a sum by now
+    assert borrowed.kernel_of(layer) is kernel  # `layer.kernel` is now a sum
     assert not any(layer.kernel is v for v in layer.variables)
 
 
@@ -285,7 +285,7 @@ def test_inbound_nodes_hold_the_index_of_a_slice():
 def test_functions_of_keras_ops_have_classes(kind):
     snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in kind)[1:]
     function = getattr(keras.ops, snake)
-    # Equal ranks, and a length of one for squeeze alone: a softmax over it warns.
+    # The inputs have equal ranks. Only squeeze gets a length of one, since a softmax over it warns.
     logical = kind.startswith("Logical") or kind in ("All", "Any")
     shape = (1 if kind == "Squeeze" else 2, 3)
     x = [keras.Input(shape, dtype="bool" if logical else "float32") for _ in range(2)]

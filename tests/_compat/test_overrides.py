@@ -1,4 +1,4 @@
-"""What tfdp's subclasses define in place of Keras' own: still there, with the same parameters."""
+"""Methods of Keras that tfdp's subclasses override still exist, with the same parameters."""
 
 import ast
 import importlib
@@ -64,7 +64,7 @@ def _classes_of_tfdp(base):
             if cls not in seen:
                 seen.add(cls)
                 waiting.append(cls)
-    # Models are layers, and have a table of their own.
+    # Models are layers, too, but have a table of their own.
     other = keras.Model if base is keras.layers.Layer else ()
     return [cls for cls in seen if not issubclass(cls, other)]
 
@@ -74,18 +74,18 @@ def _ours(cls):
 
 
 def _own_definitions(base):
-    """Names that tfdp's subclasses of a Keras class and their mixins define."""
+    """Names that tfdp's subclasses of a Keras class, and their mixins, define."""
     kinds = {k for cls in _classes_of_tfdp(base) for k in cls.__mro__ if _ours(k)}
     return {name for kind in kinds for name in vars(kind)}
 
 
 def _put_on_self(base):
-    """Names of the attributes that methods of these classes assign to `self`."""
+    """Yields the names of the attributes that methods of these classes assign to `self`."""
     kinds = {k for cls in _classes_of_tfdp(base) for k in cls.__mro__ if _ours(k)}
     for kind in kinds:
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-        except OSError:  # made by a factory, which adds no methods
+        except OSError:  # a factory made this class, and adds no methods
             continue
         stores = (n for n in ast.walk(tree) if isinstance(getattr(n, "ctx", None), ast.Store))
         attributes = (n for n in stores if isinstance(n, ast.Attribute))
@@ -104,7 +104,7 @@ def test_the_table_has_every_override(base):
 def test_keras_has_no_private_name_that_tfdp_gives_another_meaning(base):
     names = _own_definitions(_BASES[base]) | {*_put_on_self(_BASES[base])}
     private = {name for name in names if name[0] == "_" and name[1] != "_"}
-    # What every instance has counts too.
+    # The attributes of instances count, too.
     instances = {
         "keras.Model": lambda: keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]),
         "keras.layers.Layer": lambda: keras.layers.Dense(1),
@@ -151,7 +151,7 @@ def test_cells_give_the_masks_of_their_dropout(kind, name):
     layer = getattr(keras.layers, kind)(3, dropout=0.5, recurrent_dropout=0.5)
     mask = np.asarray(getattr(layer.cell, name)(np.ones((200, 3), "float32")))
     assert set(np.unique(mask)) == {0.0, 2.0}
-    # The same mask at every step, until it is reset.
+    # The mask is the same at every step until it is reset.
     np.testing.assert_array_equal(mask, getattr(layer.cell, name)(np.ones((200, 3), "float32")))
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow's vectorizer, where its own rules are wrong."""
+"""Corrections of TensorFlow's vectorizer where its rules are wrong."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Each name that is borrowed of TensorFlow: what tfdp relies on about it."""
+"""Each name borrowed from TensorFlow has the behaviour that tfdp relies on."""
 
 import numpy as np
 import pytest
@@ -144,7 +144,7 @@ def test_pfor_converter_registry(op):
 def test_register_pfor(op):
     pfor_random.register()
     converter = _pfor()._pfor_converter_registry[op]
-    converter = getattr(converter, "func", converter)  # of a functools.partial
+    converter = getattr(converter, "func", converter)  # the function inside a functools.partial
     assert converter.__module__ == pfor_random.__name__
 
 

@@ -1,4 +1,4 @@
-"""Which versions are supported, and what is said about others."""
+"""Supported versions are accepted, and the messages about other versions are right."""
 
 import configparser
 import pathlib

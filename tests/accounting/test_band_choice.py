@@ -1,4 +1,4 @@
-"""The number of bands: the best of the powers of two, never worse than DP-SGD."""
+"""The chosen number of bands is the best power of two, and never worse than DP-SGD."""
 
 import pytest
 
@@ -19,7 +19,7 @@ RUN = Run(
 
 @pytest.fixture
 def quickly(monkeypatch):
-    """Rényi bounds judge all, which takes a tenth of the time."""
+    """Uses Rényi bounds for all candidates, which takes a tenth of the time."""
     monkeypatch.setattr(
         "tfdp.accounting.band_choice.noise_for",
         lambda epsilon, delta, run, kind, adjacency: quick_noise_for(

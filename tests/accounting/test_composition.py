@@ -1,4 +1,4 @@
-"""Guarantees: what they say, how runs compose, and who may register."""
+"""Guarantees: their content, the composition of runs and the registration of mechanisms."""
 
 import json
 import math
@@ -200,7 +200,7 @@ def test_adding_a_record_needs_a_probability_that_was_fixed_before():
     assert "fixed without looking at the data" in " ".join(guarantee.assumptions)
     with pytest.raises(ValueError, match="regroup"):
         proven(nominal.with_(microbatch_size=2), DELTA, "add_or_remove_one")
-    # How many examples there are is not public then, so that any lot may be cut.
+    # The number of examples is not public then, so the accounting assumes that any lot may be cut.
     cut = nominal.with_(max_lot_size=1000)
     assert proven(cut, DELTA).epsilon > 1.5 * guarantee.epsilon
 

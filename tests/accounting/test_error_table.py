@@ -1,4 +1,4 @@
-"""Section 6 of the design: the noise on prefix sums of every mechanism at a proven epsilon."""
+"""The noise on prefix sums of every mechanism at a proven epsilon, from section 6 of the design."""
 
 import functools
 import math
@@ -50,7 +50,7 @@ def banded(steps, bands):
 
 
 def check_noise(run, epsilon, z):
-    """The golden z has four digits; what it costs is the budget, to as many."""
+    """The golden z has four digits, and costs the budget to about that accuracy."""
     assert proven(run.with_(noise_multiplier=z), DELTA).epsilon == pytest.approx(epsilon, rel=2e-3)
 
 
@@ -66,7 +66,7 @@ def test_poisson_dpsgd(row):
 @ROWS
 def test_si_dpsgd(row):
     z = noise_for(row[0], DELTA, run(row, mechanism="si_dpsgd"))
-    assert z == pytest.approx(row[6], rel=1e-3, abs=0.05)  # some have one digit after the point
+    assert z == pytest.approx(row[6], rel=1e-3, abs=0.05)  # some values have one decimal
 
 
 @ROWS

@@ -1,4 +1,4 @@
-"""The ledger never goes back; the budget is what it says."""
+"""The ledger never forgets what was spent, and a budget refuses what exceeds it."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def test_ids_are_random_and_long():
     assert first != second
     assert len(first) == 32
     int(first, 16)
-    assert ledger.runs == []  # nothing spent yet
+    assert ledger.runs == []  # no step was taken yet
 
 
 def test_record_is_monotone():
@@ -50,7 +50,7 @@ def test_merge_keeps_the_larger_count():
     ledger.record(run_id, 10)
     saved = Ledger.from_json(ledger.to_json())
     ledger.record(run_id, 25)
-    ledger.merge(saved)  # an old checkpoint is loaded: what was spent stays spent
+    ledger.merge(saved)  # loading an old checkpoint does not undo what was spent
     assert ledger.steps(run_id) == 25
     saved.merge(ledger)
     assert saved.steps(run_id) == 25
@@ -165,13 +165,13 @@ def test_ledgers_of_0_1_0_load_and_cost_the_same(name):
         kind, adjacency = what.split()
         found = guarantee_of_all(kind, ledger.runs, 1e-5, adjacency)
         if name == "seeded" and kind == "proven":
-            # The one guarantee that was withdrawn since: a seed is known to somebody.
+            # This guarantee was withdrawn after 0.1.0, since somebody knows the seed.
             assert found.epsilon == math.inf
             assert "seed" in found.reason
         elif epsilon == "inf":
             assert found.epsilon == math.inf
         elif kind == "proven" and any(_has_better_pairs(run) for run in ledger.runs):
-            # Tighter since; and replace_one was no bound (docs/decisions/fixed_size_lots.md).
+            # Tighter now; and replace_one was no bound (docs/decisions/fixed_size_lots.md).
             assert 0.5 * epsilon < found.epsilon < epsilon or adjacency == "replace_one"
         else:
             assert found.epsilon == pytest.approx(epsilon, rel=1e-9)
@@ -225,7 +225,7 @@ def test_extend_covers_more_steps_and_keeps_what_was_spent():
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda: _scheduled((1.0, 0.6, 0.25)),  # another past
+        lambda: _scheduled((1.0, 0.6, 0.25)),  # the table differs in a step that was taken
         lambda: _scheduled((1.0, 0.5, 0.25)).with_(noise_multiplier=9.0),
         lambda: _scheduled((1.0, 0.5, 0.25)).with_(sampling="poisson"),
     ],

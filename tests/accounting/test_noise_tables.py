@@ -1,4 +1,4 @@
-"""Noise that differs from step to step: against brute force over participation patterns."""
+"""Noise that varies over the steps, against brute force over participation patterns."""
 
 import itertools
 import math
@@ -79,7 +79,7 @@ def test_turns_take_their_least_noise():
         (loss.components[0].multiplier, loss.steps)
         for loss in analyse(run, DELTA, "zero_out").losses
     )
-    # Pairs of the table: (2, 3) (2.5, 4) (2, 5) (3, 2) (6, 2.5) (3.5).
+    # The table in consecutive pairs: (2, 3) (2.5, 4) (2, 5) (3, 2) (6, 2.5) (3.5).
     assert rounds == [(2.0, 3), (2.5, 2), (3.5, 1)]
 
 
@@ -92,7 +92,7 @@ def test_long_tables_are_rounded_down(table):
     assert sum(count for _, count in found) == len(table)
     values = np.repeat([z for z, _ in found], [count for _, count in found])
     assert np.all(values <= np.sort(table))
-    # A class is a sixteenth of the range, in logarithms.
+    # A class spans a sixteenth of the logarithmic range.
     ratio = (max(table) / min(table)) ** (1 / 16)
     assert np.all(values * ratio * (1 + 1e-9) >= np.sort(table))
 

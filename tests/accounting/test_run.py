@@ -1,4 +1,4 @@
-"""A Run refuses what no accountant could mean."""
+"""A Run refuses values that have no meaning in any accounting."""
 
 import copy
 import dataclasses

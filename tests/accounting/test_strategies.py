@@ -72,7 +72,7 @@ def test_square_root_squares_to_prefix_sums():
 def test_sensitivity_bounds_every_pattern(tail, steps, k, b):
     c = np.array([1.0, *tail])
     bound = sensitivity(c, steps, k, b)
-    gram = np.abs(matrix(c, steps).T @ matrix(c, steps))  # worst directions, sums included
+    gram = np.abs(matrix(c, steps).T @ matrix(c, steps))  # the worst directions, sums included
     worst = 0.0
     for count in range(1, k + 1):
         for pattern in itertools.combinations(range(steps), count):

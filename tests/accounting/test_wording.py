@@ -1,4 +1,4 @@
-"""The statement and the advice say what a reader has to know."""
+"""The statement and the advice say what a reader needs to know."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The table of docs/mnist.md: resumable, and honest about what was not run."""
+"""The table of docs/mnist.md can be resumed, and shows which runs are missing."""
 
 import json
 import pathlib
@@ -31,7 +31,7 @@ def record(row, epsilon, seed, **changes):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """main() on a file of its own, with trainings that are only noted down."""
+    """Runs main() with a results file of its own, and records trainings instead of training."""
     trained = []
 
     def train(row, epsilon, seed, data_dir, threads):
@@ -43,7 +43,7 @@ def command(tmp_path, monkeypatch):
     path = tmp_path / "docs" / "mnist.json"
     monkeypatch.setattr(accuracy, "train", train)
     monkeypatch.setattr(accuracy, "Table", lambda: Table(path))
-    monkeypatch.setattr(accuracy, "write_plot", lambda *_: None)  # needs matplotlib
+    monkeypatch.setattr(accuracy, "write_plot", lambda *_: None)  # drawing needs matplotlib
     return lambda *flags: (accuracy.main(list(flags)), trained, path)
 
 

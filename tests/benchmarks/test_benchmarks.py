@@ -1,4 +1,4 @@
-"""The benchmark harness: flags, order, resuming, bounds, the report; and one tiny measurement."""
+"""The benchmark harness: flags, order, resuming, limits and report, and one tiny measurement."""
 
 import json
 import platform
@@ -17,7 +17,7 @@ SPEC = {"steps": 5, "warmup": 2, "seconds": 1.0, "max_step_seconds": 20.0, "time
 
 
 def program(tmp_path, text):
-    """A family whose program is `text`, run by this Python."""
+    """Returns a family whose program is `text` and runs with this Python."""
     path = tmp_path / "program.py"
     path.write_text(text)
     return subjects.Family("other", "plain", str(path), own_environment=False)
@@ -138,7 +138,7 @@ class TestClock:
             clock.tick()
 
     def test_counts_after_the_warmup(self, protocol):
-        clock = protocol.Clock(SPEC)  # 5 steps after 2
+        clock = protocol.Clock(SPEC)  # 5 timed steps after 2 for warm-up
         self.tick(clock, 9.0, 0.1, 0.01, 0.02, 0.03, 0.04)
         with pytest.raises(protocol.Enough):
             self.tick(clock, 0.05)
@@ -176,7 +176,7 @@ class TestResults:
         again = results.Results(path)
         assert again.done("mlp", 8, "tfdp", 0)
         assert not again.done("mlp", 8, "tfdp", 1)
-        assert again.done("mlp", 8, "tf_privacy", 4)  # what failed is not tried again
+        assert again.done("mlp", 8, "tf_privacy", 4)  # a failed measurement is not repeated
         assert again.content["versions"] == {"tfdp": {"tfdp": "x"}}
 
     def test_refuses_another_machine(self, tmp_path):
@@ -204,7 +204,7 @@ class TestSummary:
 
     def test_ratios_are_within_rounds(self):
         row = self.rows()[64, "tfdp"]
-        # 1.5 / 1.0, 3.0 / 2.0 and 1.2 / 1.0: the ratio of medians would be the same by chance only.
+        # The ratios of the rounds are 1.5 / 1.0, 3.0 / 2.0 and 1.2 / 1.0.
         assert row.ratio == summary.Spread(1.5, 1.2, 1.5)
         assert row.step_ms == summary.Spread(1.5, 1.2, 3.0)
         assert row.memory_ratio.median == pytest.approx(1.1)
@@ -328,7 +328,7 @@ class TestOverhead:
 
 @pytest.mark.slow
 def test_memory_is_that_of_the_physical_batch():
-    """A lot of 2,048 needs its inputs more than a lot of 256 does, and not its activations."""
+    """A lot of 2,048 needs more memory than one of 256 for its inputs, but not for activations."""
 
     def peak(lot, physical):
         spec = {**SPEC, "model": "tutorial_cnn", "lot": lot, "subject": "tfdp", "examples": 8192}
@@ -339,15 +339,15 @@ def test_memory_is_that_of_the_physical_batch():
         ]
 
     one = peak(256, 128)
-    # Two lots wait in the queue, one is gathered, one trains, and is padded and cut: ten copies of
-    # 2,300 padded rows at 3.1 KiB are 70 MiB, and as much again is left to the allocator.
+    # Two lots wait in the queue, one is gathered, and one trains and is padded and cut: ten copies
+    # of 2,300 padded rows at 3.1 KiB are 70 MiB. The allocator may take as much again.
     allowed = 2 * 10 * 2300 * scale.BYTES_PER_EXAMPLE / 2**20
     assert peak(2048, 128) - one < allowed
-    assert peak(2048, None) - one > 2 * allowed  # the same check without physical batches
+    assert peak(2048, None) - one > 2 * allowed  # the same check fails without physical batches
 
 
 def test_measures_tfdp():
-    """One whole measurement, in a process of its own."""
+    """Makes one whole measurement in a process of its own."""
     family = subjects.FAMILIES["tfdp"]
     spec = {**SPEC, "model": "mlp", "lot": 8, "subject": "tfdp"}
     record = measure(Path(sys.executable), family, spec, timeout=300.0, memory_gib=4.0)

@@ -1,13 +1,13 @@
-"""Small models, their weights and data: the same numbers for every framework.
+"""Small models with weights and data, the same numbers for every framework.
 
-Read by `make_fixtures.py` in the peers' environments and by the test. NumPy only; Keras (2 or 3) is
-handed in.
+`make_fixtures.py` uses this module in the peers' environments, and the test uses it. The module
+imports only NumPy; callers pass Keras 2 or 3.
 """
 
 import numpy as np
 
 CLASSES = 4
-# Between the norms of the examples (groups), so that some are clipped and some are not.
+# Each clip norm lies between the norms of the examples (or groups): some are clipped, some not.
 L2_NORM_CLIP = {"dense": 1.5, "dense_microbatches": 0.9, "conv": 14.5, "text": 1.5}
 ROWS = {"dense": 8, "dense_microbatches": 12, "conv": 6, "text": 8}
 MICROBATCH_SIZE = {"dense_microbatches": 3}
@@ -25,13 +25,13 @@ _WEIGHTS["dense_microbatches"] = _WEIGHTS["dense"]
 
 
 def weights(case):
-    """Weights in Keras' layout and order, all of them random (biases and scales too)."""
+    """Returns weights in Keras' layout and order, all random, including biases and scales."""
     generator = np.random.default_rng(sum(map(ord, case)))
     return [generator.normal(0.0, 0.5, shape).astype("float32") for shape in _WEIGHTS[case]]
 
 
 def data(case):
-    """Inputs (channels last) and labels; rows of very different size, so that some are clipped."""
+    """Returns inputs (channels last) and labels; row sizes differ, so that only some are clipped."""
     generator = np.random.default_rng(1 + sum(map(ord, case)))
     shape = (ROWS[case], *SHAPES[case])
     if case == "text":
@@ -43,7 +43,7 @@ def data(case):
 
 
 def layers(keras, case):
-    """The layers of the model, for `tf.keras` and for Keras 3."""
+    """Returns the layers of the model, for `tf.keras` or Keras 3."""
     made = keras.layers
     if case == "conv":
         return [
@@ -65,7 +65,7 @@ def layers(keras, case):
 
 
 def model(keras, case, make=None):
-    """A model with the weights of the case; `make` takes inputs and outputs."""
+    """Returns a model with the weights of the case; `make` makes it of inputs and outputs."""
     inputs = x = keras.Input(SHAPES[case], dtype="int32" if case == "text" else "float32")
     for layer in layers(keras, case):
         x = layer(x)

@@ -1,11 +1,11 @@
-"""Computes what other libraries make of the cases: sums of clipped gradients, without noise.
+"""Computes sums of clipped gradients of the cases with other libraries, without noise.
 
-Run by hand, in the environments that `python -m benchmarks` makes:
+Run this by hand in the environments that `python -m benchmarks` makes:
 
     python tests/conformance/make_fixtures.py tf_privacy
     python tests/conformance/make_fixtures.py opacus
 
-Weights and data are stored too, so the test notices where NumPy draws other numbers.
+Weights and data are stored, too, so that the test notices if NumPy draws other numbers.
 """
 
 import importlib.metadata
@@ -54,12 +54,12 @@ def tf_privacy():
         with tf.GradientTape(persistent=True) as tape:
             losses = loss(y, model(x, training=True))
         pairs = optimizer._compute_gradients(losses, model.trainable_variables, tape=tape)
-        # It divides the sum by the number of microbatches.
+        # This optimizer divides the sum by the number of microbatches.
         sums = [groups * gradient.numpy() for gradient, _ in pairs]
         save(case, "tf_privacy_vectorized_optimizer", sums, packages)
 
     class Catch(tf.keras.optimizers.SGD):
-        """Keeps what it should apply."""
+        """Keeps the gradients instead of applying them."""
 
         def apply_gradients(self, grads_and_vars, **_):
             self.caught = [tf.convert_to_tensor(g).numpy() for g, _ in grads_and_vars]
@@ -88,7 +88,7 @@ def tf_privacy():
         except Exception as error:
             print(f"{case}: DPModel fails: {type(error).__name__}")
             continue
-        # The mean over the lot; fast clipping normalizes too.
+        # The gradients are means over the lot, with fast clipping as well.
         sums = [len(x) * gradient for gradient in optimizer.caught]
         save(case, "tf_privacy_fast_clipping" if fast else "tf_privacy_dp_model", sums, packages)
 
@@ -97,7 +97,7 @@ def tf_privacy():
 
 
 def torch_model(case):
-    """The model with its weights, and (parameter, to Keras' layout) in Keras' order."""
+    """Returns the model, and pairs (parameter, conversion to Keras' layout) in Keras' order."""
     import torch
     from torch import nn
 
@@ -130,7 +130,7 @@ def torch_model(case):
     back = []
     values = iter(cases.weights(case))
     for module in model:
-        for parameter in module.parameters():  # weight, then bias: Keras' order too
+        for parameter in module.parameters():  # weight, then bias, as in Keras
             value, restore = next(values), np.asarray
             if isinstance(module, nn.Linear) and parameter.ndim == 2:
                 value, restore = value.T, np.transpose
@@ -151,7 +151,7 @@ def opacus():
 
     for case in cases.ROWS:
         if case in cases.MICROBATCH_SIZE:
-            continue  # Opacus has no groups
+            continue  # Opacus has no microbatches
         x, y = cases.data(case)
         x = x.transpose(0, 3, 1, 2).copy() if x.ndim == 4 else x
         x, y = torch.from_numpy(x), torch.from_numpy(y).long()

@@ -1,8 +1,9 @@
-"""tfdp's accounting against numbers of TensorFlow Privacy's and Opacus' accountants.
+"""tfdp's accounting agrees with the accountants of TensorFlow Privacy and Opacus.
 
-Computed with tensorflow-privacy 0.9.0 (`compute_dp_sgd_privacy_lib.compute_dp_sgd_privacy`, on
-dp-accounting 0.4.3) and Opacus 1.6.0 (`RDPAccountant`, `PRVAccountant` and
-`accountants.analysis.rdp.compute_rdp`), all for Poisson sampling and one record added or removed.
+The numbers were computed with tensorflow-privacy 0.9.0
+(`compute_dp_sgd_privacy_lib.compute_dp_sgd_privacy`, on dp-accounting 0.4.3) and Opacus 1.6.0
+(`RDPAccountant`, `PRVAccountant` and `accountants.analysis.rdp.compute_rdp`), all for Poisson
+sampling and one record added or removed.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from tfdp.accounting import Run, claimed, proven
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A training, and epsilon by each accountant.
+    """A training, and its epsilon by each accountant.
 
     Attributes:
         tf_privacy_rdp: Rényi, its orders, conversion of Canonne et al. 2020.
@@ -64,7 +65,7 @@ def test_claimed_is_the_accountant_of_2020(case):
 def test_proven_is_at_most_the_numerical_accountant(case):
     epsilon = proven(case.run(), case.delta, "add_or_remove_one").epsilon
     assert epsilon <= case.opacus_prv * (1 + 1e-3)
-    # Both are upper bounds of one number, Opacus' with an error of 0.01 in epsilon.
+    # Both are upper bounds of the same epsilon; Opacus' bound has an error of 0.01.
     assert epsilon == pytest.approx(case.opacus_prv, abs=0.012)
 
 
@@ -76,7 +77,7 @@ def test_proven_is_below_every_renyi_accountant(case):
 
 @EACH
 def test_renyi_bound(case):
-    """Ours takes the best of more orders, so it is at most theirs, and not far below."""
+    """tfdp takes the best of more orders, so its bound is at most theirs, and not far below."""
     bound = proven(case.run(), case.delta).details["epsilon_rdp"]
     assert bound <= min(case.tf_privacy_rdp, case.opacus_rdp) * (1 + 1e-4)
     assert bound == pytest.approx(case.tf_privacy_rdp, rel=1e-2)

@@ -1,6 +1,6 @@
-"""Clipped sums equal those of TensorFlow Privacy and Opacus on the same weights and data.
+"""tfdp's clipped sums equal those of TensorFlow Privacy and Opacus on the same weights and data.
 
-Their sums were stored by `make_fixtures.py`; each file names the versions that computed them.
+`make_fixtures.py` stored their sums; each file names the versions that computed them.
 """
 
 from pathlib import Path
@@ -57,15 +57,15 @@ def test_clipped_sums(path, engine):
             np.testing.assert_array_equal(mine, fixture[name])
         expected = stored(fixture, "sum")
     found = ours(case, engine)
-    assert 0 < np.sum(found.clipped) < len(found.clipped)  # both branches of the clip
+    assert 0 < np.sum(found.clipped) < len(found.clipped)  # both branches of the clip are used
     largest = max(np.abs(array).max() for array in expected)
     for mine, theirs in zip(found.sums, expected, strict=True):
-        # Opacus divides by the norm plus 1e-6.
+        # Opacus divides by the norm plus 1e-6, tfdp does not.
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 * largest)
 
 
 def test_a_wrong_clip_norm_would_be_seen():
-    """The tolerance is far below what any other convention would change."""
+    """The tolerance is far smaller than the effect of any other convention."""
     path = next(path for path in FIXTURES if path.stem == "dense-opacus_hooks")
     with np.load(path) as fixture:
         expected = stored(fixture, "sum")

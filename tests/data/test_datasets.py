@@ -1,4 +1,4 @@
-"""Datasets: scaled by public constants, complete, and clear about what is missing."""
+"""Data sets are scaled by public constants and complete, and errors name what is missing."""
 
 import dataclasses
 import os
@@ -21,7 +21,7 @@ PREPARED = pathlib.Path(
 
 
 def prepared(name):
-    """Skips the test where the dataset is not prepared."""
+    """Skips the test if the data set is not prepared."""
     return pytest.mark.skipif(
         not (PREPARED / name).is_dir(),
         reason=f"{name} is not prepared; name a folder that holds it with TFDS_DATA_DIR",
@@ -42,7 +42,7 @@ class TestDigits:
     def test_the_split_is_fixed(self):
         first, second = data.load("digits"), data.load("digits")
         np.testing.assert_array_equal(first.x_train, second.x_train)
-        # Golden values: another split would make old figures incomparable.
+        # Golden values: with another split, earlier results could not be compared.
         assert first.y_test[:10].tolist() == [6, 3, 7, 2, 0, 5, 9, 2, 6, 0]
 
     def test_train_and_test_are_all_of_it(self):
@@ -79,7 +79,7 @@ def test_unknown_name(function):
 
 
 class TestUnavailable:
-    """Without a network and without prepared data, one sentence says what to do."""
+    """Without a network and prepared data, the error says in one sentence what to do."""
 
     @pytest.fixture(autouse=True)
     def empty_folder(self, monkeypatch, tmp_path):
@@ -122,7 +122,7 @@ class TestUnavailable:
             raise urllib.error.HTTPError("https://host", 403, "Forbidden", {}, None)
 
         monkeypatch.setattr(datasets.urllib.request, "urlopen", forbid)
-        datasets._probe("https://host")  # raises nothing
+        datasets._probe("https://host")  # this must not raise
 
 
 class TestPrepared:

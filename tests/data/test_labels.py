@@ -1,4 +1,4 @@
-"""Labels out of range are named before training."""
+"""Labels out of range are refused before training."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Lots: they are drawn as they say, complete, padded by absent examples, and never replayed."""
+"""Lots follow their sampling scheme, are complete, padded by absent examples, and never repeat."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdp import data
 
-# A right sampler fails one of these tests once in a million runs.
+# A correct sampler fails one of these tests once in a million runs.
 SIGNIFICANCE = 1e-6
 
 
@@ -36,7 +36,7 @@ def take(lots, count):
 
 
 def binomial_size_p_value(sizes, num_examples, q):
-    """Chi-square test of lot sizes against Binomial(N, q), tails pooled into bins of >= 10."""
+    """Chi-square p-value of lot sizes against Binomial(N, q), tails pooled into bins of >= 10."""
     sizes = np.asarray(sizes)
     expected = len(sizes) * scipy.stats.binom.pmf(np.arange(num_examples + 1), num_examples, q)
     observed = np.bincount(sizes, minlength=num_examples + 1)
@@ -79,7 +79,7 @@ class TestPoisson:
         for row, drawn in zip(member, draws, strict=True):
             row[drawn] = 1
         correlation = np.corrcoef(member, rowvar=False)[np.triu_indices(50, 1)]
-        # 1,225 correlations, each about N(0, 1/n). A fixed size of 10 would give -1/49 each.
+        # There are 1,225 correlations, each about N(0, 1/n). Fixed lots of 10 would give -1/49.
         assert np.abs(correlation).max() * np.sqrt(len(draws)) < scipy.stats.norm.isf(1e-6 / 2450)
 
     def test_successive_lots_are_independent(self, draws):
@@ -92,7 +92,7 @@ class TestPoisson:
 
     @pytest.mark.parametrize("lot_size", [1, 4, 15, 16, 1_999, 3_900, 4_095])
     def test_chances_are_exact_where_the_first_bits_of_a_coin_do_not_decide(self, lot_size):
-        # The first bits count in 16ths of a lot here; without the others all but 16 fail.
+        # The first bits count in 16ths of a lot; without the other bits, all lot sizes but 16 fail.
         lots = make("poisson", num_examples=4_096, lot_size=lot_size, seed=5)
         sizes = lots.indices().map(tf.size).take(1_500)
         total = sum(sizes.as_numpy_iterator())
@@ -137,7 +137,7 @@ def turns():
 
 
 class TestCyclicPoisson:
-    """50 examples in 5 groups of 10; lots of nominally 4 draw with probability 0.4."""
+    """50 examples in 5 groups of 10. Lots of nominal size 4 have sampling probability 0.4."""
 
     def test_groups_take_turns(self, turns):
         for step, drawn in enumerate(turns[:200]):
@@ -156,7 +156,7 @@ class TestCyclicPoisson:
         assert scipy.stats.chi2.sf(np.sum(z**2), 50) > SIGNIFICANCE
 
     def test_examples_and_rounds_are_independent(self, turns):
-        member = np.zeros((4_000, 50))  # in the round's only lot that the example can be in
+        member = np.zeros((4_000, 50))  # whether the example is in its group's lot of a round
         for step, drawn in enumerate(turns):
             member[step // 5, drawn] = 1
         both = np.hstack([member[1:], member[:-1]])
@@ -177,7 +177,7 @@ class TestCyclicPoisson:
         lots = make("cyclic_poisson", lot_size=10)
         for turn in range(5):
             first = next(lots.indices(turn).as_numpy_iterator())
-            np.testing.assert_array_equal(first, np.arange(turn, 50, 5))  # probability one
+            np.testing.assert_array_equal(first, np.arange(turn, 50, 5))  # the whole group
             _, y, _ = next(lots.as_dataset(turn).as_numpy_iterator())
             np.testing.assert_array_equal(y, first)
         for turn in (-1, 5):
@@ -200,7 +200,7 @@ class TestCyclicPoisson:
 
 
 def set_p_value(draws, num_examples):
-    """Chi-square test of uniformity over all sets of the lots' size."""
+    """Chi-square p-value for the uniformity of lots over all sets of their size."""
     size = draws[0].size
     number = {s: i for i, s in enumerate(itertools.combinations(range(num_examples), size))}
     sets = [number[tuple(np.sort(drawn))] for drawn in draws]
@@ -224,7 +224,7 @@ class TestWithoutReplacement:
         chances = np.r_[np.full(6, 0.145), 0.13]
         skewed = [rng.choice(7, 3, replace=False, p=chances) for _ in range(20_000)]
         assert set_p_value(skewed, 7) < SIGNIFICANCE
-        # Examples are equally frequent, but neighbours stay together.
+        # Here, examples are equally frequent, but neighbours stay together.
         blocks = [(rng.integers(7) + np.arange(3)) % 7 for _ in range(20_000)]
         assert set_p_value(blocks, 7) < SIGNIFICANCE
 
@@ -234,12 +234,12 @@ class TestWithoutReplacement:
             assert scipy.stats.chisquare(counts).pvalue > SIGNIFICANCE
 
     def test_successive_lots_are_independent(self, sets):
-        """Common examples of two lots are hypergeometric; an epoch's lots would have none."""
+        """Two lots share a hypergeometric number of examples; lots of one epoch share none."""
         for distance in (1, 2, 5):
             common = [
                 np.intersect1d(a, b).size for a, b in zip(sets, sets[distance:], strict=False)
             ]
-            # Disjoint pairs, so that the numbers are independent of each other.
+            # The pairs of lots are disjoint, so that the numbers are independent.
             observed = np.bincount(common[:: 2 * distance], minlength=4)
             expected = observed.sum() * scipy.stats.hypergeom(7, 3, 3).pmf(range(4))
             assert scipy.stats.chisquare(observed, expected).pvalue > SIGNIFICANCE
@@ -331,7 +331,7 @@ class TestForks:
         assert lots.process_id == os.getpid()
         read, write = os.pipe()
         child = os.fork()
-        if child == 0:  # no TensorFlow here: it does not survive a fork
+        if child == 0:  # the child must not use TensorFlow, which does not survive a fork
             status = b"no error"
             try:
                 lots.as_dataset()
@@ -346,7 +346,7 @@ class TestForks:
         os.close(write)
         assert f"process {lots.process_id} in process {child}" in message
         assert "make_lots after the fork" in message
-        lots.as_dataset()  # the parent goes on
+        lots.as_dataset()  # the parent may still draw
 
     @pytest.mark.parametrize("sampling", sorted(data.SAMPLINGS))
     def test_another_process_may_not_draw(self, sampling, monkeypatch):
@@ -361,7 +361,7 @@ class TestFixedSize:
     def test_cyclic_repeats_the_given_order(self):
         draws = take_indices(make("cyclic", num_examples=23, lot_size=5), 8)
         first, second = np.concatenate(draws[:4]), np.concatenate(draws[4:])
-        np.testing.assert_array_equal(first, np.arange(20))  # 20, 21, 22 sit out
+        np.testing.assert_array_equal(first, np.arange(20))  # 20, 21 and 22 are left out
         np.testing.assert_array_equal(second, first)
 
     def test_shuffle_covers_each_example_once_per_epoch(self):
@@ -470,7 +470,7 @@ class TestDataset:
         if sampling not in ("cyclic", "shuffle"):
             pytest.skip("no epochs")
         dataset = make(sampling).as_dataset()
-        next(dataset.as_numpy_iterator())  # abandoned within its epoch
+        next(dataset.as_numpy_iterator())  # leave the iterator within an epoch
         epoch = [y for _, y, _ in itertools.islice(dataset.as_numpy_iterator(), 5)]
         np.testing.assert_array_equal(np.sort(np.concatenate(epoch)), np.arange(50))
 
@@ -515,7 +515,7 @@ class TestDataset:
 
 @pytest.mark.slow
 def test_a_live_iterator_does_not_keep_the_process():
-    """A Python generator behind a prefetching iterator hangs at exit now and then."""
+    """With a Python generator, a prefetching iterator sometimes hangs the process at exit."""
     program = (
         "import numpy as np; from tfdp import data;"
         "x = np.zeros((2000, 500), 'float32');"

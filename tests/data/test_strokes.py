@@ -1,4 +1,4 @@
-"""Random strokes: public images of any size."""
+"""Random strokes are public images of any size."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def test_images(shape):
     assert images.shape == (20, *shape) and images.dtype == np.float32
     assert images.min() >= -1 and images.max() <= 1
     assert len(np.unique(images.reshape(20, -1), axis=0)) == 20
-    # Mostly background, with some ink in every image, as in handwriting.
+    # The images are mostly background with some ink, as in handwriting.
     assert (images < 0).mean() > 0.5 and (images.max(axis=(1, 2, 3)) > 0.5).all()
     np.testing.assert_array_equal(images, strokes(20, shape))
     assert np.abs(images - strokes(20, shape, seed=1)).max() > 0.5

@@ -1,10 +1,10 @@
-"""Makes one result again and again, and ends or disturbs the process at its k-th file operation.
+"""Makes one result repeatedly, and kills or disturbs the process at its k-th file operation.
 
     python killed_commits.py FOLDER {new,empty,over,aside} {kill,fail}
 
-For k = 1, 2, ... it leaves FOLDER/<k>, as a process left it that died before its k-th operation
-("kill"), or whose k-th operation failed for want of space ("fail"), up to the first k that is more
-than there are. It needs no TensorFlow, so that it may fork, which is fast.
+For k = 1, 2, ... the script leaves a folder FOLDER/<k>. Its state is that after the process died
+before its k-th operation ("kill"), or after the k-th operation failed for lack of space ("fail"). The
+script stops at the first k above the number of operations. It forks, so it does not import TensorFlow.
 """
 
 import errno
@@ -27,7 +27,7 @@ KILLED, REFUSED, FAILED = 9, 3, 4
 
 
 def announced(function):
-    """The function, as an operation that counts."""
+    """Returns the function as an operation that is counted."""
 
     def wrapped(*arguments):
         sys.audit("test")
@@ -37,7 +37,7 @@ def announced(function):
 
 
 def disturbed(k, kill):
-    """Lets the k-th operation from now on end the process, or fail. There is no way back."""
+    """Makes the k-th operation from now on end the process or fail; this cannot be undone."""
     numbers = itertools.count(1)
 
     def hook(event, arguments):
@@ -65,8 +65,8 @@ def child(target, mode, k, kill):
 
 
 def main(folder, mode, action):
-    os.fsync = lambda handle: None  # what is written outlives a process, if not the machine
-    make(pathlib.Path(folder, "warm_up"), "old")  # whatever is imported late is imported now
+    os.fsync = lambda handle: None  # files outlive the process without fsync
+    make(pathlib.Path(folder, "warm_up"), "old")  # imports now what is imported on first use
     for k in itertools.count(1):
         scenario = pathlib.Path(folder, f"{k}")
         scenario.mkdir()
@@ -84,8 +84,8 @@ def main(folder, mode, action):
                 os._exit(2)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         scenario.joinpath("code").write_text(f"{code}")
-        # Without an end by the k-th operation, there was none: all have had their turn. A failure
-        # may be survived, so there the count is the one of the kills.
+        # If no process died at operation k, all operations have had their turn. A process may
+        # survive a failed operation, so for "fail" the command line gives the number of operations.
         if (code == 1 and action == "kill") or (action == "fail" and k == int(sys.argv[4])):
             return
 

@@ -1,4 +1,4 @@
-"""Results for tests, made of a few letters, without TensorFlow; and processes that make them."""
+"""Small results for tests, made without TensorFlow, and processes that make them."""
 
 import os
 import pathlib
@@ -14,11 +14,11 @@ FILES = {"model.keras", "run.json", "model_card.md", "tensorboard"}
 
 
 class TrainingFailed(Exception):
-    """A failure of what is done in an open folder, which is not the folder's to explain."""
+    """An error of the training, which the result folder should not explain."""
 
 
 def make(path, which, **options):
-    """Writes the result `which` to `path`."""
+    """Writes the result named `which` to `path`."""
 
     def save_model(name):
         with open(name, "w") as file:
@@ -38,7 +38,7 @@ def make(path, which, **options):
 
 
 def state(path):
-    """Which whole result is there; None where there is nothing. Anything else fails."""
+    """Returns the name of the whole result at `path`, or None for nothing; anything else fails."""
     if not os.path.lexists(path) or not os.listdir(path):
         return None
     which = check(path)["which"]

@@ -1,4 +1,4 @@
-"""Flags are the settings' fields; what is given wins, then the recipe, then the defaults."""
+"""Flags are the settings' fields. Flags come first, then the recipe, then the defaults."""
 
 import pathlib
 
@@ -161,6 +161,6 @@ def test_every_flag_file_describes_experiments(path):
     if path.parent == RECIPES:
         (point,) = found
         assert path.stem == f"{point.experiment.dataset}_{point.experiment.mechanism}"
-    for point in found:  # chosen one by one, they are the same
+    for point in found:  # each point alone is the same as in the sweep
         chosen = [f"--{name}={text}" for name, text in point.values.items()]
         assert one(f"--flagfile={path}", *chosen) == point.experiment

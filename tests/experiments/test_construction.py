@@ -1,4 +1,4 @@
-"""Settings become optimizers by name, and none is silently ignored."""
+"""Settings become arguments of optimizers by name, and no setting is silently ignored."""
 
 import dataclasses
 
@@ -88,7 +88,7 @@ def test_adaptive_clipping_from_settings(lots):
 
 @pytest.mark.parametrize("mechanism", ["dp_dropout", "sgld"])
 def test_langevin_steps_from_settings(lots, mechanism):
-    """The rate falls from pass to pass: eight examples in lots of four are two steps."""
+    """The learning rate falls from epoch to epoch; an epoch has two steps."""
     settings = dict(mechanism=mechanism, momentum=0.0, composition="ac", clipping="each_layer")
     made = make_optimizer(experiment(learning_rate_exponent=2.0, **settings), lots, 7, 3.0)
     rates = [float(made._learning_rate(step)) for step in range(4)]

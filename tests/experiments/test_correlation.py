@@ -1,4 +1,4 @@
-"""What is left open about correlated noise is filled in, or asked for."""
+"""Settings of correlated noise that are left open are completed, or the user is asked for them."""
 
 import pytest
 from helpers import fit, private
@@ -91,5 +91,5 @@ def test_the_plan_is_what_runs():
     (run,) = model.ledger.runs
     assert run == planned.with_(noise_multiplier=2.0, steps=5)
     assert isinstance(run.strategy, Strategy)
-    fit(model)  # of other lots: another run
+    fit(model)  # on other lots, which makes another run
     assert len(model.ledger.runs) == 2

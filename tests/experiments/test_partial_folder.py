@@ -1,4 +1,4 @@
-"""One process at a time makes a result; what killed ones leave is cleared, and nothing else is."""
+"""Only one process at a time makes a result, and only what killed processes left is cleared."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
     with pytest.raises(ResultBusy, match=words):
         ResultFolder(tmp_path / "r").__enter__()
     assert names(tmp_path / "r.partial" / "result") == ["half"]
-    process.kill()  # and not even then is there anything to remove by hand
+    process.kill()  # after that, nothing needs to be removed by hand
     process.communicate(timeout=60)
     assert names(tmp_path) == ["r.partial"]
     make(tmp_path / "r", "new")
@@ -55,7 +55,7 @@ def test_a_holder_that_has_not_said_who_it_is_is_respected(tmp_path, monkeypatch
 
 
 def test_a_lock_on_a_file_that_is_gone_is_no_lock(tmp_path, monkeypatch):
-    """Between opening and locking, another process removes the file and a third one makes its own."""
+    """Before the lock, another process removes the file, and a third process makes a new one."""
     flock, others = partial_folder.fcntl.flock, []
 
     def late(handle, how):
@@ -138,7 +138,7 @@ def test_what_is_not_certainly_ours_is_not_cleared(tmp_path, put):
     with pytest.raises(ResultError, match=r"r\.partial to be free"):
         ResultFolder(tmp_path / "r").__enter__()
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before
-    with ResultFolder(tmp_path / "r", numbered=True):  # a number has its own folder
+    with ResultFolder(tmp_path / "r", numbered=True):  # a numbered folder does not use this place
         pass
 
 
@@ -151,7 +151,7 @@ def test_a_leftover_of_another_user_is_not_cleared(tmp_path, monkeypatch):
 
 
 def moved_aside(tmp_path):
-    """What a process leaves that dies between the two renamings."""
+    """Makes what a process leaves if it dies between the two renamings."""
     make(tmp_path / "r", "old")
     partial = tmp_path / "r.partial"
     (partial / "result").mkdir(parents=True)
@@ -196,7 +196,7 @@ def test_every_run_gets_a_number_of_its_own(tmp_path):
     processes = [python(NUMBERED, tmp_path / "runs" / "a") for _ in range(6)]
     for process in processes:
         assert process.stdout.readline() == "ready\n"
-    for process in processes:  # all at once
+    for process in processes:  # let all start at the same time
         process.stdin.write("\n")
         process.stdin.flush()
     for process in processes:
@@ -214,8 +214,8 @@ def test_numbers_go_on_after_the_largest_that_is_taken(tmp_path):
         assert first.path == str(tmp_path / "a_001")
         with ResultFolder(tmp_path / "a", numbered=True) as second:
             assert second.path == str(tmp_path / "a_002")
-    (tmp_path / "a_041").mkdir()  # empty, but not ours
-    (tmp_path / "a_120.secret").mkdir()  # of a run that has no result: its secrets are its own
+    (tmp_path / "a_041").mkdir()  # empty, but not made by tfdp
+    (tmp_path / "a_120.secret").mkdir()  # secrets of a run without a result
     make(tmp_path / "a", "new", numbered=True)
     assert state(tmp_path / "a_121") == "new"
     with pytest.raises(ResultError, match="always new"):

@@ -1,4 +1,4 @@
-"""What the final table says of clipping, and what run.json does not say."""
+"""The clipping in the final table, and what run.json must not contain."""
 
 import dataclasses
 import json

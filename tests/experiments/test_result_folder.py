@@ -1,4 +1,4 @@
-"""A result is whole or not there, whoever dies or fails when; and nobody else's files are touched."""
+"""A result is whole or absent, whichever operation fails, and other people's files stay."""
 
 import errno
 import json
@@ -53,18 +53,18 @@ def test_a_kill_at_any_operation_leaves_the_old_or_the_new_result(tmp_path, mode
         seen.append(state(target))
         if mode == "aside" and seen[-1] is None:
             assert state(target.with_name("r.partial") / "previous") == "old"
-        # Whatever is left over, the next run clears it, and an earlier result is in its place.
+        # The next run clears what is left over, and restores the earlier result.
         with ResultFolder(target, overwrite=True):
             assert state(target) == (seen[-1] or before)
         assert state(target) == (seen[-1] or before)
         if target.parent.exists():
             assert set(names(target.parent)) <= {"r"}
-    # First the earlier state, then (only where names cannot be swapped) none, then the new one.
+    # First the earlier state, then the new result; between them none if names cannot be swapped.
     order = ["old", None, "new"] if mode == "aside" else [before, "new"]
     assert [w for k, w in enumerate(seen) if k == 0 or w != seen[k - 1]] == order
-    assert seen.count(before) > 30  # the operations that were counted before the renaming
+    assert seen.count(before) > 30  # counted operations before the renaming
     if mode == "over":
-        assert seen.count("new") > 5  # and those of removing the old one
+        assert seen.count("new") > 5  # operations that remove the old result
 
 
 @pytest.mark.parametrize("mode", ["new", "over", "aside"])
@@ -160,7 +160,7 @@ def test_everything_is_on_the_disk_before_the_renaming(tmp_path, monkeypatch):
     work = tmp_path / "r.partial" / "result"
     wanted = {work, *(work / n for n in FILES), work / "tensorboard" / "events.out.tfevents.1"}
     assert set(map(str, wanted)) <= set(synced[: swapped[0]])
-    assert str(tmp_path) in synced[swapped[0] :]  # and the renaming itself
+    assert str(tmp_path) in synced[swapped[0] :]  # the renaming is synced, too
     record = json.loads((tmp_path / "r" / "run.json").read_text())
     assert record.keys() == {"which", "model_sha256", "model_card_sha256"}
 
@@ -264,7 +264,7 @@ def test_files_that_appear_at_the_swap_are_put_back(tmp_path, monkeypatch, aside
         rename(source, target)
 
     with ResultFolder(tmp_path / "r", overwrite=True) as folder, monkeypatch.context() as patch:
-        # The first swap finds the file; the second one, back, only swaps.
+        # The first swap finds the new file; the second swap undoes the first one.
         patch.setattr(result_folder, "exchange", late)
         if aside:
             patch.setattr(os, "rename", late_rename)
@@ -407,7 +407,7 @@ assert not os.listdir("r")
 
 
 def test_a_read_only_folder_is_refused():
-    with tempfile.TemporaryDirectory() as folder:  # tmp_path is closed to other users
+    with tempfile.TemporaryDirectory() as folder:  # other users cannot enter tmp_path
         os.chmod(folder, 0o777)
         output, errors = (process := python(READ_ONLY, folder)).communicate(timeout=60)
         assert process.returncode == 0, errors

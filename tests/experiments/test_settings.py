@@ -1,4 +1,4 @@
-"""Every setting is declared once, with words, and checked by what is declared."""
+"""Every setting is declared once, with a help text, and checked by its declaration."""
 
 import dataclasses
 import subprocess

@@ -1,4 +1,4 @@
-"""What a --sweep says, as text."""
+"""Texts of --sweep and flag files as points."""
 
 import pytest
 

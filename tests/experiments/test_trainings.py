@@ -1,4 +1,4 @@
-"""The points of a sweep are trained one after the other, and none is lost with another."""
+"""The points of a sweep are trained one after the other, and a failure does not affect others."""
 
 import json
 
@@ -17,7 +17,7 @@ POINTS = [
 
 
 def stub(trained, failures=()):
-    """Trains nothing, and writes what a table is made of; fails at the given points."""
+    """Returns a substitute for training, which writes a run.json, and fails at the given points."""
 
     def train(experiment, folder):
         trained.append((experiment.epsilon, experiment.seed, folder.name))
@@ -66,7 +66,7 @@ def test_one_training_goes_into_the_folder_itself(tmp_path, capsys):
     assert trained == [(0.5, 1, "here")]
     assert "Point" not in capsys.readouterr().out
     assert train_points(alone, tmp_path, stub([], [((0.5, 1), ValueError("no"))])) == 2
-    with pytest.raises(RuntimeError):  # nobody expects it: a traceback
+    with pytest.raises(RuntimeError):  # an unexpected error gives a traceback
         train_points(alone, tmp_path, stub([], [((0.5, 1), RuntimeError("no"))]))
 
 

@@ -1,4 +1,4 @@
-"""What the person who trains is told about the bound."""
+"""The diagnostics about clipping that the user sees."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""Encoding is Algorithm 2, and nothing leaves the box."""
+"""Encoding is the paper's Algorithm 2, and an encoded gradient never leaves its box."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tfdp.gradients.encoding import Codebook, Encoder
 
 
 def algorithm_2(gradient, vectors, clip):
-    """The paper's loop for one gradient, with the corrections: largest similarity, magnitudes."""
+    """The paper's loop for one gradient, corrected to use the largest similarity and magnitudes."""
     order = np.argsort(np.abs(gradient), kind="stable")
     ordered = np.abs(gradient)[order].astype(float)
     best, most = None, -np.inf
@@ -31,7 +31,7 @@ def gradients(rows, size, seed=0, scale=0.3):
 
 
 def in_a_box(encoded, codebook, clip):
-    """Whether sorted magnitudes are at most those of one vector (the theorem's premise)."""
+    """Whether the sorted magnitudes are at most those of one vector, the premise of the theorem."""
     ordered = np.sort(np.abs(encoded), axis=1)[:, np.newaxis]
     boxes = codebook.vectors().astype(float) * clip
     return np.any(np.all(ordered <= boxes, axis=2), axis=1)
@@ -52,7 +52,7 @@ def test_sorting_is_the_papers_loop(clip, jit_compile):
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("clip", [1e-9, 0.01, 1.0, 30.0, 1e9])
 def test_where_leading_bits_tell_entries_apart_nothing_needs_sorting(clip, jit_compile):
-    # Entries 2% apart, in any order and with any signs.
+    # The entries differ by 2% and have a random order and random signs.
     draw = np.random.default_rng(1)
     rows = np.stack([draw.permutation(1.02 ** np.arange(-600, 100.0)) for _ in range(4)])
     rows = (0.02 * clip * rows * draw.choice([-1, 1], rows.shape)).astype(np.float32)
@@ -119,13 +119,13 @@ def test_whatever_the_gradient_the_box_is_kept(row, clip, size, blocks):
 
 
 def test_without_the_minimum_the_box_is_not_kept():
-    """The check above is one that fails: broken encoders are caught by it."""
+    """The previous check can fail: it catches broken encoders."""
     codebook = Codebook.gaussian(3, 50)
     rows = gradients(5, 50, scale=3.0)
     encoded = Encoder(codebook, 1.0).encode_by_bins(tf.constant(rows)).numpy()
     assert np.all(in_a_box(encoded, codebook, 1.0))
     assert not np.any(in_a_box(rows, codebook, 1.0))
-    # Scaled to the norm of the vectors, and cut at the largest entry: each is one half of it.
+    # Scaling to the norm of the vectors, or cutting at the largest entry, is only half of encoding.
     scaled = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     assert not np.any(in_a_box(scaled, codebook, 1.0))
     assert not np.any(in_a_box(np.clip(rows, -0.3, 0.3), codebook, 1.0))
@@ -141,7 +141,7 @@ def test_the_most_similar_vector_is_chosen():
     encoder = Encoder(codebook, 1.0)
     for encode in (encoder.encode_by_bins, encoder.encode_sorted):
         encoded = encode(tf.constant(rows)).numpy()
-        # Far above the box, an encoded gradient is the vector itself.
+        # An encoded gradient far above the box equals the vector, except for order and signs.
         for row, vector in zip(encoded, (1, 0, 2, 1), strict=True):
             distance = np.linalg.norm(np.sort(np.abs(row)) - codebook.vectors(), axis=1)
             assert np.argmin(distance) == vector
@@ -188,7 +188,7 @@ def test_vectors_are_sorted_magnitudes_of_normal_numbers(blocks):
     codebook = Codebook.gaussian(50, 400, most_blocks=blocks)
     pooled = codebook.vectors().ravel() * np.sqrt(400)
     assert scipy.stats.kstest(pooled, scipy.stats.halfnorm.cdf).statistic < 0.015
-    if blocks == 400:  # extremes have the law of extremes, which the vectors tell apart
+    if blocks == 400:  # then the vectors have the law of the largest entries
         largest = codebook.vectors().max(axis=1) * np.sqrt(400)
         law = scipy.stats.kstest(largest, lambda x: scipy.stats.halfnorm.cdf(x) ** 400)
         assert law.pvalue > 1e-4

@@ -1,4 +1,4 @@
-"""The pure forward pass: nothing of an example may stay in the model."""
+"""The pure forward pass leaves no trace of an example in the model."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from tfdp.gradients.forward import Forward
 
 
 class Remembers(layers.Layer):
-    """Keeps the mean of what it saw, in a variable that would be saved."""
+    """Keeps the mean of its inputs in a variable that would be saved."""
 
     def build(self, shape):
         self.seen = self.add_weight(
@@ -70,7 +70,7 @@ def test_the_loss_holds_activity_penalties_and_no_weight_penalties():
 def test_gradients_of_weight_regularizers():
     f = forward(layers.Dense(2, kernel_regularizer=keras.regularizers.L2(0.5)))
     kernel, bias = f.regularization()
-    np.testing.assert_allclose(kernel, f.variables[0].numpy(), rtol=1e-6)  # d/dw 0.5 w^2
+    np.testing.assert_allclose(kernel, f.variables[0].numpy(), rtol=1e-6)  # d/dw 0.5 w^2 = w
     assert bias is None
     assert forward(layers.Dense(2)).regularization() == [None, None]
 

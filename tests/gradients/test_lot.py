@@ -1,4 +1,4 @@
-"""The bounded sum moves by no more than the declared sensitivity, whatever one example is."""
+"""One example, whatever it is, moves the bounded sum by at most the declared sensitivity."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ EXTREMES = [0.0, 1e4, 1e18, 3e38, np.inf, -np.inf, np.nan]
 
 
 class NoClip(GlobalL2Clip):
-    """A bound that promises more than it keeps."""
+    """A broken bound, which declares a sensitivity but does not clip."""
 
     def scales(self, square_norms):
         return tf.ones_like(square_norms)
@@ -54,7 +54,7 @@ def summer(engine, bound, microbatch_size=1):
 
 
 def largest_move(total):
-    """Over neighbours: one example zeroed out (added), or replaced by an extreme one."""
+    """The largest moves of the sum when one example is zeroed out or replaced by an extreme one."""
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(6, 4)).astype("float32"), draw.integers(0, 3, 6)
     weight = np.ones(6, np.float32)
@@ -91,7 +91,7 @@ def test_the_same_check_catches_a_bound_that_does_not_clip(engine):
     with np.errstate(all="ignore"):
         try:
             removed, _ = largest_move(total)
-        except AssertionError:  # not even finite
+        except AssertionError:  # a sum is not finite
             return
     assert removed > declared["sensitivity"] * 1.5
 
@@ -199,8 +199,8 @@ def test_large_passes_work_in_turn_with_equal_results(monkeypatch):
     assert not waits_for
     monkeypatch.setattr(chunking, "_LARGE_BYTES", 0)
     in_turn, waits_for, late = traced()
-    assert len(waits_for) == len(in_turn)  # on every sum of the first chunk
-    assert late == identities + 2  # what the two layers saw
+    assert len(waits_for) == len(in_turn)  # one control input for every sum of the first chunk
+    assert late == identities + 2  # the inputs of the two layers
     for ours, theirs in zip(in_turn, at_once, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
 
@@ -225,7 +225,7 @@ def images(side, filters):
 
 
 def test_bytes_of_a_row_are_those_of_the_pass_and_not_of_the_weights():
-    # Outputs of the convolution, with and without bias; they are reshaped twice, and there are inputs.
+    # Outputs of the convolution with and without bias; inputs and two reshaped copies come on top.
     least = 4 * 8 * 30 * 30 * 2
     assert 2 * least <= images(32, 8).row_bytes <= 2.1 * least
     subclassed = type("Own", (keras.Model,), {"call": lambda self, x: self.layer(x)})()
@@ -252,7 +252,7 @@ def test_images_and_sequences_are_chunked_and_large_images_in_smaller_chunks(mon
     assert limit(Forward(model())) is None
     sequences = keras.Sequential([keras.Input((9, 2)), layers.Bidirectional(layers.GRU(2))])
     assert limit(Forward(sequences)) == 342
-    # Most Poisson lots of nominal 1,024 are taken in three chunks.
+    # Most Poisson lots with nominal size 1,024 are processed in three chunks.
     assert chunking.suitable_rows(images(8, 2), None, 1024, 1) == 363
 
 
@@ -308,6 +308,7 @@ def test_expected_rows_decide_between_ways_of_equal_result():
     x = tf.constant(draw.normal(size=(4, 9, 9, 6)), tf.float32)
     y = tf.constant(draw.normal(size=(4, 600)), tf.float32)
     few, many = run(4), run(100_000)
-    assert len(seen[0].node) != len(seen[1].node)  # instantiated, and by Gram matrices
+    # Few rows: the graph instantiates gradients. Many rows: it uses Gram matrices.
+    assert len(seen[0].node) != len(seen[1].node)
     for a, b in zip(few, many, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

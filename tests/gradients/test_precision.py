@@ -1,4 +1,4 @@
-"""TensorFloat-32 is off before a GPU computes a norm; elsewhere nothing is touched."""
+"""TensorFloat-32 is off before a GPU computes a norm, and stays as it is without a GPU."""
 
 import keras
 import numpy as np

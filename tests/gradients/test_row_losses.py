@@ -1,4 +1,4 @@
-"""Losses of whole batches at once equal those of batches of one, or are left to the vectorizer."""
+"""Losses of a whole batch equal those of batches of one, or are left to the vectorizer."""
 
 import keras
 import numpy as np
@@ -30,7 +30,7 @@ ROW_BY_ROW = {
     "flat": (
         "mse",
         "labels",
-    ),  # [4] against [4, 3] would mix rows, were it not for the batch of one
+    ),  # [4] against [4, 3] would mix rows in a whole batch
     "axis": (L.BinaryCrossentropy(from_logits=True, axis=0), "numbers"),
     "own": (lambda y, y_pred: tf.reduce_mean(tf.square(y - y_pred)), "numbers"),
 }

@@ -1,4 +1,4 @@
-"""Nothing of private data stays in a model: whatever writes in the training pass is refused."""
+"""No private data stay in a model: whatever writes state in the training pass is refused."""
 
 import keras
 import numpy as np
@@ -28,7 +28,7 @@ def check(model, x=X, y=Y):
 
 
 class Writer(layers.Layer):
-    """Keeps a sum of what it sees, by `how(layer, t)`."""
+    """Keeps a sum of its inputs, written by `how(layer, t)`."""
 
     def __init__(self, how, **kwargs):
         super().__init__(**kwargs)
@@ -138,7 +138,7 @@ def test_a_layer_that_writes_is_refused_with_its_name_and_place(how):
     model = compiled(layers.Dense(3), Writer(WRITES[how], name="secretive"))
     with pytest.raises(ValueError) as error:
         check(model)
-    if how == "vectorized":  # TensorFlow has no rule for assignments, and says so
+    if how == "vectorized":  # TensorFlow has no vectorizing rule for assignments, and says so
         assert "AssignAddVariableOp" in str(error.value)
     else:
         place = "a gradient" if "gradient" in how else "layer 'secretive' (Writer)"
@@ -205,7 +205,7 @@ def test_state_that_is_written_outside_a_layer_is_refused(where):
 
 
 class Named(layers.Layer):
-    """A running statistic under a name that random state has."""
+    """Keeps a running statistic in a weight whose name is that of a random state."""
 
     def __init__(self, called, **kwargs):
         super().__init__(**kwargs)
@@ -233,7 +233,7 @@ def test_a_weight_that_is_named_like_random_state_is_refused(called):
 
 
 class Seeded(layers.Layer):
-    """Moves its generator on by `how`."""
+    """Advances its random generator by `how`."""
 
     def __init__(self, how, kind=keras.random.SeedGenerator, **kwargs):
         super().__init__(**kwargs)
@@ -372,7 +372,7 @@ def test_a_model_is_traced_once_until_something_changes():
     model.layers[1].kernel.regularizer = keras.regularizers.L2(0.1)
     assert look() == 5
     model.layers[1].activation = lambda t: t + writes(t)
-    for _ in range(2):  # what is refused once is refused again
+    for _ in range(2):  # a refusal is not forgotten at the second attempt
         with pytest.raises(ValueError, match="assigns to a variable"):
             look()
 
@@ -396,7 +396,7 @@ def test_ops_that_nobody_has_heard_of_are_refused():
     assert effect_of("StatelessWhile") is effect_of("PartitionedCall") is Effect.LOOK_INSIDE
 
 
-# -- what has to pass ------------------------------------------------------------------------------
+# -- what must be accepted -----------------------------------------------------------------------
 
 
 class Functions(layers.Layer):

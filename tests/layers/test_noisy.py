@@ -1,4 +1,4 @@
-"""Noisy layers: one draw per lot, the right amount of noise, and nothing lost in a file."""
+"""Noisy layers draw noise once per lot and with the right scale, and their files are complete."""
 
 import keras
 import numpy as np
@@ -47,7 +47,7 @@ class TestNoise:
     def kernel_noise(self, stddev=0.7):
         layer = NoisyDense(200, noise_stddev=stddev, use_bias=False)
         layer.build((None, 100))
-        drawn = layer(np.eye(100, dtype=np.float32)).numpy()  # the kernel itself
+        drawn = layer(np.eye(100, dtype=np.float32)).numpy()  # the drawn kernel itself
         return drawn - layer.kernel.numpy()
 
     def test_has_the_stated_standard_deviation(self):
@@ -153,7 +153,7 @@ class TestOneDrawPerLot:
             return tf.vectorized_map(one, x, fallback_to_while_loop=False)
 
         np.testing.assert_allclose(mapped(x), expected, rtol=1e-4, atol=1e-5)
-        assert counter(layer) == 0  # the trainer advances, once per lot
+        assert counter(layer) == 0  # only the trainer advances the counter, once per lot
 
     @pytest.mark.parametrize("jit_compile", [False, True])
     def test_compiled(self, make, shape, jit_compile):

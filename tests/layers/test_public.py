@@ -1,4 +1,4 @@
-"""Batch normalization by public examples: what it computes, what it depends on, what a file holds."""
+"""Batch normalization by public examples: its values, its dependencies and its files."""
 
 import subprocess
 import sys
@@ -65,7 +65,7 @@ def test_dense_features_equal_the_literal_form():
 
 
 def test_deep_networks_approach_the_literal_form_with_more_public_examples():
-    # Below the first normalization the two differ: in the literal form the public examples, too, are
+    # After the first normalization the two differ. In the literal form, public examples are also
     # normalized together with the private one, which has weight 1 / (M + 1).
     x, distance = draw(5, 6, 6, 2, seed=1), {}
     for count in (8, 256):
@@ -91,7 +91,7 @@ def test_an_output_depends_on_its_own_example_only(statistics):
     x = draw(5, 6, 6, 2, seed=1)
     others = np.concatenate([x[:1], 100.0 * draw(4, 6, 6, 2, seed=2)])
     np.testing.assert_allclose(model(x)[0], model(others)[0], rtol=1e-5, atol=1e-6)
-    if statistics == "example":  # in training, too
+    if statistics == "example":  # also in training
         ours_, alone = model(x, training=True), model(x[:1], training=True)
         np.testing.assert_allclose(ours_[0], alone[0], rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(ours_, model(x, training=False))

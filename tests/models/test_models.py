@@ -1,4 +1,4 @@
-"""Models have the papers' widths, give logits, and load in plain Keras."""
+"""Models have the papers' widths, return logits and load in plain Keras."""
 
 import subprocess
 import sys
@@ -13,11 +13,11 @@ from tfdp import models
 from tfdp.gradients.engines import ghost
 
 MNIST = (28, 28, 1)
-# Those that come with every normalization, and those that have one of their own.
+# STACKED models allow every normalization; OWN models have one of their own.
 STACKED = {name for name, a in models.MODELS.items() if a.layers is not None}
 OWN = {"bilstm": (12,), "resnet18": (8, 8, 3), "transformer": (12,)}
 ALL = pytest.mark.parametrize("name", sorted(STACKED))
-# Those with hidden layers: "linear" has nothing but its output layer.
+# The models with hidden layers; "linear" has only its output layer.
 NETWORKS = pytest.mark.parametrize("name", sorted(STACKED - {"linear"}))
 
 
@@ -64,7 +64,7 @@ def test_logits_and_round_trip(name, normalization, tmp_path):
     model = models.build(name, MNIST, 7, normalization)
     outputs = model(images())
     assert outputs.shape == (3, 7)
-    assert np.abs(np.sum(outputs, axis=1) - 1).max() > 1e-3  # no softmax
+    assert np.abs(np.sum(outputs, axis=1) - 1).max() > 1e-3  # logits, no softmax
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded(images()), outputs, rtol=1e-5, atol=1e-6)
@@ -73,7 +73,7 @@ def test_logits_and_round_trip(name, normalization, tmp_path):
 def test_cifar_tutorial_is_abadi_et_al():
     layers = models.build("cifar_tutorial", (24, 24, 3), 10).layers
     maps = [layer.output.shape[1:] for layer in layers if "pool" in layer.name]
-    assert maps == [(12, 12, 64), (6, 6, 64)]  # as in their section 5.3
+    assert maps == [(12, 12, 64), (6, 6, 64)]  # as in section 5.3 of the paper
     assert [d.units for d in layers if isinstance(d, keras.layers.Dense)] == [384, 384, 10]
 
 
@@ -184,7 +184,7 @@ class TestNormalization:
     @NETWORKS
     @pytest.mark.parametrize("scale", [0.2, 30.0])
     def test_makes_the_scale_of_a_kernel_irrelevant(self, name, scale):
-        model = models.build(name, MNIST, 10, "layer")  # biases start at zero
+        model = models.build(name, MNIST, 10, "layer")  # biases are zero at initialization
         before = model(images()).numpy()
         for layer in self.trainable(model):
             layer.kernel.assign(scale * layer.kernel)

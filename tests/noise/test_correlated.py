@@ -1,4 +1,4 @@
-"""Correlated noise is C^-1 z, from a memory that the number of bands bounds."""
+"""Correlated noise is C^-1 z, and its memory is bounded by the number of bands."""
 
 import numpy as np
 import pytest

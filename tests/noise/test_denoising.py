@@ -1,4 +1,4 @@
-"""Denoising multiplies with the Kolmogorov-Smirnov distance from the noise."""
+"""Denoising multiplies by the Kolmogorov-Smirnov distance between the sum and the noise."""
 
 import numpy as np
 import pytest
@@ -47,4 +47,4 @@ def test_noise_alone_is_all_but_taken_away_and_a_signal_is_not():
     alone = float(kolmogorov_smirnov(noise, family, 0.1))
     assert alone < 0.015
     assert float(kolmogorov_smirnov(noise + 0.1, family, 0.1)) > 0.2
-    assert float(kolmogorov_smirnov(noise, family, 0.1 * 3 / 2)) > 5 * alone  # a wrong scale
+    assert float(kolmogorov_smirnov(noise, family, 0.1 * 3 / 2)) > 5 * alone  # the scale is wrong

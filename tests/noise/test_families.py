@@ -1,4 +1,4 @@
-"""What is drawn has the density that is accounted, and no other scale."""
+"""Drawn noise has the accounted density and scale; other scales are detected."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ SHAPES = [(60, 100), (5000,)]
 
 
 def by_density(family):
-    """Distribution function by adding up the density of the accountant's table."""
+    """The distribution function, by integrating the accountant's density."""
     u = np.linspace(-16, 16, 40001)
     x = np.sinh(u)
     z = np.exp(table.log_density(family.name, x, family.degrees_of_freedom))
@@ -80,7 +80,7 @@ def test_the_log_density_is_scaled():
 
 
 def test_tails_are_not_cut_where_single_precision_would_cut_them():
-    # 24 random bits end at 40 scales of this noise; one draw in ten thousand is farther out.
+    # 24 random bits end at 40 scales of this noise. One draw in ten thousand is larger.
     values = FAMILIES["cauchy"].sample(NoiseSource(seed=1), 1.0, [(2_000_000,)])[0].numpy()
     assert np.all(np.isfinite(values))
     assert np.abs(values).max() > 3e5

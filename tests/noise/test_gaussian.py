@@ -1,4 +1,4 @@
-"""Noise has the scale it should have, and no two draws share a number."""
+"""Gaussian noise has the right scale, and no two draws share a number."""
 
 import keras
 import numpy as np
@@ -44,7 +44,7 @@ def test_steps_variables_and_sources_never_share_a_draw(jit_compile):
     sources = [NoiseSource(), NoiseSource(), NoiseSource(seed=1)]
     drawers = [drawer(source, 1.0, jit_compile) for source in sources]
     seen = np.concatenate([v for d in drawers for _ in range(3) for v in d()])
-    # 60,000 normal float32 numbers collide by chance now and then; streams that overlap repeat all.
+    # Some of 60,000 normal float32 numbers are equal by chance. Overlapping streams repeat all.
     assert len(np.unique(seen)) > 0.98 * len(seen)
     a, b = draw(sources[0]), draw(sources[0])
     assert abs(np.corrcoef(a[0], b[0])[0, 1]) < 0.12
@@ -72,7 +72,7 @@ def test_a_resumed_source_skips_what_was_drawn():
     draws = [draw(a)[0] for _ in range(3)]
     b.advance_to(2)
     np.testing.assert_array_equal(draw(b)[0], draws[2])
-    b.advance_to(1)  # never back
+    b.advance_to(1)  # the number of steps never decreases
     assert not np.any(draw(b)[0] == draws[1])
 
 

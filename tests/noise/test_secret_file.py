@@ -1,4 +1,4 @@
-"""A secret file is its owner's, is never overwritten, and is read once."""
+"""A secret file belongs to its owner alone, is never overwritten, and is read only once."""
 
 import stat
 
@@ -15,7 +15,7 @@ def test_it_is_read_once(tmp_path):
     write_secret(path, ARRAYS)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with read_once(path) as arrays:
-        assert not path.exists()  # nobody else gets it
+        assert not path.exists()  # nobody else can read it again
         for name, value in ARRAYS.items():
             np.testing.assert_array_equal(arrays[name], value)
     assert not list(tmp_path.iterdir())

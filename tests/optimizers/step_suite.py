@@ -1,7 +1,7 @@
-"""Whole training steps of a mechanism: a suite that the test module of each one inherits.
+"""Whole training steps of a mechanism: a suite that the test module of each mechanism inherits.
 
-Two models train one step on neighbouring data, with the same noise. What their weights differ by, in
-units of the sum of the lot, is what one example did.
+Two models train one step on neighbouring data with the same noise. The difference of their weights,
+in units of the sum over the lot, is the influence of one example.
 """
 
 import time
@@ -30,10 +30,10 @@ def wide():
 
 
 class StepSuite:
-    """What every optimizer keeps to in whole training steps.
+    """Properties of whole training steps that every optimizer must have.
 
     Attributes:
-        mechanism: its name in `tfdp.optimizers.MECHANISMS`.
+            mechanism: name of the mechanism in `tfdp.optimizers.MECHANISMS`.
         settings: further arguments of the optimizer.
         step_over_rate: how far a unit of the lot's mean moves a weight, over the learning rate.
         attains_the_bound: whether a long gradient moves a step by exactly the sensitivity.
@@ -61,7 +61,7 @@ class StepSuite:
         )
 
     def one_step(self, model, present, noise=1.0):
-        """(What a step moved the weights by, in units of the sum; the model)."""
+        """Returns the change of the weights in one step, in units of the lot's sum, and the model."""
         made = private(self.optimizer(noise), model)
         x, y = data(L)
         x[VICTIM] *= 2.0
@@ -71,7 +71,7 @@ class StepSuite:
         return (weights(made) - before).astype(float) / unit, made
 
     def moved(self, model=plain):
-        """By how far one example moves the sum, and by how far it may."""
+        """Returns how far one example moves the sum, and the declared sensitivity."""
         first, made = self.one_step(model(), EVERYBODY)
         second, _ = self.one_step(model(), WITHOUT_VICTIM)
         bound = made.optimizer.bound(made.trainable_variables)
@@ -81,7 +81,7 @@ class StepSuite:
 
     def test_one_example_moves_a_step_by_no_more_than_the_sensitivity(self):
         distance, sensitivity = self.moved()
-        # Gradients are longer than C, so clipping attains the bound; encoding stays inside of it.
+        # The gradients are longer than C, so clipping attains the bound; encoding stays below.
         assert 0.3 * sensitivity < distance <= sensitivity * (1 + 1e-3)
         if self.attains_the_bound:
             assert distance == pytest.approx(sensitivity, rel=1e-3)
@@ -123,7 +123,7 @@ class StepSuite:
 
         (run,) = made.ledger.runs
         assert accepts(run.noise_multiplier)
-        # As if two thirds, or three halves, of what is accounted had been added.
+        # Wrong noise, as if 2/3 or 3/2 of the accounted noise had been added, is detected.
         assert not accepts(run.noise_multiplier * 3 / 2)
         assert not accepts(run.noise_multiplier * 2 / 3)
 
@@ -140,5 +140,5 @@ class StepSuite:
         model = private(self.optimizer(1.0), plain(), {"jit_compile": True})
         clock = Clock()
         model.fit(*data(10 * L), batch_size=L, callbacks=[clock], verbose=0)
-        # A compilation takes about a second, a step milliseconds.
+        # A compilation takes about a second, a step takes milliseconds.
         assert sum(clock.seconds[2:]) < clock.seconds[0] / 4

@@ -1,4 +1,4 @@
-"""Adaptive clipping: sum and count share one noise multiplier, and the clip norm follows the norms."""
+"""Adaptive clipping: sum and count share one noise multiplier, and the clip norm adapts."""
 
 import dataclasses
 import types
@@ -45,7 +45,7 @@ def test_golden_value():
 
 @pytest.mark.parametrize("count_noise", [0.8, 3.0, 50.0])
 def test_sum_and_count_cost_what_one_gaussian_mechanism_does(count_noise):
-    """By dp-accounting: two Gaussian queries of their own sensitivities, against the stated one."""
+    """By dp-accounting, two Gaussian queries with their own noises cost what the stated one costs."""
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
@@ -61,7 +61,7 @@ def test_sum_and_count_cost_what_one_gaussian_mechanism_does(count_noise):
     # The sensitivity of the count is 1/2, so its noise multiplier is 2 sigma_b.
     joint = epsilon(made.sum_noise, 2 * made.count_noise)
     assert joint == pytest.approx(epsilon(z), rel=1e-3)
-    # Broken: a count that is free, or one that is not centred and moves by 1.
+    # Broken variants: the count costs nothing, or it is not centred and has sensitivity 1.
     assert epsilon(made.sum_noise) < joint
     if count_noise < 5:
         assert epsilon(made.sum_noise, made.count_noise) > 1.02 * joint
@@ -71,7 +71,7 @@ def test_sum_and_count_cost_what_one_gaussian_mechanism_does(count_noise):
 
 
 def queries(model, optimizer, microbatch_size=1):
-    """A function of a lot: sum and count, each measured in its noise."""
+    """Returns a function that maps a lot to its sum and count, each in units of its noise."""
     engine, forward = choose_engine("auto", model), Forward(model)
 
     @tf.function(autograph=False)
@@ -93,7 +93,7 @@ def test_sum_and_count_together_move_by_at_most_one_over_z(microbatch_size):
     optimizer = adaptive(noise=2.0, clip=0.05, quantile_noise_multiplier=1.5)
     model = private(optimizer)
     optimizer.build(model.trainable_variables)
-    optimizer._clip_norm.assign(0.2)  # not the one that it began with
+    optimizer._clip_norm.assign(0.2)  # the clip norm has changed since the start
     x, y = data(6)
     null, full = np.array([1.0, 1, 0, 1, 1, 1]), np.ones(6)
     ask = queries(model, optimizer, microbatch_size)
@@ -107,7 +107,7 @@ def test_sum_and_count_together_move_by_at_most_one_over_z(microbatch_size):
             replaced.append(np.linalg.norm(moved - base))
     limit = 1 / 2.0
     if microbatch_size == 1:
-        # Attained, by a gradient that is clipped; half of it would be wrong.
+        # A clipped gradient attains the limit, so half of the limit would be wrong.
         assert max(removed) == pytest.approx(limit, rel=1e-4)
         assert limit < max(replaced) <= 2 * limit * (1 + 1e-5)
     else:
@@ -140,7 +140,7 @@ STEPS, LOT, RATE = 300, 8, 0.1
 
 
 def noise_of_steps(adaptive_class=AdaptiveClipping):
-    """What the count and the sum of a lot without examples are released as, step by step."""
+    """Returns the released counts and sums of lots without examples, for every step."""
     optimizer = adaptive(
         noise=2.0,
         clip=0.7,
@@ -194,15 +194,15 @@ def test_both_noises_have_the_scale_that_the_accounting_takes():
     for drawn, stddev in ((counts, 1.2), (sums, z_sum)):
         assert p_value(drawn, stddev) > 1e-6
         assert max(p_value(drawn, stddev * 2 / 3), p_value(drawn, stddev * 3 / 2)) < 1e-6
-    # The stated multiplier is not enough for the sum, and that would be seen.
+    # The stated noise multiplier is too small for the sum alone, and this test detects that.
     assert p_value(sums, 2.0) < 1e-6
-    # One draw of noise is not used twice.
+    # Count and sum have independent noise.
     for coordinate in sums.reshape(-1, 4).T:
         assert abs(np.corrcoef(counts, coordinate)[0, 1]) < 0.25
 
 
 def test_a_noisy_count_without_noise_on_the_sum():
-    """As where a run is planned whose noise is not known yet; nothing is proven of it."""
+    """A planned run has noise multiplier 0 until it is calibrated; nothing is proven about it."""
     optimizer = adaptive(noise=0.0, quantile_noise_multiplier=3.0)
     model = private(optimizer)
     fit(model, rows=8)
@@ -212,7 +212,7 @@ def test_a_noisy_count_without_noise_on_the_sum():
 
 def test_broken_variants_are_caught():
     class FreeCount(AdaptiveClipping):
-        """Releases the count without noise."""
+        """A broken variant that releases the count without noise."""
 
         def __post_init__(self):
             object.__setattr__(self, "count_noise", 0.0)
@@ -220,7 +220,7 @@ def test_broken_variants_are_caught():
         sum_noise = 2.0
 
     class FreeSum(AdaptiveClipping):
-        """Gives the sum the whole budget, and the count as well."""
+        """A broken variant in which the sum alone uses the whole budget."""
 
         sum_noise = 2.0
 
@@ -276,7 +276,7 @@ def norms_and_sum(model, x, y, clip):
 
 @pytest.mark.parametrize("first", [0.01, 30.0])
 def test_the_clip_norm_finds_the_quantile(first):
-    """Linear regression at a frozen model: gradient norms are those of the inputs."""
+    """Linear regression with frozen weights, in which gradient norms are those of the inputs."""
     rows = 256
     norms = np.sort(np.random.default_rng(0).lognormal(0.0, 0.5, rows)).astype("float32")
     optimizer = adaptive(

@@ -1,4 +1,4 @@
-"""Discrete SGD: encoded sums, noise of every family, denoising, and what is accounted for them."""
+"""Discrete SGD: encoded sums, noise of every family, denoising and the accounting."""
 
 import math
 
@@ -96,7 +96,7 @@ def test_both_engines_sum_what_the_encoder_makes_of_each_example(name):
             continue  # TensorFlow cannot vectorize depthwise convolutions
         for physical_batch_size in (None, 2):
             found = summer(model, bound, engine, physical_batch_size=physical_batch_size)(x, y)
-            # Rounding may move an entry to the next rank.
+            # Rounding may move an entry to a neighbouring rank.
             np.testing.assert_allclose(found, expected, atol=3e-4)
             assert np.mean(np.abs(found - expected)) < 2e-5
 
@@ -117,14 +117,14 @@ def test_absent_rows_count_nothing_and_groups_are_encoded_by_their_mean():
 
 
 class NoBound(EncodedBound):
-    """Promises a box, and keeps none."""
+    """A broken bound, which does not keep gradients in a box."""
 
     def bounded(self, rows):
         return rows
 
 
 class NormOnly(EncodedBound):
-    """Without the rank-wise minimum: the length of the vectors, at no matter which entries."""
+    """A broken bound, which limits the norm as the vectors do, but not the ranked entries."""
 
     def bounded(self, rows):
         norms = tf.norm(rows, axis=1, keepdims=True)
@@ -132,7 +132,7 @@ class NormOnly(EncodedBound):
 
 
 def neighbours_differ_by_a_box(bound, codebook, engine):
-    """Zeroes one example out, or makes it extreme: is what the sum moves by in one of the boxes?"""
+    """Returns whether every move of the sum by one example is in a box, and the largest move."""
     model = plain()
     model.compile(loss=LOSS)
     x, y = batch(model)
@@ -148,7 +148,7 @@ def neighbours_differ_by_a_box(bound, codebook, engine):
             if not np.all(np.isfinite(moved)):
                 return False, moved_most
             boxes = codebook.vectors().astype(float) * bound.l2_norm_clip
-            slack = 1e-6 * bound.l2_norm_clip  # of the float32 sum
+            slack = 1e-6 * bound.l2_norm_clip  # for the rounding of the float32 sum
             if not np.any(np.all(np.sort(np.abs(moved)) <= boxes + slack, axis=1)):
                 return False, moved_most
             moved_most = max(moved_most, np.linalg.norm(moved))
@@ -207,7 +207,7 @@ def test_noise_once_per_lot_with_the_right_scale(noise, jit_compile):
             np.ones((8, 4), np.float32), np.zeros(8, int), batch_size=8, shuffle=False, verbose=0
         )
         moves.append(weights(model) - before)
-    drawn = moves[1] - moves[0]  # rate / L * z C times the density at scale 1
+    drawn = moves[1] - moves[0]  # rate / L * z C times a draw at scale 1
     family = discrete(noise=noise).family
 
     def p_value(scale):

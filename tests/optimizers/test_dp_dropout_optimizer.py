@@ -1,4 +1,4 @@
-"""DP dropout and SGLD: the paper's step, its noise, and what of it the accounting is told."""
+"""DP dropout and SGLD: the paper's step, its noise and what the accounting declares."""
 
 import keras
 import numpy as np
@@ -28,7 +28,7 @@ def sgld(noise=0.0, clip=0.3, rate=0.8, num_examples=24, **kwargs):
 
 
 def layerwise_sum(model, x, y, clip):
-    """The sum of gradients with each layer clipped at C, by a tape, one example after the other."""
+    """The sum of gradients with each layer clipped at C, by a tape over one example at a time."""
     total = 0.0
     for row in range(len(x)):
         with tf.GradientTape() as tape:
@@ -63,7 +63,7 @@ def wide():
 
 
 def noise_on_weights(make, seed):
-    """What two runs that differ in their noise only differ in, after one step of eight examples."""
+    """Returns the noise on the weights after one step of eight examples, from two runs."""
     moved = []
     for made in (make(seed=seed), make(seed=seed + 1)):
         model = private(made, model=wide())
@@ -79,9 +79,9 @@ def noise_on_weights(make, seed):
     [
         # eta / 2 * 2 C sigma / L with sigma = z / 2.
         (lambda **seed: dp_dropout(noise=3.0, **seed), 0.8 / 2 * 2 * 0.3 * 1.5 / 8),
-        # Langevin noise sqrt(eta / N) is 0.183 and the larger one;
+        # The Langevin noise sqrt(eta / N) is 0.183, and larger than the private noise.
         (lambda **seed: sgld(noise=3.0, **seed), (0.8 / 24) ** 0.5),
-        # with more examples the private one is.
+        # With more examples, the private noise is larger.
         (lambda **seed: sgld(noise=3.0, num_examples=10**6, **seed), 0.8 / 2 * 0.3 * 3.0 / 8),
     ],
     ids=["dp_dropout", "sgld_posterior", "sgld_private"],
@@ -99,7 +99,7 @@ def test_noise_has_the_stated_scale(make, expected):
 
 @pytest.mark.parametrize("make", [dp_dropout, sgld])
 def test_the_noise_is_never_below_what_is_accounted(make):
-    """Standard deviation of the noise on the sum, against the sensitivity that is accounted."""
+    """The bound has the sensitivity and the noise multiplier that the run declares."""
     for clipping, groups in [("each_layer", 2), ("per_layer", 1), ("global", 1)]:
         optimizer = make(noise=2.0, clipping=clipping)
         model = private(optimizer)
@@ -140,7 +140,7 @@ def test_the_papers_noise_comes_back_from_its_claim_with_what_is_proven():
 
 
 class NoClip(GlobalL2Clip):
-    """Promises more than it keeps."""
+    """A broken bound, which does not clip."""
 
     def scales(self, square_norms):
         return tf.ones_like(square_norms)
@@ -153,7 +153,7 @@ def sums(model, bound, x, y, weight):
 
 
 def largest_move(model, bound):
-    """By how far the sum moves when one of four examples becomes a null example."""
+    """Returns how far the sum moves if one of four examples becomes a null example."""
     x, y = data(4)
     full = sums(model, bound, x, y, np.ones(4))
     return max(
@@ -166,7 +166,7 @@ def test_sensitivity_and_broken_variants_of_clipping_by_layer():
     model = private(optimizer)
     bound = optimizer.bound(model.trainable_variables)
     assert bound.sensitivity() == 0.01 * np.sqrt(2)
-    # Attained, since every layer's gradient is longer: accounted as one group it would be too much.
+    # Every layer's gradient is longer, so the bound is attained, and exceeds that of one group.
     moved = largest_move(model, bound)
     assert moved == pytest.approx(bound.sensitivity(), rel=1e-4)
     assert moved > 1.4 * GlobalL2Clip(0.01).sensitivity()
@@ -174,7 +174,7 @@ def test_sensitivity_and_broken_variants_of_clipping_by_layer():
 
 
 def test_the_gradient_of_a_lot_clipped_as_a_whole_moves_by_twice_the_clip_norm():
-    """The other reading of Algorithm 1: one example turns the clipped gradient around."""
+    """The other interpretation of Algorithm 1: one example can reverse the clipped gradient."""
     model = private(model=keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)]))
     x = np.array([[1.0]] * 3 + [[1e3]], np.float32)
     y = np.array([0, 0, 0, 1])

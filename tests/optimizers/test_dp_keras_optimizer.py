@@ -1,4 +1,4 @@
-"""DP-SGD under the update rule of any Keras optimizer."""
+"""DP-SGD with the update rules of Keras optimizers."""
 
 import keras
 import numpy as np

@@ -29,7 +29,7 @@ class TestDPDropout(StepSuite):
 
 class TestSGLD(StepSuite):
     mechanism = "sgld"
-    # So many examples that Langevin noise is nothing beside the private noise.
+    # With so many examples, Langevin noise is negligible beside the private noise.
     settings = {"clipping": "each_layer", "num_examples": 10**12}
     step_over_rate = 0.5
 
@@ -42,7 +42,7 @@ class TestDiscreteSGD(StepSuite):
 
 
 def test_no_mechanism_is_left_out():
-    """Wherever the subclasses stand: a new mechanism has them in a test module of its own."""
+    """The subclass of a new mechanism may be in a test module of its own."""
     covered = set()
     for path in pathlib.Path(__file__).parents[1].rglob("test_*.py"):
         if "StepSuite" not in (text := path.read_text()):

@@ -1,4 +1,4 @@
-"""Correlated noise in training: its covariance, its sensitivity, and that its past stays a secret."""
+"""Correlated noise in training: its covariance, its sensitivity and the secrecy of past noise."""
 
 import math
 import shutil
@@ -44,11 +44,11 @@ def toeplitz(column, steps):
 
 # -- the noise -----------------------------------------------------------------------------------
 
-Z, TINY = 3e6, 1e-6  # noise of deviation 3 around sums of norm at most 8e-6
+Z, TINY = 3e6, 1e-6  # noise with standard deviation 3 around sums with norms of at most 8e-6
 
 
 class Watch(keras.callbacks.Callback):
-    """What every step did to the weights."""
+    """Records the change of the weights in every step."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ class Watch(keras.callbacks.Callback):
 
 
 def noisy(strategy, compiled=None, **kwargs):
-    """A model that is moved by noise only, by y_t of deviation 3 in z (learning rate L)."""
+    """A model that only noise moves: y_t with standard deviation 3 in z, at learning rate L."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(120), keras.layers.Dense(3, use_bias=False)]
@@ -84,7 +84,7 @@ def noise_of(model, steps=STEPS, lots=None):
 
 
 def accepts(noise, strategy, stddev):
-    """Whether C y is white noise of that deviation: its variance, its shape, no two steps alike."""
+    """Tests whether C y is white noise: its variance, its shape, its correlation between steps."""
     steps, weights_ = noise.shape
     z = toeplitz(strategy.first(steps), steps) @ noise / stddev
     tail, square = scipy.stats.chi2(z.size), (z**2).sum()
@@ -105,7 +105,7 @@ def test_the_noise_has_the_covariance_of_the_strategy_and_no_other(name):
     for other in PLANS:
         if other != name:
             assert not accepts(noise, PLANS[other], 3.0), other
-    # On the sum of the first t steps it has the predicted error.
+    # The noise on the sum of the first t steps has the predicted error.
     squares = (np.cumsum(noise, axis=0) ** 2).sum(axis=1)
     predicted = 3.0 * prefix_noise(plan.first(STEPS), STEPS)
     tail = scipy.stats.chi2(noise.shape[1])
@@ -130,7 +130,7 @@ def test_however_the_step_runs(compiled, options):
     if "steps_per_execution" not in compiled:
         assert accepts(noise_of(model), BANDED, 3.0)
         return
-    before = weights(model)  # only every third step is seen
+    before = weights(model)  # only every third step is visible
     fit(model, rows=L, steps_per_epoch=STEPS)
     predicted = 3.0 * prefix_noise(BANDED.first(STEPS), STEPS)[-1]
     square = ((weights(model) - before) ** 2).sum() / predicted**2
@@ -148,7 +148,7 @@ def test_fits_of_one_run_share_one_stream_of_noise():
 
 def test_a_change_of_the_run_starts_afresh():
     model = noisy(BANDED)
-    first, second = noise_of(model, 6), noise_of(model, 6)  # other lots: maybe another order
+    first, second = noise_of(model, 6), noise_of(model, 6)  # new lots may have another order
     assert [run.steps for run in model.ledger.runs] == [6, 6]
     assert accepts(first, BANDED, 3.0) and accepts(second, BANDED, 3.0)
     assert not accepts(np.concatenate([first, second]), BANDED, 3.0)
@@ -164,7 +164,7 @@ def test_a_step_that_was_counted_and_not_finished_ends_the_run():
     model.optimizer._private_mean = made
     assert model._session.spent == 4
     noise = model.optimizer._correlated
-    noise._steps.assign(3)  # as if the step had broken off before the noise was made
+    noise._steps.assign(3)  # as if the step had failed before its noise was made
     assert not model.optimizer.continues(model._session)
     noise._steps.assign(4)
     assert model.optimizer.continues(model._session)
@@ -198,11 +198,11 @@ def test_the_learning_rate_is_post_processing():
 
 # -- sensitivity ---------------------------------------------------------------------------------
 
-N, EPOCHS = 24, 4  # an example takes part every third step
+N, EPOCHS = 24, 4  # an example participates in every third step
 
 
 def released_sums(x, present, clip, order="cyclic"):
-    """The clipped sums of a fixed-order run with gradients x (a linear model, and no noise)."""
+    """Returns the clipped sums of a run without noise, in which the gradients are x."""
     model = keras.Sequential(
         [keras.Input((3,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
     )
@@ -218,7 +218,7 @@ def test_no_neighbour_moves_more_than_is_accounted(seed):
     rng = np.random.default_rng(seed)
     x = (rng.normal(size=(N, 3)) * rng.choice([0.1, 1.0, 100.0], (N, 1))).astype("float32")
     victim = int(rng.integers(N))
-    x[victim] *= 1000.0  # as large as it gets: clipped
+    x[victim] *= 1000.0  # clipped
     present = np.ones(N)
     absent = present.copy()
     absent[victim] = 0.0
@@ -231,9 +231,9 @@ def test_no_neighbour_moves_more_than_is_accounted(seed):
         accounted = run.with_(strategy=plan, noise_multiplier=1.0)
         bound = proven(accounted, DELTA).mu
         assert moved <= bound * (1 + 1e-5)
-        if victim < L and plan is not BANDED:  # the worst place, and one direction in all lots
+        if victim < L and plan is not BANDED:  # the worst place, with one direction in all lots
             assert moved == pytest.approx(bound, rel=1e-4)
-        # What would have gone unseen: one participation only, or gradients that nobody clips.
+        # The test detects accounting for only one participation, and gradients without clipping.
         once = proven(accounted.with_(num_examples=L * STEPS), DELTA).mu
         assert moved > 1.3 * once
     free, _ = released_sums(x, present, clip=1e6)
@@ -243,7 +243,7 @@ def test_no_neighbour_moves_more_than_is_accounted(seed):
 
 
 def test_adaptive_gradients_move_no_more():
-    """Another direction in every lot, as an adversary may choose after each release."""
+    """The direction changes from lot to lot, as an adversary may choose after each release."""
     rng = np.random.default_rng(0)
     run = Run(
         mechanism="matrix", num_examples=N, lot_size=L, steps=STEPS, sampling="cyclic",
@@ -275,7 +275,7 @@ def test_groups_that_take_turns_are_amplified():
     )
     amplified = model.privacy_spent(DELTA)
     assert amplified.details["amplification"] == "secrecy of the sample"
-    # As many Poisson-subsampled Gaussians as the group had turns, at the norm of a column.
+    # The twin has a Poisson-subsampled Gaussian per turn of the group, at the norm of a column.
     twin = Run(
         mechanism="dpsgd", num_examples=20, lot_size=4, steps=11, sampling="poisson",
         noise_multiplier=4.0 / np.linalg.norm(BANDED.coefficients),
@@ -298,7 +298,7 @@ def test_nothing_is_amplified_where_an_example_may_come_back_too_soon():
         guarantee = model.privacy_spent(DELTA)
         assert guarantee.mu is not None and "amplification" not in guarantee.details
         spent[name] = guarantee.epsilon
-    # Reshuffled epochs have no minimum separation, and a foreign data set may repeat at every step.
+    # Shuffled epochs have no minimum separation; foreign data may repeat an example every step.
     assert spent["cyclic"] < spent["shuffle"] < spent["few"] < spent["foreign"]
     every_step = np.linalg.norm(toeplitz(np.abs(BANDED.first(40)), 40).sum(axis=1)) / 4.0
     assert guarantee.mu == pytest.approx(every_step)
@@ -358,16 +358,16 @@ def test_a_model_that_was_saved_and_loaded_starts_a_new_segment(tmp_path):
     rest = [noise_of(each, 6) for each in futures]
     for each, noise in zip(futures, rest, strict=True):
         assert [run.steps for run in each.ledger.runs] == [6, 6]
-        assert accepts(noise, BANDED, 3.0)  # afresh
+        assert accepts(noise, BANDED, 3.0)  # with fresh noise
         assert not accepts(np.concatenate([first, noise]), BANDED, 3.0)
     both = np.concatenate([toeplitz(BANDED.first(6), 6) @ noise for noise in rest])
-    assert np.abs(np.corrcoef(both) - np.eye(12)).max() < 0.25  # and never the same
+    assert np.abs(np.corrcoef(both) - np.eye(12)).max() < 0.25  # and independent of each other
     assert np.array_equal(first, first) and not np.any(np.isclose(rest[0], rest[1], rtol=1e-6))
 
 
 @pytest.fixture
 def interrupted(tmp_path):
-    """A run of six steps, its lots, and a folder with the model and the state."""
+    """A run of six steps, its lots, its noise, and a folder with the saved model and state."""
     model = noisy(BANDED)
     lots = make_lots("cyclic", *data(2 * L), lot_size=L)
     watch = Watch()
@@ -403,7 +403,7 @@ def test_a_saved_state_goes_on_as_one_run(interrupted):
 def test_the_state_moves_and_is_used_once(interrupted):
     model, lots, first, folder = interrupted
     shutil.copy(folder / "state", folder / "copy")
-    # Here it is forgotten: another fit is another segment, with noise of its own.
+    # Saving moved the state away, so this fit is another segment with noise of its own.
     rest = go_on(model, lots)
     assert [run.steps for run in model.ledger.runs] == [6, 6]
     assert not accepts(np.concatenate([first, rest]), BANDED, 3.0)
@@ -485,7 +485,7 @@ def test_what_cannot_go_on_is_not_saved(tmp_path):
     (tmp_path / "state").write_text("something else")
     with pytest.raises(FileExistsError):
         model.optimizer.save_noise_state(tmp_path / "state")
-    model.optimizer.save_noise_state(tmp_path / "state2")  # nothing was lost
+    model.optimizer.save_noise_state(tmp_path / "state2")  # the refused save lost nothing
     with pytest.raises(RuntimeError, match="has begun"):
         model.optimizer.save_noise_state(tmp_path / "state3")
 

@@ -1,4 +1,4 @@
-"""SI-DPSGD is Algorithm 1, and its means are nowhere to be found."""
+"""SI-DPSGD is Algorithm 1, and no file holds its means."""
 
 import keras
 import numpy as np
@@ -23,7 +23,7 @@ CLIP, L = 0.3, 8
 
 
 def by_hand(model, rates, momentum=0.0, nesterov=False):
-    """Full lots of 8 rows, without noise: SGD as in PyTorch, the rate outside of the velocity."""
+    """Full lots of 8 rows without noise: SGD as in PyTorch, with the rate outside the velocity."""
     model.compile(loss=LOSS)
     x, y = data(L)
     mean = weights(model).astype(float)
@@ -98,7 +98,7 @@ def test_gradients_are_taken_at_the_noisy_weights():
 
 @pytest.mark.parametrize("way", SAVES)
 def test_no_file_holds_the_means(way, tmp_path):
-    # No noise after the last step would make weights and means equal, so there is noise.
+    # Without noise after the last step, weights and means would be equal.
     model = private(si_dpsgd(noise=1.0, momentum=0.5))
     fit(model)
     SAVES[way](model, tmp_path)
@@ -108,7 +108,7 @@ def test_no_file_holds_the_means(way, tmp_path):
     written = list(arrays_in(tmp_path))
     shown = model.trainable_variables[0].numpy().tobytes()
     if way not in ("pickle", "ModelCheckpoint"):
-        assert any(shown in content for content in written)  # the search finds what is there
+        assert any(shown in content for content in written)  # the search can find arrays
     for secret in secrets:
         assert len(secret) >= 12
         assert not any(secret in content for content in written)

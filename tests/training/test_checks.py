@@ -1,4 +1,4 @@
-"""Layers that mix examples are refused by name, wherever they hide, with the remedy."""
+"""Layers that mix examples are refused by name at any depth, and the message has the remedy."""
 
 import keras
 import numpy as np
@@ -121,7 +121,7 @@ def test_adapted_layers_are_refused_unless_they_are_declared_public(remedy, hide
     refuse_mixing_layers(model, public=True)
     refuse_mixing_layers(model, public=[layer.name])
     refuse_mixing_layers(model, public={layer})
-    refuse_mixing_layers(model, public=[model.layers[0]])  # with what it is made of
+    refuse_mixing_layers(model, public=[model.layers[0]])  # the layer's container
     with pytest.raises(ValueError, match="public_preprocessing"):
         refuse_mixing_layers(model, public=[model.layers[1]])
 

@@ -1,4 +1,4 @@
-"""The private classes, and what they say of their privacy."""
+"""The private model classes, and their members about privacy."""
 
 import keras
 import numpy as np

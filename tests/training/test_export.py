@@ -1,4 +1,4 @@
-"""What is released holds the weights, and loads where there is no tfdp."""
+"""A release holds the weights and nothing secret, and loads without tfdp."""
 
 import io
 import subprocess

@@ -1,4 +1,4 @@
-"""What `fit` is given becomes lots whose sampling is known, or is refused."""
+"""The data that `fit` gets become lots with a known sampling scheme, or are refused."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ def test_groups_take_turns_through_epochs_and_fits():
     x, y = data()
     model, reference = private(sgd(noise=0.0, clip=0.3)), plain()
     reference.compile(loss=LOSS)
-    lots = make_lots("cyclic_poisson", x, y, lot_size=8, groups=3)  # probability one
+    lots = make_lots("cyclic_poisson", x, y, lot_size=8, groups=3)  # sampling probability 1
     model.fit(lots, epochs=2, steps_per_epoch=2, verbose=0)
     model.fit(lots, steps_per_epoch=3, verbose=0)
     expected = weights(reference)
@@ -86,7 +86,7 @@ def test_groups_take_turns_through_epochs_and_fits():
         3,
     )
     assert run.sampling_probability == 1.0
-    # Other lots deal the examples anew: a group of theirs may follow itself too soon.
+    # New lots divide the examples into new groups, so an example could be drawn again too soon.
     model.fit(make_lots("cyclic_poisson", x, y, lot_size=8, groups=3), verbose=0)
     assert [run.steps for run in model.ledger.runs] == [7, 3]
 

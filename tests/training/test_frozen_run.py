@@ -1,4 +1,4 @@
-"""A step takes what is accounted from the session's run: nothing that changes afterwards counts."""
+"""A step takes what is accounted from the session's run; later changes have no effect."""
 
 import os
 
@@ -22,7 +22,7 @@ SETTINGS = {
     "discrete_sgd": {"noise": "gaussian", "denoise": False},
     "sgld": {"num_examples": 10**12},
 }
-# What of each optimizer enters the accounting.
+# Attributes of the optimizers that enter the accounting.
 COMMON = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "clipping")
 OWN = {
     "si_dpsgd": ("learning_rate", "momentum", "nesterov", "guarantee", "release"),
@@ -132,7 +132,7 @@ def test_other_trainable_weights_in_the_middle_of_a_fit_are_refused():
         fit(model, callbacks=[Freezes()])
 
 
-# -- what an engine bounds ---------------------------------------------------------------------------
+# -- what an engine bounds -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compiled", [{"run_eagerly": True}, {}])
@@ -184,7 +184,7 @@ def test_lots_of_more_rows_than_the_run_knows_change_nothing(compiled, monkeypat
     model.fit(make_lots("cyclic", *data(8), lot_size=8), verbose=0)
     assert model.current_run.batch_statistics
     x, y = data(16, seed=4)
-    # A plan that says less than what comes.
+    # The plan declares smaller lots than the lot that arrives.
     import tfdp.training.private_training as training
 
     plan = training.Plan
@@ -223,7 +223,7 @@ def test_means_are_float64_and_one_example_moves_them_by_its_share(momentum):
         means.append(np.concatenate([m.numpy().ravel() for m in made._hidden.means]))
     assert means[0].dtype == np.float64
     distance = np.linalg.norm(means[0] - means[1]) / (rate / rows)
-    # The float32 sums of 20,000 gradients are rounded as well; float32 means moved by 2.66.
+    # The sum of 20,000 gradients in float32 is rounded, too. Float32 means gave a distance of 2.66.
     assert distance == pytest.approx(1.0, abs=0.02)
 
 
@@ -232,7 +232,7 @@ def test_coarse_weights_are_refused(policy):
     keras.config.set_dtype_policy(policy)
     try:
         model = private(si_dpsgd(), plain())
-        if policy == "mixed_bfloat16":  # the weights are float32
+        if policy == "mixed_bfloat16":  # this policy has float32 weights
             fit(model)
         else:
             with pytest.raises(ValueError, match="Expected float32 or float64 weights"):
@@ -277,12 +277,12 @@ def test_a_fork_in_the_middle_of_a_fit_is_refused(monkeypatch):
     assert steps(model) == 1
 
 
-# -- what the noise was ------------------------------------------------------------------------------
+# -- the scale of the noise ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_the_scale_that_a_step_reports_is_that_of_its_noise(mechanism):
-    """Noise to signal of the diagnostics, against what a step without signal really added."""
+    """Compares the scale that a step reports with the noise that a step without signal adds."""
     wide = keras.Sequential([keras.Input((4,)), layers.Dense(400), layers.Dense(3)])
     model = private(optimizer(mechanism, 2.0, l2_norm_clip=0.5), wide)
     scales = []
@@ -326,7 +326,7 @@ def test_every_step_has_the_noise_of_its_place_in_the_table(mechanism, compiled)
         model = private(optimizer(mechanism, noise, learning_rate=1e-6), wide, compiled)
         fit(model, rows=8, epochs=3, callbacks=[scales])
         ratios.append(np.array(scales.seen))
-    # The signal hardly changes at so small a rate.
+    # At so small a learning rate the signal hardly changes.
     np.testing.assert_allclose(ratios[0] / ratios[1], table, rtol=0.05)
     assert model.ledger.runs[-1].noise_multiplier == 1.0
 

@@ -1,4 +1,4 @@
-"""Private training: what trains, how it may run, and what is refused."""
+"""Private training: which models train, in which modes, and what is refused."""
 
 import os
 import subprocess
@@ -218,7 +218,7 @@ def test_keras_callbacks_and_validation_data_work(tmp_path):
             keras.callbacks.ReduceLROnPlateau("val_loss"),
         ],
     ).history
-    assert len(history["val_loss"]) == 2  # stopped early
+    assert len(history["val_loss"]) == 2  # training stopped early
     assert steps(model) == 6 == model.steps_taken
     assert list(tmp_path.rglob("*tfevents*"))
 

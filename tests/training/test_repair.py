@@ -83,7 +83,7 @@ def test_settings_of_the_layers_stay():
 
 
 def test_group_normalization_does_not_erase_features():
-    # Groups of one feature would normalize each feature of a vector by itself, to zero.
+    # Groups of one feature would normalize every feature of a vector to zero.
     fixed = tfdp.fix(sequential())
     norms = [la for la in fixed.layers if isinstance(la, layers.GroupNormalization)]
     assert [norm.groups for norm in norms] == [4, 1]

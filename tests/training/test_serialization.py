@@ -1,4 +1,4 @@
-"""`.keras` files of private models: everything comes back, what was spent included."""
+"""Saving and loading `.keras` files of private models restores everything, including the ledger."""
 
 import keras
 import numpy as np
@@ -76,7 +76,7 @@ def test_models(kind, tmp_path):
     assert isinstance(loaded, expected) and type(loaded).__name__ == type(model).__name__
     np.testing.assert_array_equal(weights(loaded), weights(model))
     if not isinstance(loaded, tfdp.DPModel | tfdp.DPSequential):
-        assert type(loaded) is expected  # the file is that of the plain model
+        assert type(loaded) is expected  # the file stores the class of the plain model
         with pytest.raises(RuntimeError, match="make_private"):
             loaded.fit(*data(), verbose=0)
         tfdp.make_private(loaded)
@@ -121,7 +121,7 @@ def test_a_restored_run_never_repeats_noise(tmp_path):
         fit(model, rows=8)
         return weights(model) - before
 
-    model = private(sgd(clip=1e-6, noise=1e6))  # nothing but noise
+    model = private(sgd(clip=1e-6, noise=1e6))  # the update is almost only noise
     trained(model)
     model.save(tmp_path / "a.keras")
     changes = [trained(model)]
@@ -131,7 +131,7 @@ def test_a_restored_run_never_repeats_noise(tmp_path):
     changes.append(trained(seeded[0]))
     seeded[0].save(tmp_path / "b.keras")
     with keras.saving.custom_object_scope({}):
-        seeded[1].load_weights(tmp_path / "b.keras")  # with its optimizer, hence its iterations
+        seeded[1].load_weights(tmp_path / "b.keras")  # loads the optimizer with its iterations, too
     if seeded[1].optimizer.iterations.numpy():
         changes.append(trained(seeded[1]))
     for i, a in enumerate(changes):

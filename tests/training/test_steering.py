@@ -1,4 +1,4 @@
-"""Private numbers without noise do not steer training, and seeds that are known do not protect."""
+"""Un-noised private numbers cannot steer training, and known seeds give no guarantee."""
 
 import keras
 import numpy as np
@@ -92,7 +92,7 @@ def test_a_seed_of_fit_is_one_of_the_lots():
     assert model.privacy_spent(DELTA).epsilon == np.inf
 
 
-# -- one record more or less -------------------------------------------------------------------------
+# -- neighbours with one record more ---------------------------------------------------------------
 
 
 def test_adding_a_record_needs_a_probability_that_does_not_depend_on_the_data():
@@ -107,7 +107,7 @@ def test_adding_a_record_needs_a_probability_that_does_not_depend_on_the_data():
     assert (run.num_examples, run.steps, run.nominal) == (40, 10, True)
     added = model.privacy_spent(DELTA, adjacency="add_or_remove_one")
     assert added.epsilon == model.privacy_spent(DELTA).epsilon < np.inf
-    assert "24" not in model.privacy_statement(DELTA)  # how many there really are
+    assert "24" not in model.privacy_statement(DELTA)  # the real number of examples
 
 
 def test_lots_of_fixed_size_train_and_are_accounted():

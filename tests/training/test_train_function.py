@@ -1,4 +1,4 @@
-"""The function that fit calls: the same steps as by Keras' own."""
+"""tfdp's own train function takes the same steps as that of Keras."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from tfdp.training import private_training, train_function
 
 @pytest.fixture
 def keras_calls(monkeypatch):
-    """How often Keras' own function ran."""
+    """Counts the calls of Keras' own train function."""
     calls = []
     lean = train_function.lean
 
@@ -93,7 +93,7 @@ def test_a_single_batch_is_left_to_keras(keras_calls):
 def test_data_that_ends_early_ends_training(keras_calls):
     x, y = data(16)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8, drop_remainder=True)
-    dataset = dataset.filter(lambda *_: True)  # so that nobody knows its length
+    dataset = dataset.filter(lambda *_: True)  # so that the length of the dataset is unknown
     model = private()
     model.fit(dataset, steps_per_epoch=5, verbose=0)
     assert not keras_calls

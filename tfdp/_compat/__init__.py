@@ -1,14 +1,14 @@
-"""Everything of Keras and TensorFlow that is borrowed although it is not public.
+"""All non-public names of Keras and TensorFlow that tfdp uses ("borrows").
 
-Nothing else in tfdp imports from `keras.src` or `tensorflow.python`, or reads an attribute of theirs
-that begins with an underscore. `tests/_compat` has one test for each borrowed name, so that a version
-of either that changes one is noticed by name.
+No other module of tfdp imports from `keras.src` or `tensorflow.python`, or reads an attribute of
+Keras or TensorFlow that begins with an underscore. `tests/_compat` has one test for each borrowed
+name. If a new version changes a borrowed name, the failing test says which one.
 
-Every room of tfdp that needs TensorFlow imports something from here, so that another backend or an
-old version is refused before anything is built on it.
+Every package of tfdp that needs TensorFlow imports from this package. On import, this package refuses
+other Keras backends and versions that are too old.
 """
 
-# Under other names than those of the modules in here.
+# Imported under other names, because this package has modules `keras` and `tensorflow` of its own.
 import keras as the_keras
 
 if the_keras.backend.backend() != "tensorflow":
@@ -18,7 +18,7 @@ if the_keras.backend.backend() != "tensorflow":
         "KERAS_BACKEND=tensorflow (or edit ~/.keras/keras.json) before Keras is imported."
     )
 
-# After the backend, which decides whether there has to be a TensorFlow at all.
+# TensorFlow is imported after the check: with another backend it need not be installed.
 import tensorflow as the_tensorflow
 
 from tfdp._compat import versions

@@ -1,9 +1,10 @@
-"""How Keras lays out the files of weights: what is read of them past Keras' own loading.
+"""Reads arrays from Keras' files of weights without Keras' own loading.
 
-A `.keras` file is a ZIP archive whose member `model.weights.h5` holds the weights; `.weights.h5` is
-that member by itself; `.weights.json` names the HDF5 files of shards beside it in its "weight_map".
-What an object saves by `save_own_variables` under a name lies under that name in a group of its own.
-Seen in Keras 3.12.4 and 3.15.1.
+This module relies on the layout of these files, as seen in Keras 3.12.4 and 3.15.1. A `.keras` file is
+a ZIP archive whose member `model.weights.h5` holds the weights. A `.weights.h5` file is that member by
+itself. A `.weights.json` file lists the HDF5 files of shards, which lie beside it, in its
+"weight_map". Each object has a group of its own, in which an array has the name that the object's
+`save_own_variables` gave it.
 """
 
 import io
@@ -17,11 +18,11 @@ import numpy as np
 
 
 def saved_under(path, name: str) -> Iterator[np.ndarray]:
-    """The arrays that objects have saved under a name, in a file of weights or of a whole model.
+    """Yields all arrays that objects have saved under a name in a file of weights or of a model.
 
     Args:
-        path: what `load_weights` was given: `.weights.h5`, `.keras`, or the `.weights.json` of shards;
-            or a file that is open, as Keras gives pickles. Anything else holds none.
+        path: a `.weights.h5`, `.keras` or `.weights.json` file, as for `load_weights`, or an open
+            file, which Keras uses for pickles. Other files yield nothing.
         name: a key that `save_own_variables` put into its store.
     """
     for content in _h5_contents(path):

@@ -1,7 +1,7 @@
-"""What is borrowed of Keras: names that are not public, each under one name here.
+"""Non-public names that tfdp borrows from Keras, each wrapped in one function or name of its own.
 
-All of it was seen in Keras 3.12.4 and 3.15.1. Where an attribute is gone, `borrowed` says so, rather
-than to go on with a default value that would hide it.
+The borrowed names, except those in `SINCE`, were seen in both Keras 3.12.4 and 3.15.1. If an attribute
+is missing, `borrowed` raises an ImportError; a default value would hide the change.
 """
 
 import io
@@ -19,8 +19,9 @@ with borrowing("a name of keras.src"):
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
 
-# What tfdp's subclasses define and Keras calls, with the parameters that Keras' own have beside `self`.
-# Such a name has to be on the subclass, so it cannot be behind a function here.
+# Methods that subclasses in tfdp override and Keras calls, with the parameters (without `self`) of
+# Keras' own methods; None marks a property. An override must be an attribute of the subclass, so no
+# function in this module can wrap it.
 OVERRIDDEN = {
     "keras.Model": {
         "__reduce__": (),
@@ -72,7 +73,7 @@ OVERRIDDEN = {
     },
     "keras.StatelessScope": {"get_current_value": ("variable",)},
 }
-# Methods that tfdp exchanges on single layers while it traces a pass, in the same form.
+# Methods that tfdp replaces on single layers while it traces a pass, in the same form.
 REPLACED = {
     "keras.layers.SimpleRNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
     "keras.layers.LSTM": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
@@ -82,9 +83,10 @@ REPLACED = {
         "_can_attempt_fused_gru": ("mask", "initial_state"),
     },
 }
-# The first Keras that has them, where older ones in use do not: those always call the layers.
+# The first version of Keras that has a replaced method, if older supported versions lack it. Those
+# older versions always call the layers.
 SINCE = {"_can_attempt_fused_lstm": (3, 15), "_can_attempt_fused_gru": (3, 15)}
-# By these a container asks whether it may compute without calling its layers.
+# Methods by which a container layer decides whether to compute without calling its inner layers.
 SHORTCUTS = {
     keras.layers.Bidirectional: tuple(REPLACED["keras.layers.Bidirectional"]),
 }
@@ -93,22 +95,22 @@ SHORTCUTS = {
 
 
 def layers_of(layer, *, itself: bool = False) -> list:
-    """All layers inside a layer or model, nested ones too, each once (`Layer._flatten_layers`).
+    """Returns all layers inside a layer or model, at any depth, each once (`Layer._flatten_layers`).
 
     Args:
         layer: a Keras layer or model.
-        itself: whether `layer` is the first of them.
+        itself: whether the list begins with `layer` itself.
     """
     return list(borrowed(layer, "_flatten_layers")(include_self=itself, recursive=True))
 
 
 def children(layer) -> list:
-    """The layers that Keras tracks as attributes of a layer, without theirs (`Layer._layers`)."""
+    """The layers that Keras tracks as direct attributes of a layer (`Layer._layers`)."""
     return borrowed(layer, "_layers")
 
 
 def seed_generators(layer) -> list:
-    """The seed generators that Keras tracks for a layer itself (`Layer._seed_generators`)."""
+    """The seed generators of a layer, without those of inner layers (`Layer._seed_generators`)."""
     return borrowed(layer, "_seed_generators")
 
 
@@ -120,13 +122,13 @@ def is_rematerialized(layer) -> bool:
 def kernel_of(layer):
     """The kernel variable of Dense, EinsumDense or a convolution (`_kernel`).
 
-    `layer.kernel` is a tensor where LoRA or quantization adds something to it.
+    The public `layer.kernel` is a tensor, not the variable, if LoRA or quantization changes it.
     """
     return borrowed(layer, "_kernel")
 
 
 def table_of(layer):
-    """The variable of an Embedding (`_embeddings`); `layer.embeddings` may be a tensor."""
+    """The variable of an Embedding (`_embeddings`). The public `layer.embeddings` may be a tensor."""
     return borrowed(layer, "_embeddings")
 
 
@@ -136,15 +138,15 @@ def attention_axes(layer) -> tuple:
 
 
 def was_given_vocabulary(layer) -> bool:
-    """Whether a lookup layer got its vocabulary when it was made (`_has_input_vocabulary`).
+    """Whether a lookup layer got its vocabulary in its constructor (`_has_input_vocabulary`).
 
-    False for one that was adapted, and for one that has none yet.
+    The result is False for a layer that was adapted, and for a layer without a vocabulary.
     """
     return borrowed(layer, "_has_input_vocabulary")
 
 
 def forget_losses(model) -> None:
-    """Drops what `add_loss` and activity regularizers left in a model (`Layer._clear_losses`)."""
+    """Removes the losses that `add_loss` and activity regularizers added (`Layer._clear_losses`)."""
     borrowed(model, "_clear_losses")()
 
 
@@ -159,36 +161,36 @@ def is_graph_of_layers(model) -> bool:
 def input_structure(model):
     """The inputs of a model in the structure that it was made with (`Functional._inputs_struct`).
 
-    A list of one input where it has only one, or that input alone.
+    A single input is either that input alone or a list with that input.
 
     Raises:
-        AttributeError: a subclassed model, of which nothing is known.
-        ValueError: a Sequential model that is not built.
+        AttributeError: the model is subclassed, so that its inputs are unknown.
+        ValueError: the model is a Sequential model that is not built.
     """
     return borrowed(model, "_inputs_struct") if isinstance(model, Functional) else model.inputs
 
 
 def uses_of(operation) -> list:
-    """(args, kwargs) of each call of an operation in functional models (`_inbound_nodes`)."""
+    """Returns (args, kwargs) of each call of an operation in functional models (`_inbound_nodes`)."""
     nodes = borrowed(operation, "_inbound_nodes")
     return [(node.arguments.args, node.arguments.kwargs) for node in nodes]
 
 
 def is_keras_function(operation, names) -> bool:
-    """Whether an operation in a functional model is a function of `keras.ops`.
+    """Whether an operation in a functional model is one of the named functions of `keras.ops`.
 
-    Keras has an `Operation` class for each of them in a module of `keras.src.ops`.
+    Keras has an `Operation` class for each of these functions in a module of `keras.src.ops`.
 
     Args:
-        operation: what `Functional.operations` holds.
-        names: names of those classes.
+        operation: an element of `Functional.operations`.
+        names: the names of these classes, such as "Add" for `keras.ops.add`.
     """
     kind = type(operation)
     return kind.__module__.startswith("keras.src.ops.") and kind.__name__ in names
 
 
 def compiled_loss(model):
-    """What `compile` made of its argument `loss`: a `CompileLoss`, or None (`_compile_loss`)."""
+    """The `CompileLoss` that `compile` made of its argument `loss`, or None (`_compile_loss`)."""
     return borrowed(model, "_compile_loss")
 
 
@@ -201,23 +203,26 @@ def compiled_metrics(model) -> tuple:
 
 
 def own_strategy(model):
-    """The strategy in whose scope a model was made, or None (`_distribute_strategy`)."""
+    """The `tf.distribute` strategy under which a model was made, or None (`_distribute_strategy`)."""
     return borrowed(model, "_distribute_strategy")
 
 
 def without_optionals(model, step):
-    """Keras' wrapper that gives a step None for absent inputs (`_autoconvert_optionals`)."""
+    """Wraps a step function as Keras does, so that it gets None for absent optional inputs.
+
+    This is `Trainer._autoconvert_optionals`.
+    """
     return borrowed(model, "_autoconvert_optionals")(step)
 
 
 def pickled(model) -> tuple:
-    """The arguments from which `unpickled` makes a model again (`KerasSaveable.__reduce__`)."""
+    """The arguments from which `unpickled` restores a model (`KerasSaveable.__reduce__`)."""
     _, arguments = keras.Model.__reduce__(model)
     return arguments
 
 
 def unpickled(content: io.BytesIO) -> keras.Model:
-    """The model that is in what `pickled` returned (`KerasSaveable._unpickle_model`)."""
+    """The model in an argument that `pickled` returned (`KerasSaveable._unpickle_model`)."""
     return borrowed(keras.Model, "_unpickle_model")(content)
 
 
@@ -225,12 +230,12 @@ def unpickled(content: io.BytesIO) -> keras.Model:
 
 
 def flat_losses(compiled: CompileLoss) -> list:
-    """(path, loss, weight, metric) of each output, once `compiled` is built (`_flat_losses`)."""
+    """The (path, loss, weight, metric) of each output of a built `CompileLoss` (`_flat_losses`)."""
     return borrowed(compiled, "_flat_losses")
 
 
 def loss_arguments(loss: LossFunctionWrapper) -> dict:
-    """What a loss passes to its function besides targets and outputs (`_fn_kwargs`)."""
+    """The keywords that a loss passes to its function with targets and outputs (`_fn_kwargs`)."""
     return borrowed(loss, "_fn_kwargs")
 
 
@@ -243,14 +248,14 @@ def trained_variables(optimizer) -> list:
 
 
 def configured_rate(optimizer):
-    """The learning rate as it was given: a variable, schedule or function (`_learning_rate`)."""
+    """The learning rate as it was configured: a variable, schedule or function (`_learning_rate`)."""
     return borrowed(optimizer, "_learning_rate")
 
 
 def moving_averages(optimizer) -> list:
-    """The averages of the weights that an optimizer keeps (`_model_variables_moving_average`).
+    """The moving averages of the weights in an optimizer (`_model_variables_moving_average`).
 
-    There are none before it is built, or without `use_ema`.
+    The list is empty without `use_ema`, and before the optimizer is built.
     """
     if not (optimizer.use_ema and optimizer.built):
         return []

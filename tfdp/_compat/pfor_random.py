@@ -31,7 +31,7 @@ def _batched_shape(pfor_input):
 
 @functools.cache
 def register() -> None:
-    """Registers the rules once per process; ops that TensorFlow already covers are left alone."""
+    """Registers the rules once per process, except for ops that already have a rule."""
     with borrowing("rules for tf.vectorized_map, for random layers in the exact engine"):
         from tensorflow.python.ops.parallel_for.pfor import RegisterPFor, wrap
 
@@ -63,5 +63,5 @@ def register() -> None:
     for name, rule in rules.items():
         try:
             RegisterPFor(name)(rule)
-        except (KeyError, ValueError):  # TensorFlow has a rule of its own by now
+        except (KeyError, ValueError):  # this version of TensorFlow has a rule of its own
             continue

@@ -1,4 +1,4 @@
-"""Repairs of layers inside `tf.vectorized_map`, where TensorFlow's or Keras' own rules are wrong.
+"""Corrects layers inside `tf.vectorized_map` for which rules of TensorFlow or Keras are wrong.
 
 In TensorFlow 2.21 on a CPU with oneDNN, `tf.matmul` of shapes [n, 1, t, p] and [p, q] writes out of
 bounds ("free(): invalid pointer", or wrong numbers). A batch of one under `tf.vectorized_map`, with
@@ -9,9 +9,9 @@ For the filter gradient of a convolution in groups, where all rows share the inp
 TensorFlow 2.21 silently merges the rows into the channels and mixes the groups up. This module repeats
 the inputs for each row instead.
 
-Keras 3.15 treats an added tensor as a bias if exactly one of its axes is longer than one. This may
-well be so for an example in a batch of one: in [1, 5, 5] + [1, 5, 1] the second is added along the
-wrong axis. `batch_of_one` therefore hides from layers that the batch has one row.
+Keras 3.15 treats an added tensor as a bias if exactly one of its axes is longer than one. In a batch
+of one, this can be an ordinary tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor along
+the wrong axis. Therefore `batch_of_one` makes the leading dimension of a batch of one unknown.
 """
 
 import functools
@@ -37,7 +37,8 @@ def register() -> None:
         one_matrix = shape.rank is not None and shape[:-2].num_elements() == 1
         if shared.is_stacked or not stacked.is_stacked or not one_matrix:
             return product_rule(pfor_input)
-        # Batch axes of length one that only the shared matrix has come first in the product's shape.
+        # If the shared matrix has more axes (of length one) than a row, the product also begins
+        # with them.
         extra = max(shape.rank - (stacked.t.shape.rank - 1), 0)
         stacked = stacked.t
         for _ in range(extra):
@@ -71,7 +72,7 @@ def register() -> None:
 
 
 def batch_of_one(tree):
-    """Reshapes every leaf [...] of one row to [1, ...], with a leading dimension that is not static."""
+    """Reshapes every leaf [...], which is one example, to [1, ...] with a dynamic leading dimension."""
 
     register()
 

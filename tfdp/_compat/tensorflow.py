@@ -1,7 +1,7 @@
-"""What is borrowed of TensorFlow: names that are not public, each under one name here.
+"""Non-public names that tfdp borrows from TensorFlow, each wrapped in one function.
 
-All of it was seen in TensorFlow 2.18.1 and 2.21.0. The vectorizer's rules are in `pfor_random` and
-`pfor_repairs`.
+All borrowed names were seen in TensorFlow 2.18.1 and 2.21.0. The rules of `tf.vectorized_map` are in
+`pfor_random` and `pfor_repairs`.
 """
 
 import re
@@ -16,12 +16,12 @@ with borrowing("a name of tensorflow.python"):
 
 
 def op_definition(name: str):
-    """The `OpDef` that TensorFlow registered for an op, or None where it knows no such op."""
+    """The `OpDef` that TensorFlow registered for an op, or None for an unknown op."""
     return op_def_registry.get(name)
 
 
 def inside_xla() -> bool:
-    """Whether the graph that is being built is compiled by XLA, which lacks some operations."""
+    """Whether XLA compiles the graph that is being built. XLA lacks some operations."""
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
@@ -29,31 +29,28 @@ def inside_xla() -> bool:
 
 
 def dataset_of(iterator):
-    """The dataset that `iter` was called on, or None for what is no iterator over a dataset.
-
-    That is `_dataset` of TensorFlow's iterators.
-    """
+    """The dataset of an iterator (`_dataset`), or None for other objects than dataset iterators."""
     return getattr(iterator, "_dataset", None)
 
 
 def datasets_of_replicas(iterator: tf.distribute.DistributedIterator) -> list:
-    """The dataset that each worker of a strategy iterates over (`_iterators`), or None."""
+    """For each worker of a strategy the dataset that it iterates over, or None (`_iterators`)."""
     return [dataset_of(part) for part in borrowed(iterator, "_iterators")]
 
 
 def dataset_before(dataset):
-    """The dataset that a transformation was applied to, or None at a source (`_input_dataset`)."""
+    """The dataset that a transformation was applied to (`_input_dataset`), or None for a source."""
     return getattr(dataset, "_input_dataset", None)
 
 
 def resource_of(iterator: tf.data.Iterator) -> tf.Tensor:
-    """The resource that is all there is to an iterator: its only component as a composite tensor."""
+    """The resource of an iterator, which is its only component as a composite tensor."""
     (resource,) = tf.nest.flatten(iterator, expand_composites=True)
     return resource
 
 
 def iterator_of(spec: tf.TypeSpec, resource: tf.Tensor) -> tf.data.Iterator:
-    """The iterator of a type whose resource is given."""
+    """The iterator with the given type spec and resource; the inverse of `resource_of`."""
     return tf.nest.pack_sequence_as(spec, [resource], expand_composites=True)
 
 
@@ -61,17 +58,17 @@ def iterator_of(spec: tf.TypeSpec, resource: tf.Tensor) -> tf.data.Iterator:
 
 
 def captured(graph: tf.Graph) -> list:
-    """(tensor outside, tensor inside) of what a function's graph takes from outside.
+    """The pairs (outer tensor, inner tensor) that a function's graph captures.
 
-    That is `FuncGraph.captures`; a graph of the first TensorFlow has none.
+    This is `FuncGraph.captures`; the list is empty for a plain `tf.Graph`, which captures nothing.
     """
     return list(getattr(graph, "captures", []))
 
 
 def variable_name(handle) -> str | None:
-    """The name of the variable that an eager resource handle belongs to, or None if it does not say.
+    """The name of the variable that an eager resource handle belongs to, or None if it is unknown.
 
-    It stands in the `repr` of the handle, between quotes and before a number.
+    The name is read from the `repr` of the handle, where it is quoted and may end with a number.
     """
     found = re.search(r'ResourceHandle\(name="([^"]+?)(/\d+)?"', repr(handle))
     return found[1] if found else None

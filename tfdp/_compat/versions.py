@@ -1,8 +1,8 @@
-"""Which versions of Keras and TensorFlow tfdp is tested with, and what it says about others.
+"""The versions of Keras and TensorFlow that tfdp is tested with, and the treatment of others.
 
-What tfdp borrows of them is not public, so any version may change it. A version below the first that
-was tested is refused. One beyond the last gets a warning, since nothing says that what is borrowed is
-still what it was; where a borrowed name is gone, an ImportError says so.
+The names that tfdp borrows are not public, so any version may change them. A version below the first
+tested one is refused. A version beyond the last tested one causes a warning, since a borrowed name
+may have changed its meaning. If a borrowed name is missing, an ImportError says so.
 """
 
 import contextlib
@@ -10,8 +10,8 @@ import re
 import sys
 import warnings
 
-# Package: (what people call it, the first version that was tested, the first beyond the last).
-# setup.cfg has the same bounds, and BUILD_NOTES.md ("Pins") their reasons.
+# For each package: (its title, the first tested version, the first version after the tested ones).
+# setup.cfg has the same bounds. BUILD_NOTES.md ("Pins") gives their reasons.
 TESTED = {
     "keras": ("Keras", (3, 12), (3, 16)),
     "tensorflow": ("TensorFlow", (2, 18), (2, 22)),
@@ -28,7 +28,7 @@ def supported() -> str:
 
 
 def pins() -> str:
-    """The tested versions as `pip install` takes them."""
+    """The tested versions as arguments of `pip install`."""
     return " ".join(
         f"'{package}>={first[0]}.{first[1]},<{beyond[0]}.{beyond[1]}'"
         for package, (_, first, beyond) in TESTED.items()
@@ -36,14 +36,14 @@ def pins() -> str:
 
 
 def check(package: str, version: str) -> None:
-    """Refuses a version that is too old, and warns of one that nobody has tested.
+    """Refuses a version that is too old, and warns of a version that is newer than the tested ones.
 
     Args:
         package: a key of `TESTED`.
-        version: its `__version__`.
+        version: the `__version__` of the package.
 
     Raises:
-        ImportError: the version is below the first that was tested.
+        ImportError: the version is below the first tested one.
     """
     title, first, beyond = TESTED[package]
     found = tuple(map(int, re.findall(r"\d+", version)[:2]))
@@ -63,13 +63,13 @@ def check(package: str, version: str) -> None:
 
 @contextlib.contextmanager
 def borrowing(what: str):
-    """Around imports and look-ups of what is not public: says what is wrong where it is gone.
+    """Context manager around imports and look-ups of non-public names.
 
     Args:
-        what: where it is looked for, such as "keras.src".
+        what: words for what the block borrows, such as "a name of keras.src", for the message.
 
     Raises:
-        ImportError: it is not there; the message says which versions have it.
+        ImportError: a name is missing; the message says which versions are supported.
     """
     try:
         yield
@@ -78,10 +78,10 @@ def borrowing(what: str):
 
 
 def borrowed(owner, name: str):
-    """Returns the attribute `name` of `owner`, which is not public.
+    """Returns the non-public attribute `name` of `owner`.
 
     Raises:
-        ImportError: there is none; the message says which versions have it.
+        ImportError: the attribute is missing; the message says which versions are supported.
     """
     value = getattr(owner, name, _MISSING)
     if value is _MISSING:

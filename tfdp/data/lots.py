@@ -1,4 +1,4 @@
-"""Lots: the logical batches of private training, and how they are drawn.
+"""Base class of the lots: the logical batches of private training.
 
 A *lot* is the logical batch of one training step. Its sampling scheme decides how much privacy a step
 costs, so the scheme that is accounted must be the scheme that ran: every `Lots` object really draws by
@@ -114,7 +114,7 @@ class Lots(abc.ABC):
         self._row_multiple = row_multiple
         if physical_batch_size is None:
             physical_batch_size = rows if rows == self.lot_size else round_up(rows, _ROUNDING)
-        # The rest of a physical batch that is larger than the lot would only be padding.
+        # A physical batch larger than the padded lot would only hold more padding.
         self.physical_batch_size = min(physical_batch_size, round_up(rows, _ROUNDING))
         self.padded_size = round_up(rows, self.physical_batch_size)
         with tf.device("CPU:0"):  # lots are assembled on the CPU, whichever device trains
@@ -178,7 +178,7 @@ class Lots(abc.ABC):
         return tf.data.Dataset.from_tensor_slices(tf.cast(lots, tf.int64))
 
     def _usual_rows(self) -> int:
-        """The number of rows that is enough for (nearly) every lot."""
+        """Returns a number of rows that is enough for every lot, or for nearly every Poisson lot."""
         return self.lot_size
 
     def indices(self, turn: int = 0) -> tf.data.Dataset:
@@ -236,7 +236,7 @@ class Lots(abc.ABC):
         return dataset
 
     def fingerprint(self) -> str:
-        """A digest of the examples in their order, equal for two `Lots` that hold the same data.
+        """Returns a digest of the examples in order; two `Lots` with the same data have the same.
 
         The digest depends on every example without noise, so it is as secret as the examples.
         """
@@ -263,10 +263,10 @@ class Lots(abc.ABC):
 
 
 def row_multiple_for(lot_size: int) -> int:
-    """A `row_multiple` that needs little padding and gives only a handful of different shapes."""
+    """Returns a `row_multiple` that needs little padding and gives only a few different shapes."""
     return max(_ROUNDING, round_up(lot_size // 16, _ROUNDING))
 
 
 def round_up(value, multiple: int):
-    """The next multiple of `multiple`, for a number or a tensor."""
+    """Rounds a number or an integer tensor up to the next multiple of `multiple`."""
     return -(-value // multiple) * multiple

@@ -118,7 +118,7 @@ class CyclicLots(Lots):
     sampling = "cyclic"
 
     def _draw(self, random, turn):
-        del random, turn  # nothing here is random
+        del random, turn  # the order is fixed
         everyone = tf.range(self.num_examples, dtype=tf.int64)
         return self._cut(everyone).repeat()
 
@@ -135,7 +135,8 @@ class ShuffledLots(Lots):
         del turn
 
         def epoch(number):
-            # The permutation sorts N words of 64 bits; ties have probability below N**2 / 2**65.
+            # The permutation sorts N random words of 64 bits. Two of them are equal with
+            # probability below N**2 / 2**65.
             words = self._random.words(random, number, self.num_examples, tf.int64)
             return self._cut(tf.argsort(words))
 
@@ -152,7 +153,7 @@ class WithReplacementLots(Lots):
 
         def draw(step):
             words = self._random.words(random, step, self.lot_size, tf.uint64)
-            # The remainder favours some examples by a factor below 1 + N / 2**64.
+            # Taking the remainder favours some examples by a factor below 1 + N / 2**64.
             return tf.cast(words % tf.constant(self.num_examples, tf.uint64), tf.int64)
 
         return tf.data.Dataset.counter().map(draw)
@@ -172,8 +173,8 @@ class FixedSizeLots(Lots):
         del turn
 
         def draw(step):
-            # The lot is the places of the L largest of N words of 64 bits. A tie, which favours the
-            # first of two places, has probability below N**2 / 2**65.
+            # The lot has the positions of the L largest of N random words of 64 bits. Two words are
+            # equal, which favours the first of the two, with probability below N**2 / 2**65.
             words = self._random.words(random, step, self.num_examples, tf.int64)
             return tf.cast(tf.math.top_k(words, self.lot_size).indices, tf.int64)
 
@@ -258,6 +259,10 @@ def make_lots(
 
 
 def _usual_poisson_rows(members: int, expected: int, out_of: int | None = None) -> int:
+    """Returns a size that a Poisson lot exceeds with probability at most `OVERFLOW_PROBABILITY`.
+
+    The arguments are as in `_coins`.
+    """
     chance = expected / (out_of or members)
     return max(1, int(scipy.stats.binom.isf(OVERFLOW_PROBABILITY, members, chance)))
 
@@ -265,14 +270,23 @@ def _usual_poisson_rows(members: int, expected: int, out_of: int | None = None) 
 def _coins(
     words: RandomWords, stream, step, members: int, expected: int, out_of: int | None = None
 ) -> tf.Tensor:
-    """Draws each of the `members` by an independent coin; returns the numbers (int64) of the chosen.
+    """Chooses each of the numbers 0, ..., members - 1 independently, with chance expected / out_of.
 
-    The chance of a coin is expected / out_of, and `out_of` is `members` by default.
+    40 random bits are compared with the chance, which is rounded *down* to a multiple of 2**-40, so a
+    member is never chosen with a larger chance than the accounting assumes. The first eight bits
+    decide for nearly all members. The other 32 bits are drawn only for the members that the first
+    eight leave undecided, which takes half the time of drawing 32 bits for each member.
 
-    A coin compares 40 random bits with the chance, rounded *down* to a multiple of 2**-40, so a member
-    is never chosen with a larger chance than the accounting assumes. The first eight bits decide for
-    nearly all members. The other 32 bits are drawn only for the members that the first eight leave
-    undecided (half the time of 32 bits for each member).
+    Args:
+        words: the source of random words.
+        stream: the number of the random stream of an iterator.
+        step: the number of the lot in this stream.
+        members: how many numbers to choose from.
+        expected: the numerator of the chance.
+        out_of: the denominator of the chance; `members` by default.
+
+    Returns:
+        The chosen numbers in increasing order, int64 of shape [size of the lot].
     """
     out_of = out_of or members
     if expected == out_of:

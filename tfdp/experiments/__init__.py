@@ -1,6 +1,6 @@
-"""Experiments: settings in, a trained model, its accuracy and its two guarantees out.
+"""Experiments: from settings to a trained model, its test accuracy and its two guarantees.
 
-Names are loaded on first use, so that settings and flags are there without TensorFlow.
+A name is imported when it is first used, so that settings and flags load without TensorFlow.
 """
 
 import importlib

@@ -4,11 +4,11 @@
     app.run(main, flags_parser=command_line.parse)       # and in main:
     points = command_line.points(sys.argv, recipes)
 
-A setting comes from the command line or its flag file; otherwise from the recipe
-<recipes>/<dataset>_<mechanism>.cfg, where there is one and no --flagfile is given; otherwise it has
-the field's default.
+A setting has the value on the command line or in a --flagfile, if there is one. Otherwise it has the
+value in the recipe <recipes>/<dataset>_<mechanism>.cfg, if that file exists and no --flagfile is
+given. Otherwise it has the field's default.
 
-Neither TensorFlow nor Keras is imported.
+This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
@@ -35,8 +35,9 @@ class Point:
     """One training of a command.
 
     Attributes:
-        experiment: its settings.
-        values: the texts of the swept values by name; empty where the command trains only once.
+        experiment: the settings of the training.
+        values: the swept values as texts, by the names of the settings; empty if the command trains
+            only once.
     """
 
     experiment: Experiment
@@ -44,12 +45,12 @@ class Point:
 
     @property
     def name(self) -> str:
-        """What tells it from the other points, and the name of its folder."""
+        """The swept values in one text, unique among the points; also the name of the folder."""
         return sweep.folder_name(self.values)
 
 
 def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> None:
-    """Defines a flag for every setting, and --sweep where the command takes sweeps."""
+    """Defines a flag for every setting and, if `sweeps`, the flag --sweep."""
     here = {"flag_values": flag_values, "module_name": __name__}
     for name, known in SETTINGS.items():
         if known.allowed is not None:
@@ -69,22 +70,22 @@ def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> 
 
 
 def describe(known: Setting) -> str:
-    """The words of a flag; absl adds the default where it is not None."""
+    """Returns the help text of a flag. absl adds the default value, unless it is None."""
     if known.otherwise is None:
         return known.help
     return f"{known.help} It is {known.otherwise:g} where neither it nor --{known.rival} is set."
 
 
 def parse(argv: Sequence[str]) -> list[str]:
-    """Parses as `app.parse_flags_with_usage` does, and prints --help by groups."""
+    """Parses flags like `app.parse_flags_with_usage`, but prints --help in groups."""
     if any(argument in ("--help", "-help", "-?") for argument in argv[1:]):
         print(help_text())
-        sys.exit(1)  # as absl does
+        sys.exit(1)  # absl's exit status after --help
     return app.parse_flags_with_usage(argv)
 
 
 def help_text(flag_values: flags.FlagValues = flags.FLAGS) -> str:
-    """What the command does, and its flags by groups."""
+    """Returns the text of --help: the docstring of the program, then its flags in groups."""
     lines = [sys.modules["__main__"].__doc__ or ""]
     own = flag_values.get_key_flags_for_module(sys.argv[0])
     sweeps = ["sweep"] if "sweep" in flag_values else []
@@ -108,18 +109,19 @@ def _flag_help(flag: flags.Flag) -> str:
 def points(
     argv: Sequence[str], recipes: Path, flag_values: flags.FlagValues = flags.FLAGS
 ) -> list[Point]:
-    """The trainings that the parsed flags ask for, one for each point of the sweeps.
+    """Returns the trainings that the parsed flags ask for, one for each point of the sweeps.
 
-    A swept setting that is given as well keeps the points with that value. Where that leaves one
-    point, nothing varies, and it is a training like any other.
+    If a swept setting is also set by a flag of its own, only the points with that value remain. If
+    that leaves a single point, it is trained like a command without a sweep.
 
     Args:
-        argv: the command line, with the program's name. absl keeps no record of --flagfile.
+        argv: the command line, with the program's name. It is searched for --flagfile, because absl
+            keeps no record of that flag.
         recipes: the folder of the recipes.
-        flag_values: the flags, parsed.
+        flag_values: the parsed flags.
 
     Raises:
-        ValueError: a setting or a sweep cannot be.
+        ValueError: a setting or a sweep is invalid, no point remains, or two points are equal.
     """
     given = {
         name: flag_values[name].value
@@ -148,7 +150,7 @@ def points(
 
 
 def common_name(found: Sequence[Point]) -> str:
-    """<dataset>_<mechanism>, with "sweep" for whichever of them the points do not share."""
+    """Returns "<dataset>_<mechanism>", with "sweep" in place of a part that differs by point."""
     names = []
     for of in ("dataset", "mechanism"):
         values = {getattr(point.experiment, of) for point in found}
@@ -163,7 +165,7 @@ def _check_different(found: list[Point]) -> None:
 
 
 def _value(name: str, text: str, flag_values: flags.FlagValues):
-    """The value of a swept setting."""
+    """Parses and checks the value of a swept setting."""
     known = SETTINGS.get(name)
     if known is None or not known.recorded:
         raise ValueError(
@@ -186,7 +188,7 @@ def _parsed(name: str, text: str, flag_values: flags.FlagValues, where: str):
 
 
 def _experiment(given: dict, recipes: Path | None, flag_values: flags.FlagValues) -> Experiment:
-    """The experiment of the given settings; what is left out comes from the recipe, if any."""
+    """Returns the experiment with the given settings, completed by the recipe and the defaults."""
     values = {name: known.default for name, known in SETTINGS.items()} | given
     if recipes is not None:
         path = recipes / f"{values['dataset']}_{values['mechanism']}.cfg"
@@ -201,7 +203,7 @@ def _experiment(given: dict, recipes: Path | None, flag_values: flags.FlagValues
 
 
 def _from_recipe(path: Path, given: dict, flag_values: flags.FlagValues) -> dict:
-    """The recipe's settings, without those that are given or whose rival is given."""
+    """Returns the settings in a recipe, except those that are given or whose rival is given."""
     if not path.exists():
         return {}
     values = {}

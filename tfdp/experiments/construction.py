@@ -1,7 +1,7 @@
-"""The optimizer of an experiment, and the run that it plans.
+"""Makes the optimizer of an experiment, and the `Run` that the experiment plans.
 
-A mechanism needs no code here: a constructor parameter of its optimizer class that is called like a
-setting of the experiment, or like one of the facts about the run, is given that value.
+No mechanism needs code in this module: if a constructor parameter of its optimizer class has the name
+of a setting of the experiment, or of a fact about the run, the constructor receives that value.
 """
 
 import inspect
@@ -13,14 +13,14 @@ from tfdp.accounting import Run
 from tfdp.experiments.settings import SETTINGS, Experiment
 from tfdp.optimizers import MECHANISMS
 
-# Settings that only some mechanisms have; None where they were not set.
+# Settings that only some mechanisms have. Their value is None unless the user sets them.
 _OWN_SETTINGS = [name for name, known in SETTINGS.items() if known.own]
-# Parameters of Keras optimizers that mean something else than the setting of that name.
+# Parameters of Keras optimizers that share their name with an unrelated setting.
 _FOREIGN = ("epsilon",)
 
 
 def learning_rate(experiment: Experiment, steps_per_epoch: int):
-    """A float, or the Keras schedule that decays once per epoch."""
+    """Returns the learning rate: a float, or a Keras schedule that decays once per epoch."""
     if experiment.learning_rate_decay == 1.0:
         return float(np.float32(experiment.learning_rate))
     return keras.optimizers.schedules.ExponentialDecay(
@@ -32,16 +32,18 @@ def learning_rate(experiment: Experiment, steps_per_epoch: int):
 
 
 def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: float | None):
-    """The Keras optimizer of an experiment, private unless there is none.
+    """Returns the optimizer of an experiment: a private one, or a plain one for mechanism "none".
 
     Args:
         experiment: the settings.
-        lots: the `tfdp.data.Lots` that it will train on.
-        steps: how many steps it will take.
-        noise_multiplier: of the private mechanism; the experiment's own may be unknown yet.
+        lots: the `tfdp.data.Lots` of the training.
+        steps: how many steps the training takes.
+        noise_multiplier: the noise multiplier of the mechanism. `experiment.noise_multiplier` is not
+            used, because it is None where the noise is calibrated.
 
     Raises:
-        ValueError: a setting that the mechanism does not have.
+        ValueError: the experiment has a setting that the mechanism does not have, or an update rule
+            that the mechanism, or a proven guarantee of it, does not allow.
     """
     base = type(keras.optimizers.get(experiment.optimizer))
     rate = learning_rate(experiment, lots.steps_per_epoch)
@@ -53,7 +55,7 @@ def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: f
     offered |= {
         "learning_rate": rate,
         "num_microbatches": experiment.microbatches,
-        "seed": experiment.insecure_seed,  # of the noise; --seed is public
+        "seed": experiment.insecure_seed,  # the seed of the noise; --seed is public and not for it
         "noise_multiplier": noise_multiplier,
         "num_examples": lots.num_examples,
         "lot_size": lots.lot_size,
@@ -86,7 +88,7 @@ def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: f
 
 
 def _parameters(kind: type) -> list[str]:
-    """The named parameters of a constructor and of those that it passes keywords on to."""
+    """Returns the named parameters of a constructor and of those that get its other keywords."""
     names = {}
     for parent in kind.__mro__:
         if parent is keras.optimizers.Optimizer:
@@ -102,13 +104,17 @@ def _parameters(kind: type) -> list[str]:
 
 
 def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
-    """The `Run` that the experiment plans; its noise multiplier is 0 where it is not given yet.
+    """Returns the `Run` that an experiment plans.
 
     Args:
-        experiment: the settings.
-        lots: the `tfdp.data.Lots` that it will train on.
-        steps: how many steps it will take.
-        variables: the trainable variables of its model.
+        experiment: the settings. If `noise_multiplier` is None, the noise multiplier of the run is 0
+            until it is calibrated.
+        lots: the `tfdp.data.Lots` of the training.
+        steps: how many steps the training takes.
+        variables: the trainable variables of the model.
+
+    Raises:
+        ValueError: the number of microbatches does not divide the lot, or as in `make_optimizer`.
     """
     microbatch, noise_multiplier = 1, experiment.noise_multiplier or 0.0
     if experiment.microbatches is not None:
@@ -133,7 +139,8 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
     if not experiment.private:
         return Run(mechanism=experiment.mechanism, l2_norm_clip=experiment.l2_norm_clip, **facts)
     optimizer = make_optimizer(experiment, lots, steps, noise_multiplier)
-    # The noise is calibrated as if it were secret, whatever seed it comes from in the end.
+    # With an insecure seed nothing finite is proven, so no noise would satisfy the calibration.
+    # Therefore the plan declares secret noise; the ledger records the insecure seed.
     fields = {"optimizer": experiment.optimizer} | optimizer.run_fields(variables)
     return Run(
         **facts, **(fields | {"insecure_seed": False}), **optimizer.tables(variables, 0, steps)

@@ -1,4 +1,4 @@
-"""What an experiment with correlated noise leaves open: strategy, bands and groups."""
+"""Chooses the strategy, bands and groups that an experiment with correlated noise leaves open."""
 
 import dataclasses
 
@@ -16,18 +16,21 @@ def _fields_of(mechanism: str) -> set[str]:
 
 
 def complete(experiment: Experiment, num_examples: int) -> Experiment:
-    """The experiment with everything set that the mechanism "matrix" needs; others stay as they are.
+    """Returns the experiment with all settings that the mechanism "matrix" needs.
 
-    The strategy is banded_toeplitz. With cyclic Poisson lots it has as many bands as there are groups,
-    and where neither is set, as many as give the least noise at the experiment's epsilon
-    (`accounting.best_bands`). With a fixed order it has as many as an epoch has steps.
+    The default strategy is banded_toeplitz. With cyclic Poisson lots, the number of bands and the
+    number of groups are equal by default; if neither is set, `accounting.best_bands` chooses the
+    number with the least noise at the experiment's epsilon. With lots in a fixed order (sampling
+    "cyclic"), the default number of bands is the number of steps in an epoch. The default number of
+    bands is never larger than the number of steps. Experiments with other mechanisms are returned
+    unchanged.
 
     Args:
         experiment: the settings.
         num_examples: how many training examples there are.
 
     Raises:
-        ValueError: something is open that has no default.
+        ValueError: a setting that has no default here is not set.
     """
     if "strategy" not in _fields_of(experiment.mechanism):
         return experiment

@@ -1,4 +1,4 @@
-"""One experiment, from its settings to a trained model and its two guarantees."""
+"""Runs one experiment, from its settings to a trained model and its two guarantees."""
 
 import dataclasses
 import time
@@ -19,18 +19,18 @@ from tfdp.training.export import plain_copy
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What an experiment gave.
+    """The result of an experiment.
 
     Attributes:
-        experiment: its settings.
-        model: the trained Keras model; its weights are what would be released.
-        run: what was accounted.
-        test_accuracy: of the released weights, on the test split.
+        experiment: the settings, completed by `correlation.complete`.
+        model: the trained Keras model, whose weights are the release.
+        run: the accounted run; the last one, if the ledger holds several.
+        test_accuracy: accuracy of the released weights on the test split, from 0 to 1.
         statement: both guarantees at the experiment's delta and adjacency, and what they mean.
-        seconds_per_step: mean time of a training step after the first.
-        seconds: whole training time.
+        seconds_per_step: mean time of a training step after the first; NaN if there was only one.
+        seconds: time of the whole training.
         advice: a sentence about a better mechanism at the same proven epsilon, or None.
-        history: Keras' history of the training.
+        history: for each of Keras' metrics, its value in every epoch.
     """
 
     experiment: Experiment
@@ -45,17 +45,17 @@ class Result:
 
     @property
     def claimed(self) -> Guarantee:
-        """What the mechanism's paper claims."""
+        """The guarantee that the mechanism's paper claims."""
         return self.statement.claimed
 
     @property
     def proven(self) -> Guarantee:
-        """What is proven."""
+        """The proven guarantee of the run as executed."""
         return self.statement.proven
 
 
 class _StepTimes(keras.callbacks.Callback):
-    """Times steps; the first one traces and compiles, so it is left out."""
+    """Measures the mean time of a step, without the first step, which traces and compiles."""
 
     def __init__(self):
         super().__init__()
@@ -80,17 +80,18 @@ def run(
     verbose: int | str = "auto",
     before_training: Callable[[keras.Model], None] | None = None,
 ) -> Result:
-    """Trains, evaluates the release and accounts.
+    """Trains a model, evaluates the release and computes both guarantees.
 
     Args:
         experiment: the settings.
-        log_dir: where TensorBoard's events go; None writes none.
+        log_dir: the folder for TensorBoard's events; None writes no events.
         verbose: as in `keras.Model.fit`.
-        before_training: is called with the model when all settings have been checked.
+        before_training: a function that is called with the compiled model after all settings have
+            been checked and before the first step.
 
     Raises:
-        ValueError: the settings do not fit together or the data.
-        DataUnavailable: the data set is not there.
+        ValueError: the settings do not fit together, or do not fit the data.
+        DataUnavailable: the data set cannot be loaded.
         FloatingPointError: the model's output is not finite, before or after training.
     """
     if experiment.seed is not None:
@@ -200,7 +201,7 @@ def run(
 
 
 def _public_data(experiment):
-    """The public examples that normalization takes statistics from, or None."""
+    """Returns the public examples whose statistics normalization uses, or None."""
     if not experiment.takes_public_data:
         return None
     return data.public(
@@ -218,7 +219,11 @@ def _total_steps(experiment, lots) -> int:
 
 
 def _fit(model, train_data, steps, steps_per_epoch, callbacks, verbose) -> dict:
-    """Exactly `steps` steps: whole epochs, then one short epoch for what is left."""
+    """Trains exactly `steps` steps: whole epochs, then one short epoch for the rest.
+
+    Returns:
+        For each of Keras' metrics, its value in every epoch.
+    """
     whole, rest = divmod(steps, steps_per_epoch)
     history = {}
     for first, epochs, length in ((0, whole, steps_per_epoch), (whole, bool(rest), rest)):
@@ -238,7 +243,7 @@ def _fit(model, train_data, steps, steps_per_epoch, callbacks, verbose) -> dict:
 
 
 def test_accuracy(model, dataset) -> float:
-    """Accuracy on the test split of exactly what would be released."""
+    """Returns the accuracy on the test split of exactly the model that would be released."""
     logits = plain_copy(model).predict(dataset.x_test, batch_size=500, verbose=0)
     return float(np.mean(np.argmax(logits, axis=1) == dataset.y_test))
 

@@ -1,11 +1,12 @@
 """The folder `NAME.partial`, in which one process at a time makes the result `NAME`.
 
-    NAME.partial/lock       locked for as long as the process lives; says which process that is
-    NAME.partial/result/    what becomes NAME, by one renaming
-    NAME.partial/previous/  the result that was there before, where two names cannot be swapped
+    NAME.partial/lock       locked while the process lives; its text identifies the process
+    NAME.partial/result/    the unfinished result, which one renaming turns into NAME
+    NAME.partial/previous/  the replaced result, on systems that cannot swap two names
 
-The lock is the kernel's (flock): it ends with the process, however that ends. So whoever gets the lock
-knows that what lies there is left over from a process that is gone, and clears it.
+The kernel holds the lock (flock) and releases it when the process ends, however the process ends. A
+process that gets the lock therefore knows that everything in the folder was left over by a process
+that has ended, and clears the folder.
 """
 
 import contextlib
@@ -25,12 +26,12 @@ from tfdp._files import sync_folder
 _LOCK, _RESULT, _PREVIOUS = "lock", "result", "previous"
 _PROGRAM = "tfdp"
 _HOLDER_BYTES = 512
-# A folder that another process removes while this one opens its lock is made again.
+# How often the folder is made again if another process removes it while this one opens the lock.
 _ATTEMPTS = 100
 
 
 class ResultError(ValueError):
-    """A result cannot be written, or was not; or a folder does not hold a whole one."""
+    """A result cannot be written or was not written, or a folder does not hold a whole result."""
 
 
 class ResultBusy(ResultError):
@@ -51,19 +52,19 @@ class PartialFolder:
         self.previous = os.path.join(self.path, _PREVIOUS)
         self._lock_path = os.path.join(self.path, _LOCK)
         self._lock = None
-        self._ours = False  # whether what is in it may be cleared
-        self._made = []  # folders that were not there
+        self._ours = False  # whether the content of the folder may be cleared
+        self._made = []  # folders that this object made, parents first
 
     def acquire(self, make: bool = True) -> None:
-        """Takes the lock, and clears what a process that is gone has left.
+        """Takes the lock, and clears what a process that has ended left in the folder.
 
         Args:
-            make: whether to make the folder where there is none.
+            make: whether to make the folder if it does not exist, and an empty result in it.
 
         Raises:
             ResultBusy: another process has the lock.
-            ResultError: there is something that is not ours.
-            OSError: it cannot be made.
+            ResultError: the folder holds something that tfdp did not write, or cannot be locked.
+            OSError: the folder cannot be made or written.
         """
         try:
             self._lock = self._locked(make)
@@ -79,11 +80,12 @@ class PartialFolder:
             raise
 
     def release(self, made_one: bool = False) -> None:
-        """Removes what is left there, and gives the lock back.
+        """Clears the folder and releases the lock.
 
         Args:
-            made_one: whether the result is in its place; otherwise folders that were made for it
-                go, too, and an earlier result stays.
+            made_one: whether the new result is in its place. If it is, the replaced result is
+                removed. If not, the replaced result stays, and the parent folders that `acquire`
+                made are removed.
         """
         if self._lock is not None:
             if self._ours:
@@ -91,7 +93,7 @@ class PartialFolder:
             os.close(self._lock)
         if not made_one:
             for folder in reversed(self._made):
-                with contextlib.suppress(OSError):  # somebody else uses it by now
+                with contextlib.suppress(OSError):  # another process may use the folder by now
                     os.rmdir(folder)
         self._lock, self._ours, self._made = None, False, []
 
@@ -99,15 +101,15 @@ class PartialFolder:
         shutil.rmtree(self.result, ignore_errors=True)
         if made_one:
             shutil.rmtree(self.previous, ignore_errors=True)
-        # The lock goes last, and stays where anything else does: it says that the rest is ours. What
-        # cannot be removed now is left to the next run.
+        # The lock file proves that the other entries are tfdp's. Therefore it is removed last, and
+        # stays if any other entry stays. The next run clears what cannot be removed now.
         with contextlib.suppress(OSError):
             if _entries(self.path) == {_LOCK}:
                 os.unlink(self._lock_path)
                 os.rmdir(self.path)
 
     def _locked(self, make):
-        """A handle of the lock file, locked."""
+        """Opens and locks the lock file; returns its handle."""
         for _ in range(_ATTEMPTS):
             try:
                 if make:
@@ -116,14 +118,14 @@ class PartialFolder:
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
                 handle = os.open(self._lock_path, flags, 0o644)
             except FileNotFoundError:
-                continue  # whoever had it has just removed the folder
+                continue  # the process that had the lock has just removed the folder
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 holder = _holder(handle)
                 os.close(handle)
                 raise self._not_locked(error, holder) from error
-            # The file may have been removed between opening and locking: then this locks nothing.
+            # If the file was removed between opening and locking, the lock protects nothing.
             if _same_file(handle, self._lock_path):
                 return handle
             os.close(handle)
@@ -146,12 +148,12 @@ class PartialFolder:
             missing.append(folder)
             folder = os.path.dirname(folder)
         for folder in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # two processes that start together
+            with contextlib.suppress(FileExistsError):  # another process started at the same time
                 os.mkdir(folder)
                 self._made.append(folder)
 
     def _check_folder(self):
-        """Looks before anything is opened: nothing is put into a folder that is not ours."""
+        """Refuses a folder that is not tfdp's before the lock file is created in it."""
         try:
             found = os.lstat(self.path)
         except FileNotFoundError:
@@ -165,16 +167,18 @@ class PartialFolder:
             raise self._foreign(f"a folder with {', '.join(sorted(names)[:3])}")
 
     def _check_entries(self):
-        """With the lock: only what is certainly ours may be cleared."""
+        """Refuses, with the lock held, a folder whose content tfdp may not clear."""
         names = _entries(self.path)
         if foreign := names - {_LOCK, _RESULT, _PREVIOUS}:
             raise self._foreign(f"a folder with {', '.join(sorted(foreign)[:3])}")
-        # The first process writes into the lock file before it makes anything else.
+        # A process writes into the lock file before it makes anything else, so an empty lock file
+        # is tfdp's only if nothing lies beside it.
         untouched = names == {_LOCK} and not os.fstat(self._lock).st_size
         if not untouched and _content(self._lock).get("program") != _PROGRAM:
             raise self._foreign("the lock file of another program")
         if names >= {_RESULT, _PREVIOUS} and os.path.lexists(self.target):
-            # The new result has not been moved, so what is at the target came from elsewhere.
+            # A killed run moved the earlier result to `previous` and left the new one in `result`,
+            # so something else has put there what is now at the target.
             raise ResultError(
                 f"Expected nothing at {self.target}: a run that was to replace it was killed, and the "
                 f"result that was there is in {self.previous}. Found something else there. Move one "
@@ -194,12 +198,12 @@ class PartialFolder:
             "host": socket.gethostname(),
             "since": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         }
-        # Of one length, so that one write replaces what an earlier process wrote.
+        # The text has a fixed length, so that one write replaces all that an earlier process wrote.
         os.pwrite(self._lock, f"{json.dumps(holder):<{_HOLDER_BYTES - 1}}\n".encode(), 0)
         os.fsync(self._lock)
 
     def _recover(self):
-        """Brings an earlier result back, if a process died while it was being replaced."""
+        """Restores the earlier result of a process that died while replacing it, and clears."""
         if os.path.lexists(self.previous) and not os.path.lexists(self.target):
             os.rename(self.previous, self.target)
             sync_folder(os.path.dirname(self.target))
@@ -213,9 +217,9 @@ class PartialFolder:
 
 
 def clear_leftovers(folder: str, prefix: str) -> None:
-    """Clears what killed runs have left in `folder`, of results whose name begins with `prefix`.
+    """Clears the `.partial` folders of killed runs in `folder`, of names that begin with `prefix`.
 
-    What a living process is making, and what is not certainly ours, stays.
+    Folders that a living process uses, and folders that may not be tfdp's, stay.
     """
     for name in sorted(_entries(folder)):
         if name.startswith(prefix) and name.endswith(".partial"):
@@ -250,5 +254,5 @@ def _content(handle) -> dict:
 def _holder(handle) -> str:
     content = _content(handle)
     if content.keys() < {"pid", "host", "since"}:
-        return "another process"  # it has the lock, and has not said yet who it is
+        return "another process"  # it has the lock, but has not written its identity yet
     return f"process {content['pid']} on {content['host']} (since {content['since']})"

@@ -1,4 +1,4 @@
-"""What a person and a program read of an experiment: the final table, and run.json."""
+"""Reports of an experiment: the final table, the model card and the record for run.json."""
 
 import math
 
@@ -10,7 +10,7 @@ from tfdp.experiments.experiment import Result
 
 
 def record(result: Result) -> dict:
-    """The JSON-safe record of a run: what was executed, what it is worth, and the settings."""
+    """Returns the JSON-safe record of a result: the run, both guarantees and the settings."""
     experiment, run = result.experiment, result.run
     strategy = getattr(run, "strategy", None)
     return {
@@ -18,7 +18,8 @@ def record(result: Result) -> dict:
         "dataset": experiment.dataset,
         "model": experiment.model,
         "normalization": experiment.normalization,
-        # What the public seed decided. A seed of the noise is never written beside a release.
+        # The seed of the initial weights is public. A seed of the noise is never written beside a
+        # release.
         "seed_of_initial_weights": experiment.seed,
         "insecure_seed": experiment.insecure_seed is not None,
         "num_examples": run.num_examples,
@@ -47,7 +48,7 @@ def record(result: Result) -> dict:
 
 
 def card(result: Result) -> str:
-    """The model card: what was trained, how well it does, and the privacy statement."""
+    """Returns the model card in Markdown: the training, the accuracy and the privacy statement."""
     experiment, run = result.experiment, result.run
     lines = [
         f"# {experiment.model} on {experiment.dataset}",
@@ -62,7 +63,7 @@ def card(result: Result) -> str:
 
 
 def print_table(result: Result, console: Console | None = None) -> None:
-    """Prints one table: what was trained, how well it does, and both guarantees."""
+    """Prints one table: the training, the accuracy and both guarantees."""
     console = console or Console()
     experiment, run = result.experiment, result.run
     table = Table(title="Result", show_header=False, title_justify="left", pad_edge=False)
@@ -107,7 +108,10 @@ def print_table(result: Result, console: Console | None = None) -> None:
 
 
 def _alternative(result) -> str:
-    """The command that trains with DP-SGD at the same proven epsilon."""
+    """Returns the command that trains with DP-SGD at the same proven epsilon.
+
+    The command has epsilon 2 if the proven epsilon is zero, infinite or vacuous.
+    """
     dataset = result.experiment.dataset
     where = "" if dataset == "digits" else f" --dataset={dataset}"
     proven = result.proven.epsilon

@@ -1,15 +1,17 @@
-"""The folder of a result: model.keras, run.json, model_card.md and TensorBoard's log, as one thing.
+"""The folder of a result: model.keras, run.json, model_card.md and TensorBoard's log.
 
-A result appears by one renaming of one folder, so whatever moment the process is killed, the final
-place holds the whole earlier result, the whole new one, or nothing. run.json has the SHA-256 digests
-of the other two files, which shows that they belong together:
+A result appears by one renaming of one folder. If the process is killed, at whatever moment, its
+final place holds the whole earlier result, the whole new result, or nothing. run.json holds the
+SHA-256 digests of the model and the card, which show that the three files belong together:
 
     python -m tfdp.experiments.result_folder check runs/digits_si_dpsgd_001
 
-A digest guards against mixtures and damage, not against whoever edits both files.
+The digests detect mixed and damaged files. They do not detect an editor who changes a file and its
+digest.
 
-Beside the result `NAME` are `NAME.partial` while it is made (`partial_folder.py`) and `NAME.secret`
-for what must never be in it. This module imports no TensorFlow.
+While the result `NAME` is being made, it is in the folder `NAME.partial` (`partial_folder.py`). Files
+that must never be in the result are in the folder `NAME.secret`. This module does not import
+TensorFlow.
 """
 
 import contextlib
@@ -30,7 +32,7 @@ from tfdp.experiments.partial_folder import PartialFolder, ResultBusy, ResultErr
 
 MODEL, RECORD, CARD, LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
 _DIGESTS = {"model_sha256": MODEL, "model_card_sha256": CARD}
-# Room for everything but the model: record, card and log of the digits take 17 kB together.
+# Bytes for everything but the model: record, card and log of the digits take 17 kB together.
 _SMALL = 2**20
 _LOST = (
     "Nothing of it is there, what was there before is as it was, and the model that was trained is "
@@ -39,27 +41,28 @@ _LOST = (
 
 
 class ResultExists(ResultError):
-    """There is a finished result already."""
+    """A finished result exists already."""
 
 
 class ResultFolder:
     """Makes one result: `with ResultFolder(path) as folder: ... folder.commit(...)`.
 
-    Entering takes the place for this process, and refuses where a result could not be written or
-    would overwrite another. What is written goes to `NAME.partial`. Leaving without `commit` removes
-    it, and an earlier result is as it was.
+    Entering reserves the place for this process, and refuses if a result could not be written there
+    or would overwrite another one. Files are written into `NAME.partial`. Leaving without `commit`
+    removes `NAME.partial`, and an earlier result stays as it was.
 
     Args:
-        path: the folder that the result becomes.
-        overwrite: whether it may take the place of an earlier result. Nothing else is ever replaced.
-        numbered: whether to take the first free one of `path`_001, `path`_002, ... instead. Processes
-            that start together get different ones.
+        path: the folder of the finished result.
+        overwrite: whether the result may replace an earlier result. Nothing else is ever replaced.
+        numbered: whether to use a new folder `path`_001, `path`_002, ... instead, with the number
+            after the largest one in use. Processes that start together get different numbers.
 
     Attributes:
-        path: absolute path of the result; where it is numbered, known once entered.
+        path: absolute path of the result; None until entered, if the folder is numbered.
 
     Raises:
-        ResultError: on entering and in `commit`; `ResultBusy` and `ResultExists` are its kinds.
+        ResultError: entering or `commit` is refused, or fails. `ResultBusy` and `ResultExists` are
+            subclasses.
     """
 
     def __init__(self, path: str | os.PathLike, *, overwrite: bool = False, numbered: bool = False):
@@ -77,21 +80,26 @@ class ResultFolder:
 
     @property
     def log_dir(self) -> str:
-        """Where TensorBoard's log is now: in the partial folder, and after `commit` in the result."""
+        """TensorBoard's log: in the partial folder until `commit`, and then in the result."""
         return os.path.join(self.path if self._committed else self._open().result, LOG)
 
     def secrets(self) -> str:
-        """Makes the folder `NAME.secret`, for its owner alone, or checks it; returns its path.
+        """Returns the path of `NAME.secret`, a folder that only its owner may enter.
 
-        Checkpoints, keys and recordings go there: they lie beside the result, never in it.
+        The folder is made if it does not exist. It is the place for checkpoints, keys and
+        recordings, which must never be part of a result.
 
         Raises:
-            ValueError: there is something else, or others may enter it.
+            ValueError: the path is not a folder, or other users may enter it.
         """
         return secret_folder(f"{self._open().target}.secret")
 
     def check_space(self, model_bytes: int) -> None:
-        """Refuses where a model of so many bytes cannot fit on the disk, as far as that is known."""
+        """Raises ResultError if the disk has less free space than the model and the rest need.
+
+        Args:
+            model_bytes: a lower bound on the size of the model's file in bytes.
+        """
         free, needed = shutil.disk_usage(self._open().path).free, model_bytes + _SMALL
         if not free >= needed:
             raise ResultError(
@@ -102,20 +110,20 @@ class ResultFolder:
     def commit(
         self, record: Mapping, card: str, save_model: Callable[[str], None]
     ) -> Mapping[str, str]:
-        """Writes the result and puts it in its place, whole, with its digests in run.json.
+        """Writes the result and moves it whole to its final place.
 
         Args:
-            record: what run.json holds, JSON-safe.
+            record: the content of run.json, JSON-safe; the digests are added to it.
             card: the text of model_card.md.
-            save_model: writes the model to the path that it is given.
+            save_model: a function that writes the model to the path that it is given.
 
         Returns:
-            The digests.
+            The digests, by their names in run.json.
 
         Raises:
-            ResultExists: a result has appeared there meanwhile.
-            ResultError: it could not be written; then there is nothing of it, and what was there
-                before is as it was.
+            ResultExists: another result has appeared at the final place meanwhile.
+            ResultError: the result could not be written. Nothing of it remains, and what was at the
+                final place before is unchanged.
         """
         work = self._open().result
         try:
@@ -153,11 +161,12 @@ class ResultFolder:
         self._partial = None
 
     def _enter(self, target):
-        self._checked(target)  # before anything is made: it may be read-only
+        self._checked(target)  # refuses a target that cannot be replaced before a folder is made
         partial = PartialFolder(target)
         partial.acquire()
         try:
-            # A run that ended meanwhile may have put a result there, or an earlier one is back.
+            # The target is checked again: a run that ended meanwhile may have put a result there,
+            # or `acquire` may have restored an earlier one.
             state = self._checked(target)
             if state is not None:
                 os.chmod(partial.result, stat.S_IMODE(os.stat(target).st_mode))
@@ -186,7 +195,7 @@ class ResultFolder:
         return self._partial
 
     def _checked(self, target):
-        """What is at the target, "empty" or "result"; None where there is nothing."""
+        """Returns the state of the target as `_look` does; refuses one that may not be replaced."""
         if self._numbered and os.path.lexists(target):
             raise ResultExists(f"Expected a new folder. Found {target} there already.")
         state = _look(target)
@@ -203,14 +212,15 @@ class ResultFolder:
         partial = self._partial
         if self._checked(partial.target) != "result":
             try:
-                # Replaces nothing, or an empty folder; the system refuses anything else.
+                # The system lets a folder replace nothing but an empty folder.
                 os.rename(partial.result, partial.target)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     self._checked(partial.target)
                 raise
         elif exchange(partial.result, partial.target):
-            # What was there lies in the partial folder now, where it will be removed.
+            # The partial folder, which will be removed, now holds what was at the target. If that
+            # is no result after all, the two are swapped back.
             try:
                 _look(partial.result)
             except BaseException:
@@ -221,10 +231,13 @@ class ResultFolder:
 
 
 def new_folder(path: str | os.PathLike) -> str:
-    """Makes an empty folder for several results, the first free one of `path`_001, `path`_002, ...
+    """Makes a new empty folder `path`_001, `path`_002, ... for several results.
+
+    Returns:
+        The absolute path of the folder.
 
     Raises:
-        ResultError: it cannot be made.
+        ResultError: the folder cannot be made.
     """
     with ResultFolder(path, numbered=True) as claimed:
         os.mkdir(claimed.path)
@@ -232,10 +245,13 @@ def new_folder(path: str | os.PathLike) -> str:
 
 
 def check(folder: str | os.PathLike) -> dict:
-    """The record of a result, whose files are whole and belong together.
+    """Checks that the files of a result are whole and belong together.
+
+    Returns:
+        The content of run.json.
 
     Raises:
-        ResultError: a file is missing, changed, or not of this result.
+        ResultError: a file is missing, was changed, or belongs to another result.
     """
     folder = os.fspath(folder)
     if _look(folder) != "result":
@@ -256,7 +272,7 @@ def check(folder: str | os.PathLike) -> dict:
 
 
 def _write(work, record, card, save_model):
-    """Writes all files, run.json last, and brings them to the disk."""
+    """Writes all files, run.json last, and waits until they are on the disk; returns the digests."""
     save_model(os.path.join(work, MODEL))
     with open(os.path.join(work, CARD), "x", encoding="utf-8") as file:
         file.write(card)
@@ -269,10 +285,10 @@ def _write(work, record, card, save_model):
 
 
 def _move_aside(partial):
-    """Replaces an earlier result where two names cannot be swapped.
+    """Replaces an earlier result on a system that cannot swap two names.
 
-    A process that dies between the two renamings leaves nothing at the target, and the earlier
-    result in `NAME.partial/previous`; the next run brings it back.
+    If the process dies between the two renamings, nothing is at the target, and the earlier result
+    is in `NAME.partial/previous`. The next run restores it.
     """
     os.rename(partial.target, partial.previous)
     try:
@@ -285,10 +301,10 @@ def _move_aside(partial):
 
 
 def _look(path) -> str | None:
-    """None where there is nothing, "empty" for an empty folder, "result" for a result of ours.
+    """Returns what is at a path: None for nothing, "empty" for an empty folder, or "result".
 
     Raises:
-        ResultError: there is anything else.
+        ResultError: something else is at the path.
     """
     try:
         found = os.lstat(path)
@@ -311,7 +327,7 @@ def _look(path) -> str | None:
 
 
 def _foreign(folder) -> str | None:
-    """A file that no result has, or the reason why there is no record; None for a result."""
+    """Returns an entry that no result has, or what is wrong with run.json; None for a result."""
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.name == LOG and entry.is_dir(follow_symlinks=False):
@@ -349,7 +365,7 @@ def _digest(path) -> str:
 
 
 def _check_replaceable(target) -> None:
-    """Refuses before training what the system would refuse at the end."""
+    """Refuses, before the training, a folder that the system could not replace after it."""
     found = os.stat(target)
     if os.path.ismount(target):
         problem, remedy = "a mount point", "Choose a folder in it"
@@ -367,7 +383,10 @@ def _check_replaceable(target) -> None:
 
 
 def _last_number(folder, name) -> int:
-    """The largest number that is taken, be it by secrets of a run that has no result."""
+    """Returns the largest number in use; 0 if none is.
+
+    The `.secret` folder of a run without a result counts as well, so that no later run shares it.
+    """
     pattern = re.compile(re.escape(name) + r"_(\d+)(\.partial|\.secret)?")
     try:
         names = os.listdir(folder)
@@ -382,7 +401,7 @@ def _words(error: OSError) -> str:
 
 @contextlib.contextmanager
 def _warned(path):
-    """The result is in its place; a system that fails afterwards does not take it back."""
+    """Turns an OSError into a warning: the result is in its place already, and stays there."""
     try:
         yield
     except OSError as error:
@@ -390,7 +409,11 @@ def _warned(path):
 
 
 def main(arguments: list[str]) -> int:
-    """`check FOLDER...`; 0 where all are whole, 1 where one is not, 2 for another request."""
+    """Runs `check FOLDER...`.
+
+    Returns:
+        The exit status: 0 if all results are whole, 1 if one is not, and 2 for wrong arguments.
+    """
     if len(arguments) < 2 or arguments[0] != "check":
         print("usage: python -m tfdp.experiments.result_folder check FOLDER...", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""An experiment whose result goes into a folder, whole."""
+"""Runs an experiment and writes its whole result into a folder."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from tfdp.training.export import export
 
 
 def run_into(folder: ResultFolder, experiment: Experiment, verbose: int | str = "auto") -> Result:
-    """`run`, with the log, the release, the record and the model card in an open folder.
+    """Runs an experiment and commits its log, release, record and model card to an open folder.
 
     Example:
 
@@ -24,13 +24,16 @@ def run_into(folder: ResultFolder, experiment: Experiment, verbose: int | str = 
     ```
 
     Args:
-        folder: where the result goes; it is committed.
+        folder: the entered folder of the result.
         experiment: the settings.
         verbose: as in `keras.Model.fit`.
 
+    Returns:
+        The result, as `run` returns it.
+
     Raises:
-        ResultError: the result does not fit on the disk (before training), or it or the log could
-            not be written.
+        ResultError: the disk has no room for the result (before training), or the result or the log
+            could not be written.
         ValueError, DataUnavailable, FloatingPointError: as in `run`.
     """
     try:
@@ -53,5 +56,5 @@ def run_into(folder: ResultFolder, experiment: Experiment, verbose: int | str = 
 
 
 def model_bytes(model: keras.Model) -> int:
-    """How many bytes the weights of a model take in a file, at least."""
+    """Returns the bytes of a model's weights, a lower bound on the size of its file."""
     return sum(math.prod(weight.shape) * tf.as_dtype(weight.dtype).size for weight in model.weights)

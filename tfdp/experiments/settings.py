@@ -1,11 +1,11 @@
-"""The settings of an experiment, each declared once.
+"""Declares the settings of an experiment, each of them once.
 
-A field of `Experiment` carries its type, its default and what else there is to know about it: words,
-allowed values, bounds. The flags of `train.py`, its help, the settings in run.json and the settings
-that only some mechanisms have are all made from these fields. A mechanism with settings of its own
-adds fields here, and nothing elsewhere.
+Each field of `Experiment` declares its type, default, help text, allowed values and bounds. The flags
+of `train.py`, its help, the settings in run.json and the list of settings that only some mechanisms
+have are all derived from these fields. The settings of a new mechanism are declared here and nowhere
+else.
 
-Neither TensorFlow nor Keras is imported.
+This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
@@ -35,25 +35,26 @@ GROUPS = (PRIVACY, DATA, TRAINING, CLIPPING, OWN, EXECUTION)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is known about one field of `Experiment`.
+    """The description of one field of `Experiment`.
 
     Attributes:
-        help: one or more sentences for people.
-        group: one of `GROUPS`, the heading under which it is printed.
-        choices: the allowed values, or a function that gives them; None allows any.
-        above: what a number has to be greater than; it has to be finite, too.
-        at_least: the least allowed number; it has to be finite, too.
-        own: whether only some mechanisms have it. None then stands for the mechanism's default, and
-            is the only value for a mechanism that has no such setting.
-        recorded: whether it is written into run.json.
-        rival: the setting that it stands for: with one of the two on a command line, a recipe's
-            value of the other is ignored.
-        otherwise: what a command line with a private mechanism takes where neither this setting nor
-            its rival is set.
+        help: the help text, one or more sentences.
+        group: the heading of --help under which the setting is printed, one of `GROUPS`.
+        choices: the allowed values, or a function that returns them; None allows any value.
+        above: an exclusive lower bound on the value, which must also be finite; None sets no bound.
+        at_least: an inclusive lower bound on the value, which must also be finite; None sets no
+            bound.
+        own: whether only some mechanisms have the setting. The value None then means the mechanism's
+            default, and is the only value that a mechanism without the setting allows.
+        recorded: whether the setting is written into run.json.
+        rival: the name of the setting that this one can replace, as `epochs` and `steps` replace each
+            other. If the command line sets one of the two, a recipe's value of the other is ignored.
+        otherwise: the value on a command line with a private mechanism that sets neither this setting
+            nor its rival; None leaves the setting at its default.
         name: the name of the field.
-        kind: bool, int, float or str.
-        optional: whether it may be None.
-        default: the default.
+        kind: the type of the value: bool, int, float or str.
+        optional: whether the value may be None.
+        default: the default value.
     """
 
     help: str
@@ -72,11 +73,11 @@ class Setting:
 
     @property
     def allowed(self) -> tuple[str, ...] | None:
-        """The allowed values now; None where any is."""
+        """The allowed values, as `choices` gives them at this moment; None allows any value."""
         return self.choices() if callable(self.choices) else self.choices
 
     def check(self, value) -> None:
-        """Raises ValueError where the setting cannot have this value."""
+        """Raises ValueError if the setting cannot have this value."""
         if value is None:
             if not self.optional:
                 raise ValueError(f"Expected --{self.name} to be set. Found None.")
@@ -98,17 +99,18 @@ class Setting:
 
 
 def setting(default, help: str, *, group: str, **known) -> Any:
-    """A field of `Experiment`; the arguments are attributes of `Setting`."""
+    """Declares a field of `Experiment`; the arguments are the attributes of `Setting`."""
     described = Setting(help=help, group=group, default=default, **known)
     return dataclasses.field(default=default, metadata={"setting": described})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """The settings of one training; `train.py` has a flag for each, with the same name.
+    """The settings of one training. `train.py` has a flag of the same name for each of them.
 
-    Each field's words are in `SETTINGS` and in `python train.py --help`. Of `epsilon` and
-    `noise_multiplier` one is used: with a noise multiplier, epsilon is what comes out.
+    The help text of each field is in `SETTINGS` and in `python train.py --help`. If
+    `noise_multiplier` is None, the noise is calibrated to `epsilon`. Otherwise `epsilon` is not used,
+    and the epsilon of the run follows from the noise.
     """
 
     mechanism: str = setting(
@@ -358,21 +360,21 @@ class Experiment:
 
     @property
     def private(self) -> bool:
-        """Whether there is a mechanism at all."""
+        """Whether the training is private: its mechanism is not "none"."""
         return self.mechanism != NONE
 
     @property
     def takes_public_data(self) -> bool:
-        """Whether normalization statistics come from public examples."""
+        """Whether normalization takes its statistics from public examples."""
         if self.normalization != "batch":
             return False
         return self.private or self.public_data is not None
 
     def recorded(self) -> dict:
-        """The settings as run.json holds them.
+        """Returns the settings that run.json holds.
 
-        `Experiment(**recorded)` is this experiment, but for what is never written: the seed of the
-        noise, and where the data lies.
+        `Experiment(**recorded)` is this experiment, except for the settings that are never written:
+        the seed of the noise and the folder of the data.
         """
         return {name: getattr(self, name) for name, known in SETTINGS.items() if known.recorded}
 
@@ -407,5 +409,5 @@ def _settings() -> dict[str, Setting]:
     return known
 
 
-# Every setting by its name, in the order of the fields.
+# All settings by name, in the order of the fields.
 SETTINGS: dict[str, Setting] = _settings()

@@ -1,10 +1,10 @@
-"""Sweeps: one training for each of several values of some settings.
+"""Sweeps: parses --sweep flags and flag files into points, each with values of some settings.
 
     --sweep=epsilon=0.5,1,2                              three points
     --sweep="epsilon=0.5,1,2 learning_rate=1,2,3"        three points; the settings move together
-    --sweep=epsilon=0.5,1,2 --sweep=seed=1,2             six points: the product, the first slowest
+    --sweep=epsilon=0.5,1,2 --sweep=seed=1,2             six points: the product; epsilon varies slowest
 
-Neither TensorFlow nor Keras is imported.
+This module imports neither TensorFlow nor Keras.
 """
 
 import itertools
@@ -13,14 +13,17 @@ from pathlib import Path
 
 
 def parse(sweep: str) -> list[dict[str, str]]:
-    """The points of one sweep: the text of each setting's value by the setting's name.
+    """Returns the points of one sweep.
 
     Args:
-        sweep: "name=value,value,...", or several of these that are separated by spaces and have
-            equally many values.
+        sweep: "name=value,value,...", or several of these, separated by spaces, with equally many
+            values each.
+
+    Returns:
+        For each point the texts of the values, by the names of the settings.
 
     Raises:
-        ValueError: the text is not of this form, or names a setting twice.
+        ValueError: the text does not have this form, or names a setting twice.
     """
     columns = {}
     for part in sweep.split():
@@ -46,9 +49,9 @@ def parse(sweep: str) -> list[dict[str, str]]:
 
 
 def product(sweeps: Iterable[str]) -> list[dict[str, str]]:
-    """The points of several sweeps together; the first sweep's values change slowest.
+    """Returns the product of several sweeps; the values of the first sweep vary slowest.
 
-    Without a sweep there is one point that sets nothing.
+    Without sweeps, the product has one point, which sets nothing.
 
     Raises:
         ValueError: as for `parse`, or two sweeps name the same setting.
@@ -63,20 +66,20 @@ def product(sweeps: Iterable[str]) -> list[dict[str, str]]:
 
 
 def folder_name(values: dict[str, str]) -> str:
-    """The name of a point's folder, such as "epsilon=0.5,seed=1"."""
+    """Returns the name of a point's folder, such as "epsilon=0.5,seed=1"."""
     return ",".join(f"{name}={text}" for name, text in values.items()).replace("/", "-")
 
 
 def read_flag_file(path: Path) -> list[str]:
-    """The flags of a flag file, one for each line, without comments."""
+    """Returns the flags in a flag file, which has one flag in a line; other lines are comments."""
     lines = (line.strip() for line in Path(path).read_text().splitlines())
     return [line for line in lines if line.startswith("--")]
 
 
 def flag_and_text(flag: str) -> tuple[str, str]:
-    """The name and the text of the value of a flag as it is written: --name=value, --name, --noname.
+    """Splits a flag, written --name=value, --name or --noname, into its name and its value's text.
 
-    A name that begins with "no" and has no value is the negation of a boolean setting.
+    A flag without a value is boolean, and a "no" at the beginning of its name negates the name.
     """
     name, equals, text = flag.removeprefix("--").partition("=")
     if equals:
@@ -85,13 +88,14 @@ def flag_and_text(flag: str) -> tuple[str, str]:
 
 
 def points_of(flags: Sequence[str]) -> list[tuple[dict[str, str], list[str]]]:
-    """The points that a flag file describes.
+    """Returns the points that a flag file describes.
 
     Args:
-        flags: what `read_flag_file` returns.
+        flags: the flags in the file, from `read_flag_file`.
 
     Returns:
-        For each point its values by name, and the flags that train it alone, without a sweep.
+        For each point its values by name, and the flags that train this point alone, without a
+        sweep.
     """
     pairs = [(flag, *flag_and_text(flag)) for flag in flags]
     fixed = [(flag, name) for flag, name, _ in pairs if name != "sweep"]

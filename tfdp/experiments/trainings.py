@@ -1,4 +1,4 @@
-"""The trainings of a command: one, or the points of a sweep, each in a folder of its own."""
+"""Trains what a command asks for: one experiment, or each point of a sweep in its own folder."""
 
 import json
 import math
@@ -17,17 +17,18 @@ from tfdp.experiments.settings import Experiment
 def train_points(
     points: Sequence[Point], folder: Path, train: Callable[[Experiment, Path], object]
 ) -> int:
-    """Trains every point and says how each ended.
+    """Trains every point and reports how each training ended.
 
-    A point of a sweep that fails is reported, and the others are trained all the same.
+    If a point of a sweep fails, the error is printed, and the other points are trained nevertheless.
 
     Args:
-        points: what to train.
-        folder: where the result goes; the points of a sweep have folders of their own in it.
-        train: trains an experiment and writes its result, with a run.json, into a folder.
+        points: the points to train.
+        folder: the folder of the result; each point of a sweep has its own folder inside it.
+        train: a function that trains an experiment and writes its result, with a run.json, into a
+            folder.
 
     Returns:
-        The exit status: 0 where every training succeeded, and 2 otherwise.
+        The exit status: 0 if every training succeeded, and 2 otherwise.
     """
     if not points[0].values:
         (point,) = points
@@ -48,7 +49,7 @@ def train_points(
 
 
 def _train(train, experiment, folder) -> Exception | None:
-    """Trains once. Returns the error that the user can do something about, having printed it."""
+    """Trains once; prints and returns an error that the user can correct. Other errors propagate."""
     from tfdp.accounting import BudgetExhausted
     from tfdp.data import DataUnavailable
 
@@ -68,7 +69,7 @@ def _train(train, experiment, folder) -> Exception | None:
 
 
 def _forget_models() -> None:
-    """Frees the graphs of the point before, and starts Keras' names of layers again."""
+    """Frees the graphs of the previous point and resets the counters of Keras' layer names."""
     import keras
 
     keras.utils.clear_session()
@@ -83,10 +84,10 @@ def print_summary(
     """Prints one table of all points: the swept values, test accuracy and both epsilons.
 
     Args:
-        points: what was trained.
-        errors: for each point its error, or None where its run.json lies in its folder.
-        folder: where the folders of the points are.
-        console: where it is printed.
+        points: the points that were trained.
+        errors: for each point its error, or None if it succeeded and wrote its run.json.
+        folder: the folder that holds the folders of the points.
+        console: the console to print to; by default the terminal.
     """
     table = Table(title="Sweep", title_justify="left", pad_edge=False)
     for name in points[0].values:

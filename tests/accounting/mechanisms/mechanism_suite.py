@@ -1,7 +1,7 @@
-"""What every mechanism has to do: a suite that the test module of each one inherits.
+"""The tests that every mechanism passes, inherited by the test module of each mechanism.
 
-A subclass sets `RUN` to a small run with a finite guarantee, and the class attributes that say what
-the mechanism does not have.
+A subclass sets `RUN` to a small run with a finite guarantee, and sets class attributes for what the
+mechanism does not support.
 """
 
 import json
@@ -26,19 +26,19 @@ DELTA = 1e-5
 
 
 class MechanismSuite:
-    """Attributes: RUN; `takes_tables`; whether replace_one is proven; another run to compose with."""
+    """The suite. `takes_tables`: noise may vary over steps. `replaces`: replace_one is proven."""
 
     RUN: Run
     takes_tables = True
     replaces = True
-    finite = True  # False where nothing is ever proven or claimed
+    finite = True  # False if no guarantee is ever finite
 
     @property
     def steps(self) -> int:
         return self.RUN.steps
 
     def table(self, factor=1.0):
-        """A table that begins with the run's own noise and grows."""
+        """Returns a table of noise multipliers that begins with the run's own value and grows."""
         z = self.RUN.noise_multiplier
         return tuple(factor * z * (1 + t // (self.steps // 2)) for t in range(self.steps))
 
@@ -164,7 +164,7 @@ class MechanismSuite:
         assert proven(run, DELTA).epsilon == math.inf
         assert f"step {self.steps - 1}" in proven(run, DELTA).reason
         assert claimed(run, DELTA).epsilon == math.inf
-        # A value beyond the run does not count.
+        # A value after the last step of the run does not count.
         assert proven(run.with_(steps=self.steps - 1), DELTA).epsilon < math.inf
 
     def test_tables_calibrate_by_a_common_factor_and_end_the_steps(self):

@@ -1,4 +1,4 @@
-"""Gradient encoding with any noise: the golden table, and every case in which nothing is proven."""
+"""Gradient encoding with any noise: golden values, and every case without a proven guarantee."""
 
 import json
 import math
@@ -210,7 +210,7 @@ def test_lots_that_are_cut_are_charged_to_delta():
 
 def test_whole_data_lots_are_not_amplified():
     run = SMALL.with_(lot_size=100, steps=1, encoding=Encoding(noise="laplace", num_weights=1))
-    # One Laplace release of scale 4 is (1/4, 0)-DP; Rényi orders up to 64 say little more.
+    # One Laplace release of scale 4 is (1/4, 0)-DP; Rényi orders up to 64 give hardly less.
     assert 0.2 < proven(run, DELTA).epsilon < 0.5
 
 

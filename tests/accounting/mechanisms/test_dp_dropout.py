@@ -1,4 +1,4 @@
-"""DP dropout and SGLD: the published sigmas, their readings, and what is proven beside them."""
+"""DP dropout and SGLD: the published sigmas, their interpretations, and the proven guarantees."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_golden_sigmas(mechanism, composition, delta, sigma):
 )
 def test_golden_proven(sigma, epsilon, replaced, by_layer):
     run = MNIST.with_(noise_multiplier=2 * sigma)
-    # The golden values use a coarse grid; a finer one may only be lower.
+    # The golden values use a coarse grid. A finer grid can only give lower values.
     for guarantee, golden in (
         (proven(run, DELTA), epsilon),
         (proven(run, DELTA, "replace_one"), replaced),

@@ -32,7 +32,7 @@ SMALL = BASE.with_(num_examples=100, lot_size=10, steps=20, noise_multiplier=2.0
     ("noise", "epsilon"), [(10.88, 0.37224), (3.23, 1.50519), (21.76, 0.17062), (6.46, 0.67186)]
 )
 def test_golden_poisson(noise, epsilon):
-    # The golden values use a coarse grid; a finer one may only be lower.
+    # The golden values use a coarse grid. A finer grid can only give lower values.
     found = proven(DROPOUT.with_(noise_multiplier=noise), 1e-4)
     assert found.epsilon == pytest.approx(epsilon, rel=5e-3)
     assert found.epsilon <= epsilon * (1 + 1e-4)
@@ -43,7 +43,7 @@ def test_golden_poisson(noise, epsilon):
 
 @pytest.mark.parametrize(("noise", "epsilon"), [(21.76, 0.3710), (6.46, 1.4591)])
 def test_golden_poisson_replace_one(noise, epsilon):
-    """`noise_multiplier` divides by the clip norm, also where two records differ by twice that."""
+    """`noise_multiplier` is relative to the clip norm, even if two records differ by twice that."""
     found = proven(DROPOUT.with_(noise_multiplier=noise), 1e-4, "replace_one")
     assert found.epsilon == pytest.approx(epsilon, rel=2e-3)
 
@@ -91,7 +91,7 @@ def test_golden_batch_statistics(lot, noise, epochs, mu, epsilon, alone):
 
 @pytest.mark.parametrize("lot", [2, 8, 32, 256])
 def test_batch_statistics_sensitivity(lot):
-    """(2L - 1) C, attained: an outlier flips the sign of every other clipped gradient."""
+    """The sensitivity (2L - 1) C is attained: an outlier flips the sign of all other gradients."""
 
     def clipped_sum(rows):
         x, sign, public = rows[:, 0], rows[:, 1], np.linspace(-1, 1, 30)
@@ -156,7 +156,7 @@ def test_microbatches_reveal_the_sample():
     run = SMALL.with_(microbatch_size=2)
     loss = analyse(run, DELTA, "zero_out").losses[0]
     assert isinstance(loss, RandomGaussianLoss)
-    # Conditioned on the participations K: mu = 2 sqrt(K) / z.
+    # Given K participations, mu = 2 sqrt(K) / z.
     k = np.arange(len(loss.squares))
     np.testing.assert_allclose(loss.squares, 4 * k / 4.0)
     np.testing.assert_allclose(loss.probabilities, stats.binom.pmf(k, 20, 0.1), rtol=1e-9)
@@ -174,7 +174,7 @@ def test_batch_statistics_of_poisson_lots_need_a_largest_lot():
     assert guarantee.epsilon == math.inf
     assert "max_lot_size" in guarantee.reason
     part = analyse(run.with_(max_lot_size=20), DELTA, "zero_out").losses[0].components[0]
-    assert part.multiplier == pytest.approx(2.0 / 40)  # a cut lot: all of it may change
+    assert part.multiplier == pytest.approx(2.0 / 40)  # a cut lot: all of its gradients may change
     part = analyse(run.with_(max_lot_size=100), DELTA, "zero_out").losses[0].components[0]
     assert part.multiplier == pytest.approx(2.0 / 199)  # 2 Bmax - 1
 
@@ -201,7 +201,7 @@ def hockey_stick(centres_p, centres_q, scale, epsilon):
 
 
 def one_step_delta(run, epsilon, adjacency="zero_out"):
-    """delta at epsilon of one step, from the piece that the accountant composes."""
+    """Returns the delta of one step at epsilon, from the loss that the accountant composes."""
     loss = analyse(run, DELTA, adjacency).losses[0]
     if isinstance(loss, RandomGaussianLoss):
         mu = np.sqrt(loss.squares[1:])
@@ -214,7 +214,7 @@ def one_step_delta(run, epsilon, adjacency="zero_out"):
 @pytest.mark.parametrize("noise", [1.5])
 @pytest.mark.parametrize("epsilon", [0.05, 0.3])
 def test_with_replacement_covers_the_adversarial_lot(noise, epsilon):
-    """All other gradients are +C and the record's is -C: k draws move the sum by 2k against k.
+    """All other gradients are +C: k draws of the record at -C move the sum by 2k, of 0 by k.
 
     The mixture of Gaussians with sensitivities k is below this, so it is no bound.
     """
@@ -246,7 +246,7 @@ def test_three_point_lemma_on_the_line(q, noise, position, other, epsilon):
     worst = hockey_stick([(0, 1 - q), (1, q)], [(0, 1 - q), (-1, q)], noise, epsilon)
     some = hockey_stick([(0, 1 - q), (position, q)], [(0, 1 - q), (other, q)], noise, epsilon)
     assert some <= worst + 1e-6
-    # All distances at most 2: the "add" pair at half the multiplier dominates that.
+    # All distances are at most 2, so the "add" pair at half the multiplier dominates this pair.
     assert worst <= hockey_stick([(0, 1 - q), (2, q)], [(0, 1.0)], noise, epsilon) + 1e-6
 
 
@@ -290,7 +290,7 @@ def test_add_or_remove_one_is_refused_without_poisson_lots(sampling):
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 @pytest.mark.parametrize(("noise", "epsilon"), [(1.5, 0.05), (1.5, 0.3), (4.0, 0.1)])
 def test_fixed_size_lots_cover_the_adversarial_lot(noise, epsilon, adjacency):
-    """All other gradients are +C: where the record is not drawn, another one is."""
+    """All other gradients are +C: if the record is not drawn, another one is."""
     run = SMALL.with_(
         sampling="fixed_size", num_examples=20, lot_size=4, steps=1, noise_multiplier=noise
     )
@@ -313,7 +313,7 @@ def test_fixed_size_lots_of_everything_are_plain_gaussians():
 
 
 def test_nominal_lots_may_always_be_cut():
-    """How many examples there are is not public, so that Bmax is never known not to be reached."""
+    """The number of examples is not public, so it is unknown whether a lot reaches Bmax."""
     run = SMALL.with_(batch_statistics=True, max_lot_size=100)
     exact = analyse(run, DELTA, "zero_out").losses[0].components[0].multiplier
     nominal = analyse(run.with_(nominal=True), DELTA, "zero_out").losses[0].components[0].multiplier

@@ -1,4 +1,4 @@
-"""Correlated noise: what is proven, against brute force, against its twins and against attackers."""
+"""Correlated noise: the proven guarantees against brute force, equal mechanisms and attackers."""
 
 import itertools
 import math
@@ -160,7 +160,7 @@ def test_every_prefix_of_a_run_is_covered(plan):
 
 
 def test_random_participation_bounds_the_average():
-    """Theorem B, with the law of ||C m|| simulated."""
+    """Theorem B, with a simulated distribution of ||C m||."""
     run = BASE.with_(sampling="poisson", strategy=BANDED, noise_multiplier=6.0)
     rng = np.random.default_rng(0)
     m = rng.random((20_000, 20)) < 0.1
@@ -177,7 +177,7 @@ def test_random_participation_bounds_the_average():
 
 @pytest.mark.parametrize(("share", "caught"), [(1.0, False), (2 / 3, True), (1.5, False)])
 def test_an_attacker_gets_no_more_than_is_proven(share, caught):
-    """Linear attack on released sums with noise C^-1 z; two thirds of the noise are caught."""
+    """A linear attack on sums with noise C^-1 z succeeds only at two thirds of the noise."""
     run = BASE.with_(steps=20, noise_multiplier=2.0)
     c = run.strategy.first(20)
     pattern = np.zeros(20)
@@ -188,7 +188,7 @@ def test_an_attacker_gets_no_more_than_is_proven(share, caught):
         [[inverse(c, 20)[t - s] if t >= s else 0.0 for s in range(20)] for t in range(20)]
     )
     noise = z @ inverse_matrix.T
-    weights = matrix(run).T @ matrix(run) @ pattern  # best linear statistic of the releases
+    weights = matrix(run).T @ matrix(run) @ pattern  # the best linear statistic of the releases
     without = noise @ weights
     separation = (pattern @ weights) / without.std()
     assert bool(separation > proven(run, DELTA).mu * 1.05) is caught
@@ -204,14 +204,14 @@ def test_amplified_rounds_by_brute_force():
     epsilon = proven(run, delta).epsilon
     q, norm = 0.2, math.hypot(1.0, 0.6)
     rng = np.random.default_rng(0)
-    # A record of the first group: shift (1, .6) in rows (0, 1) and in rows (2, 3).
+    # A record of the first group shifts rows (0, 1) and rows (2, 3) by (1, 0.6).
     drawn = rng.random((400_000, 2)) < q
     y = rng.normal(size=(400_000, 2)) + norm * drawn
     ratio = np.prod(1 - q + q * np.exp(norm * y - norm * norm / 2), axis=1)
     spent = np.maximum(0, 1 - math.exp(epsilon) / ratio).mean()
     assert spent <= delta * 1.03
     assert spent >= delta * 0.5
-    honest = 1 / norm  # what ignoring the second band would say
+    honest = 1 / norm  # the noise multiplier relative to the norm of a column with both bands
     careless = run.with_(strategy=Strategy(name="identity"))
     assert proven(careless, delta).epsilon < epsilon
     assert proven(careless.with_(noise_multiplier=honest), delta).epsilon == pytest.approx(epsilon)
@@ -233,7 +233,7 @@ def test_amplification_needs_few_bands():
     assert proven(revealed, DELTA).mu == pytest.approx(
         math.sqrt(Toeplitz.of(revealed).cyclic(3, np.array([20]))[0][0]) / 3.0
     )
-    certain = run.with_(num_examples=40, groups=4)  # everybody is drawn in every turn
+    certain = run.with_(num_examples=40, groups=4)  # every example is in every turn
     assert proven(certain, DELTA).mu is not None
 
 

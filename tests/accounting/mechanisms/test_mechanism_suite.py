@@ -131,7 +131,7 @@ class TestNoMechanism(MechanismSuite):
 
 
 def suites_of(path):
-    """Subclasses of the suite that a test module defines."""
+    """Yields the subclasses of the suite that a test module defines."""
     if "(MechanismSuite)" not in path.read_text():
         return
     specification = importlib.util.spec_from_file_location(f"suites_in_{path.stem}", path)
@@ -141,7 +141,7 @@ def suites_of(path):
 
 
 def test_no_mechanism_is_left_out():
-    """Wherever the subclasses stand: a new mechanism has them in a test module of its own."""
+    """The subclass of a new mechanism may be in a test module of its own."""
     others = (p for p in TESTS.rglob("test_*.py") if p != pathlib.Path(__file__))
     suites = [v for v in globals().values() if isinstance(v, type) and hasattr(v, "RUN")]
     suites += [suite for path in others for suite in suites_of(path)]
@@ -154,12 +154,12 @@ TESTS = pathlib.Path(__file__).resolve().parents[2]
 ROOM = TESTS.parent / "tfdp"
 HOME = ROOM / "accounting" / "mechanisms"
 OUTSIDE = sorted(p for p in ROOM.rglob("*.py") if p.parent != HOME)
-# A name that is also a word (no normalization, no padding), and the default of the command.
+# Rooms in which a mechanism's name is an ordinary word, as in "no normalization", or the default.
 WORDS = {"none": ("models", "gradients", "experiments"), "si_dpsgd": ("experiments",)}
 
 
 def named_mechanisms(tree):
-    """String constants that name a mechanism, and classes of mechanisms in isinstance."""
+    """Yields the mechanisms that a module names in string constants or in isinstance."""
     names = set(mechanism_names())
     classes = {mechanism_class(name).__name__ for name in names}
     for node in ast.walk(tree):

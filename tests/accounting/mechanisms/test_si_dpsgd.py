@@ -1,4 +1,4 @@
-"""SI-DPSGD: golden values, and what must hold for every run."""
+"""SI-DPSGD: golden values, and properties of every run."""
 
 import math
 
@@ -58,7 +58,7 @@ def test_golden_random_sampling(sampling, epsilon):
     guarantee = proven(MNIST.with_(sampling=sampling), DELTA)
     assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-6)
     assert guarantee.mu is None
-    # 99.9% lower bound on the true epsilon (linear loss, whole transcript).
+    # This is a 99.9% lower bound on the true epsilon (linear loss, whole transcript).
     assert guarantee.epsilon >= 45675
 
 
@@ -69,14 +69,14 @@ def test_golden_random_sampling(sampling, epsilon):
 def test_golden_claims(run, epsilon):
     guarantee = claimed(run, DELTA)
     assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-6)
-    # The claim ignores what makes the difference.
+    # The claim does not depend on momentum and draws.
     assert claimed(run.with_(momentum=0.9, draws=3), DELTA).epsilon == guarantee.epsilon
 
 
 def test_learning_rate_schedule_of_the_authors_with_random_sampling():
     run = MNIST.with_(learning_rates=DECAY, momentum=0.9, sampling="with_replacement")
     guarantee = proven(run, DELTA)
-    # Monte Carlo estimate of the average profile: 1.31e7. A bound must not be below it.
+    # A Monte Carlo estimate of the average profile is 1.31e7. A bound must not be below it.
     assert 1.31e7 < guarantee.epsilon < 1.31e7 * 1.3
     assert "column norms" in guarantee.details["bound"]
 
@@ -85,7 +85,7 @@ SAMPLINGS = ("cyclic", "shuffle", "poisson", "with_replacement", "unknown")
 
 
 def loss_of(run, adjacency="zero_out"):
-    """mu, or the average norm where mu is random: both grow with the loss."""
+    """Returns mu, or the average norm if mu is random; both grow with the privacy loss."""
     loss = analyse(run, DELTA, adjacency).losses[0]
     if isinstance(loss, RandomGaussianLoss):
         return float(np.sqrt(loss.squares) @ loss.probabilities)
@@ -118,10 +118,10 @@ def test_properties_of_every_schedule(sampling, rates, beta, nesterov):
 def test_bounds_on_mu_at_a_constant_rate(k, b, z):
     run = small(k * b, num_examples=10 * b, noise_multiplier=z)
     mu = proven(run, DELTA).mu
-    # The last weights alone, with a linear loss, already tell the neighbours k/z apart.
+    # With a linear loss, the last weights alone separate the neighbours by k/z.
     assert mu >= k / z * (1 - 1e-12)
-    # Theorem E: never less noise than DP-SGD without amplification, whose largest prefix-sum
-    # noise at the same mu is sqrt(k) sqrt(T).
+    # Theorem E: the noise is never less than that of DP-SGD without amplification, whose largest
+    # prefix-sum noise at the same mu is sqrt(k) sqrt(T).
     other = proven(run.with_(mechanism="dpsgd"), DELTA).mu
     ratio = mu * z / (other * z * math.sqrt(k * b))
     assert ratio == pytest.approx(math.sqrt((k + 1) * (2 * k + 1) / (6 * k)))
@@ -129,10 +129,10 @@ def test_bounds_on_mu_at_a_constant_rate(k, b, z):
 
 
 def test_full_lots():
-    """A lot that is the whole data set takes every record every time, however it is drawn."""
+    """Every sampling scheme puts every record into a lot that is the whole data set."""
     runs = [small(7, num_examples=10, sampling=s) for s in ("cyclic", "poisson", "unknown")]
     mus = [proven(run, DELTA).mu for run in runs]
-    assert mus == pytest.approx([math.sqrt(140) / 2] * 3)  # sum of squares 1..7
+    assert mus == pytest.approx([math.sqrt(140) / 2] * 3)  # the sum of the squares of 1 to 7
     drawn = proven(runs[0].with_(sampling="with_replacement"), DELTA)
     assert drawn.mu is None
     assert drawn.epsilon > 0

@@ -1,4 +1,4 @@
-"""Lots of fixed size: the pairs by brute force over all lots, the curve, and what composes it."""
+"""Lots of fixed size: the pairs against brute force over all lots, the curve, the composition."""
 
 import functools
 import itertools
@@ -44,7 +44,7 @@ def mixture(centres, weights, points, scale):
 
 
 def profile(p, q, cell):
-    """H_{e^epsilon}(P || Q) at EPSILONS from densities on a grid."""
+    """Returns H_{e^epsilon}(P || Q) at EPSILONS from densities on a grid."""
     return np.array([np.maximum(p - math.exp(e) * q, 0).sum() * cell for e in EPSILONS])
 
 
@@ -65,12 +65,12 @@ def grid(dimension, reach, points):
 
 
 def both_orders(gradients, other_gradients, lots, scale):
-    """Exact profiles of one step: the mixture over all lots, in both orders."""
+    """Returns the exact profiles of one step, a mixture over all lots, in both orders."""
     dimension, size = gradients.shape[1], lots.shape[1]
     points, cell = grid(dimension, size + 7 * scale, 1201 if dimension == 1 else 91)
 
     def density(g):
-        # With replacement many lots hold the same examples.
+        # With replacement, many lots hold the same examples.
         sums, counts = np.unique(np.round(g[lots].sum(1), 10), axis=0, return_counts=True)
         return mixture(sums, counts / len(lots), points, scale)
 
@@ -99,7 +99,7 @@ CASES = [(2, 1), (4, 2), (5, 3)]
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize(("examples", "lot"), CASES)
 def test_no_lot_exceeds_the_bound(examples, lot, replacement, adjacency):
-    """Random gradients in the unit ball, in one and two dimensions, and climbs from the worst."""
+    """Random gradients in the unit ball in one and two dimensions, improved by hill climbing."""
     rng = np.random.default_rng(1000 * examples + 10 * lot + replacement)
     lots = all_lots(examples, lot, replacement)
     for scale in (0.6, 1.5):
@@ -125,7 +125,7 @@ def test_no_lot_exceeds_the_bound(examples, lot, replacement, adjacency):
                     if (new := attack(step)[order, index]) > value:
                         best, value = step, new
         assert np.all(found <= bound * (1 + 1e-3) + 1e-6)
-        assert np.all(found[:, 1:] >= 0.05 * bound[:, 1:])  # the search is not blind
+        assert np.all(found[:, 1:] >= 0.05 * bound[:, 1:])  # the search finds lots near the bound
 
 
 @pytest.mark.parametrize("scale", [0.6, 1.5])
@@ -145,7 +145,7 @@ def test_without_replacement_the_bound_is_attained_in_both_orders(examples, lot,
     bound = bounds(examples, lot, scale, "replace_one", False)
     np.testing.assert_allclose(replaced[0], bound[0], rtol=2e-3, atol=1e-7)
     np.testing.assert_allclose(replaced[0], bound[1], rtol=2e-3, atol=1e-7)
-    # The pair of Poisson sampling would be no bound.
+    # The pair of Poisson sampling is no bound here.
     poisson = fixed_size.divergences("triangle", lot / examples, scale, EPSILONS)[0]
     assert np.all(removed[0][2:] > 1.02 * poisson[2:])
 
@@ -183,7 +183,7 @@ def test_divergences_are_those_of_the_pairs(q, noise):
 
 
 def two_sided(pair, q, noise, epsilon):
-    """The joined curve of D against D' at any epsilon."""
+    """Returns the joined curve of D against D' at any epsilon."""
     forward = fixed_size.divergences(pair, q, noise, np.abs(epsilon))[0]
     backward = fixed_size.divergences(pair, q, noise, np.abs(epsilon))[1]
     return np.where(epsilon >= 0, forward, -np.expm1(epsilon) + np.exp(epsilon) * backward)
@@ -204,14 +204,14 @@ def test_the_joined_curve_is_convex_and_its_distribution_lies_on_it(pair, log_q,
     knots = interval * np.arange(-100, 101, 10)
     first = np.array([pld._pmf_remove.get_delta_for_epsilon(float(e)) for e in knots])
     np.testing.assert_allclose(first, two_sided(pair, q, noise, knots), rtol=1e-6, atol=1e-11)
-    # Between the knots its chords lie above.
+    # Between the knots, the chords of the distribution lie above the curve.
     middles = knots + interval / 2
     first = np.array([pld._pmf_remove.get_delta_for_epsilon(float(e)) for e in middles])
     assert np.all(first >= two_sided(pair, q, noise, middles) * (1 - 1e-9) - 1e-11)
     for half, other in ((pld._pmf_remove, pld._pmf_add), (pld._pmf_add, pld._pmf_remove)):
         total = half._probs.sum() + half._infinity_mass
         assert total == pytest.approx(1, abs=1e-9)
-        # The other order is the same pair of distributions, read the other way round.
+        # The other order is the same pair of distributions, with P and Q exchanged.
         losses = interval * (half._lower_loss + np.arange(half.size))
         reversed_mass = (half._probs * np.exp(-losses))[::-1]
         start = -(half._lower_loss + half.size - 1)
@@ -258,7 +258,7 @@ def test_renyi_divergence_is_the_integral_of_the_curve(pair, q, noise):
 
 @pytest.mark.parametrize(("q", "noise"), [(0.016, 1.0), (0.2, 2.0), (1e-3, 0.5), (0.5, 0.8)])
 def test_renyi_divergence_lies_between_one_pair_and_dp_accounting(q, noise):
-    # Beyond, amplification is not counted: a single step loses about 50.
+    # Beyond these orders, amplification is not counted: a single step loses about 50.
     orders = tuple(range(2, 2 + int(min(50, 95 * noise**2))))
     found = fixed_size.round_rdp("triangle", q, noise, orders)
     accountant = dp_accounting.rdp.RdpAccountant(orders)
@@ -277,7 +277,7 @@ def test_renyi_divergence_lies_between_one_pair_and_dp_accounting(q, noise):
 
 
 def sample_losses(pair, q, noise, count, rng):
-    """Losses of D against D' under the dominating pair, drawn without any grid."""
+    """Draws losses of D against D' under the dominating pair, without a grid."""
     shift = 1 / noise
     names = {"slot": (2 * shift, shift), "triangle": (shift, 0.0)}
 
@@ -292,11 +292,11 @@ def sample_losses(pair, q, noise, count, rng):
     def draw(centre):
         return rng.normal(size=count) + centre * (rng.random(count) < q)
 
-    # Gains of the lot that pulls against, where it gains; losses of the other one, where it loses.
+    # Gains under the lot that pulls against the record, and losses under the other lot.
     high, low = names[pair]
     positive = ratio(draw(high), high, low)
     negative = -ratio(draw(0.0), shift, 0.0)
-    # Chances of the two events under P are those of the sampled laws; the rest has loss 0.
+    # The events have the same chances under P as in the samples. Other outcomes have loss 0.
     up = positive > 0
     down = negative < 0
     return positive * up, negative * down
@@ -304,14 +304,14 @@ def sample_losses(pair, q, noise, count, rng):
 
 @pytest.mark.parametrize(("pair", "q", "noise"), [("slot", 0.2, 1.0), ("triangle", 0.1, 0.8)])
 def test_composition_agrees_with_samples(pair, q, noise):
-    """The dominating pair has outcomes of both lots: each is drawn where it gains, or loses."""
+    """The dominating pair has outcomes of both lots: one lot gives the gains, one the losses."""
     rng, steps, count = np.random.default_rng(5), 3, 400_000
     total = np.zeros(count)
     for _ in range(steps):
         up, down = sample_losses(pair, q, noise, count, rng)
         up_chance, down_chance = np.mean(up > 0), np.mean(down < 0)
         assert up_chance + down_chance < 1
-        # An outcome is in at most one event: choose events disjointly with the right chances.
+        # An outcome is in at most one event, so the events are drawn disjointly with these chances.
         coin = rng.random(count)
         ups, downs = rng.choice(up[up > 0], count), rng.choice(down[down < 0], count)
         total += np.where(
@@ -326,14 +326,14 @@ def test_composition_agrees_with_samples(pair, q, noise):
 
 
 def floor_of_losses(p, q, x, interval):
-    """Masses under P of the losses, rounded down: a lower bound on what an adversary learns."""
+    """Returns the masses under P of the losses, rounded down: a lower bound on the leakage."""
     index = np.floor((np.log(p) - np.log(q)) / interval).astype(int)
     low = index.min()
     return low, np.bincount(index - low, weights=p * (x[1] - x[0]))
 
 
 def adaptive_delta(pairs, x, steps, interval, reach):
-    """Delta at 0, interval, ... of an adversary who chooses a pair in every step, from the losses."""
+    """Returns delta at 0, interval, ... for an adversary who adapts its pair in every step."""
     size = int(reach / interval)
     value = np.maximum(-np.expm1(np.arange(-size, size + 1) * interval), 0)
     laws = [floor_of_losses(p, q, x, interval) for p, q in pairs]
@@ -354,7 +354,7 @@ def adaptive_delta(pairs, x, steps, interval, reach):
 
 
 def test_an_adversary_who_adapts_beats_one_order_alone_but_not_the_joined_curve():
-    """Lots of one of ten examples, replace_one: others choose in every step whom they resemble.
+    """Lots have one of ten examples; others choose in every step which neighbour they imitate.
 
     The pair (1-q) N(0) + q N(1) against N(0), composed with itself in either order, is no bound.
     """
@@ -377,12 +377,12 @@ def test_an_adversary_who_adapts_beats_one_order_alone_but_not_the_joined_curve(
     [(60_000, 256, 2344, 1.1, 1e-5), (1000, 16, 128, 1.0, 1e-6)],
 )
 def test_the_worst_lot_repeated_is_just_below_the_bound(examples, lot, steps, noise, delta):
-    """A real attack for zero_out: all other examples pull against the record, in every step."""
+    """An attack for zero_out: in every step, all other examples pull against the record."""
     q, shift, interval = lot / examples, 1 / noise, 2e-4
     x = np.linspace(-10, 10 + 3 * shift, 400_001)
     without = (1 - q) * stats.norm.pdf(x)
     p, r = (without + q * stats.norm.pdf(x, c * shift) for c in (2, 1))
-    # Rounded down by half an interval on the average, which is added again: no bound, but close.
+    # Losses are rounded down by half an interval on average, which is added: close, but no bound.
     low, masses = floor_of_losses(p * math.exp(interval / 2), r, x, interval)
     pld = DensePLDPmf(interval, int(low), masses * math.exp(-interval / 2), 0.0, True)
     attack = pld.self_compose(steps).get_epsilon_for_delta(delta)
@@ -417,7 +417,7 @@ def test_golden_values(examples, lot, steps, noise, delta, adjacency, without, w
 
 
 def test_what_dp_accounting_says_with_its_own_convention():
-    """Its noise multiplier divides by what *replacing* moves, ours by the clip norm: half of that."""
+    """Its noise multiplier is relative to what replacing moves, which is twice the clip norm."""
     replace = dp_accounting.NeighboringRelation.REPLACE_ONE
     for noise, theirs in ((2.0, 2.646), (1.0, 15.958)):
         accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=replace)
@@ -446,7 +446,7 @@ def test_epsilon_moves_with_noise_steps_and_probability(adjacency):
 @pytest.mark.parametrize("pair", fixed_size.PAIRS)
 def test_every_scale_is_finite_and_agrees(pair, q, noise):
     loss = SubsampledLoss((Component(1.0, q, noise, pair),), 20)
-    result = epsilon_of([loss], DELTA)  # raises where the two accountants contradict each other
+    result = epsilon_of([loss], DELTA)  # raises if the two accountants contradict each other
     assert 0 <= result.epsilon < math.inf
     assert result.epsilon <= epsilon_of_mu(math.sqrt(20) / noise, DELTA) + 0.01
 

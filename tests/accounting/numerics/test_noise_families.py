@@ -76,7 +76,7 @@ def test_fisher_information(family, nu):
     ],
 )
 def test_golden_noise_at_equal_privacy(family, nu, product):
-    """sqrt(I) E|X|, which no density has below 0.7916022 (Theorem D)."""
+    """sqrt(I) E|X|; no density has a value below 0.7916022 (Theorem D)."""
 
     def integrand(x):
         return 2 * x * np.exp(log_density(family, x, nu))

@@ -1,4 +1,4 @@
-"""Laws of random participation, against enumeration and simulation."""
+"""Distributions of random participation, against enumeration and simulation."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ def make_run(steps=6, lot_size=3, num_examples=10, sampling="poisson", **changes
 
 
 def exact_law(run):
-    """||W m||^2 and its chance for every pattern of Poisson participation."""
+    """Returns ||W m||^2 and its probability for every pattern of Poisson participation."""
     q, dynamics = run.sampling_probability, Dynamics.of(run)
     patterns = np.array(list(itertools.product([0, 1], repeat=run.steps))).T
     squares = squared_response(dynamics, patterns)[-1]
@@ -129,7 +129,7 @@ def test_triangle_law_without_movement_is_free():
 
 @pytest.mark.parametrize("sampling", ["poisson", "with_replacement"])
 def test_average_is_below_the_tail_bound(sampling):
-    """Theorem B against its crude special case, k_max participations in the first step."""
+    """Theorem B against its crude special case with k_max participations in the first step."""
     run = make_run(steps=300, lot_size=10, num_examples=1000, sampling=sampling)
     number = 300 * (10 if sampling == "with_replacement" else 1)
     chance = 1 / 1000 if sampling == "with_replacement" else 1 / 100

@@ -1,4 +1,4 @@
-"""Composition of pieces, and the guards around dp_accounting."""
+"""Composition of privacy losses, and the checks on results of dp_accounting."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_random_gaussians_add_as_random_numbers():
     expected = gaussian.epsilon_of_mixture(
         np.array([4.0, 5.0, 6.0]), np.array([0.25, 0.5, 0.25]), 0.0, DELTA
     )
-    # Rounded up onto a grid.
+    # The result is rounded up onto a grid.
     assert expected <= spent.epsilon <= expected * (1 + 1e-3)
     assert spent.mu is None
 

@@ -55,7 +55,7 @@ def test_moments_against_adaptive_quadrature(family, nu, shift):
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
 def test_quadrature_agrees_with_closed_forms(family):
-    """The numerical path, on densities that take the other one."""
+    """Applies quadrature to densities for which the library uses closed forms."""
     weight = renyi_of_noise._WEIGHT * np.exp(log_density(family, renyi_of_noise._X))
     for shift in (1e-5, 0.1, 1.5):
         ratio = log_ratio(family, renyi_of_noise._X, shift)
@@ -112,7 +112,7 @@ def test_small_shifts_cost_their_fisher_information(family, nu):
     shift = 1e-4
     expected = K * (K - 1) / 2 * fisher_information(family, nu) * shift**2
     assert log_moments(family, [shift], ORDERS, nu)[0] == pytest.approx(expected, rel=1e-2)
-    # An effective Gaussian is an upper bound where it was tried; it is never called proven.
+    # A Gaussian of equal Fisher information is an upper bound in these cases, but it is not proven.
     assert np.all(log_moments(family, [0.3], ORDERS, nu)[0] <= expected * (0.3001 / shift) ** 2)
 
 
@@ -134,7 +134,7 @@ def test_unit_norm_is_tight_for_a_large_codebook():
 
 
 def divergences(log_p, log_q, weights, order):
-    """Rényi divergence by summation."""
+    """Returns the Rényi divergence of P and Q by summation."""
     return math.log(np.sum(weights * np.exp(order * log_p + (1 - order) * log_q))) / (order - 1)
 
 
@@ -145,7 +145,7 @@ def mixture(log_a, log_b, q):
 @pytest.mark.parametrize(("family", "nu"), CASES)
 @pytest.mark.parametrize("q", [0.01, 0.3])
 def test_subsampled_round_by_brute_force(family, nu, q):
-    """Two weights, on a grid: equality one way, and the other way round is smaller."""
+    """Two weights on a grid: one order equals the bound, and the other order is smaller."""
     x = np.linspace(-80, 80, 2001)
     shifts = np.array([0.8, 0.3])
     null = log_density(family, x, nu)
@@ -161,7 +161,7 @@ def test_subsampled_round_by_brute_force(family, nu, q):
             divergences(both, log_p, weights, order),
             divergences(log_p, both, weights, order),
         )
-        # The grid cuts tails off and steps over kinks.
+        # The grid cuts off the tails and misses kinks.
         assert forth == pytest.approx(bound, rel=1e-6, abs=2e-2 if heavy else 1e-6)
         assert back <= bound + (2e-2 if heavy else 1e-6)
 
@@ -170,7 +170,7 @@ def test_subsampled_round_by_brute_force(family, nu, q):
 @settings(max_examples=15, deadline=None)
 @given(st.floats(-1, 1), st.floats(-1, 1), st.sampled_from([0.05, 0.5]))
 def test_the_corner_dominates_its_box(family, nu, a, b, q):
-    """Theorem C, in delta: every hockey stick, both ways round."""
+    """Theorem C for delta: every hockey-stick divergence, in both orders."""
     x = np.linspace(-40, 40, 401)
     corner_shifts = np.array([0.9, 0.4])
 
@@ -210,7 +210,7 @@ def test_no_movement_is_free():
 
 
 def test_two_thirds_of_the_noise_are_caught():
-    """What the accountant says of scale s is false of 2 s / 3."""
+    """A bound for scale s does not hold for scale 2 s / 3."""
     x = np.linspace(-200, 200, 400_001)
     scale, q = 1.5, 0.2
     bound = subsampled(corner("student_t", [1 / scale], degrees_of_freedom=9.0), q, (4,))[0]

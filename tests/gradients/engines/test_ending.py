@@ -1,4 +1,4 @@
-"""The end that all engines share treats rows one by one, whichever way it takes."""
+"""The bounding and summing that all engines share handles every row separately, in each variant."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_what_overflows_on_the_quick_way_only_is_clipped_and_not_dropped(bound, 
 
 
 def test_absent_rows_count_zero_whatever_their_gradients_are():
-    # A rule that gives an absent row a gradient all the same.
+    # A broken rule, which gives a gradient to an absent row.
     sums, norms, clipped, _, present = run(ones(2, 3), BOUNDS[0])
     left, right = (np.delete(np.array(f), [2, 3], axis=0) for f in gradients()[0]._flat)
     scale = 1 / np.array(norms)[np.delete(np.arange(ROWS), [2, 3])]

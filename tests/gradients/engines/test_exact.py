@@ -1,4 +1,4 @@
-"""The exact engine equals the definition: one example at a time, clipped in NumPy."""
+"""The exact engine equals the definition: gradients of one example at a time, clipped in NumPy."""
 
 import keras
 import numpy as np
@@ -107,12 +107,12 @@ def data(model, rows=5, seed=0):
 
 
 def reference(model, x, y, weight, clip):
-    """A plain GradientTape on one example after the other."""
+    """Sum and norms by a plain GradientTape over one example at a time."""
     total, norms = None, []
     for row in range(len(weight)):
         x_i, y_i = tf.nest.map_structure(lambda a, r=row: tf.constant(a[r : r + 1]), (x, y))
         with tf.GradientTape() as tape:
-            # compute_loss adds activity penalties (of the data) and weight penalties (not).
+            # compute_loss adds penalties on activities, which belong to an example, and on weights.
             loss = model.compute_loss(x_i, y_i, model(x_i, training=True))
             loss -= sum(v.regularizer(v) for v in model.trainable_variables if v.regularizer)
         gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
@@ -150,7 +150,7 @@ def test_equals_a_loop_over_batches_of_one(make):
     x, y = data(model)
     weight = np.array([1.0, 2.0, 1.0, 0.5, 1.0], np.float32)
     _, norms = reference(model, x, y, weight, 1.0)
-    clip = 1.01 * float(np.median(norms))  # so that some are clipped and some are not
+    clip = 1.01 * float(np.median(norms))  # some examples are clipped and some are not
     sums, norms = reference(model, x, y, weight, clip)
     got = run(model, x, y, weight, clip)
     for a, b in zip(got["sums"], sums, strict=True):
@@ -181,9 +181,9 @@ def test_bad_and_absent_rows_count_exactly_zero(jit_compile):
     weight = np.ones(8, np.float32)
     good = run(model, x[[0, 2, 4]], y[[0, 2, 4]], weight[:3], jit_compile=jit_compile)
     x[1], x[3, 0], x[5, 2], x[6] = np.nan, np.inf, -np.inf, 3e38
-    weight[[6, 7]] = 0.0  # padding: one of them would not be finite
+    weight[[6, 7]] = 0.0  # padding; the huge row would not be finite
     got = run(model, x, y, weight, jit_compile=jit_compile)
-    assert int(got["non_finite"]) in (1, 2, 3)  # tanh makes 1 of an infinite input
+    assert int(got["non_finite"]) in (1, 2, 3)  # tanh turns an infinite input into 1
     finite = np.isfinite(np.array(got["norms"]))
     assert finite.all()
     x[[3, 5]] = np.nan
@@ -240,7 +240,8 @@ def test_dropout_masks_differ_between_examples_and_lots(physical_batch_size):
     x, y = np.ones((6, 40), np.float32), np.zeros(6, int)
     first = run(model, x, y, np.ones(6), physical_batch_size=physical_batch_size)
     again = run(model, x, y, np.ones(6), physical_batch_size=physical_batch_size)
-    np.testing.assert_array_equal(first["outputs"], again["outputs"])  # a function of the state
+    # The outputs are a function of the random state.
+    np.testing.assert_array_equal(first["outputs"], again["outputs"])
     assert len({row.tobytes() for row in first["outputs"].numpy()}) == 6
     forward = Forward(model)
     forward.advance(forward.state(), first["state"])

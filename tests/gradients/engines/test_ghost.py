@@ -1,4 +1,4 @@
-"""The ghost engine equals the exact engine on whole models, or refuses them by name."""
+"""The ghost engine equals the exact engine on whole models, or refuses a model by name."""
 
 import pickle
 
@@ -83,7 +83,7 @@ def test_equals_the_exact_engine(make, microbatch_size):
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_dropout_has_the_masks_of_the_exact_engine(jit_compile):
-    # The two engines draw the same masks, so equality shows that norm and sum share them too.
+    # Both engines draw the same masks. Equality shows that norm and sum use the same masks, too.
     forward = compiled(lenet(dropout=0.5))
     ours, exact = both(forward, *data(6, (12, 12, 1)), jit_compile=jit_compile)
     assert_equal_sums(ours, exact, 3e-5)
@@ -101,7 +101,7 @@ def test_frozen_layers_are_left_alone():
 
 @pytest.mark.parametrize("microbatch_size", [1, 2])
 def test_bad_and_absent_rows_count_exactly_zero(microbatch_size):
-    keras.utils.set_random_seed(0)  # whether the huge row overflows depends on the weights
+    keras.utils.set_random_seed(0)  # the weights decide whether the huge row overflows
     forward = compiled(lenet(affine=False))
     x, y = data(10, (12, 12, 1))
     x[1], x[4, 0, 0], x[7] = np.nan, np.inf, 3e38
@@ -231,7 +231,7 @@ class InALoop(Subclassed):
 
 
 class Positions(Subclassed):
-    """A layer that is called on something without a batch axis, and a part that is not used."""
+    """Calls a layer on a tensor without a batch axis, and leaves another layer unused."""
 
     def call(self, inputs):
         return inputs + tf.reduce_sum(self.first(tf.eye(4) * inputs[0, 0]), axis=0)

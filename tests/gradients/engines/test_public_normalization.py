@@ -84,7 +84,7 @@ def residual(**kwargs):
 
 
 class Doubled(layers.Layer):
-    """Stock code that the ghost engine cannot look into, so that it goes row by row."""
+    """A layer without a rule, so that the ghost engine computes it row by row."""
 
     def call(self, x):
         return 2.0 * x
@@ -96,7 +96,7 @@ def with_a_layer_of_ones_own(**kwargs):
 
 
 def weights_further_up(**kwargs):
-    """Moments that depend on the weights of two layers."""
+    """The moments depend on the weights of two layers."""
     stack = (layers.Dense(5), layers.Dense(4), PublicBatchNormalization(), layers.Dense(3))
     return wrapped(*stack, shape=(4,), **kwargs)
 
@@ -135,11 +135,11 @@ def test_gradients_differ_by_what_they_go_through():
     sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
     parts = {k: np.split(v, np.cumsum(sizes)[:-1]) for k, v in found.items()}
     last, first = names.index(_only(names, "dense_", "/kernel")[0]), 0
-    # Below the last normalization, "local" is exact; further down it is not.
+    # "local" is exact for layers after the last normalization, and not for layers before.
     np.testing.assert_allclose(parts["local"][last], parts["exact"][last], rtol=1e-3, atol=1e-4)
     assert np.abs(parts["local"][first] - parts["exact"][first]).max() > 1e-3
     assert np.abs(parts["local"][last] - parts["stopped"][last]).max() > 1e-3
-    # A bias before a normalization changes nothing, and only "stopped" does not know that.
+    # A bias before a normalization has no effect, so its gradient is zero, but not with "stopped".
     biases = [parts[k][1] for k in ("local", "exact", "stopped")]
     assert [np.abs(b).max() > 1e-4 for b in biases] == [False, False, True]
 
@@ -156,7 +156,7 @@ def test_auto_takes_the_ghost_engine():
     model = images()
     assert ghost.supports(model) is None
     assert choose_engine("ghost", model) is ghost.bounded_sum
-    assert choose_engine("auto", model).__name__ == "auto"  # ghost, with a way out
+    assert choose_engine("auto", model).__name__ == "auto"  # the ghost engine with a fall-back
 
 
 def test_a_frozen_normalization_has_no_gradient():
@@ -193,7 +193,7 @@ def test_an_example_moves_the_sum_by_at_most_the_clip_norm(engine, outlier):
 
 
 def test_batch_statistics_break_that_bound():
-    # The broken variant: the same neighbours, statistics over the lot, move the sum by more than C.
+    # With statistics over the lot, the same neighbours move the sum by more than C.
     model = features(statistics="batch")
     x, y = draw(6, 4, seed=1), np.array([0, 1, 2, 0, 1, 2])
     x[2] *= 1e4
@@ -203,7 +203,7 @@ def test_batch_statistics_break_that_bound():
 
 
 def attack(statistics, size):
-    """One feature; records at 1, public examples around 0; the outlier flips all signs."""
+    """Records are at 1, public examples around 0; the outlier flips the signs of all gradients."""
     public = np.linspace(-0.1, 0.1, 30).astype("float32")[:, np.newaxis]
     network = keras.Sequential(
         [
@@ -365,7 +365,7 @@ def test_si_dpsgd_trains_too():
     model.compile(optimizer, loss=LOSS)
     before = model.layers[-1].examples
     model.fit(draw(24, 4, seed=1), labels(24), batch_size=8, shuffle=False, verbose=0)
-    np.testing.assert_array_equal(model.layers[-1].examples, before)  # no noise on public rows
+    np.testing.assert_array_equal(model.layers[-1].examples, before)  # public examples get no noise
     assert model.ledger.runs[-1].mechanism_name == "si_dpsgd"
 
 

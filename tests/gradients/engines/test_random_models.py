@@ -29,12 +29,12 @@ from tfdp.gradients.testing import (
 )
 
 ROWS = 4
-EPSILON = 0.1  # normalizing nearly equal numbers would multiply their rounding
+EPSILON = 0.1  # normalizing nearly equal numbers would multiply their rounding errors
 MERGES = ("Add", "Multiply", "Concatenate", "Maximum", "Subtract", "Average")
 
 
 class Drawing:
-    """Draws layers one after the other; keeps them, so that some may be frozen.
+    """Draws layers one after the other, and keeps them so that some can be frozen later.
 
     Args:
         choose: function of a sequence that returns one of its elements.
@@ -54,13 +54,13 @@ class Drawing:
         return layer
 
     def affine(self, width=None):
-        """A layer that only changes the last axis, to `width` where that is given."""
+        """A layer that changes only the last axis, to `width` unless that is None."""
         width = width or self.choose((1, 3))
         options = {"use_bias": self.flip(), "activation": self.choose((None, "tanh", "relu"))}
         return self.made(layers.Dense(width, **options))
 
     def any_rank(self, x):
-        """Layers for tensors of every rank."""
+        """Layers for tensors of any rank."""
         kind = self.choose(("dense", "normalization", "activation", "dropout", "merge", "gate"))
         if kind == "normalization":
             scale, center = self.flip(), self.flip()
@@ -97,7 +97,7 @@ class Drawing:
             )  # fmt: skip
             return self.made(layer)(x)
         if kind == "transpose" and max(x.shape[1:3]) < 6:
-            # TensorFlow 2.21 corrupts memory where a kernel of one strides over a batch of one.
+            # TensorFlow 2.21 corrupts memory if a kernel of size one with strides meets one row.
             strides = self.choose((1, 2)) if size > 1 else 1
             return self.made(
                 layers.Conv2DTranspose(filters, size, strides, padding, use_bias=use_bias)
@@ -139,7 +139,7 @@ class Drawing:
         return x
 
     def nested(self, name, x):
-        """Some layers as a model inside the model."""
+        """Puts some layers into a model inside the model."""
         inner = keras.Input(x.shape[1:])
         outputs = self.block(name, inner, 2)
         if outputs is inner:
@@ -151,7 +151,7 @@ def tokens_to_sequence(drawing, x):
     mask_zero = drawing.flip()
     embedded = drawing.made(layers.Embedding(5, 3, mask_zero=mask_zero))(x)
     if mask_zero:
-        # The exact engine does not vectorize masked recurrent layers: test_rules_more has them.
+        # The exact engine cannot vectorize masked recurrent layers; test_rules_more tests them.
         pooled = layers.GlobalAveragePooling1D()(drawing.affine()(embedded))
         return layers.RepeatVector(3)(pooled)
     return embedded
@@ -161,7 +161,7 @@ SHAPES = {"vector": (3,), "image": (5, 4, 2), "sequence": (3, 2)}
 
 
 def draw_model(choose, family, depth):
-    """A model of one or two inputs and outputs, with branches that merge and parts that are nested."""
+    """Draws a model of one or two inputs and outputs, with merging branches and nested parts."""
     drawing = Drawing(choose)
     tokens = family == "tokens"
     name = "sequence" if tokens else family
@@ -174,7 +174,7 @@ def draw_model(choose, family, depth):
         x = drawing.block(name, x, choose(range(1, depth + 1)))
         ends.append(layers.Flatten()(x) if len(x.shape) > 2 else x)
     x = layers.Concatenate()(ends) if len(ends) > 1 else ends[0]
-    if drawing.flip():  # a branch that merges again
+    if drawing.flip():  # a branch that merges with the main path
         side = drawing.affine(x.shape[-1])(x)
         x = getattr(layers, choose(MERGES))()([x, side])
     first = drawing.made(layers.Dense(2, use_bias=drawing.flip(), name="first"))
@@ -209,7 +209,7 @@ few, many = (
         max_examples=count,
         derandomize=derandomize,
         deadline=None,
-        phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes
+        phases=[Phase.explicit, Phase.generate],  # without shrinking, which takes minutes
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     for count, derandomize in ((3, True), (60, False))
@@ -229,8 +229,9 @@ def test_random_models(family, data):
 @many
 @given(data=st.data())
 def test_many_random_models(family, jit_compile, data):
-    # Of 69 such models one had losses, sums that nearly cancel, that differed by 1.2e-5; of 60 with
-    # attention on recurrent layers, one had a sum that moved by 1e-4 with the weights' last places.
+    # One of 69 such models had losses (sums that nearly cancel) that differed by 1.2e-5. One of 60
+    # models with attention on recurrent layers had a sum that moved by 1e-4 when the last digits of
+    # the weights changed.
     check_drawn(data, family, jit_compile, depth=5, tolerance=3e-5, ill_conditioned=True)
 
 
@@ -242,7 +243,7 @@ def test_engines_drop_the_same_under_xla():
 
 
 def test_the_comparison_can_fail(monkeypatch):
-    # One layer's gradients are attributed to the next row: without clipping nobody could tell.
+    # The broken rule exchanges the gradients of rows. Sums without clipping would not change.
     x = keras.Input((3,))
     hidden = layers.LayerNormalization(center=False)(layers.Dense(3)(x))
     model = keras.Model(x, layers.Dense(2)(hidden))
@@ -261,7 +262,7 @@ def test_the_comparison_can_fail(monkeypatch):
 
 
 class Shared(keras.Model):
-    """A layer that is called twice, on two branches."""
+    """Calls a layer twice, on two branches."""
 
     def __init__(self):
         super().__init__()
@@ -277,7 +278,7 @@ def functional_twin():
 
 
 def nested_twin():
-    # The same nested model on two inputs: its layer is called twice.
+    # The same nested model gets two inputs, so that its layer is called twice.
     inner = keras.Sequential([keras.Input((3,)), layers.Dense(3, name="twin")])
     a, b = keras.Input((3,)), keras.Input((3,))
     return keras.Model([a, b], layers.Add()([inner(a), inner(b)]))
@@ -317,10 +318,10 @@ def operator_that_adds(a, b):
 @pytest.mark.parametrize("add", [layer_that_adds, operator_that_adds])
 @pytest.mark.parametrize("engine", [ghost, exact], ids=["ghost", "vectorized"])
 def test_a_row_is_not_taken_for_a_bias(engine, add):
-    # Without clipping the sum over rows is the gradient of a whole batch, which Keras computes.
+    # Without clipping, the sum over rows is the gradient of the whole batch, which Keras computes.
     a, b = keras.Input((5, 5)), keras.Input((5, 1))
     model = keras.Model([a, b], add(layers.Dense(5)(a), layers.Dense(1)(b)))
-    if engine is ghost:  # as a batch, and, within code of one's own, row by row
+    if engine is ghost:  # a Lambda layer makes the ghost engine work row by row
         model = keras.Model(model.inputs, layers.Lambda(lambda x: x)(model.outputs[0]))
         assert not rows_are_separate(model, owners(model))
     model.compile(loss="mse")
@@ -358,7 +359,7 @@ def test_bfloat16_gradients_are_clipped_in_float32(engine, clipping):
         lot = run_engine(engine.bounded_sum, forward, bound, x, y, alone)
         assert all(total.dtype == tf.float32 for total in lot.sums)
         norm = float(tf.linalg.global_norm(lot.sums))
-        # bfloat16 has eight bits: a sum or a norm in it would miss this by up to 0.4%.
+        # bfloat16 has eight bits. A sum or norm in bfloat16 would deviate by up to 0.4%.
         expected = clip
         if clipping == "automatic":
             expected *= float(lot.norms[row]) / (float(lot.norms[row]) + bound.stability)
@@ -391,7 +392,7 @@ def test_masked_recurrent_layers_beyond_the_rules(kind):
 
 @pytest.mark.parametrize("scale, forgiven", [(1.0, False), (300.0, True)])
 def test_what_rounding_does_to_the_reference_is_forgiven_where_asked(monkeypatch, scale, forgiven):
-    # The loss takes the sine of the outputs: of large ones, it magnifies rounding of the weights.
+    # The loss is the sine of the outputs. For large outputs, it magnifies rounding of the weights.
     x = keras.Input((3,))
     hidden = layers.LayerNormalization(center=False)(layers.Dense(3)(x))
     made = keras.Model(x, layers.Rescaling(scale)(layers.Dense(2)(hidden)))

@@ -1,4 +1,4 @@
-"""Gradients through shared moments: factored norms and sums equal those that are written out."""
+"""Gradients through shared moments: factored norms and sums equal the instantiated ones."""
 
 import pytest
 import tensorflow as tf
@@ -12,7 +12,7 @@ def draw(*shape):
 
 
 def both(left, right, jacobian, coefficients, shape):
-    """The factored form, and the same written out."""
+    """The factored gradients, and the same gradients instantiated."""
     flat = tf.reshape(jacobian, [2, -1, shape[-1]])
     base = OuterProducts(left, right, lambda total: tf.reshape(total, shape))
     rows = tf.matmul(left, right, transpose_a=True)
@@ -54,7 +54,7 @@ def test_the_cheapest_form_is_chosen_and_right(positions):
 
 def test_cancellation_never_understates_a_norm():
     left, right, jacobian = draw(1, 1, 500), draw(1, 1, 40), draw(2, 500, 40)
-    # What flows through the first moment is the negative of the outer product, up to 1e-5.
+    # The part through the first moment cancels the outer product up to 1e-5.
     jacobian = tf.concat([tf.tile(left[:, 0, :, tf.newaxis], [1, 1, 40]), jacobian[1:]], axis=0)
     coefficients = tf.stack([-right[:, 0] * (1 + 1e-5), tf.zeros([1, 40])], axis=1)
     ours, written = both(left, right, jacobian, coefficients, (500, 40))
@@ -63,7 +63,7 @@ def test_cancellation_never_understates_a_norm():
 
 
 def test_norms_survive_factors_of_extreme_size():
-    # The square of a coefficient would vanish, and a norm of zero would not be clipped.
+    # The square of a coefficient underflows. A norm of zero would not be clipped.
     jacobian, coefficients = tf.fill([2, 1, 1], 1e19), tf.constant([[[1e-20], [2e-20]]])
     nothing = tf.zeros([1, 1, 1])
     ours = moments.through_moments(OuterProducts(nothing, nothing), jacobian, coefficients)

@@ -47,9 +47,9 @@ def test_conv(rank, data):
     size = data.draw(st.tuples(*[st.integers(1, 4)] * rank), "kernel_size")
     strides = data.draw(st.tuples(*[st.integers(1, 3)] * rank), "strides")
     dilation = data.draw(st.tuples(*[st.integers(1, 2)] * rank), "dilation")
-    if max(strides) > 1:  # Keras allows one of them only
+    if max(strides) > 1:  # Keras does not allow both strides and dilations
         dilation = (1,) * rank
-    # TensorFlow's own gradient of uneven strides is not defined on a CPU.
+    # TensorFlow's gradient of unequal strides is not defined on a CPU.
     strides = (strides[0],) * rank
     padding = data.draw(st.sampled_from(["valid", "same", "causal"][: 3 if rank == 1 else 2]))
     groups = data.draw(st.sampled_from([1, 1, 1, 2]), "groups")
@@ -138,7 +138,7 @@ def test_conv3d_transpose():
     ids=lambda layer: type(layer).__name__,
 )
 def test_channels_first(layer):
-    # Where TensorFlow has no such convolution on this device, the comparison itself fails.
+    # If TensorFlow lacks this convolution on the device, the exact engine fails, too.
     check_rule(layer, (2, 8, 5)[: layer.rank + 1], rows=3)
 
 
@@ -154,7 +154,7 @@ def test_channels_first(layer):
     ids=["conv", "separable", "einsum", "einsum_middle", "rms"],
 )
 def test_layers_whose_vector_keras_puts_on_another_axis_are_refused(layer, shape):
-    # Keras takes the vector for one along the last axis. A rule that knew better would be wrong.
+    # Keras applies the vector along the last axis. A rule for the right axis would be wrong.
     model = keras.Sequential([keras.Input(shape), layer])
     assert "axis" in ghost.supports(model) or "axes" in ghost.supports(model)
     assert f"'{layer.name}'" in ghost.supports(model)
@@ -269,8 +269,8 @@ def test_outer_products_equal_what_they_stand_for(positions):
 
 
 def test_norms_survive_factors_of_extreme_size():
-    # Squared on their own, one factor overflows and the other vanishes; an example could choose
-    # them so, and a norm of zero would not be clipped.
+    # Squared separately, one factor overflows and the other underflows. An example could choose
+    # such factors, and a norm of zero would not be clipped.
     left, right = tf.fill([1, 1, 2], 3e25), tf.fill([1, 1, 2], 1e-25)
     norm = tf.sqrt(OuterProducts(left, right).square_norms())
     tf.debugging.assert_near(norm, [6.0], rtol=1e-5)
@@ -279,7 +279,7 @@ def test_norms_survive_factors_of_extreme_size():
 @pytest.mark.parametrize("positions", [1, 5])
 @pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e-19, 1e-17, 1e-12, 1.0, 1e12, 1e17, 1e19, 1e30])
 def test_quick_norms_never_understate(positions, scale):
-    # Five positions of 300 and 200 numbers: by Gram matrices.
+    # With five positions of 300 and 200 numbers, the norms are computed by Gram matrices.
     left, right = scale * _random(4, positions, 300), _random(4, positions, 200) / scale
     if positions == 1:
         left, right = left[:, 0], right[:, 0]
@@ -293,14 +293,14 @@ def test_quick_norms_never_understate(positions, scale):
 
 
 def test_cancellation_never_understates_a_norm():
-    # Two positions whose outer products cancel up to rounding: Gram matrices see their difference
-    # through numbers 1e8 times larger.
+    # The outer products of the two positions cancel up to rounding. Gram matrices compute their
+    # difference from numbers that are 1e8 times larger.
     left = tf.tile(_random(1, 1, 500), [1, 2, 1])
     right = _random(1, 1, 400)
     right = tf.concat([right, -right * (1 + 1e-4)], axis=1)
     products = OuterProducts(left, right)
     ours = products.square_norms()[0]
-    assert products._products is None  # by Gram matrices
+    assert products._products is None  # computed by Gram matrices
     exact = Instantiated(tf.matmul(left, right, transpose_a=True)).square_norms()[0]
     assert ours >= exact
     assert products.quick_square_norms()[0] >= exact

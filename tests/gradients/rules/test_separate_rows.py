@@ -1,4 +1,4 @@
-"""Which functions of `keras.ops` are known to keep the rows of a batch apart."""
+"""The functions of `keras.ops` that keep the rows of a batch separate are known."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""The hand-written gradient of a loop over steps, against TensorFlow's of the same steps unrolled."""
+"""The hand-written gradient of a loop over steps equals TensorFlow's for the unrolled steps."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ STEPS, ROWS, UNITS = 5, 3, 4
 
 
 def _step(gates, product, states):
-    """A cell with two states and a gate that sees the inputs' part alone."""
+    """A cell with two states and a gate that depends on the inputs only."""
     a, b = tf.split(gates, 2, axis=1)
     c, d = tf.split(product, 2, axis=1)
     carry = tf.tanh(a + c) * states[1] + tf.sigmoid(b) * d
