@@ -118,7 +118,7 @@ def test_keras_has_no_private_name_that_tfdp_gives_another_meaning(base):
     if base == "keras.optimizers.Optimizer":
         instance.build([keras.Variable(0.0)])
     assert private
-    assert {n for n in private if hasattr(instance, n)} == set()
+    assert {n for n in private if hasattr(instance, n)} == private & {*OVERRIDDEN[base]}
 
 
 @pytest.mark.parametrize("kind", ["SimpleRNN", "LSTM", "GRU"])

@@ -37,14 +37,15 @@ class StepSuite:
         settings: further arguments of the optimizer.
         step_over_rate: how far a unit of the lot's mean moves a weight, over the learning rate.
         attains_the_bound: whether a long gradient moves a step by exactly the sensitivity.
-        normalizes_batches: whether batch statistics are implemented for it.
+        normalizes_batches: whether to train with batch statistics as well; that is the engine's doing,
+            and one mechanism shows it.
     """
 
     mechanism: str
     settings: dict = {}
     step_over_rate = 1.0
     attains_the_bound = True
-    normalizes_batches = True
+    normalizes_batches = False
 
     def squares_per_weight(self):
         """(mean, variance) of the squared noise on a weight, over (noise multiplier * clip norm)^2."""

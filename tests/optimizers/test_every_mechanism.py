@@ -10,6 +10,7 @@ from tfdp.optimizers import MECHANISMS
 
 class TestDPSGD(StepSuite):
     mechanism = "dpsgd"
+    normalizes_batches = True
 
 
 class TestSIDPSGD(StepSuite):
@@ -38,7 +39,6 @@ class TestDiscreteSGD(StepSuite):
     mechanism = "discrete_sgd"
     settings = {"noise": "gaussian", "denoise": False}
     attains_the_bound = False
-    normalizes_batches = False
 
 
 def test_no_mechanism_is_left_out():

@@ -306,8 +306,15 @@ def test_the_scale_that_a_step_reports_is_that_of_its_noise(mechanism):
 # -- noise that differs from step to step ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if m != "matrix"])
-@pytest.mark.parametrize("compiled", [{"run_eagerly": True}, {}, {"jit_compile": True}])
+@pytest.mark.parametrize(
+    ("mechanism", "compiled"),
+    [
+        *((mechanism, {}) for mechanism in MECHANISMS if mechanism != "matrix"),
+        ("dpsgd", {"run_eagerly": True}),
+        ("dpsgd", {"jit_compile": True}),
+        ("si_dpsgd", {"jit_compile": True}),
+    ],
+)
 def test_every_step_has_the_noise_of_its_place_in_the_table(mechanism, compiled):
     table = (3.0, 1.0, 2.0)
 

@@ -1,5 +1,7 @@
 """tfdp's own train function takes the same steps as that of Keras."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
@@ -116,3 +118,14 @@ def test_new_shapes_are_traced_once(keras_calls):
     model.fit(*data(400), batch_size=32, epochs=4, verbose=0)
     assert not keras_calls
     assert len(traced) == first
+
+
+def test_a_training_that_is_over_leaves_no_graph_in_memory():
+    def graphs():
+        gc.collect()
+        return sum(isinstance(found, tf.Graph) for found in gc.get_objects())
+
+    fit(private(sgd()))  # what is made once stays
+    before = graphs()
+    fit(private(sgd()))
+    assert graphs() <= before

@@ -55,6 +55,7 @@ OVERRIDDEN = {
         "save_own_variables": ("store",),
     },
     "keras.optimizers.Optimizer": {
+        "_all_reduce_sum_gradients": ("grads_and_vars",),
         "apply": ("grads", "trainable_variables"),
         "build": ("variables",),
         "get_config": (),

@@ -57,6 +57,15 @@ def iterator_of(spec: tf.TypeSpec, resource: tf.Tensor) -> tf.data.Iterator:
 # -- graphs ------------------------------------------------------------------------------------------
 
 
+def concrete_function(function, *specs):
+    """The concrete function of a `tf.function`, whose graph is freed together with it.
+
+    `get_concrete_function` never takes apart the reference cycles of the graph
+    (`_get_concrete_function_garbage_collected`).
+    """
+    return borrowed(function, "_get_concrete_function_garbage_collected")(*specs)
+
+
 def captured(graph: tf.Graph) -> list:
     """The pairs (outer tensor, inner tensor) that a function's graph captures.
 

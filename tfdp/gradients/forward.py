@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import forget_losses, input_structure
+from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.random_state import noise_states, seed_states
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
@@ -123,8 +124,9 @@ class Forward:
                 return self.outputs(values, self.state(), x)[0]
 
             specification = input_specification(self.model, rows)
-            graph = tf.function(run, autograph=False).get_concrete_function(specification).graph
-            outputs = [o for operation in graph.get_operations() for o in operation.outputs]
+            concrete = concrete_function(tf.function(run, autograph=False), specification)
+            operations = concrete.graph.get_operations()
+            outputs = [o for operation in operations for o in operation.outputs]
             numbers = [o for o in outputs if o.dtype.is_floating]
             return sum((o.shape.num_elements() or 0) * o.dtype.size for o in numbers)
 

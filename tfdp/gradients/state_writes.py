@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import forget_losses, layers_of
-from tfdp._compat.tensorflow import captured, variable_name
+from tfdp._compat.tensorflow import captured, concrete_function, variable_name
 from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
 
 _WHY = "so it would keep what private examples wrote into it without any noise"
@@ -156,7 +156,7 @@ class _Trace:
         try:
             # This is not done in tf.init_scope(), where no tape records.
             traced = tf.function(functools.partial(self._run, forward), autograph=False)
-            self._concrete = traced.get_concrete_function(*specs)  # keeps the graph alive
+            self._concrete = concrete_function(traced, *specs)  # keeps the graph alive
         finally:
             forget_losses(forward.model)  # losses from add_loss belong to this graph
 

@@ -409,6 +409,14 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             noise_multiplier = tf.cast(noise_multiplier, tf.float32)
         return noise_multiplier * bounded.l2_norm_clip
 
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        """Returns the gradients as they are, because several replicas are refused.
+
+        Keras' sum over replicas registers a gradient function with TensorFlow for every graph that is
+        traced. The registration is never removed, and it keeps the whole graph in memory.
+        """
+        return list(grads_and_vars)
+
     @staticmethod
     def _private_mean(total, divisor, penalty):
         mean = total / tf.constant(float(divisor), total.dtype)

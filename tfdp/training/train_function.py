@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import own_strategy, without_optionals
 from tfdp._compat.tensorflow import (
+    concrete_function,
     dataset_before,
     dataset_of,
     datasets_of_replicas,
@@ -53,7 +54,7 @@ def lean(model, keras_function: Callable) -> Callable:
             return step(iterator_of(spec, resource).get_next())
 
         traced = tf.function(next_step, autograph=False)
-        return traced.get_concrete_function(tf.TensorSpec([], tf.resource))
+        return concrete_function(traced, tf.TensorSpec([], tf.resource))
 
     calls = weakref.WeakKeyDictionary()
 

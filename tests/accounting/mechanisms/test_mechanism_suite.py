@@ -36,7 +36,7 @@ class TestDPSGDInTurns(MechanismSuite):
 
 
 class TestDPSGDWithReplacement(MechanismSuite):
-    RUN = CYCLIC.with_(sampling="with_replacement")
+    RUN = CYCLIC.with_(sampling="with_replacement", steps=8)
 
 
 class TestDPSGDFixedSize(MechanismSuite):

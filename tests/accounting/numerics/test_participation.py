@@ -149,8 +149,9 @@ def test_coarse_unit_for_long_runs_stays_an_upper_bound(monkeypatch):
     assert exact <= coarse <= 1.2 * exact
 
 
-@pytest.mark.parametrize("steps", [101, 130, 257, 1051])
-@pytest.mark.parametrize("lot_size", [750, 900, 990, 999])
+@pytest.mark.parametrize(
+    ("lot_size", "steps"), [(750, 1051), (900, 130), (990, 101), (999, 257), (999, 1051)]
+)
 def test_laws_keep_their_mass_where_lots_are_nearly_everybody(lot_size, steps):
     run = Run(
         mechanism="si_dpsgd", sampling="poisson", num_examples=1000, lot_size=lot_size, steps=steps,

@@ -116,9 +116,14 @@ def test_small_shifts_cost_their_fisher_information(family, nu):
     assert np.all(log_moments(family, [0.3], ORDERS, nu)[0] <= expected * (0.3001 / shift) ** 2)
 
 
+# TensorFlow makes its process flush denormal numbers to zero. The square of a smaller shift is one, and
+# its bound is then 0 or infinite.
+SHIFTS = st.one_of(st.just(0.0), st.floats(1e-100, 0.2))
+
+
 @pytest.mark.parametrize(("family", "nu"), CASES)
 @settings(max_examples=3, deadline=None)
-@given(st.lists(st.floats(0.0, 0.2), min_size=1, max_size=12))
+@given(st.lists(SHIFTS, min_size=1, max_size=12))
 def test_unit_norm_bounds_every_vector(family, nu, entries):
     vector = np.array(entries)
     bound = unit_norm(family, max(np.linalg.norm(vector), 1e-9), 0.2, (2, 8, 32), nu)

@@ -212,7 +212,7 @@ few, many = (
         phases=[Phase.explicit, Phase.generate],  # without shrinking, which takes minutes
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    for count, derandomize in ((3, True), (60, False))
+    for count, derandomize in ((2, True), (60, False))
 )
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdp._compat import pfor_random, pfor_repairs
 from tfdp._compat.keras import forget_losses
+from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import works_in_turn
 from tfdp.gradients.contract import BoundedSum
@@ -94,7 +95,7 @@ def _trace(model, rules, specification):
             Recorder(forward, rules, tape).outputs(values, forward.state(), x)
 
     try:
-        tf.function(run, autograph=False).get_concrete_function(specification)
+        concrete_function(tf.function(run, autograph=False), specification)
     finally:
         forget_losses(model)  # losses from add_loss belong to the graph that is gone
 
