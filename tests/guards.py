@@ -897,6 +897,17 @@ GUARDS = (
     ),
     # -- optimizers -----------------------------------------------------------------------------
     Guard(
+        "noise that float32 can hold",
+        OPTIMIZER,
+        "        _check_scales(l2_norm_clip, self.noise_multiplier)\n",
+        "",
+        (
+            "tests/optimizers/test_dp_keras_optimizer.py::"
+            "test_noise_below_the_normal_numbers_of_float32_is_refused",
+        ),
+        "noise is flushed to zero while a finite epsilon is stated",
+    ),
+    Guard(
         "what is accounted is set once",
         ACCOUNTED,
         "        if self._slot in optimizer.__dict__:\n",

@@ -142,6 +142,8 @@ def test_a_sweep_of_one_value_is_a_sweep():
         (["--sweep=steps=1,0"], "--steps to be at least 1. Found 0. It is in --sweep"),
         (["--sweep=epsilon=1,1.0"], "differ"),
         (["--sweep=epsilon=1,2", "--noise_multiplier=1"], "both"),
+        (["--sweep=epochs=1,2", "--steps=2"], "both"),
+        (["--sweep=epochs=1,2", "--sweep=steps=1,2"], "both"),
         (["--sweep=epsilon=1,2", "--sweep=epsilon=3,4"], "twice"),
     ],
 )

@@ -61,9 +61,9 @@ class StepSuite:
             **self.settings,
         )
 
-    def one_step(self, model, present, noise=1.0):
+    def one_step(self, model, present, noise=1.0, compiled=None):
         """Returns the change of the weights in one step, in units of the lot's sum, and the model."""
-        made = private(self.optimizer(noise), model)
+        made = private(self.optimizer(noise), model, compiled)
         x, y = data(L)
         x[VICTIM] *= 2.0
         before = weights(made)
@@ -127,6 +127,24 @@ class StepSuite:
         # Wrong noise, as if 2/3 or 3/2 of the accounted noise had been added, is detected.
         assert not accepts(run.noise_multiplier * 3 / 2)
         assert not accepts(run.noise_multiplier * 2 / 3)
+
+    def test_it_says_the_standard_deviation_that_it_adds(self, monkeypatch):
+        kind, said = type(self.optimizer(1.0)), []
+        update = kind.update
+
+        def followed(*arguments):
+            said.append(float(update(*arguments)))
+            return tf.constant(said[-1])
+
+        monkeypatch.setattr(kind, "update", followed)
+        eagerly = {"run_eagerly": True}
+        noisy, _ = self.one_step(wide(), EVERYBODY, noise=3.0, compiled=eagerly)
+        silent, _ = self.one_step(wide(), EVERYBODY, noise=0.0, compiled=eagerly)
+        mean, variance = self.squares_per_weight()
+        squares = ((noisy - silent) / said[0]) ** 2
+        error = (squares.mean() - 1) / np.sqrt(variance / mean**2 / len(squares))
+        assert abs(error) < 5
+        assert said[1] < 1e-2 * said[0]  # SGLD has a little of its own
 
     def test_xla_compiles_once_and_not_for_every_poisson_lot(self):
         class Clock(keras.callbacks.Callback):

@@ -150,3 +150,12 @@ def test_the_seed_is_in_no_config():
     assert "seed" not in config and "123456" not in repr(config)
     assert sgd(seed=1).seeded and not sgd().seeded
     assert tfdp.DPKerasSGDOptimizer.from_config(config).l2_norm_clip == 1.0
+
+
+@pytest.mark.parametrize(
+    ("clip", "noise"), [(1e-21, 1.0), (1e-38, 1.0), (1e-20, 1e-6), (1e-20, (1.0, 1e-6))]
+)
+def test_noise_below_the_normal_numbers_of_float32_is_refused(clip, noise):
+    with pytest.raises(ValueError, match="float32 has the distribution"):
+        tfdp.DPKerasSGDOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=0.1)
+    tfdp.DPKerasSGDOptimizer(l2_norm_clip=1e-20, noise_multiplier=(1e-4, 0.0), learning_rate=0.1)

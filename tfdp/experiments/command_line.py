@@ -134,6 +134,12 @@ def points(
     found = []
     for texts in sweep.product(sweeps or []):
         swept = {name: _value(name, text, flag_values) for name, text in texts.items()}
+        for name in swept:  # else the points could differ in name only
+            rival = SETTINGS[name].rival
+            if rival in given or rival in swept:
+                raise ValueError(
+                    f"Expected one of --{name} and --{rival}. Found both, with {name} in --sweep."
+                )
         if any(swept[name] != given[name] for name in swept.keys() & given.keys()):
             continue
         experiment = _experiment(swept | given, recipes, flag_values)

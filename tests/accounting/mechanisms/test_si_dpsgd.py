@@ -207,3 +207,13 @@ def test_rounding_of_the_means_adds_to_the_sensitivity():
     assert coarse.epsilon == math.inf
     assert "larger learning rate" in coarse.reason
     assert claimed(small(**settled, num_weights=10**6), DELTA).epsilon < math.inf
+
+
+def test_the_words_say_whether_the_means_are_released():
+    run = Run(
+        mechanism="si_dpsgd", num_examples=100, lot_size=10, steps=5, sampling="cyclic",
+        noise_multiplier=4.0,
+    )  # fmt: skip
+    assert "never released" in proven(run, 1e-5).released
+    means = proven(run.with_(release="mu"), 1e-5).released
+    assert "never" not in means and "un-noised means" in means

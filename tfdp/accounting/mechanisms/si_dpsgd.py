@@ -64,7 +64,6 @@ class SIDPSGD(NoisyMechanism):
     largest_start: float = 0.0
 
     name: ClassVar[str] = "si_dpsgd"
-    released: ClassVar[str] = "one noisy draw of the weights per step; the means are never released"
     claim_assumptions: ClassVar[tuple[str, ...]] = (
         *claims.ASSUMPTIONS,
         "The paper treats every step as fresh, although its means carry all earlier gradients "
@@ -78,6 +77,14 @@ class SIDPSGD(NoisyMechanism):
         "draws",
     )
     ignored: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def released(self) -> str:
+        """Description of the released values, which `release` decides."""
+        if self.release != "theta":
+            return "one noisy draw of the weights per step, and the un-noised means at the end"
+        return "one noisy draw of the weights per step; the means are never released"
+
     segments_note: ClassVar[str | None] = (
         "Every SI-DPSGD segment started from released weights, not from earlier means."
     )
