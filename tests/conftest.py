@@ -9,7 +9,6 @@ from tensorflow.python.framework import ops
 # The fast lane: what runs in seconds because it trains little or nothing. See CONTRIBUTING.md.
 FAST = (
     "accounting/mechanisms/test_dp_dropout.py",
-    "accounting/mechanisms/test_discrete_sgd.py",
     "accounting/mechanisms/test_si_dpsgd.py",
     "accounting/numerics/test_gaussian.py",
     "accounting/numerics/test_linear_response.py",

@@ -96,7 +96,8 @@ def help_text(flag_values: flags.FlagValues = flags.FLAGS) -> str:
         grouped[known.group].append(name)
     for group, names in grouped.items():
         lines += [f"{group}:", *(_flag_help(flag_values[name]) for name in names), ""]
-    return "\n".join([*lines, "--helpfull lists absl's own flags as well."])
+    recipes = "The recipe flags/defaults/<dataset>_<mechanism>.cfg comes before these defaults."
+    return "\n".join([*lines, recipes, "--helpfull lists absl's own flags as well."])
 
 
 def _flag_help(flag: flags.Flag) -> str:
