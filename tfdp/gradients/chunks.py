@@ -108,7 +108,7 @@ def suitable_rows(forward, rows, expected, microbatch_size):
     return math.ceil(math.ceil(rows / chunks) / microbatch_size) * microbatch_size
 
 
-def works_in_turn(forward: Forward, rows: int | None) -> bool:
+def works_in_sequence(forward: Forward, rows: int | None) -> bool:
     """Whether a pass over `rows` rows is so large that its parts should wait for each other.
 
     TensorFlow starts every operation as soon as its inputs are there: it computes the second chunk

@@ -15,7 +15,7 @@ from tfdp.gradients.chunks import (
     pad_rows,
     split_rows,
     suitable_rows,
-    works_in_turn,
+    works_in_sequence,
 )
 from tfdp.gradients.contract import BoundedSum, Engine, needs_whole_lots
 from tfdp.gradients.engines import exact, ghost, lotwise
@@ -151,7 +151,9 @@ def bounded_sum(
         ]
         return chunk + 1, sums, non_finite + part.non_finite, arrays
 
-    with tf.control_dependencies(first.sums if works_in_turn(forward, physical_batch_size) else []):
+    with tf.control_dependencies(
+        first.sums if works_in_sequence(forward, physical_batch_size) else []
+    ):
         second = tf.constant(1)
     _, sums, non_finite, arrays = tf.while_loop(
         lambda chunk, *_: chunk < chunks,

@@ -33,19 +33,21 @@ def bounded(
     present = tf.not_equal(sample_weight, 0.0)
     if bound.whole_gradients:
         gradients = [None if g is None else g.instantiated() for g in gradients]
-    lot = _Lot(gradients, variables, bound, present, microbatch_size)
-    quick_norms = lot.square_norms("quick_square_norms")
+    rows = _Rows(gradients, variables, bound, present, microbatch_size)
+    quick_norms = rows.square_norms("quick_square_norms")
     if microbatch_size > 1:
-        results = lot.careful(quick_norms)
+        results = rows.careful(quick_norms)
     else:
         # Nearly every lot is finite. No row then has to be removed from large tensors.
         finite = tf.reduce_all(tf.math.is_finite(tf.add_n(quick_norms)))
-        results = tf.cond(finite, lambda: lot.quick(quick_norms), lambda: lot.careful(quick_norms))
+        results = tf.cond(
+            finite, lambda: rows.quick(quick_norms), lambda: rows.careful(quick_norms)
+        )
     sums, norms, clipped, non_finite = results
     return BoundedSum(
         sums=sums,
         norms=norms,
-        present=lot.microbatches_present(),
+        present=rows.microbatches_present(),
         clipped=clipped,
         non_finite=non_finite,
         losses=losses,
@@ -58,7 +60,7 @@ def bounded(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Lot:
+class _Rows:
     """The rows that `bounded` works on.
 
     `quick` and `careful` return (sums, norms, clipped, non_finite), as in `BoundedSum`.

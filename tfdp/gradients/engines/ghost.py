@@ -17,7 +17,7 @@ from tfdp._compat import pfor_random, pfor_repairs
 from tfdp._compat.keras import forget_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
-from tfdp.gradients.chunks import works_in_turn
+from tfdp.gradients.chunks import works_in_sequence
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines.ending import bounded
 from tfdp.gradients.forward import Forward, input_specification
@@ -117,9 +117,9 @@ def bounded_sum(
     rules = owners(forward.model)
     run = _forward_pass(forward.model, rules)
     recorded, moments, losses, outputs, state = run(forward, rules, x, y, sample_weight, chunk)
-    if works_in_turn(forward, sample_weight.shape[0]):
+    if works_in_sequence(forward, sample_weight.shape[0]):
         for recording in recorded.values():
-            recording.calls = [*map(_in_turn, recording.calls)]
+            recording.calls = [*map(_in_sequence, recording.calls)]
     return bounded(
         _gradients(forward, recorded, moments),
         forward.variables,
@@ -148,7 +148,7 @@ def _gradients(forward, recorded, moments):
     return [found.get(id(v)) for v in forward.variables]
 
 
-def _in_turn(call):
+def _in_sequence(call):
     """Makes work on a call's saved tensors wait until the backward pass has reached its layer."""
     with tf.control_dependencies([call.gradient]):
         saved = tf.nest.map_structure(tf.identity, call.saved)
