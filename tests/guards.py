@@ -1842,6 +1842,56 @@ GUARDS = (
         "two processes hold a lock each, of two files of one name",
     ),
     Guard(
+        "a folder that was taken away is not written",
+        FOLDER,
+        "            self._partial.check_held()\n            digests",
+        "            digests",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_folder_that_was_taken_away_is_not_committed_or_cleared",
+        ),
+        "a run writes its model among the files of another run",
+    ),
+    Guard(
+        "a card is written beside the model of its run",
+        FOLDER,
+        "    check_held()\n    with open(os.path.join(work, CARD)",
+        "    with open(os.path.join(work, CARD)",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_folder_that_was_taken_away_is_not_committed_or_cleared",
+        ),
+        "a run writes its card among the files of another run",
+    ),
+    Guard(
+        "the digests are of files of this run",
+        FOLDER,
+        "    check_held()\n    with open(os.path.join(work, RECORD)",
+        "    with open(os.path.join(work, RECORD)",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_folder_that_was_taken_away_is_not_committed_or_cleared",
+        ),
+        "the record of one run gets the digest of another run's model, and the check says whole",
+    ),
+    Guard(
+        "a folder that was taken away is not renamed",
+        FOLDER,
+        "        partial.check_held()\n",
+        "",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_folder_that_was_taken_away_is_not_committed_or_cleared",
+        ),
+        "a run puts the unfinished result of another run in place",
+    ),
+    Guard(
+        "a folder that was taken away is not cleared",
+        PARTIAL,
+        "                self._clear_if_held(made_one)\n",
+        "                self._clear(made_one)\n",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_folder_that_was_taken_away_is_not_committed_or_cleared",
+        ),
+        "a run deletes what another run is making",
+    ),
+    Guard(
         "a partial folder of others is left",
         PARTIAL,
         "        if names and _LOCK not in names:\n",

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tfdp.experiments import partial_folder
+from tfdp.experiments import partial_folder, result_folder
 from tfdp.experiments.result_folder import (
     ResultBusy,
     ResultError,
@@ -70,6 +70,60 @@ def test_a_lock_on_a_file_that_is_gone_is_no_lock(tmp_path, monkeypatch):
     with pytest.raises(ResultBusy):
         ResultFolder(tmp_path / "r").__enter__()
     others[1].__exit__(None, None, None)
+
+
+def remove(partial):
+    shutil.rmtree(partial)
+
+
+def move(partial):
+    partial.rename(partial.with_name("elsewhere"))
+
+
+def written(which, then=None):
+    """Returns a function that writes the model `which`, and does something else before it ends."""
+
+    def save_model(path):
+        pathlib.Path(path).write_text(f"model {which}")
+        if then is not None:
+            then()
+
+    return save_model
+
+
+@pytest.mark.parametrize("take", [remove, move])
+@pytest.mark.parametrize("moment", ["before", "while writing", "at the digests", "at the renaming"])
+def test_a_folder_that_was_taken_away_is_not_committed_or_cleared(
+    tmp_path, monkeypatch, caplog, take, moment
+):
+    others = []
+
+    def taken():
+        take(tmp_path / "r.partial")
+        others.append(ResultFolder(tmp_path / "r"))
+        others[0].__enter__()
+        for name in ("model.keras", "model_card.md"):
+            (tmp_path / "r.partial" / "result" / name).write_text("of the other run")
+        if moment == "at the renaming":
+            (tmp_path / "r.partial" / "result" / "run.json").write_text("of the other run")
+
+    with ResultFolder(tmp_path / "r") as folder, monkeypatch.context() as patch:
+        if moment == "before":
+            taken()
+        if moment == "at the renaming":
+            patch.setattr(result_folder, "sync_tree", lambda work: taken())
+        if moment == "at the digests":
+            patch.setattr(result_folder, "digest", lambda path: others or taken() or "")
+        then = taken if moment == "while writing" else None
+        with pytest.raises(ResultError, match=r"removed or moved it; the result was not put in"):
+            folder.commit({}, "card", written("first", then))
+    assert "was not cleared" in caplog.text
+    assert not (tmp_path / "r").exists()
+    of_other = tmp_path / "r.partial" / "result"
+    assert (of_other / "model.keras").read_text() == "of the other run"
+    assert (of_other / "run.json").exists() == (moment == "at the renaming")
+    others[0].__exit__(None, None, None)
+    assert names(tmp_path) == (["elsewhere"] if take is move else [])
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):

@@ -79,6 +79,14 @@ class PartialFolder:
             self.release()
             raise
 
+    def check_held(self) -> None:
+        """Raises ResultError if the folder on the disk is not the one that this process locked."""
+        if not _same_file(self._lock, self._lock_path):
+            raise ResultError(
+                f"Expected {self.path} to stay in its place during the run. Found that somebody "
+                "removed or moved it; the result was not put in place."
+            )
+
     def release(self, made_one: bool = False) -> None:
         """Clears the folder and releases the lock.
 
@@ -89,13 +97,20 @@ class PartialFolder:
         """
         if self._lock is not None:
             if self._ours:
-                self._clear(made_one)
+                self._clear_if_held(made_one)
             os.close(self._lock)
         if not made_one:
             for folder in reversed(self._made):
                 with contextlib.suppress(OSError):  # another process may use the folder by now
                     os.rmdir(folder)
         self._lock, self._ours, self._made = None, False, []
+
+    def _clear_if_held(self, made_one):
+        """Clears, unless another process may be using a new folder of the same name by now."""
+        if _same_file(self._lock, self._lock_path):
+            self._clear(made_one)
+        else:
+            logging.warning("Somebody removed or moved %s. It was not cleared.", self.path)
 
     def _clear(self, made_one):
         shutil.rmtree(self.result, ignore_errors=True)
@@ -239,7 +254,7 @@ def _entries(folder):
 def _same_file(handle, path):
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

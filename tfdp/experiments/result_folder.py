@@ -16,7 +16,6 @@ TensorFlow.
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -29,9 +28,18 @@ from absl import logging
 
 from tfdp._files import exchange, secret_folder, sync_folder, sync_tree
 from tfdp.experiments.partial_folder import PartialFolder, ResultBusy, ResultError, clear_leftovers
+from tfdp.experiments.result_files import (
+    CARD,
+    DIGESTS,
+    LOG,
+    MODEL,
+    RECORD,
+    digest,
+    is_result,
+    read_record,
+    strange_entry,
+)
 
-MODEL, RECORD, CARD, LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
-_DIGESTS = {"model_sha256": MODEL, "model_card_sha256": CARD}
 # Bytes for everything but the model: record, card and log of the digits take 17 kB together.
 _SMALL = 2**20
 _LOST = (
@@ -127,7 +135,8 @@ class ResultFolder:
         """
         work = self._open().result
         try:
-            digests = _write(work, record, card, save_model)
+            self._partial.check_held()
+            digests = _write(work, record, card, save_model, self._partial.check_held)
             self._put_in_place()
         except OSError as error:
             raise ResultError(
@@ -210,7 +219,9 @@ class ResultFolder:
 
     def _put_in_place(self):
         partial = self._partial
-        if self._checked(partial.target) != "result":
+        state = self._checked(partial.target)
+        partial.check_held()
+        if state != "result":
             try:
                 # The system lets a folder replace nothing but an empty folder.
                 os.rename(partial.result, partial.target)
@@ -256,11 +267,11 @@ def check(folder: str | os.PathLike) -> dict:
     folder = os.fspath(folder)
     if _look(folder) != "result":
         raise ResultError(f"Expected the folder of a result. Found nothing in {folder}.")
-    record = _record(folder)
-    for key, name in _DIGESTS.items():
+    record = read_record(folder)
+    for key, name in DIGESTS.items():
         path = os.path.join(folder, name)
         try:
-            found = _digest(path)
+            found = digest(path)
         except OSError as error:
             raise ResultError(f"Expected {path}. Found: {_words(error)}.") from error
         if found != record.get(key):
@@ -271,12 +282,15 @@ def check(folder: str | os.PathLike) -> dict:
     return record
 
 
-def _write(work, record, card, save_model):
+def _write(work, record, card, save_model, check_held):
     """Writes all files, run.json last, and waits until they are on the disk; returns the digests."""
     save_model(os.path.join(work, MODEL))
+    check_held()
     with open(os.path.join(work, CARD), "x", encoding="utf-8") as file:
         file.write(card)
-    digests = {key: _digest(os.path.join(work, name)) for key, name in _DIGESTS.items()}
+    digests = {key: digest(os.path.join(work, name)) for key, name in DIGESTS.items()}
+    # If the folder is not this process's any more, the digests may be those of another run's files.
+    check_held()
     with open(os.path.join(work, RECORD), "x") as file:
         json.dump({**record, **digests}, file, indent=2, allow_nan=False)
         file.write("\n")
@@ -328,40 +342,7 @@ def _look(path) -> str | None:
 
 def _foreign(folder) -> str | None:
     """Returns an entry that no result has, or what is wrong with run.json; None for a result."""
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name == LOG and entry.is_dir(follow_symlinks=False):
-                if strange := _strange_event_file(entry.path):
-                    return strange
-            elif entry.name not in (MODEL, RECORD, CARD) or not entry.is_file(
-                follow_symlinks=False
-            ):
-                return entry.name
-    record = _record(folder)
-    return None if record.keys() >= _DIGESTS.keys() else f"no {RECORD} with digests"
-
-
-def _strange_event_file(folder) -> str | None:
-    for inner, folders, names in os.walk(folder):
-        for name in sorted(names + folders):
-            path = os.path.join(inner, name)
-            if os.path.islink(path) or (name in names and "tfevents" not in name):
-                return os.path.relpath(path, os.path.dirname(folder))
-    return None
-
-
-def _record(folder) -> dict:
-    try:
-        with open(os.path.join(folder, RECORD), "rb") as file:
-            record = json.load(file)
-    except (FileNotFoundError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _digest(path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return strange_entry(folder) or (None if is_result(folder) else f"no {RECORD} with digests")
 
 
 def _check_replaceable(target) -> None:
