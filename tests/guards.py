@@ -1922,6 +1922,26 @@ GUARDS = (
         "what another program keeps beside its lock is deleted",
     ),
     Guard(
+        "files of others among the files of a result are left",
+        PARTIAL,
+        "        if strange := self._strange_file():\n            raise",
+        "        if strange := None:\n            raise",
+        (
+            "tests/experiments/test_partial_folder.py::test_what_is_not_certainly_ours_is_not_cleared",
+        ),
+        "what somebody put into an unfinished result is deleted by the next run",
+    ),
+    Guard(
+        "files of others that appear during a run are left",
+        PARTIAL,
+        "            if strange := self._strange_file():\n                logging",
+        "            if strange := None:\n                logging",
+        (
+            "tests/experiments/test_partial_folder.py::test_files_that_appear_during_a_run_stay_and_are_named",
+        ),
+        "what somebody put into an unfinished result is deleted at the end of the run",
+    ),
+    Guard(
         "a partial folder of another user is left",
         PARTIAL,
         "if os.geteuid() not in (0, found.st_uid):",

@@ -34,11 +34,11 @@ with ResultFolder(sys.argv[1]):
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
     process = python(HOLD, tmp_path / "r")
     assert process.stdout.readline() == "in\n"
-    (tmp_path / "r.partial" / "result" / "half").touch()
+    (tmp_path / "r.partial" / "result" / "model.0.partial.keras").touch()
     words = rf"Found process {process.pid} on \S+ \(since 20\S+\), which is making it"
     with pytest.raises(ResultBusy, match=words):
         ResultFolder(tmp_path / "r").__enter__()
-    assert names(tmp_path / "r.partial" / "result") == ["half"]
+    assert names(tmp_path / "r.partial" / "result") == ["model.0.partial.keras"]
     process.kill()  # after that, nothing needs to be removed by hand
     process.communicate(timeout=60)
     assert names(tmp_path) == ["r.partial"]
@@ -166,6 +166,15 @@ def empty_lock_beside_a_folder(partial):
     (partial / "result").mkdir()
 
 
+def foreign_in(*place):
+    def put(partial):
+        partial.joinpath(*place).parent.mkdir(parents=True)
+        (partial / "lock").write_text('{"program": "tfdp"}')
+        partial.joinpath(*place).touch()
+
+    return put
+
+
 def only_a_file(partial):
     partial.touch()
 
@@ -182,6 +191,10 @@ def link(partial):
         foreign_beside_lock,
         foreign_lock,
         empty_lock_beside_a_folder,
+        foreign_in("result", "thesis.tex"),
+        foreign_in("result", "tensorboard", "notes.txt"),
+        foreign_in("previous", "thesis.tex"),
+        foreign_in("result"),
         only_a_file,
         link,
     ],
@@ -194,6 +207,25 @@ def test_what_is_not_certainly_ours_is_not_cleared(tmp_path, put):
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before
     with ResultFolder(tmp_path / "r", numbered=True):  # a numbered folder does not use this place
         pass
+
+
+def test_files_that_appear_during_a_run_stay_and_are_named(tmp_path, caplog):
+    with ResultFolder(tmp_path / "r_007") as folder:
+        thesis = pathlib.Path(folder.log_dir).with_name("thesis.tex")
+        thesis.touch()
+    assert f"was not cleared, because it holds {thesis}" in caplog.text
+    caplog.clear()
+    with ResultFolder(tmp_path / "r", numbered=True) as folder:
+        assert folder.path == str(tmp_path / "r_008")
+    assert f"was not cleared: Expected {thesis.parents[1]} to be free" in caplog.text
+    assert thesis.exists()
+
+
+def test_an_unfinished_model_is_cleared(tmp_path):
+    foreign_in("result", "model.0.partial.keras")(tmp_path / "r.partial")
+    with ResultFolder(tmp_path / "r"):
+        assert names(tmp_path / "r.partial" / "result") == []
+    assert names(tmp_path) == []
 
 
 def test_a_leftover_of_another_user_is_not_cleared(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ import stat
 from absl import logging
 
 from tfdp._files import sync_folder
+from tfdp.experiments.result_files import strange_entry
 
 _LOCK, _RESULT, _PREVIOUS = "lock", "result", "previous"
 _PROGRAM = "tfdp"
@@ -106,11 +107,15 @@ class PartialFolder:
         self._lock, self._ours, self._made = None, False, []
 
     def _clear_if_held(self, made_one):
-        """Clears, unless another process may be using a new folder of the same name by now."""
-        if _same_file(self._lock, self._lock_path):
-            self._clear(made_one)
-        else:
+        """Clears, unless the folder is not this process's any more, or holds files of others."""
+        if not _same_file(self._lock, self._lock_path):
             logging.warning("Somebody removed or moved %s. It was not cleared.", self.path)
+            return
+        with contextlib.suppress(OSError):  # what cannot be looked at stays, for the next run
+            if strange := self._strange_file():
+                logging.warning("%s was not cleared, because it holds %s.", self.path, strange)
+            else:
+                self._clear(made_one)
 
     def _clear(self, made_one):
         shutil.rmtree(self.result, ignore_errors=True)
@@ -191,6 +196,8 @@ class PartialFolder:
         untouched = names == {_LOCK} and not os.fstat(self._lock).st_size
         if not untouched and _content(self._lock).get("program") != _PROGRAM:
             raise self._foreign("the lock file of another program")
+        if strange := self._strange_file():
+            raise self._foreign(f"a folder with {strange}")
         if names >= {_RESULT, _PREVIOUS} and os.path.lexists(self.target):
             # A killed run moved the earlier result to `previous` and left the new one in `result`,
             # so something else has put there what is now at the target.
@@ -199,6 +206,13 @@ class PartialFolder:
                 f"result that was there is in {self.previous}. Found something else there. Move one "
                 "of both away."
             )
+
+    def _strange_file(self) -> str | None:
+        """Returns the path of a file that lies among the files of a result and is none of them."""
+        for folder in (self.result, self.previous):
+            if os.path.lexists(folder) and (strange := strange_entry(folder, unfinished=True)):
+                return os.path.join(folder, strange)
+        return None
 
     def _foreign(self, found):
         return ResultError(
@@ -234,14 +248,18 @@ class PartialFolder:
 def clear_leftovers(folder: str, prefix: str) -> None:
     """Clears the `.partial` folders of killed runs in `folder`, of names that begin with `prefix`.
 
-    Folders that a living process uses, and folders that may not be tfdp's, stay.
+    Folders that a living process uses, and folders with files that may not be tfdp's, stay.
     """
     for name in sorted(_entries(folder)):
         if name.startswith(prefix) and name.endswith(".partial"):
             leftover = PartialFolder(os.path.join(folder, name.removesuffix(".partial")))
-            with contextlib.suppress(ResultError, OSError):
+            try:
                 leftover.acquire(make=False)
                 leftover.release(made_one=True)
+            except ResultBusy:
+                pass
+            except (ResultError, OSError) as error:
+                logging.warning("A folder that a run may have left was not cleared: %s", error)
 
 
 def _entries(folder):
