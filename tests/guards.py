@@ -1954,12 +1954,22 @@ GUARDS = (
     Guard(
         "an earlier result that is aside is not deleted for another",
         PARTIAL,
-        "if names >= {_RESULT, _PREVIOUS} and os.path.lexists(self.target):",
+        "if os.path.lexists(self.target) and not self._is_replaced():",
         "if False:",
         (
             "tests/experiments/test_partial_folder.py::test_an_earlier_result_that_is_aside_is_not_lost_to_somebody_elses_folder",
         ),
         "the only copy of an earlier result is deleted",
+    ),
+    Guard(
+        "an earlier result is cleared only for its replacement",
+        PARTIAL,
+        "digest(os.path.join(self.target, RECORD)) == self._replacement",
+        "bool(digest(os.path.join(self.target, RECORD)))",
+        (
+            "tests/experiments/test_partial_folder.py::test_an_earlier_result_stays_aside_if_it_cannot_be_moved_back",
+        ),
+        "any result that appears deletes the earlier one that could not be moved back",
     ),
     Guard(
         "an earlier result comes back",

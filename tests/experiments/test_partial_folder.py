@@ -255,14 +255,56 @@ def test_an_earlier_result_that_was_aside_comes_back_with_a_word(tmp_path, caplo
     assert names(tmp_path) == ["r"]
 
 
-def test_an_earlier_result_that_is_aside_is_not_lost_to_somebody_elses_folder(tmp_path):
+@pytest.mark.parametrize("left", [True, False], ids=["with result", "without result"])
+def test_an_earlier_result_that_is_aside_is_not_lost_to_somebody_elses_folder(tmp_path, left):
     partial = moved_aside(tmp_path)
+    if not left:
+        (partial / "result").rmdir()
     make(tmp_path / "x", "new")
     (tmp_path / "x").rename(tmp_path / "r")
     with pytest.raises(ResultError, match=r"the result that was there is in .*previous"):
         ResultFolder(tmp_path / "r", overwrite=True).__enter__()
     assert state(partial / "previous") == "old"
     assert state(tmp_path / "r") == "new"
+
+
+def test_an_earlier_result_stays_aside_if_it_cannot_be_moved_back(tmp_path, monkeypatch):
+    make(tmp_path / "r", "old")
+    make(tmp_path / "x", "other")
+    rename, previous = os.rename, tmp_path / "r.partial" / "previous"
+
+    def once(source, target):
+        if target == str(tmp_path / "r"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(source, target)
+
+    with ResultFolder(tmp_path / "r", overwrite=True) as folder, monkeypatch.context() as patch:
+        patch.setattr(result_folder, "exchange", lambda *names: False)
+        patch.setattr(os, "rename", once)
+        with pytest.raises(ResultError, match=f"what was there before is in {previous} "):
+            folder.commit({}, "card", written("new"))
+    assert state(previous) == "old"
+    (tmp_path / "x").rename(tmp_path / "r")
+    with pytest.raises(ResultError, match=f"the result that was there is in {previous}"):
+        ResultFolder(tmp_path / "r", overwrite=True).__enter__()
+    assert (state(previous), state(tmp_path / "r")) == ("old", "other")
+    (tmp_path / "r").rename(tmp_path / "x")
+    with ResultFolder(tmp_path / "r", overwrite=True):
+        assert state(tmp_path / "r") == "old"
+    assert names(tmp_path) == ["r", "x"]
+
+
+def test_an_earlier_result_that_was_replaced_is_cleared(tmp_path, monkeypatch):
+    make(tmp_path / "r", "old")
+    monkeypatch.setattr(result_folder, "exchange", lambda *names: False)
+    with monkeypatch.context() as patch:  # as if the process was killed after the renaming
+        patch.setattr(partial_folder.PartialFolder, "_clear", lambda *arguments: None)
+        make(tmp_path / "r", "new", overwrite=True)
+    assert state(tmp_path / "r.partial" / "previous") == "old"
+    with ResultFolder(tmp_path / "r", overwrite=True):
+        assert not (tmp_path / "r.partial" / "previous").exists()
+    assert state(tmp_path / "r") == "new"
+    assert names(tmp_path) == ["r"]
 
 
 # -- numbers ---------------------------------------------------------------------------------------

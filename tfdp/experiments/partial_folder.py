@@ -22,7 +22,7 @@ import stat
 from absl import logging
 
 from tfdp._files import sync_folder
-from tfdp.experiments.result_files import strange_entry
+from tfdp.experiments.result_files import RECORD, digest, strange_entry
 
 _LOCK, _RESULT, _PREVIOUS = "lock", "result", "previous"
 _PROGRAM = "tfdp"
@@ -53,6 +53,7 @@ class PartialFolder:
         self.previous = os.path.join(self.path, _PREVIOUS)
         self._lock_path = os.path.join(self.path, _LOCK)
         self._lock = None
+        self._replacement = None  # the digest of run.json in the result that replaces `previous`
         self._ours = False  # whether the content of the folder may be cleared
         self._made = []  # folders that this object made, parents first
 
@@ -87,6 +88,16 @@ class PartialFolder:
                 f"Expected {self.path} to stay in its place during the run. Found that somebody "
                 "removed or moved it; the result was not put in place."
             )
+
+    def move_previous(self) -> None:
+        """Moves the earlier result from the target to `previous`.
+
+        The lock file says from then on by which result it is to be replaced, so that a later run
+        knows whether `previous` may be cleared.
+        """
+        self._replacement = digest(os.path.join(self.result, RECORD))
+        self._write_holder()
+        os.rename(self.target, self.previous)
 
     def release(self, made_one: bool = False) -> None:
         """Clears the folder and releases the lock.
@@ -198,14 +209,26 @@ class PartialFolder:
             raise self._foreign("the lock file of another program")
         if strange := self._strange_file():
             raise self._foreign(f"a folder with {strange}")
-        if names >= {_RESULT, _PREVIOUS} and os.path.lexists(self.target):
-            # A killed run moved the earlier result to `previous` and left the new one in `result`,
-            # so something else has put there what is now at the target.
+        if _PREVIOUS in names:
+            self._replacement = _content(self._lock).get("replacement")
+            self._check_previous()
+
+    def _check_previous(self):
+        """Refuses to go on if the only copy of an earlier result is in `previous`, and must stay.
+
+        It may be cleared only if what is now at the target is the result that was to replace it.
+        """
+        if os.path.lexists(self.target) and not self._is_replaced():
             raise ResultError(
-                f"Expected nothing at {self.target}: a run that was to replace it was killed, and the "
-                f"result that was there is in {self.previous}. Found something else there. Move one "
-                "of both away."
+                f"Expected nothing at {self.target}: a run that was to replace it has ended early, and "
+                f"the result that was there is in {self.previous}. Found something else there. Move "
+                "one of both away."
             )
+
+    def _is_replaced(self) -> bool:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return digest(os.path.join(self.target, RECORD)) == self._replacement
+        return False
 
     def _strange_file(self) -> str | None:
         """Returns the path of a file that lies among the files of a result and is none of them."""
@@ -227,6 +250,8 @@ class PartialFolder:
             "host": socket.gethostname(),
             "since": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         }
+        if self._replacement is not None:
+            holder["replacement"] = self._replacement
         # The text has a fixed length, so that one write replaces all that an earlier process wrote.
         os.pwrite(self._lock, f"{json.dumps(holder):<{_HOLDER_BYTES - 1}}\n".encode(), 0)
         os.fsync(self._lock)
@@ -240,6 +265,8 @@ class PartialFolder:
                 "A run that was to replace %s was killed. The result that was there is back.",
                 self.target,
             )
+        elif os.path.lexists(self.previous):
+            self._check_previous()  # the target may have appeared since the entries were checked
         for leftover in (self.previous, self.result):
             if os.path.lexists(leftover):
                 shutil.rmtree(leftover)

@@ -42,10 +42,6 @@ from tfdp.experiments.result_files import (
 
 # Bytes for everything but the model: record, card and log of the digits take 17 kB together.
 _SMALL = 2**20
-_LOST = (
-    "Nothing of it is there, what was there before is as it was, and the model that was trained is "
-    "lost."
-)
 
 
 class ResultExists(ResultError):
@@ -131,7 +127,7 @@ class ResultFolder:
         Raises:
             ResultExists: another result has appeared at the final place meanwhile.
             ResultError: the result could not be written. Nothing of it remains, and what was at the
-                final place before is unchanged.
+                final place before is unchanged, or where the message says.
         """
         work = self._open().result
         try:
@@ -140,11 +136,11 @@ class ResultFolder:
             self._put_in_place()
         except OSError as error:
             raise ResultError(
-                f"Expected to write the result to {self.path}. Found: {_words(error)}. {_LOST} Make "
-                "room, or choose another folder, and train again."
+                f"Expected to write the result to {self.path}. Found: {_words(error)}. {self._lost()} "
+                "Make room, or choose another folder, and train again."
             ) from error
         except ResultError as error:
-            raise type(error)(f"{error} {_LOST}") from error
+            raise type(error)(f"{error} {self._lost()}") from error
         self._committed = True
         with _warned(self.path):
             sync_folder(os.path.dirname(self.path))
@@ -216,6 +212,15 @@ class ResultFolder:
         if state is not None:
             _check_replaceable(target)
         return state
+
+    def _lost(self) -> str:
+        before = "is as it was"
+        if os.path.lexists(previous := self._partial.previous):
+            before = f"is in {previous} (the next run of this name brings it back)"
+        return (
+            f"Nothing of it is there, what was there before {before}, and the model that was trained "
+            "is lost."
+        )
 
     def _put_in_place(self):
         partial = self._partial
@@ -304,7 +309,7 @@ def _move_aside(partial):
     If the process dies between the two renamings, nothing is at the target, and the earlier result
     is in `NAME.partial/previous`. The next run restores it.
     """
-    os.rename(partial.target, partial.previous)
+    partial.move_previous()
     try:
         _look(partial.previous)
         sync_folder(partial.path)
