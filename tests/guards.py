@@ -1892,6 +1892,16 @@ GUARDS = (
         "a run deletes what another run is making",
     ),
     Guard(
+        "a forked process leaves the folder of its parent",
+        PARTIAL,
+        "mine = os.getpid() == self._pid",
+        "mine = True",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_forked_child_leaves_the_folder_and_the_lock_to_its_parent",
+        ),
+        "a child that ends deletes what its parent is making",
+    ),
+    Guard(
         "a partial folder of others is left",
         PARTIAL,
         "        if names and _LOCK not in names:\n",

@@ -140,6 +140,29 @@ def test_a_folder_is_entered_once(tmp_path):
         folder.__enter__()
 
 
+FORK = """
+import os, sys
+from tfdp.experiments.result_folder import ResultFolder
+child = None
+with ResultFolder(sys.argv[1]):
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        print(*os.listdir(sys.argv[1] + ".partial"), flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_forked_child_leaves_the_folder_and_the_lock_to_its_parent(tmp_path):
+    process = python(FORK, tmp_path / "runs" / "r")
+    assert set(process.stdout.readline().split()) == {"lock", "result"}
+    with pytest.raises(ResultBusy, match=f"process {process.pid} "):
+        ResultFolder(tmp_path / "runs" / "r").__enter__()
+    _, errors = process.communicate("\n", timeout=60)
+    assert process.returncode == 0, errors
+    assert names(tmp_path) == []
+
+
 # -- leftovers -------------------------------------------------------------------------------------
 
 

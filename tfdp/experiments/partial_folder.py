@@ -54,6 +54,7 @@ class PartialFolder:
         self._lock_path = os.path.join(self.path, _LOCK)
         self._lock = None
         self._replacement = None  # the digest of run.json in the result that replaces `previous`
+        self._pid = None  # of the process that took the lock
         self._ours = False  # whether the content of the folder may be cleared
         self._made = []  # folders that this object made, parents first
 
@@ -68,6 +69,7 @@ class PartialFolder:
             ResultError: the folder holds something that tfdp did not write, or cannot be locked.
             OSError: the folder cannot be made or written.
         """
+        self._pid = os.getpid()
         try:
             self._lock = self._locked(make)
             self._check_entries()
@@ -102,16 +104,20 @@ class PartialFolder:
     def release(self, made_one: bool = False) -> None:
         """Clears the folder and releases the lock.
 
+        A process that was forked while the lock was held only closes its handle: the folder, and
+        the lock, are those of the process that took it.
+
         Args:
             made_one: whether the new result is in its place. If it is, the replaced result is
                 removed. If not, the replaced result stays, and the parent folders that `acquire`
                 made are removed.
         """
+        mine = os.getpid() == self._pid
         if self._lock is not None:
-            if self._ours:
+            if self._ours and mine:
                 self._clear_if_held(made_one)
             os.close(self._lock)
-        if not made_one:
+        if mine and not made_one:
             for folder in reversed(self._made):
                 with contextlib.suppress(OSError):  # another process may use the folder by now
                     os.rmdir(folder)
