@@ -1902,6 +1902,14 @@ GUARDS = (
         "a child that ends deletes what its parent is making",
     ),
     Guard(
+        "no result is made inside another one",
+        FOLDER,
+        "        _check_outside(target)\n",
+        "",
+        ("tests/experiments/test_result_folder.py::test_a_place_inside_another_result_is_refused",),
+        "a result is made in the folder of another, which can never be replaced after that",
+    ),
+    Guard(
         "a partial folder of others is left",
         PARTIAL,
         "        if names and _LOCK not in names:\n",

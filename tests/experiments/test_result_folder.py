@@ -332,6 +332,22 @@ def test_a_folder_with_foreign_files_is_refused_even_with_overwrite(tmp_path, ch
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before
 
 
+def test_a_place_inside_another_result_is_refused(tmp_path):
+    make(tmp_path / "r", "old")
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    for place in ("r/x", "r/deep/x", "w.partial/x", "w.secret/deep/x", "w.partial", "w.secret"):
+        for options in ({}, {"overwrite": True}, {"numbered": True}):
+            if place in ("w.partial", "w.secret") and "numbered" in options:
+                continue  # the number is the end of the name, which is no ending of ours any more
+            with pytest.raises(ResultError, match=r"outside the folders of other results\. Found "):
+                ResultFolder(tmp_path / place, **options).__enter__()
+    assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.json").write_text("[]")  # the record of another program
+    make(tmp_path / "other" / "x", "new")
+    assert state(tmp_path / "other" / "x") == "new"
+
+
 def test_a_file_or_a_link_is_refused(tmp_path):
     (tmp_path / "file").touch()
     make(tmp_path / "real", "old")

@@ -166,6 +166,7 @@ class ResultFolder:
         self._partial = None
 
     def _enter(self, target):
+        _check_outside(target)
         self._checked(target)  # refuses a target that cannot be replaced before a folder is made
         partial = PartialFolder(target)
         partial.acquire()
@@ -348,6 +349,30 @@ def _look(path) -> str | None:
 def _foreign(folder) -> str | None:
     """Returns an entry that no result has, or what is wrong with run.json; None for a result."""
     return strange_entry(folder) or (None if is_result(folder) else f"no {RECORD} with digests")
+
+
+def _check_outside(target) -> None:
+    """Refuses a place inside a folder that belongs to another result: it would spoil that result."""
+    folder = target
+    while True:
+        kind = None
+        if folder.endswith((".partial", ".secret")):
+            kind = "a folder beside a result, for unfinished files or secrets"
+        elif folder != target and _is_result(folder):
+            kind = "a finished result"
+        if kind:
+            raise ResultError(
+                f"Expected a place outside the folders of other results. Found {target} in {folder}, "
+                f"{kind}. Choose another folder."
+            )
+        if folder == (folder := os.path.dirname(folder)):
+            return
+
+
+def _is_result(folder) -> bool:
+    with contextlib.suppress(OSError):  # nothing is written into a folder that cannot be read
+        return os.path.isfile(os.path.join(folder, RECORD)) and is_result(folder)
+    return False
 
 
 def _check_replaceable(target) -> None:
