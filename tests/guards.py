@@ -1853,6 +1853,74 @@ GUARDS = (
         "two processes hold a lock each, of two files of one name",
     ),
     Guard(
+        "a folder that was taken away is not written",
+        FOLDER,
+        "            self._partial.check_held()\n            digests",
+        "            digests",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_folder_that_was_taken_away_is_not_committed_or_cleared",
+        ),
+        "a run writes its model among the files of another run",
+    ),
+    Guard(
+        "a card is written beside the model of its run",
+        FOLDER,
+        "    check_held()\n    with open(os.path.join(work, CARD)",
+        "    with open(os.path.join(work, CARD)",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_folder_that_was_taken_away_is_not_committed_or_cleared",
+        ),
+        "a run writes its card among the files of another run",
+    ),
+    Guard(
+        "the digests are of files of this run",
+        FOLDER,
+        "    check_held()\n    with open(os.path.join(work, RECORD)",
+        "    with open(os.path.join(work, RECORD)",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_folder_that_was_taken_away_is_not_committed_or_cleared",
+        ),
+        "the record of one run gets the digest of another run's model, and the check says whole",
+    ),
+    Guard(
+        "a folder that was taken away is not renamed",
+        FOLDER,
+        "        partial.check_held()\n",
+        "",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_folder_that_was_taken_away_is_not_committed_or_cleared",
+        ),
+        "a run puts the unfinished result of another run in place",
+    ),
+    Guard(
+        "a folder that was taken away is not cleared",
+        PARTIAL,
+        "                self._clear_if_held(made_one)\n",
+        "                self._clear(made_one)\n",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_folder_that_was_taken_away_is_not_committed_or_cleared",
+        ),
+        "a run deletes what another run is making",
+    ),
+    Guard(
+        "a forked process leaves the folder of its parent",
+        PARTIAL,
+        "mine = os.getpid() == self._pid",
+        "mine = True",
+        (
+            "tests/experiments/test_partial_folder.py::test_a_forked_child_leaves_the_folder_and_the_lock_to_its_parent",
+        ),
+        "a child that ends deletes what its parent is making",
+    ),
+    Guard(
+        "no result is made inside another one",
+        FOLDER,
+        "        _check_outside(target)\n",
+        "",
+        ("tests/experiments/test_result_folder.py::test_a_place_inside_another_result_is_refused",),
+        "a result is made in the folder of another, which can never be replaced after that",
+    ),
+    Guard(
         "a partial folder of others is left",
         PARTIAL,
         "        if names and _LOCK not in names:\n",
@@ -1883,6 +1951,26 @@ GUARDS = (
         "what another program keeps beside its lock is deleted",
     ),
     Guard(
+        "files of others among the files of a result are left",
+        PARTIAL,
+        "        if strange := self._strange_file():\n            raise",
+        "        if strange := None:\n            raise",
+        (
+            "tests/experiments/test_partial_folder.py::test_what_is_not_certainly_ours_is_not_cleared",
+        ),
+        "what somebody put into an unfinished result is deleted by the next run",
+    ),
+    Guard(
+        "files of others that appear during a run are left",
+        PARTIAL,
+        "            if strange := self._strange_file():\n                logging",
+        "            if strange := None:\n                logging",
+        (
+            "tests/experiments/test_partial_folder.py::test_files_that_appear_during_a_run_stay_and_are_named",
+        ),
+        "what somebody put into an unfinished result is deleted at the end of the run",
+    ),
+    Guard(
         "a partial folder of another user is left",
         PARTIAL,
         "if os.geteuid() not in (0, found.st_uid):",
@@ -1895,12 +1983,22 @@ GUARDS = (
     Guard(
         "an earlier result that is aside is not deleted for another",
         PARTIAL,
-        "if names >= {_RESULT, _PREVIOUS} and os.path.lexists(self.target):",
+        "if os.path.lexists(self.target) and not self._is_replaced():",
         "if False:",
         (
             "tests/experiments/test_partial_folder.py::test_an_earlier_result_that_is_aside_is_not_lost_to_somebody_elses_folder",
         ),
         "the only copy of an earlier result is deleted",
+    ),
+    Guard(
+        "an earlier result is cleared only for its replacement",
+        PARTIAL,
+        "digest(os.path.join(self.target, RECORD)) == self._replacement",
+        "bool(digest(os.path.join(self.target, RECORD)))",
+        (
+            "tests/experiments/test_partial_folder.py::test_an_earlier_result_stays_aside_if_it_cannot_be_moved_back",
+        ),
+        "any result that appears deletes the earlier one that could not be moved back",
     ),
     Guard(
         "an earlier result comes back",

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tfdp.experiments import partial_folder
+from tfdp.experiments import partial_folder, result_folder
 from tfdp.experiments.result_folder import (
     ResultBusy,
     ResultError,
@@ -34,11 +34,11 @@ with ResultFolder(sys.argv[1]):
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
     process = python(HOLD, tmp_path / "r")
     assert process.stdout.readline() == "in\n"
-    (tmp_path / "r.partial" / "result" / "half").touch()
+    (tmp_path / "r.partial" / "result" / "model.0.partial.keras").touch()
     words = rf"Found process {process.pid} on \S+ \(since 20\S+\), which is making it"
     with pytest.raises(ResultBusy, match=words):
         ResultFolder(tmp_path / "r").__enter__()
-    assert names(tmp_path / "r.partial" / "result") == ["half"]
+    assert names(tmp_path / "r.partial" / "result") == ["model.0.partial.keras"]
     process.kill()  # after that, nothing needs to be removed by hand
     process.communicate(timeout=60)
     assert names(tmp_path) == ["r.partial"]
@@ -72,6 +72,60 @@ def test_a_lock_on_a_file_that_is_gone_is_no_lock(tmp_path, monkeypatch):
     others[1].__exit__(None, None, None)
 
 
+def remove(partial):
+    shutil.rmtree(partial)
+
+
+def move(partial):
+    partial.rename(partial.with_name("elsewhere"))
+
+
+def written(which, then=None):
+    """Returns a function that writes the model `which`, and does something else before it ends."""
+
+    def save_model(path):
+        pathlib.Path(path).write_text(f"model {which}")
+        if then is not None:
+            then()
+
+    return save_model
+
+
+@pytest.mark.parametrize("take", [remove, move])
+@pytest.mark.parametrize("moment", ["before", "while writing", "at the digests", "at the renaming"])
+def test_a_folder_that_was_taken_away_is_not_committed_or_cleared(
+    tmp_path, monkeypatch, caplog, take, moment
+):
+    others = []
+
+    def taken():
+        take(tmp_path / "r.partial")
+        others.append(ResultFolder(tmp_path / "r"))
+        others[0].__enter__()
+        for name in ("model.keras", "model_card.md"):
+            (tmp_path / "r.partial" / "result" / name).write_text("of the other run")
+        if moment == "at the renaming":
+            (tmp_path / "r.partial" / "result" / "run.json").write_text("of the other run")
+
+    with ResultFolder(tmp_path / "r") as folder, monkeypatch.context() as patch:
+        if moment == "before":
+            taken()
+        if moment == "at the renaming":
+            patch.setattr(result_folder, "sync_tree", lambda work: taken())
+        if moment == "at the digests":
+            patch.setattr(result_folder, "digest", lambda path: others or taken() or "")
+        then = taken if moment == "while writing" else None
+        with pytest.raises(ResultError, match=r"removed or moved it; the result was not put in"):
+            folder.commit({}, "card", written("first", then))
+    assert "was not cleared" in caplog.text
+    assert not (tmp_path / "r").exists()
+    of_other = tmp_path / "r.partial" / "result"
+    assert (of_other / "model.keras").read_text() == "of the other run"
+    assert (of_other / "run.json").exists() == (moment == "at the renaming")
+    others[0].__exit__(None, None, None)
+    assert names(tmp_path) == (["elsewhere"] if take is move else [])
+
+
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     def none(handle, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -84,6 +138,29 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
 def test_a_folder_is_entered_once(tmp_path):
     with ResultFolder(tmp_path / "r") as folder, pytest.raises(ResultError, match="once"):
         folder.__enter__()
+
+
+FORK = """
+import os, sys
+from tfdp.experiments.result_folder import ResultFolder
+child = None
+with ResultFolder(sys.argv[1]):
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        print(*os.listdir(sys.argv[1] + ".partial"), flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_forked_child_leaves_the_folder_and_the_lock_to_its_parent(tmp_path):
+    process = python(FORK, tmp_path / "runs" / "r")
+    assert set(process.stdout.readline().split()) == {"lock", "result"}
+    with pytest.raises(ResultBusy, match=f"process {process.pid} "):
+        ResultFolder(tmp_path / "runs" / "r").__enter__()
+    _, errors = process.communicate("\n", timeout=60)
+    assert process.returncode == 0, errors
+    assert names(tmp_path) == []
 
 
 # -- leftovers -------------------------------------------------------------------------------------
@@ -112,6 +189,15 @@ def empty_lock_beside_a_folder(partial):
     (partial / "result").mkdir()
 
 
+def foreign_in(*place):
+    def put(partial):
+        partial.joinpath(*place).parent.mkdir(parents=True)
+        (partial / "lock").write_text('{"program": "tfdp"}')
+        partial.joinpath(*place).touch()
+
+    return put
+
+
 def only_a_file(partial):
     partial.touch()
 
@@ -128,6 +214,10 @@ def link(partial):
         foreign_beside_lock,
         foreign_lock,
         empty_lock_beside_a_folder,
+        foreign_in("result", "thesis.tex"),
+        foreign_in("result", "tensorboard", "notes.txt"),
+        foreign_in("previous", "thesis.tex"),
+        foreign_in("result"),
         only_a_file,
         link,
     ],
@@ -140,6 +230,25 @@ def test_what_is_not_certainly_ours_is_not_cleared(tmp_path, put):
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before
     with ResultFolder(tmp_path / "r", numbered=True):  # a numbered folder does not use this place
         pass
+
+
+def test_files_that_appear_during_a_run_stay_and_are_named(tmp_path, caplog):
+    with ResultFolder(tmp_path / "r_007") as folder:
+        thesis = pathlib.Path(folder.log_dir).with_name("thesis.tex")
+        thesis.touch()
+    assert f"was not cleared, because it holds {thesis}" in caplog.text
+    caplog.clear()
+    with ResultFolder(tmp_path / "r", numbered=True) as folder:
+        assert folder.path == str(tmp_path / "r_008")
+    assert f"was not cleared: Expected {thesis.parents[1]} to be free" in caplog.text
+    assert thesis.exists()
+
+
+def test_an_unfinished_model_is_cleared(tmp_path):
+    foreign_in("result", "model.0.partial.keras")(tmp_path / "r.partial")
+    with ResultFolder(tmp_path / "r"):
+        assert names(tmp_path / "r.partial" / "result") == []
+    assert names(tmp_path) == []
 
 
 def test_a_leftover_of_another_user_is_not_cleared(tmp_path, monkeypatch):
@@ -169,14 +278,56 @@ def test_an_earlier_result_that_was_aside_comes_back_with_a_word(tmp_path, caplo
     assert names(tmp_path) == ["r"]
 
 
-def test_an_earlier_result_that_is_aside_is_not_lost_to_somebody_elses_folder(tmp_path):
+@pytest.mark.parametrize("left", [True, False], ids=["with result", "without result"])
+def test_an_earlier_result_that_is_aside_is_not_lost_to_somebody_elses_folder(tmp_path, left):
     partial = moved_aside(tmp_path)
+    if not left:
+        (partial / "result").rmdir()
     make(tmp_path / "x", "new")
     (tmp_path / "x").rename(tmp_path / "r")
     with pytest.raises(ResultError, match=r"the result that was there is in .*previous"):
         ResultFolder(tmp_path / "r", overwrite=True).__enter__()
     assert state(partial / "previous") == "old"
     assert state(tmp_path / "r") == "new"
+
+
+def test_an_earlier_result_stays_aside_if_it_cannot_be_moved_back(tmp_path, monkeypatch):
+    make(tmp_path / "r", "old")
+    make(tmp_path / "x", "other")
+    rename, previous = os.rename, tmp_path / "r.partial" / "previous"
+
+    def once(source, target):
+        if target == str(tmp_path / "r"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(source, target)
+
+    with ResultFolder(tmp_path / "r", overwrite=True) as folder, monkeypatch.context() as patch:
+        patch.setattr(result_folder, "exchange", lambda *names: False)
+        patch.setattr(os, "rename", once)
+        with pytest.raises(ResultError, match=f"what was there before is in {previous} "):
+            folder.commit({}, "card", written("new"))
+    assert state(previous) == "old"
+    (tmp_path / "x").rename(tmp_path / "r")
+    with pytest.raises(ResultError, match=f"the result that was there is in {previous}"):
+        ResultFolder(tmp_path / "r", overwrite=True).__enter__()
+    assert (state(previous), state(tmp_path / "r")) == ("old", "other")
+    (tmp_path / "r").rename(tmp_path / "x")
+    with ResultFolder(tmp_path / "r", overwrite=True):
+        assert state(tmp_path / "r") == "old"
+    assert names(tmp_path) == ["r", "x"]
+
+
+def test_an_earlier_result_that_was_replaced_is_cleared(tmp_path, monkeypatch):
+    make(tmp_path / "r", "old")
+    monkeypatch.setattr(result_folder, "exchange", lambda *names: False)
+    with monkeypatch.context() as patch:  # as if the process was killed after the renaming
+        patch.setattr(partial_folder.PartialFolder, "_clear", lambda *arguments: None)
+        make(tmp_path / "r", "new", overwrite=True)
+    assert state(tmp_path / "r.partial" / "previous") == "old"
+    with ResultFolder(tmp_path / "r", overwrite=True):
+        assert not (tmp_path / "r.partial" / "previous").exists()
+    assert state(tmp_path / "r") == "new"
+    assert names(tmp_path) == ["r"]
 
 
 # -- numbers ---------------------------------------------------------------------------------------

@@ -251,10 +251,11 @@ def test_a_result_that_appears_at_the_renaming_is_not_replaced(tmp_path, monkeyp
 @pytest.mark.parametrize("aside", [False, True], ids=["swap", "aside"])
 def test_files_that_appear_at_the_swap_are_put_back(tmp_path, monkeypatch, aside):
     make(tmp_path / "r", "old")
-    swap, rename = _files.exchange, os.rename
+    swap, rename, swaps = _files.exchange, os.rename, []
 
     def late(source, target):
-        if not aside:
+        swaps.append(target)
+        if not aside and len(swaps) == 1:
             (tmp_path / "r" / "thesis.tex").touch()
         return not aside and swap(source, target)
 
@@ -329,6 +330,22 @@ def test_a_folder_with_foreign_files_is_refused_even_with_overwrite(tmp_path, ch
     with pytest.raises(ResultError, match=f"Found {found} in "):
         ResultFolder(tmp_path / "r", overwrite=True).__enter__()
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+
+
+def test_a_place_inside_another_result_is_refused(tmp_path):
+    make(tmp_path / "r", "old")
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    for place in ("r/x", "r/deep/x", "w.partial/x", "w.secret/deep/x", "w.partial", "w.secret"):
+        for options in ({}, {"overwrite": True}, {"numbered": True}):
+            if place in ("w.partial", "w.secret") and "numbered" in options:
+                continue  # the number is the end of the name, which is no ending of ours any more
+            with pytest.raises(ResultError, match=r"outside the folders of other results\. Found "):
+                ResultFolder(tmp_path / place, **options).__enter__()
+    assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.json").write_text("[]")  # the record of another program
+    make(tmp_path / "other" / "x", "new")
+    assert state(tmp_path / "other" / "x") == "new"
 
 
 def test_a_file_or_a_link_is_refused(tmp_path):

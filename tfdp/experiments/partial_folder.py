@@ -22,6 +22,7 @@ import stat
 from absl import logging
 
 from tfdp._files import sync_folder
+from tfdp.experiments.result_files import RECORD, digest, strange_entry
 
 _LOCK, _RESULT, _PREVIOUS = "lock", "result", "previous"
 _PROGRAM = "tfdp"
@@ -52,6 +53,8 @@ class PartialFolder:
         self.previous = os.path.join(self.path, _PREVIOUS)
         self._lock_path = os.path.join(self.path, _LOCK)
         self._lock = None
+        self._replacement = None  # the digest of run.json in the result that replaces `previous`
+        self._pid = None  # of the process that took the lock
         self._ours = False  # whether the content of the folder may be cleared
         self._made = []  # folders that this object made, parents first
 
@@ -66,6 +69,7 @@ class PartialFolder:
             ResultError: the folder holds something that tfdp did not write, or cannot be locked.
             OSError: the folder cannot be made or written.
         """
+        self._pid = os.getpid()
         try:
             self._lock = self._locked(make)
             self._check_entries()
@@ -79,23 +83,56 @@ class PartialFolder:
             self.release()
             raise
 
+    def check_held(self) -> None:
+        """Raises ResultError if the folder on the disk is not the one that this process locked."""
+        if not _same_file(self._lock, self._lock_path):
+            raise ResultError(
+                f"Expected {self.path} to stay in its place during the run. Found that somebody "
+                "removed or moved it; the result was not put in place."
+            )
+
+    def move_previous(self) -> None:
+        """Moves the earlier result from the target to `previous`.
+
+        The lock file says from then on by which result it is to be replaced, so that a later run
+        knows whether `previous` may be cleared.
+        """
+        self._replacement = digest(os.path.join(self.result, RECORD))
+        self._write_holder()
+        os.rename(self.target, self.previous)
+
     def release(self, made_one: bool = False) -> None:
         """Clears the folder and releases the lock.
+
+        A process that was forked while the lock was held only closes its handle: the folder, and
+        the lock, are those of the process that took it.
 
         Args:
             made_one: whether the new result is in its place. If it is, the replaced result is
                 removed. If not, the replaced result stays, and the parent folders that `acquire`
                 made are removed.
         """
+        mine = os.getpid() == self._pid
         if self._lock is not None:
-            if self._ours:
-                self._clear(made_one)
+            if self._ours and mine:
+                self._clear_if_held(made_one)
             os.close(self._lock)
-        if not made_one:
+        if mine and not made_one:
             for folder in reversed(self._made):
                 with contextlib.suppress(OSError):  # another process may use the folder by now
                     os.rmdir(folder)
         self._lock, self._ours, self._made = None, False, []
+
+    def _clear_if_held(self, made_one):
+        """Clears, unless the folder is not this process's any more, or holds files of others."""
+        if not _same_file(self._lock, self._lock_path):
+            logging.warning("Somebody removed or moved %s. It was not cleared.", self.path)
+            return
+        with contextlib.suppress(OSError):  # what cannot be looked at stays, for the next run
+            if strange := self._strange_file():
+                logging.warning("%s was not cleared, because it holds %s.", self.path, strange)
+            else:
+                self._clear(made_one)
 
     def _clear(self, made_one):
         shutil.rmtree(self.result, ignore_errors=True)
@@ -176,14 +213,35 @@ class PartialFolder:
         untouched = names == {_LOCK} and not os.fstat(self._lock).st_size
         if not untouched and _content(self._lock).get("program") != _PROGRAM:
             raise self._foreign("the lock file of another program")
-        if names >= {_RESULT, _PREVIOUS} and os.path.lexists(self.target):
-            # A killed run moved the earlier result to `previous` and left the new one in `result`,
-            # so something else has put there what is now at the target.
+        if strange := self._strange_file():
+            raise self._foreign(f"a folder with {strange}")
+        if _PREVIOUS in names:
+            self._replacement = _content(self._lock).get("replacement")
+            self._check_previous()
+
+    def _check_previous(self):
+        """Refuses to go on if the only copy of an earlier result is in `previous`, and must stay.
+
+        It may be cleared only if what is now at the target is the result that was to replace it.
+        """
+        if os.path.lexists(self.target) and not self._is_replaced():
             raise ResultError(
-                f"Expected nothing at {self.target}: a run that was to replace it was killed, and the "
-                f"result that was there is in {self.previous}. Found something else there. Move one "
-                "of both away."
+                f"Expected nothing at {self.target}: a run that was to replace it has ended early, and "
+                f"the result that was there is in {self.previous}. Found something else there. Move "
+                "one of both away."
             )
+
+    def _is_replaced(self) -> bool:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return digest(os.path.join(self.target, RECORD)) == self._replacement
+        return False
+
+    def _strange_file(self) -> str | None:
+        """Returns the path of a file that lies among the files of a result and is none of them."""
+        for folder in (self.result, self.previous):
+            if os.path.lexists(folder) and (strange := strange_entry(folder, unfinished=True)):
+                return os.path.join(folder, strange)
+        return None
 
     def _foreign(self, found):
         return ResultError(
@@ -198,6 +256,8 @@ class PartialFolder:
             "host": socket.gethostname(),
             "since": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         }
+        if self._replacement is not None:
+            holder["replacement"] = self._replacement
         # The text has a fixed length, so that one write replaces all that an earlier process wrote.
         os.pwrite(self._lock, f"{json.dumps(holder):<{_HOLDER_BYTES - 1}}\n".encode(), 0)
         os.fsync(self._lock)
@@ -211,6 +271,8 @@ class PartialFolder:
                 "A run that was to replace %s was killed. The result that was there is back.",
                 self.target,
             )
+        elif os.path.lexists(self.previous):
+            self._check_previous()  # the target may have appeared since the entries were checked
         for leftover in (self.previous, self.result):
             if os.path.lexists(leftover):
                 shutil.rmtree(leftover)
@@ -219,14 +281,18 @@ class PartialFolder:
 def clear_leftovers(folder: str, prefix: str) -> None:
     """Clears the `.partial` folders of killed runs in `folder`, of names that begin with `prefix`.
 
-    Folders that a living process uses, and folders that may not be tfdp's, stay.
+    Folders that a living process uses, and folders with files that may not be tfdp's, stay.
     """
     for name in sorted(_entries(folder)):
         if name.startswith(prefix) and name.endswith(".partial"):
             leftover = PartialFolder(os.path.join(folder, name.removesuffix(".partial")))
-            with contextlib.suppress(ResultError, OSError):
+            try:
                 leftover.acquire(make=False)
                 leftover.release(made_one=True)
+            except ResultBusy:
+                pass
+            except (ResultError, OSError) as error:
+                logging.warning("A folder that a run may have left was not cleared: %s", error)
 
 
 def _entries(folder):
@@ -239,7 +305,7 @@ def _entries(folder):
 def _same_file(handle, path):
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -16,7 +16,6 @@ TensorFlow.
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -29,15 +28,20 @@ from absl import logging
 
 from tfdp._files import exchange, secret_folder, sync_folder, sync_tree
 from tfdp.experiments.partial_folder import PartialFolder, ResultBusy, ResultError, clear_leftovers
+from tfdp.experiments.result_files import (
+    CARD,
+    DIGESTS,
+    LOG,
+    MODEL,
+    RECORD,
+    digest,
+    is_result,
+    read_record,
+    strange_entry,
+)
 
-MODEL, RECORD, CARD, LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
-_DIGESTS = {"model_sha256": MODEL, "model_card_sha256": CARD}
 # Bytes for everything but the model: record, card and log of the digits take 17 kB together.
 _SMALL = 2**20
-_LOST = (
-    "Nothing of it is there, what was there before is as it was, and the model that was trained is "
-    "lost."
-)
 
 
 class ResultExists(ResultError):
@@ -123,19 +127,20 @@ class ResultFolder:
         Raises:
             ResultExists: another result has appeared at the final place meanwhile.
             ResultError: the result could not be written. Nothing of it remains, and what was at the
-                final place before is unchanged.
+                final place before is unchanged, or where the message says.
         """
         work = self._open().result
         try:
-            digests = _write(work, record, card, save_model)
+            self._partial.check_held()
+            digests = _write(work, record, card, save_model, self._partial.check_held)
             self._put_in_place()
         except OSError as error:
             raise ResultError(
-                f"Expected to write the result to {self.path}. Found: {_words(error)}. {_LOST} Make "
-                "room, or choose another folder, and train again."
+                f"Expected to write the result to {self.path}. Found: {_words(error)}. {self._lost()} "
+                "Make room, or choose another folder, and train again."
             ) from error
         except ResultError as error:
-            raise type(error)(f"{error} {_LOST}") from error
+            raise type(error)(f"{error} {self._lost()}") from error
         self._committed = True
         with _warned(self.path):
             sync_folder(os.path.dirname(self.path))
@@ -161,6 +166,7 @@ class ResultFolder:
         self._partial = None
 
     def _enter(self, target):
+        _check_outside(target)
         self._checked(target)  # refuses a target that cannot be replaced before a folder is made
         partial = PartialFolder(target)
         partial.acquire()
@@ -208,9 +214,20 @@ class ResultFolder:
             _check_replaceable(target)
         return state
 
+    def _lost(self) -> str:
+        before = "is as it was"
+        if os.path.lexists(previous := self._partial.previous):
+            before = f"is in {previous} (the next run of this name brings it back)"
+        return (
+            f"Nothing of it is there, what was there before {before}, and the model that was trained "
+            "is lost."
+        )
+
     def _put_in_place(self):
         partial = self._partial
-        if self._checked(partial.target) != "result":
+        state = self._checked(partial.target)
+        partial.check_held()
+        if state != "result":
             try:
                 # The system lets a folder replace nothing but an empty folder.
                 os.rename(partial.result, partial.target)
@@ -256,11 +273,11 @@ def check(folder: str | os.PathLike) -> dict:
     folder = os.fspath(folder)
     if _look(folder) != "result":
         raise ResultError(f"Expected the folder of a result. Found nothing in {folder}.")
-    record = _record(folder)
-    for key, name in _DIGESTS.items():
+    record = read_record(folder)
+    for key, name in DIGESTS.items():
         path = os.path.join(folder, name)
         try:
-            found = _digest(path)
+            found = digest(path)
         except OSError as error:
             raise ResultError(f"Expected {path}. Found: {_words(error)}.") from error
         if found != record.get(key):
@@ -271,12 +288,15 @@ def check(folder: str | os.PathLike) -> dict:
     return record
 
 
-def _write(work, record, card, save_model):
+def _write(work, record, card, save_model, check_held):
     """Writes all files, run.json last, and waits until they are on the disk; returns the digests."""
     save_model(os.path.join(work, MODEL))
+    check_held()
     with open(os.path.join(work, CARD), "x", encoding="utf-8") as file:
         file.write(card)
-    digests = {key: _digest(os.path.join(work, name)) for key, name in _DIGESTS.items()}
+    digests = {key: digest(os.path.join(work, name)) for key, name in DIGESTS.items()}
+    # If the folder is not this process's any more, the digests may be those of another run's files.
+    check_held()
     with open(os.path.join(work, RECORD), "x") as file:
         json.dump({**record, **digests}, file, indent=2, allow_nan=False)
         file.write("\n")
@@ -290,7 +310,7 @@ def _move_aside(partial):
     If the process dies between the two renamings, nothing is at the target, and the earlier result
     is in `NAME.partial/previous`. The next run restores it.
     """
-    os.rename(partial.target, partial.previous)
+    partial.move_previous()
     try:
         _look(partial.previous)
         sync_folder(partial.path)
@@ -328,40 +348,31 @@ def _look(path) -> str | None:
 
 def _foreign(folder) -> str | None:
     """Returns an entry that no result has, or what is wrong with run.json; None for a result."""
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name == LOG and entry.is_dir(follow_symlinks=False):
-                if strange := _strange_event_file(entry.path):
-                    return strange
-            elif entry.name not in (MODEL, RECORD, CARD) or not entry.is_file(
-                follow_symlinks=False
-            ):
-                return entry.name
-    record = _record(folder)
-    return None if record.keys() >= _DIGESTS.keys() else f"no {RECORD} with digests"
+    return strange_entry(folder) or (None if is_result(folder) else f"no {RECORD} with digests")
 
 
-def _strange_event_file(folder) -> str | None:
-    for inner, folders, names in os.walk(folder):
-        for name in sorted(names + folders):
-            path = os.path.join(inner, name)
-            if os.path.islink(path) or (name in names and "tfevents" not in name):
-                return os.path.relpath(path, os.path.dirname(folder))
-    return None
+def _check_outside(target) -> None:
+    """Refuses a place inside a folder that belongs to another result: it would spoil that result."""
+    folder = target
+    while True:
+        kind = None
+        if folder.endswith((".partial", ".secret")):
+            kind = "a folder beside a result, for unfinished files or secrets"
+        elif folder != target and _is_result(folder):
+            kind = "a finished result"
+        if kind:
+            raise ResultError(
+                f"Expected a place outside the folders of other results. Found {target} in {folder}, "
+                f"{kind}. Choose another folder."
+            )
+        if folder == (folder := os.path.dirname(folder)):
+            return
 
 
-def _record(folder) -> dict:
-    try:
-        with open(os.path.join(folder, RECORD), "rb") as file:
-            record = json.load(file)
-    except (FileNotFoundError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _digest(path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _is_result(folder) -> bool:
+    with contextlib.suppress(OSError):  # nothing is written into a folder that cannot be read
+        return os.path.isfile(os.path.join(folder, RECORD)) and is_result(folder)
+    return False
 
 
 def _check_replaceable(target) -> None:

@@ -1,0 +1,76 @@
+"""The files that the folder of a result may hold.
+
+A folder that holds anything else is never replaced (`result_folder.py`) and never cleared
+(`partial_folder.py`). This module does not import TensorFlow.
+"""
+
+import hashlib
+import json
+import os
+import stat
+
+MODEL, RECORD, CARD, LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
+DIGESTS = {"model_sha256": MODEL, "model_card_sha256": CARD}
+# How the temporary file of a model ends that is being written; see tfdp/_files.py.
+_TEMPORARY = ".partial.keras"
+
+
+def strange_entry(folder: str, unfinished: bool = False) -> str | None:
+    """Returns the name of an entry that no result has; None if there is none.
+
+    Args:
+        folder: the folder of a result. Files may be missing.
+        unfinished: whether the temporary file of a model may be there as well.
+
+    Raises:
+        OSError: the folder, or a folder in it, cannot be read.
+    """
+    if not stat.S_ISDIR(os.lstat(folder).st_mode):
+        return os.path.basename(folder)
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name == LOG and entry.is_dir(follow_symlinks=False):
+                if strange := _strange_event_file(entry.path):
+                    return strange
+            elif not (entry.is_file(follow_symlinks=False) and _is_known(entry.name, unfinished)):
+                return entry.name
+    return None
+
+
+def is_result(folder: str) -> bool:
+    """Whether the folder has the record of a finished result."""
+    return read_record(folder).keys() >= DIGESTS.keys()
+
+
+def read_record(folder: str) -> dict:
+    """Returns the content of run.json; an empty dictionary if it is missing or damaged."""
+    try:
+        with open(os.path.join(folder, RECORD), "rb") as file:
+            record = json.load(file)
+    except (FileNotFoundError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def digest(path: str) -> str:
+    """Returns the SHA-256 digest of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_known(name, unfinished) -> bool:
+    return name in (MODEL, RECORD, CARD) or (unfinished and name.endswith(_TEMPORARY))
+
+
+def _strange_event_file(folder) -> str | None:
+    for inner, folders, names in os.walk(folder, onerror=_raise):
+        for name in sorted(names + folders):
+            path = os.path.join(inner, name)
+            if os.path.islink(path) or (name in names and "tfevents" not in name):
+                return os.path.relpath(path, os.path.dirname(folder))
+    return None
+
+
+def _raise(error: OSError):
+    """Makes `os.walk` fail where it would skip a folder that it cannot read."""
+    raise error
