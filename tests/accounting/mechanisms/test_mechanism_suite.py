@@ -36,7 +36,7 @@ class TestDPSGDInTurns(MechanismSuite):
 
 
 class TestDPSGDWithReplacement(MechanismSuite):
-    RUN = CYCLIC.with_(sampling="with_replacement", steps=8)
+    RUN = CYCLIC.with_(sampling="with_replacement", num_examples=60, lot_size=3, steps=4)
 
 
 class TestDPSGDFixedSize(MechanismSuite):
