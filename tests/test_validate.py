@@ -273,3 +273,34 @@ def test_only_numpy_is_imported():
         "assert not {'tensorflow', 'keras', 'scipy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [
+            ("dpsdg", " Did you mean 'dpsgd'?"),
+            ("si_dpsg", " Did you mean 'si_dpsgd'?"),
+            ("zzz", ""),
+        ],
+    )
+    def test_the_closest_name_is_offered(self, name, hint):
+        assert check.did_you_mean(name, ["dpsgd", "si_dpsgd", "matrix"]) == hint
+
+    def test_a_known_keyword_is_accepted(self):
+        check.refuse_unknown("call", ["a"], ["a", "b"])
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("l2_norm_clipp", "call has no argument 'l2_norm_clipp'. Did you mean 'l2_norm_clip'?"),
+            ("max_grad_norm", "call has no argument 'max_grad_norm'. Pass l2_norm_clip."),
+            ("zzz", "call has no argument 'zzz'."),
+        ],
+    )
+    def test_an_unknown_keyword_is_refused(self, name, message):
+        with pytest.raises(TypeError) as caught:
+            check.refuse_unknown(
+                "call", [name], ["l2_norm_clip"], {"max_grad_norm": "Pass l2_norm_clip."}
+            )
+        assert str(caught.value) == message

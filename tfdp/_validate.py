@@ -12,10 +12,11 @@ This module imports NumPy and the standard library only, so that the accountant 
 TensorFlow.
 """
 
+import difflib
 import math
 import numbers
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -41,6 +42,34 @@ def refuse(
     if optional:
         expected += ", or None"
     raise ValueError(f"Expected {name} to be {expected}. Received {_REPR.repr(value)}. {remedy}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns " Did you mean 'x'?" for the known name closest to `name`, or "" if none is close."""
+    close = difflib.get_close_matches(name, [*known], n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def refuse_unknown(
+    where: str,
+    given: Iterable[str],
+    known: Iterable[str],
+    elsewhere: Mapping[str, str] | None = None,
+) -> None:
+    """Raises TypeError if a keyword is unknown, with the name that was probably meant.
+
+    Args:
+      where: What was called, such as "make_private".
+      given: Names of the keywords.
+      known: Names that are valid.
+      elsewhere: For names that other libraries use, what to pass here instead, as a sentence.
+    """
+    known = [*known]
+    for name in given:
+        if name not in known:
+            hint = (elsewhere or {}).get(name)
+            hint = f" {hint}" if hint else did_you_mean(name, known)
+            raise TypeError(f"{where} has no argument {name!r}.{hint}")
 
 
 def whole(
