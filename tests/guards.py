@@ -77,6 +77,8 @@ ACCOUNT = "tfdp/account.py"
 TRAINING = "tfdp/training/private_training.py"
 STEP = "tfdp/training/step.py"
 FEEDING = "tfdp/training/feeding.py"
+PLANNING = "tfdp/training/planning.py"
+LOOP = "tfdp/training/loop.py"
 STEERING = "tfdp/training/steering.py"
 FUNCTION = "tfdp/training/train_function.py"
 LOTS = "tfdp/data/lots.py"
@@ -495,7 +497,7 @@ GUARDS = (
     Guard(
         "a model without an optimizer saves no ledger",
         WEIGHTS,
-        "if self.ledger.runs and not isinstance(optimizer, DPKerasOptimizer):",
+        "if self._account.ledger.runs and not isinstance(optimizer, DPKerasOptimizer):",
         "if False:",
         ("tests/test_account.py::test_a_model_without_an_optimizer_does_not_save_half_of_it",),
         "a file without the ledger of its weights",
@@ -736,16 +738,16 @@ GUARDS = (
     ),
     Guard(
         "a seed of the lots is told",
-        TRAINING,
-        '        fields["insecure_seed"] |= plan.insecure_seed\n',
+        PLANNING,
+        '    fields["insecure_seed"] |= plan.insecure_seed\n',
         "",
         ("tests/training/test_steering.py::test_a_seed_of_fit_is_one_of_the_lots",),
         "amplification by lots that somebody can draw again",
     ),
     Guard(
         "batch statistics are told",
-        TRAINING,
-        "batch_statistics=uses_batch_statistics(self),",
+        PLANNING,
+        "batch_statistics=uses_batch_statistics(model),",
         "batch_statistics=False,",
         (
             "tests/gradients/engines/test_public_normalization.py::test_batch_statistics_are_accounted",

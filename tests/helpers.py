@@ -60,7 +60,7 @@ def weights(model):
 
 def steps(model):
     """Returns the number of private steps in the ledger."""
-    return sum(run.steps for run in model.ledger.runs)
+    return sum(run.steps for run in model.privacy.ledger.runs)
 
 
 def clipped_sum(model, x, y, clip):

@@ -19,7 +19,7 @@ BUDGET = tfdp.PrivacyBudget(3.0, DELTA)
 
 
 def spent(model):
-    return model.privacy_spent(DELTA).epsilon
+    return model.privacy.spent(DELTA).epsilon
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_file_brings_what_was_spent(way, trained, elsewhere, tmp_path):
     trained.save_weights(tmp_path / "m.weights.json", max_shard_size=1e-6)
     elsewhere()
     model = WAYS[way](tmp_path)
-    assert sorted(run.steps for run in model.ledger.runs) == [3, 9]
+    assert sorted(run.steps for run in model.privacy.ledger.runs) == [3, 9]
     assert spent(model) >= spent(trained)
 
 
@@ -118,10 +118,10 @@ def test_copies_bring_ledger_budget_and_settings(copies, is_compiled, elsewhere)
     fit(model)
     if not is_compiled:
         model = tfdp.make_private(keras.Sequential([keras.Input((4,)), *model.layers]))
-        model.configure_privacy(physical_batch_size=4)
+        model.privacy.configure(physical_batch_size=4)
     elsewhere()
     made = copies(model)
-    assert made.ledger == model.ledger and made.ledger.budget == BUDGET
+    assert made.privacy.ledger == model.privacy.ledger and made.privacy.ledger.budget == BUDGET
     assert made._privacy.physical_batch_size == 4
     made.compile(sgd(noise=0.01), loss=LOSS)
     with pytest.raises(BudgetExhausted):
@@ -152,7 +152,7 @@ def test_numbers_that_were_trained_here_bring_their_ledger(way, first, trained):
         new = keras.models.clone_model(trained)
     COPIES[way](trained, new)
     model = go_on(tfdp.make_private(new))
-    assert sorted(run.steps for run in model.ledger.runs) == [3, 9]
+    assert sorted(run.steps for run in model.privacy.ledger.runs) == [3, 9]
 
 
 def test_a_loaded_file_without_an_optimizer_is_known_in_this_process(trained, tmp_path):
@@ -160,7 +160,7 @@ def test_a_loaded_file_without_an_optimizer_is_known_in_this_process(trained, tm
     tfdp.export(trained, tmp_path / "release.keras")
     for name in ("m.keras", "release.keras"):
         model = tfdp.make_private(keras.models.load_model(tmp_path / name, compile=False))
-        assert sorted(run.steps for run in go_on(model).ledger.runs) == [3, 9]
+        assert sorted(run.steps for run in go_on(model).privacy.ledger.runs) == [3, 9]
 
 
 def test_models_that_share_a_layer_share_what_was_spent(trained):
@@ -185,7 +185,7 @@ def test_a_step_of_an_account_that_was_absorbed_is_refused(trained):
     with pytest.raises(tf.errors.InvalidArgumentError, match="No further step"):
         fit(other, callbacks=[meets])
     np.testing.assert_array_equal(weights(other), meets.seen)
-    assert sorted(run.steps for run in other.ledger.runs) == [1, 9]
+    assert sorted(run.steps for run in other.privacy.ledger.runs) == [1, 9]
 
 
 def test_numbers_that_are_set_bring_their_ledger_into_files(trained, tmp_path):
@@ -220,7 +220,7 @@ def plain_fit(model):
 
 
 def infinite(model):
-    guarantee = model.privacy_spent(DELTA)
+    guarantee = model.privacy.spent(DELTA)
     assert guarantee.epsilon == float("inf"), guarantee
     assert "start='public'" in guarantee.reason
     return True
@@ -238,7 +238,7 @@ def test_a_plain_fit_before_leaves_nothing_proven(order):
 def test_a_plain_fit_on_public_data_may_be_declared():
     model = go_on(tfdp.make_private(plain_fit(plain()), start="public"))
     assert 0 < spent(model) < 1
-    assert "declared" in model.privacy_statement(DELTA)
+    assert "declared" in model.privacy.statement(DELTA)
 
 
 def retrain_layers(model):
@@ -257,7 +257,7 @@ def apply_a_tape(model):
 def test_unaccounted_training_is_seen_by_the_statement(unseen, trained):
     unseen(trained)
     assert infinite(trained)
-    assert "start='public'" in trained.privacy_statement(DELTA)
+    assert "start='public'" in trained.privacy.statement(DELTA)
 
 
 def test_a_statement_in_the_middle_of_a_fit_is_no_false_alarm(trained):
@@ -303,7 +303,7 @@ def test_unaccounted_training_between_epochs_is_seen(moment, when):
 
 
 def test_unaccounted_training_exhausts_every_budget(trained):
-    trained.configure_privacy(budget=tfdp.PrivacyBudget(100.0, DELTA))
+    trained.privacy.configure(budget=tfdp.PrivacyBudget(100.0, DELTA))
     retrain_layers(trained)
     with pytest.raises(BudgetExhausted):
         fit(trained)
@@ -340,7 +340,7 @@ def test_an_interrupted_fit_is_accounted_for():
 
 
 def test_the_first_assumption_is_about_the_start(trained):
-    first = trained.privacy_spent(DELTA).assumptions[0]
+    first = trained.privacy.spent(DELTA).assumptions[0]
     assert "start" in first and "depend" in first
 
 
@@ -391,13 +391,13 @@ def test_an_edited_ledger_is_refused(change, is_compiled, trained, elsewhere, tm
 
 def test_a_ledger_that_knows_less_than_the_optimizer_is_never_stated(trained, elsewhere):
     elsewhere()
-    ledger = Ledger.from_json(trained.ledger.to_json())
+    ledger = Ledger.from_json(trained.privacy.ledger.to_json())
     (run_id,) = ledger.entries
     trained._account.close_session()
     trained._account._ledger._entries[run_id] = ledger.entries[run_id].with_(steps=1)
     for state in (
-        lambda: trained.privacy_spent(DELTA),
-        lambda: trained.privacy_statement(DELTA),
+        lambda: trained.privacy.spent(DELTA),
+        lambda: trained.privacy.statement(DELTA),
         lambda: fit(trained),
     ):
         with pytest.raises(ValueError, match="has taken 9 steps, and its ledger knows of 1"):
@@ -407,7 +407,7 @@ def test_a_ledger_that_knows_less_than_the_optimizer_is_never_stated(trained, el
 def test_a_second_make_private_keeps_the_budget():
     model = private(budget=BUDGET)
     tfdp.make_private(model, physical_batch_size=4)
-    assert model.ledger.budget == BUDGET
+    assert model.privacy.ledger.budget == BUDGET
 
 
 def test_a_budget_is_saved_with_the_weights(elsewhere, tmp_path):
@@ -416,7 +416,7 @@ def test_a_budget_is_saved_with_the_weights(elsewhere, tmp_path):
     model.save(tmp_path / "m.keras")
     elsewhere()
     model = tfdp.make_private(load(tmp_path / "m.keras"))
-    assert model.ledger.budget == BUDGET
+    assert model.privacy.ledger.budget == BUDGET
     model.compile(sgd(noise=0.01), loss=LOSS)
     before = weights(model)
     with pytest.raises(BudgetExhausted):
@@ -506,7 +506,7 @@ def test_a_file_of_a_model_that_was_compiled_again_holds_the_ledger(trained, els
     trained.save(tmp_path / "m.keras")
     elsewhere()
     model = go_on(tfdp.make_private(load(tmp_path / "m.keras")))
-    assert sorted(run.steps for run in model.ledger.runs) == [3, 9]
+    assert sorted(run.steps for run in model.privacy.ledger.runs) == [3, 9]
 
 
 def test_a_model_without_an_optimizer_does_not_save_half_of_it(trained, tmp_path):
@@ -526,12 +526,12 @@ def test_what_train_on_batch_trained_is_known_elsewhere_in_the_process():
 
 
 def test_all_budgets_hold_and_none_is_raised_by_the_way(trained):
-    trained.configure_privacy(budget=tfdp.PrivacyBudget(20.0, DELTA))
+    trained.privacy.configure(budget=tfdp.PrivacyBudget(20.0, DELTA))
     with pytest.raises(ValueError, match="budget of epsilon 20 already"):
-        trained.configure_privacy(budget=tfdp.PrivacyBudget(50.0, DELTA))
+        trained.privacy.configure(budget=tfdp.PrivacyBudget(50.0, DELTA))
     other = private(model=keras.Sequential([keras.Input((4,)), *trained.layers]))
-    other.configure_privacy(budget=tfdp.PrivacyBudget(9.0, DELTA, "claimed"))
-    assert len(trained.ledger.budgets) == 2
+    other.privacy.configure(budget=tfdp.PrivacyBudget(9.0, DELTA, "claimed"))
+    assert len(trained.privacy.ledger.budgets) == 2
     with pytest.raises(BudgetExhausted):
         fit(trained, epochs=100)
     assert spent(trained) <= 20.0
@@ -540,7 +540,7 @@ def test_all_budgets_hold_and_none_is_raised_by_the_way(trained):
 def test_a_budget_that_comes_in_the_middle_of_an_epoch_holds_at_once():
     class Sets(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            self.model.ledger.budget = tfdp.PrivacyBudget(0.1, DELTA)
+            self.model.privacy.ledger.budget = tfdp.PrivacyBudget(0.1, DELTA)
 
     model = private()
     with pytest.raises(BudgetExhausted):
@@ -549,7 +549,7 @@ def test_a_budget_that_comes_in_the_middle_of_an_epoch_holds_at_once():
 
 
 def test_version_1_is_no_way_around_the_checksum(trained):
-    content = json.loads(trained.ledger.to_json()) | {"version": 1}
+    content = json.loads(trained.privacy.ledger.to_json()) | {"version": 1}
     with pytest.raises(ValueError, match="version"):
         Ledger.from_json(json.dumps(content))
 

@@ -24,7 +24,7 @@ LEVELS = [
     ["account"],
     ["layers", "noise"],
     ["accounting", "data"],
-    ["_compat", "_files", "_validate"],
+    ["_compat", "_files", "_other_libraries", "_registration", "_validate"],
 ]
 # The parts inside a room from top to bottom. A part does not import from parts above it.
 INSIDE = {
@@ -39,10 +39,11 @@ INSIDE = {
         ["encoding"],
     ],
     "training": [
-        ["export"],
+        ["calibrated"],
         ["dp_model"],
         ["private_training"],
-        ["accounted_weights", "feeding", "step"],
+        ["accounted_weights", "feeding", "model_privacy", "step"],
+        ["export", "loop", "planning"],
     ],
     "optimizers": [["factory"], ["dp_keras_optimizer"], ["accounted", "adaptive_clipping"]],
 }

@@ -22,7 +22,7 @@ def test_epsilon_in_the_logs_is_that_of_the_steps_so_far():
             seen.append(logs["epsilon"])
 
     history = fit(model, epochs=2, callbacks=[Watch(DELTA)]).history
-    run = model.current_run
+    run = model.privacy.current_run
     expected = [proven(run.with_(steps=steps), DELTA).epsilon for steps in range(1, 7)]
     assert seen == pytest.approx(expected)
     assert history["epsilon"] == pytest.approx([expected[2], expected[5]])
@@ -30,7 +30,7 @@ def test_epsilon_in_the_logs_is_that_of_the_steps_so_far():
     history = model.fit(
         *data(), batch_size=8, verbose=0, callbacks=[PrivacyProgress(DELTA)]
     ).history
-    assert history["epsilon"][-1] == pytest.approx(model.privacy_spent(DELTA).epsilon)
+    assert history["epsilon"][-1] == pytest.approx(model.privacy.spent(DELTA).epsilon)
     assert history["epsilon"][-1] > expected[5]
 
 
@@ -39,7 +39,7 @@ def test_a_coarse_curve_is_an_upper_bound():
     fit(model, epochs=4)
     curve = EpsilonCurve(model, DELTA, points=3)
     for steps in range(13):
-        exact = proven_composition([model.current_run.with_(steps=steps)], DELTA).epsilon
+        exact = proven_composition([model.privacy.current_run.with_(steps=steps)], DELTA).epsilon
         assert curve.at(steps) >= exact
     assert curve.at(12) == pytest.approx(exact)
     assert curve.at(0) == 0.0
@@ -66,7 +66,7 @@ def test_tensorboard_gets_the_named_scalars(tmp_path):
         "gradients/noise_to_signal",
         "gradients/non_finite_examples",
     }
-    run = model.current_run
+    run = model.privacy.current_run
     for kind, guarantee in {"claimed": claimed, "proven": proven}.items():
         expected = [guarantee(run.with_(steps=steps), DELTA).epsilon for steps in (3, 6)]
         assert values[f"privacy/epsilon_{kind}"] == pytest.approx(expected, rel=1e-5)
@@ -84,7 +84,7 @@ def test_stop_at_budget_ends_fit_without_an_error():
     budget = tfdp.PrivacyBudget(proven(run, DELTA).epsilon * 1.0001, DELTA)
     model = private(sgd(), budget=budget)
     fit(model, rows=8, epochs=9, callbacks=[StopAtBudget()])
-    assert model.steps_taken == 4 and model.steps_left == 0
+    assert model.privacy.steps_taken == 4 and model.privacy.steps_left == 0
 
 
 def test_plain_models_are_refused():

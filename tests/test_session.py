@@ -44,13 +44,13 @@ def test_whole_fits_go_on_in_one_entry_and_interrupted_epochs_open_another():
     model = private()
     model.fit(lots, epochs=2, verbose=0)
     model.fit(lots, verbose=0)
-    assert [run.steps for run in model.ledger.runs] == [9]
+    assert [run.steps for run in model.privacy.ledger.runs] == [9]
     model.fit(lots, epochs=1, steps_per_epoch=2, verbose=0)
-    assert [run.steps for run in model.ledger.runs] == [11]
+    assert [run.steps for run in model.privacy.ledger.runs] == [11]
     model.fit(lots, verbose=0)  # starts at the first lot again, in the middle of an epoch
-    assert [run.steps for run in model.ledger.runs] == [11, 3]
+    assert [run.steps for run in model.privacy.ledger.runs] == [11, 3]
     model.fit(make_lots("cyclic", *data(), lot_size=8), verbose=0)  # another order, perhaps
-    assert [run.steps for run in model.ledger.runs] == [11, 3, 3]
+    assert [run.steps for run in model.privacy.ledger.runs] == [11, 3, 3]
 
 
 def test_an_exception_in_the_middle_leaves_a_true_count():
@@ -79,7 +79,7 @@ def test_compiling_again_forgets_nothing():
         assert steps(model) == spent
         fit(model)
         assert steps(model) == spent + 3
-    assert {run.noise_multiplier for run in model.ledger.runs} == {1.0, 2.0, 3.0}
+    assert {run.noise_multiplier for run in model.privacy.ledger.runs} == {1.0, 2.0, 3.0}
 
 
 def test_a_checkpoint_without_its_ledger_is_refused(tmp_path, monkeypatch):
@@ -92,7 +92,7 @@ def test_a_checkpoint_without_its_ledger_is_refused(tmp_path, monkeypatch):
     tf.train.Checkpoint(model=second, optimizer=second.optimizer).restore(saved).expect_partial()
     with pytest.raises(ValueError, match="ledger knows of 0"):
         fit(second)
-    second.ledger.merge(first.ledger)
+    second.privacy.ledger.merge(first.privacy.ledger)
     fit(second)
     assert steps(second) == 6
 
@@ -100,13 +100,13 @@ def test_a_checkpoint_without_its_ledger_is_refused(tmp_path, monkeypatch):
 def taken(model, rows=8):
     """Trains one step by `train_on_batch`; returns the steps of all entries of the ledger."""
     model.train_on_batch(*data(rows))
-    return [run.steps for run in model.ledger.runs]
+    return [run.steps for run in model.privacy.ledger.runs]
 
 
 def test_other_settings_open_another_entry():
     model = private()
     assert [taken(model), taken(model), taken(model, rows=4)] == [[1], [2], [2, 1]]
-    model.configure_privacy(physical_batch_size=2)
+    model.privacy.configure(physical_batch_size=2)
     assert taken(model, rows=4) == [2, 1, 1]
     assert model._session.plan.physical_batch_size == 2
 
@@ -143,7 +143,7 @@ def test_iterations_that_were_moved_open_another_entry(monkeypatch):
     taken(model), taken(model)
     model.optimizer.iterations.assign(0)
     assert taken(model) == [2, 1]
-    assert model.current_run.schedule("learning_rates")[0] == 0.5
+    assert model.privacy.current_run.schedule("learning_rates")[0] == 0.5
 
 
 # -- the budget ------------------------------------------------------------------------------------
@@ -154,13 +154,13 @@ def test_fit_stops_at_the_budget_and_says_so():
     with pytest.raises(BudgetExhausted, match=r"proven epsilon .* allows 4 steps.*4 were taken"):
         whole(model, 9)
     before = weights(model)
-    assert steps(model) == 4 and model.steps_left == 0
+    assert steps(model) == 4 and model.privacy.steps_left == 0
     for again in (lambda: whole(model, 1), lambda: model.train_on_batch(*data(8))):
         with pytest.raises(BudgetExhausted):
             again()
     np.testing.assert_array_equal(weights(model), before)
     assert steps(model) == 4
-    assert model.privacy_spent(DELTA).epsilon <= budget_for(4).epsilon
+    assert model.privacy.spent(DELTA).epsilon <= budget_for(4).epsilon
 
 
 @pytest.mark.parametrize("options", [{"jit_compile": True}, {"run_eagerly": True}])
@@ -181,13 +181,13 @@ def test_the_budget_holds_within_an_execution_of_several_steps():
 def test_a_budget_that_is_given_later_counts_what_was_spent():
     model = private()
     whole(model, 3)
-    model.configure_privacy(budget=budget_for(4))
+    model.privacy.configure(budget=budget_for(4))
     with pytest.raises(BudgetExhausted):
         whole(model, 3)
     assert steps(model) == 4
     other = private()
-    other.ledger.merge(model.ledger)
-    other.configure_privacy(budget=budget_for(4))
+    other.privacy.ledger.merge(model.privacy.ledger)
+    other.privacy.configure(budget=budget_for(4))
     with pytest.raises(BudgetExhausted):
         whole(other, 1)
     assert steps(other) == 4
@@ -264,7 +264,7 @@ def test_train_on_batch_has_no_end(monkeypatch):
     model = private(si_dpsgd(rate=schedule))
     for _ in range(5):
         model.train_on_batch(*data(8))
-    (run,) = model.ledger.runs
+    (run,) = model.privacy.ledger.runs
     assert run.steps == 5
     np.testing.assert_allclose(run.schedule("learning_rates"), 0.5 * 0.9 ** np.arange(5), rtol=1e-6)
 
@@ -354,7 +354,7 @@ def test_a_traced_step_of_a_closed_session_changes_nothing():
     model._privacy.feeding = True  # as if fit had traced the step
     step = tf.function(lambda: model.train_step(data(8)))
     step()
-    assert model.steps_taken == 2
+    assert model.privacy.steps_taken == 2
     model._account.close_session()
     before = weights(model)
     with pytest.raises(tf.errors.InvalidArgumentError, match="No further step"):

@@ -8,12 +8,16 @@ Public names are loaded on first use, so that `tfdp.accounting` works without im
 
 import importlib
 
+from tfdp import _registration
+from tfdp._validate import did_you_mean
+
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "DPModel": "tfdp.training.dp_model",
     "DPSequential": "tfdp.training.dp_model",
     "make_private": "tfdp.training.dp_model",
+    "make_private_with_epsilon": "tfdp.training.calibrated",
     "PrivacyBudget": "tfdp.accounting",
     "DPKerasOptimizer": "tfdp.optimizers",
     "DPKerasSGDOptimizer": "tfdp.optimizers",
@@ -23,7 +27,12 @@ _PUBLIC = {
     "SIDPSGDOptimizer": "tfdp.optimizers",
     "MatrixDPSGDOptimizer": "tfdp.optimizers",
     "DiscreteSGDOptimizer": "tfdp.optimizers",
+    "VectorizedDPKerasAdagradOptimizer": "tfdp.optimizers",
+    "VectorizedDPKerasAdamOptimizer": "tfdp.optimizers",
+    "VectorizedDPKerasSGDOptimizer": "tfdp.optimizers",
     "make_dp_optimizer_class": "tfdp.optimizers",
+    "per_example_gradients": "tfdp.gradients",
+    "PrivacyEngine": "tfdp._other_libraries",
     "export": "tfdp.training.export",
     "fix": "tfdp.training.repair",
 }
@@ -41,16 +50,38 @@ _ROOMS = (
 __all__ = [*_PUBLIC, *_ROOMS]
 
 
+# TensorFlow Privacy's names of what is called otherwise here.
+_SYNONYMS = {
+    "make_keras_generic_optimizer_class": "make_dp_optimizer_class",
+    "make_keras_optimizer_class": "make_dp_optimizer_class",
+    "make_vectorized_keras_optimizer_class": "make_dp_optimizer_class",
+}
+
+
 def __getattr__(name):
-    if name in _PUBLIC:
+    if name in _SYNONYMS:
+        value = __getattr__(_SYNONYMS[name])
+    elif name in _PUBLIC:
         value = getattr(importlib.import_module(_PUBLIC[name]), name)
     elif name in _ROOMS:
         value = importlib.import_module(f"tfdp.{name}")
+    elif name.endswith("Optimizer") and not name.startswith("_"):
+        try:
+            value = getattr(importlib.import_module("tfdp.optimizers"), name)
+        except AttributeError:
+            raise _unknown(name) from None
     else:
-        raise AttributeError(f"module 'tfdp' has no attribute {name!r}")
+        raise _unknown(name)
     globals()[name] = value
     return value
 
 
+def _unknown(name):
+    return AttributeError(f"module 'tfdp' has no attribute {name!r}.{did_you_mean(name, __all__)}")
+
+
 def __dir__():
     return sorted([*globals(), *__all__])
+
+
+_registration.register_with_keras()

@@ -33,12 +33,12 @@ class EpsilonCurve:
         model: a private model whose training has begun.
         delta: in (0, 1).
         kind: "proven" or "claimed".
-        adjacency: as in `privacy_spent`.
+        adjacency: as in `model.privacy.spent`.
         points: largest number of step counts at which epsilon is computed.
     """
 
     def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=50):
-        self._run, self._earlier = model.current_run, model.earlier_runs
+        self._run, self._earlier = model.privacy.current_run, model.privacy.earlier_runs
         self._delta, self._kind, self._adjacency = delta, kind, adjacency
         self._spacing = max(1, math.ceil(self._run.steps / points))
         self._values = {}
@@ -62,7 +62,7 @@ class PrivacyProgress(keras.callbacks.Callback):
     Args:
         delta: in (0, 1).
         kind: "proven" or "claimed".
-        adjacency: as in `privacy_spent`.
+        adjacency: as in `model.privacy.spent`.
         name: name of the value in the logs.
     """
 
@@ -78,7 +78,7 @@ class PrivacyProgress(keras.callbacks.Callback):
     def _spent(self):
         if self._curve is None:
             self._curve = EpsilonCurve(self.model, self.delta, self.kind, self.adjacency)
-        return self._curve.at(self.model.steps_taken)
+        return self._curve.at(self.model.privacy.steps_taken)
 
     def on_train_batch_end(self, batch, logs=None):
         if logs is not None:
@@ -93,7 +93,7 @@ class StopAtBudget(keras.callbacks.Callback):
     """Ends `fit` when the next step would be refused, instead of letting it raise."""
 
     def on_train_batch_end(self, batch, logs=None):
-        if _private(self.model).steps_left < self.model.steps_per_execution:
+        if _private(self.model).privacy.steps_left < self.model.steps_per_execution:
             self.model.stop_training = True
 
 
@@ -108,7 +108,7 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
     Args:
         log_dir: directory of the event file.
         delta: in (0, 1).
-        adjacency: as in `privacy_spent`.
+        adjacency: as in `model.privacy.spent`.
         hparams: dict of names to numbers or strings, shown in TensorBoard's HParams tab.
     """
 
@@ -129,10 +129,10 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
                 hparams_api.hparams(
                     {k: v for k, v in self.hparams.items() if isinstance(v, (int, float, str))}
                 )
-        model.privacy_diagnostics(reset=True)
+        model.privacy.diagnostics(reset=True)
 
     def on_epoch_end(self, epoch, logs=None):
-        steps = self.model.steps_taken
+        steps = self.model.privacy.steps_taken
         if self._curves is None:
             self._curves = {
                 kind: EpsilonCurve(self.model, self.delta, kind, self.adjacency)
@@ -144,7 +144,7 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
                     tf.summary.scalar(f"training/{name}", value)
             for kind, curve in self._curves.items():
                 tf.summary.scalar(f"privacy/epsilon_{kind}", curve.at(steps))
-            for name, value in self.model.privacy_diagnostics(reset=True).items():
+            for name, value in self.model.privacy.diagnostics(reset=True).items():
                 tf.summary.scalar(f"gradients/{name}", value)
             scalars = self.model.optimizer.scalars(self.model.trainable_variables)
             for name, value in scalars.items():

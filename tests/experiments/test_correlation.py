@@ -88,8 +88,8 @@ def test_the_plan_is_what_runs():
     assert (planned.groups, planned.num_examples, planned.strategy.bands) == (4, 24, 4)
     model = private(make_optimizer(made, lots, 5, 2.0))
     model.fit(lots, steps_per_epoch=5, verbose=0)
-    (run,) = model.ledger.runs
+    (run,) = model.privacy.ledger.runs
     assert run == planned.with_(noise_multiplier=2.0, steps=5)
     assert isinstance(run.strategy, Strategy)
     fit(model)  # on other lots, which makes another run
-    assert len(model.ledger.runs) == 2
+    assert len(model.privacy.ledger.runs) == 2

@@ -76,7 +76,7 @@ class StepSuite:
         first, made = self.one_step(model(), EVERYBODY)
         second, _ = self.one_step(model(), WITHOUT_VICTIM)
         bound = made.optimizer.bound(made.trainable_variables)
-        (run,) = made.ledger.runs
+        (run,) = made.privacy.ledger.runs
         assert bound.sensitivity() == pytest.approx(CLIP * np.sqrt(run.clip_groups))
         return np.linalg.norm(first - second), bound.sensitivity()
 
@@ -122,7 +122,7 @@ class StepSuite:
             error = (squares.mean() - mean) / np.sqrt(variance / len(drawn))
             return 2 * scipy.stats.norm.sf(abs(error)) > 1e-6
 
-        (run,) = made.ledger.runs
+        (run,) = made.privacy.ledger.runs
         assert accepts(run.noise_multiplier)
         # Wrong noise, as if 2/3 or 3/2 of the accounted noise had been added, is detected.
         assert not accepts(run.noise_multiplier * 3 / 2)

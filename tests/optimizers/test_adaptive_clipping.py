@@ -207,7 +207,7 @@ def test_a_noisy_count_without_noise_on_the_sum():
     model = private(optimizer)
     fit(model, rows=8)
     assert np.isfinite(weights(model)).all() and optimizer.scalars([])["l2_norm_clip"] != 1.0
-    assert proven(model.current_run, 1e-5).epsilon == np.inf
+    assert proven(model.privacy.current_run, 1e-5).epsilon == np.inf
 
 
 def test_broken_variants_are_caught():
@@ -295,10 +295,10 @@ def test_the_clip_norm_finds_the_quantile(first):
 def test_accounting_sees_the_stated_noise_and_the_statement_names_it():
     model = private(adaptive(noise=1.5))
     fit(model)
-    run = model.current_run
+    run = model.privacy.current_run
     assert run.adaptive_clipping and run.noise_multiplier == 1.5
     assert proven(run, 1e-5).epsilon == proven(run.with_(adaptive_clipping=False), 1e-5).epsilon
-    text = model.privacy_statement(1e-5)
+    text = model.privacy.statement(1e-5)
     assert "adaptive clipping included" in text
     assert "noisy count of unclipped gradients" in text
     assert Run.from_dict(run.to_dict()) == run

@@ -263,33 +263,33 @@ def test_eager_steps_are_the_compiled_ones():
 def spent(optimizer, **kwargs):
     model = private(optimizer)
     model.fit(*data(), batch_size=4, verbose=0, **kwargs)
-    return model, model.privacy_spent(1e-5)
+    return model, model.privacy.spent(1e-5)
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "student_t", "laplace"])
 def test_what_was_used_is_what_is_accounted(noise):
     model, guarantee = spent(discrete(4.0, noise=noise))
-    encoding = model.current_run.encoding
+    encoding = model.privacy.current_run.encoding
     codebook = Codebook.gaussian(10, 43)
     assert encoding.noise == noise
     assert encoding.num_weights == 43 == len(weights(model))
     assert encoding.largest_entry == codebook.vectors().max()
     assert encoding.degrees_of_freedom == (9.0 if noise == "student_t" else None)
     assert 0 < guarantee.epsilon < 50
-    assert guarantee.epsilon >= proven(model.current_run, 1e-5).epsilon
-    assert model.ledger.runs[0].mechanism_name == "discrete_sgd"
+    assert guarantee.epsilon >= proven(model.privacy.current_run, 1e-5).epsilon
+    assert model.privacy.ledger.runs[0].mechanism_name == "discrete_sgd"
 
 
 def test_clipping_alone_is_accounted_at_the_worst_point_of_the_unit_ball():
     encoded = spent(discrete(2.0))[1].epsilon
     model, clipped = spent(discrete(2.0, encode=False, clipping="per_layer"))
-    assert model.current_run.encoding.largest_entry == 1.0
+    assert model.privacy.current_run.encoding.largest_entry == 1.0
     assert encoded <= clipped.epsilon < math.inf
     point = (1.0, *[0.0] * 42)
-    one = model.current_run.encoding
+    one = model.privacy.current_run.encoding
     exact = type(one)(noise=one.noise, degrees_of_freedom=9.0, num_weights=43, codebook=(point,))
-    run = model.current_run.with_(encoding=exact)
-    assert proven(run, 1e-5).epsilon <= proven(model.current_run, 1e-5).epsilon
+    run = model.privacy.current_run.with_(encoding=exact)
+    assert proven(run, 1e-5).epsilon <= proven(model.privacy.current_run, 1e-5).epsilon
 
 
 def test_gaussian_noise_is_accounted_as_dpsgd():
@@ -382,6 +382,6 @@ def test_a_saved_model_carries_its_ledger_and_goes_on(tmp_path):
     loaded.compile_from_config(model.get_compile_config())
     model.save_weights(tmp_path / "model.weights.h5")
     loaded.load_weights(tmp_path / "model.weights.h5")
-    assert loaded.ledger.runs[0].encoding == model.current_run.encoding
+    assert loaded.privacy.ledger.runs[0].encoding == model.privacy.current_run.encoding
     fit(loaded)
-    assert [run.steps for run in loaded.ledger.runs] == [3, 3]
+    assert [run.steps for run in loaded.privacy.ledger.runs] == [3, 3]

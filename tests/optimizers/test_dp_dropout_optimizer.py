@@ -113,7 +113,7 @@ def test_layers_that_are_clipped_one_by_one_are_accounted_so():
     def spent(clipping):
         model = private(dp_dropout(noise=3.0, clipping=clipping))
         fit(model)
-        return model.current_run
+        return model.privacy.current_run
 
     one, each = spent("global"), spent("each_layer")
     assert (one.clip_groups, each.clip_groups) == (1, 2)
@@ -240,8 +240,8 @@ def test_round_trips(optimizer, tmp_path):
     model.save(tmp_path / "a.keras")
     loaded = keras.models.load_model(tmp_path / "a.keras").optimizer
     assert loaded.get_config() == optimizer.get_config()
-    assert loaded.ledger.runs == model.ledger.runs
-    assert model.ledger.runs[0].composition == optimizer.composition
+    assert loaded.privacy.ledger.runs == model.privacy.ledger.runs
+    assert model.privacy.ledger.runs[0].composition == optimizer.composition
 
 
 @pytest.mark.parametrize("make", [dp_dropout, sgld])

@@ -35,7 +35,7 @@ def test_microbatches_are_averaged_as_in_tensorflow_privacy():
     expected = weights(model) - 0.5 * clipped_sum(model, x, y, 100.0) / 8
     fit(model, rows=8)
     np.testing.assert_allclose(weights(model), expected, atol=1e-6)
-    assert model.current_run.microbatch_size == 4
+    assert model.privacy.current_run.microbatch_size == 4
 
 
 @pytest.mark.parametrize("physical_batch_size", [None, 2])

@@ -143,13 +143,13 @@ def test_fits_of_one_run_share_one_stream_of_noise():
     lots = one_lot()
     noise = np.concatenate([noise_of(model, 5, lots), noise_of(model, 7, lots)])
     assert accepts(noise, BANDED, 3.0)
-    assert [run.steps for run in model.ledger.runs] == [12]
+    assert [run.steps for run in model.privacy.ledger.runs] == [12]
 
 
 def test_a_change_of_the_run_starts_afresh():
     model = noisy(BANDED)
     first, second = noise_of(model, 6), noise_of(model, 6)  # new lots may have another order
-    assert [run.steps for run in model.ledger.runs] == [6, 6]
+    assert [run.steps for run in model.privacy.ledger.runs] == [6, 6]
     assert accepts(first, BANDED, 3.0) and accepts(second, BANDED, 3.0)
     assert not accepts(np.concatenate([first, second]), BANDED, 3.0)
 
@@ -193,7 +193,7 @@ def test_the_learning_rate_is_post_processing():
     fit(model)
     model.optimizer.learning_rate = 0.1
     fit(model, rows=24)
-    assert {run.described_steps for run in model.ledger.runs} == {None}
+    assert {run.described_steps for run in model.privacy.ledger.runs} == {None}
 
 
 # -- sensitivity ---------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def released_sums(x, present, clip, order="cyclic"):
     watch = Watch()
     lots = make_lots(order, x, np.zeros(N), lot_size=L, sample_weight=present)
     made.fit(lots, epochs=EPOCHS, verbose=0, callbacks=[watch])
-    return np.array(watch.moves), made.ledger.runs[0]
+    return np.array(watch.moves), made.privacy.ledger.runs[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -266,14 +266,14 @@ def test_groups_that_take_turns_are_amplified():
     model = private(matrix(4.0))
     model.fit(lots, epochs=2, verbose=0)
     model.fit(lots, steps_per_epoch=3, verbose=0)
-    (run,) = model.ledger.runs
+    (run,) = model.privacy.ledger.runs
     assert (run.strategy, run.groups, run.sampling_probability, run.participations) == (
         BANDED,
         4,
         0.2,
         11,
     )
-    amplified = model.privacy_spent(DELTA)
+    amplified = model.privacy.spent(DELTA)
     assert amplified.details["amplification"] == "secrecy of the sample"
     # The twin has a Poisson-subsampled Gaussian per turn of the group, at the norm of a column.
     twin = Run(
@@ -295,7 +295,7 @@ def test_nothing_is_amplified_where_an_example_may_come_back_too_soon():
     }.items():
         model = private(matrix(4.0))
         model.fit(lots, epochs=2, verbose=0)
-        guarantee = model.privacy_spent(DELTA)
+        guarantee = model.privacy.spent(DELTA)
         assert guarantee.mu is not None and "amplification" not in guarantee.details
         spent[name] = guarantee.epsilon
     # Shuffled epochs have no minimum separation; foreign data may repeat an example every step.
@@ -319,10 +319,10 @@ def test_more_steps_than_planned_are_accounted_or_refused():
     limited = private(optimizer(), budget=budget)
     with pytest.raises(BudgetExhausted):
         fit(limited, epochs=3)
-    assert limited.ledger.runs[0].steps == 6
+    assert limited.privacy.ledger.runs[0].steps == 6
     free = private(optimizer())
     fit(free, epochs=3)
-    spent, run = free.privacy_spent(DELTA), planned.with_(steps=9)
+    spent, run = free.privacy.spent(DELTA), planned.with_(steps=9)
     assert spent.epsilon == proven(run, DELTA).epsilon > budget.epsilon
 
 
@@ -357,7 +357,7 @@ def test_a_model_that_was_saved_and_loaded_starts_a_new_segment(tmp_path):
     assert futures[0].optimizer.strategy == BANDED
     rest = [noise_of(each, 6) for each in futures]
     for each, noise in zip(futures, rest, strict=True):
-        assert [run.steps for run in each.ledger.runs] == [6, 6]
+        assert [run.steps for run in each.privacy.ledger.runs] == [6, 6]
         assert accepts(noise, BANDED, 3.0)  # with fresh noise
         assert not accepts(np.concatenate([first, noise]), BANDED, 3.0)
     both = np.concatenate([toeplitz(BANDED.first(6), 6) @ noise for noise in rest])
@@ -394,10 +394,10 @@ def test_a_saved_state_goes_on_as_one_run(interrupted):
     assert not (folder / "state").exists()
     second = go_on(model, same_lots())
     assert accepts(np.concatenate([first, second]), BANDED, 3.0)
-    (run,) = model.ledger.runs
+    (run,) = model.privacy.ledger.runs
     assert run.steps == 12
-    assert model.privacy_spent(DELTA).mu == proven(run, DELTA).mu
-    assert model.steps_taken == 12
+    assert model.privacy.spent(DELTA).mu == proven(run, DELTA).mu
+    assert model.privacy.steps_taken == 12
 
 
 def test_the_state_moves_and_is_used_once(interrupted):
@@ -405,7 +405,7 @@ def test_the_state_moves_and_is_used_once(interrupted):
     shutil.copy(folder / "state", folder / "copy")
     # Saving moved the state away, so this fit is another segment with noise of its own.
     rest = go_on(model, lots)
-    assert [run.steps for run in model.ledger.runs] == [6, 6]
+    assert [run.steps for run in model.privacy.ledger.runs] == [6, 6]
     assert not accepts(np.concatenate([first, rest]), BANDED, 3.0)
     with pytest.raises(ValueError, match=r"used already.*at iteration 6"):
         model.optimizer.load_noise_state(folder / "state")
@@ -470,7 +470,7 @@ def test_groups_go_on_taking_turns_in_another_process(tmp_path):
     resumed.optimizer.load_noise_state(tmp_path / "state")
     resumed.fit(lots(), steps_per_epoch=4, verbose=0)
     assert resumed._session.plan.turn == 1
-    assert [run.steps for run in resumed.ledger.runs] == [8]
+    assert [run.steps for run in resumed.privacy.ledger.runs] == [8]
     assert resumed._session.next_turn % 3 == 8 % 3
 
 

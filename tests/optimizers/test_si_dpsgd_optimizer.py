@@ -55,7 +55,7 @@ def test_a_schedule_is_followed_to_the_last_step_and_accounted():
     np.testing.assert_allclose(
         weights(model), by_hand(plain(), [0.5, 0.25, 0.125, 0.0625]), atol=1e-5
     )
-    rates = [rate for run in model.ledger.runs for rate in run.schedule("learning_rates")]
+    rates = [rate for run in model.privacy.ledger.runs for rate in run.schedule("learning_rates")]
     np.testing.assert_allclose(rates, [0.5, 0.25, 0.125, 0.0625])
 
 
@@ -135,12 +135,12 @@ def test_changed_weights_restart_the_means_in_a_new_entry(through_file, tmp_path
     else:
         model.set_weights([np.flip(w) * 2 for w in model.get_weights()])
     start = model.get_weights()
-    entries = len(model.ledger.runs)
+    entries = len(model.privacy.ledger.runs)
     model.train_on_batch(*data(L))
     reference = plain()
     reference.set_weights(start)
     np.testing.assert_allclose(weights(model), by_hand(reference, [0.5]), atol=1e-5)
-    assert len(model.ledger.runs) == entries + 1
+    assert len(model.privacy.ledger.runs) == entries + 1
 
 
 def test_means_never_go_on_from_other_weights_than_were_shown():
@@ -151,7 +151,7 @@ def test_means_never_go_on_from_other_weights_than_were_shown():
     reference.set_weights(model.get_weights())
     model.train_on_batch(*data(L))
     np.testing.assert_allclose(weights(model), by_hand(reference, [0.5]), atol=1e-5)
-    assert [run.steps for run in model.ledger.runs] == [1, 1]
+    assert [run.steps for run in model.privacy.ledger.runs] == [1, 1]
 
 
 def test_backup_and_restore_goes_on_from_what_was_saved(tmp_path):
@@ -163,7 +163,7 @@ def test_backup_and_restore_goes_on_from_what_was_saved(tmp_path):
     second = private(si_dpsgd(noise=0.0, clip=CLIP), model=plain(seed=9))
     fit(second, epochs=3, rows=L, callbacks=[backup()])
     np.testing.assert_allclose(weights(second), by_hand(plain(), [0.5] * 3), atol=1e-5)
-    assert sum(run.steps for run in second.ledger.runs) == 3
+    assert sum(run.steps for run in second.privacy.ledger.runs) == 3
 
 
 def test_the_learning_rate_cannot_be_assigned():
@@ -183,8 +183,8 @@ def test_update_rules_with_hidden_state_are_claimed_only():
         fit(model)
         fit(model)
         assert not np.array_equal(weights(model), before)
-        assert model.privacy_spent(1e-5, "proven").epsilon == np.inf
-        assert model.privacy_spent(1e-5, "claimed").epsilon < np.inf
+        assert model.privacy.spent(1e-5, "proven").epsilon == np.inf
+        assert model.privacy.spent(1e-5, "claimed").epsilon < np.inf
 
 
 def test_means_are_released_only_by_an_optimizer_that_accounts_for_it():
@@ -195,7 +195,7 @@ def test_means_are_released_only_by_an_optimizer_that_accounts_for_it():
     model = private(si_dpsgd(release="mu"))
     fit(model)
     secret = means(model)
-    assert proven(model.current_run, 1e-5).epsilon == np.inf
+    assert proven(model.privacy.current_run, 1e-5).epsilon == np.inf
     model.optimizer.release_means(model.trainable_variables)
     for variable, mean in zip(model.trainable_variables, secret, strict=True):
         np.testing.assert_array_equal(variable.numpy(), np.float32(mean))
@@ -232,4 +232,4 @@ def test_xla_follows_the_same_algorithm():
     fit(model, epochs=2, rows=L)
     np.testing.assert_allclose(weights(model), by_hand(plain(), [0.5] * 2, 0.9), atol=1e-5)
     fit(model, rows=L)
-    assert len(model.ledger.runs) in (1, 2)
+    assert len(model.privacy.ledger.runs) in (1, 2)

@@ -41,7 +41,7 @@ def test_functional_and_subclassed_dp_models_live_together():
 def test_the_statement_names_both_guarantees():
     model = private()
     fit(model)
-    text = model.privacy_statement(DELTA)
+    text = model.privacy.statement(DELTA)
     assert "proven" in text.lower() and "claimed" in text.lower()
-    assert set(model.privacy_diagnostics()) >= {"fraction_clipped", "median_gradient_norm"}
-    assert model.privacy_spent(DELTA).epsilon == proven(model.current_run, DELTA).epsilon
+    assert set(model.privacy.diagnostics()) >= {"fraction_clipped", "median_gradient_norm"}
+    assert model.privacy.spent(DELTA).epsilon == proven(model.privacy.current_run, DELTA).epsilon

@@ -54,7 +54,7 @@ def test_the_accounting_is_of_what_ran(feed, sampling, num_examples):
     before = weights(model)
     feed(model)
     assert not np.array_equal(weights(model), before)
-    (run,) = model.ledger.runs
+    (run,) = model.privacy.ledger.runs
     assert (run.sampling_name, run.num_examples, run.lot_size, run.steps) == (
         sampling,
         num_examples,
@@ -78,7 +78,7 @@ def test_groups_take_turns_through_epochs_and_fits():
         parts = np.split(expected, np.cumsum([np.prod(s) for s in shapes])[:-1])
         reference.set_weights([p.reshape(s) for p, s in zip(parts, shapes, strict=True)])
     np.testing.assert_allclose(weights(model), expected, atol=1e-5)
-    (run,) = model.ledger.runs
+    (run,) = model.privacy.ledger.runs
     assert (run.sampling_name, run.groups, run.steps, run.participations) == (
         "cyclic_poisson",
         3,
@@ -88,13 +88,13 @@ def test_groups_take_turns_through_epochs_and_fits():
     assert run.sampling_probability == 1.0
     # New lots divide the examples into new groups, so an example could be drawn again too soon.
     model.fit(make_lots("cyclic_poisson", x, y, lot_size=8, groups=3), verbose=0)
-    assert [run.steps for run in model.ledger.runs] == [7, 3]
+    assert [run.steps for run in model.privacy.ledger.runs] == [7, 3]
 
 
 def test_examples_that_are_in_no_group_do_not_count():
     model = private()
     model.fit(make_lots("cyclic_poisson", *data(26), lot_size=4, groups=3), verbose=0)
-    (run,) = model.ledger.runs
+    (run,) = model.privacy.ledger.runs
     assert (run.num_examples, run.steps, run.sampling_probability) == (24, 6, 0.5)
 
 
@@ -131,7 +131,7 @@ def test_a_users_seed_reproduces_lots_and_other_fits_draw_others():
 
     one, two = train(), train()
     np.testing.assert_array_equal(weights(one), weights(two))
-    assert one.ledger.runs[0].insecure_seed
+    assert one.privacy.ledger.runs[0].insecure_seed
     feeder = one._privacy.feeder
     resumed = tfdp.make_private(two, seed=5)._privacy.feeder
     assert len({feeder._next_seed(one), feeder._next_seed(one), resumed._next_seed(two)}) == 3

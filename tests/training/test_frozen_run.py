@@ -104,7 +104,7 @@ def test_rates_that_a_callback_moves_change_nothing():
         schedule = Watched()
         model = private(si_dpsgd(rate=schedule, seed=1, noise=5.0), plain())
         fit(model, rows=8, epochs=3, callbacks=callbacks)
-        (run,) = model.ledger.runs
+        (run,) = model.privacy.ledger.runs
         assert run.learning_rates == (np.float32(0.1),) * 3
         results.append(weights(model))
     np.testing.assert_array_equal(results[0], results[1])
@@ -182,7 +182,7 @@ def normalized_by_the_lot():
 def test_lots_of_more_rows_than_the_run_knows_change_nothing(compiled, monkeypatch):
     model = private(model=normalized_by_the_lot(), compiled=compiled)
     model.fit(make_lots("cyclic", *data(8), lot_size=8), verbose=0)
-    assert model.current_run.batch_statistics
+    assert model.privacy.current_run.batch_statistics
     x, y = data(16, seed=4)
     # The plan declares smaller lots than the lot that arrives.
     import tfdp.training.private_training as training
@@ -244,7 +244,7 @@ def test_coarse_weights_are_refused(policy):
 def test_rounding_is_counted_and_a_tiny_rate_is_not_proven():
     model = private(si_dpsgd(noise=20.0))
     fit(model)
-    run = model.current_run
+    run = model.privacy.current_run
     assert run.num_weights == 5 * 5 + 6 * 3 and run.largest_start > 0
     exact = proven(run.with_(num_weights=None), DELTA).epsilon
     assert exact < proven(run, DELTA).epsilon < exact * (1 + 1e-6)
@@ -262,7 +262,7 @@ def test_a_forked_process_draws_other_noise_in_a_run_of_its_own(monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: -1)
     fit(model)
     assert model.optimizer._secrets.noise._key != key
-    assert [run.steps for run in model.ledger.runs] == [3, 3]
+    assert [run.steps for run in model.privacy.ledger.runs] == [3, 3]
 
 
 def test_a_fork_in_the_middle_of_a_fit_is_refused(monkeypatch):
@@ -322,7 +322,7 @@ def test_every_step_has_the_noise_of_its_place_in_the_table(mechanism, compiled)
         seen = ()
 
         def on_train_batch_end(self, batch, logs=None):
-            drawn = self.model.privacy_diagnostics(reset=True)["noise_to_signal"]
+            drawn = self.model.privacy.diagnostics(reset=True)["noise_to_signal"]
             self.seen += (drawn,)
 
     wide = keras.Sequential([keras.Input((4,)), layers.Dense(400), layers.Dense(3)])
@@ -335,13 +335,13 @@ def test_every_step_has_the_noise_of_its_place_in_the_table(mechanism, compiled)
         ratios.append(np.array(scales.seen))
     # At so small a learning rate the signal hardly changes.
     np.testing.assert_allclose(ratios[0] / ratios[1], table, rtol=0.05)
-    assert model.ledger.runs[-1].noise_multiplier == 1.0
+    assert model.privacy.ledger.runs[-1].noise_multiplier == 1.0
 
 
 def test_a_table_ends_its_run_and_is_saved(tmp_path):
     model = private(sgd(noise=[4.0, 5.0, 6.0, 7.0]))
     fit(model)
-    assert model.ledger.runs[0].noise_multiplier == (4.0, 5.0, 6.0, 7.0)
+    assert model.privacy.ledger.runs[0].noise_multiplier == (4.0, 5.0, 6.0, 7.0)
     model.save(tmp_path / "a.keras")
     assert keras.models.load_model(tmp_path / "a.keras").optimizer.noise_multiplier == (4, 5, 6, 7)
     with pytest.raises(ValueError, match="4 values"):

@@ -219,7 +219,7 @@ def test_keras_callbacks_and_validation_data_work(tmp_path):
         ],
     ).history
     assert len(history["val_loss"]) == 2  # training stopped early
-    assert steps(model) == 6 == model.steps_taken
+    assert steps(model) == 6 == model.privacy.steps_taken
     assert list(tmp_path.rglob("*tfevents*"))
 
 

@@ -80,9 +80,9 @@ def test_models(kind, tmp_path):
         with pytest.raises(RuntimeError, match="make_private"):
             loaded.fit(*data(), verbose=0)
         tfdp.make_private(loaded)
-    assert loaded.ledger == model.ledger
+    assert loaded.privacy.ledger == model.privacy.ledger
     assert fit(loaded).history["accuracy"]
-    assert [run.steps for run in loaded.ledger.runs] == [3, 3]
+    assert [run.steps for run in loaded.privacy.ledger.runs] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def test_optimizers(make, tmp_path):
     assert loaded.optimizer.get_config() == model.optimizer.get_config()
     for a, b in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
-    assert loaded.ledger == model.ledger
+    assert loaded.privacy.ledger == model.privacy.ledger
     fit(loaded)
-    assert sum(run.steps for run in loaded.ledger.runs) == 6
-    if getattr(model.current_run, "learning_rates", None) is not None:
-        rates = [r for run in loaded.ledger.runs for r in run.schedule("learning_rates")]
+    assert sum(run.steps for run in loaded.privacy.ledger.runs) == 6
+    if getattr(model.privacy.current_run, "learning_rates", None) is not None:
+        rates = [r for run in loaded.privacy.ledger.runs for r in run.schedule("learning_rates")]
         fit(model)
-        alone = [r for run in model.ledger.runs for r in run.schedule("learning_rates")]
+        alone = [r for run in model.privacy.ledger.runs for r in run.schedule("learning_rates")]
         np.testing.assert_allclose(rates, alone)
 
 
@@ -182,7 +182,7 @@ def test_a_ledger_that_knows_less_is_not_loaded():
     fit(model)
     model.optimizer.save_own_variables(store)
     earlier = Ledger()
-    for run in model.ledger.runs:
+    for run in model.privacy.ledger.runs:
         earlier.record(earlier.open(run), 1)
     store["tfdp_ledger"] = np.frombuffer(earlier.to_json().encode(), np.uint8)
     other = private()
@@ -198,10 +198,10 @@ def test_slots_of_another_optimizer_are_refused():
     model.optimizer.save_own_variables(store)
     other = private(sgd(momentum=0.9))
     fit(other)
-    before = other.ledger
+    before = other.privacy.ledger
     with pytest.raises(ValueError, match="expected 6 variables, found 2"):
         other.optimizer.load_own_variables(store)
-    assert len(before.runs) == len(other.ledger.runs) == 1
+    assert len(before.runs) == len(other.privacy.ledger.runs) == 1
 
 
 def test_loading_never_takes_a_ledger_back(tmp_path):
@@ -210,4 +210,4 @@ def test_loading_never_takes_a_ledger_back(tmp_path):
     model.save_weights(tmp_path / "a.weights.h5")
     fit(model)
     model.load_weights(tmp_path / "a.weights.h5")
-    assert sum(run.steps for run in model.ledger.runs) == 6
+    assert sum(run.steps for run in model.privacy.ledger.runs) == 6

@@ -63,10 +63,10 @@ def test_a_training_metric_that_is_called_like_a_validation_metric_is_refused():
 def test_a_seed_of_the_noise_leaves_nothing_proven():
     model = private(sgd(seed=7))
     fit(model)
-    guarantee = model.privacy_spent(DELTA)
+    guarantee = model.privacy.spent(DELTA)
     assert guarantee.epsilon == np.inf and "seed" in guarantee.reason
-    assert model.privacy_spent(DELTA, "claimed").epsilon < np.inf
-    assert "seed" in model.privacy_statement(DELTA)
+    assert model.privacy.spent(DELTA, "claimed").epsilon < np.inf
+    assert "seed" in model.privacy.statement(DELTA)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_a_seed_of_the_lots_matters_where_their_secrecy_does(sampling, proven):
     for seed in (3, None):
         model = private()
         model.fit(make_lots(sampling, *data(), lot_size=8, seed=seed), verbose=0)
-        assert np.isfinite(model.privacy_spent(DELTA).epsilon) == (proven or seed is None)
+        assert np.isfinite(model.privacy.spent(DELTA).epsilon) == (proven or seed is None)
 
 
 def test_a_seed_of_fit_is_one_of_the_lots():
     model = private(seed=3)
     fit(model, shuffle=True)
-    assert model.privacy_spent(DELTA).epsilon == np.inf
+    assert model.privacy.spent(DELTA).epsilon == np.inf
 
 
 # -- neighbours with one record more ---------------------------------------------------------------
@@ -99,21 +99,21 @@ def test_adding_a_record_needs_a_probability_that_does_not_depend_on_the_data():
     model = private(sgd(noise=4.0))
     model.fit(make_lots("poisson", *data(), lot_size=8), verbose=0)
     with pytest.raises(ValueError, match="nominal_examples"):
-        model.privacy_spent(DELTA, adjacency="add_or_remove_one")
+        model.privacy.spent(DELTA, adjacency="add_or_remove_one")
     model = private(sgd(noise=4.0))
     lots = make_lots("poisson", *data(), lot_size=8, nominal_examples=40)
     model.fit(lots, epochs=2, verbose=0)
-    (run,) = model.ledger.runs
+    (run,) = model.privacy.ledger.runs
     assert (run.num_examples, run.steps, run.nominal) == (40, 10, True)
-    added = model.privacy_spent(DELTA, adjacency="add_or_remove_one")
-    assert added.epsilon == model.privacy_spent(DELTA).epsilon < np.inf
-    assert "24" not in model.privacy_statement(DELTA)  # the real number of examples
+    added = model.privacy.spent(DELTA, adjacency="add_or_remove_one")
+    assert added.epsilon == model.privacy.spent(DELTA).epsilon < np.inf
+    assert "24" not in model.privacy.statement(DELTA)  # the real number of examples
 
 
 def test_lots_of_fixed_size_train_and_are_accounted():
     model = private(sgd(noise=4.0))
     model.fit(make_lots("fixed_size", *data(), lot_size=8), epochs=2, verbose=0)
-    (run,) = model.ledger.runs
+    (run,) = model.privacy.ledger.runs
     assert (run.sampling_name, run.steps) == ("fixed_size", 6)
-    zero, replaced = (model.privacy_spent(DELTA, adjacency=a) for a in ("zero_out", "replace_one"))
+    zero, replaced = (model.privacy.spent(DELTA, adjacency=a) for a in ("zero_out", "replace_one"))
     assert 0 < zero.epsilon < replaced.epsilon < np.inf

@@ -31,7 +31,7 @@ def keras_calls(monkeypatch):
 def trained(**compiled):
     model = private(sgd(seed=3), plain(), compiled)
     history = fit(model, epochs=2)
-    return weights(model), history.history, model.ledger.runs[0].steps
+    return weights(model), history.history, model.privacy.ledger.runs[0].steps
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_under_a_strategy_callbacks_feed_no_step():
         model = private(sgd(), plain())
     with pytest.raises(RuntimeError, match=r"fit\(\) did not draw"):
         fit(model, callbacks=[Feeds()])
-    assert model.steps_taken == 1
+    assert model.privacy.steps_taken == 1
 
 
 def test_functions_that_run_eagerly_are_left_to_keras(keras_calls):
@@ -99,7 +99,7 @@ def test_data_that_ends_early_ends_training(keras_calls):
     model = private()
     model.fit(dataset, steps_per_epoch=5, verbose=0)
     assert not keras_calls
-    assert int(model.optimizer.iterations.numpy()) == model.ledger.runs[0].steps == 2
+    assert int(model.optimizer.iterations.numpy()) == model.privacy.ledger.runs[0].steps == 2
 
 
 def test_new_shapes_are_traced_once(keras_calls):

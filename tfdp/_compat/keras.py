@@ -261,3 +261,8 @@ def moving_averages(optimizer) -> list:
     if not (optimizer.use_ema and optimizer.built):
         return []
     return list(borrowed(optimizer, "_model_variables_moving_average"))
+
+
+def compile_arguments(model) -> dict:
+    """The arguments that a compiled model was compiled with, as objects (`_compile_config`)."""
+    return dict(borrowed(model, "_compile_config").config)

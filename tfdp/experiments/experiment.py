@@ -184,7 +184,7 @@ def run(
     if private and experiment.release == "mu":
         model.optimizer.release_means(model.trainable_variables)
     _check_finite(model, dataset.x_test, "after training: it diverged; lower --learning_rate")
-    runs = model.ledger.runs if private else [planned]
+    runs = model.privacy.ledger.runs if private else [planned]
     said = Statement.of(runs, experiment.delta, experiment.adjacency)
     advice = runs[-1].mechanism.advice(runs[-1], experiment.delta, experiment.adjacency)
     return Result(

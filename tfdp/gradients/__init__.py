@@ -1,1 +1,16 @@
+"""From a lot to one bounded sum of gradients; and per-example gradients to look at."""
+
+import importlib
+
 import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
+
+_PUBLIC = ("per_example_gradient_norms", "per_example_gradients")
+
+__all__ = [*_PUBLIC]
+
+
+def __getattr__(name):
+    # On first use, since the module imports the engines, which import from this package.
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'tfdp.gradients' has no attribute {name!r}")
+    return getattr(importlib.import_module("tfdp.gradients.per_example"), name)

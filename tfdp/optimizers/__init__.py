@@ -1,4 +1,11 @@
-"""Private optimizers: one per mechanism, with the update rule of any Keras optimizer."""
+"""Private optimizers: one per mechanism, with the update rule of any Keras optimizer.
+
+Classes that are not listed are made on first use from Keras' optimizer of the same name, such as
+`DPKerasLionOptimizer` from `keras.optimizers.Lion`. TensorFlow Privacy's names of vectorized optimizers
+(`VectorizedDPKerasSGDOptimizer`) mean the same classes: all of tfdp's are vectorized.
+"""
+
+import keras
 
 from tfdp.optimizers.discrete_sgd import (
     DiscreteOptimizer,
@@ -53,3 +60,19 @@ MECHANISMS = {
     SGLDOptimizer.mechanism.name: lambda base: SGLDOptimizer,
     DiscreteOptimizer.mechanism.name: make_discrete_optimizer_class,
 }
+
+_PREFIXES = {
+    "DPKeras": make_dp_optimizer_class,
+    "Discrete": make_discrete_optimizer_class,
+    "MatrixDP": make_matrix_optimizer_class,
+    "VectorizedDPKeras": make_dp_optimizer_class,
+}
+
+
+def __getattr__(name):
+    for prefix, make in _PREFIXES.items():
+        if name.startswith(prefix) and name.endswith("Optimizer"):
+            base = getattr(keras.optimizers, name[len(prefix) : -len("Optimizer")], None)
+            if isinstance(base, type) and base is not keras.optimizers.Optimizer:
+                return make(base)
+    raise AttributeError(f"module 'tfdp.optimizers' has no attribute {name!r}")

@@ -194,7 +194,7 @@ def make_discrete_optimizer_class(base: type) -> type:
     doc = (
         f"`keras.optimizers.{base.__name__}` on encoded, noisy gradients. See `DiscreteOptimizer`."
     )
-    made = type(name, (DiscreteOptimizer, base), {"__doc__": doc, "__module__": __name__})
+    made = type(name, (DiscreteOptimizer, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
     return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
 
 

@@ -11,6 +11,8 @@ step takes it from the session's run. The described arguments cannot be assigned
 """
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Sequence
 
 import keras
@@ -18,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import trained_variables
+from tfdp._other_libraries import refuse_misspelt
 from tfdp._validate import positive, schedule, whole
 from tfdp.account import LEDGER_KEY, Account, account_of, digests_of, expect_digests
 from tfdp.accounting import Ledger
@@ -95,6 +98,11 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     noise_multiplier = Accounted()
     num_microbatches = Accounted()
     clipping = Accounted()
+
+    def __new__(cls, *args, **kwargs):
+        # Before `__init__`, which would only say that `l2_norm_clip` is missing.
+        refuse_misspelt(cls.__name__, kwargs, _parameters(cls))
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -214,8 +222,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 f"The optimizer has taken {taken} steps, and its ledger knows of {known}: it was "
                 "restored from something that holds no ledger, such as a tf.train.Checkpoint, or the "
                 "ledger was edited. Save with model.save or model.save_weights, or keep "
-                "model.ledger.to_json() beside the checkpoint and merge it: "
-                "model.ledger.merge(Ledger.from_json(text))."
+                "model.privacy.ledger.to_json() beside the checkpoint and merge it: "
+                "model.privacy.ledger.merge(Ledger.from_json(text))."
             )
 
     def check_class(self) -> None:
@@ -481,6 +489,16 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         if self.built and _DIGESTS_KEY in store.keys():  # noqa: SIM118, a store is no dict
             expect_digests(trained_variables(self), store[_DIGESTS_KEY])
         self.check_ledger(self.ledger)
+
+
+@functools.cache
+def _parameters(cls: type) -> tuple[str, ...]:
+    """Names of the keywords that the constructors of a class and its bases have."""
+    own = (vars(base).get("__init__") for base in cls.__mro__ if base is not object)
+    named = [inspect.signature(init).parameters for init in own if init is not None]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = [n for parameters in named for n, p in parameters.items() if p.kind in kinds]
+    return tuple(dict.fromkeys(n for n in found if n != "self"))
 
 
 def _check_scales(l2_norm_clip: float, noise_multiplier: float | tuple[float, ...]) -> None:

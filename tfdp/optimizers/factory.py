@@ -12,8 +12,8 @@ def make_dp_optimizer_class(base: type) -> type:
     """Returns a private subclass of a Keras optimizer class (the name is TensorFlow Privacy's).
 
     The class is called `DPKeras<Base>Optimizer` and is registered for serialization under this name.
-    Loading a model that uses the class needs this call first, except for the classes that this module
-    makes itself.
+    Files with such a class load after `import tfdp` if `base` is an optimizer of Keras; a class that
+    was made from your own optimizer needs this call first.
 
     Args:
         base: a subclass of `keras.optimizers.Optimizer`.
@@ -28,7 +28,7 @@ def make_dp_optimizer_class(base: type) -> type:
     check_base(base)
     name = f"DPKeras{base.__name__}Optimizer"
     doc = f"`keras.optimizers.{base.__name__}` on private gradients. See `DPKerasOptimizer`."
-    made = type(name, (DPKerasOptimizer, base), {"__doc__": doc, "__module__": __name__})
+    made = type(name, (DPKerasOptimizer, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
     return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
 
 

@@ -352,7 +352,7 @@ def make_matrix_optimizer_class(base: type) -> type:
     check_base(base)
     name = f"MatrixDP{base.__name__}Optimizer"
     doc = f"`keras.optimizers.{base.__name__}` with correlated noise. See `MatrixDPOptimizer`."
-    made = type(name, (MatrixDPOptimizer, base), {"__doc__": doc, "__module__": __name__})
+    made = type(name, (MatrixDPOptimizer, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
     return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
 
 

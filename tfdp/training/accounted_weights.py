@@ -4,28 +4,23 @@ The account is attached to the variables (`account.Account`). This module attach
 updates it wherever Keras reads or writes weights: copies, files, `set_weights`, callbacks.
 """
 
-import math
-
 import keras
 import numpy as np
 
 from tfdp._compat.keras import moving_averages
 from tfdp.account import Account, account_of, ledger_in_file
-from tfdp.accounting import Guarantee, Ledger, Run, Statement
-from tfdp.accounting.composition import guarantee_of_all
+from tfdp.accounting import Run
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
 from tfdp.training.steering import refuse_steering
 
 
 class AccountedWeights:
-    """Mixin for a Keras model: reports what was spent on its weights, and keeps the ledger with them.
+    """Mixin for a Keras model: keeps the ledger of what was spent with the weights.
 
     The class that it is mixed into provides `_privacy.account`, the account of a model that has no
     weights yet.
     """
-
-    # -- what was spent --------------------------------------------------------------------------
 
     @property
     def _account(self) -> Account:
@@ -45,64 +40,13 @@ class AccountedWeights:
     def _session(self) -> Session | None:
         return self._account.session
 
-    @property
-    def ledger(self) -> Ledger:
-        """Everything that is known to have been spent on these weights, in any training."""
-        return self._account.ledger
-
     def _checked_runs(self) -> list[Run]:
+        """The runs in the ledger; raises ValueError if the optimizer has taken other steps."""
         self._look()
-        optimizer, ledger = getattr(self, "optimizer", None), self.ledger
+        optimizer, ledger = getattr(self, "optimizer", None), self._account.ledger
         if isinstance(optimizer, DPKerasOptimizer):
             optimizer.check_ledger(ledger)
         return ledger.runs
-
-    def privacy_spent(
-        self, delta: float, kind: str = "proven", adjacency: str = "zero_out"
-    ) -> Guarantee:
-        """The guarantee for everything trained so far.
-
-        Args:
-            delta: in (0, 1).
-            kind: "proven" or "claimed".
-            adjacency: "zero_out", "replace_one" or "add_or_remove_one".
-
-        Raises:
-            ValueError: the optimizer has taken steps that the ledger does not contain.
-        """
-        return guarantee_of_all(kind, self._checked_runs(), delta, adjacency)
-
-    def privacy_statement(self, delta: float, adjacency: str = "zero_out") -> str:
-        """Both guarantees, what they rest on and what they do not cover, in words.
-
-        Args:
-            delta: in (0, 1).
-            adjacency: as in `privacy_spent`.
-
-        Raises:
-            ValueError: the optimizer has taken steps that the ledger does not contain.
-        """
-        return Statement.of(self._checked_runs(), delta, adjacency).text()
-
-    @property
-    def current_run(self) -> Run | None:
-        """The run that the current, or latest, training is accounted as, with its planned steps."""
-        return None if self._session is None else self._session.run
-
-    @property
-    def steps_taken(self) -> int:
-        """Number of steps of the open ledger entry so far."""
-        return 0 if self._session is None else self._session.spent
-
-    @property
-    def steps_left(self) -> float:
-        """Number of steps that budgets and tables of the run still allow; infinite without a limit."""
-        return math.inf if self._session is None else self._session.left
-
-    @property
-    def earlier_runs(self) -> list[Run]:
-        """The runs on these weights other than the open ledger entry."""
-        return self.ledger.runs if self._session is None else self._session.earlier()
 
     # -- the weights and their account -----------------------------------------------------------
 
@@ -153,7 +97,7 @@ class AccountedWeights:
         _refuse_legacy(filepath)
         self._look()
         optimizer = getattr(self, "optimizer", None)
-        if self.ledger.runs and not isinstance(optimizer, DPKerasOptimizer):
+        if self._account.ledger.runs and not isinstance(optimizer, DPKerasOptimizer):
             raise ValueError(
                 "These weights have a privacy ledger, which is saved with a private optimizer, and "
                 f"model '{self.name}' has none, so what was spent would be lost. Expected "

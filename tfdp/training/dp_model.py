@@ -4,12 +4,15 @@ Their common base `PrivateTraining` provides the guarantee; its module (`private
 """
 
 import functools
+import inspect
 from collections.abc import Collection
 
 import keras
 
-from tfdp._compat.keras import Functional, pickled, unpickled
+from tfdp._compat.keras import Functional, compile_arguments, pickled, unpickled
+from tfdp._other_libraries import ON_A_MODEL, refuse_misspelt
 from tfdp.accounting import PrivacyBudget
+from tfdp.optimizers import DPKerasOptimizer
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
 from tfdp.training.private_training import PrivateTraining
 
@@ -18,13 +21,13 @@ __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_p
 
 def _reduce(model):
     """`__reduce__` for copies and pickles: they carry ledger, budget and settings, compiled or not."""
-    return _rebuild, (pickled(model), model.portrait())
+    return _rebuild, (pickled(model), model._portrait())
 
 
 def _rebuild(arguments, portrait):
     # Pickle looks classes up by name, and a private class may have the name of its plain class. So
     # the unpickled model may be plain, and is made private again.
-    return make_private(unpickled(*arguments)).take_over(portrait)
+    return make_private(unpickled(*arguments))._take_over(portrait)
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -71,11 +74,6 @@ class DPSequential(PrivateTraining, keras.Sequential):
     __reduce__ = _reduce
 
 
-def plain_class(cls: type) -> type:
-    """The plain class that the private class `cls` was made from; `cls` itself if it is plain."""
-    return vars(cls).get("_tfdp_base", cls)
-
-
 @functools.cache
 def _private_class(base: type) -> type:
     """A private subclass of `base` that saves itself under the name of `base`.
@@ -112,10 +110,12 @@ def make_private(
     seed: int | None = None,
     start: str | None = None,
     public_preprocessing: bool | Collection = (),
+    **unknown,
 ) -> keras.Model:
     """Makes a Keras model train privately, in place, and returns it.
 
-    The class keeps its name and module, so that the saved `.keras` file loads in plain Keras.
+    The class keeps its name and module, so that the saved `.keras` file loads in plain Keras. A model
+    that was loaded with its private optimizer is compiled again with it, so it can train at once.
 
     Args:
         model: any Keras model whose layers treat examples one by one.
@@ -139,24 +139,39 @@ def make_private(
         `model` itself.
 
     Raises:
-        TypeError: `model` is not a Keras model.
+        TypeError: `model` is not a Keras model, or an argument is unknown.
         ValueError: a layer mixes examples or was adapted to data (the error names it and the remedy),
             the model has its own `train_step`, or an argument is invalid.
 
     Example:
-        model = tfdp.make_private(keras.Sequential([...]))
-        model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), loss=...)
-        model.fit(x, y, batch_size=256, epochs=15)
-        print(model.privacy_statement(delta=1e-5))
+        >>> import keras, numpy as np, tfdp
+        >>> model = tfdp.make_private(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))
+        >>> optimizer = tfdp.DPKerasSGDOptimizer(
+        ...     l2_norm_clip=1.0, noise_multiplier=1.1, learning_rate=0.15)
+        >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        >>> model.compile(optimizer, loss, metrics=["accuracy"])
+        >>> x, y = np.zeros((500, 4), "float32"), np.zeros(500, "int32")
+        >>> _ = model.fit(x, y, batch_size=50, epochs=2, verbose=0)
+        >>> print(model.privacy.spent(delta=1e-4))  # doctest: +ELLIPSIS
+        proven epsilon: 2.383 at delta = 0.0001...
     """
+    if unknown:
+        refuse_misspelt("make_private", unknown, _SETTINGS, ON_A_MODEL)
+        raise TypeError(f"make_private has no argument {next(iter(unknown))!r}.")
     if not isinstance(model, keras.Model):
         raise TypeError(f"Expected a keras.Model. Received: {type(model).__name__}")
     refuse_own_train_step(model, PrivateTraining)
     if model.built:
         refuse_mixing_layers(model, public_preprocessing)
-    if not isinstance(model, PrivateTraining):
+    made = not isinstance(model, PrivateTraining)
+    if made:
+        if hasattr(model, "privacy"):
+            raise ValueError(
+                f"Model '{model.name}' has an attribute 'privacy' of its own. Expected that name to be "
+                "free: tfdp puts the ledger, the budget and the statement there. Rename yours."
+            )
         model.__class__ = _private_class(type(model))
-    return model.configure_privacy(
+    model._configure_privacy(
         engine=engine,
         physical_batch_size=physical_batch_size,
         budget=budget,
@@ -164,3 +179,14 @@ def make_private(
         start=start,
         public_preprocessing=public_preprocessing,
     )
+    if made and isinstance(getattr(model, "optimizer", None), DPKerasOptimizer):
+        # A loaded model. Its metrics would count padding rows.
+        model.compile(**compile_arguments(model))
+    return model
+
+
+_SETTINGS = [
+    name
+    for name, parameter in inspect.signature(make_private).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+]

@@ -6,7 +6,11 @@ import keras
 
 from tfdp._files import replaced_whole
 from tfdp.gradients.random_state import seed_states
-from tfdp.training.dp_model import plain_class
+
+
+def plain_class(cls: type) -> type:
+    """The plain class that the private class `cls` was made from; `cls` itself if it is plain."""
+    return vars(cls).get("_tfdp_base", cls)
 
 
 def plain_copy(model: keras.Model) -> keras.Model:

@@ -101,7 +101,8 @@ class Feeder:
                     "`validation_data`."
                 )
         if lots is None and isinstance(x, tf.data.Dataset):
-            return _foreign(x, steps_per_epoch, physical_batch_size, validation_data)
+            plan = plan_of_dataset(x, physical_batch_size, steps_per_epoch)
+            return Feed(x, plan, plan.steps, steps_per_epoch, validation_data)
         if lots is None:
             if y is None or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
                 raise ValueError(
@@ -127,19 +128,7 @@ class Feeder:
                 row_multiple=None if model.jit_compile else row_multiple_for(lot_size),
             )
         check_disjoint(model, lots.inputs)
-        if physical_batch_size is None and lots.physical_batch_size < lots.padded_size:
-            physical_batch_size = lots.physical_batch_size
-        plan = Plan(
-            sampling=lots.sampling,
-            num_examples=lots.num_examples,
-            lot_size=lots.lot_size,
-            groups=lots.groups,
-            turn=turn % lots.groups,
-            lots=lots,
-            nominal=getattr(lots, "nominal", False),
-            insecure_seed=lots.seeded and _relies_on_secret_lots(lots),
-            physical_batch_size=physical_batch_size,
-        )
+        plan = plan_of(lots, physical_batch_size, turn)
         steps = steps_per_epoch or lots.steps_per_epoch
         return Feed(lots.as_dataset(plan.turn), plan, steps, steps, validation_data)
 
@@ -153,13 +142,51 @@ class Feeder:
         return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
 
+def plan_of(lots: Lots, physical_batch_size: int | None = None, turn: int = 0) -> Plan:
+    """Returns how lots are drawn, without a number of steps.
+
+    Args:
+        lots: the lots.
+        physical_batch_size: number of rows in one chunk; None takes the size from the lots, or
+            processes a lot as a whole.
+        turn: the group that the first lot comes from (modulo the number of groups).
+    """
+    if physical_batch_size is None and lots.physical_batch_size < lots.padded_size:
+        physical_batch_size = lots.physical_batch_size
+    return Plan(
+        sampling=lots.sampling,
+        num_examples=lots.num_examples,
+        lot_size=lots.lot_size,
+        groups=lots.groups,
+        turn=turn % lots.groups,
+        lots=lots,
+        nominal=getattr(lots, "nominal", False),
+        insecure_seed=lots.seeded and _relies_on_secret_lots(lots),
+        physical_batch_size=physical_batch_size,
+    )
+
+
 def _relies_on_secret_lots(lots: Lots) -> bool:
     """Whether the proof rests on draws that are secret; the proof for whole epochs needs no secret."""
     kind = sampling_class(lots.sampling)
     return kind(num_examples=lots.num_examples, lot_size=lots.lot_size).random_lots
 
 
-def _foreign(dataset, steps_per_epoch, physical_batch_size, validation_data) -> Feed:
+def plan_of_dataset(
+    dataset: tf.data.Dataset,
+    physical_batch_size: int | None = None,
+    steps_per_epoch: int | None = None,
+) -> Plan:
+    """Returns the plan of one epoch of a dataset, of whose sampling nothing is known.
+
+    Args:
+        dataset: batches of one static size.
+        physical_batch_size: number of rows in one chunk; None processes a batch as a whole.
+        steps_per_epoch: number of batches in an epoch; None takes the length of the dataset.
+
+    Raises:
+        ValueError: the batches have no static size, or the length is unknown.
+    """
     leaves = tf.nest.flatten(dataset.element_spec)
     lot_size = leaves[0].shape[0] if leaves and leaves[0].shape.rank else None
     if lot_size is None:
@@ -174,13 +201,13 @@ def _foreign(dataset, steps_per_epoch, physical_batch_size, validation_data) -> 
         raise ValueError(
             "This tf.data.Dataset does not know its length. Expected the argument `steps_per_epoch`."
         )
-    plan = Plan(
+    return Plan(
         sampling="unknown",
         num_examples=lot_size * (batches if batches > 0 else steps),
         lot_size=lot_size,
+        steps=steps,
         physical_batch_size=physical_batch_size,
     )
-    return Feed(dataset, plan, steps, steps_per_epoch, validation_data)
 
 
 def check_targets(model, y) -> None:

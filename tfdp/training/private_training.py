@@ -7,6 +7,7 @@ refused. Anything that would train another way raises.
 
 import contextlib
 import dataclasses
+import warnings
 
 import keras
 import tensorflow as tf
@@ -18,7 +19,6 @@ from tfdp.accounting import Ledger, PrivacyBudget, Run
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.gradients.precision import keep_float32_products
-from tfdp.layers.public import public_layers, uses_batch_statistics
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.accounted_weights import AccountedWeights, bracketed
@@ -28,6 +28,8 @@ from tfdp.training.checks import (
     refuse_own_train_step,
 )
 from tfdp.training.feeding import Feeder, check_targets
+from tfdp.training.model_privacy import EARLIER_NAMES, ModelPrivacy
+from tfdp.training.planning import planned_fields
 from tfdp.training.steering import names_of_metrics
 from tfdp.training.step import private_step, refuse_replicas
 from tfdp.training.train_function import comes_from, lean
@@ -65,7 +67,25 @@ class PrivateTraining(AccountedWeights):
             self.__dict__["_tfdp_privacy"] = _Privacy()
         return self.__dict__["_tfdp_privacy"]
 
-    def configure_privacy(
+    @property
+    def privacy(self) -> ModelPrivacy:
+        """What was spent on the weights, the budget, the ledger, the statement and the release."""
+        return ModelPrivacy(self)
+
+    def __getattr__(self, name):
+        # Only names that nothing else defines arrive here, so that they shadow no member of a user's.
+        if name in EARLIER_NAMES:
+            new = EARLIER_NAMES[name]
+            warnings.warn(
+                f"model.{name} is called model.privacy.{new} now.", DeprecationWarning, stacklevel=2
+            )
+            return getattr(self.privacy, new)
+        inherited = getattr(super(), "__getattr__", None)
+        if inherited is not None:
+            return inherited(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _configure_privacy(
         self,
         *,
         engine: str = "auto",
@@ -159,17 +179,6 @@ class PrivateTraining(AccountedWeights):
         if self.built:
             self.optimizer.build(self.trainable_variables)
 
-    def privacy_diagnostics(self, reset: bool = False) -> dict[str, float]:
-        """Means since the last reset: fraction clipped, median gradient norm, noise to signal.
-
-        These figures are computed from private gradients without noise: they are for the person who
-        trains, not for release.
-
-        Args:
-            reset: whether new means begin after this call.
-        """
-        return self._privacy.diagnostics.result(reset)
-
     # -- entry points ----------------------------------------------------------------------------
 
     def fit(
@@ -261,7 +270,7 @@ class PrivateTraining(AccountedWeights):
             # `get_weights` or `save`, which publish them for good.
             self._account.look(self.weights, for_good=False)
 
-    def portrait(self) -> dict:
+    def _portrait(self) -> dict:
         """The state that a copy needs besides what a file holds: ledger, budget and settings."""
         self._look()
         privacy = self._privacy
@@ -270,11 +279,11 @@ class PrivateTraining(AccountedWeights):
             "physical_batch_size": privacy.physical_batch_size,
             "start": self._account.start,
         }
-        return {"ledger": self.ledger.to_json(), "settings": settings}
+        return {"ledger": self._account.ledger.to_json(), "settings": settings}
 
-    def take_over(self, portrait: dict):
-        """Takes over the `portrait` of the model that this model is a copy of, and returns itself."""
-        self.configure_privacy(**portrait["settings"])
+    def _take_over(self, portrait: dict):
+        """Takes over the `_portrait` of the model that this model is a copy of, and returns itself."""
+        self._configure_privacy(**portrait["settings"])
         self._account.ledger.merge(Ledger.from_json(portrait["ledger"]))
         return self
 
@@ -315,28 +324,10 @@ class PrivateTraining(AccountedWeights):
         variables = self.trainable_variables
         if not optimizer.built:
             optimizer.build(variables)
-        microbatch_size = optimizer.microbatch_size(plan.lot_size)
-        if plan.physical_batch_size is not None and plan.physical_batch_size % microbatch_size:
-            raise ValueError(
-                "Invalid value received for argument `physical_batch_size`. Expected a multiple of "
-                f"the microbatch size {microbatch_size}. Received: {plan.physical_batch_size}"
-            )
         account = self._account
         optimizer.check_ledger(account.ledger)
         account.look(self.weights)
-        fields = dict(
-            num_examples=plan.num_examples,
-            lot_size=plan.lot_size,
-            sampling=plan.sampling,
-            microbatch_size=microbatch_size,
-            start=account.start,
-            batch_statistics=uses_batch_statistics(self),
-            public_examples=sum(layer.count for layer in public_layers(self)),
-            **({"groups": plan.groups} if plan.groups > 1 else {}),
-            **({"nominal": True} if plan.nominal else {}),
-            **optimizer.run_fields(variables),
-        )
-        fields["insecure_seed"] |= plan.insecure_seed
+        fields = planned_fields(self, plan, optimizer, account.start)
         self._open(account, plan, fields, variables)
         account.session.limit_steps()
 
@@ -483,5 +474,5 @@ def _refuse_larger(budget, known):
             raise ValueError(
                 f"These weights have a budget of epsilon {other.epsilon:g} already. Expected a smaller "
                 f"one. Received {budget.epsilon:g}. To raise it on purpose, and for every model that "
-                "shares these weights, set model.ledger.budget."
+                "shares these weights, set model.privacy.budget."
             )

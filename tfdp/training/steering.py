@@ -35,7 +35,7 @@ def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -
             raise ValueError(
                 f"{name} stops training when the loss of private examples is not a number, so the "
                 "number of steps would tell of them. Expected training without it: an example whose "
-                "gradient is not finite counts zero here (see privacy_diagnostics)."
+                "gradient is not finite counts zero here (see model.privacy.diagnostics)."
             )
         monitors = isinstance(callback, _MONITORS)
         if isinstance(callback, keras.callbacks.ModelCheckpoint):

@@ -320,7 +320,7 @@ def test_training(statistics, jit_compile):
     y = np.argmax(x[:, :3], axis=1)
     history = model.fit(x, y, batch_size=24, epochs=15, shuffle=False, verbose=0)
     assert history.history["loss"][-1] < 0.8 * history.history["loss"][0]
-    (run,) = model.ledger.runs
+    (run,) = model.privacy.ledger.runs
     assert run.public_examples == 6
     assert run.batch_statistics == (statistics == "batch")
 
@@ -331,22 +331,22 @@ def test_batch_statistics_are_accounted():
     for statistics in ("example", "batch"):
         model = private(features(statistics=statistics), noise=20.0)
         model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
-        spent[statistics] = model.privacy_spent(1e-5).details["sensitivity"]
-        assert "6 public examples" in model.privacy_statement(1e-5)
+        spent[statistics] = model.privacy.spent(1e-5).details["sensitivity"]
+        assert "6 public examples" in model.privacy.statement(1e-5)
     assert spent == {"example": 1.0, "batch": 15.0}
 
 
 def test_poisson_lots_with_batch_statistics_have_no_finite_guarantee():
     model = private(features(statistics="batch"))
     model.fit(draw(24, 4, seed=1), labels(24), batch_size=8, verbose=0)
-    assert model.privacy_spent(1e-5).epsilon == float("inf")
+    assert model.privacy.spent(1e-5).epsilon == float("inf")
 
 
 def test_batch_statistics_refuse_physical_batches():
     model = private(features(statistics="batch"), physical_batch_size=4)
     with pytest.raises(NotImplementedError, match=r"statistics='batch'.*physical"):
         model.fit(draw(24, 4, seed=1), labels(24), batch_size=8, shuffle=False, verbose=0)
-    assert model.steps_taken == 0
+    assert model.privacy.steps_taken == 0
 
 
 def test_physical_batches_do_not_matter_with_statistics_of_the_example():
@@ -366,7 +366,7 @@ def test_si_dpsgd_trains_too():
     before = model.layers[-1].examples
     model.fit(draw(24, 4, seed=1), labels(24), batch_size=8, shuffle=False, verbose=0)
     np.testing.assert_array_equal(model.layers[-1].examples, before)  # public examples get no noise
-    assert model.ledger.runs[-1].mechanism_name == "si_dpsgd"
+    assert model.privacy.ledger.runs[-1].mechanism_name == "si_dpsgd"
 
 
 # -- public and private data are disjoint --------------------------------------------------------
@@ -384,4 +384,4 @@ def test_a_private_example_among_the_public_ones_is_refused(kind):
     options = {} if kind == "lots" else {"batch_size": 8}
     with pytest.raises(ValueError, match=r"1 private examples .*index 17.*disjoint"):
         model.fit(x, y, verbose=0, **options)
-    assert model.ledger.runs == []
+    assert model.privacy.ledger.runs == []

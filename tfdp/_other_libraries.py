@@ -1,0 +1,86 @@
+"""What people type who know TensorFlow Privacy or Opacus, and what tfdp has in its place.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+from collections.abc import Iterable
+
+from tfdp._validate import did_you_mean
+
+# Keywords of other libraries, and where the same thing is said here.
+KEYWORDS = {
+    "accountant": "Both guarantees are always computed: model.privacy.spent(delta=...).",
+    "alphas": "Both guarantees are always computed: model.privacy.spent(delta=...).",
+    "data_loader": "Pass the data to make_private_with_epsilon as its third argument, or to model.fit.",
+    "grad_sample_mode": "Pass engine='auto', 'ghost' or 'vectorized' to make_private.",
+    "max_grad_norm": "Its name here is l2_norm_clip, an argument of the private optimizer.",
+    "max_physical_batch_size": "Its name here is physical_batch_size, an argument of make_private.",
+    "module": "Pass the Keras model as the first argument.",
+    "poisson_sampling": "fit(x, y) draws Poisson lots; tfdp.data.make_lots offers other schemes.",
+    "target_delta": "Its name here is delta.",
+    "target_epsilon": "Its name here is epsilon.",
+    "unroll_microbatches": "Leave it out: per-example gradients are always vectorized.",
+    "use_xla": "Pass jit_compile=True to model.compile.",
+}
+_OF_THE_OPTIMIZER = (
+    "It belongs to the optimizer: tfdp.DPKerasSGDOptimizer(l2_norm_clip=..., noise_multiplier=...)."
+)
+# Keywords of private optimizers that other libraries' models and engines take.
+ON_A_MODEL = KEYWORDS | {
+    "l2_norm_clip": _OF_THE_OPTIMIZER,
+    "max_grad_norm": _OF_THE_OPTIMIZER,
+    "noise_multiplier": _OF_THE_OPTIMIZER,
+    "num_microbatches": _OF_THE_OPTIMIZER,
+    "optimizer": "Pass it to model.compile.",
+}
+
+
+def refuse_misspelt(
+    where: str,
+    given: Iterable[str],
+    known: Iterable[str],
+    elsewhere: dict[str, str] = KEYWORDS,
+) -> None:
+    """Raises TypeError for a keyword whose meaning can be guessed; other ones are left to the callee.
+
+    Args:
+        where: what was called.
+        given: names of the keywords.
+        known: names that are valid.
+        elsewhere: for names that other libraries use, what to do here, as a sentence.
+    """
+    known = [*known]
+    for name in given:
+        hint = f" {elsewhere[name]}" if name in elsewhere else did_you_mean(name, known)
+        if name not in known and hint:
+            raise TypeError(f"{where} has no argument {name!r}.{hint}")
+
+
+class PrivacyEngine:
+    """Opacus' entry point, which tfdp does not have: the constructor says what to do instead.
+
+    Example:
+        >>> import tfdp
+        >>> tfdp.PrivacyEngine()
+        Traceback (most recent call last):
+        ...
+        TypeError: tfdp has no PrivacyEngine...
+    """
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError(_NO_ENGINE)
+
+
+_NO_ENGINE = """tfdp has no PrivacyEngine: a Keras model is made private itself. Instead of
+    engine.make_private(module=, optimizer=, data_loader=, noise_multiplier=, max_grad_norm=)
+write
+    model = tfdp.make_private(model)
+    model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=, noise_multiplier=, learning_rate=), loss)
+    model.fit(x, y, batch_size=, epochs=)   # draws Poisson lots
+and instead of engine.make_private_with_epsilon(...)
+    model, optimizer, lots = tfdp.make_private_with_epsilon(
+        model, optimizer, (x, y), batch_size=, epochs=, epsilon=, delta=, l2_norm_clip=)
+    model.compile(optimizer, loss)
+    model.fit(lots, epochs=)
+engine.get_epsilon(delta) is model.privacy.spent(delta).epsilon here; ModuleValidator.fix is tfdp.fix;
+BatchMemoryManager is make_private(model, physical_batch_size=)."""

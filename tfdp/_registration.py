@@ -1,0 +1,87 @@
+"""Makes Keras find tfdp's classes in files as soon as tfdp and Keras are imported, in either order.
+
+Keras loads a class from a file only if the class was registered. Importing all of tfdp for that would
+import TensorFlow, which `tfdp.accounting` does without. So Keras gets a placeholder for each class,
+which imports the class when a file needs it. The class itself takes the placeholder's place when its
+module is imported.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+
+# Classes that may stand in a file, by the module that has them.
+CLASSES = {
+    "tfdp.layers": ("NoisyConv2D", "NoisyDense", "PublicBatchNormalization", "PublicExamples"),
+    "tfdp.optimizers": ("DPDropoutOptimizer", "SGLDOptimizer", "SIDPSGDOptimizer"),
+    "tfdp.optimizers.langevin": ("PowerDecay",),
+    "tfdp.training.dp_model": ("DPFunctional", "DPModel", "DPSequential"),
+}
+# Names of the classes that are made from Keras' optimizers; {} is the name of Keras' class.
+MADE = ("DPKeras{}Optimizer", "MatrixDP{}Optimizer", "Discrete{}Optimizer")
+_NO_BASES = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")
+
+
+def register_with_keras() -> None:
+    """Registers the placeholders now if Keras is imported, and otherwise right after it is."""
+    if hasattr(sys.modules.get("keras"), "saving"):
+        _register()
+    elif not any(isinstance(finder, _AfterKeras) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterKeras())
+
+
+def _register():
+    import keras
+
+    known = keras.saving.get_custom_objects()
+    for module, names in CLASSES.items():
+        for name in names:
+            known.setdefault(f"tfdp>{name}", _placeholder(name, module))
+    for base in vars(keras.optimizers):
+        if base[0].isupper() and base not in _NO_BASES:
+            for name in (form.format(base) for form in MADE):
+                known.setdefault(f"tfdp>{name}", _placeholder(name, "tfdp.optimizers"))
+
+
+def _placeholder(name: str, module: str) -> type:
+    """Returns a class whose `from_config` is that of the class of this name in a module."""
+
+    def from_config(cls, config, **arguments):
+        meant = getattr(importlib.import_module(module), name)
+        return meant.from_config(config, **arguments)
+
+    return type(name, (), {"from_config": classmethod(from_config), "__module__": module})
+
+
+class _AfterKeras(importlib.abc.MetaPathFinder):
+    """Calls `_register` when the import of Keras has ended."""
+
+    def find_spec(self, name, path, target=None):
+        if name != "keras":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """A loader that hands everything to another one, and registers at the end."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _register()

@@ -1,0 +1,105 @@
+"""Per-example gradients for research, debugging and the choice of a clip norm. They are not private."""
+
+import keras
+import tensorflow as tf
+
+from tfdp._validate import one_of
+from tfdp.gradients.engines import exact
+from tfdp.gradients.forward import Forward
+
+METHODS = ("vectorized", "loop")
+
+
+def per_example_gradients(
+    model: keras.Model, x, y=None, sample_weight=None, *, method: str = "vectorized"
+) -> list[tf.Tensor]:
+    """Returns the gradient of the loss for every example of a batch, neither clipped nor noised.
+
+    Each example passes through the model alone, in training mode. Penalties of weight regularizers are
+    left out. The gradients depend on the private data without any protection: they are for the person
+    who trains, to look at or to choose a clip norm by (which costs privacy that no ledger counts).
+
+    Args:
+        model: a built and compiled Keras model, private or not.
+        x: inputs, a structure of arrays or tensors with a common leading dimension.
+        y: targets, in the same way; None if the loss needs none.
+        sample_weight: float32 [batch]; the gradient of an example is multiplied by its weight.
+        method: "vectorized" (`tf.vectorized_map`), or "loop", one example after the other, for models
+            with operations that TensorFlow cannot vectorize; "loop" runs eagerly only.
+
+    Returns:
+        A list with one float32 tensor [batch, *variable shape] for each variable of
+        `model.trainable_variables`.
+
+    Raises:
+        ValueError: the model is not built or not compiled, or a layer writes to its variables in
+            training, as batch normalization does.
+        NotImplementedError: TensorFlow cannot vectorize an operation of the model.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+        >>> model.compile(loss="mse")
+        >>> model.set_weights([np.zeros((2, 1), "float32")])
+        >>> x, y = np.array([[1.0, 0.0], [0.0, 3.0]], "float32"), np.array([[1.0], [1.0]], "float32")
+        >>> (kernel,) = tfdp.per_example_gradients(model, x, y)
+        >>> kernel.numpy()[..., 0]
+        array([[-2.,  0.],
+               [ 0., -6.]], dtype=float32)
+    """
+    one_of("method", method, METHODS)
+    if not (model.built and model.compiled):
+        raise ValueError(
+            f"Expected a model that is built and compiled with a loss. Received model '{model.name}' "
+            f"with built={model.built}, compiled={model.compiled}."
+        )
+    forward = Forward(model)
+    x, y = _mapped(tf.convert_to_tensor, x), _mapped(tf.convert_to_tensor, y)
+    rows = tf.shape(tf.nest.flatten(x)[0])[0]
+    weight = tf.ones([rows]) if sample_weight is None else tf.cast(sample_weight, tf.float32)
+    if method == "vectorized":
+        return exact.per_example_gradients(forward, x, y, weight, tf.constant(0))[0]
+    return _one_by_one(forward, x, y, weight)
+
+
+def per_example_gradient_norms(
+    model: keras.Model, x, y=None, sample_weight=None, *, method: str = "vectorized"
+) -> tf.Tensor:
+    """Returns the L2 norm of every example's gradient: float32 [batch].
+
+    Args and errors are those of `per_example_gradients`.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+        >>> model.compile(loss="mse")
+        >>> model.set_weights([np.zeros((2, 1), "float32")])
+        >>> x, y = np.array([[1.0, 0.0], [0.0, 3.0]], "float32"), np.array([[1.0], [1.0]], "float32")
+        >>> tfdp.gradients.per_example_gradient_norms(model, x, y).numpy()
+        array([2., 6.], dtype=float32)
+    """
+    gradients = per_example_gradients(model, x, y, sample_weight, method=method)
+    squares = [tf.reduce_sum(tf.square(tf.reshape(g, [g.shape[0], -1])), 1) for g in gradients]
+    return tf.sqrt(tf.add_n(squares))
+
+
+def _mapped(function, data):
+    return None if data is None else tf.nest.map_structure(function, data)
+
+
+def _one_by_one(forward, x, y, weight):
+    if not tf.executing_eagerly():
+        raise ValueError("Expected method='loop' in eager mode. Found a tf.function around it.")
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+    found = []
+    for row in range(weight.shape[0]):
+        x_i, y_i = (_mapped(lambda leaf, i=row: leaf[i : i + 1], data) for data in (x, y))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            y_pred, scope, _ = forward.outputs(values, forward.state(row), x_i)
+            loss = forward.loss(scope, x_i, y_i, y_pred) * weight[row]
+        found.append(tape.gradient(loss, values, unconnected_gradients="zero"))
+    return [
+        tf.stack([tf.cast(tf.convert_to_tensor(g[i]), tf.float32) for g in found])
+        for i in range(len(values))
+    ]

@@ -1,0 +1,175 @@
+"""`make_private_with_epsilon`: a private model whose noise spends a budget in the planned epochs."""
+
+import dataclasses
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdp._other_libraries import ON_A_MODEL, refuse_misspelt
+from tfdp._validate import positive, refuse
+from tfdp.accounting import PrivacyBudget, noise_for
+from tfdp.data import Lots, make_lots
+from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
+from tfdp.training.dp_model import make_private
+from tfdp.training.feeding import plan_of, plan_of_dataset
+from tfdp.training.planning import planned_run
+
+
+class Calibrated(NamedTuple):
+    """What `make_private_with_epsilon` returns.
+
+    Attributes:
+        model: the model, private and with its budget; not compiled.
+        optimizer: the private optimizer with the calibrated noise, for `model.compile`.
+        data: what `model.fit` trains on: `tfdp.data.Lots`, or the dataset that was given.
+    """
+
+    model: keras.Model
+    optimizer: DPKerasOptimizer
+    data: Lots | tf.data.Dataset
+
+
+def make_private_with_epsilon(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    data,
+    *,
+    epsilon: float,
+    delta: float,
+    epochs: float,
+    batch_size: int | None = None,
+    sampling: str = "poisson",
+    l2_norm_clip: float | None = None,
+    kind: str = "proven",
+    adjacency: str = "zero_out",
+    **settings,
+) -> Calibrated:
+    """Makes a model private with the least noise that keeps a training within a budget.
+
+    The budget is set on the model: a step beyond it raises `BudgetExhausted`, so that more epochs
+    than planned are refused rather than spent.
+
+    Args:
+        model: a built Keras model whose weights have spent nothing yet.
+        optimizer: a Keras optimizer, which becomes private by DP-SGD's noise; or a private optimizer
+            of any mechanism, whose noise multiplier is replaced. It is not changed.
+        data: arrays (x, y) or (x, y, sample_weight); `tfdp.data.Lots`; or a `tf.data.Dataset` of
+            batches, which is accounted without amplification by sampling.
+        epsilon: the budget, above 0.
+        delta: the probability parameter, in (0, 1) and below 1/N.
+        epochs: number of passes over the data that are planned, above 0; it is rounded to steps.
+        batch_size: nominal lot size; for arrays only, and needed there.
+        sampling: how lots are drawn from arrays, as in `tfdp.data.make_lots`.
+        l2_norm_clip: the clip norm; None takes that of a private optimizer, and 1.0 otherwise.
+        kind: the guarantee that has to stay within the budget: "proven" or "claimed".
+        adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+        **settings: further arguments of `make_private`, such as `engine` or `physical_batch_size`.
+
+    Returns:
+        (model, optimizer, data); compile the model with the optimizer, and fit it on the data.
+
+    Raises:
+        ValueError: the model is not built, its weights have spent something, the optimizer was used
+            or has a seed, or the data and arguments do not fit.
+        CalibrationError: no noise gives a finite guarantee within the budget.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> x, y = np.zeros((1000, 4), "float32"), np.zeros(1000, "int32")
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> model, optimizer, lots = tfdp.make_private_with_epsilon(
+        ...     model, keras.optimizers.SGD(0.1), (x, y), batch_size=100, epochs=2,
+        ...     epsilon=2.0, delta=1e-4)
+        >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        >>> model.compile(optimizer, loss)
+        >>> _ = model.fit(lots, epochs=2, verbose=0)
+        >>> 1.99 < model.privacy.spent().epsilon <= 2.0
+        True
+    """
+    refuse_misspelt("make_private_with_epsilon", settings, (), ON_A_MODEL)
+    epochs = positive("epochs", epochs)
+    budget = PrivacyBudget(epsilon, delta, kind, adjacency)
+    optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
+    model = make_private(model, **settings)
+    _check_fresh(model)
+    physical = settings.get("physical_batch_size")
+    data = _lots(data, batch_size, sampling, physical)
+    plan = plan_of(data, physical) if isinstance(data, Lots) else plan_of_dataset(data, physical)
+    per_epoch = data.steps_per_epoch if isinstance(data, Lots) else plan.steps
+    plan = dataclasses.replace(plan, steps=max(1, round(epochs * per_epoch)))
+    run = planned_run(model, plan, optimizer, model._account.start)
+    noise = noise_for(budget.epsilon, budget.delta, run, kind, adjacency)
+    model.privacy.budget = budget
+    return Calibrated(model, _private(optimizer, None, noise_multiplier=noise), data)
+
+
+def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
+    """Returns a private optimizer with the configuration of another optimizer."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        refuse(
+            "optimizer",
+            "a Keras optimizer",
+            optimizer,
+            "Pass one such as keras.optimizers.SGD(0.1), or a private one.",
+        )
+    if optimizer.built:
+        raise ValueError(
+            f"Expected an optimizer that was not used yet. Received {type(optimizer).__name__} after "
+            f"{int(optimizer.iterations.numpy())} steps. Pass a new one."
+        )
+    config = optimizer.get_config() | {"noise_multiplier": noise_multiplier}
+    kind = type(optimizer)
+    if isinstance(optimizer, DPKerasOptimizer):
+        if optimizer.seeded:
+            raise ValueError(
+                "Expected an optimizer with secret noise, since nothing finite is proven for a seed. "
+                "Received one with a seed. Leave `seed` out."
+            )
+        if l2_norm_clip is not None:
+            config["l2_norm_clip"] = l2_norm_clip
+    else:
+        kind = make_dp_optimizer_class(kind)
+        config["l2_norm_clip"] = 1.0 if l2_norm_clip is None else l2_norm_clip
+    return kind.from_config(config)
+
+
+def _check_fresh(model):
+    if not model.built:
+        raise ValueError(
+            f"Model '{model.name}' is not built. Expected a model with an Input layer, or one that was "
+            "called once on data."
+        )
+    if model.privacy.ledger.runs:
+        raise ValueError(
+            f"The weights of model '{model.name}' have spent privacy already, so noise for the whole "
+            "budget would exceed it. Expected fresh weights; or use tfdp.accounting.noise_for with "
+            "what is left."
+        )
+
+
+def _lots(data, batch_size, sampling, physical_batch_size) -> Lots | tf.data.Dataset:
+    """Returns the lots of arrays; lots and datasets as they are."""
+    lots = data if isinstance(data, Lots) else getattr(data, "tfdp_lots", None)
+    if lots is not None or isinstance(data, tf.data.Dataset):
+        if batch_size is not None:
+            refuse(
+                "batch_size", "None, since the data have one", batch_size, "Leave batch_size out."
+            )
+        return data if lots is None else lots
+    if not isinstance(data, tuple) or len(data) not in (2, 3):
+        raise ValueError(
+            "Expected data to be a tuple of arrays (x, y) or (x, y, sample_weight), tfdp.data.Lots or "
+            f"a tf.data.Dataset. Received {type(data).__name__}."
+        )
+    if batch_size is None:
+        raise ValueError("Expected batch_size, the nominal lot size, with arrays. Received None.")
+    x, y, *weight = data
+    return make_lots(
+        sampling,
+        x,
+        y,
+        lot_size=batch_size,
+        physical_batch_size=physical_batch_size,
+        sample_weight=weight[0] if weight else None,
+    )

@@ -1,0 +1,81 @@
+"""Private training step by step, for loops that users write themselves.
+
+Formal guarantee: the same as that of `fit`. The lots come from the same feed, every step is taken by
+the model's own train function, which counts it first, and changes of the weights between two steps are
+examined as those of a callback are.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+from tfdp._validate import whole
+from tfdp.training.checks import check_optimizer
+
+
+def training_steps(
+    model,
+    x,
+    y=None,
+    *,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    shuffle: bool = True,
+    class_weight: dict | None = None,
+    sample_weight=None,
+    steps_per_epoch: int | None = None,
+) -> Iterator[dict[str, float]]:
+    """Yields the logs of each step; `ModelPrivacy.steps` has the description.
+
+    Arguments are checked, and the training is planned, when this function is called; the first step
+    is taken when the first logs are asked for.
+    """
+    epochs = whole("epochs", epochs, 1)
+    check_optimizer(model, getattr(model, "optimizer", None))
+    model._refuse_nested()
+    feed = model._privacy.feeder.feed(
+        model,
+        x,
+        y,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        class_weight=class_weight,
+        sample_weight=sample_weight,
+        validation_split=0.0,
+        validation_data=None,
+        physical_batch_size=model._privacy.physical_batch_size,
+        steps_per_epoch=steps_per_epoch,
+        turn=model.optimizer.next_turn,
+    )
+    # Keras' train function takes whole executions of several steps.
+    executions = -(-feed.steps // model.steps_per_execution)
+    plan = dataclasses.replace(feed.plan, steps=epochs * executions * model.steps_per_execution)
+    return _steps(model, feed, plan, epochs, executions)
+
+
+def _steps(model, feed, plan, epochs, executions):
+    privacy, account = model._privacy, model._account
+    model._refuse_nested()  # again: another training may have begun since the loop was made
+    model._begin(plan)
+    privacy.plan, privacy.feed = plan, feed
+    try:
+        model.make_train_function()
+        iterator = iter(feed.dataset)
+        for epoch in range(epochs):
+            if epoch and feed.steps_per_epoch is None:
+                iterator = iter(feed.dataset)  # the dataset ends with the epoch
+            model.reset_metrics()
+            for _ in range(executions):
+                account.examine(model.weights)  # what the loop did since the last step
+                logs = model.train_function(iterator)
+                account.look(model.weights, for_good=False)
+                yield keras.tree.map_structure(_number, logs)
+    finally:
+        privacy.plan = privacy.feed = None
+        model._look()
+
+
+def _number(value):
+    return float(value) if tf.is_tensor(value) and value.shape.rank == 0 else value
