@@ -27,15 +27,16 @@ _NO_BASES = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap"
 
 def register_with_keras() -> None:
     """Registers the placeholders now if Keras is imported, and otherwise right after it is."""
-    if hasattr(sys.modules.get("keras"), "saving"):
+    if hasattr(sys.modules.get("keras"), "optimizers"):
         _register()
     elif not any(isinstance(finder, _AfterKeras) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterKeras())
 
 
 def _register():
-    import keras
-
+    keras = sys.modules["keras"]
+    if not hasattr(keras, "saving"):
+        return  # a version that tfdp refuses, with a message, when one of its rooms is imported
     known = keras.saving.get_custom_objects()
     for module, names in CLASSES.items():
         for name in names:
