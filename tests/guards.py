@@ -745,6 +745,33 @@ GUARDS = (
         "amplification by lots that somebody can draw again",
     ),
     Guard(
+        "a loop examines what it does to the weights",
+        LOOP,
+        "                account.examine(model.weights)  # what the loop did since the last step\n",
+        "",
+        ("tests/training/test_loop.py::test_weights_that_the_loop_changes_leave_nothing_proven",),
+        "a loop trains without noise between two private steps",
+    ),
+    Guard(
+        "a loop refuses other trainings when it begins",
+        LOOP,
+        "    model._refuse_nested()  # again: another training may have begun since the loop was made\n",
+        "",
+        (
+            "tests/training/test_loop.py::"
+            "test_a_loop_that_was_made_during_another_is_refused_when_it_begins",
+        ),
+        "two loops draw lots in turns under one entry of the ledger",
+    ),
+    Guard(
+        "spent weights get no whole budget",
+        "tfdp/training/calibrated.py",
+        "    if model.privacy.ledger.runs:\n",
+        "    if False:\n",
+        ("tests/training/test_calibrated.py::test_weights_that_have_spent_something_are_refused",),
+        "noise for the whole budget although a part is spent (the budget then refuses the last steps)",
+    ),
+    Guard(
         "batch statistics are told",
         PLANNING,
         "batch_statistics=uses_batch_statistics(model),",

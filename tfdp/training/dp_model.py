@@ -43,6 +43,7 @@ class DPModel(PrivateTraining, keras.Model):
         return super().__new__(cls)
 
     def __init__(self, *args, **kwargs):
+        refuse_misspelt(type(self).__name__, kwargs, (), ON_A_MODEL)
         if _is_functional(args, kwargs) and not isinstance(self, Functional):
             # Keras would insert its functional class into the bases of DPModel itself, and so into
             # all other subclasses of DPModel.
@@ -72,6 +73,10 @@ class DPSequential(PrivateTraining, keras.Sequential):
 
     _tfdp_base = keras.Sequential
     __reduce__ = _reduce
+
+    def __init__(self, *args, **kwargs):
+        refuse_misspelt(type(self).__name__, kwargs, (), ON_A_MODEL)
+        super().__init__(*args, **kwargs)
 
 
 @functools.cache

@@ -1,0 +1,74 @@
+"""What people type who know TensorFlow Privacy or Opacus works, or is answered with the tfdp way."""
+
+import keras
+import pytest
+
+import tfdp
+
+
+def model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: tfdp.DPKerasSGDOptimizer(l2_norm_clipp=1.0, noise_multiplier=1.0),
+            "DPKerasSGDOptimizer has no argument 'l2_norm_clipp'. Did you mean 'l2_norm_clip'?",
+        ),
+        (
+            lambda: tfdp.SIDPSGDOptimizer(l2_norm_clip=1.0, noise_multiplyer=1.0),
+            "SIDPSGDOptimizer has no argument 'noise_multiplyer'. Did you mean 'noise_multiplier'?",
+        ),
+        (
+            lambda: tfdp.DPKerasAdamOptimizer(max_grad_norm=1.0, noise_multiplier=1.0),
+            "no argument 'max_grad_norm'. Its name here is l2_norm_clip",
+        ),
+        (
+            lambda: tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, momentun=0.9),
+            "Did you mean 'momentum'?",
+        ),
+        (
+            lambda: tfdp.make_private(model(), max_grad_norm=1.0, noise_multiplier=1.1),
+            "make_private has no argument 'max_grad_norm'. It belongs to the optimizer",
+        ),
+        (
+            lambda: tfdp.make_private(model(), phisical_batch_size=3),
+            "make_private has no argument 'phisical_batch_size'. Did you mean 'physical_batch_size'?",
+        ),
+        (lambda: tfdp.make_private(model(), zzz=3), "make_private has no argument 'zzz'."),
+        (
+            lambda: tfdp.DPSequential(
+                l2_norm_clip=1.0, noise_multiplier=1.1, layers=[keras.layers.Dense(1)]
+            ),
+            "DPSequential has no argument 'l2_norm_clip'. It belongs to the optimizer",
+        ),
+        (
+            lambda: tfdp.DPModel(noise_multiplier=1.1, inputs=None, outputs=None),
+            "has no argument 'noise_multiplier'. It belongs to the optimizer",
+        ),
+        (tfdp.PrivacyEngine, "tfdp has no PrivacyEngine"),
+        (lambda: tfdp.PrivacyEngine(accountant="rdp"), "make_private_with_epsilon"),
+    ],
+)
+def test_the_answer_says_what_to_do(call, message):
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert message in str(caught.value)
+
+
+def test_names_of_tensorflow_privacy():
+    assert tfdp.VectorizedDPKerasSGDOptimizer is tfdp.DPKerasSGDOptimizer
+    assert tfdp.VectorizedDPKerasAdamOptimizer is tfdp.DPKerasAdamOptimizer
+    assert tfdp.make_keras_optimizer_class is tfdp.make_dp_optimizer_class
+    assert tfdp.make_vectorized_keras_optimizer_class is tfdp.make_dp_optimizer_class
+
+
+def test_keywords_of_subclasses_are_left_alone():
+    class Own(tfdp.DPKerasSGDOptimizer):
+        def __init__(self, *args, momenta=None, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.momenta = momenta
+
+    assert Own(l2_norm_clip=1.0, noise_multiplier=1.0, momenta=3).momenta == 3
