@@ -755,7 +755,7 @@ GUARDS = (
     Guard(
         "a loop refuses other trainings when it begins",
         LOOP,
-        "    model._refuse_nested()  # again: another training may have begun since the loop was made\n",
+        "    model._refuse_nested()  # another training may have begun meanwhile\n",
         "",
         (
             "tests/training/test_loop.py::"

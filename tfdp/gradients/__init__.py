@@ -4,7 +4,10 @@ import importlib
 
 import tfdp._compat  # noqa: F401, refuses another backend before any of these modules is imported
 
-_PUBLIC = ("per_example_gradient_norms", "per_example_gradients")
+_PUBLIC = {
+    "per_example_gradient_norms": "per_example",
+    "per_example_gradients": "per_example",
+}
 
 __all__ = [*_PUBLIC]
 
@@ -13,4 +16,4 @@ def __getattr__(name):
     # On first use, since the module imports the engines, which import from this package.
     if name not in _PUBLIC:
         raise AttributeError(f"module 'tfdp.gradients' has no attribute {name!r}")
-    return getattr(importlib.import_module("tfdp.gradients.per_example"), name)
+    return getattr(importlib.import_module(f"tfdp.gradients.{_PUBLIC[name]}"), name)

@@ -57,7 +57,7 @@ def training_steps(
 
 def _steps(model, feed, plan, epochs, executions):
     privacy, account = model._privacy, model._account
-    model._refuse_nested()  # again: another training may have begun since the loop was made
+    model._refuse_nested()  # another training may have begun meanwhile
     model._begin(plan)
     privacy.plan, privacy.feed = plan, feed
     try:
