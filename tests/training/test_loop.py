@@ -134,6 +134,17 @@ def test_the_learning_rate_may_change_between_steps():
     assert np.isfinite(model.privacy.spent(delta=1e-3).epsilon)
 
 
+def test_a_model_that_the_loop_compiles_anew_is_another_training():
+    model = private(seed=None)
+    loop = model.privacy.steps(*data(), batch_size=L)
+    next(loop)
+    model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=9.0, noise_multiplier=0.1), model.loss)
+    with pytest.raises(RuntimeError, match="ledger entry of this training is closed"):
+        next(loop)
+    (run,) = model.privacy.ledger.runs
+    assert (run.steps, run.noise_multiplier) == (1, 1.0)
+
+
 def test_several_steps_in_one_execution_are_all_counted():
     model = private(seed=None, steps_per_execution=2)
     assert len(list(model.privacy.steps(*data(), batch_size=L))) == 2

@@ -61,7 +61,6 @@ def _steps(model, feed, plan, epochs, executions):
     model._begin(plan)
     privacy.plan, privacy.feed = plan, feed
     try:
-        model.make_train_function()
         iterator = iter(feed.dataset)
         for epoch in range(epochs):
             if epoch and feed.steps_per_epoch is None:
@@ -69,6 +68,7 @@ def _steps(model, feed, plan, epochs, executions):
             model.reset_metrics()
             for _ in range(executions):
                 account.examine(model.weights)  # what the loop did since the last step
+                model.make_train_function()  # the loop may have compiled the model anew
                 logs = model.train_function(iterator)
                 account.look(model.weights, for_good=False)
                 yield keras.tree.map_structure(_number, logs)
