@@ -36,6 +36,7 @@ class Mechanism:
       options: Names of the plain settings (flags) from which `from_options` makes fields.
       adaptive_clipping: Whether each step is private by itself, so that the clip norm may depend on
         earlier releases.
+      usual_sampling: Name of the sampling scheme that goes with this mechanism where none is chosen.
       segments_note: Assumption of a guarantee about several runs of this mechanism, or None.
     """
 
@@ -47,6 +48,7 @@ class Mechanism:
     ignored: ClassVar[tuple[str, ...]] = ("optimizer",)
     options: ClassVar[tuple[str, ...]] = ()
     adaptive_clipping: ClassVar[bool] = False
+    usual_sampling: ClassVar[str] = "poisson"
     segments_note: ClassVar[str | None] = None
 
     def _put(self, name: str, value: Any) -> None:
