@@ -160,6 +160,15 @@ class Mechanism:
     # -- making, writing and reading ---------------------------------------------------------------
 
     @classmethod
+    def usual_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns plain settings with the values that training uses in place of those left open.
+
+        Args:
+          options: Values of the class's `options` by name; None for an option that is not given.
+        """
+        return dict(options)
+
+    @classmethod
     def from_options(cls, options: Mapping[str, Any], steps: int) -> dict[str, Any]:
         """Makes fields of the mechanism from plain settings such as flags.
 
