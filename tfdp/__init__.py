@@ -24,6 +24,8 @@ _PUBLIC = {
     "MatrixDPSGDOptimizer": "tfdp.optimizers",
     "DiscreteSGDOptimizer": "tfdp.optimizers",
     "make_dp_optimizer_class": "tfdp.optimizers",
+    "compute_dp_sgd_privacy": "tfdp.accounting",
+    "compute_dp_sgd_privacy_statement": "tfdp.accounting",
     "export": "tfdp.training.export",
     "fix": "tfdp.training.repair",
 }

@@ -63,7 +63,7 @@ class Flags(argparse.Namespace):
             message = re.sub(rf"(?<![\w-]){name}=True", flag, message)
             message = re.sub(rf"(?<![\w-]){name}=(['\"])(\w+)\1", rf"{flag}=\2", message)
             if "_" in name:  # names of one word are ordinary words as well
-                message = re.sub(rf"(?<![\w-]){name}(?![\w=])", flag, message)
+                message = re.sub(rf"(?<![\w/-]){name}(?![\w=])", flag, message)
         return message
 
 
@@ -116,7 +116,7 @@ def parser() -> _Parser:
     """Returns the parser. A flag that is not typed has the value None."""
     made = _Parser(
         prog=_PROGRAM,
-        usage=f"{_PROGRAM} --num_examples=N --lot_size=L --epochs=E --noise_multiplier=Z|--epsilon=E ...",
+        usage=f"{_PROGRAM} --num_examples=N --lot_size=L --epochs=T --noise_multiplier=Z ...",
         description="Prints what a training costs: the paper's claim, and what is proven. With "
         "--epsilon: the noise that a budget needs.",
         epilog=_EXAMPLES,

@@ -201,7 +201,7 @@ def _leave_out_the_rest(flags: Flags) -> list[str]:
     if not rest or flags.num_examples < flags.groups:
         return []
     flags.num_examples -= rest
-    return [f"{rest} examples that do not fill the {flags.groups} groups are left out."]
+    return [f"Left out, since {flags.groups} equal groups have no place for them: {rest} examples."]
 
 
 def _learning_rates(flags: Flags, steps: int):

@@ -54,13 +54,14 @@ def draw(table: Table, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(7.2, 4.5))
-    if table.budget:
-        highest = _noise_curve(axis, table)
-    else:
-        highest = _epsilon_curves(axis, table)
+    drawn = _noise_curve(axis, table) if table.budget else _epsilon_curves(axis, table)
     axis.set_xlabel(_AXES[table.name])
-    axis.set_title(_two_lines(title(table)), fontsize=10, color="#333333", loc="left")
-    _scales(axis, table, highest)
+    what = "Noise that a budget needs" if table.budget else "Epsilon"
+    figure.suptitle(
+        f"{what}, by {_AXES[table.name].partition(' (')[0]}", x=0.02, ha="left", fontsize=13
+    )
+    axis.set_title(_two_lines(title(table)), fontsize=9.5, color=_GREY, loc="left", pad=10)
+    _scales(axis, table, drawn)
     axis.grid(color="#dddddd", linewidth=0.6, which="major")
     axis.set_axisbelow(True)
     for side in ("top", "right"):
@@ -74,7 +75,7 @@ def draw(table: Table, path: Path) -> None:
 def _epsilon_curves(axis, table: Table) -> list[float]:
     """Draws both epsilons; returns the values that were drawn."""
     delta = table.common("delta")
-    axis.set_ylabel("epsilon" if delta is None else f"epsilon at delta = {delta:g}")
+    axis.set_ylabel("epsilon" if delta is None else f"epsilon (at delta = {delta:g})")
     drawn = []
     curves = (
         ("proven", [each.proven.epsilon for each in table.answers], _PROVEN, "o-"),
@@ -123,7 +124,7 @@ def _scales(axis, table: Table, drawn: list[float]) -> None:
         axis.set_yscale("log")
         logarithmic(axis.yaxis)
     elif drawn:
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.1 * max(drawn))
 
 
 def _two_lines(words: str) -> str:
