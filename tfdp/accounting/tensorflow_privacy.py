@@ -35,9 +35,9 @@ _CONDITIONS = {
 # The search for the delta of one record: evaluations, closeness and least value on the log scale.
 _EVALUATIONS, _CLOSE, _SMALLEST = 25, 0.02, -690.0
 _ADVICE = (
-    "tf.data's shuffle(...).batch(...) draws no Poisson lots. It is the second case, if the order does "
-    "not depend on what the examples hold. tfdp's fit(x, y) really draws Poisson lots, and its model's own "
-    "statement is about what was executed."
+    "tf.data's shuffle(...).batch(...) draws no Poisson lots. It is the second case, if the order "
+    "does not depend on what the examples hold. tfdp's fit(x, y) really draws Poisson lots, and its "
+    "model's own statement is about what was executed."
 )
 _MICROBATCHES = (
     "With microbatches of several examples, leaving one example out moves every later one to another "

@@ -68,6 +68,18 @@ class Flags(argparse.Namespace):
 
 
 class _Parser(argparse.ArgumentParser):
+    """A parser that knows its flags and names close matches.
+
+    Attributes:
+      spellings: Maps every spelling of a flag, without its dashes, to the name of the flag.
+      kinds: Maps the names of flags to the functions that read their values.
+    """
+
+    def __init__(self, **known):
+        super().__init__(**known)
+        self.spellings: dict[str, str] = {}
+        self.kinds: dict[str, Any] = {}
+
     def _check_value(self, action, value):
         if action.choices is not None and value not in action.choices:
             listed = ", ".join(action.choices)
@@ -77,18 +89,6 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(
                 action, f"to be one of {listed}. Received {value!r}.{hint}"
             )
-
-    def spellings(self) -> dict[str, str]:
-        """Maps every spelling of a flag, without its dashes, to the name of the flag."""
-        return {
-            option.lstrip("-"): action.dest
-            for action in self._actions
-            for option in action.option_strings
-        }
-
-    def kind(self, name: str):
-        """The function that reads the value of a flag."""
-        return next(action.type for action in self._actions if action.dest == name)
 
 
 def _whole(text: str) -> int:
@@ -134,6 +134,11 @@ def _group(made: _Parser, title: str):
     group = made.add_argument_group(title)
 
     def add(*names: str, kind: Any = str, **known: Any) -> None:
+        name = names[0].lstrip("-")
+        made.spellings |= {spelling.lstrip("-"): name for spelling in names}
+        if kind is None:  # a flag that acts by itself
+            group.add_argument(*names, **known)
+            return
         if kind is bool:
             known |= {"nargs": "?", "const": True, "type": _truth, "metavar": "true"}
         else:
@@ -141,6 +146,7 @@ def _group(made: _Parser, title: str):
             known.setdefault("metavar", {int: "N", float: "X", str: "NAME"}[kind])
             if "choices" in known:
                 known["help"] += f" One of {', '.join(known['choices'])}."
+        made.kinds[name] = known["type"]
         group.add_argument(*names, default=None, **known)
 
     return add
@@ -278,7 +284,7 @@ def _output(made: _Parser) -> None:
         help="Also draws the table into this file (png, pdf or svg); needs matplotlib.",
     )  # fmt: skip
     add("--json", kind=bool, help="Prints JSON in place of words.")
-    made._action_groups[-1].add_argument("--help", "-h", action="help", help="Prints this.")
+    add("--help", "-h", kind=None, action="help", help="Prints this.")
 
 
 def parse(argv: Sequence[str]) -> Flags:
@@ -290,7 +296,7 @@ def parse(argv: Sequence[str]) -> Flags:
       FlagError: If a flag is unknown, or its value is not of its type.
     """
     made = parser()
-    spellings = made.spellings()
+    spellings = made.spellings
     flags = Flags(typed={})
     arguments = [_with_underscores(argument) for argument in argv]
     for argument in arguments:
@@ -342,7 +348,7 @@ def table_of(flags: Flags) -> tuple[str, list[int | float]] | None:
         return None
     made = parser()
     typed, equals, texts = flags.table.lstrip("-").partition("=")
-    name = made.spellings().get(typed.replace("-", "_"))
+    name = made.spellings.get(typed.replace("-", "_"))
     if name not in TABLES:
         hint = did_you_mean(typed, TABLES)
         raise FlagError(
@@ -356,7 +362,7 @@ def table_of(flags: Flags) -> tuple[str, list[int | float]] | None:
     if not equals or not texts:
         raise FlagError(f"Expected values, as in --table={typed}=1,2,5. Received none.")
     try:
-        return name, _values(texts, made.kind(name))
+        return name, _values(texts, made.kinds[name])
     except argparse.ArgumentTypeError as error:
         raise FlagError(f"Expected every value of --table={typed}=... {error}") from None
 
