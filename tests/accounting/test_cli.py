@@ -303,7 +303,7 @@ def test_a_delta_that_is_too_large_is_warned_of(how, capsys):
         (["--mechanism=dpsdg"], "Did you mean 'dpsgd'?"),
         (["--sampling=poison"], "Did you mean 'poisson'?"),
         (["--noise=1.1"], "Did you mean --noise_multiplier"),
-        (["--noise_multiplyer=1"], "Unknown flag --noise_multiplyer. Did you mean '--noise_multiplier'?"),
+        (["--noise_multiplyer=1"], "Unknown flag --noise_multiplyer. Did you mean '--noise_mult"),
         (["--noise_mult=1"], "Unknown flag --noise_mult."),
         (["--l2_norm_clip=1"], "It cancels in every guarantee"),
         (["--surprise"], "Unknown flag --surprise. See --help."),

@@ -87,7 +87,7 @@ def compute_dp_sgd_privacy_statement(
         >>> text = tfdp.compute_dp_sgd_privacy_statement(
         ...     number_of_examples=60000, batch_size=256, num_epochs=15, noise_multiplier=1.3,
         ...     delta=1e-5, used_microbatching=False)
-        >>> print(text.splitlines()[4])
+        >>> print(text.splitlines()[5])
           proven if lots were drawn by Poisson sampling:         0.8646
     """
     if accountant_type is not None:
@@ -229,6 +229,8 @@ def _user_table(
     for name, condition in _CONDITIONS.items():
         epsilon = _of_a_group(runs[name], found[name], users, delta)
         lines.append(f"  {f'proven {condition}:':<54} {format_epsilon(epsilon)}")
+        if math.isinf(epsilon) and found[name].epsilon < math.inf:
+            lines.append("    (the bound for one example gives no finite one for so many)")
     return lines
 
 
