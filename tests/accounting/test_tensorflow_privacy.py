@@ -126,7 +126,7 @@ def test_all_examples_of_a_user_in_poisson_lots():
     low, high = math.log(1e-12), math.log(1e-5)
     for _ in range(12):
         middle = (low + high) / 2
-        epsilon, together = delta_of_three(math.exp(middle))
+        _, together = delta_of_three(math.exp(middle))
         low, high = (middle, high) if together <= 1e-5 else (low, middle)
     least = 3 * delta_of_three(math.exp(high))[0]  # `high` does not fit, so this is too small
     assert least < found <= 1.01 * least
