@@ -56,11 +56,7 @@ def draw(table: Table, path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(7.2, 4.5))
     drawn = _noise_curve(axis, table) if table.budget else _epsilon_curves(axis, table)
     axis.set_xlabel(_AXES[table.name])
-    what = "Noise that a budget needs" if table.budget else "Epsilon"
-    figure.suptitle(
-        f"{what}, by {_AXES[table.name].partition(' (')[0]}", x=0.02, ha="left", fontsize=13
-    )
-    axis.set_title(_two_lines(title(table)), fontsize=9.5, color=_GREY, loc="left", pad=10)
+    _headings(axis, table)
     _scales(axis, table, drawn)
     axis.grid(color="#dddddd", linewidth=0.6, which="major")
     axis.set_axisbelow(True)
@@ -70,6 +66,20 @@ def draw(table: Table, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def _headings(axis, table: Table) -> None:
+    what = "Noise that a budget needs" if table.budget else "Epsilon"
+    settings = _two_lines(title(table))
+    lines = settings.count("\n") + 1
+    axis.set_title(
+        f"{what}, by {_AXES[table.name].partition(' (')[0]}", loc="left", fontsize=13,
+        pad=12 + 13 * lines,
+    )  # fmt: skip
+    axis.annotate(
+        settings, (0, 1), xytext=(0, 8), xycoords="axes fraction", textcoords="offset points",
+        va="bottom", color=_GREY, fontsize=9.5,
+    )  # fmt: skip
 
 
 def _epsilon_curves(axis, table: Table) -> list[float]:
@@ -112,17 +122,18 @@ def _noise_curve(axis, table: Table) -> list[float]:
 def _scales(axis, table: Table, drawn: list[float]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    def logarithmic(one) -> None:
-        one.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    def logarithmic(one, values) -> None:
+        wide = max(values) > 1e3 * min(values)
+        one.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
         one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         one.set_minor_formatter(NullFormatter())
 
     if min(table.values) > 0 and max(table.values) >= 8 * min(table.values):
         axis.set_xscale("log")
-        logarithmic(axis.xaxis)
+        logarithmic(axis.xaxis, table.values)
     if drawn and min(drawn) > 0 and max(drawn) >= 8 * min(drawn):
         axis.set_yscale("log")
-        logarithmic(axis.yaxis)
+        logarithmic(axis.yaxis, drawn)
     elif drawn:
         axis.set_ylim(0, 1.1 * max(drawn))
 
