@@ -1419,6 +1419,36 @@ GUARDS = (
         "noise that somebody can draw again counts as noise",
     ),
     Guard(
+        "microbatches, by TensorFlow Privacy's name",
+        "tfdp/accounting/tensorflow_privacy.py",
+        "told.runs(_SOME_EXAMPLES if microbatching else 1)",
+        "told.runs(1)",
+        (
+            "tests/accounting/test_tensorflow_privacy.py::"
+            "test_microbatches_are_not_amplified_and_cost_twice",
+        ),
+        "microbatches of several examples are accounted as if every example was clipped by itself",
+    ),
+    Guard(
+        "all examples of a user, by mu",
+        "tfdp/accounting/tensorflow_privacy.py",
+        "gaussian.epsilon_of_mu(size * found.mu, delta)",
+        "gaussian.epsilon_of_mu(found.mu, delta)",
+        ("tests/accounting/test_tensorflow_privacy.py::test_all_examples_of_a_user_in_epochs",),
+        "all examples of a user cost what one of them costs",
+    ),
+    Guard(
+        "all examples of a user, by delta",
+        "tfdp/accounting/tensorflow_privacy.py",
+        "        if excess <= 0:\n",
+        "        if True:\n",
+        (
+            "tests/accounting/test_tensorflow_privacy.py::"
+            "test_all_examples_of_a_user_in_poisson_lots",
+        ),
+        "the delta of a group of examples exceeds the stated one",
+    ),
+    Guard(
         "a run without noise spoils the rest",
         "tfdp/accounting/composition.py",
         "    if reasons:\n        return Guarantee(epsilon=math.inf",

@@ -29,7 +29,7 @@ LEVELS = [
 ]
 # The parts inside a room from top to bottom. A part does not import from parts above it.
 INSIDE = {
-    "accounting": [["mechanisms"], ["numerics"]],
+    "accounting": [["command"], ["mechanisms"], ["numerics"]],
     "data": [["schemes"], ["lots"], ["arrays", "randomness"]],
     "gradients": [
         ["lot"],

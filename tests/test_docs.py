@@ -20,6 +20,7 @@ WALKTHROUGHS = [ROOT / "docs" / "adding.md"]
 WRITTEN_LATER = {
     "model_card.md",
     "run.json",
+    "epochs.png",
     "docs/decisions/<topic>.md",
     "flags/defaults/fashion_mnist_<mechanism>.cfg",
 }

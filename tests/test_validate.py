@@ -257,7 +257,7 @@ def test_none_passes_only_where_it_may(function, more):
 def test_the_message_says_what_was_received_and_what_to_do():
     with pytest.raises(ValueError, match=r"^Expected lot_size to be a whole number from 1 to 5\. "):
         check.whole("lot_size", 6, 1, 5)
-    with pytest.raises(ValueError, match=r"Received 'pois'\. Use the other one\.$"):
+    with pytest.raises(ValueError, match=r"Received 'pois'\. Did you mean 'poisson'\? Use the"):
         check.one_of("sampling", "pois", ["poisson"], remedy="Use the other one.")
 
 

@@ -33,6 +33,8 @@ _PUBLIC = {
     "make_dp_optimizer_class": "tfdp.optimizers",
     "per_example_gradients": "tfdp.gradients",
     "PrivacyEngine": "tfdp._other_libraries",
+    "compute_dp_sgd_privacy": "tfdp.accounting",
+    "compute_dp_sgd_privacy_statement": "tfdp.accounting",
     "export": "tfdp.training.export",
     "fix": "tfdp.training.repair",
 }

@@ -164,6 +164,8 @@ def one_of(
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
+        if isinstance(value, str):
+            remedy = f"{did_you_mean(value, choices)} {remedy}".strip()
         refuse(name, f"one of {listed}", value, remedy, optional=optional)
     return value
 

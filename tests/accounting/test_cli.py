@@ -207,14 +207,172 @@ def test_every_mechanism(flags, capsys):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--mechanism=discrete_sgd"],
-        ["--mechanism=discrete_sgd", "--num_weights=5", "--noise=student_t"],
-        ["--mechanism=matrix"],
-        ["--mechanism=matrix", "--strategy=banded_toeplitz"],
+        ["--mechanism=discrete_sgd", "--noise=laplace", "--degrees_of_freedom=3"],
+        ["--mechanism=matrix", "--strategy=sqrt_toeplitz"],
+        ["--mechanism=matrix", "--sampling=shuffle"],
         ["--mechanism=dpsgd", "--composition=ac"],
         ["--mechanism=dpsgd", "--groups=3"],
     ],
 )
-def test_missing_or_foreign_flags(flags, capsys):
+def test_flags_that_do_not_go_together(flags, capsys):
     assert main([*flags, *DPSGD[1:], "--noise_multiplier=4"]) == 2
     assert capsys.readouterr().err.startswith("error: Expected")
+
+
+# -- what is left open ---------------------------------------------------------------------------------
+
+
+def answer(capsys, *flags):
+    assert main([*flags, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_discrete_sgd_chooses_what_its_optimizer_chooses(capsys):
+    found = answer(capsys, "--mechanism=discrete_sgd", *DPSGD[1:], "--noise_multiplier=4")
+    encoding = found["run"]["mechanism"]["encoding"]
+    assert (encoding["noise"], encoding["degrees_of_freedom"]) == ("student_t", 9.0)
+    assert (encoding["num_weights"], encoding["largest_entry"]) == (None, 1.0)
+    assert found["chosen"]["noise"] == "student_t"
+    # Any length costs at least as much as a certain one.
+    for size in (10, 1000):
+        some = answer(
+            capsys, "--mechanism=discrete_sgd", *DPSGD[1:], "--noise_multiplier=4",
+            f"--num_weights={size}", f"--largest_entry={0.9 if size == 10 else 0.1}",
+        )  # fmt: skip
+        assert some["proven"]["epsilon"] <= found["proven"]["epsilon"]
+
+
+def test_the_optimizer_has_the_same_defaults():
+    import inspect
+
+    from tfdp.accounting.mechanisms.discrete_sgd import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE
+    from tfdp.optimizers import DiscreteSGDOptimizer
+    from tfdp.optimizers.discrete_sgd import DiscreteOptimizer
+
+    defaults = inspect.signature(DiscreteOptimizer.__init__).parameters
+    assert defaults["noise"].default == USUAL_NOISE == "student_t"
+    made = DiscreteSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1)
+    assert made.family.degrees_of_freedom == USUAL_DEGREES_OF_FREEDOM == 9.0
+
+
+def test_matrix_chooses_what_train_py_chooses(capsys):
+    from tfdp.experiments.correlation import complete
+    from tfdp.experiments.settings import Experiment
+
+    size = ["--num_examples=2001", "--lot_size=100", "--steps=40"]
+    found = answer(capsys, "--mechanism=matrix", *size, "--epsilon=2")
+    experiment = Experiment(
+        mechanism="matrix", sampling="cyclic_poisson", batch_size=100, steps=40, epsilon=2.0
+    )
+    expected = complete(experiment, 2001)
+    strategy = found["run"]["mechanism"]["strategy"]
+    assert (strategy["name"], strategy["bands"]) == (expected.strategy, expected.bands)
+    assert found["run"]["sampling"]["groups"] == expected.groups > 1
+    assert found["run"]["sampling"]["num_examples"] == 2001 - 2001 % expected.groups
+    assert found["proven"]["epsilon"] <= 2.0
+    # With the noise given there is no budget to choose for, so that of train.py's default is taken.
+    given = answer(capsys, "--mechanism=matrix", *size, "--noise_multiplier=5")
+    assert given["run"]["sampling"]["groups"] == expected.groups
+
+
+def test_what_was_chosen_is_printed(capsys):
+    assert main([*DPSGD[1:], "--noise_multiplier=2"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "Not set, and so chosen: --mechanism=dpsgd --delta=1e-05 --sampling=poisson"
+    everything = ["--mechanism=dpsgd", "--delta=1e-6", "--sampling=poisson", *DPSGD[1:]]
+    assert main([*everything, "--noise_multiplier=2"]) == 0
+    assert capsys.readouterr().out.startswith("Privacy statement")
+
+
+@pytest.mark.parametrize("how", [[], ["--table=epochs=1,2"]])
+def test_a_delta_that_is_too_large_is_warned_of(how, capsys):
+    length = [] if how else ["--epochs=1"]
+    size = ["--num_examples=1000", "--lot_size=10", "--noise_multiplier=2", *length, *how]
+    assert main([*size, "--delta=1e-3"]) == 0
+    assert "Warning: delta = 0.001 is not below 1/N" in capsys.readouterr().out
+    assert main([*size, "--delta=1e-4"]) == 0
+    assert "Warning" not in capsys.readouterr().out
+
+
+# -- spelling ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--mechanism=dpsdg"], "Did you mean 'dpsgd'?"),
+        (["--sampling=poison"], "Did you mean 'poisson'?"),
+        (["--noise=1.1"], "Did you mean --noise_multiplier"),
+        (["--noise_multiplyer=1"], "Unknown flag --noise_multiplyer. Did you mean '--noise_mult"),
+        (["--noise_mult=1"], "Unknown flag --noise_mult."),
+        (["--l2_norm_clip=1"], "It cancels in every guarantee"),
+        (["--surprise"], "Unknown flag --surprise. See --help."),
+        (["mnist"], "Expected flags only"),
+        (["--epochs"], "Expected --epochs to have a value"),
+        (["--lot_size=2.5"], "Expected --lot_size to be a whole number. Received '2.5'."),
+        (["--batch_size=2.5"], "Expected --batch_size to be a whole number. Received '2.5'."),
+        (["--batch-size=2.5"], "Expected --batch_size to be a whole number. Received '2.5'."),
+        (["--nominal=maybe"], "Expected --nominal to be true or false. Received 'maybe'."),
+        (
+            ["--N=10", "--batch_size=20", "--epochs=1", "--epsilon=2"],
+            "Expected --batch_size to be at most --N (10). Received 20.",
+        ),
+        ([*DPSGD, "--target_epsilon=-1"], "Expected --target_epsilon to be a finite number above 0"),
+        ([*DPSGD, "--epsilon=2", "--epochs=2"], "Expected one of --epochs and --steps. Received both"),
+        (
+            [],
+            "Expected --num_examples, and --lot_size, and --epochs or --steps, and "
+            "--noise_multiplier or --epsilon.",
+        ),
+    ],
+)  # fmt: skip
+def test_errors_name_the_flag_that_was_typed(flags, words, capsys):
+    assert main(flags) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ") and output.err.count("\n") == 1
+    assert words in output.err
+
+
+def test_names_of_other_libraries(capsys):
+    usual = [*DPSGD, "--noise_multiplier=2", "--delta=1e-6"]
+    theirs = [
+        "--N=5000", "--batch_size=100", "--num_epochs=2", "--noise_scale=2", "--target-delta=1e-6"
+    ]  # fmt: skip
+    assert answer(capsys, *theirs)["run"] == answer(capsys, *usual)["run"]
+
+
+def test_help_is_grouped_and_says_the_effective_defaults(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "data and lots:", "settings of some mechanisms:", "Default: 1e-5", "Default: dpsgd",
+        "Default: poisson; cyclic_poisson for matrix", "Default: student_t", "Default: zero_out",
+    ):  # fmt: skip
+        assert words in text
+    assert "None" not in text
+
+
+@pytest.mark.parametrize("flags", ["--help", "--json --epochs=1 --noise_multiplier=2"])
+def test_a_reader_that_has_seen_enough_gets_no_traceback(flags):
+    size = "--num_examples=1000 --lot_size=10"
+    command = f"{sys.executable} -m tfdp.accounting {size} {flags}"
+    # The reader ends before anything is written.
+    process = subprocess.Popen(
+        command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.wait()
+    assert "Traceback" not in errors and "Exception" not in errors
+
+
+def test_an_interruption_is_no_traceback(monkeypatch, capsys):
+    def interrupted(flags):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tfdp.accounting.__main__._answer", interrupted)
+    assert main(DPSGD) == 130
+    assert capsys.readouterr().err == "Interrupted.\n"

@@ -61,7 +61,7 @@ def test_bands_are_chosen_for_the_budget(monkeypatch):
         asked.append((epsilon, delta, run.num_examples, run.lot_size, run.steps, objective))
         return BandChoice(bands=16, noise_multiplier=1.0, error=1.0)
 
-    monkeypatch.setattr("tfdp.experiments.correlation.best_bands", best)
+    monkeypatch.setattr("tfdp.accounting.choices.best_bands", best)
     assert found(objective="max") == ("banded_toeplitz", 16, 16)
     assert asked == [(4.0, 1e-5, 2000, 50, 100, "max")]
 

@@ -46,6 +46,8 @@ _PUBLIC = {
     "BandChoice": "band_choice",
     "advice": "comparison",
     "Advice": "comparison",
+    "compute_dp_sgd_privacy": "tensorflow_privacy",
+    "compute_dp_sgd_privacy_statement": "tensorflow_privacy",
 }
 
 __all__ = [*_PUBLIC]

@@ -6,10 +6,12 @@ budget.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from tfdp._validate import whole
+from tfdp.accounting import described
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.composition import guarantee, guarantee_of_all
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
@@ -29,11 +31,14 @@ class CalibrationError(ValueError):
 def noise_for(
     epsilon: float,
     delta: float,
-    run: Run,
+    run: Run | None = None,
     kind: str = "proven",
     adjacency: str = "zero_out",
+    **fields: Any,
 ) -> float:
     """Smallest noise multiplier, to about 1e-4, whose epsilon is within the budget.
+
+        noise_for(2.0, 1e-5, mechanism="dpsgd", num_examples=60000, lot_size=256, epochs=15)
 
     Args:
       epsilon: Budget, finite and above 0.
@@ -42,6 +47,8 @@ def noise_for(
         noise multipliers keeps its shape: the result is a common factor of all its values.
       kind: "claimed" or "proven": the guarantee that has to stay within the budget.
       adjacency: Neighbouring relation.
+      **fields: In place of `run`, the keywords of `Run` without a noise multiplier. The sampling may
+        be left out; it is then the mechanism's `usual_sampling`, as `fit` draws lots of arrays.
 
     Returns:
       A noise multiplier (or the common factor of a table) whose epsilon was evaluated and is at
@@ -50,11 +57,13 @@ def noise_for(
     Raises:
       CalibrationError: If no noise gives a finite guarantee within the budget; the message names the
         reason.
+      TypeError: If both `run` and keywords are given, or neither, or a noise multiplier.
     """
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
     check_kind(kind)
     check_adjacency(adjacency)
+    run = described.without_noise(run, fields)
     if run.steps == 0:
         raise CalibrationError("Expected a run of at least one step. Received steps=0.")
 
@@ -190,10 +199,11 @@ def _safe_root(
 def max_steps(
     epsilon: float,
     delta: float,
-    run: Run,
+    run: Run | None = None,
     kind: str = "proven",
     adjacency: str = "zero_out",
     earlier: Sequence[Run] = (),
+    **fields: Any,
 ) -> int:
     """Largest number of steps whose guarantee stays within the budget.
 
@@ -204,14 +214,20 @@ def max_steps(
       kind: "claimed" or "proven": the guarantee that has to stay within the budget.
       adjacency: Neighbouring relation.
       earlier: Earlier runs on the same data that the budget has to cover too.
+      **fields: In place of `run`, the keywords of `Run` without steps and epochs. The sampling may be
+        left out, as in `noise_for`.
 
     Returns:
       The number of steps: 0 if not even one step fits, and at most 10,000,000 or the length of the
       shortest table.
+
+    Raises:
+      TypeError: If both `run` and keywords are given, or neither, or a number of steps.
     """
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
     check_kind(kind)
+    run = described.without_steps(run, fields)
 
     earlier = [past for past in earlier if past.steps]
 
@@ -221,8 +237,8 @@ def max_steps(
             return guarantee_of_all(kind, [*earlier, now], delta, adjacency).epsilon <= epsilon
         return guarantee(kind, now, delta, adjacency).epsilon <= epsilon
 
-    described = run.described_steps
-    limit = _MOST_STEPS if described is None else min(_MOST_STEPS, described)
+    covered = run.described_steps
+    limit = _MOST_STEPS if covered is None else min(_MOST_STEPS, covered)
     if limit < 1 or not fits(1):
         return 0
     low, high = 1, 2  # `low` fits; once the loop ends, `high` does not fit or exceeds the limit

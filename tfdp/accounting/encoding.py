@@ -28,7 +28,8 @@ class Encoding:
       degrees_of_freedom: Degrees of freedom of Student's t, above 0; None for the other families. If
         one of `noise` and `degrees_of_freedom` is given as a table over steps, both become tables; a
         single number then applies to all steps with Student's t.
-      num_weights: Number of weights, which is the length of every vector.
+      num_weights: Number of weights, which is the length of every vector; None, together with
+        `largest_entry`, describes vectors of every length.
       codebook: Vectors as tuples of numbers, whose signs do not matter, or None.
       largest_entry: If given (and `codebook` is None), the description covers every codebook of
         vectors of norm at most 1 with entries of at most this number. If both are None, the codebook
@@ -38,7 +39,7 @@ class Encoding:
 
     noise: str | tuple[str, ...] = GAUSSIAN
     degrees_of_freedom: float | tuple[float | None, ...] | None = None
-    num_weights: int
+    num_weights: int | None
     codebook: tuple[tuple[float, ...], ...] | None = None
     largest_entry: float | None = None
     private_codebook: bool = False
@@ -47,7 +48,9 @@ class Encoding:
         noise, nu = _families(self.noise, self.degrees_of_freedom)
         object.__setattr__(self, "noise", noise)
         object.__setattr__(self, "degrees_of_freedom", nu)
-        object.__setattr__(self, "num_weights", whole("num_weights", self.num_weights, 1))
+        any_length = self.largest_entry is not None
+        count = whole("num_weights", self.num_weights, 1, optional=any_length)
+        object.__setattr__(self, "num_weights", count)
         if self.codebook is not None:
             object.__setattr__(self, "codebook", self._vectors())
         if self.largest_entry is not None:
@@ -95,8 +98,8 @@ class Encoding:
             return f"{len(self.codebook)} given vectors of {self.num_weights} entries"
         if self.largest_entry is not None:
             return (
-                f"vectors of {self.num_weights} entries, of norm at most 1 and with entries of at "
-                f"most {self.largest_entry:.6g} (in clip norms)"
+                f"vectors of {self.num_weights or 'any number of'} entries, of norm at most 1 and with "
+                f"entries of at most {self.largest_entry:.6g} (in clip norms)"
             )
         return f"one vector, the {self.num_weights} quantiles of N(0, 1) scaled to norm 1"
 

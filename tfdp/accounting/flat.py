@@ -9,6 +9,7 @@ import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tfdp._validate import refuse_unknown
 from tfdp.accounting import encoding, records, strategies
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms.base import Mechanism
@@ -23,6 +24,30 @@ _UNUSED_IN_0_1_0 = ("learning_rates", "noise_learning_rates", "momentum", "neste
 _BY_NAME: dict[str, Callable[[str], type]] = {
     "mechanism": mechanism_class,
     "sampling": sampling_class,
+}
+# Keywords of `Run` that are no field of a part.
+_OWN = (
+    "mechanism",
+    "sampling",
+    "contribution",
+    "steps",
+    "epochs",
+    "start",
+    "insecure_seed",
+    SEEDED,
+)
+# Names that other libraries use for the same numbers.
+_ELSEWHERE = {
+    "batch_size": "Pass lot_size, the nominal size of a lot.",
+    "n": "Pass num_examples.",
+    "number_of_examples": "Pass num_examples.",
+    "dataset_size": "Pass num_examples.",
+    "num_epochs": "Pass epochs.",
+    "sample_rate": "Pass num_examples and lot_size, whose ratio it is.",
+    "max_grad_norm": "Pass l2_norm_clip.",
+    "used_microbatching": "Pass microbatch_size, the number of examples that are clipped together.",
+    "epsilon": "It is a result: see tfdp.accounting.proven, or noise_for to meet a budget.",
+    "delta": "A run has none: pass it to tfdp.accounting.proven or noise_for.",
 }
 _BASES = {"mechanism": Mechanism, "sampling": Sampling, "contribution": Contribution}
 
@@ -43,6 +68,8 @@ def parts_of(given: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
       TypeError: If no class of any part has such a field.
     """
     left = dict(fields)
+    _refuse_unknown(given, left)
+    _refuse_missing(given)
     parts = {slot: _part(slot, value, {}, left) for slot, value in given.items()}
     _refuse(left, parts)
     return parts
@@ -54,6 +81,7 @@ def changed(now: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     A part that is replaced by giving a name keeps the fields that its old and its new class share.
     """
     left = dict(changes)
+    _refuse_unknown(now | {slot: left[slot] for slot in now if slot in left}, left)
     parts = {}
     for slot, part in now.items():
         value = left.pop(slot, part)
@@ -80,10 +108,17 @@ def _part(slot: str, value: Any, kept: dict[str, Any], left: dict[str, Any]) -> 
     kind = _BY_NAME[slot](value)
     names = records.field_names(kind)
     own = {name: kept[name] for name in names if name in kept} | _taken(kind, left)
-    try:
-        return kind(**own)
-    except TypeError as error:
-        raise ValueError(f"Expected the fields of {slot} {value!r}: {error}.") from error
+    missing = [f.name for f in dataclasses.fields(kind) if _required(f) and f.name not in own]
+    if missing:
+        raise ValueError(
+            f"Expected {' and '.join(missing)} with {slot} {value!r}. Received none. Pass for example "
+            f"Run(..., {missing[0]}=...)."
+        )
+    return kind(**own)
+
+
+def _required(field: dataclasses.Field) -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
 
 
 def _taken(kind: type, left: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +132,6 @@ def _refuse(left: dict[str, Any], parts: dict[str, Any]) -> None:
     mechanism, sampling = parts["mechanism"], parts["sampling"]
     for name, value in left.items():
         defaults = list(_defaults(name))
-        if not defaults:
-            raise TypeError(f"Expected a field of a run. Received unknown {name!r}. Leave it out.")
         if name in mechanism.ignored or _says_nothing(value, defaults):
             continue
         raise ValueError(
@@ -108,6 +141,51 @@ def _refuse(left: dict[str, Any], parts: dict[str, Any]) -> None:
         )
 
 
+def _refuse_missing(given: dict[str, Any]) -> None:
+    for slot in ("mechanism", "sampling"):
+        if given[slot] is None:
+            example = {"mechanism": "dpsgd", "sampling": "poisson"}[slot]
+            raise TypeError(
+                f"Expected {slot} to be given to Run. Received none. Pass for example "
+                f"{slot}={example!r}."
+            )
+
+
+def _refuse_unknown(given: dict[str, Any], names: Iterable[str]) -> None:
+    """Raises TypeError for a name that no class of any part has, with the name that was meant.
+
+    This comes before the parts are made: if a required field is misspelled, its right name is
+    missing as well, and that alone would not help.
+    """
+    # Most names belong to the parts at hand. Only for others are all mechanisms imported.
+    names = [name for name in names if name not in given]
+    names = [n for n in names if not any(n in _field_names_of(s, v) for s, v in given.items())]
+    if names:
+        refuse_unknown("Run", names, {*_OWN, *_every_field()}, _ELSEWHERE)
+
+
+def _field_names_of(slot: str, value: Any) -> Iterable[str]:
+    """Names of the fields of a part that is given as an object or by its name."""
+    if isinstance(value, str) and slot in _BY_NAME:
+        kinds = {"mechanism": mechanism_names, "sampling": sampling_names}[slot]()
+        return records.field_names(_BY_NAME[slot](value)) if value in kinds else ()
+    if value is None and slot == "contribution":
+        return records.field_names(Contribution)
+    return records.field_names(type(value)) if isinstance(value, _BASES[slot]) else ()
+
+
+def _every_field() -> Iterable[str]:
+    for kind in _kinds():
+        yield from records.field_names(kind)
+
+
+def _kinds() -> list[type]:
+    """All classes of all parts."""
+    mechanisms = [mechanism_class(name) for name in mechanism_names()]
+    samplings = [sampling_class(name) for name in sampling_names()]
+    return [*mechanisms, *samplings, Contribution]
+
+
 def _says_nothing(value: Any, defaults: Iterable[Any]) -> bool:
     plain = isinstance(value, int | float | str)
     return value is None or (plain and value in defaults)
@@ -115,10 +193,7 @@ def _says_nothing(value: Any, defaults: Iterable[Any]) -> bool:
 
 def _defaults(name: str) -> Iterable[Any]:
     """Yields the default of a field in each class that has it; None if the class requires it."""
-    kinds = [mechanism_class(m) for m in mechanism_names()] + [
-        sampling_class(s) for s in sampling_names()
-    ]
-    for kind in (*kinds, Contribution):
+    for kind in _kinds():
         for field in dataclasses.fields(kind):
             if field.name == name:
                 yield None if field.default is dataclasses.MISSING else field.default
@@ -151,4 +226,4 @@ def read_0_1_0(kind: type, fields: dict[str, Any]) -> Any:
     try:
         return kind(**read)
     except TypeError as error:
-        raise ValueError(f"Expected the fields of a Run: {error}.") from error
+        raise ValueError(f"Expected the fields of a Run: {error}") from error

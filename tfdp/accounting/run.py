@@ -32,6 +32,8 @@ class Run:
         Run(mechanism="dpsgd", sampling="poisson", num_examples=60000, lot_size=256, steps=3516,
             noise_multiplier=1.1)
 
+    `epochs=15` instead of `steps` takes the number of steps from `steps_for`.
+
     Fields of the parts can be read from the run: `run.noise_multiplier` is
     `run.mechanism.noise_multiplier`, `run.lot_size` is `run.sampling.lot_size`, and so on for every
     field (and no method) of the three parts. A field that no part of this run has raises
@@ -59,9 +61,10 @@ class Run:
     def __init__(
         self,
         *,
-        mechanism: Mechanism | str,
-        sampling: Sampling | str,
-        steps: int,
+        mechanism: Mechanism | str | None = None,
+        sampling: Sampling | str | None = None,
+        steps: int | None = None,
+        epochs: float | None = None,
         contribution: Contribution | None = None,
         start: str = "assumed",
         insecure_seed: bool = False,
@@ -71,7 +74,7 @@ class Run:
         parts = {"mechanism": mechanism, "sampling": sampling, "contribution": contribution}
         parts = flat.parts_of(parts, fields)
         own = {
-            "steps": steps,
+            "steps": _steps(steps, epochs, parts["sampling"]),
             "start": start,
             "insecure_seed": flag("insecure_seed", insecure_seed),
         }
@@ -146,7 +149,10 @@ class Run:
         own = {
             name: changes.pop(name, getattr(self, name))
             for name in ("steps", "start", "insecure_seed")
+            if not (name == "steps" and "epochs" in changes and "steps" not in changes)
         }
+        if "epochs" in changes:
+            own["epochs"] = changes.pop("epochs")
         now = {name: getattr(self, name) for name in ("mechanism", "sampling", "contribution")}
         return Run(**flat.changed(now, changes), **own)
 
@@ -201,3 +207,19 @@ class Run:
             contribution=Contribution.from_dict(fields.pop("contribution")),
             **fields,
         )
+
+
+def _steps(steps: int | None, epochs: float | None, sampling: Sampling) -> int:
+    """The number of steps, of which `epochs` may be given in its place."""
+    if (steps is None) == (epochs is None):
+        found = "neither" if steps is None else "both"
+        raise ValueError(f"Expected steps or epochs. Received {found}. Pass one of the two.")
+    if epochs is None:
+        return steps
+    steps = sampling.steps_in(epochs)
+    if steps < 1:
+        raise ValueError(
+            f"Expected epochs to hold at least one step. Received {epochs!r}, which is none with lots "
+            f"of {sampling.lot_size} out of {sampling.num_examples} examples. Train for longer."
+        )
+    return steps

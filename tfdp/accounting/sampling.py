@@ -108,6 +108,17 @@ class Sampling:
         """Largest number of the first `steps` lots that one example can be in."""
         return steps
 
+    def steps_in(self, epochs: float) -> int:
+        """Number of steps in `epochs` passes over the data (see `steps_for`).
+
+        Raises:
+          ValueError: If `epochs` is not a finite number above 0.
+        """
+        epochs = positive("epochs", epochs)
+        lots = self.num_examples / self.lot_size if self.random_lots else self.steps_per_epoch
+        # The tolerance of 1e-9 keeps 0.1 * N / L from losing a step to rounding.
+        return math.floor(epochs * lots + 1e-9)
+
     def trials(self) -> tuple[int, float] | None:
         """Number of independent draws of a record in every step, and the probability of each.
 
@@ -433,8 +444,4 @@ def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) ->
       ValueError: If the scheme is unknown or a number is out of range.
     """
     lots = sampling_class(sampling)(num_examples=num_examples, lot_size=lot_size)
-    epochs = positive("epochs", epochs)
-    if lots.random_lots:
-        # The tolerance of 1e-9 keeps 0.1 * N / L from losing a step to rounding.
-        return math.floor(epochs * num_examples / lot_size + 1e-9)
-    return math.floor(epochs * (num_examples // lot_size) + 1e-9)
+    return lots.steps_in(epochs)

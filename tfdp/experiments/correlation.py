@@ -2,27 +2,15 @@
 
 import dataclasses
 
-from tfdp.accounting import Run, best_bands
-from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.choices import CorrelatedNoise
 from tfdp.accounting.mechanisms.registry import mechanism_class
-from tfdp.accounting.sampling import Poisson
 from tfdp.experiments.settings import Experiment
-
-_CUT = ("banded_toeplitz", "sqrt_toeplitz")
-
-
-def _fields_of(mechanism: str) -> set[str]:
-    return {field.name for field in dataclasses.fields(mechanism_class(mechanism))}
 
 
 def complete(experiment: Experiment, num_examples: int) -> Experiment:
     """Returns the experiment with all settings that the mechanism "matrix" needs.
 
-    The default strategy is banded_toeplitz. With cyclic Poisson lots, the number of bands and the
-    number of groups are equal by default; if neither is set, `accounting.best_bands` chooses the
-    number with the least noise at the experiment's epsilon. With lots in a fixed order (sampling
-    "cyclic"), the default number of bands is the number of steps in an epoch. The default number of
-    bands is never larger than the number of steps. Experiments with other mechanisms are returned
+    What is left open is chosen by `accounting.choices`. Experiments with other mechanisms are returned
     unchanged.
 
     Args:
@@ -32,39 +20,22 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
     Raises:
         ValueError: a setting that has no default here is not set.
     """
-    if "strategy" not in _fields_of(experiment.mechanism):
+    if "strategy" not in mechanism_class(experiment.mechanism).options:
         return experiment
-    strategy = experiment.strategy or "banded_toeplitz"
-    bands, groups = experiment.bands, experiment.groups
     per_epoch = max(1, num_examples // experiment.batch_size)
-    steps = experiment.steps or max(1, round(experiment.epochs * per_epoch))
-    if experiment.sampling == "cyclic_poisson":
-        groups = groups or bands
-        if groups is None and (strategy != "banded_toeplitz" or experiment.epsilon is None):
-            raise ValueError(
-                "Expected --groups or --bands with --sampling=cyclic_poisson. Found neither. They are "
-                "chosen for --strategy=banded_toeplitz and a given --epsilon only."
-            )
-        if groups is None:
-            run = Run(
-                mechanism=DPSGD(noise_multiplier=0.0),
-                sampling=Poisson(
-                    num_examples=num_examples, lot_size=min(experiment.batch_size, num_examples)
-                ),
-                steps=steps,
-            )
-            objective = experiment.objective or "mean"
-            best = best_bands(
-                experiment.epsilon, experiment.delta, run, experiment.adjacency, objective
-            )
-            groups = best.bands
-        if bands is None and strategy in _CUT:
-            bands = min(groups, steps)
-    elif bands is None and strategy == "banded_toeplitz":
-        if experiment.sampling != "cyclic":
-            raise ValueError(
-                f"Expected --bands with --sampling={experiment.sampling}. Found none. Or take "
-                "--sampling=cyclic_poisson, for which they are chosen."
-            )
-        bands = min(per_epoch, steps)
-    return dataclasses.replace(experiment, strategy=strategy, bands=bands, groups=groups)
+    noise = CorrelatedNoise(
+        num_examples=num_examples,
+        lot_size=experiment.batch_size,
+        steps=experiment.steps or max(1, round(experiment.epochs * per_epoch)),
+        sampling=experiment.sampling,
+        delta=experiment.delta,
+        epsilon=experiment.epsilon,
+        adjacency=experiment.adjacency,
+        strategy=experiment.strategy,
+        bands=experiment.bands,
+        groups=experiment.groups,
+        objective=experiment.objective,
+    ).completed()
+    return dataclasses.replace(
+        experiment, strategy=noise.strategy, bands=noise.bands, groups=noise.groups
+    )

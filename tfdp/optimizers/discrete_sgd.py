@@ -14,7 +14,11 @@ import numpy as np
 
 from tfdp._validate import flag, one_of
 from tfdp.accounting.encoding import Encoding
-from tfdp.accounting.mechanisms.discrete_sgd import DiscreteSGD
+from tfdp.accounting.mechanisms.discrete_sgd import (
+    USUAL_DEGREES_OF_FREEDOM,
+    USUAL_NOISE,
+    DiscreteSGD,
+)
 from tfdp.gradients.bounds import EncodedBound
 from tfdp.gradients.encoding import Codebook, Encoder, check_drawing
 from tfdp.noise.denoising import denoise as denoised
@@ -23,7 +27,6 @@ from tfdp.optimizers.accounted import Accounted
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import check_base
 
-_STUDENT_T_DEGREES = 9.0  # the value in the paper
 # With these kinds of clipping, the clipped gradient has norm at most C, however private data decided
 # its scale.
 _CLIPPINGS = ("global", "per_layer", "automatic")
@@ -72,7 +75,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
     def __init__(
         self,
         *args,
-        noise: str = "student_t",
+        noise: str = USUAL_NOISE,
         degrees_of_freedom: float | None = None,
         encode: bool = True,
         denoise: bool = True,
@@ -84,7 +87,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         **kwargs,
     ):
         if noise == "student_t" and degrees_of_freedom is None:
-            degrees_of_freedom = _STUDENT_T_DEGREES
+            degrees_of_freedom = USUAL_DEGREES_OF_FREEDOM
         family = NoiseFamily(noise, degrees_of_freedom)
         clipping = kwargs.get("clipping", "global")
         if encode and clipping != "global":

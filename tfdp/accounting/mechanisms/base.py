@@ -36,6 +36,7 @@ class Mechanism:
       options: Names of the plain settings (flags) from which `from_options` makes fields.
       adaptive_clipping: Whether each step is private by itself, so that the clip norm may depend on
         earlier releases.
+      usual_sampling: Name of the sampling scheme that goes with this mechanism where none is chosen.
       segments_note: Assumption of a guarantee about several runs of this mechanism, or None.
     """
 
@@ -47,6 +48,7 @@ class Mechanism:
     ignored: ClassVar[tuple[str, ...]] = ("optimizer",)
     options: ClassVar[tuple[str, ...]] = ()
     adaptive_clipping: ClassVar[bool] = False
+    usual_sampling: ClassVar[str] = "poisson"
     segments_note: ClassVar[str | None] = None
 
     def _put(self, name: str, value: Any) -> None:
@@ -156,6 +158,15 @@ class Mechanism:
         del run, delta, adjacency
 
     # -- making, writing and reading ---------------------------------------------------------------
+
+    @classmethod
+    def usual_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns plain settings with the values that training uses in place of those left open.
+
+        Args:
+          options: Values of the class's `options` by name; None for an option that is not given.
+        """
+        return dict(options)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], steps: int) -> dict[str, Any]:

@@ -48,11 +48,14 @@ from tfdp.accounting.mechanisms.base import NoisyMechanism
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.noise_tables import Noise
 from tfdp.accounting.numerics import renyi_of_noise
-from tfdp.accounting.numerics.noise_families import GAUSSIAN
+from tfdp.accounting.numerics.noise_families import GAUSSIAN, STUDENT_T
 from tfdp.accounting.numerics.privacy_loss import RenyiLoss
 from tfdp.accounting.numerics.subsampled import default_orders
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import Poisson
+
+# The family of the paper's experiments, which is the default of the optimizer, too.
+USUAL_NOISE, USUAL_DEGREES_OF_FREEDOM = STUDENT_T, 9.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,18 +228,22 @@ class DiscreteSGD(NoisyMechanism):
         return total
 
     @classmethod
+    def usual_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        chosen = super().usual_options(options)
+        if chosen.get("noise") is None:
+            chosen["noise"] = USUAL_NOISE
+        if chosen["noise"] == STUDENT_T and chosen.get("degrees_of_freedom") is None:
+            chosen["degrees_of_freedom"] = USUAL_DEGREES_OF_FREEDOM
+        if chosen.get("num_weights") is None and chosen.get("largest_entry") is None:
+            # This describes every codebook of unit vectors, whatever their length.
+            chosen["largest_entry"] = 1.0
+        return chosen
+
+    @classmethod
     def from_options(cls, options: Mapping[str, Any], steps: int) -> dict[str, Any]:
         del steps
-        if options.get("num_weights") is None:
-            raise ValueError(f"Expected --num_weights for {cls.name}. Received none.")
-        return {
-            "encoding": Encoding(
-                noise=options.get("noise") or GAUSSIAN,
-                degrees_of_freedom=options.get("degrees_of_freedom"),
-                num_weights=options["num_weights"],
-                largest_entry=options.get("largest_entry"),
-            )
-        }
+        chosen = cls.usual_options({name: options.get(name) for name in cls.options})
+        return {"encoding": Encoding(**chosen)}
 
 
 def _family(family: str, nu: float | None) -> str:

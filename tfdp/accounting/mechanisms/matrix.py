@@ -116,6 +116,7 @@ class Matrix(NoisyMechanism):
     schedules: ClassVar[tuple[str, ...]] = ()
     compounds: ClassVar[dict[str, type]] = {"strategy": Strategy}
     options: ClassVar[tuple[str, ...]] = ("strategy", "bands", "objective")
+    usual_sampling: ClassVar[str] = "cyclic_poisson"
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,0 +1,205 @@
+"""`--table` has one row for each value, and `--plot` draws it."""
+
+import json
+import math
+import sys
+
+import pytest
+
+from tfdp.accounting import Run, claimed, noise_for, proven, steps_for
+from tfdp.accounting.__main__ import main
+from tfdp.accounting.command import flags, plot
+
+DATA = ["--mechanism=dpsgd", "--num_examples=5000", "--sampling=cyclic", "--delta=1e-5"]
+RUN = Run(
+    mechanism="dpsgd", num_examples=5000, lot_size=100, steps=100, sampling="cyclic",
+    noise_multiplier=6.0,
+)  # fmt: skip
+
+
+def rows(capsys, *arguments):
+    assert main([*DATA, *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["table"]["rows"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "runs"),
+    [
+        (
+            ["--lot_size=100", "--epochs=2", "--table=noise_multiplier=2,4"],
+            "noise_multiplier",
+            {z: RUN.with_(noise_multiplier=z) for z in (2.0, 4.0)},
+        ),
+        (
+            ["--lot_size=100", "--noise_multiplier=6", "--table=epochs=1,2.5"],
+            "epochs",
+            {e: RUN.with_(steps=steps_for(e, 5000, 100, "cyclic")) for e in (1.0, 2.5)},
+        ),
+        (
+            ["--epochs=2", "--noise_multiplier=6", "--table=batch_size=50,100"],
+            "lot_size",
+            {n: RUN.with_(lot_size=n, epochs=2) for n in (50, 100)},
+        ),
+    ],
+)
+def test_rows_have_both_guarantees(arguments, name, runs, capsys):
+    found = rows(capsys, *arguments)
+    assert [row[name] for row in found] == list(runs)
+    for row, run in zip(found, runs.values(), strict=True):
+        assert Run.from_dict(row["run"]) == run
+        assert row["noise_multiplier"] == run.noise_multiplier
+        assert row["proven"]["epsilon"] == proven(run, 1e-5).epsilon
+        assert row["claimed"]["epsilon"] == claimed(run, 1e-5).epsilon
+
+
+@pytest.mark.parametrize("kind", ["proven", "claimed"])
+def test_rows_of_a_budget_have_the_noise_that_each_needs(kind, capsys):
+    found = rows(
+        capsys, "--lot_size=100", "--epsilon=2", "--table=epochs=1,4", f"--guarantee={kind}"
+    )
+    for row, epochs in zip(found, (1, 4), strict=True):
+        assert row["noise_multiplier"] == noise_for(2.0, 1e-5, RUN.with_(epochs=epochs), kind)
+        assert row[kind]["epsilon"] <= 2.0
+    assert found[0]["noise_multiplier"] < found[1]["noise_multiplier"]
+
+
+def test_the_text_is_aligned_and_its_longest_bar_is_the_largest_epsilon(capsys):
+    assert main([*DATA, "--lot_size=100", "--epochs=2", "--table=noise_multiplier=3,6,60"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("dpsgd, 5,000 examples, lots of 100 (cyclic), 2 epochs")
+    header = next(i for i, line in enumerate(lines) if "claimed epsilon" in line)
+    body = lines[header + 1 : header + 4]
+    bars = [line.count("#") for line in body]
+    assert bars == sorted(bars, reverse=True) and bars[0] == 24 and bars[2] >= 1
+    ends = {line.index("#") for line in body}
+    assert len(ends) == 1
+    for line, noise in zip(body, (3.0, 6.0, 60.0), strict=True):
+        value, theirs, ours, _ = line.split()
+        assert float(value) == noise
+        assert float(ours) == pytest.approx(proven(RUN.with_noise(noise), 1e-5).epsilon, rel=1e-3)
+        assert float(theirs) == pytest.approx(
+            claimed(RUN.with_noise(noise), 1e-5).epsilon, rel=1e-3
+        )
+
+
+def test_infinite_rows_have_no_bar_and_a_reason(capsys):
+    assert main([*DATA, "--lot_size=100", "--epochs=2", "--table=noise_multiplier=0,4,8"]) == 0
+    text = capsys.readouterr().out
+    row = next(line for line in text.splitlines() if line.split()[:1] == ["0"])
+    assert "infinite" in row and "#" not in row
+    assert "Why infinite: No noise was added" in text
+
+
+def test_what_was_chosen_in_some_rows_only_stands_in_these_rows(capsys):
+    size = ["--mechanism=matrix", "--num_examples=2000", "--epsilon=2", "--lot_size=100"]
+    assert main([*size, "--table=steps=2,40"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    common = next(line for line in lines if line.startswith("Not set, and so chosen:"))
+    assert "--strategy=banded_toeplitz" in common and "--bands" not in common
+    assert [("--bands=" in line, "--groups=" in line) for line in lines].count((True, True)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("epochs=1..100", [1, 1.8, 3.2, 5.6, 10, 18, 32, 56, 100]),
+        ("lot_size=64..128", [64, 70, 76, 83, 91, 99, 110, 120, 128]),
+        ("lot_size=1..3", [1, 2, 3]),
+        ("noise_multiplier=0.5,2", [0.5, 2.0]),
+        ("batch-size=3,2", [3, 2]),
+        ("--N=7", [7]),
+    ],
+)
+def test_values_and_ranges(text, values):
+    name, found = flags.table_of(flags.parse([f"--table={text}"]))
+    assert found == pytest.approx(values)
+    assert name in flags.TABLES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--table=epoch=1"], "Did you mean 'epochs'"),
+        (["--table=momentum=1"], "Expected --table to vary one of"),
+        (["--table=epochs"], "Expected values"),
+        (["--table=epochs="], "Expected values"),
+        (["--table=epochs=1,x"], "to be a number. Received 'x'"),
+        (["--table=steps=1.5"], "to be a whole number. Received '1.5'"),
+        (["--table=epochs=2,2"], "to differ"),
+        (["--table=epochs=5..1"], "a range to go upwards"),
+        (["--table=epochs=1..inf"], "a range to go upwards"),
+        (["--table=epochs=1,2", "--epochs=3"], "Expected --epochs or --table=epochs"),
+        (["--table=epochs=1,2", "--steps=3"], "Expected one of --epochs and --steps"),
+        (["--table=epochs=1,-2"], "This is the row --epochs=-2 of --table."),
+        (["--table=epsilon=1,2", "--epochs=1"], "Received both"),
+        (["--epochs=1", "--plot=a.png"], "Expected --plot with --table"),
+        (["--table=epochs=1,2", "--plot=a.txt"], "ends with .png, .pdf, .svg"),
+        (["--table=epochs=1,2", "--plot=/no/such/folder/a.png"], "folder that exists"),
+    ],
+)
+def test_bad_tables_are_one_sentence(arguments, words, capsys):
+    assert main([*DATA, "--lot_size=100", "--noise_multiplier=6", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ") and output.err.count("\n") == 1
+    assert words in output.err
+
+
+def test_a_bad_row_is_found_before_any_is_computed(monkeypatch, capsys):
+    monkeypatch.setattr("tfdp.accounting.command.table.answer", None)
+    size = [*DATA, "--epochs=1", "--noise_multiplier=6", "--table=batch_size=10,6000"]
+    assert main(size) == 2
+    assert "Expected --batch_size to be at most --num_examples (5000)" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_plot_says_how_to_install_it(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
+    file = tmp_path / "a.png"
+    size = [*DATA, "--lot_size=100", "--noise_multiplier=6", "--table=epochs=1,2"]
+    assert main([*size, f"--plot={file}"]) == 2
+    assert "pip install 'tfdp[plot]'" in capsys.readouterr().err
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("budget", [False, True])
+def test_the_plot_has_labelled_axes_and_both_curves(budget, monkeypatch, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is in the extra 'plot'")
+    from matplotlib import pyplot
+
+    kept = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    file = tmp_path / "a.png"
+    size = [*DATA, "--lot_size=100", "--table=epochs=1,2,4", f"--plot={file}"]
+    assert main([*size, "--epsilon=2" if budget else "--noise_multiplier=6"]) == 0
+    assert str(file) in capsys.readouterr().out
+    assert file.read_bytes().startswith(b"\x89PNG")
+    (axis,) = kept[0].axes
+    assert axis.get_xlabel() == "epochs"
+    assert ("noise multiplier" if budget else "epsilon") in axis.get_ylabel()
+    labels = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert len(labels) == (1 if budget else 2)
+    runs = [RUN.with_(epochs=epochs) for epochs in (1, 2, 4)]
+    expected = [proven(run, 1e-5).epsilon for run in runs]
+    if budget:
+        expected = [noise_for(2.0, 1e-5, run) for run in runs]
+    assert list(axis.lines[0].get_ydata()) == pytest.approx(expected)
+
+
+def test_the_plot_says_what_it_cannot_draw(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is in the extra 'plot'")
+    from matplotlib import pyplot
+
+    kept = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    size = [*DATA, "--lot_size=100", "--epochs=40", "--table=noise_multiplier=0,0.1,8"]
+    assert main([*size, f"--plot={tmp_path / 'a.svg'}"]) == 0
+    (axis,) = kept[0].axes
+    labels = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert all("infinite at 1 of 3 points" in label for label in labels)
+    assert math.isnan(axis.lines[0].get_ydata()[0])
+    assert any("vacuous" in text.get_text() for text in axis.texts)
+
+
+def test_the_table_needs_no_matplotlib(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert rows(capsys, "--lot_size=100", "--noise_multiplier=6", "--table=epochs=1,2")

@@ -1,0 +1,219 @@
+"""TensorFlow Privacy's accounting functions state what is proven only for what was sampled."""
+
+import copy
+import inspect
+import math
+import pickle
+import re
+import subprocess
+import sys
+
+import pytest
+
+import tfdp
+from tfdp.accounting import Run, claimed, proven
+from tfdp.accounting.guarantee import format_epsilon
+from tfdp.accounting.numerics.gaussian import epsilon_of_mu
+
+MNIST = dict(number_of_examples=60000, batch_size=256, delta=1e-5)
+SMALL = dict(number_of_examples=2000, batch_size=50, num_epochs=3, noise_multiplier=1.5, delta=1e-5)
+# The tutorial of TensorFlow Privacy: noise, epochs, published epsilon, and the one proven if lots were
+# really drawn by Poisson sampling (2026-11, by the bounds of this package).
+TUTORIAL = [(1.3, 15, 1.19, 0.8646), (1.1, 60, 3.01, 2.3818), (0.7, 45, 7.10, 5.6397)]
+POISSON = "proven if lots were drawn by Poisson sampling:"
+EPOCHS = "proven if each epoch took every example at most once:"
+UNKNOWN = "proven if every example may have been in every lot:"
+CLAIMED = "claimed (formula of 2020, any lots):"
+
+
+def run(sampling, **changes):
+    fields = dict(num_examples=2000, lot_size=50, steps=120, noise_multiplier=1.5) | changes
+    return Run(mechanism="dpsgd", sampling=sampling, **fields)
+
+
+def figures(text):
+    """The tables at the start of a statement: for examples, and for users if there is one."""
+    head = text.partition("Privacy statement")[0]
+    return [
+        dict(re.findall(r"^  (\w.+?:) +(\S.*)$", part, re.M)) for part in head.split("For all ")
+    ]
+
+
+@pytest.mark.parametrize(("noise", "epochs", "published", "by_poisson"), TUTORIAL)
+def test_the_settings_of_the_tutorial(noise, epochs, published, by_poisson):
+    text = tfdp.compute_dp_sgd_privacy_statement(
+        **MNIST, num_epochs=epochs, noise_multiplier=noise, used_microbatching=False
+    )
+    (found,) = figures(text)
+    # The claim is the formula of that time, with a few other orders.
+    assert float(found[CLAIMED]) == pytest.approx(published, rel=5e-3)
+    assert float(found[POISSON]) == pytest.approx(by_poisson, rel=1e-3)
+    # Without amplification: epochs Gaussian mechanisms.
+    by_epochs = epsilon_of_mu(math.sqrt(epochs) / noise, 1e-5)
+    assert found[EPOCHS] == format_epsilon(by_epochs)
+    assert by_epochs > 10 * by_poisson
+    assert found[UNKNOWN].startswith("vacuous")
+    epsilon, order = tfdp.compute_dp_sgd_privacy(60000, 256, noise, epochs, 1e-5)
+    assert epsilon == pytest.approx(by_poisson, rel=1e-3)
+    assert order is None  # the bound by privacy loss distributions is smaller
+
+
+def test_the_table_is_that_of_the_runs():
+    (found,) = figures(tfdp.compute_dp_sgd_privacy_statement(**SMALL, used_microbatching=False))
+    for label, sampling in ((POISSON, "poisson"), (EPOCHS, "shuffle"), (UNKNOWN, "unknown")):
+        assert found[label] == format_epsilon(proven(run(sampling), 1e-5).epsilon)
+    assert found[CLAIMED] == format_epsilon(claimed(run("poisson"), 1e-5).epsilon)
+
+
+def test_microbatches_are_not_amplified_and_cost_twice():
+    text = tfdp.compute_dp_sgd_privacy_statement(**SMALL)
+    (found,) = figures(text)
+    for label, sampling in ((POISSON, "poisson"), (EPOCHS, "shuffle"), (UNKNOWN, "unknown")):
+        some = run(sampling, microbatch_size=2)
+        assert found[label] == format_epsilon(proven(some, 1e-5).epsilon)
+        larger = run(sampling, microbatch_size=10)
+        assert proven(larger, 1e-5).epsilon == proven(some, 1e-5).epsilon
+    assert found[EPOCHS] == format_epsilon(epsilon_of_mu(2 * math.sqrt(3) / 1.5, 1e-5))
+    assert "with microbatches" in text and "used_microbatching=False" in text
+    assert float(found[POISSON]) > 2 * proven(run("poisson"), 1e-5).epsilon
+
+
+def test_a_lot_of_one_example_has_no_microbatches_of_several():
+    one = dict(SMALL, batch_size=1, num_epochs=0.01)
+    with_them = figures(tfdp.compute_dp_sgd_privacy_statement(**one))
+    assert with_them == figures(
+        tfdp.compute_dp_sgd_privacy_statement(**one, used_microbatching=False)
+    )
+
+
+@pytest.mark.parametrize(("epochs", "poisson", "whole"), [(3, 120, 3), (2.51, 101, 3), (0.1, 4, 1)])
+def test_steps_and_epochs_are_rounded_up(epochs, poisson, whole):
+    text = tfdp.compute_dp_sgd_privacy_statement(
+        **(SMALL | {"num_epochs": epochs}), used_microbatching=False
+    )
+    (found,) = figures(text)
+    assert f"dpsgd, {poisson} steps with Poisson lots" in text
+    assert found[EPOCHS] == format_epsilon(epsilon_of_mu(math.sqrt(whole) / 1.5, 1e-5))
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_all_examples_of_a_user_in_epochs(factor):
+    text = tfdp.compute_dp_sgd_privacy_statement(
+        **SMALL, used_microbatching=factor == 2, max_examples_per_user=3
+    )
+    users = figures(text)[1]
+    # Three examples are three neighbours in a row: mu-GDP becomes 3 mu-GDP.
+    assert users[EPOCHS] == format_epsilon(epsilon_of_mu(3 * factor * math.sqrt(3) / 1.5, 1e-5))
+    # Nothing finite is found for revealed samples, which the text says, too.
+    assert (users[POISSON] == "infinite") == (factor == 2)
+    assert ("gives no finite one" in text) == (factor == 2)
+
+
+def test_all_examples_of_a_user_in_poisson_lots():
+    users = figures(
+        tfdp.compute_dp_sgd_privacy_statement(
+            **SMALL, used_microbatching=False, max_examples_per_user=3
+        )
+    )[1]
+    found = float(users[POISSON])
+    assert found > 3 * proven(run("poisson"), 1e-5).epsilon
+
+    def delta_of_three(delta):
+        epsilon = proven(run("poisson"), delta).epsilon
+        return epsilon, delta * sum(math.exp(i * epsilon) for i in range(3))
+
+    # Some delta of one record gives this epsilon, with a delta of all three that is at most 1e-5.
+    low, high = math.log(1e-12), math.log(1e-5)
+    for _ in range(12):
+        middle = (low + high) / 2
+        _, together = delta_of_three(math.exp(middle))
+        low, high = (middle, high) if together <= 1e-5 else (low, middle)
+    least = 3 * delta_of_three(math.exp(high))[0]  # `high` does not fit, so this is too small
+    assert least < found <= 1.01 * least
+
+
+def test_one_example_per_user_costs_nothing_more():
+    alone, users = figures(
+        tfdp.compute_dp_sgd_privacy_statement(
+            **SMALL, used_microbatching=False, max_examples_per_user=1
+        )
+    )
+    assert users == {label: alone[label] for label in (POISSON, EPOCHS, UNKNOWN)}
+
+
+def test_no_noise_is_infinite():
+    alone, users = figures(
+        tfdp.compute_dp_sgd_privacy_statement(
+            **(SMALL | {"noise_multiplier": 0.0}), max_examples_per_user=2
+        )
+    )
+    assert {*alone.values(), *users.values()} == {"infinite"}
+
+
+def test_the_statement_says_what_it_assumes_about_sampling():
+    for text in (
+        tfdp.compute_dp_sgd_privacy_statement(**SMALL, used_microbatching=False),
+        str(tfdp.compute_dp_sgd_privacy(2000, 50, 1.5, 3, 1e-5)),
+    ):
+        assert "draws no Poisson lots" in text
+        assert "proven if lots were drawn by Poisson sampling, and not otherwise" in text
+        assert text.index("not otherwise") < text.index("Proven epsilon:")
+        assert "Every lot was drawn by independent coin flips" in text
+
+
+def test_the_pair_is_the_one_of_the_old_function():
+    pair = tfdp.compute_dp_sgd_privacy(2000, 50, 1.5, 3, 1e-5)
+    assert pair == (proven(run("poisson"), 1e-5).epsilon, None)
+    assert (pair.epsilon, pair.rdp_order) == pair and pair.statement == str(pair)
+    for twin in (copy.copy(pair), pickle.loads(pickle.dumps(pair))):
+        assert twin == pair and twin.statement == pair.statement
+
+
+def test_the_arguments_are_those_of_tensorflow_privacy():
+    statement = inspect.signature(tfdp.compute_dp_sgd_privacy_statement).parameters
+    assert list(statement)[:7] == [
+        "number_of_examples", "batch_size", "num_epochs", "noise_multiplier", "delta",
+        "used_microbatching", "max_examples_per_user",
+    ]  # fmt: skip
+    assert statement["used_microbatching"].default is True
+    assert list(inspect.signature(tfdp.compute_dp_sgd_privacy).parameters) == [
+        "n", "batch_size", "noise_multiplier", "epochs", "delta",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"number_of_examples": 0}, "number_of_examples"),
+        ({"batch_size": 2001}, "batch_size"),
+        ({"num_epochs": math.nan}, "num_epochs"),
+        ({"num_epochs": 0}, "num_epochs"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": math.nan}, "delta"),
+        ({"max_examples_per_user": 0}, "max_examples_per_user"),
+        ({"used_microbatching": 1}, "used_microbatching"),
+        ({"accountant_type": "RDP"}, "accountant_type"),
+    ],
+)
+def test_bad_arguments_are_refused(change, words):
+    with pytest.raises(ValueError, match=f"Expected {words}"):
+        tfdp.compute_dp_sgd_privacy_statement(**(SMALL | change))
+
+
+def test_it_needs_no_tensorflow():
+    code = (
+        "import sys, tfdp; tfdp.compute_dp_sgd_privacy(2000, 50, 1.5, 1, 1e-5);"
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_examples_in_the_docstrings():
+    import doctest
+
+    from tfdp.accounting import tensorflow_privacy
+
+    found = doctest.testmod(tensorflow_privacy)
+    assert found.attempted >= 5 and found.failed == 0

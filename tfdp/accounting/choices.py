@@ -1,0 +1,86 @@
+"""Chooses the strategy, bands and groups of correlated noise that a command leaves open."""
+
+import dataclasses
+
+from tfdp.accounting.band_choice import best_bands
+from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.run import Run
+from tfdp.accounting.sampling import Poisson
+
+USUAL_STRATEGY = "banded_toeplitz"
+# Strategies whose number of bands may be limited.
+_CUT = ("banded_toeplitz", "sqrt_toeplitz")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorrelatedNoise:
+    """Public facts of a training with correlated noise; None stands for a setting that is left open.
+
+    Attributes:
+      num_examples: Number of examples.
+      lot_size: Nominal lot size.
+      steps: Number of steps.
+      sampling: Name of the sampling scheme.
+      delta: Probability in (0, 1).
+      epsilon: Proven budget, or None if there is none.
+      adjacency: Neighbouring relation.
+      strategy: Name of the strategy.
+      bands: Number of coefficients of the strategy.
+      groups: Number of groups of examples that take turns.
+      objective: Error that banded_toeplitz minimizes.
+    """
+
+    num_examples: int
+    lot_size: int
+    steps: int
+    sampling: str
+    delta: float
+    epsilon: float | None = None
+    adjacency: str = "zero_out"
+    strategy: str | None = None
+    bands: int | None = None
+    groups: int | None = None
+    objective: str | None = None
+
+    def completed(self, without_budget: float | None = None) -> "CorrelatedNoise":
+        """Returns the same noise with everything chosen that has a default.
+
+        The default strategy is banded_toeplitz. With cyclic Poisson lots, the number of bands and the
+        number of groups are equal by default; if neither is given, `best_bands` chooses the number with
+        the least noise at the budget. With lots in a fixed order (sampling "cyclic"), the default
+        number of bands is the number of steps in an epoch. The default number of bands is never larger
+        than the number of steps.
+
+        Args:
+          without_budget: The epsilon for which bands are chosen if there is no budget; None refuses.
+
+        Raises:
+          ValueError: If a setting that has no default here is left open.
+        """
+        strategy = self.strategy or USUAL_STRATEGY
+        bands, groups = self.bands, self.groups
+        if self.sampling == "cyclic_poisson":
+            groups = groups or bands or self._best(strategy, self.epsilon or without_budget)
+            if bands is None and strategy in _CUT:
+                bands = min(groups, self.steps)
+        elif bands is None and strategy == "banded_toeplitz":
+            if self.sampling != "cyclic":
+                raise ValueError(
+                    f"Expected --bands with --sampling={self.sampling}. Found none. Or take "
+                    "--sampling=cyclic_poisson, for which they are chosen."
+                )
+            bands = min(max(1, self.num_examples // self.lot_size), self.steps)
+        return dataclasses.replace(self, strategy=strategy, bands=bands, groups=groups)
+
+    def _best(self, strategy: str, epsilon: float | None) -> int:
+        if strategy != "banded_toeplitz" or epsilon is None:
+            raise ValueError(
+                "Expected --groups or --bands with --sampling=cyclic_poisson. Found neither. They are "
+                "chosen for --strategy=banded_toeplitz and a given --epsilon only."
+            )
+        lots = Poisson(
+            num_examples=self.num_examples, lot_size=min(self.lot_size, self.num_examples)
+        )
+        run = Run(mechanism=DPSGD(noise_multiplier=0.0), sampling=lots, steps=self.steps)
+        objective = self.objective or "mean"
+        return best_bands(epsilon, self.delta, run, self.adjacency, objective).bands

@@ -1,0 +1,1 @@
+"""Parts of the command `python -m tfdp.accounting`: flags, plan, table and plot."""
