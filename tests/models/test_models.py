@@ -1,5 +1,6 @@
 """Models have the papers' widths, return logits and load in plain Keras."""
 
+import math
 import subprocess
 import sys
 
@@ -15,7 +16,12 @@ from tfdp.gradients.engines import ghost
 MNIST = (28, 28, 1)
 # STACKED models allow every normalization; OWN models have one of their own.
 STACKED = {name for name, a in models.MODELS.items() if a.layers is not None}
-OWN = {"bilstm": (12,), "resnet18": (8, 8, 3), "transformer": (12,)}
+OWN = {
+    "bilstm": (12,),
+    "resnet18": (8, 8, 3),
+    "transformer": (12,),
+    "tutorial_logistic": (6, 6, 1),
+}
 ALL = pytest.mark.parametrize("name", sorted(STACKED))
 # The models with hidden layers; "linear" has only its output layer.
 NETWORKS = pytest.mark.parametrize("name", sorted(STACKED - {"linear"}))
@@ -77,6 +83,27 @@ def test_cifar_tutorial_is_abadi_et_al():
     assert [d.units for d in layers if isinstance(d, keras.layers.Dense)] == [384, 384, 10]
 
 
+def test_tutorial_logistic_bounds_its_gradients():
+    """No gradient is above sqrt(2 (8^2 + 1)), which bright images under a wrong label come near to."""
+    model = models.build("tutorial_logistic", MNIST, 10)
+    model.layers[-1].kernel.assign(np.eye(10)[np.arange(784) % 10] * 100)
+    x = np.concatenate([images(), images() + 1, np.full((1, *MNIST), -1, np.float32)])
+    x[0, ..., 0] = 2 * (np.arange(784) % 10 == 3).reshape(28, 28) - 1  # all bright pixels say 3
+    bounded = math.sqrt(2 * (8**2 + 1))
+    norms = []
+    for row in x:
+        with tf.GradientTape() as tape:
+            loss = keras.losses.sparse_categorical_crossentropy(
+                tf.constant([7]), model(row[None]), True
+            )
+        gradient = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        norms.append(float(tf.linalg.global_norm(gradient)))
+    assert max(norms) <= bounded * (1 + 1e-6)
+    assert norms[0] > 0.999 * bounded
+    # The norm of a dark image, which is below 8, stays as it is: only the bias sees it.
+    assert norms[-1] == pytest.approx(math.sqrt(0.9**2 + 9 * 0.1**2), rel=1e-6)
+
+
 class TestFunctional:
     names = pytest.mark.parametrize("name", sorted(OWN))
 
@@ -95,6 +122,7 @@ class TestFunctional:
             ("resnet18", (32, 32, 3), 11_173_962),
             ("bilstm", (64,), 714_954),
             ("transformer", (64,), 711_818),
+            ("tutorial_logistic", MNIST, 7_850),
         ],
     )
     def test_number_of_weights(self, name, input_shape, weights):

@@ -15,7 +15,7 @@ from tfdp.models.mlp import hidden_500, hidden_1000, linear, mlp
 from tfdp.models.resnet import resnet18
 from tfdp.models.text import NUM_TOKENS as NUM_TOKENS
 from tfdp.models.text import bilstm, transformer
-from tfdp.models.tutorial import tutorial_cnn
+from tfdp.models.tutorial import tutorial_cnn, tutorial_logistic
 
 
 class Architecture(NamedTuple):
@@ -48,6 +48,7 @@ MODELS: dict[str, Architecture] = {
     "resnet18": Architecture(outputs=resnet18, smallest_image=1),
     "transformer": Architecture(outputs=transformer, takes_tokens=True),
     "tutorial_cnn": Architecture(tutorial_cnn, smallest_image=13),
+    "tutorial_logistic": Architecture(outputs=tutorial_logistic),
 }
 
 
@@ -73,8 +74,7 @@ def build(
             the experiments of SI-DPSGD; "layer_affine", the same with learned scale and offset;
             or "batch". With `public_data`, "batch" is `PublicBatchNormalization`; without, it is
             `keras.layers.BatchNormalization`, for comparison without privacy only, since it mixes
-            examples. "resnet18" and the models of text have a normalization of their own and accept
-            only "none".
+            examples. "resnet18", "tutorial_logistic" and the models of text accept only "none".
         activation: "relu", "tanh" (its bounded outputs often help private training) or the name of any
             other Keras activation.
         normalize_output: whether the output layer is normalized too. True is the default, because
