@@ -21,6 +21,7 @@ OWN = {
     "resnet18": (8, 8, 3),
     "transformer": (12,),
     "tutorial_logistic": (6, 6, 1),
+    "tutorial_lstm": (12,),
 }
 ALL = pytest.mark.parametrize("name", sorted(STACKED))
 # The models with hidden layers; "linear" has only its output layer.
@@ -110,7 +111,8 @@ class TestFunctional:
     def inputs(self, name, count=3):
         if models.MODELS[name].takes_tokens:
             generator = np.random.default_rng(0)
-            return generator.integers(1, models.NUM_TOKENS, (count, *OWN[name])).astype("int32")
+            largest = 7 if name == "tutorial_lstm" else models.NUM_TOKENS
+            return generator.integers(1, largest, (count, *OWN[name])).astype("int32")
         return images(OWN[name], count)
 
     def test_are_all_here(self):
@@ -132,7 +134,7 @@ class TestFunctional:
     def test_logits_and_round_trip(self, name, tmp_path):
         model, x = models.build(name, OWN[name], 7), self.inputs(name)
         outputs = model(x)
-        assert outputs.shape == (3, 7)
+        assert outputs.shape == ((3, 12, 7) if name == "tutorial_lstm" else (3, 7))
         model.save(tmp_path / "model.keras")
         loaded = keras.saving.load_model(tmp_path / "model.keras")
         np.testing.assert_allclose(loaded(x), outputs, rtol=1e-5, atol=1e-6)
@@ -161,11 +163,23 @@ class TestFunctional:
         short.set_weights(model.get_weights())
         np.testing.assert_allclose(model(x), short(x[:, :8]), rtol=1e-4, atol=1e-5)
 
+    def test_tutorial_lstm_is_the_tutorials(self):
+        model = models.build("tutorial_lstm", (79,), 256)
+        assert model.count_params() == 4 * 256 * (256 + 256 + 1) + 256 * 257
+        assert model.output_shape == (None, 79, 256)
+
+    def test_tutorial_lstm_does_not_see_the_next_characters(self):
+        model, x = models.build("tutorial_lstm", (12,), 7), self.inputs("tutorial_lstm")
+        changed = x.copy()
+        changed[:, 8:] = (x[:, 8:] + 1) % 7
+        np.testing.assert_allclose(model(changed)[:, :8], model(x)[:, :8], atol=1e-6)
+        assert np.abs(model(changed)[:, 8] - model(x)[:, 8]).max() > 1e-4
+
     def test_transformer_knows_the_order(self):
         model, x = models.build("transformer", (12,), 10), self.inputs("transformer")
         assert np.abs(model(x) - model(x[:, ::-1].copy())).max() > 1e-3
 
-    @pytest.mark.parametrize("name", ["bilstm", "transformer"])
+    @pytest.mark.parametrize("name", ["bilstm", "transformer", "tutorial_lstm"])
     def test_text_wants_one_axis(self, name):
         with pytest.raises(ValueError, match=r"`input_shape`.*number of tokens.*\(28, 28, 1\)"):
             models.build(name, MNIST, 10)
