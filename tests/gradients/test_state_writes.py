@@ -531,7 +531,7 @@ def test_all_models_of_tfdp_pass(name):
     model = models.build(name, shape, 3)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     dtype = model.inputs[0].dtype
-    labels = tf.TensorSpec(model.output.shape[:-1], tf.int64)
+    labels = tf.TensorSpec(model.outputs[0].shape[:-1], tf.int64)
     check(model, tf.TensorSpec((None, *shape), dtype), labels)
 
 
