@@ -160,6 +160,20 @@ class TestPrepared:
         assert len(texts) == 7_600
         assert np.bincount(labels).tolist() == [1900] * 4
 
+    @prepared("ag_news_subset")
+    def test_ag_news_characters(self):
+        rows = data.load("ag_news_characters", str(PREPARED))
+        assert rows.x_train.shape == rows.y_train.shape == (16_194, 79)
+        assert rows.x_test.shape == rows.y_test.shape == (2_439, 79)
+        assert (rows.input_shape, rows.num_classes) == ((79,), 256)
+        np.testing.assert_array_equal(rows.x_train[:, 1:], rows.y_train[:, :-1])
+        texts, _ = data.load_split("ag_news_subset", "test", str(PREPARED))
+        assert bytes(rows.x_train[0].tolist()) == texts[0].encode()[:79]
+        assert bytes(rows.y_test[0].tolist()) == texts[6600].encode()[1:80]
+        assert "test[:6600] and test[6600:]" in rows.source
+        assert "80 bytes" in rows.preprocessing
+        data.check_labels(rows.y_train, 256)
+
     @prepared("kmnist")
     @pytest.mark.skipif(
         any(PREPARED.glob("kmnist/*/*-train*")), reason="all of KMNIST is prepared here"

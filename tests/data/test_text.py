@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfdp.data import hash_tokens
+from tfdp.data import cut_bytes, hash_tokens
 
 
 def test_known_values():
@@ -49,3 +49,30 @@ def test_refuses_no_length(length):
 def test_refuses_a_single_text(text):
     with pytest.raises(ValueError, match="`texts`"):
         hash_tokens(text, num_buckets=10, length=3)
+
+
+def test_each_text_is_cut_by_itself():
+    rows = cut_bytes(["abcdefg", b"hij", "", "kl", "é\n!"], 3)
+    assert rows.dtype == np.int32
+    assert [bytes(row.tolist()) for row in rows] == [b"abc", b"def", b"hij", "é\n".encode()]
+
+
+def test_one_text_does_not_move_the_rows_of_another():
+    before = cut_bytes(["abcd", "efghi"], 2)
+    np.testing.assert_array_equal(cut_bytes(["abcdefg", "efghi"], 2)[-2:], before[-2:])
+    np.testing.assert_array_equal(cut_bytes(["efghi"], 2), before[-2:])
+
+
+def test_texts_that_are_too_short_leave_no_rows():
+    assert cut_bytes(["ab", "c"], 3).shape == (0, 3)
+
+
+@pytest.mark.parametrize("length", [0, -1, 2.5, float("nan")])
+def test_cut_bytes_refuses_lengths(length):
+    with pytest.raises(ValueError, match="Expected length"):
+        cut_bytes(["a"], length)
+
+
+def test_cut_bytes_wants_several_texts():
+    with pytest.raises(ValueError, match="a single text"):
+        cut_bytes("ab", 1)

@@ -522,7 +522,7 @@ def test_attention_with_several_inputs_and_outputs_passes(policy):
     check(model, x, {"c": np.zeros((4, 2)), "d": np.zeros((4, 1))})
 
 
-SHAPES = {"transformer": (6,), "bilstm": (6,)}
+SHAPES = {"transformer": (6,), "bilstm": (6,), "tutorial_lstm": (6,)}
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
@@ -531,7 +531,8 @@ def test_all_models_of_tfdp_pass(name):
     model = models.build(name, shape, 3)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     dtype = model.inputs[0].dtype
-    check(model, tf.TensorSpec((None, *shape), dtype), tf.TensorSpec((None,), tf.int64))
+    labels = tf.TensorSpec(model.outputs[0].shape[:-1], tf.int64)
+    check(model, tf.TensorSpec((None, *shape), dtype), labels)
 
 
 def test_a_subclassed_model_passes_and_one_that_writes_does_not():

@@ -1,5 +1,6 @@
 """Models have the papers' widths, return logits and load in plain Keras."""
 
+import math
 import subprocess
 import sys
 
@@ -15,7 +16,13 @@ from tfdp.gradients.engines import ghost
 MNIST = (28, 28, 1)
 # STACKED models allow every normalization; OWN models have one of their own.
 STACKED = {name for name, a in models.MODELS.items() if a.layers is not None}
-OWN = {"bilstm": (12,), "resnet18": (8, 8, 3), "transformer": (12,)}
+OWN = {
+    "bilstm": (12,),
+    "resnet18": (8, 8, 3),
+    "transformer": (12,),
+    "tutorial_logistic": (6, 6, 1),
+    "tutorial_lstm": (12,),
+}
 ALL = pytest.mark.parametrize("name", sorted(STACKED))
 # The models with hidden layers; "linear" has only its output layer.
 NETWORKS = pytest.mark.parametrize("name", sorted(STACKED - {"linear"}))
@@ -77,13 +84,35 @@ def test_cifar_tutorial_is_abadi_et_al():
     assert [d.units for d in layers if isinstance(d, keras.layers.Dense)] == [384, 384, 10]
 
 
+def test_tutorial_logistic_bounds_its_gradients():
+    """No gradient is above sqrt(2 (8^2 + 1)), which bright images under a wrong label come near to."""
+    model = models.build("tutorial_logistic", MNIST, 10)
+    model.layers[-1].kernel.assign(np.eye(10)[np.arange(784) % 10] * 100)
+    x = np.concatenate([images(), images() + 1, np.full((1, *MNIST), -1, np.float32)])
+    x[0, ..., 0] = 2 * (np.arange(784) % 10 == 3).reshape(28, 28) - 1  # all bright pixels say 3
+    bounded = math.sqrt(2 * (8**2 + 1))
+    norms = []
+    for row in x:
+        with tf.GradientTape() as tape:
+            loss = keras.losses.sparse_categorical_crossentropy(
+                tf.constant([7]), model(row[None]), True
+            )
+        gradient = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        norms.append(float(tf.linalg.global_norm(gradient)))
+    assert max(norms) <= bounded * (1 + 1e-6)
+    assert norms[0] > 0.999 * bounded
+    # The norm of a dark image, which is below 8, stays as it is: only the bias sees it.
+    assert norms[-1] == pytest.approx(math.sqrt(0.9**2 + 9 * 0.1**2), rel=1e-6)
+
+
 class TestFunctional:
     names = pytest.mark.parametrize("name", sorted(OWN))
 
     def inputs(self, name, count=3):
         if models.MODELS[name].takes_tokens:
             generator = np.random.default_rng(0)
-            return generator.integers(1, models.NUM_TOKENS, (count, *OWN[name])).astype("int32")
+            largest = 7 if name == "tutorial_lstm" else models.NUM_TOKENS
+            return generator.integers(1, largest, (count, *OWN[name])).astype("int32")
         return images(OWN[name], count)
 
     def test_are_all_here(self):
@@ -95,6 +124,7 @@ class TestFunctional:
             ("resnet18", (32, 32, 3), 11_173_962),
             ("bilstm", (64,), 714_954),
             ("transformer", (64,), 711_818),
+            ("tutorial_logistic", MNIST, 7_850),
         ],
     )
     def test_number_of_weights(self, name, input_shape, weights):
@@ -104,7 +134,7 @@ class TestFunctional:
     def test_logits_and_round_trip(self, name, tmp_path):
         model, x = models.build(name, OWN[name], 7), self.inputs(name)
         outputs = model(x)
-        assert outputs.shape == (3, 7)
+        assert outputs.shape == ((3, 12, 7) if name == "tutorial_lstm" else (3, 7))
         model.save(tmp_path / "model.keras")
         loaded = keras.saving.load_model(tmp_path / "model.keras")
         np.testing.assert_allclose(loaded(x), outputs, rtol=1e-5, atol=1e-6)
@@ -133,11 +163,23 @@ class TestFunctional:
         short.set_weights(model.get_weights())
         np.testing.assert_allclose(model(x), short(x[:, :8]), rtol=1e-4, atol=1e-5)
 
+    def test_tutorial_lstm_is_the_tutorials(self):
+        model = models.build("tutorial_lstm", (79,), 256)
+        assert model.count_params() == 4 * 256 * (256 + 256 + 1) + 256 * 257
+        assert model.output_shape == (None, 79, 256)
+
+    def test_tutorial_lstm_does_not_see_the_next_characters(self):
+        model, x = models.build("tutorial_lstm", (12,), 7), self.inputs("tutorial_lstm")
+        changed = x.copy()
+        changed[:, 8:] = (x[:, 8:] + 1) % 7
+        np.testing.assert_allclose(model(changed)[:, :8], model(x)[:, :8], atol=1e-6)
+        assert np.abs(model(changed)[:, 8] - model(x)[:, 8]).max() > 1e-4
+
     def test_transformer_knows_the_order(self):
         model, x = models.build("transformer", (12,), 10), self.inputs("transformer")
         assert np.abs(model(x) - model(x[:, ::-1].copy())).max() > 1e-3
 
-    @pytest.mark.parametrize("name", ["bilstm", "transformer"])
+    @pytest.mark.parametrize("name", ["bilstm", "transformer", "tutorial_lstm"])
     def test_text_wants_one_axis(self, name):
         with pytest.raises(ValueError, match=r"`input_shape`.*number of tokens.*\(28, 28, 1\)"):
             models.build(name, MNIST, 10)

@@ -22,4 +22,5 @@ from tfdp.data.schemes import PoissonLots as PoissonLots
 from tfdp.data.schemes import ShuffledLots as ShuffledLots
 from tfdp.data.schemes import WithReplacementLots as WithReplacementLots
 from tfdp.data.schemes import make_lots as make_lots
+from tfdp.data.text import cut_bytes as cut_bytes
 from tfdp.data.text import hash_tokens as hash_tokens

@@ -15,6 +15,7 @@ from absl import logging
 
 from tfdp._validate import one_of, whole
 from tfdp.data.strokes import strokes
+from tfdp.data.text import cut_bytes
 
 # Seconds to wait for an answer from the host of a download.
 _PROBE_SECONDS = 10
@@ -30,8 +31,9 @@ class Dataset:
 
     Attributes:
         name: the name under which the dataset was loaded.
-        x_train: training inputs; images are float32 NHWC in [-1, 1], texts an array of `str`.
-        y_train: training labels, int32, shape (examples,).
+        x_train: training inputs; images are float32 NHWC in [-1, 1], texts an array of `str`, rows
+            of characters int32 byte values.
+        y_train: training labels, int32, shape (examples,); of a language model (examples, tokens).
         x_test: test inputs, like `x_train`.
         y_test: test labels, like `y_train`.
         num_classes: number of classes.
@@ -58,17 +60,36 @@ class _Spec:
     input_shape: tuple[int, ...]
     num_classes: int
     host: str  # where the builder downloads from
+    train_split: str = "train"
     test_split: str = "test"
     text: tuple[str, ...] = ()  # the features that make up a text; none for images
+    builder: str | None = None  # the name in tensorflow_datasets, where it is another
+    row: int = 0  # how many bytes of text make up an example; 0 where an example is a whole text
 
     @property
     def preprocessing(self) -> str:
+        if self.row:
+            return (
+                f"Every text is cut into rows of {self.row} bytes, and what is left of it is dropped. "
+                "A row is one example: each byte but the last is an input, the next byte its target."
+            )
         if self.text:
             return "Texts as they are, with " + " and ".join(self.text) + " joined by a space."
         return "Pixels are divided by 255, then shifted and scaled from [0, 1] to [-1, 1]."
 
 
 DATASETS: dict[str, _Spec | None] = {
+    # A small corpus of news for a language model: the test split, cut into two parts.
+    "ag_news_characters": _Spec(
+        (79,),
+        256,
+        "https://drive.google.com",
+        train_split="test[:6600]",
+        test_split="test[6600:]",
+        text=("title", "description"),
+        builder="ag_news_subset",
+        row=80,
+    ),
     "ag_news_subset": _Spec((), 4, "https://drive.google.com", text=("title", "description")),
     "cifar10": _Spec((32, 32, 3), 10, "https://www.cs.toronto.edu"),
     "cifar100": _Spec((32, 32, 3), 100, "https://www.cs.toronto.edu"),
@@ -78,6 +99,17 @@ DATASETS: dict[str, _Spec | None] = {
         (), 2, "https://dl.fbaipublicfiles.com", test_split="validation", text=("sentence",)
     ),
     "kmnist": _Spec((28, 28, 1), 10, "http://codh.rois.ac.jp"),
+    # As many texts as TensorFlow Privacy's language model takes, of the 30 million that there are.
+    "lm1b_characters": _Spec(
+        (79,),
+        256,
+        "http://www.statmt.org",
+        train_split="train[:45000]",
+        test_split="test[:10000]",
+        text=("text",),
+        builder="lm1b",
+        row=80,
+    ),
     "mnist": _Spec((28, 28, 1), 10, "https://storage.googleapis.com"),
 }
 
@@ -104,7 +136,7 @@ def load(name: str, data_dir: str | None = None) -> Dataset:
     spec = _spec(name)
     if spec is None:
         return _digits()
-    train = load_split(name, "train", data_dir)
+    train = load_split(name, spec.train_split, data_dir)
     test = load_split(name, spec.test_split, data_dir)
     return Dataset(
         name,
@@ -112,7 +144,7 @@ def load(name: str, data_dir: str | None = None) -> Dataset:
         *test,
         num_classes=spec.num_classes,
         input_shape=spec.input_shape,
-        source=f"tensorflow_datasets: {name}, train and {spec.test_split}",
+        source=f"tensorflow_datasets: {spec.builder or name}, {spec.train_split} and {spec.test_split}",
         preprocessing=spec.preprocessing,
     )
 
@@ -122,7 +154,7 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
 
     Args:
         name: a key of `DATASETS`.
-        split: "train", "test" or another split that the dataset has.
+        split: "train", "test" or another split that the dataset has, or a part of it, "test[:1000]".
         data_dir: see `load`.
 
     Returns:
@@ -139,12 +171,14 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
         if split not in splits:
             raise _no_split(name, split, splits, "scikit-learn")
         return splits[split]
-    examples = _read(name, split, data_dir, spec.host)
-    labels = examples["label"].astype(np.int32)
+    examples = _read(spec.builder or name, split, data_dir, spec.host)
     if not spec.text:
-        return _to_unit_ball(examples["image"], 255), labels
-    texts = zip(*(examples[feature] for feature in spec.text), strict=True)
-    return np.array([b" ".join(parts).decode("utf-8") for parts in texts]), labels
+        return _to_unit_ball(examples["image"], 255), examples["label"].astype(np.int32)
+    texts = [b" ".join(parts) for parts in zip(*(examples[f] for f in spec.text), strict=True)]
+    if spec.row:
+        rows = cut_bytes(texts, spec.row)
+        return rows[:, :-1], rows[:, 1:]
+    return np.array([text.decode("utf-8") for text in texts]), examples["label"].astype(np.int32)
 
 
 def public(
@@ -232,7 +266,7 @@ def _read(name: str, split: str, data_dir: str | None, host: str) -> dict[str, n
     builder = tfds.builder(name, data_dir=data_dir)
     if not builder.info.splits:
         _download(builder, host)
-    if split not in builder.info.splits:
+    if split.partition("[")[0] not in builder.info.splits:
         raise _no_split(name, split, builder.info.splits, builder.data_dir)
     return tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
 

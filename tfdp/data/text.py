@@ -1,4 +1,4 @@
-"""A public tokenizer: it maps words to fixed hash buckets, so it learns nothing from private text.
+"""Public tokenizers: words become fixed hash buckets, or a text its bytes; nothing is learned from it.
 
 A vocabulary built from the training text would be a release of its own (a rare word in it reveals
 that somebody wrote the word). A hash bucket is a function of the word alone.
@@ -35,11 +35,7 @@ def hash_tokens(texts: Iterable[str | bytes], *, num_buckets: int, length: int) 
     """
     num_buckets = whole("num_buckets", num_buckets, 2, remedy="Use more: bucket 0 is padding.")
     length = whole("length", length, 1)
-    if isinstance(texts, str | bytes):
-        raise ValueError(
-            "Invalid value received for argument `texts`. Expected a sequence of texts. "
-            f"Received a single text: {texts!r}"
-        )
+    _several(texts)
     texts = [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in texts]
     rows = np.full((len(texts), length), PADDING, dtype=np.int32)
     buckets: dict[str, int] = {}
@@ -51,3 +47,34 @@ def hash_tokens(texts: Iterable[str | bytes], *, num_buckets: int, length: int) 
                 buckets[token] = bucket
             row[column] = bucket
     return rows
+
+
+def cut_bytes(texts: Iterable[str | bytes], length: int) -> np.ndarray:
+    """Cuts texts into rows of UTF-8 bytes, for a language model of characters.
+
+    Each text is cut by itself, and what is left at its end is dropped. So a row holds one text only,
+    and another text more or less, or a longer one, leaves the rows of all others as they are.
+
+    Args:
+        texts: the texts, as `str` or as UTF-8 `bytes`.
+        length: bytes per row, at least 1.
+
+    Returns:
+        int32 array of shape (number of rows, length) with values from 0 to 255.
+
+    Raises:
+        ValueError: `length` is below 1, or `texts` is a single text.
+    """
+    length = whole("length", length, 1)
+    _several(texts)
+    texts = [text.encode("utf-8") if isinstance(text, str) else bytes(text) for text in texts]
+    kept = b"".join(text[: len(text) // length * length] for text in texts)
+    return np.frombuffer(kept, np.uint8).reshape(-1, length).astype(np.int32)
+
+
+def _several(texts) -> None:
+    if isinstance(texts, str | bytes):
+        raise ValueError(
+            "Invalid value received for argument `texts`. Expected a sequence of texts. "
+            f"Received a single text: {texts!r}"
+        )

@@ -146,20 +146,60 @@ class NoisyDense(_WeightNoise, keras.layers.Dense):
         return outputs if self.activation is None else self.activation(outputs)
 
 
-@keras.saving.register_keras_serializable(package="tfdp")
-class NoisyConv2D(_WeightNoise, keras.layers.Conv2D):
-    __doc__ = f"""`keras.layers.Conv2D` with a kernel drawn from N(mu, noise_stddev^2).
-{_ARGUMENTS}"""
+class _NoisyConvolution(_WeightNoise):
+    """Mixin for the convolutions of Keras, whose bias and activation are the same in any rank."""
 
     def call(self, inputs, training=None):
         kernel = self._drawn(self.kernel, training)
-        outputs = self.convolution_op(inputs, kernel)
+        return self._completed(self.convolution_op(inputs, kernel))
+
+    def _completed(self, outputs):
+        """Adds the bias to a convolution and applies the activation."""
         if self.use_bias:
             shape = (1,) * (self.rank + 1) + (self.filters,)
             if self.data_format == "channels_first":
                 shape = (1, self.filters) + (1,) * self.rank
             outputs = keras.ops.add(outputs, keras.ops.reshape(self.bias, shape))
         return outputs if self.activation is None else self.activation(outputs)
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class NoisyConv1D(_NoisyConvolution, keras.layers.Conv1D):
+    __doc__ = f"""`keras.layers.Conv1D` with a kernel drawn from N(mu, noise_stddev^2).
+{_ARGUMENTS}"""
+
+    def call(self, inputs, training=None):
+        if self.padding != "causal":
+            return super().call(inputs, training)
+        # `convolution_op` does not know "causal": as in Keras, only the past is padded.
+        past = (self.dilation_rate[0] * (self.kernel_size[0] - 1), 0)
+        around = [(0, 0), past, (0, 0)]
+        if self.data_format == "channels_first":
+            around = [(0, 0), (0, 0), past]
+        outputs = keras.ops.conv(
+            keras.ops.pad(inputs, around),
+            self._drawn(self.kernel, training),
+            strides=list(self.strides),
+            padding="valid",
+            dilation_rate=self.dilation_rate,
+            data_format=self.data_format,
+        )
+        return self._completed(outputs)
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class NoisyConv2D(_NoisyConvolution, keras.layers.Conv2D):
+    __doc__ = f"""`keras.layers.Conv2D` with a kernel drawn from N(mu, noise_stddev^2).
+{_ARGUMENTS}"""
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class NoisyConv3D(_NoisyConvolution, keras.layers.Conv3D):
+    __doc__ = f"""`keras.layers.Conv3D` with a kernel drawn from N(mu, noise_stddev^2).
+{_ARGUMENTS}"""
+
+
+NoisyConv = NoisyConv2D  # the one that is meant where no rank is named
 
 
 def noisy_layers(model) -> list:

@@ -15,7 +15,7 @@ from tfdp.models.mlp import hidden_500, hidden_1000, linear, mlp
 from tfdp.models.resnet import resnet18
 from tfdp.models.text import NUM_TOKENS as NUM_TOKENS
 from tfdp.models.text import bilstm, transformer
-from tfdp.models.tutorial import tutorial_cnn
+from tfdp.models.tutorial import tutorial_cnn, tutorial_logistic, tutorial_lstm
 
 
 class Architecture(NamedTuple):
@@ -25,9 +25,9 @@ class Architecture(NamedTuple):
         layers: function (classes, normalization, activation, output normalization) -> layers of a
             Sequential model.
         smallest_image: smallest height and width; None accepts inputs of any shape.
-        outputs: function (inputs, classes, activation) -> logits of a functional model, which has a
-            fixed normalization of its own.
-        takes_tokens: whether the inputs are rows of token ids below `NUM_TOKENS`.
+        outputs: function (inputs, classes, activation) -> logits of a functional model, which has an
+            architecture of its own.
+        takes_tokens: whether the inputs are rows of token ids (below `NUM_TOKENS` for a classifier).
     """
 
     layers: Callable[..., list[keras.Layer]] | None = None
@@ -48,6 +48,8 @@ MODELS: dict[str, Architecture] = {
     "resnet18": Architecture(outputs=resnet18, smallest_image=1),
     "transformer": Architecture(outputs=transformer, takes_tokens=True),
     "tutorial_cnn": Architecture(tutorial_cnn, smallest_image=13),
+    "tutorial_logistic": Architecture(outputs=tutorial_logistic),
+    "tutorial_lstm": Architecture(outputs=tutorial_lstm, takes_tokens=True),
 }
 
 
@@ -73,8 +75,7 @@ def build(
             the experiments of SI-DPSGD; "layer_affine", the same with learned scale and offset;
             or "batch". With `public_data`, "batch" is `PublicBatchNormalization`; without, it is
             `keras.layers.BatchNormalization`, for comparison without privacy only, since it mixes
-            examples. "resnet18" and the models of text have a normalization of their own and accept
-            only "none".
+            examples. "resnet18", "tutorial_logistic" and the models of text accept only "none".
         activation: "relu", "tanh" (its bounded outputs often help private training) or the name of any
             other Keras activation.
         normalize_output: whether the output layer is normalized too. True is the default, because
@@ -118,7 +119,7 @@ def build(
         if normalization != "none":
             raise ValueError(
                 "Invalid value received for argument `normalization`. Expected 'none' for the model "
-                f"{name!r}, which has a normalization of its own. Received: {normalization!r}"
+                f"{name!r}, which has an architecture of its own. Received: {normalization!r}"
             )
         dtype = "int32" if architecture.takes_tokens else None
         inputs = keras.Input(tuple(input_shape), dtype=dtype)

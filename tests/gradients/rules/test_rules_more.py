@@ -8,12 +8,18 @@ from keras import layers
 
 from tfdp._compat import pfor_repairs
 from tfdp.gradients.bounds import GlobalL2Clip
-from tfdp.gradients.engines import ghost
+from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules.recording import owners
 from tfdp.gradients.rules.separate_rows import rows_are_separate
-from tfdp.gradients.testing import assert_equal_sums, check_model, check_rule, run_engine
-from tfdp.layers.noisy import NoisyConv2D, NoisyDense
+from tfdp.gradients.testing import (
+    assert_equal_sums,
+    check_model,
+    check_rule,
+    loop_bounded_sum,
+    run_engine,
+)
+from tfdp.layers.noisy import NoisyConv1D, NoisyConv2D, NoisyConv3D, NoisyDense
 
 RECURRENT = [layers.SimpleRNN, layers.LSTM, layers.GRU]
 
@@ -188,9 +194,51 @@ def test_recurrent_layers_in_code_of_ones_own_are_refused():
     assert "'inner'" in ghost.supports(model)
 
 
-def test_noisy_layers_share_one_draw():
-    check_rule(NoisyDense(4, noise_stddev=0.3), (5,))
-    check_rule(NoisyConv2D(4, 3, noise_stddev=0.3, activation="relu"), (5, 6, 2))
+NOISY = {
+    "dense": (lambda: NoisyDense(4, noise_stddev=0.3), (5,)),
+    "conv_1d": (
+        lambda: NoisyConv1D(4, 3, noise_stddev=0.3, padding="causal", activation="tanh"),
+        (6, 2),
+    ),
+    "conv_1d_strided": (
+        lambda: NoisyConv1D(4, 3, noise_stddev=0.3, strides=2, groups=2, use_bias=False),
+        (9, 4),
+    ),
+    "conv_2d": (lambda: NoisyConv2D(4, 3, noise_stddev=0.3, activation="relu"), (5, 6, 2)),
+    "conv_3d": (lambda: NoisyConv3D(4, 2, noise_stddev=0.3, activation="tanh"), (3, 4, 3, 2)),
+    "conv_3d_strided": (
+        lambda: NoisyConv3D(3, 3, noise_stddev=0.3, strides=2, padding="same", use_bias=False),
+        (4, 3, 5, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_noisy_layers_share_one_draw(name):
+    make, shape = NOISY[name]
+    check_rule(make(), shape)
+    x = keras.Input(shape)
+    check_model(keras.Model(x, make()(x)), jit_compile=True, vectorizes=False)
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_noisy_layers_on_both_engines_equal_a_loop_over_batches_of_one(name):
+    make, shape = NOISY[name]
+    x = keras.Input(shape)
+    model = keras.Model(x, layers.Dense(2)(layers.Flatten()(make()(x))))
+    model.compile(loss="mse")
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(5, *shape)).astype("float32")
+    y = generator.normal(size=(5, 2)).astype("float32")
+    arguments = (Forward(model), GlobalL2Clip(0.5), x, y, tf.ones([5]))
+    expected = run_engine(loop_bounded_sum, *arguments)
+    assert_equal_sums(run_engine(ghost.bounded_sum, *arguments), expected)
+    if "conv_3d" in name:
+        with pytest.raises(Exception, match="Conv3D"):
+            run_engine(exact.bounded_sum, *arguments)
+    else:
+        pfor_repairs.register()
+        assert_equal_sums(run_engine(exact.bounded_sum, *arguments), expected)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (1, 1, 3, 4)])

@@ -44,6 +44,13 @@ def test_functions_of_later_axes_keep_rows_apart(name):
     assert rows_are_separate(model, owners(model))
 
 
+def test_one_hot_codes_keep_rows_apart_unless_their_axis_is_the_first():
+    for axis, separate in ((-1, True), (1, True), (0, False)):
+        inputs = keras.Input((6,), dtype="int32")
+        model = keras.Model(inputs, keras.layers.Dense(2)(ops.one_hot(inputs, 5, axis=axis)))
+        assert rows_are_separate(model, owners(model)) is separate
+
+
 @pytest.mark.parametrize("name", ["first_position", "positions", "standardized", "logsumexp"])
 def test_such_a_model_has_the_gradients_of_the_exact_engine(name):
     check_model(_model(SEPARATE[name]))

@@ -6,4 +6,4 @@ from tfdp.gradients.rules.dense import DenseRule
 from tfdp.layers import noisy
 
 register(noisy.NoisyDense)(DenseRule)
-register(noisy.NoisyConv2D)(ConvRule)
+register(noisy.NoisyConv1D, noisy.NoisyConv2D, noisy.NoisyConv3D)(ConvRule)

@@ -94,6 +94,7 @@ _ALONG_AXES = {
     "Max",
     "Mean",
     "Min",
+    "OneHot",
     "Prod",
     "Softmax",
     "Squeeze",
@@ -131,7 +132,7 @@ def _along_later_axes(operation):
     if not is_keras_function(operation, _ALONG_AXES) or operation.axis is None:
         return False
     axes = _tuple(operation.axis)
-    added = len(axes) if type(operation).__name__ == "ExpandDims" else 0
+    added = len(axes) if type(operation).__name__ in ("ExpandDims", "OneHot") else 0
     return all(
         len(tensors) == 1 and all(axis % (tensors[0].ndim + added) for axis in axes)
         for tensors, _ in _arguments(operation)
