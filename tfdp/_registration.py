@@ -15,7 +15,10 @@ import sys
 
 # Classes that may stand in a file, by the module that has them.
 CLASSES = {
-    "tfdp.layers": ("NoisyConv2D", "NoisyDense", "PublicBatchNormalization", "PublicExamples"),
+    "tfdp.layers": (
+        *("NoisyConv1D", "NoisyConv2D", "NoisyConv3D", "NoisyDense"),
+        *("PublicBatchNormalization", "PublicExamples"),
+    ),
     "tfdp.optimizers": ("DPDropoutOptimizer", "SGLDOptimizer", "SIDPSGDOptimizer"),
     "tfdp.optimizers.langevin": ("PowerDecay",),
     "tfdp.training.dp_model": ("DPFunctional", "DPModel", "DPSequential"),

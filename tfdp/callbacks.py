@@ -1,4 +1,18 @@
-"""Keras callbacks: epsilon in the progress bar and in TensorBoard, and a stop at the budget."""
+"""Keras callbacks: epsilon in the progress bar and in TensorBoard, and a stop at the budget.
+
+Example:
+    >>> import keras, numpy as np, tfdp
+    >>> model = tfdp.make_private(
+    ...     keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]),
+    ...     budget=tfdp.PrivacyBudget(epsilon=1.5, delta=1e-4))
+    >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0), "mse")
+    >>> x = np.zeros((100, 2), "float32")
+    >>> lots = tfdp.data.make_lots("cyclic", x, x[:, :1], lot_size=50)
+    >>> callbacks = [tfdp.callbacks.PrivacyProgress(delta=1e-4), tfdp.callbacks.StopAtBudget()]
+    >>> history = model.fit(lots, epochs=10, callbacks=callbacks, verbose=0)
+    >>> [round(epsilon, 3) for epsilon in history.history["epsilon"]]
+    [0.773, 1.144, 1.441]
+"""
 
 import math
 import os
@@ -8,6 +22,8 @@ import tensorflow as tf
 
 from tfdp.accounting import epsilon_curve
 from tfdp.training.dp_model import PrivateTraining
+
+__all__ = ["EpsilonCurve", "PrivacyProgress", "PrivacyTensorBoard", "StopAtBudget"]
 
 
 def _private(model) -> PrivateTraining:
@@ -35,6 +51,17 @@ class EpsilonCurve:
         kind: "proven" or "claimed".
         adjacency: as in `model.privacy.spent`.
         points: largest number of step counts at which epsilon is computed.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0), "mse")
+        >>> x = np.zeros((100, 2), "float32")
+        >>> lots = tfdp.data.make_lots("cyclic", x, x[:, :1], lot_size=50)
+        >>> _ = model.fit(lots, epochs=2, verbose=0)
+        >>> curve = tfdp.callbacks.EpsilonCurve(model, delta=1e-4)
+        >>> print(f"{curve.at(2):.3f}, {curve.at(4):.3f}")
+        0.773, 1.144
     """
 
     def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=50):
@@ -64,6 +91,17 @@ class PrivacyProgress(keras.callbacks.Callback):
         kind: "proven" or "claimed".
         adjacency: as in `model.privacy.spent`.
         name: name of the value in the logs.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0), "mse")
+        >>> x = np.zeros((100, 2), "float32")
+        >>> lots = tfdp.data.make_lots("cyclic", x, x[:, :1], lot_size=50)
+        >>> progress = tfdp.callbacks.PrivacyProgress(delta=1e-4)
+        >>> history = model.fit(lots, epochs=2, callbacks=[progress], verbose=0)
+        >>> [round(epsilon, 3) for epsilon in history.history["epsilon"]]
+        [0.773, 1.144]
     """
 
     def __init__(self, delta, kind="proven", adjacency="zero_out", name="epsilon"):
@@ -90,7 +128,20 @@ class PrivacyProgress(keras.callbacks.Callback):
 
 
 class StopAtBudget(keras.callbacks.Callback):
-    """Ends `fit` when the next step would be refused, instead of letting it raise."""
+    """Ends `fit` when the next step would be refused, instead of letting it raise.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> model = tfdp.make_private(
+        ...     keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]),
+        ...     budget=tfdp.PrivacyBudget(epsilon=1.5, delta=1e-4))
+        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0), "mse")
+        >>> x = np.zeros((100, 2), "float32")
+        >>> lots = tfdp.data.make_lots("cyclic", x, x[:, :1], lot_size=50)
+        >>> _ = model.fit(lots, epochs=10, callbacks=[tfdp.callbacks.StopAtBudget()], verbose=0)
+        >>> model.privacy.steps_taken, model.privacy.steps_left
+        (6, 0)
+    """
 
     def on_train_batch_end(self, batch, logs=None):
         if _private(self.model).privacy.steps_left < self.model.steps_per_execution:
@@ -110,6 +161,18 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
         delta: in (0, 1).
         adjacency: as in `model.privacy.spent`.
         hparams: dict of names to numbers or strings, shown in TensorBoard's HParams tab.
+
+    Example:
+        >>> import os
+        >>> import keras, numpy as np, tfdp
+        >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0), "mse")
+        >>> x = np.zeros((100, 2), "float32")
+        >>> lots = tfdp.data.make_lots("cyclic", x, x[:, :1], lot_size=50)
+        >>> board = tfdp.callbacks.PrivacyTensorBoard("runs/a", delta=1e-4)
+        >>> _ = model.fit(lots, epochs=2, callbacks=[board], verbose=0)
+        >>> os.listdir("runs/a")  # for `tensorboard --logdir runs`
+        ['events.out.tfevents...']
     """
 
     def __init__(self, log_dir, delta, adjacency="zero_out", hparams=None):

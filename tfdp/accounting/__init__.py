@@ -1,13 +1,15 @@
 """Privacy accounting: the claimed and the proven epsilon of a training run.
 
 This package uses NumPy, SciPy and dp_accounting only and never imports TensorFlow. Describe with a
-`Run` what was executed, then compute its guarantee:
+`Run` what was executed, then compute its guarantee. Each public name is imported on first use.
 
-    run = Run(mechanism="dpsgd", num_examples=60000, lot_size=256, steps=3516,
-              sampling="poisson", noise_multiplier=1.1)
-    proven(run, delta=1e-5).epsilon
-
-Each public name is imported on first use.
+Example:
+    >>> from tfdp.accounting import Run, noise_for, proven
+    >>> run = Run(mechanism="dpsgd", num_examples=60000, lot_size=256, steps=3516,
+    ...           sampling="poisson", noise_multiplier=1.1)
+    >>> print(proven(run, delta=1e-5))
+    proven epsilon: 1.13... at delta = 1e-05, for one record replaced by a record that contributes
+    nothing (zero_out).
 """
 
 import importlib

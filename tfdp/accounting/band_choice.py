@@ -30,6 +30,13 @@ class BandChoice:
       noise_multiplier: Noise multiplier that meets the budget with this number of bands.
       error: Standard deviation of the noise on the prefix sums over the clip norm: its root mean
         square over the steps, or its largest value, as the objective says.
+
+    Example:
+      >>> from tfdp.accounting import Run, best_bands
+      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=64, lot_size=32, steps=8,
+      ...           noise_multiplier=1.0)
+      >>> best_bands(8.0, 1e-3, run)
+      BandChoice(bands=2, noise_multiplier=1.08..., error=1.6...)
     """
 
     bands: int
@@ -61,6 +68,16 @@ def best_bands(
 
     Raises:
       CalibrationError: If no noise meets the budget with any number of bands.
+
+    Example:
+      >>> from tfdp.accounting import Run, best_bands
+      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=64, lot_size=32, steps=8,
+      ...           noise_multiplier=1.0)
+      >>> choice = best_bands(8.0, 1e-3, run)
+      >>> choice.bands
+      2
+      >>> print(f"{choice.noise_multiplier:.2f}, {choice.error:.2f}")
+      1.08, 1.68
     """
     quick = {}
     for candidate in _candidates(run, objective, most):

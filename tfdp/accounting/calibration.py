@@ -25,7 +25,18 @@ _MOST_STEPS = 10_000_000
 
 
 class CalibrationError(ValueError):
-    """No noise (or no number of steps) meets the budget."""
+    """No noise (or no number of steps) meets the budget.
+
+    Example:
+      >>> from tfdp.accounting import Run, noise_for
+      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...           noise_multiplier=1.0, insecure_seed=True)
+      >>> noise_for(2.0, 1e-4, run)
+      Traceback (most recent call last):
+      ...
+      tfdp.accounting.calibration.CalibrationError: No noise gives a finite proven guarantee for this
+      run. ...
+    """
 
 
 def noise_for(
@@ -58,6 +69,16 @@ def noise_for(
       CalibrationError: If no noise gives a finite guarantee within the budget; the message names the
         reason.
       TypeError: If both `run` and keywords are given, or neither, or a noise multiplier.
+
+    Example:
+      >>> from tfdp.accounting import Run, noise_for, proven
+      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=60000, lot_size=256,
+      ...           steps=3516, noise_multiplier=1.0)
+      >>> noise = noise_for(2.0, 1e-5, run)
+      >>> print(f"{noise:.3f}")
+      7.975
+      >>> 1.999 < proven(run.with_noise(noise), 1e-5).epsilon <= 2.0
+      True
     """
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
@@ -223,6 +244,13 @@ def max_steps(
 
     Raises:
       TypeError: If both `run` and keywords are given, or neither, or a number of steps.
+
+    Example:
+      >>> from tfdp.accounting import Run, max_steps
+      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=60000, lot_size=256, steps=1,
+      ...           noise_multiplier=10.0)
+      >>> max_steps(2.0, 1e-5, run)  # 25 epochs of 234 steps
+      5850
     """
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
@@ -271,6 +299,13 @@ def epsilon_curve(
 
     Returns:
       One epsilon for each of `steps`; none exceeds a later one.
+
+    Example:
+      >>> from tfdp.accounting import Run, epsilon_curve
+      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...           noise_multiplier=4.0)
+      >>> [round(epsilon, 3) for epsilon in epsilon_curve(run, [0, 10, 20], delta=1e-4)]
+      [0.0, 0.773, 1.144]
     """
     counts = [whole("steps", count, 0) for count in steps]
     if counts != sorted(counts):

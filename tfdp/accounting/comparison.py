@@ -21,6 +21,14 @@ class Advice:
       prefix_noise_ratio: Largest weight noise of any step of this mechanism, over the noise in the
         final weights of DP-SGD with the run's own sampling.
       sentence: The comparison in words.
+
+    Example:
+      >>> from tfdp.accounting import Run, advice
+      >>> run = Run(mechanism="si_dpsgd", sampling="cyclic", num_examples=100, lot_size=100, steps=4,
+      ...           noise_multiplier=4.0, learning_rates=0.1)
+      >>> found = advice(run, delta=1e-3)
+      >>> print(found.sentence)
+      At the same proven epsilon ...
     """
 
     epsilon: float
@@ -45,6 +53,14 @@ def advice(run: Run, delta: float, adjacency: str = "zero_out") -> Advice:
 
     Raises:
       ValueError: For any other mechanism, or a run without steps.
+
+    Example:
+      >>> from tfdp.accounting import Run, advice
+      >>> run = Run(mechanism="si_dpsgd", sampling="cyclic", num_examples=100, lot_size=100, steps=4,
+      ...           noise_multiplier=4.0, learning_rates=0.1)
+      >>> found = advice(run, delta=1e-3)
+      >>> print(f"{found.noise_same_sampling:.3f}")  # DP-SGD's noise multiplier at the same epsilon
+      1.461
     """
     found = run.mechanism.advice(run, delta, adjacency)
     if found is None:

@@ -26,6 +26,15 @@ def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
 
     Raises:
       ValueError: For bad arguments or an adjacency that is not defined for the sampling.
+
+    Example:
+      >>> from tfdp.accounting import Run, proven
+      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=60000, lot_size=256,
+      ...           steps=3516, noise_multiplier=1.1)
+      >>> print(f"{proven(run, delta=1e-5).epsilon:.2f}")
+      1.13
+      >>> print(f"{proven(run.with_(sampling='cyclic'), delta=1e-5).epsilon:.2f}")  # no amplification
+      21.46
     """
     return proven_composition([run], delta, adjacency)
 
@@ -42,6 +51,13 @@ def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
 
     Returns:
       A `Guarantee` of kind "claimed".
+
+    Example:
+      >>> from tfdp.accounting import Run, claimed
+      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=60000, lot_size=256,
+      ...           steps=3516, noise_multiplier=1.1)
+      >>> print(f"{claimed(run, delta=1e-5).epsilon:.3f}")
+      1.594
     """
     return claimed_composition([run], delta, adjacency)
 
@@ -79,6 +95,16 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
 
     Raises:
       ValueError: For bad arguments or an adjacency that is not defined for the sampling of a run.
+
+    Example:
+      >>> from tfdp.accounting import Run, proven, proven_composition
+      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=10,
+      ...           noise_multiplier=4.0)
+      >>> both = proven_composition([run, run], delta=1e-4).epsilon
+      >>> both == proven(run.with_(steps=20), delta=1e-4).epsilon  # Gaussian runs compose exactly
+      True
+      >>> print(f"{both:.3f}")
+      1.144
     """
     check_delta(delta)
     check_adjacency(adjacency)
@@ -128,6 +154,16 @@ def claimed_composition(
 
     Returns:
       A `Guarantee` of kind "claimed"; epsilon is 0 if there are no runs.
+
+    Example:
+      >>> from tfdp.accounting import Run, claimed, claimed_composition
+      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=60000, lot_size=256,
+      ...           steps=3516, noise_multiplier=1.1)
+      >>> more = run.with_(steps=1000)
+      >>> print(f"{claimed_composition([run, more], delta=1e-5).epsilon:.3f}")
+      1.750
+      >>> print(f"{claimed(run.with_(steps=4516), delta=1e-5).epsilon:.3f}")  # the divergences add
+      1.750
     """
     check_delta(delta)
     check_adjacency(adjacency)

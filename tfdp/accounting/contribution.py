@@ -27,6 +27,16 @@ class Contribution:
         of the first step.
       batch_statistics: Whether normalization statistics were taken over the private lot.
       public_examples: Number of public examples that took part in normalization.
+
+    Example:
+      >>> from tfdp.accounting import Contribution, Run
+      >>> pairs = Contribution(l2_norm_clip=1.0, microbatch_size=2)
+      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=1000, lot_size=100, steps=10,
+      ...           noise_multiplier=4.0, contribution=pairs)
+      >>> pairs.sensitivity(run.sampling, "zero_out")  # twice that of single examples
+      2.0
+      >>> pairs.assumptions()
+      ('A record that contributes nothing still takes its place in its microbatch.',)
     """
 
     l2_norm_clip: float | None = None

@@ -35,6 +35,14 @@ class Encoding:
         vectors of norm at most 1 with entries of at most this number. If both are None, the codebook
         is the single vector of `normal_quantiles`.
       private_codebook: Whether the vectors were fitted to private gradients.
+
+    Example:
+      >>> from tfdp.accounting import Encoding
+      >>> encoding = Encoding(num_weights=2, codebook=((0.6, 0.8), (1.0, 0.0)), noise="laplace")
+      >>> encoding.describe()
+      '2 given vectors of 2 entries'
+      >>> print(f"{encoding.norm:.3f}")
+      1.000
     """
 
     noise: str | tuple[str, ...] = GAUSSIAN

@@ -42,6 +42,13 @@ def delta_warning(delta: float, num_examples: int) -> str | None:
     Args:
       delta: Probability in (0, 1).
       num_examples: Number N of examples, at least 1.
+
+    Example:
+      >>> from tfdp.accounting import delta_warning
+      >>> delta_warning(1e-5, num_examples=60000) is None
+      True
+      >>> delta_warning(1e-3, num_examples=1000)
+      'delta = 0.001 is not below 1/N = 0.001: a method that publishes one whole record...'
     """
     if check_delta(delta) < 1.0 / num_examples:
         return None
@@ -85,6 +92,19 @@ class Guarantee:
       reason: Reason why epsilon is infinite, or None.
       mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None if there is none.
       details: JSON-safe facts about the bound that was used and how it was computed.
+
+    Example:
+      >>> from tfdp.accounting import Run, proven
+      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...           noise_multiplier=4.0)
+      >>> guarantee = proven(run, delta=1e-4)
+      >>> print(guarantee)
+      proven epsilon: 1.144 at delta = 0.0001, for one record replaced by a record that contributes
+      nothing (zero_out).
+      >>> print(f"{guarantee.mu:.4f}")  # two participations: sqrt(2) / 4
+      0.3536
+      >>> guarantee.vacuous
+      False
     """
 
     epsilon: float

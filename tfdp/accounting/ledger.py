@@ -19,11 +19,34 @@ _VERSION = 2
 
 
 class BudgetExhausted(RuntimeError):
-    """The next step would exceed the privacy budget."""
+    """The next step would exceed the privacy budget.
+
+    Example:
+      >>> import keras, numpy as np, tfdp
+      >>> network = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+      >>> model = tfdp.make_private(network, budget=tfdp.PrivacyBudget(0.5, 1e-5))
+      >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0), "mse")
+      >>> x = np.zeros((100, 2), "float32")
+      >>> model.fit(x, x[:, :1], batch_size=100, verbose=0)
+      Traceback (most recent call last):
+      ...
+      tfdp.accounting.ledger.BudgetExhausted: ...
+      >>> model.privacy.ledger.runs  # nothing was spent
+      []
+    """
 
 
 class LedgerError(ValueError):
-    """A change would reduce what a ledger recorded, or some input is not a valid ledger."""
+    """A change would reduce what a ledger recorded, or some input is not a valid ledger.
+
+    Example:
+      >>> from tfdp.accounting import Ledger
+      >>> edited = Ledger().to_json().replace('"runs": {}', '"runs": {"a": {}}')
+      >>> Ledger.from_json(edited)
+      Traceback (most recent call last):
+      ...
+      tfdp.accounting.ledger.LedgerError: The ledger was edited or damaged: ...
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +58,16 @@ class PrivacyBudget:
       delta: Largest delta, strictly between 0 and 1.
       kind: The guarantee that must stay within the budget: "proven" or "claimed".
       adjacency: Neighbouring relation of that guarantee.
+
+    Example:
+      >>> import keras, tfdp
+      >>> budget = tfdp.PrivacyBudget(epsilon=2.0, delta=1e-5)
+      >>> budget.kind, budget.adjacency
+      ('proven', 'zero_out')
+      >>> network = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+      >>> model = tfdp.make_private(network, budget=budget)
+      >>> model.privacy.budget == budget
+      True
     """
 
     epsilon: float
@@ -54,6 +87,21 @@ class Ledger:
 
     The id comes from the operating system's entropy. So `merge` counts one run that was saved and
     loaded once, and separate runs of two copies of a model separately.
+
+    Example:
+      >>> from tfdp.accounting import Ledger, Run
+      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=1000, lot_size=100, steps=50,
+      ...           noise_multiplier=1.1)
+      >>> ledger = Ledger()
+      >>> run_id = ledger.open(run)
+      >>> ledger.record(run_id, 20)
+      >>> ledger
+      Ledger(1 runs, 20 steps)
+      >>> copy = Ledger.from_json(ledger.to_json())
+      >>> copy.record(run_id, 30)
+      >>> ledger.merge(copy)  # the same run, not another 30 steps
+      >>> ledger.steps(run_id)
+      30
     """
 
     def __init__(self):

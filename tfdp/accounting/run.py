@@ -49,6 +49,17 @@ class Run:
         data) or "public" (the user declared that they are independent of these data).
       insecure_seed: Whether the noise, or the secret choice of lots, came from a seed that a user
         chose.
+
+    Example:
+      >>> from tfdp.accounting import Run
+      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=60000, lot_size=256,
+      ...           steps=3516, noise_multiplier=1.1)
+      >>> run.noise_multiplier, run.steps_per_epoch
+      (1.1, 234)
+      >>> print(f"{run.sampling_probability:.4f}")
+      0.0043
+      >>> run.with_(noise_multiplier=2.0, steps=100).noise_multiplier
+      2.0
     """
 
     mechanism: Mechanism

@@ -36,6 +36,17 @@ class Sampling:
     Class attributes:
       name: Name of the scheme in flags and ledgers.
       words: Name of the scheme in sentences.
+
+    Example:
+      >>> from tfdp.accounting import Run
+      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=25,
+      ...           noise_multiplier=4.0)
+      >>> run.sampling
+      Cyclic(num_examples=1000, lot_size=100)
+      >>> run.sampling.words
+      'epochs in one fixed order'
+      >>> run.sampling.participations(run.steps)  # two and a half epochs
+      3
     """
 
     num_examples: int
@@ -413,7 +424,13 @@ _CLASSES: dict[str, type[Sampling]] = {
 
 
 def sampling_names() -> tuple[str, ...]:
-    """Names of all schemes."""
+    """Names of all schemes.
+
+    Example:
+      >>> from tfdp.accounting import sampling_names
+      >>> sampling_names()
+      ('poisson', 'cyclic', 'shuffle', 'with_replacement', 'fixed_size', 'cyclic_poisson', 'unknown')
+    """
     return tuple(_CLASSES)
 
 
@@ -442,6 +459,13 @@ def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) ->
 
     Raises:
       ValueError: If the scheme is unknown or a number is out of range.
+
+    Example:
+      >>> from tfdp.accounting import steps_for
+      >>> steps_for(15, num_examples=60000, lot_size=256, sampling="poisson")
+      3515
+      >>> steps_for(15, num_examples=60000, lot_size=256, sampling="cyclic")  # whole lots only
+      3510
     """
     lots = sampling_class(sampling)(num_examples=num_examples, lot_size=lot_size)
     return lots.steps_in(epochs)

@@ -36,6 +36,13 @@ class Strategy:
       bands: Number of coefficients after which all are 0; None if there is no such limit.
       coefficients: First column of C, for banded_toeplitz (see `optimized`); None for the other
         strategies, whose coefficients have a closed form.
+
+    Example:
+      >>> from tfdp.accounting import Strategy
+      >>> Strategy(name="sqrt_toeplitz", bands=3).first(steps=100)
+      array([1.   , 0.5  , 0.375])
+      >>> Strategy(name="prefix_sum").first(steps=4)
+      array([1., 1., 1., 1.])
     """
 
     name: str
@@ -104,6 +111,14 @@ def strategy(name: str, steps: int, bands: int | None = None, objective: str = "
 
     Raises:
       ValueError: If an argument is unknown, missing or out of range.
+
+    Example:
+      >>> from tfdp.accounting import strategy
+      >>> banded = strategy("banded_toeplitz", steps=100, bands=4)
+      >>> banded.name, banded.bands
+      ('banded_toeplitz', 4)
+      >>> print(banded.first(steps=100).round(2))
+      [1.   0.71 0.61 0.53]
     """
     if name != "banded_toeplitz":
         return Strategy(name=name, bands=bands)

@@ -66,6 +66,19 @@ class Statement:
       assumptions: Sentences that have to be true for the proven guarantee to hold.
       not_covered: Sentences that list what the guarantees do not cover.
       warnings: Sentences about problems of this training or of the chosen delta.
+
+    Example:
+      >>> from tfdp.accounting import Run, Statement
+      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...           noise_multiplier=4.0)
+      >>> said = Statement.of(run, delta=1e-4)
+      >>> said.executed
+      ('dpsgd, 20 steps with epochs in one fixed order, lots of 100 out of 1000 examples, noise
+      multiplier 4.',)
+      >>> print(f"{said.proven.epsilon:.3f}")
+      1.144
+      >>> print(said.markdown().splitlines()[0])
+      ## Privacy
     """
 
     executed: tuple[str, ...]
@@ -195,6 +208,20 @@ def statement(runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "
 
     Returns:
       Several lines of text; `Statement.of` returns the same content as separate attributes.
+
+    Example:
+      >>> from tfdp.accounting import Run, statement
+      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...           noise_multiplier=4.0)
+      >>> print(statement(run, delta=1e-4))
+      Privacy statement
+      Executed: dpsgd, 20 steps with epochs in one fixed order, lots of 100 out of 1000 examples, noise
+      multiplier 4.
+      Released: all noisy gradients, hence every intermediate and final weight.
+      ...
+      Proven epsilon:  1.144  (delta = 0.0001, zero_out; for what was really sampled, computed and
+      released)
+      ...
     """
     return Statement.of(runs_or_run, delta, adjacency).text()
 

@@ -3,6 +3,13 @@
 `load` and `public` return datasets as plain arrays, scaled by public constants only. `make_lots`
 turns arrays into *lots*, the logical batches of private training, and records the sampling scheme
 that the accounting has to analyse.
+
+Example:
+    >>> import tfdp
+    >>> digits = tfdp.data.load("digits")
+    >>> lots = tfdp.data.make_lots("poisson", digits.x_train, digits.y_train, lot_size=128)
+    >>> lots.num_examples, lots.steps_per_epoch
+    (1437, 11)
 """
 
 from tfdp.data.datasets import DATASETS as DATASETS

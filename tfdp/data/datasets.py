@@ -22,7 +22,16 @@ _PROBE_SECONDS = 10
 
 
 class DataUnavailable(RuntimeError):
-    """The data is not prepared on this machine and cannot be downloaded."""
+    """The data is not prepared on this machine and cannot be downloaded.
+
+    Example:
+        >>> import tfdp
+        >>> tfdp.data.load_split("digits", "validation")
+        Traceback (most recent call last):
+        ...
+        tfdp.data.datasets.DataUnavailable: The dataset 'digits' in scikit-learn has no split
+        'validation' (it has: test, train): ...
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +49,14 @@ class Dataset:
         input_shape: shape of one example; () for texts.
         source: where the data comes from.
         preprocessing: one sentence that describes the preprocessing.
+
+    Example:
+        >>> import tfdp
+        >>> digits = tfdp.data.load("digits")
+        >>> digits.num_classes, digits.input_shape, len(digits.y_train), len(digits.y_test)
+        (10, (8, 8, 1), 1437, 360)
+        >>> digits.preprocessing
+        'Pixels are divided by 16, then shifted and scaled from [0, 1] to [-1, 1].'
     """
 
     name: str
@@ -132,6 +149,12 @@ def load(name: str, data_dir: str | None = None) -> Dataset:
     Raises:
         ValueError: the name is unknown.
         DataUnavailable: the data (or one of its splits) is not prepared and cannot be downloaded.
+
+    Example:
+        >>> import tfdp
+        >>> digits = tfdp.data.load("digits")
+        >>> digits.x_train.shape, digits.x_train.min(), digits.x_train.max()
+        ((1437, 8, 8, 1), np.float32(-1.0), np.float32(1.0))
     """
     spec = _spec(name)
     if spec is None:
@@ -163,6 +186,12 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
     Raises:
         ValueError: the name is unknown.
         DataUnavailable: the split does not exist, or is not prepared and cannot be downloaded.
+
+    Example:
+        >>> import tfdp
+        >>> x, y = tfdp.data.load_split("digits", "test")
+        >>> x.shape, y.shape, y.dtype
+        ((360, 8, 8, 1), (360,), dtype('int32'))
     """
     spec = _spec(name)
     if spec is None:
@@ -208,6 +237,12 @@ def public(
         ValueError: the dataset has no public counterpart, the source has images of another shape, or
             the count is below 1 or too large.
         DataUnavailable: see `load`.
+
+    Example:
+        >>> import tfdp
+        >>> strokes = tfdp.data.public("digits", 30)
+        >>> strokes.shape, bool(strokes.min() >= -1.0)
+        ((30, 8, 8, 1), True)
     """
     one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
     source = PUBLIC[name] if source is None else source

@@ -15,6 +15,14 @@ def check_labels(y, num_classes: int) -> None:
 
     Raises:
         ValueError: for a label that is out of range or not a whole number.
+
+    Example:
+        >>> import tfdp
+        >>> tfdp.data.check_labels([0, 2, 1], num_classes=3)
+        >>> tfdp.data.check_labels([0, 3, 1], num_classes=3)
+        Traceback (most recent call last):
+        ...
+        ValueError: ... Expected class indices from 0 to 2. Received: 3 at index [1] (1 such labels).
     """
     y = np.asarray(y)
     if y.dtype.kind not in "biuf":

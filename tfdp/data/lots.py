@@ -79,6 +79,18 @@ class Lots(abc.ABC):
 
     Raises:
         ValueError: an argument is invalid.
+
+    Example:
+        >>> import numpy as np, tfdp
+        >>> x, y = np.arange(10.0), np.arange(10)
+        >>> lots = tfdp.data.make_lots("cyclic", x, y, lot_size=4)
+        >>> lots.steps_per_epoch  # two lots of 4; the last two examples are left out
+        2
+        >>> first, second = lots.as_dataset().take(2)
+        >>> second[1].numpy()
+        array([4, 5, 6, 7])
+        >>> [indices.numpy().tolist() for indices in lots.indices().take(1)]
+        [[0, 1, 2, 3]]
     """
 
     sampling: str
@@ -263,7 +275,13 @@ class Lots(abc.ABC):
 
 
 def row_multiple_for(lot_size: int) -> int:
-    """Returns a `row_multiple` that needs little padding and gives only a few different shapes."""
+    """Returns a `row_multiple` that needs little padding and gives only a few different shapes.
+
+    Example:
+        >>> import tfdp
+        >>> tfdp.data.row_multiple_for(256)
+        16
+    """
     return max(_ROUNDING, round_up(lot_size // 16, _ROUNDING))
 
 

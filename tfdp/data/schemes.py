@@ -38,6 +38,17 @@ class PoissonLots(Lots):
             number of people who were asked. The data may have more examples or fewer; the average
             size of a lot is then larger or smaller than L accordingly.
         **options: see `Lots`.
+
+    Example:
+        >>> import numpy as np, tfdp
+        >>> x, y = np.zeros((1000, 2)), np.arange(1000)
+        >>> lots = tfdp.data.PoissonLots(x, y, 100)
+        >>> sizes = [len(indices) for indices in lots.indices().take(20)]
+        >>> len(set(sizes)) > 1, 50 < min(sizes), max(sizes) < 160  # of random size, about 100
+        (True, True, True)
+        >>> nominal = tfdp.data.PoissonLots(x, y, 100, nominal_examples=1200)
+        >>> nominal.num_examples, nominal.available_examples
+        (1200, 1000)
     """
 
     sampling = "poisson"
@@ -78,6 +89,15 @@ class CyclicPoissonLots(Lots):
         groups: number of groups.
         sample_weight: see `Lots`.
         **options: see `Lots`.
+
+    Example:
+        >>> import numpy as np, tfdp
+        >>> lots = tfdp.data.CyclicPoissonLots(np.zeros((100, 2)), np.arange(100), 20, groups=4)
+        >>> drawn = [indices.numpy() for indices in lots.indices().take(8)]
+        >>> [set(int(i) % 4 for i in indices) <= {turn % 4} for turn, indices in enumerate(drawn)]
+        [True, True, True, True, True, True, True, True]
+        >>> max(map(len, drawn)) > 0
+        True
     """
 
     sampling = "cyclic_poisson"
@@ -113,6 +133,12 @@ class CyclicLots(Lots):
     """The data in its given order, L examples at a time, the same N // L lots in every epoch.
 
     The last N mod L examples are always left out, so that no lot is partial.
+
+    Example:
+        >>> import numpy as np, tfdp
+        >>> lots = tfdp.data.CyclicLots(np.zeros((7, 2)), np.arange(7), 3)
+        >>> [indices.numpy().tolist() for indices in lots.indices().take(3)]
+        [[0, 1, 2], [3, 4, 5], [0, 1, 2]]
     """
 
     sampling = "cyclic"
@@ -127,6 +153,13 @@ class ShuffledLots(Lots):
     """A fresh permutation of the data in each epoch, cut into N // L lots.
 
     The N mod L examples at the end of a permutation are left out of that epoch.
+
+    Example:
+        >>> import numpy as np, tfdp
+        >>> lots = tfdp.data.ShuffledLots(np.zeros((6, 2)), np.arange(6), 3)
+        >>> first, second = (indices.numpy() for indices in lots.indices().take(2))
+        >>> sorted(int(i) for i in [*first, *second])  # an epoch has every example once
+        [0, 1, 2, 3, 4, 5]
     """
 
     sampling = "shuffle"
@@ -144,7 +177,15 @@ class ShuffledLots(Lots):
 
 
 class WithReplacementLots(Lots):
-    """L independent uniform draws per lot: an example may occur several times in one lot."""
+    """L independent uniform draws per lot: an example may occur several times in one lot.
+
+    Example:
+        >>> import numpy as np, tfdp
+        >>> lots = tfdp.data.WithReplacementLots(np.zeros((200, 2)), np.arange(200), 150)
+        >>> (lot,) = (indices.numpy() for indices in lots.indices().take(1))
+        >>> len(lot), len(set(lot)) < 150  # some examples occur more than once
+        (150, True)
+    """
 
     sampling = "with_replacement"
 
@@ -165,6 +206,13 @@ class FixedSizeLots(Lots):
     Most people imagine a batch like this. Every lot has L examples, so it is padded only to whole
     physical batches. Nevertheless it costs more privacy than a Poisson lot: if one example is not
     drawn, another one takes its place.
+
+    Example:
+        >>> import numpy as np, tfdp
+        >>> lots = tfdp.data.FixedSizeLots(np.zeros((200, 2)), np.arange(200), 150)
+        >>> (lot,) = (indices.numpy() for indices in lots.indices().take(1))
+        >>> len(lot), len(set(lot))  # no example occurs more than once
+        (150, 150)
     """
 
     sampling = "fixed_size"
@@ -229,9 +277,17 @@ def make_lots(
         ValueError: the scheme is unknown, or an argument is invalid.
 
     Example:
-
-        lots = tfdp.data.make_lots("poisson", x, y, lot_size=256)
-        model.fit(lots.as_dataset(), epochs=15, steps_per_epoch=lots.steps_per_epoch)
+        >>> import keras, numpy as np, tfdp
+        >>> x, y = np.zeros((1000, 2), "float32"), np.zeros(1000, "float32")
+        >>> lots = tfdp.data.make_lots("fixed_size", x, y, lot_size=250)
+        >>> lots
+        FixedSizeLots(num_examples=1000, lot_size=250, padded_size=250, physical_batch_size=250,
+        seeded=False)
+        >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0), "mse")
+        >>> _ = model.fit(lots, epochs=2, verbose=0)
+        >>> model.privacy.current_run.sampling_name, model.privacy.steps_taken
+        ('fixed_size', 8)
     """
     one_of("sampling", sampling, SAMPLINGS)
     if (groups is None) == (sampling == "cyclic_poisson"):

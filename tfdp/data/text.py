@@ -32,6 +32,16 @@ def hash_tokens(texts: Iterable[str | bytes], *, num_buckets: int, length: int) 
 
     Raises:
         ValueError: `num_buckets` is below 2, `length` is below 1, or `texts` is a single text.
+
+    Example:
+        >>> import tfdp
+        >>> rows = tfdp.data.hash_tokens(["A fine film.", "Fine"], num_buckets=1000, length=5)
+        >>> rows.shape
+        (2, 5)
+        >>> bool(rows[0, 1] == rows[1, 0])  # "fine" and "Fine"
+        True
+        >>> rows[1, 1:].tolist()  # padding
+        [0, 0, 0, 0]
     """
     num_buckets = whole("num_buckets", num_buckets, 2, remedy="Use more: bucket 0 is padding.")
     length = whole("length", length, 1)

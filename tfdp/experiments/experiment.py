@@ -31,6 +31,17 @@ class Result:
         seconds: time of the whole training.
         advice: a sentence about a better mechanism at the same proven epsilon, or None.
         history: for each of Keras' metrics, its value in every epoch.
+
+    Example:
+        >>> from tfdp.experiments import Experiment, run
+        >>> experiment = Experiment(
+        ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
+        ...     steps=3, noise_multiplier=4.0, seed=1)
+        >>> result = run(experiment, verbose=0)
+        >>> print(f"proven {result.proven.epsilon:.3f}, claimed {result.claimed.epsilon:.3f}")
+        proven 0.926, claimed 0.883
+        >>> result.run.steps, len(result.history["loss"])
+        (3, 1)
     """
 
     experiment: Experiment
@@ -93,6 +104,15 @@ def run(
         ValueError: the settings do not fit together, or do not fit the data.
         DataUnavailable: the data set cannot be loaded.
         FloatingPointError: the model's output is not finite, before or after training.
+
+    Example:
+        >>> from tfdp.experiments import Experiment, run
+        >>> experiment = Experiment(
+        ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
+        ...     steps=30, epsilon=2.0, seed=1)
+        >>> result = run(experiment, verbose=0)
+        >>> 1.999 < result.proven.epsilon <= 2.0, result.test_accuracy > 0.5
+        (True, True)
     """
     if experiment.seed is not None:
         keras.utils.set_random_seed(experiment.seed)

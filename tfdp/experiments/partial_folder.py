@@ -32,7 +32,16 @@ _ATTEMPTS = 100
 
 
 class ResultError(ValueError):
-    """A result cannot be written or was not written, or a folder does not hold a whole result."""
+    """A result cannot be written or was not written, or a folder does not hold a whole result.
+
+    Example:
+        >>> from tfdp.experiments import check
+        >>> check("no_such_folder")
+        Traceback (most recent call last):
+        ...
+        tfdp.experiments.partial_folder.ResultError: Expected the folder of a result. Found nothing in
+        no_such_folder.
+    """
 
 
 class ResultBusy(ResultError):

@@ -10,7 +10,17 @@ from tfdp.experiments.experiment import Result
 
 
 def record(result: Result) -> dict:
-    """Returns the JSON-safe record of a result: the run, both guarantees and the settings."""
+    """Returns the JSON-safe record of a result: the run, both guarantees and the settings.
+
+    Example:
+        >>> from tfdp.experiments import Experiment, record, run
+        >>> experiment = Experiment(
+        ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
+        ...     steps=3, noise_multiplier=4.0, seed=1)
+        >>> content = record(run(experiment, verbose=0))
+        >>> content["mechanism"], content["steps"], round(content["proven"]["epsilon"], 3)
+        ('dpsgd', 3, 0.926)
+    """
     experiment, run = result.experiment, result.run
     strategy = getattr(run, "strategy", None)
     return {
@@ -48,7 +58,19 @@ def record(result: Result) -> dict:
 
 
 def card(result: Result) -> str:
-    """Returns the model card in Markdown: the training, the accuracy and the privacy statement."""
+    """Returns the model card in Markdown: the training, the accuracy and the privacy statement.
+
+    Example:
+        >>> from tfdp.experiments import Experiment, card, run
+        >>> experiment = Experiment(
+        ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
+        ...     steps=3, noise_multiplier=4.0, seed=1)
+        >>> print(card(run(experiment, verbose=0)))
+        # linear on digits
+        ...
+        | proven | 0.9263 | 1e-05 | zero_out |
+        ...
+    """
     experiment, run = result.experiment, result.run
     lines = [
         f"# {experiment.model} on {experiment.dataset}",
@@ -63,7 +85,18 @@ def card(result: Result) -> str:
 
 
 def print_table(result: Result, console: Console | None = None) -> None:
-    """Prints one table: the training, the accuracy and both guarantees."""
+    """Prints one table: the training, the accuracy and both guarantees.
+
+    Example:
+        >>> from tfdp.experiments import Experiment, print_table, run
+        >>> experiment = Experiment(
+        ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
+        ...     steps=3, noise_multiplier=4.0, seed=1)
+        >>> print_table(run(experiment, verbose=0))
+        Result
+        ...Test accuracy ... of the released weights...
+        ...Proven...0.926...
+    """
     console = console or Console()
     experiment, run = result.experiment, result.run
     table = Table(title="Result", show_header=False, title_justify="left", pad_edge=False)

@@ -67,6 +67,15 @@ class ResultFolder:
     Raises:
         ResultError: entering or `commit` is refused, or fails. `ResultBusy` and `ResultExists` are
             subclasses.
+
+    Example:
+        >>> import keras
+        >>> from tfdp.experiments import ResultFolder, check
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> with ResultFolder("runs/a") as folder:
+        ...     _ = folder.commit({"steps": 3}, card="# A model", save_model=model.save)
+        >>> check("runs/a")["steps"]
+        3
     """
 
     def __init__(self, path: str | os.PathLike, *, overwrite: bool = False, numbered: bool = False):
@@ -269,6 +278,20 @@ def check(folder: str | os.PathLike) -> dict:
 
     Raises:
         ResultError: a file is missing, was changed, or belongs to another result.
+
+    Example:
+        >>> import keras
+        >>> from tfdp.experiments import ResultFolder, check
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> with ResultFolder("runs/a") as folder:
+        ...     _ = folder.commit({"steps": 3}, card="# A model", save_model=model.save)
+        >>> with open("runs/a/model_card.md", "a") as file:
+        ...     _ = file.write("Edited.")
+        >>> check("runs/a")
+        Traceback (most recent call last):
+        ...
+        tfdp.experiments.partial_folder.ResultError: Expected runs/a/model_card.md to have the SHA-256
+        digest of run.json, ...
     """
     folder = os.fspath(folder)
     if _look(folder) != "result":

@@ -16,13 +16,6 @@ from tfdp.training.export import export
 def run_into(folder: ResultFolder, experiment: Experiment, verbose: int | str = "auto") -> Result:
     """Runs an experiment and commits its log, release, record and model card to an open folder.
 
-    Example:
-
-    ```python
-    with ResultFolder("runs/a") as folder:
-        result = run_into(folder, experiment)
-    ```
-
     Args:
         folder: the entered folder of the result.
         experiment: the settings.
@@ -35,6 +28,16 @@ def run_into(folder: ResultFolder, experiment: Experiment, verbose: int | str = 
         ResultError: the disk has no room for the result (before training), or the result or the log
             could not be written.
         ValueError, DataUnavailable, FloatingPointError: as in `run`.
+
+    Example:
+        >>> import os
+        >>> from tfdp.experiments import Experiment, ResultFolder, run_into
+        >>> experiment = Experiment(mechanism="dpsgd", model="linear", sampling="cyclic",
+        ...                         batch_size=479, steps=3, noise_multiplier=4.0, seed=1)
+        >>> with ResultFolder("runs/a") as folder:
+        ...     result = run_into(folder, experiment, verbose=0)
+        >>> sorted(os.listdir("runs/a"))
+        ['model.keras', 'model_card.md', 'run.json', 'tensorboard']
     """
     try:
         result = run(

@@ -111,6 +111,16 @@ class Experiment:
     The help text of each field is in `SETTINGS` and in `python train.py --help`. If
     `noise_multiplier` is None, the noise is calibrated to `epsilon`. Otherwise `epsilon` is not used,
     and the epsilon of the run follows from the noise.
+
+    Example:
+        >>> from tfdp.experiments import Experiment
+        >>> experiment = Experiment(mechanism="dpsgd", epsilon=2.0, epochs=10)
+        >>> experiment.dataset, experiment.batch_size, experiment.private
+        ('digits', 256, True)
+        >>> Experiment(mechanism="dpsgd", epsilon=-1.0)
+        Traceback (most recent call last):
+        ...
+        ValueError: Expected epsilon to be ...
     """
 
     mechanism: str = setting(

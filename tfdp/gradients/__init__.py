@@ -1,4 +1,13 @@
-"""From a lot to one bounded sum of gradients; and per-example gradients to look at."""
+"""From a lot to one bounded sum of gradients; and per-example gradients to look at.
+
+Example:
+    >>> import keras, numpy as np, tfdp
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    >>> model.compile(loss="mse")
+    >>> kernel, bias = tfdp.gradients.per_example_gradients(model, np.ones((5, 2)), np.ones((5, 3)))
+    >>> kernel.shape, bias.shape
+    (TensorShape([5, 2, 3]), TensorShape([5, 3]))
+"""
 
 import importlib
 

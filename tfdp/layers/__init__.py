@@ -1,4 +1,11 @@
-"""Layers for private training: layers with noisy weights, and normalization by public examples."""
+"""Layers for private training: layers with noisy weights, and normalization by public examples.
+
+Example:
+    >>> import keras, numpy as np, tfdp
+    >>> model = keras.Sequential([keras.Input((2,)), tfdp.layers.NoisyDense(3, noise_stddev=0.1)])
+    >>> model(np.ones((5, 2), "float32")).shape
+    TensorShape([5, 3])
+"""
 
 from tfdp.layers.noisy import NoisyConv as NoisyConv
 from tfdp.layers.noisy import NoisyConv1D as NoisyConv1D

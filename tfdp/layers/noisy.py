@@ -137,7 +137,16 @@ _ARGUMENTS = """
 @keras.saving.register_keras_serializable(package="tfdp")
 class NoisyDense(_WeightNoise, keras.layers.Dense):
     __doc__ = f"""`keras.layers.Dense` with a kernel drawn from N(mu, noise_stddev^2).
-{_ARGUMENTS}"""
+{_ARGUMENTS}
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> layer = tfdp.layers.NoisyDense(3, noise_stddev=0.1)
+        >>> x = np.ones((5, 2), "float32")
+        >>> one = layer(x, training=True)
+        >>> other = layer(x, training=True)  # with the next draw of the kernel
+        >>> np.array_equal(one, other), np.array_equal(layer(x), layer(x))
+        (False, True)
+    """
 
     def call(self, inputs, training=None):
         outputs = keras.ops.matmul(inputs, self._drawn(self.kernel, training))
@@ -166,7 +175,14 @@ class _NoisyConvolution(_WeightNoise):
 @keras.saving.register_keras_serializable(package="tfdp")
 class NoisyConv1D(_NoisyConvolution, keras.layers.Conv1D):
     __doc__ = f"""`keras.layers.Conv1D` with a kernel drawn from N(mu, noise_stddev^2).
-{_ARGUMENTS}"""
+{_ARGUMENTS}
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> layer = tfdp.layers.NoisyConv1D(4, 3, noise_stddev=0.1, kernel_initializer="zeros")
+        >>> outputs = layer(np.ones((1, 8, 1), "float32"))
+        >>> outputs.shape, bool(np.any(outputs != 0.0))  # the kernel is noise alone
+        (TensorShape([1, 6, 4]), True)
+    """
 
     def call(self, inputs, training=None):
         if self.padding != "causal":
@@ -190,13 +206,27 @@ class NoisyConv1D(_NoisyConvolution, keras.layers.Conv1D):
 @keras.saving.register_keras_serializable(package="tfdp")
 class NoisyConv2D(_NoisyConvolution, keras.layers.Conv2D):
     __doc__ = f"""`keras.layers.Conv2D` with a kernel drawn from N(mu, noise_stddev^2).
-{_ARGUMENTS}"""
+{_ARGUMENTS}
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> layer = tfdp.layers.NoisyConv2D(4, 3, noise_stddev=0.1, kernel_initializer="zeros")
+        >>> outputs = layer(np.ones((1, 8, 8, 1), "float32"))
+        >>> outputs.shape, bool(np.any(outputs != 0.0))  # the kernel is noise alone
+        (TensorShape([1, 6, 6, 4]), True)
+    """
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class NoisyConv3D(_NoisyConvolution, keras.layers.Conv3D):
     __doc__ = f"""`keras.layers.Conv3D` with a kernel drawn from N(mu, noise_stddev^2).
-{_ARGUMENTS}"""
+{_ARGUMENTS}
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> layer = tfdp.layers.NoisyConv3D(4, 3, noise_stddev=0.1, kernel_initializer="zeros")
+        >>> outputs = layer(np.ones((1, 8, 8, 8, 1), "float32"))
+        >>> outputs.shape, bool(np.any(outputs != 0.0))  # the kernel is noise alone
+        (TensorShape([1, 6, 6, 6, 4]), True)
+    """
 
 
 NoisyConv = NoisyConv2D  # the one that is meant where no rank is named

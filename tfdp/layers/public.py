@@ -119,6 +119,14 @@ class PublicBatchNormalization(keras.layers.Layer):
     Raises:
         ValueError: an argument is invalid.
         RuntimeError: the layer is called outside of `PublicExamples`.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> network = keras.Sequential([keras.Input((1,)), tfdp.layers.PublicBatchNormalization()])
+        >>> public = np.array([[1.0], [3.0]], "float32")
+        >>> model = keras.Sequential([keras.Input((1,)), tfdp.layers.PublicExamples(network, public)])
+        >>> print(model(np.array([[2.0]], "float32")).numpy())  # the mean of the public examples
+        [[0.]]
     """
 
     def __init__(self, axis=-1, epsilon=1e-5, center=True, scale=True, **kwargs):
@@ -274,11 +282,18 @@ class PublicExamples(keras.layers.Layer):
         RuntimeError: the layer is called while it holds no public examples.
 
     Example:
-        network = keras.Sequential([
-            keras.Input((28, 28, 1)), keras.layers.Conv2D(16, 5),
-            tfdp.layers.PublicBatchNormalization(), keras.layers.ReLU(), ...])
-        examples = tfdp.layers.PublicExamples(network, tfdp.data.public("mnist", 30))  # KMNIST
-        model = keras.Sequential([keras.Input((28, 28, 1)), examples])
+        >>> import keras, numpy as np, tfdp
+        >>> network = keras.Sequential([
+        ...     keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3),
+        ...     tfdp.layers.PublicBatchNormalization(), keras.layers.ReLU()])
+        >>> examples = tfdp.layers.PublicExamples(network, tfdp.data.public("digits", 30))
+        >>> model = keras.Sequential([keras.Input((8, 8, 1)), examples])
+        >>> examples.count
+        30
+        >>> one, two = np.zeros((1, 8, 8, 1), "float32"), np.ones((1, 8, 8, 1), "float32")
+        >>> alone, together = model(one), model(np.concatenate([one, two]))
+        >>> np.allclose(alone[0], together[0], atol=1e-5)  # examples do not mix
+        True
     """
 
     def __init__(

@@ -1,4 +1,11 @@
-"""Builds models by name from stock Keras layers, so that a released file loads in plain Keras."""
+"""Builds models by name from stock Keras layers, so that a released file loads in plain Keras.
+
+Example:
+    >>> import tfdp
+    >>> model = tfdp.models.build("lenet5", input_shape=(28, 28, 1), num_classes=10)
+    >>> model.output_shape
+    (None, 10)
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -28,6 +35,13 @@ class Architecture(NamedTuple):
         outputs: function (inputs, classes, activation) -> logits of a functional model, which has an
             architecture of its own.
         takes_tokens: whether the inputs are rows of token ids (below `NUM_TOKENS` for a classifier).
+
+    Example:
+        >>> import tfdp
+        >>> tfdp.models.MODELS["lenet5"].smallest_image
+        12
+        >>> [name for name, made in tfdp.models.MODELS.items() if made.takes_tokens]
+        ['bilstm', 'transformer', 'tutorial_lstm']
     """
 
     layers: Callable[..., list[keras.Layer]] | None = None
@@ -93,6 +107,16 @@ def build(
     Raises:
         ValueError: the name or the normalization is unknown, or the model does not accept the input
             shape or another argument.
+
+    Example:
+        >>> import tfdp
+        >>> model = tfdp.models.build("mlp", (8, 8, 1), 10, normalization="layer", activation="tanh")
+        >>> model.name, model.output_shape
+        ('mlp', (None, 10))
+        >>> tfdp.models.build("tutorial_cnn", (8, 8, 1), 10)
+        Traceback (most recent call last):
+        ...
+        ValueError: ... with at least 13x13 pixels for the model 'tutorial_cnn'. Received: (8, 8, 1)
     """
     one_of("name", name, sorted(MODELS))
     if public_data is not None and normalization != "batch":

@@ -35,6 +35,15 @@ class CorrelatedNoise:
 
     Raises:
         ValueError: the strategy has no number of bands and is not the one of prefix sums.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from tfdp.accounting import Strategy
+        >>> from tfdp.noise import CorrelatedNoise
+        >>> correlated = CorrelatedNoise(Strategy(name="prefix_sum"), shapes=[(1,)])
+        >>> fresh = [[tf.constant([1.0])], [tf.constant([5.0])], [tf.constant([2.0])]]
+        >>> [float(correlated.correlate(z)[0][0]) for z in fresh]  # the past noise is taken back
+        [1.0, 4.0, -3.0]
     """
 
     def __init__(self, strategy: Strategy, shapes: list):

@@ -25,6 +25,15 @@ class NoiseFamily:
 
     Raises:
         ValueError: an argument is invalid.
+
+    Example:
+        >>> from tfdp.noise import NoiseFamily, NoiseSource
+        >>> family = NoiseFamily("student_t", degrees_of_freedom=9.0)
+        >>> print(f"{family.standard_deviation(1.0):.3f}")  # sqrt(9 / 7)
+        1.134
+        >>> (noise,) = family.sample(NoiseSource(seed=0), 1.0, [(10000,)])
+        >>> print(f"{noise.numpy().std():.1f}")
+        1.1
     """
 
     name: str = "gaussian"

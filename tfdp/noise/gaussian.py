@@ -38,6 +38,17 @@ class NoiseSource:
     Attributes:
         seeded: whether a seed was given.
         draws: int64 variable, the number of draws so far.
+
+    Example:
+        >>> from tfdp.noise import NoiseSource
+        >>> source = NoiseSource()  # with a key of the operating system
+        >>> first, second = source.gaussians(2.0, [(100000,), (3, 4)])
+        >>> print(f"{first.numpy().std():.1f}")
+        2.0
+        >>> second.shape
+        TensorShape([3, 4])
+        >>> int(source.draws.numpy()), source.seeded
+        (1, False)
     """
 
     def __init__(self, seed: int | str | None = None):

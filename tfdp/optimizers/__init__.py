@@ -3,6 +3,12 @@
 Classes that are not listed are made on first use from Keras' optimizer of the same name, such as
 `DPKerasLionOptimizer` from `keras.optimizers.Lion`. TensorFlow Privacy's names of vectorized optimizers
 (`VectorizedDPKerasSGDOptimizer`) mean the same classes: all of tfdp's are vectorized.
+
+Example:
+    >>> import keras, tfdp
+    >>> optimizer = tfdp.optimizers.DPKerasLionOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1)
+    >>> isinstance(optimizer, keras.optimizers.Lion)
+    True
 """
 
 import keras

@@ -25,7 +25,7 @@ from tfdp.noise.denoising import denoise as denoised
 from tfdp.noise.families import NoiseFamily
 from tfdp.optimizers.accounted import Accounted
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
-from tfdp.optimizers.factory import check_base
+from tfdp.optimizers.factory import check_base, described
 
 # With these kinds of clipping, the clipped gradient has norm at most C, however private data decided
 # its scale.
@@ -191,12 +191,17 @@ def make_discrete_optimizer_class(base: type) -> type:
 
     Raises:
         TypeError: `base` is not such a class, or is private already.
+
+    Example:
+        >>> import keras, tfdp
+        >>> DiscreteAdam = tfdp.optimizers.make_discrete_optimizer_class(keras.optimizers.Adam)
+        >>> optimizer = DiscreteAdam(l2_norm_clip=1.0, noise_multiplier=2.0, noise="laplace")
+        >>> optimizer.family
+        NoiseFamily(name='laplace', degrees_of_freedom=None)
     """
     check_base(base)
     name = f"Discrete{base.__name__}Optimizer"
-    doc = (
-        f"`keras.optimizers.{base.__name__}` on encoded, noisy gradients. See `DiscreteOptimizer`."
-    )
+    doc = described(name, base, "on encoded, noisy gradients. See `DiscreteOptimizer`.")
     made = type(name, (DiscreteOptimizer, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
     return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
 

@@ -18,9 +18,16 @@ class DPDropoutOptimizer(LangevinOptimizer):
     """Differentially private dropout, Algorithm 1; see `LangevinOptimizer` for the arguments.
 
     Example:
-        optimizer = tfdp.DPDropoutOptimizer(
-            learning_rate=0.1, l2_norm_clip=3.0, noise_multiplier=2 * 3.23, composition="zcdp"
-        )
+        >>> import keras, numpy as np, tfdp
+        >>> optimizer = tfdp.DPDropoutOptimizer(
+        ...     learning_rate=0.1, l2_norm_clip=3.0, noise_multiplier=2 * 3.23, composition="zcdp")
+        >>> dense = keras.layers.Dense(1, name="dense")
+        >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), dense], name="model"))
+        >>> model.compile(optimizer, "mse")
+        >>> x = np.zeros((100, 2), "float32")
+        >>> _ = model.fit(x, x[:, :1], batch_size=50, verbose=0)
+        >>> sorted(optimizer.scalars(model.trainable_variables))  # rates of the equivalent dropout
+        ['dropout_alpha/model/dense', 'dropout_alpha_of_step/model/dense']
     """
 
     mechanism = DPDropout

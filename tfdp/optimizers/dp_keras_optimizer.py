@@ -89,6 +89,19 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     Attributes:
         mechanism: class of the accounting's mechanism that a run of this optimizer is accounted as.
         title: name of the mechanism in messages.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> optimizer = tfdp.DPKerasSGDOptimizer(
+        ...     l2_norm_clip=1.0, noise_multiplier=1.1, learning_rate=0.15, momentum=0.9)
+        >>> isinstance(optimizer, tfdp.DPKerasOptimizer)
+        True
+        >>> plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> plain.compile(optimizer, "mse")  # without make_private
+        >>> plain.fit(np.zeros((10, 2)), np.zeros(10), verbose=0)
+        Traceback (most recent call last):
+        ...
+        RuntimeError: ...make_private...
     """
 
     mechanism = DPSGD

@@ -22,14 +22,42 @@ def make_dp_optimizer_class(base: type) -> type:
         TypeError: `base` is not such a class, or is private already.
 
     Example:
-        DPAdamW = tfdp.make_dp_optimizer_class(keras.optimizers.AdamW)
-        optimizer = DPAdamW(l2_norm_clip=1.0, noise_multiplier=1.1, learning_rate=1e-3)
+        >>> import keras, tfdp
+        >>> DPLion = tfdp.make_dp_optimizer_class(keras.optimizers.Lion)
+        >>> optimizer = DPLion(l2_norm_clip=1.0, noise_multiplier=1.1, learning_rate=1e-3)
+        >>> isinstance(optimizer, keras.optimizers.Lion), optimizer.noise_multiplier
+        (True, 1.1)
+        >>> DPLion.__name__
+        'DPKerasLionOptimizer'
     """
     check_base(base)
     name = f"DPKeras{base.__name__}Optimizer"
-    doc = f"`keras.optimizers.{base.__name__}` on private gradients. See `DPKerasOptimizer`."
+    doc = described(name, base, "on private gradients. See `DPKerasOptimizer`.")
     made = type(name, (DPKerasOptimizer, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
     return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
+
+
+def described(name: str, base: type, what: str, options: str = "") -> str:
+    """Returns the docstring of the class `name` that was made from the optimizer class `base`.
+
+    Args:
+        name: name of the class, under which `tfdp.optimizers` has it if `base` is Keras' own.
+        base: a subclass of `keras.optimizers.Optimizer`.
+        what: what the class makes of `base`: the end of a sentence, and what else to read.
+        options: further arguments in the example.
+    """
+    summary = f"`keras.optimizers.{base.__name__}` {what}"
+    if getattr(keras.optimizers, base.__name__, None) is not base:
+        return summary
+    return f"""{summary}
+
+    Example:
+        >>> import keras, tfdp
+        >>> optimizer = tfdp.optimizers.{name}(
+        ...     l2_norm_clip=1.0, noise_multiplier=1.1{options})
+        >>> isinstance(optimizer, keras.optimizers.{base.__name__}), optimizer.noise_multiplier
+        (True, 1.1)
+    """
 
 
 def check_base(base: type) -> None:

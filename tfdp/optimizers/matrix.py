@@ -27,7 +27,7 @@ from tfdp.noise.correlated import CorrelatedNoise
 from tfdp.noise.secret_file import read_once, write_secret
 from tfdp.optimizers.accounted import Accounted, SavedRun
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
-from tfdp.optimizers.factory import check_base
+from tfdp.optimizers.factory import check_base, described
 
 _VERSION = 1
 # The noise states (run id, steps) that this process has taken up.
@@ -344,14 +344,24 @@ def make_matrix_optimizer_class(base: type) -> type:
         TypeError: `base` is not such a class, or is private already.
 
     Example:
-        lots = tfdp.data.make_lots("cyclic_poisson", x, y, lot_size=256, groups=16)
-        optimizer = tfdp.MatrixDPSGDOptimizer(
-            l2_norm_clip=1.0, noise_multiplier=4.5, learning_rate=0.5, momentum=0.9,
-            bands=16, steps=10 * lots.steps_per_epoch)
+        >>> import keras, numpy as np, tfdp
+        >>> MatrixAdam = tfdp.optimizers.make_matrix_optimizer_class(keras.optimizers.Adam)
+        >>> optimizer = MatrixAdam(
+        ...     l2_norm_clip=1.0, noise_multiplier=4.5, learning_rate=0.01, bands=4, steps=20)
+        >>> optimizer.strategy.name, optimizer.strategy.bands
+        ('banded_toeplitz', 4)
+        >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        >>> model.compile(optimizer, "mse")
+        >>> x = np.zeros((200, 2), "float32")
+        >>> lots = tfdp.data.make_lots("cyclic_poisson", x, x[:, :1], lot_size=10, groups=4)
+        >>> _ = model.fit(lots, epochs=1, verbose=0)
+        >>> model.privacy.steps_taken
+        20
     """
     check_base(base)
     name = f"MatrixDP{base.__name__}Optimizer"
-    doc = f"`keras.optimizers.{base.__name__}` with correlated noise. See `MatrixDPOptimizer`."
+    what = "with correlated noise. See `MatrixDPOptimizer`."
+    doc = described(name, base, what, options=", bands=4, steps=100")
     made = type(name, (MatrixDPOptimizer, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
     return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
 

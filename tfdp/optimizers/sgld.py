@@ -30,6 +30,17 @@ class SGLDOptimizer(LangevinOptimizer):
         learning_rate: as in `LangevinOptimizer`.
         num_examples: public number N of examples.
         **kwargs: those of `LangevinOptimizer`.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> optimizer = tfdp.SGLDOptimizer(
+        ...     learning_rate=0.1, num_examples=100, l2_norm_clip=3.0, noise_multiplier=2 * 3.23)
+        >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        >>> model.compile(optimizer, "mse")
+        >>> x = np.zeros((100, 2), "float32")
+        >>> _ = model.fit(x, x[:, :1], batch_size=50, verbose=0)
+        >>> model.privacy.current_run.mechanism_name, model.privacy.steps_taken
+        ('sgld', 2)
     """
 
     mechanism = SGLD

@@ -93,6 +93,19 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
 
     Raises:
         ValueError: an argument is invalid, or is one that the accounting does not cover.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> optimizer = tfdp.SIDPSGDOptimizer(learning_rate=0.5, l2_norm_clip=1.0, noise_multiplier=8.0)
+        >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        >>> model.compile(optimizer, "mse")
+        >>> x = np.zeros((100, 2), "float32")
+        >>> lots = tfdp.data.make_lots("cyclic", x, x[:, :1], lot_size=50)
+        >>> _ = model.fit(lots, epochs=3, verbose=0)
+        >>> claimed = model.privacy.spent(delta=1e-4, kind="claimed")
+        >>> proven = model.privacy.spent(delta=1e-4)
+        >>> print(f"claimed {claimed.epsilon:.2f}, proven {proven.epsilon:.2f}")
+        claimed 0.71, proven 2.34
     """
 
     mechanism = SIDPSGD

@@ -23,6 +23,18 @@ class Calibrated(NamedTuple):
         model: the model, private and with its budget; not compiled.
         optimizer: the private optimizer with the calibrated noise, for `model.compile`.
         data: what `model.fit` trains on: `tfdp.data.Lots`, or the dataset that was given.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> x, y = np.zeros((1000, 4), "float32"), np.zeros(1000, "int32")
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> made = tfdp.make_private_with_epsilon(
+        ...     model, keras.optimizers.Adam(), (x, y), batch_size=100, sampling="cyclic", epochs=2,
+        ...     epsilon=2.0, delta=1e-4)
+        >>> made.model is model, made.model.privacy.budget.epsilon, made.data.steps_per_epoch
+        (True, 2.0, 10)
+        >>> print(f"{made.optimizer.noise_multiplier:.3f}")
+        2.453
     """
 
     model: keras.Model

@@ -32,7 +32,17 @@ def _rebuild(arguments, portrait):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class DPModel(PrivateTraining, keras.Model):
-    """A `keras.Model` that trains privately: subclass it, or call it with inputs and outputs."""
+    """A `keras.Model` that trains privately: subclass it, or call it with inputs and outputs.
+
+    Example:
+        >>> import keras, tfdp
+        >>> inputs = keras.Input((4,))
+        >>> hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+        >>> model = tfdp.DPModel(inputs, keras.layers.Dense(3)(hidden))
+        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
+        >>> model.privacy.ledger
+        Ledger(0 runs, 0 steps)
+    """
 
     _tfdp_base = keras.Model
     __reduce__ = _reduce
@@ -69,7 +79,17 @@ class DPFunctional(DPModel, Functional):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class DPSequential(PrivateTraining, keras.Sequential):
-    """A `keras.Sequential` that trains privately."""
+    """A `keras.Sequential` that trains privately.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> model = tfdp.DPSequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
+        >>> x = np.zeros((100, 2), "float32")
+        >>> _ = model.fit(x, x[:, :1], batch_size=50, verbose=0)
+        >>> model.privacy.steps_taken
+        2
+    """
 
     _tfdp_base = keras.Sequential
     __reduce__ = _reduce

@@ -54,6 +54,17 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
 
     Raises:
         ValueError: the name does not end in `.keras`, or the model cannot be copied.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> network = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model = tfdp.make_private(network)
+        >>> tfdp.export(model, "release.keras")
+        >>> plain = keras.models.load_model("release.keras")
+        >>> type(plain) is keras.Sequential, hasattr(plain, "privacy")
+        (True, False)
+        >>> np.array_equal(plain.get_weights()[0], model.get_weights()[0])
+        True
     """
     path = os.fspath(path)
     if not path.endswith(".keras"):

@@ -32,6 +32,19 @@ def fix(model: keras.Model, public_data=None, *, statistics: str = "example") ->
     Raises:
         ValueError: the model is subclassed or not built, or a BatchNormalization is inside another
             layer, where it cannot be replaced.
+
+    Example:
+        >>> import keras, tfdp
+        >>> model = keras.Sequential([
+        ...     keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization()])
+        >>> tfdp.make_private(model)
+        Traceback (most recent call last):
+        ...
+        ValueError: ...BatchNormalization...
+        >>> fixed = tfdp.fix(model)
+        >>> [type(layer).__name__ for layer in fixed.layers]
+        ['Conv2D', 'GroupNormalization']
+        >>> _ = tfdp.make_private(fixed)
     """
     if not _is_graph(model):
         raise ValueError(

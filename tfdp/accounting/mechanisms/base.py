@@ -38,6 +38,17 @@ class Mechanism:
         earlier releases.
       usual_sampling: Name of the sampling scheme that goes with this mechanism where none is chosen.
       segments_note: Assumption of a guarantee about several runs of this mechanism, or None.
+
+    Example:
+      >>> from tfdp.accounting import Run
+      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=1000, lot_size=100, steps=10,
+      ...           noise_multiplier=(4.0, 4.0, *[2.0] * 8))
+      >>> run.mechanism.released
+      'all noisy gradients, hence every intermediate and final weight'
+      >>> run.mechanism.schedule("noise_multiplier", 4)
+      array([4., 4., 2., 2.])
+      >>> run.mechanism.with_noise(0.5).noise_multiplier[:3]
+      (2.0, 2.0, 1.0)
     """
 
     name: ClassVar[str] = ""

@@ -31,6 +31,20 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
 
     Raises:
       ValueError: If `kind` has no name, or another class is registered under the name.
+
+    Example:
+      >>> import dataclasses
+      >>> from typing import ClassVar
+      >>> from tfdp.accounting import Run, proven, register_mechanism
+      >>> from tfdp.accounting.mechanisms.dpsgd import DPSGD
+      >>> @register_mechanism
+      ... @dataclasses.dataclass(frozen=True, kw_only=True)
+      ... class RoundedDPSGD(DPSGD):
+      ...     name: ClassVar[str] = "rounded_dpsgd_of_the_example"
+      >>> run = Run(mechanism="rounded_dpsgd_of_the_example", sampling="cyclic", num_examples=1000,
+      ...           lot_size=100, steps=10, noise_multiplier=4.0)
+      >>> proven(run, 1e-5).epsilon == proven(run.with_(mechanism="dpsgd"), 1e-5).epsilon
+      True
     """
     name = text("the name of a mechanism", getattr(kind, "name", ""), remedy="Give it one.")
     if name in _CLASSES and mechanism_class(name) is not kind:
@@ -40,7 +54,15 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
 
 
 def mechanism_names() -> tuple[str, ...]:
-    """Names of all registered mechanisms."""
+    """Names of all registered mechanisms.
+
+    Example:
+      >>> from tfdp.accounting import mechanism_names
+      >>> {"dpsgd", "matrix", "si_dpsgd"} <= set(mechanism_names())
+      True
+      >>> "no_such_mechanism" in mechanism_names()
+      False
+    """
     return tuple(sorted(_CLASSES))
 
 

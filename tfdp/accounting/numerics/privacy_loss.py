@@ -31,7 +31,16 @@ from tfdp.accounting.numerics.subsampled import (
 
 
 class AccountingError(RuntimeError):
-    """Two bounds contradict each other, or a bound cannot be true."""
+    """Two bounds contradict each other, or a bound cannot be true.
+
+    Example:
+      >>> from tfdp.accounting.numerics.privacy_loss import check_bounds
+      >>> check_bounds(pld=2.0, rdp=1.5, rounding=0.01)  # a valid upper bound cannot be this much lower
+      Traceback (most recent call last):
+      ...
+      tfdp.accounting.numerics.privacy_loss.AccountingError: Expected the Rényi and the ... bounds to
+      agree within rounding (0.01). Received 1.5 and 2.0. Report this run as a bug ...
+    """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,14 @@
 
 `base` states the contract for rules of your own; `gradients.testing.check_rule` compares a rule with
 the exact engine.
+
+Example:
+    >>> import keras
+    >>> from tfdp.gradients.rules import rule_for
+    >>> layer = keras.layers.Dense(3)
+    >>> layer.build((None, 2))
+    >>> type(rule_for(layer)).__name__
+    'DenseRule'
 """
 
 import functools
@@ -39,6 +47,28 @@ def register(*layer_classes):
 
     Args:
         *layer_classes: exact classes of the layers.
+
+    Example:
+        >>> import keras
+        >>> from tfdp.gradients.rules import Instantiated, Rule, register, rule_for
+        >>> from tfdp.gradients.testing import check_rule
+        >>> class Scale(keras.layers.Layer):
+        ...     def build(self, shape):
+        ...         self.factor = self.add_weight(shape=(shape[-1],), initializer="ones")
+        ...     def call(self, inputs):
+        ...         return inputs * self.factor
+        >>> @register(Scale)
+        ... class ScaleRule(Rule):
+        ...     def variables(self):
+        ...         return [self.layer.factor]
+        ...     def call(self, record, inputs):
+        ...         return record(inputs * self.layer.factor, inputs=inputs)
+        ...     def gradients(self, calls):
+        ...         (call,) = calls
+        ...         return [(self.layer.factor, Instantiated(call.gradient * call["inputs"]))]
+        >>> check_rule(Scale(), (7,))  # raises if the exact engine's gradients differ
+        >>> type(rule_for(Scale())).__name__
+        'ScaleRule'
     """
 
     def decorate(rule_class):
@@ -56,7 +86,20 @@ def _load() -> None:
 
 
 def rule_for(layer) -> Rule | None:
-    """Returns the rule of a built layer, or None where its exact class has none."""
+    """Returns the rule of a built layer, or None where its exact class has none.
+
+    Example:
+        >>> import keras
+        >>> from tfdp.gradients.rules import rule_for
+        >>> dense = keras.layers.Dense(3)
+        >>> dense.build((None, 2))
+        >>> [variable.name for variable in rule_for(dense).variables()]
+        ['kernel', 'bias']
+        >>> class Own(keras.layers.Dense):
+        ...     pass
+        >>> rule_for(Own(3)) is None  # its `call` may do anything
+        True
+    """
     _load()
     rule_class = _REGISTRY.get(type(layer))
     if rule_class is None or "call" in vars(layer):  # an instance's own `call` may do anything

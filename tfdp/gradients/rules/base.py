@@ -26,7 +26,19 @@ from tfdp.gradients.rules.per_example_gradient import PerExampleGradient
 
 
 class UnsupportedModelError(ValueError):
-    """The ghost engine cannot compute this model's gradients exactly; another engine has to."""
+    """The ghost engine cannot compute this model's gradients exactly; another engine has to.
+
+    Example:
+        >>> import keras, tensorflow as tf
+        >>> from tfdp.gradients.rules import rule_for
+        >>> layer = keras.layers.Conv1D(3, 1, data_format="channels_first")
+        >>> layer.build((None, 2, 3))
+        >>> rule_for(layer).check_bias(tf.zeros([1, 3, 3]))  # as many positions as channels
+        Traceback (most recent call last):
+        ...
+        tfdp.gradients.rules.base.UnsupportedModelError: has a bias that Keras adds along another axis
+        of the same length
+    """
 
 
 @dataclasses.dataclass
@@ -37,6 +49,15 @@ class Recorded:
         output: the operation's output, at which the backward pass computes the gradient.
         saved: tensors that the rule gave to `record`, by name.
         gradient: gradient of the weighted loss at `output`; None until the backward pass is done.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from tfdp.gradients.rules import Recorded
+        >>> call = Recorded(output=tf.constant([[2.0]]), saved={"inputs": tf.constant([[1.0]])})
+        >>> call["inputs"].numpy()
+        array([[1.]], dtype=float32)
+        >>> call.gradient is None  # the backward pass is yet to come
+        True
     """
 
     output: tf.Tensor
@@ -54,6 +75,22 @@ class Rule(abc.ABC):
 
     Args:
         layer: a built layer.
+
+    Example:
+        >>> import keras, tensorflow as tf
+        >>> from tfdp.gradients.rules import Recorded, rule_for
+        >>> layer = keras.layers.Dense(1)
+        >>> layer.build((None, 2))
+        >>> rule, calls = rule_for(layer), []
+        >>> def record(output, **saved):
+        ...     calls.append(Recorded(output, saved))
+        ...     return output
+        >>> _ = rule.call(record, tf.constant([[3.0, 4.0]]))
+        >>> calls[0].gradient = tf.constant([[2.0]])  # of the loss, at the layer's output
+        >>> for variable, gradient in rule.gradients(calls):
+        ...     print(variable.name, gradient.square_norms().numpy())
+        kernel [100.]
+        bias [4.]
     """
 
     # Whether the rule's `call` also works under `tf.vectorized_map`.
