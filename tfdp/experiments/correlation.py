@@ -15,6 +15,25 @@ def _fields_of(mechanism: str) -> set[str]:
     return {field.name for field in dataclasses.fields(mechanism_class(mechanism))}
 
 
+def check_open(experiment: Experiment) -> None:
+    """Raises ValueError if `complete` has no default for a setting that is not set."""
+    if "strategy" not in _fields_of(experiment.mechanism):
+        return
+    best = experiment.strategy in (None, "banded_toeplitz")
+    if experiment.sampling == "cyclic_poisson":
+        chosen = experiment.groups or experiment.bands
+        if not chosen and not (best and experiment.epsilon is not None):
+            raise ValueError(
+                "Expected --groups or --bands with --sampling=cyclic_poisson. Found neither. They are "
+                "chosen for --strategy=banded_toeplitz and a given --epsilon only."
+            )
+    elif best and experiment.bands is None and experiment.sampling != "cyclic":
+        raise ValueError(
+            f"Expected --bands with --sampling={experiment.sampling}. Found none. Or take "
+            "--sampling=cyclic_poisson, for which they are chosen."
+        )
+
+
 def complete(experiment: Experiment, num_examples: int) -> Experiment:
     """Returns the experiment with all settings that the mechanism "matrix" needs.
 
@@ -32,6 +51,7 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
     Raises:
         ValueError: a setting that has no default here is not set.
     """
+    check_open(experiment)
     if "strategy" not in _fields_of(experiment.mechanism):
         return experiment
     strategy = experiment.strategy or "banded_toeplitz"
@@ -40,11 +60,6 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
     steps = experiment.steps or max(1, round(experiment.epochs * per_epoch))
     if experiment.sampling == "cyclic_poisson":
         groups = groups or bands
-        if groups is None and (strategy != "banded_toeplitz" or experiment.epsilon is None):
-            raise ValueError(
-                "Expected --groups or --bands with --sampling=cyclic_poisson. Found neither. They are "
-                "chosen for --strategy=banded_toeplitz and a given --epsilon only."
-            )
         if groups is None:
             run = Run(
                 mechanism=DPSGD(noise_multiplier=0.0),
@@ -61,10 +76,5 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
         if bands is None and strategy in _CUT:
             bands = min(groups, steps)
     elif bands is None and strategy == "banded_toeplitz":
-        if experiment.sampling != "cyclic":
-            raise ValueError(
-                f"Expected --bands with --sampling={experiment.sampling}. Found none. Or take "
-                "--sampling=cyclic_poisson, for which they are chosen."
-            )
         bands = min(per_epoch, steps)
     return dataclasses.replace(experiment, strategy=strategy, bands=bands, groups=groups)

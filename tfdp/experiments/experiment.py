@@ -103,6 +103,11 @@ def run(
             "mnist or cifar10."
         )
     data.check_labels(dataset.y_train, dataset.num_classes)
+    if not experiment.batch_size <= len(dataset.y_train):
+        raise ValueError(
+            f"Expected --batch_size to be at most the number of training examples, "
+            f"{len(dataset.y_train):,}. Found {experiment.batch_size:,}."
+        )
     experiment = complete(experiment, len(dataset.y_train))
     lots = data.make_lots(
         experiment.sampling,

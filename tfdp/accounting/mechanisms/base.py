@@ -26,6 +26,7 @@ class Mechanism:
 
     Class attributes:
       name: Name of the mechanism in the registry, in ledgers and in flags.
+      summary: What the mechanism does, in a few words that continue "NAME: ".
       released: Description of the released values that a guarantee is about.
       claim_assumptions: Sentences that state the assumptions of the paper's claim.
       schedules: Names of the fields that may be a table over steps.
@@ -34,18 +35,25 @@ class Mechanism:
       ignored: Names of fields of other mechanisms that `Run` accepts and drops, because they do not
         affect this mechanism. The update rule (`optimizer`) is one if it sees noisy sums only.
       options: Names of the plain settings (flags) from which `from_options` makes fields.
+      settings: Names of the settings of an experiment that not every mechanism has and this one has.
+      update_rules: Which Keras update rules the mechanism allows: "any", since they see noisy sums
+        only; "linear", for a proven guarantee SGD with or without momentum only; or "own", none but
+        the step of its paper.
       adaptive_clipping: Whether each step is private by itself, so that the clip norm may depend on
         earlier releases.
       segments_note: Assumption of a guarantee about several runs of this mechanism, or None.
     """
 
     name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
     released: ClassVar[str] = ""
     claim_assumptions: ClassVar[tuple[str, ...]] = ()
     schedules: ClassVar[tuple[str, ...]] = ()
     compounds: ClassVar[dict[str, type]] = {}
     ignored: ClassVar[tuple[str, ...]] = ("optimizer",)
     options: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[tuple[str, ...]] = ()
+    update_rules: ClassVar[str] = "any"
     adaptive_clipping: ClassVar[bool] = False
     segments_note: ClassVar[str | None] = None
 
