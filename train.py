@@ -13,7 +13,7 @@ epsilon unless --guarantee=claimed is set.
 
 import signal
 
-if __name__ == "__main__":
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # Ctrl-C during the imports ends the process without a traceback. `console.guarded` changes it back.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -48,7 +48,7 @@ def test_no_record_holds_the_seed_of_the_noise():
 
 
 def test_a_record_holds_the_settings_that_were_run():
-    settings = dict(mechanism="discrete_sgd", steps=3, encode=False, codebook_size=7, seed=5)
+    settings = dict(mechanism="discrete_sgd", steps=3, encode=False, denoise=False, seed=5)
     made = result(**settings, data_dir="/somewhere", insecure_seed=1)
     found = json.loads(json.dumps(record(made)["settings"]))
     assert found.keys() == SETTINGS.keys() - {"data_dir", "insecure_seed"}

@@ -33,7 +33,8 @@ def guarded(command: Callable[[], object]) -> None:
     Args:
         command: a function that ends with SystemExit or returns an exit status.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for a job in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     status = 0
     try:

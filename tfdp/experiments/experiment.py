@@ -184,7 +184,9 @@ def run(
         callbacks.append(keras.callbacks.TensorBoard(log_dir, write_graph=False))
     started = time.perf_counter()
     train_data = lots if private else lots.as_dataset()
-    history = _fit(model, train_data, steps, lots.steps_per_epoch, callbacks, verbose)
+    # Keras would warn that it does not shuffle a dataset.
+    options = {} if private else {"shuffle": False}
+    history = _fit(model, train_data, steps, lots.steps_per_epoch, callbacks, verbose, **options)
     seconds = time.perf_counter() - started
     if private and experiment.release == "mu":
         model.optimizer.release_means(model.trainable_variables)
@@ -223,7 +225,7 @@ def _total_steps(experiment, lots) -> int:
     return max(1, round(experiment.epochs * lots.steps_per_epoch))
 
 
-def _fit(model, train_data, steps, steps_per_epoch, callbacks, verbose) -> dict:
+def _fit(model, train_data, steps, steps_per_epoch, callbacks, verbose, **options) -> dict:
     """Trains exactly `steps` steps: whole epochs, then one short epoch for the rest.
 
     Returns:
@@ -241,6 +243,7 @@ def _fit(model, train_data, steps, steps_per_epoch, callbacks, verbose) -> dict:
             steps_per_epoch=length,
             callbacks=callbacks,
             verbose=verbose,
+            **options,
         )
         for name, values in part.history.items():
             history.setdefault(name, []).extend(values)

@@ -114,7 +114,8 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
     console = console or Console()
     console.print(table)
     for sentence in _pointers(result, folder):
-        console.print(sentence, markup=False, highlight=False)
+        # Commands and paths are not cut at the end of a line, so that they can be copied.
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def one_line(result: Result) -> str:
@@ -131,23 +132,16 @@ def one_line(result: Result) -> str:
 def _pointers(result, folder) -> list[str]:
     """Says what the guarantee rests on, and where all of it can be read."""
     said = result.statement
-    rests = (
-        f"The proven guarantee rests on {len(said.assumptions)} assumptions and "
-        if said.assumptions
-        else "The guarantee "
-    )
-    where = "the model card has them all"
-    if folder is not None:
-        where = f"read them in {folder}/model_card.md"
+    rests = f"rests on {len(said.assumptions)} assumptions and " if said.assumptions else ""
     lines = [
-        f"{rests}does not cover {len(said.not_covered)} things, such as the training metrics above: "
-        f"{where}."
+        f"The guarantee {rests}does not cover {len(said.not_covered)} things, such as the training",
+        "metrics above: the model card has the whole statement.",
     ]
     if folder is not None:
-        lines.append(
-            f"Also there: model.keras (the release), run.json (all figures), and the log of "
-            f"tensorboard --logdir {folder}"
-        )
+        lines += [
+            f"In {folder}: model.keras (the release), model_card.md, run.json (all figures).",
+            f"The log: tensorboard --logdir {folder}",
+        ]
     return lines
 
 

@@ -56,7 +56,7 @@ OWN = "Settings of some mechanisms"
 EXECUTION = "Execution"
 GROUPS = (PRIVACY, DATA, TRAINING, CLIPPING, OWN, EXECUTION)
 
-_PUBLIC = Need("normalization", ("batch",))
+_BATCH = Need("normalization", ("batch",))
 _SGD = Need("optimizer", ("sgd",))
 _NO_NORMALIZATION = Need(
     "model",
@@ -159,14 +159,14 @@ class Experiment:
         "strokes (drawn at random) for digits.",
         group=DATA,
         choices=("kmnist", "cifar100", "strokes"),
-        needs=(_PUBLIC,),
+        needs=(_BATCH,),
     )
     public_examples: int = setting(
         30,
         "How many public examples there are; the papers have 30 and 128.",
         group=DATA,
         at_least=2,
-        needs=(_PUBLIC,),
+        needs=(_BATCH,),
     )
     statistics: str = setting(
         "example",
@@ -175,7 +175,7 @@ class Experiment:
         "the noise.",
         group=DATA,
         choices=("example", "batch"),
-        needs=(_PUBLIC,),
+        needs=(_BATCH,),
     )
 
     batch_size: int = setting(
