@@ -127,7 +127,9 @@ def _announce(point, folder):
     if point.read:
         print(f"Settings: {', '.join(_shown(path) for path in point.read)}")
     print(announcement(point.experiment))
-    print(f"While it trains: tensorboard --logdir {_shown(folder.log_dir)}", flush=True)
+    if not point.values:
+        print(f"While it trains: tensorboard --logdir {_shown(folder.log_dir)}")
+    sys.stdout.flush()
 
 
 def _shown(path: str) -> str:

@@ -74,7 +74,7 @@ def test_one_training_goes_into_the_folder_itself(tmp_path, capsys):
 
 def test_the_summary(tmp_path):
     for point in POINTS:
-        stub([])(point.experiment, tmp_path / point.name)
+        stub([])(point, tmp_path / point.name)
     console = Console(record=True, width=80)
     errors = [None, KeyboardInterrupt(), ValueError(), None]
     print_summary(POINTS, errors, tmp_path, console)

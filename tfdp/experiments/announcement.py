@@ -29,7 +29,8 @@ def network(experiment: Experiment) -> str:
     """Returns the network and its normalization in words."""
     if experiment.normalization == "none":
         return f"{experiment.model} without normalization"
-    return f"{experiment.model} with normalization {experiment.normalization}"
+    kind = experiment.normalization.replace("_", " ")
+    return f"{experiment.model} with {kind} normalization"
 
 
 def _what(experiment):

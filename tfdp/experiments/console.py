@@ -4,6 +4,7 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -64,6 +65,10 @@ def interrupted(interruption: KeyboardInterrupt) -> int:
     return 128 + signal.SIGTERM if asked else INTERRUPTED
 
 
+def _is_not_about_tracing(record: logging.LogRecord) -> bool:
+    return "triggered tf.function retracing" not in record.getMessage()
+
+
 def _terminate(number, frame):
     raise Terminated
 
@@ -84,6 +89,9 @@ def console() -> Console:
 def quiet_tensorflow() -> Iterator[None]:
     """Leaves out what TensorFlow's C++ code says at every start; its errors are still seen.
 
+    The warning that functions are traced again is left out, too: each point of a sweep has a model of
+    its own, which has to be traced.
+
     Nothing is left out if the user has set TF_CPP_MIN_LOG_LEVEL, or if TensorFlow is imported already.
     A process of its own does the filtering, so that the last words of a crash are not lost.
     """
@@ -91,6 +99,7 @@ def quiet_tensorflow() -> Iterator[None]:
         yield
         return
     os.environ[_LOG_LEVEL] = "2"
+    logging.getLogger("tensorflow").addFilter(_is_not_about_tracing)
     stderr = os.dup(2)
     # In a session of its own, the filter is not interrupted by Ctrl-C before this process has ended.
     process = subprocess.Popen(

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfdp.accounting import VACUOUS_ABOVE, Guarantee, Run
+from tfdp.accounting import VACUOUS_ABOVE, Guarantee, Run, Statement
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.experiments.announcement import network, update_rule
 from tfdp.experiments.experiment import Result
@@ -64,7 +64,7 @@ def card(result: Result, command: str | None = None) -> str:
         "",
         f"- Data: {experiment.dataset}, {run.num_examples:,} training examples",
         f"- Model: {network(experiment)}, activation {experiment.activation}",
-        f"- Mechanism: {_mechanism(result)}",
+        f"- Mechanism: {_title(result)}",
         f"- Optimizer: {update_rule(experiment)}",
         f"- Training: {run.steps:,} steps; nominal lot {run.lot_size:,}; {run.sampling.words}",
     ]
@@ -102,7 +102,8 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
         table.add_row("", escape(" ".join(comparison)))
     table.add_row("Released", escape(said.released))
     table.add_section()
-    table.add_row("Model", f"{network(experiment)}, trained with {_mechanism(result)}")
+    rule = update_rule(experiment)
+    table.add_row("Model", f"{network(experiment)}, trained with {_title(result)}, {rule}")
     table.add_row("Steps", _steps(result))
     if experiment.private:
         table.add_row(
@@ -110,12 +111,17 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
         )
     if result.advice:
         table.add_section()
-        table.add_row("Compare", f"{escape(result.advice)}\nTry: {_alternative(result)}")
+        table.add_row("Compare", _comparison(result))
     console = console or Console()
     console.print(table)
-    for sentence in _pointers(result, folder):
+    console.print(_rests_on(result.statement), markup=False, highlight=False)
+    if folder is not None:
         # Commands and paths are not cut at the end of a line, so that they can be copied.
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        for line in (
+            f"In {folder}: model.keras (the release), model_card.md, run.json (all figures).",
+            f"The log: tensorboard --logdir {folder}",
+        ):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def one_line(result: Result) -> str:
@@ -129,20 +135,13 @@ def one_line(result: Result) -> str:
     return " ".join([line, *(f"Warning: {sentence}" for sentence in result.statement.warnings)])
 
 
-def _pointers(result, folder) -> list[str]:
-    """Says what the guarantee rests on, and where all of it can be read."""
-    said = result.statement
+def _rests_on(said: Statement) -> str:
+    """Says that there is more to know about the guarantee, and where."""
     rests = f"rests on {len(said.assumptions)} assumptions and " if said.assumptions else ""
-    lines = [
-        f"The guarantee {rests}does not cover {len(said.not_covered)} things, such as the training",
-        "metrics above: the model card has the whole statement.",
-    ]
-    if folder is not None:
-        lines += [
-            f"In {folder}: model.keras (the release), model_card.md, run.json (all figures).",
-            f"The log: tensorboard --logdir {folder}",
-        ]
-    return lines
+    return (
+        f"The guarantee {rests}does not cover {len(said.not_covered)} things, such as the metrics of "
+        "the training: read all of them in the model card."
+    )
 
 
 def _accuracy(result) -> str:
@@ -168,6 +167,13 @@ def _steps(result) -> str:
     return escape(words)
 
 
+def _comparison(result) -> str:
+    """Returns the advice; without its reason of an infinite epsilon, which stands above."""
+    if math.isinf(result.proven.epsilon):
+        return f"For a mechanism with a proven epsilon, try: {_alternative(result)}"
+    return f"{escape(result.advice)}\nTry: {_alternative(result)}"
+
+
 def _alternative(result) -> str:
     """Returns the command that trains with the default mechanism at the same proven epsilon.
 
@@ -183,13 +189,14 @@ def _alternative(result) -> str:
     return f"python train.py --mechanism={mechanism}{where} --epsilon={epsilon}"
 
 
-def _mechanism(result):
+def _title(result) -> str:
+    """Returns the mechanism in words."""
     title = getattr(result.model.optimizer, "title", "none (no privacy)")
     strategy = getattr(result.run, "strategy", None)
     if strategy is not None:
         title += f": {strategy.name}"
         title += "" if strategy.bands is None else f" of {strategy.bands} bands"
-    return f"{title}, {update_rule(result.experiment)}"
+    return title
 
 
 def _clip_norm(run: Run) -> str:
