@@ -1,5 +1,6 @@
 """Trains a Keras model with differential privacy and prints its claimed and its proven epsilon.
 
+    python train.py --epsilon=2
     python train.py --mechanism=si_dpsgd --epsilon=2
     python train.py --mechanism=dpsgd --dataset=mnist --model=lenet5 --epsilon=3
     python train.py --flagfile=flags/papers/mnist_dpsgd.cfg --epsilon=3
@@ -10,6 +11,12 @@ flags/defaults/<dataset>_<mechanism>.cfg, if there is one. --epsilon is the PROV
 epsilon unless --guarantee=claimed is set.
 """
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C during the imports ends the process without a traceback. `console.guarded` changes it back.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import contextlib
 import functools
 import os
@@ -19,7 +26,7 @@ import sys
 
 from absl import app, flags, logging
 
-from tfdp.experiments import command_line
+from tfdp.experiments import command_line, console, help_text
 
 FLAGS = flags.FLAGS
 _ROOT = pathlib.Path(__file__).resolve().parent
@@ -36,10 +43,24 @@ flags.DEFINE_string(
 flags.DEFINE_bool("overwrite", False, "Replace an earlier result in --model_dir.")
 
 
+def parse(argv):
+    """Parses the flags, or prints --help, or refuses what cannot be parsed in one sentence."""
+    try:
+        arguments = command_line.parse(help_text.without_asking(argv))
+        if len(arguments) > 1:
+            raise ValueError(f"Expected flags only. Found {' '.join(arguments[1:])}.")
+        if help_text.is_asked(argv):
+            (point, *_) = command_line.points(argv, RECIPES)
+    except ValueError as error:
+        sys.exit(_refuse(error))
+    if help_text.is_asked(argv):
+        print(help_text.text(point))
+        sys.exit(0)
+    return arguments
+
+
 def main(argv):
-    if len(argv) > 1:
-        raise app.UsageError(f"Expected flags only. Found: {' '.join(argv[1:])}")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    del argv
     logging.set_verbosity(logging.WARNING)
     from tfdp.experiments.trainings import train_points
 
@@ -47,14 +68,19 @@ def main(argv):
         points = command_line.points(sys.argv, RECIPES)
         folder, train = _place(points)
     except ValueError as error:
-        print(f"train.py: error: {error}", file=sys.stderr)
-        return 2
+        return _refuse(error)
     try:
-        return train_points(points, folder, train)
+        with console.quiet_tensorflow():
+            return train_points(points, folder, train)
     finally:
         if points[0].values and not FLAGS.model_dir:
             with contextlib.suppress(OSError):  # a folder that holds a result is not removed
                 folder.rmdir()
+
+
+def _refuse(error):
+    print(f"train.py: error: {error}", file=sys.stderr)
+    return 2
 
 
 def _place(points):
@@ -69,27 +95,41 @@ def _place(points):
     return base, functools.partial(train_one, numbered=True)
 
 
-def train_one(experiment, model_dir: str | os.PathLike, numbered: bool = False) -> None:
-    """Trains one experiment, writes its result and prints the table.
+def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> None:
+    """Trains one point, writes its result and prints it: a table, or one line of a sweep.
 
     Args:
-        experiment: the settings.
+        point: the settings, and where they come from.
         model_dir: the folder of the result.
         numbered: whether the result goes into a new folder `model_dir`_<number> instead.
     """
-    from tfdp.experiments import ResultFolder, print_table, run_into
+    from tfdp.experiments.result_folder import ResultFolder
 
+    # Entered before TensorFlow is imported: a place that cannot be written is refused at once.
     with ResultFolder(model_dir, overwrite=FLAGS.overwrite, numbered=numbered) as folder:
         # TensorBoard can read the log during the training; the commit moves it with the result.
-        print(f"While it trains: tensorboard --logdir {_shown(folder.log_dir)}", flush=True)
-        result = run_into(folder, experiment)
+        _announce(point, folder)
+        from tfdp.experiments.saving import run_into
+
+        result = run_into(folder, point.experiment, console.verbosity(), point.command)
+    from tfdp.experiments import report
+
+    if point.values:
+        print(f"{report.one_line(result)} In {_shown(folder.path)}.", flush=True)
+        return
     print()
-    print_table(result)
-    shown = _shown(folder.path)
-    print(
-        f"\nIn {shown}: run.json (this table), model.keras (the release), model_card.md, tensorboard/ "
-        f"(the log: tensorboard --logdir {shown})."
-    )
+    report.print_table(result, console.console(), _shown(folder.path))
+
+
+def _announce(point, folder):
+    from tfdp.experiments.announcement import announcement
+
+    if point.read:
+        print(f"Settings: {', '.join(_shown(path) for path in point.read)}")
+    print(announcement(point.experiment))
+    if not point.values:
+        print(f"While it trains: tensorboard --logdir {_shown(folder.log_dir)}")
+    sys.stdout.flush()
 
 
 def _shown(path: str) -> str:
@@ -99,4 +139,4 @@ def _shown(path: str) -> str:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=command_line.parse)
+    console.guarded(functools.partial(app.run, main, flags_parser=parse))

@@ -25,18 +25,23 @@ KEYS = {
 }  # fmt: skip
 
 
-DIVERGES = ["--model=mlp", "--normalization=none", "--learning_rate=1e38", "--noise_multiplier=1"]
+DIVERGES = [
+    "--mechanism=si_dpsgd", "--model=mlp", "--normalization=none", "--learning_rate=1e38",
+    "--noise_multiplier=1",
+]  # fmt: skip
+ENDLESS = ["--mechanism=none", "--model=linear", "--steps=100000"]
 ONE_STEP = ["--mechanism=none", "--model=linear", "--normalization=none", "--steps=1"]
 
 
 def train(*arguments, expect=0):
-    environment = {k: v for k, v in os.environ.items() if k != "TFDS_DATA_DIR"}
+    unset = ("TFDS_DATA_DIR", "TF_CPP_MIN_LOG_LEVEL", "COLUMNS")
+    environment = {k: v for k, v in os.environ.items() if k not in unset}
     done = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *arguments],
         capture_output=True,
         text=True,
         timeout=300,
-        env=environment | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        env=environment,
     )
     assert done.returncode == expect, done.stderr[-2000:]
     return done
@@ -58,13 +63,17 @@ def call(script, *arguments):
     with flagsaver.flagsaver(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", argv)
         patch.delenv("TFDS_DATA_DIR", raising=False)
-        return script.main(script.FLAGS(argv))
+        try:
+            return script.main(script.parse(argv))
+        except SystemExit as end:
+            return end.code
 
 
 @pytest.fixture(scope="module")
 def main_job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("main") / "result"
     done = train("--mechanism=si_dpsgd", "--epsilon=2", f"--model_dir={folder}")
+    assert done.stderr == ""  # not a line of what TensorFlow says at every start
     return folder, done.stdout, json.loads((folder / "run.json").read_text())
 
 
@@ -84,10 +93,27 @@ def test_main_job_keeps_its_proven_budget_and_learns(main_job):
 
 def test_main_job_prints_one_table_with_both_guarantees_and_advice(main_job):
     _, output, record = main_job
-    for words in ("Test accuracy", "Claimed", "Proven", "adjacency: zero_out", "Better still"):
+    for words in (
+        "Test accuracy",
+        "Claimed",
+        "Proven",
+        "adjacency: zero_out",
+        "needs more because",
+    ):
         assert words in output
+    assert "Try: python train.py --mechanism=dpsgd --epsilon=2" in output
     assert f"{100 * record['test_accuracy']:.2f}%" in output
-    assert "epsilon: " in output  # shown by the progress bar
+
+
+def test_off_a_terminal_there_is_a_line_for_each_epoch_and_no_escape(main_job):
+    _, output, _ = main_job
+    assert "\x1b" not in output and "\r" not in output
+    epochs = [line for line in output.splitlines() if "loss: " in line]
+    assert len(epochs) == 2 and all("epsilon: " in line for line in epochs)
+    assert "Settings: " in output and "digits_si_dpsgd.cfg" in output
+    assert "si_dpsgd on digits: linear" in output
+    table = output[output.index("Result") : output.index("The guarantee rests on")].splitlines()
+    assert len(table) <= 30 and max(map(len, table)) <= 100
 
 
 def test_the_result_is_one_whole_folder(main_job):
@@ -155,16 +181,20 @@ def test_command_line_wins_over_the_recipe_and_its_rivals(tmp_path, script):
 
 
 def test_claimed_calibration_shows_the_proven_figure_too(tmp_path, script):
-    record = result_of(script, tmp_path / "r", "--guarantee=claimed", "--epsilon=0.5")
+    record = result_of(
+        script, tmp_path / "r", "--mechanism=si_dpsgd", "--guarantee=claimed", "--epsilon=0.5"
+    )
     assert record["claimed"]["epsilon"] <= 0.5
     assert record["proven"]["epsilon"] > record["claimed"]["epsilon"]
 
 
-def test_releasing_the_means_has_no_finite_proven_epsilon(tmp_path, script):
-    arguments = ["--release=mu", "--guarantee=claimed", "--epsilon=2"]
+def test_releasing_the_means_has_no_finite_proven_epsilon(tmp_path, script, capsys):
+    arguments = ["--mechanism=si_dpsgd", "--release=mu", "--guarantee=claimed", "--epsilon=2"]
     record = result_of(script, tmp_path / "r", *arguments)
     assert record["proven"]["epsilon"] == "inf"
-    assert record["proven"]["reason"]
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "epsilon = infinite" in said and record["proven"]["reason"] in said
+    assert "Do not call them private." in said
 
 
 def test_the_target_of_audits_claims_a_twentieth_of_what_is_proven_at_most(tmp_path, script):
@@ -188,7 +218,9 @@ def test_a_sweep_trains_every_point_that_can_be_trained(tmp_path, script, capsys
     assert "Point 2 of 3: batch_size=5000" in said.out
     assert f"{100 * records[1]['test_accuracy']:.2f}%" in said.out.partition("Sweep")[2]
     assert "failed" in said.out.partition("Sweep")[2]
-    assert "1437" in said.err
+    assert "1,437" in said.err
+    assert said.out.count("test accuracy; proven epsilon") == 2  # a line for each point, no tables
+    assert "Result" not in said.out
 
 
 def test_a_sweep_trains_nothing_where_one_point_cannot_be(tmp_path, script, monkeypatch, capsys):
@@ -204,7 +236,10 @@ def test_a_sweep_trains_nothing_where_one_point_cannot_be(tmp_path, script, monk
         (["--epsilon=nan"], "epsilon"),
         (["--delta=0"], "delta"),
         (["--delta=1.5"], "delta"),
-        (["--batch_size=5000"], "1437"),
+        (
+            ["--batch_size=5000"],
+            "--batch_size to be at most the number of training examples, 1,437",
+        ),
         (["--dataset=nonsense"], "digits"),
         (["--model=nonsense"], "lenet5"),
         (["--dataset=mnist", "--data_dir=/nonexistent"], "--data_dir"),
@@ -213,8 +248,11 @@ def test_a_sweep_trains_nothing_where_one_point_cannot_be(tmp_path, script, monk
             ["--model=mlp", "--normalization=batch", "--statistics=batch", "--sampling=poisson"],
             "lots",
         ),
-        (["--optimizer=adam"], "--guarantee=claimed"),
-        (["--release=mu"], "means"),
+        (["--mechanism=si_dpsgd", "--optimizer=adam"], "--guarantee=claimed"),
+        (["--mechanism=si_dpsgd", "--release=mu"], "means"),
+        (["--mechanism=dpsdg"], "Did you mean 'dpsgd'?"),
+        (["--epsilonn=2"], "Did you mean --epsilon?"),
+        (["epsilon=2"], "Expected flags only"),
         (["--noise_multiplier=1", "--epsilon=2"], "both"),
         (DIVERGES, "not a finite number"),
     ],
@@ -262,7 +300,8 @@ def test_without_a_folder_every_run_gets_a_new_one(tmp_path, capsys, script, mon
         output = capsys.readouterr().out
         name = f"runs/digits_none_{number}"
         assert f"While it trains: tensorboard --logdir {name}.partial/result/tensorboard" in output
-        assert f"tensorboard --logdir {name})" in output
+        assert f"\nIn {name}: model.keras" in output
+        assert f"tensorboard --logdir {name}\n" in output
         assert check(tmp_path / name)["steps"] == 1
     assert call(script, *ONE_STEP, "--overwrite") == 2
     assert "always new" in capsys.readouterr().err
@@ -298,31 +337,93 @@ def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path, capsys, script, 
     assert not list(tmp_path.iterdir())
 
 
-def test_bad_input_ends_with_a_status_and_no_traceback(tmp_path):
-    done = train("--epsilon=nan", f"--model_dir={tmp_path / 'r'}", expect=2)
-    assert "Traceback" not in done.stderr
-
-
-def test_unknown_mechanism_lists_the_known_ones():
-    done = train("--mechanism=nonsense", expect=1)
-    assert "|none|sgld|si_dpsgd" in done.stderr
-
-
-def test_help_names_the_flags_without_importing_tensorflow():
-    command = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1  # absl's exit status for help
-    for words in ("--mechanism", "--epsilon", "--sampling", "--model_dir", "--sweep", "Clipping:"):
-        assert words in done.stdout
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--mechanism=si_dpsgd", "--help"], 0, "[1437]"),
+        (["--epsilon=-1"], 2, "--epsilon to be a finite number above 0. Found -1.0."),
+        (["--mechanism=dpsdg"], 2, "Did you mean 'dpsgd'?"),
+        (["--flagfile=/nonexistent.cfg"], 2, "no file /nonexistent.cfg"),
+        (["--steps=2", "--epochs=2"], 2, "Found both"),
+        (["--optimizer=adam", "--momentum=0.9"], 2, "--momentum with --optimizer=sgd only"),
+        (["--model_dir=setup.cfg"], 2, "Found a file"),
+    ],
+    ids=lambda value: "".join(value) if isinstance(value, list) else None,
+)
+def test_what_needs_no_tensorflow_does_not_import_it(arguments, status, words):
+    command = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == status
+    lines = done.stderr.splitlines()
+    said = [line for line in lines if not line.startswith("import time:")]
+    assert words in " ".join([done.stdout, *said])
+    assert status == 0 or (len(said) == 1 and said[0].startswith("train.py: error: "))
+    imported = {line.rpartition("|")[2].strip() for line in lines}
     assert "tfdp.experiments.settings" in imported
     assert not {"tensorflow", "keras"} & imported
 
 
 @pytest.mark.parametrize(
+    ("number", "status", "word"), [(2, 130, "interrupted"), (15, 143, "terminated")]
+)
+def test_an_interruption_is_a_sentence_and_leaves_nothing(tmp_path, number, status, word):
+    folder = tmp_path / "runs"
+    command = [sys.executable, str(ROOT / "train.py"), *ENDLESS, f"--model_dir={folder / 'r'}"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as done:
+        for line in done.stdout:
+            if "loss" in line:
+                done.send_signal(number)
+                break
+        _, errors = done.communicate(timeout=120)
+    assert done.returncode == status
+    said = errors.strip().splitlines()[-1]
+    assert said.startswith(f"train.py: {word}.") and "nothing of it is released" in said
+    assert "Traceback" not in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_sweep_keeps_what_is_finished(tmp_path, script, capsys, monkeypatch):
+    saving = importlib.import_module("tfdp.experiments.saving")
+    trained = saving.run_into
+
+    def interrupted_at_the_second(folder, experiment, *rest):
+        if experiment.seed == 2:
+            raise KeyboardInterrupt
+        return trained(folder, experiment, *rest)
+
+    monkeypatch.setattr(saving, "run_into", interrupted_at_the_second)
+    arguments = [*ONE_STEP, "--sweep=seed=1,2,3", f"--model_dir={tmp_path / 'r'}"]
+    assert call(script, *arguments) == 130
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["seed=1"]
+    said = capsys.readouterr()
+    assert said.err.strip().startswith("train.py: interrupted.")
+    assert said.out.partition("Sweep")[2].count("interrupted") == 2
+
+
+def test_a_closed_pipe_is_no_traceback():
+    command = f"{sys.executable} {ROOT / 'train.py'} --help | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    first, status = done.stdout.splitlines()
+    assert first.startswith("Trains a Keras model") and status in ("0", "141")
+
+
+def test_the_model_card_says_how_the_model_was_made(tmp_path, script):
+    folder = tmp_path / "r"
+    result_of(script, folder, *ONE_STEP, "--learning_rate=0.5", "--insecure_seed=987654321")
+    card = (folder / "model_card.md").read_text()
+    (command,) = [line for line in card.splitlines() if line.startswith("    python train.py ")]
+    assert sorted(command.split()[2:]) == sorted([*ONE_STEP, "--learning_rate=0.5"])
+    assert "linear without normalization" in card and "sgd at learning rate 0.5" in card
+    assert "987654321" not in card
+
+
+@pytest.mark.parametrize(
     ("arguments", "folder"),
     [
-        ([], "digits_si_dpsgd"),
+        ([], "digits_dpsgd"),
         (["--mechanism=dpsgd", "--sweep=seed=1"], "digits_dpsgd_001/seed=1"),
         (["--sweep=mechanism=sgld"], "digits_sgld_001/mechanism=sgld"),
     ],
@@ -330,7 +431,7 @@ def test_help_names_the_flags_without_importing_tensorflow():
 def test_results_have_their_own_place_in_runs(tmp_path, script, monkeypatch, arguments, folder):
     trained = []
 
-    def train_one(experiment, model_dir, numbered=False):
+    def train_one(point, model_dir, numbered=False):
         trained.append((model_dir, numbered))
         raise ValueError("not trained")
 

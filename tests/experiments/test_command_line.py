@@ -1,11 +1,15 @@
 """Flags are the settings' fields. Flags come first, then the recipe, then the defaults."""
 
 import pathlib
+import re
+import shlex
 
 import pytest
 from absl import flags
 
-from tfdp.experiments import SETTINGS, Experiment, command_line
+from tfdp.accounting import mechanism_names
+from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.experiments import SETTINGS, Experiment, command_line, help_text
 
 RECIPES = pathlib.Path(__file__).resolve().parents[2] / "flags" / "defaults"
 _PARSERS = {
@@ -19,7 +23,7 @@ _PARSERS = {
 def values_of(*arguments, sweeps=True):
     values = flags.FlagValues()
     command_line.define(values, sweeps=sweeps)
-    values(["train.py", *arguments])
+    command_line.parse(["train.py", *arguments], values)
     return values
 
 
@@ -49,23 +53,52 @@ def test_there_are_no_other_flags_and_sweeps_are_optional():
     alone = values_of("--steps=3", sweeps=False)
     assert set(alone) == set(SETTINGS)
     (point,) = command_line.points(["audit"], RECIPES, alone)
-    assert point.experiment.steps == 3
+    assert point.experiment.steps == 3 and point.command == "python train.py --steps=3"
+
+
+def help_for(*arguments):
+    point = points(*arguments)[0] if arguments else None
+    return help_text.text(point, values_of(*arguments))
 
 
 def test_help_has_every_flag_under_its_group_with_its_default():
-    text = command_line.help_text(values_of())
+    text = help_for()
     places = [text.index(f"\n{group}:\n") for group in ("Privacy", "Data and model", "Execution")]
     assert places == sorted(places)
     for name, known in SETTINGS.items():
         assert f"\n  --{'[no]' if known.kind is bool else ''}{name}:" in text
-    assert "(default: '256')" in text
-    assert "It is 2 where neither it nor --noise_multiplier is set." in " ".join(text.split())
+    words = " ".join(text.split())
+    assert "the logical batch of one step. [256]" in words
+    assert "It is 2 where neither it nor --noise_multiplier is set." in words
+    for name in mechanism_names():
+        assert f"{name}: {mechanism_class(name).summary}." in words
+    for name in ("kmnist", "cifar_tutorial", "softsign"):
+        assert name in words
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_help_shows_the_values_of_the_recipe():
+    words = " ".join(help_for("--mechanism=si_dpsgd", "--steps=7").split())
+    assert "the logical batch of one step. [1437]" in words
+    assert "instead of --epochs. [7]" in words
+    assert "flags/defaults/digits_si_dpsgd.cfg" in words
+
+
+def test_what_asks_for_help_is_found():
+    for word in ("--help", "-h", "-?", "--helpshort"):
+        assert help_text.is_asked(["train.py", "--steps=1", word])
+        assert help_text.without_asking(["train.py", word, "--steps=1"]) == [
+            "train.py",
+            "--steps=1",
+        ]
+    assert not help_text.is_asked(["train.py", "--helpfull"])
 
 
 def test_recipes_fill_in_what_is_not_given():
-    assert one().batch_size == 1437
-    assert one("--batch_size=7").batch_size == 7
-    assert one("--batch_size=7").steps == 2
+    assert one().mechanism == "dpsgd"
+    assert one("--mechanism=si_dpsgd").batch_size == 1437
+    assert one("--mechanism=si_dpsgd", "--batch_size=7").batch_size == 7
+    assert one("--mechanism=si_dpsgd", "--batch_size=7").steps == 2
     assert one("--dataset=cifar10").batch_size == SETTINGS["batch_size"].default
     assert one(recipes=None).batch_size == SETTINGS["batch_size"].default
     own = RECIPES / "digits_none.cfg"
@@ -88,12 +121,103 @@ def test_an_epsilon_is_taken_where_nothing_says_how_much_noise():
 
 
 def test_a_recipe_with_something_else_is_refused(tmp_path):
-    (tmp_path / "digits_si_dpsgd.cfg").write_text("--sweep=seed=1,2\n")
-    with pytest.raises(ValueError, match=r"Expected settings in .*digits_si_dpsgd\.cfg"):
+    (tmp_path / "digits_dpsgd.cfg").write_text("--sweep=seed=1,2\n")
+    with pytest.raises(ValueError, match=r"Expected settings in .*digits_dpsgd\.cfg"):
         one(recipes=tmp_path)
-    (tmp_path / "digits_si_dpsgd.cfg").write_text("--steps=many\n")
+    (tmp_path / "digits_dpsgd.cfg").write_text("--steps=many\n")
     with pytest.raises(ValueError, match=r"--steps takes.*--steps=many in"):
         one(recipes=tmp_path)
+
+
+@pytest.mark.parametrize("file_first", [True, False])
+def test_what_is_typed_wins_over_a_flag_file(tmp_path, file_first):
+    """Whatever the order; the file's rivals, and what has no effect any more, are silenced."""
+    inner = tmp_path / "inner.cfg"
+    inner.write_text("--mechanism=dpsgd\n--epsilon=9\n--steps=7\n--momentum=0.9\n--seed=1\n")
+    outer = tmp_path / "outer.cfg"
+    outer.write_text(f"--flagfile={inner}\n--learning_rate=3\n")
+    file, typed = [f"--flagfile={outer}"], ["--epochs=2", "--noise_multiplier", "4", "-seed=2"]
+    found = one(*(file + typed if file_first else typed + file), "--optimizer=adam")
+    assert (found.noise_multiplier, found.epsilon) == (4.0, None)
+    assert (found.epochs, found.steps) == (2.0, None)
+    assert (found.seed, found.optimizer, found.momentum, found.learning_rate) == (2, "adam", 0, 3)
+    assert one(*file).momentum == 0.9 and one(*file).epsilon == 9.0
+
+
+def test_what_is_typed_wins_over_the_sweep_of_a_flag_file(tmp_path):
+    file = tmp_path / "sweep.cfg"
+    file.write_text("--seed=3\n--sweep=epsilon=1,2 learning_rate=0.5,1\n--sweep=steps=5,6\n")
+    with_noise = points(f"--flagfile={file}", "--noise_multiplier=4", "--steps=5")
+    assert [point.name for point in with_noise] == ["learning_rate=0.5", "learning_rate=1"]
+    assert {point.experiment.noise_multiplier for point in with_noise} == {4.0}
+    swept = points("--sweep=epsilon=7,8", "--sweep=seed=4", f"--flagfile={file}", "--steps=6")
+    assert [point.experiment.epsilon for point in swept] == [7.0, 8.0, 7.0, 8.0]
+    assert {point.experiment.seed for point in swept} == {4}
+
+
+def test_what_has_no_effect_beside_what_is_typed_is_left_out_of_a_recipe():
+    found = one("--mechanism=discrete_sgd", "--noise=gaussian")
+    assert (found.noise, found.degrees_of_freedom) == ("gaussian", None)
+    own = RECIPES / "digits_discrete_sgd.cfg"
+    assert one(f"--flagfile={own}", "--mechanism=dpsgd").encode is None
+    assert one("--dataset=mnist", "--optimizer=adam").momentum == 0
+    with pytest.raises(ValueError, match="--momentum with --optimizer=sgd only"):
+        one("--dataset=mnist", "--optimizer=adam", "--momentum=0.9")
+
+
+def test_a_swept_value_leaves_out_what_has_no_effect_beside_it():
+    none, si = points("--sweep=mechanism=none,si_dpsgd", "--epsilon=3", "--release=theta")
+    assert (none.experiment.epsilon, none.experiment.release) == (None, None)
+    assert (si.experiment.epsilon, si.experiment.release) == (3.0, "theta")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--steps=1", "--epochs=1"], "--epochs and --steps on the command line. Found both"),
+        (["--flagfile=nowhere.cfg"], "no file nowhere.cfg"),
+        (["--flagfile"], "Found no name"),
+        (["--mechanism=dpsdg"], "Did you mean 'dpsgd'"),
+        (["--dataset=minst"], "Did you mean 'mnist'"),
+        (["--model=lenet"], "Did you mean 'lenet5'"),
+        (["--epsilonn=1"], "Did you mean --epsilon"),
+        (["--zzz"], "--help lists them"),
+        (["--epsilon=much"], "Expected --epsilon to be a number. Found 'much'"),
+        (["--batch_size=1.5"], "Expected --batch_size to be a whole number. Found '1.5'"),
+        (["--jit_compile=maybe"], "Expected --jit_compile to be true or false"),
+        (["--epsilon"], "Expected a value of --epsilon"),
+        (["--mechanism=matrix", "--sampling=poisson"], "Expected --bands"),
+        (["--model=lenet5"], "at least 12x12 pixels with --model=lenet5"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(arguments, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        points(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_rivals_in_one_flag_file_are_refused(tmp_path):
+    (tmp_path / "both.cfg").write_text("--epsilon=1\n--noise_multiplier=1\n")
+    with pytest.raises(ValueError, match=r"in the flag files\. Found both"):
+        points(f"--flagfile={tmp_path / 'both.cfg'}")
+    (tmp_path / "circle.cfg").write_text("--flagfile=nowhere.cfg\n")
+    with pytest.raises(ValueError, match="flag files that can be read"):
+        points(f"--flagfile={tmp_path / 'circle.cfg'}")
+
+
+def test_a_point_says_where_its_settings_come_from():
+    (point,) = points("--mechanism=matrix", "--steps=9")
+    assert point.read == (str(RECIPES / "digits_matrix.cfg"),)
+    assert point.command == "python train.py --mechanism=matrix --steps=9"
+    path = str(RECIPES / "digits_none.cfg")
+    assert points(f"--flagfile={path}")[0].read == (path,)
+    assert points("--dataset=kmnist")[0].read == ()
+
+
+def test_a_command_holds_no_seed_of_the_noise():
+    (point,) = points("--insecure_seed=987654321", "--noise_multiplier=1")
+    assert point.experiment.insecure_seed == 987654321
+    assert "987654321" not in point.command
 
 
 def test_each_point_has_the_recipe_of_its_mechanism():
@@ -166,3 +290,4 @@ def test_every_flag_file_describes_experiments(path):
     for point in found:  # each point alone is the same as in the sweep
         chosen = [f"--{name}={text}" for name, text in point.values.items()]
         assert one(f"--flagfile={path}", *chosen) == point.experiment
+        assert one(*shlex.split(point.command)[2:]) == point.experiment

@@ -1,14 +1,17 @@
-"""The clipping in the final table, and what run.json must not contain."""
+"""The final table and the model card say what matters, and run.json holds no seed of the noise."""
 
 import dataclasses
+import io
 import json
 from unittest import mock
 
 import pytest
+from rich.console import Console
 
-from tfdp.accounting import Run
-from tfdp.experiments import SETTINGS, Experiment
-from tfdp.experiments.report import _clip_norm, record
+from tfdp.accounting import Run, Statement, proven
+from tfdp.experiments import SETTINGS, Experiment, Result
+from tfdp.experiments.announcement import announcement
+from tfdp.experiments.report import _clip_norm, card, one_line, print_table, record
 
 
 @pytest.mark.parametrize(
@@ -48,10 +51,136 @@ def test_no_record_holds_the_seed_of_the_noise():
 
 
 def test_a_record_holds_the_settings_that_were_run():
-    settings = dict(mechanism="discrete_sgd", steps=3, encode=False, codebook_size=7, seed=5)
+    settings = dict(mechanism="discrete_sgd", steps=3, encode=False, denoise=False, seed=5)
     made = result(**settings, data_dir="/somewhere", insecure_seed=1)
     found = json.loads(json.dumps(record(made)["settings"]))
     assert found.keys() == SETTINGS.keys() - {"data_dir", "insecure_seed"}
     there = Experiment(**found)
     assert there == dataclasses.replace(made.experiment, data_dir=None, insecure_seed=None)
     assert there.encode is False and there.steps == 3
+
+
+def trained(run, advice=None, delta=1e-5, **settings):
+    """Returns a result as if `run` had been trained."""
+    known = dict(batch_size=run.lot_size, steps=run.steps, mechanism=run.mechanism_name)
+    return Result(
+        experiment=Experiment(**known | {"epsilon": 2.0} | settings),
+        model=mock.MagicMock(),
+        run=run,
+        test_accuracy=0.875,
+        statement=Statement.of(run, delta),
+        seconds_per_step=0.004,
+        seconds=1.5,
+        advice=advice,
+        history={},
+    )
+
+
+def a_run(**changes):
+    fields = dict(
+        mechanism="dpsgd",
+        num_examples=1000,
+        lot_size=100,
+        steps=20,
+        sampling="poisson",
+        noise_multiplier=2.0,
+        l2_norm_clip=0.5,
+    )
+    return Run(**fields | changes)
+
+
+def printed(result, width=100, folder="runs/a"):
+    """Returns the lines of the table, and their words without the frame."""
+    console = Console(file=io.StringIO(), width=width)
+    print_table(result, console, folder)
+    text = console.file.getvalue()
+    return text.splitlines(), " ".join(text.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_table_is_short_and_says_what_matters(width):
+    result = trained(a_run(), advice="DP-SGD is as good.", momentum=0.5)
+    lines, words = printed(result, width)
+    assert len(lines) <= (35 if width == 80 else 30)
+    assert max(map(len, lines)) <= width
+    for guarantee in (result.proven, result.claimed):
+        assert f"epsilon = {guarantee.epsilon:.4f}, delta = 1e-05, adjacency: zero_out" in words
+    for expected in (
+        "87.50% of the released weights",
+        "at most",  # what the proven epsilon means
+        "Claimed is larger than proven here",
+        "mlp without normalization",
+        "sgd with momentum 0.5 at learning rate 0.15",
+        "clip norm C = 0.5",
+        "DP-SGD is as good. Try: python train.py --mechanism=dpsgd --epsilon=2",
+        "In runs/a: model.keras (the release), model_card.md",
+    ):
+        assert expected in words, expected
+    assert "Validation data" not in words  # is in the model card
+    assert "Validation data" in card(result)
+
+
+def test_no_warning_and_no_reason_is_dropped():
+    run = a_run(insecure_seed=True)
+    result = trained(run, advice=f"Nothing finite: {proven(run, 1e-5).reason}", delta=0.5)
+    _, words = printed(result)
+    warnings = result.statement.warnings
+    assert len(warnings) == 3
+    for sentence in (*warnings, f"epsilon = infinite: {result.proven.reason}"):
+        assert " ".join(sentence.split()) in words
+    assert "Nothing finite" not in words  # the advice would say the reason once more
+    line = one_line(result)
+    assert "\n" not in line
+    for sentence in (*warnings, result.proven.reason, "87.50% test accuracy"):
+        assert sentence in line
+
+
+def test_a_vacuous_epsilon_is_called_so():
+    result = trained(a_run(noise_multiplier=0.1))
+    _, words = printed(result)
+    assert result.proven.vacuous and "vacuous (epsilon = " in words
+    assert "Do not call them private." in words
+    assert "vacuous" in one_line(result)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "--epsilon=2"),
+        ({"guarantee": "claimed"}, "--epsilon=0.8116"),
+        ({"epsilon": None, "noise_multiplier": 2.0}, "--epsilon=0.8116"),
+        ({"dataset": "mnist"}, "--mechanism=dpsgd --dataset=mnist --epsilon=2"),
+    ],
+    ids=str,
+)
+def test_the_alternative_has_the_same_proven_epsilon(settings, words):
+    result = trained(a_run(), advice="There is another one.", **settings)
+    words = words.replace("0.8116", f"{result.proven.epsilon:.4g}")
+    assert printed(result)[1].partition("Try: ")[2].split(" └")[0].endswith(words)
+
+
+def test_the_model_card_has_what_another_training_needs():
+    settings = dict(normalization="layer", optimizer="adam", learning_rate=0.25, activation="tanh")
+    text = card(trained(a_run(), **settings), "python train.py --seed=3")
+    for expected in (
+        "mlp with layer normalization, activation tanh",
+        "adam at learning rate 0.25",
+        "clip norm C = 0.5",
+        "Noise multiplier: 2",
+        "\n    python train.py --seed=3\n",
+        "Test accuracy: 87.50%",
+        "## Privacy",
+    ):
+        assert expected in text, expected
+    assert "python train.py" not in card(trained(a_run()))
+
+
+def test_the_announcement_is_one_sentence():
+    said = announcement(Experiment(epsilon=2.0, epochs=3.0, learning_rate_decay=0.5))
+    assert said == (
+        "dpsgd on digits: mlp without normalization; proven epsilon 2 at delta 1e-05; 3 epochs in "
+        "lots of 256 (poisson); sgd at learning rate 0.15, times 0.5 after every epoch; clip norm 1 "
+        "(global)."
+    )
+    assert "no privacy" in announcement(Experiment(mechanism="none"))
+    assert "noise multiplier 3" in announcement(Experiment(noise_multiplier=3.0))

@@ -8,8 +8,10 @@ import pytest
 
 from tfdp.accounting import mechanism_names
 from tfdp.accounting.mechanisms.dp_dropout import READINGS
-from tfdp.experiments import SETTINGS, Experiment
-from tfdp.experiments.settings import GROUPS, Setting
+from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.experiments import SETTINGS, Experiment, conditions
+from tfdp.experiments.setting import Setting
+from tfdp.experiments.settings import GROUPS
 
 
 def experiment(**changes):
@@ -32,11 +34,15 @@ def test_what_is_said_of_a_setting_is_whole(name):
     assert known.optional == (known.default is None)
     assert known.default is None or isinstance(known.default, known.kind)
     assert not known.own or known.default is None
+    assert not known.own or any(name in mechanism_class(m).settings for m in mechanism_names())
+    assert all(need.name in SETTINGS for need in known.needs)
     if known.rival:
         assert SETTINGS[known.rival].rival == name
 
 
 def test_choices_are_those_of_the_code_that_takes_them():
+    import keras
+
     from tfdp import data, layers, models
     from tfdp.gradients import bounds, lot
 
@@ -46,6 +52,14 @@ def test_choices_are_those_of_the_code_that_takes_them():
     assert SETTINGS["engine"].allowed == lot.ENGINES
     assert SETTINGS["statistics"].allowed == layers.public.STATISTICS
     assert set(SETTINGS["composition"].allowed) == set(READINGS)
+    assert set(SETTINGS["dataset"].allowed) == {
+        name for name in data.DATASETS if name == "digits" or not data.DATASETS[name].text
+    }
+    images = {name: known for name, known in models.MODELS.items() if not known.takes_tokens}
+    assert {name: known.smallest_image for name, known in images.items()} == conditions.MODELS
+    assert set(conditions.NORMALIZED) == {n for n, known in images.items() if known.outputs}
+    for name in SETTINGS["activation"].allowed:
+        assert callable(keras.activations.get(name))
     assert SETTINGS["mechanism"].allowed == mechanism_names()
 
 
@@ -67,8 +81,43 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ({"noise_multiplier": -1.0}, "--noise_multiplier to be a finite number of at least 0"),
         ({"noise_multiplier": float("nan")}, "--noise_multiplier"),
         ({"epsilon": None}, "Found neither"),
-        ({"epsilon": float("nan")}, "epsilon"),
-        ({"delta": 1.0}, "delta"),
+        ({"epsilon": float("nan")}, "--epsilon to be a finite number above 0. Found nan"),
+        ({"epsilon": -1.0}, "--epsilon to be a finite number above 0. Found -1"),
+        ({"delta": 1.0}, "--delta to be a finite number above 0 and below 1. Found 1"),
+        ({"seed": -1}, "--seed to be at least 0 and below 4294967296. Found -1"),
+        ({"mechanism": "dpsdg"}, "Did you mean 'dpsgd'"),
+        ({"dataset": "glue/sst2"}, "--dataset to be one of"),
+        ({"momentum": 1.0}, "--momentum to be a finite number of at least 0 and below 1"),
+        ({"optimizer": "adam", "momentum": 0.9}, "--momentum with --optimizer=sgd only"),
+        ({"optimizer": "adam", "nesterov": True}, "--nesterov with --optimizer=sgd only"),
+        ({"nesterov": True}, "--nesterov with --momentum above 0 only"),
+        ({"groups": 3}, "--groups with --sampling=cyclic_poisson only"),
+        ({"target_quantile": 0.5}, "--target_quantile with --clipping=adaptive only"),
+        ({"quantile_learning_rate": 0.5}, "with --clipping=adaptive only"),
+        ({"quantile_noise_multiplier": 9.0}, "with --clipping=adaptive only"),
+        ({"public_examples": 31}, "--normalization=batch only"),
+        ({"normalize_output": True}, "--normalize_output with --normalization=layer or"),
+        ({"model": "resnet18", "normalization": "layer"}, "normalization of its own"),
+        ({"model": "tutorial_cnn"}, "at least 13x13 pixels .* of 8x8"),
+        ({"mechanism": "none"}, "--epsilon with a private mechanism only"),
+        ({"mechanism": "none", "epsilon": None, "l2_norm_clip": 2.0}, "--l2_norm_clip with a priv"),
+        ({"release": "mu"}, "dpsgd has no --release. Expected it with --mechanism=si_dpsgd only"),
+        ({"mechanism": "si_dpsgd", "noise": "laplace"}, "has no --noise"),
+        ({"mechanism": "sgld", "momentum": 0.9}, "steps of its paper.* --momentum to be left out"),
+        ({"mechanism": "dp_dropout", "optimizer": "adam"}, "--optimizer to be left out"),
+        ({"mechanism": "si_dpsgd", "optimizer": "adam"}, "No finite epsilon can be proven"),
+        ({"mechanism": "matrix", "clipping": "adaptive"}, "one clip norm for all steps"),
+        ({"mechanism": "matrix", "strategy": "identity", "bands": 3}, "--bands with --strategy="),
+        ({"mechanism": "matrix", "strategy": "prefix_sum", "objective": "max"}, "--objective"),
+        (
+            {"mechanism": "discrete_sgd", "noise": "laplace", "degrees_of_freedom": 9.0},
+            "--degrees_of_freedom with --noise=student_t only",
+        ),
+        (
+            {"mechanism": "discrete_sgd", "encode": False, "codebook_size": 9},
+            "--codebook_size with --encode=True only",
+        ),
+        ({"microbatches": 3}, "--microbatches to divide --batch_size"),
         ({"statistics": "batch"}, "--normalization=batch only"),
     ],
     ids=str,
@@ -79,7 +128,18 @@ def test_a_value_that_cannot_be_is_refused(changes, words):
 
 
 def test_numbers_on_their_bounds_are_allowed():
-    assert experiment(noise_multiplier=0.0, steps=1, public_examples=2).noise_multiplier == 0.0
+    made = experiment(noise_multiplier=0.0, steps=1, normalization="batch", public_examples=2)
+    assert made.noise_multiplier == 0.0
+
+
+def test_settings_that_have_an_effect_are_allowed():
+    experiment(clipping="adaptive", target_quantile=0.5, momentum=0.9, nesterov=True)
+    experiment(mechanism="matrix", sampling="cyclic_poisson", groups=3, bands=3, objective="max")
+    experiment(mechanism="discrete_sgd", degrees_of_freedom=9.0, codebook_size=7)
+    experiment(mechanism="si_dpsgd", optimizer="adam", guarantee="claimed", release="mu")
+    experiment(mechanism="sgld", composition="ac", learning_rate_exponent=0.0)
+    experiment(microbatches=64)
+    Experiment(mechanism="none", momentum=0.5)
 
 
 def test_recorded_settings_make_the_same_experiment():
@@ -97,7 +157,10 @@ def test_a_choice_that_is_registered_later_is_allowed():
     known.check("b")
 
 
-@pytest.mark.parametrize("name", ["settings", "command_line", "sweep"])
+@pytest.mark.parametrize(
+    "name",
+    ["settings", "command_line", "sweep", "help_text", "console", "announcement", "result_folder"],
+)
 def test_settings_and_flags_need_no_tensorflow(name):
     code = (
         f"import sys, tfdp.experiments.{name}, tfdp.experiments as e\n"

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from tfdp.experiments import Experiment
 from tfdp.experiments.command_line import Point
+from tfdp.experiments.console import Terminated
 from tfdp.experiments.trainings import print_summary, train_points
 
 POINTS = [
@@ -19,7 +20,8 @@ POINTS = [
 def stub(trained, failures=()):
     """Returns a substitute for training, which writes a run.json, and fails at the given points."""
 
-    def train(experiment, folder):
+    def train(point, folder):
+        experiment = point.experiment
         trained.append((experiment.epsilon, experiment.seed, folder.name))
         if error := dict(failures).get((experiment.epsilon, experiment.seed)):
             raise error
@@ -72,9 +74,38 @@ def test_one_training_goes_into_the_folder_itself(tmp_path, capsys):
 
 def test_the_summary(tmp_path):
     for point in POINTS:
-        stub([])(point.experiment, tmp_path / point.name)
+        stub([])(point, tmp_path / point.name)
     console = Console(record=True, width=80)
-    print_summary(POINTS, [None, None, ValueError(), None], tmp_path, console)
+    errors = [None, KeyboardInterrupt(), ValueError(), None]
+    print_summary(POINTS, errors, tmp_path, console)
     rows = [line.split() for line in console.export_text().splitlines() if "│" in line]
     assert ["│0.5", "│", "1", "│", "87.50%", "│", "1,234", "│", "0.5│"] in rows
+    assert ["│0.5", "│", "2", "│", "interrupted", "│", "│", "│"] in rows
     assert ["│8", "│", "1", "│", "failed", "│", "│", "│"] in rows
+
+
+def test_an_interruption_ends_the_sweep_and_shows_what_there_is(tmp_path, capsys):
+    trained = []
+    assert train_points(POINTS, tmp_path, stub(trained, [((0.5, 2), KeyboardInterrupt())])) == 130
+    assert len(trained) == 2
+    said = capsys.readouterr()
+    assert said.err.strip().startswith("train.py: interrupted.")
+    assert said.out.count("87.50%") == 1 and said.out.count("interrupted") == 3
+    alone = [Point(POINTS[0].experiment, {})]
+    assert train_points(alone, tmp_path, stub([], [((0.5, 1), Terminated())])) == 143
+    assert "terminated" in capsys.readouterr().err
+
+
+def test_a_closed_pipe_ends_the_sweep(tmp_path):
+    with pytest.raises(BrokenPipeError):
+        train_points(POINTS, tmp_path, stub([], [((0.5, 1), BrokenPipeError())]))
+
+
+def test_an_error_names_flags(tmp_path, capsys):
+    alone = [Point(POINTS[0].experiment, {})]
+    error = ValueError("Expected lot_size to be at most 9. Use clipping='global'.")
+    assert train_points(alone, tmp_path, stub([], [((0.5, 1), error)])) == 2
+    said = capsys.readouterr().err
+    assert (
+        said == "train.py: error: Expected --batch_size to be at most 9. Use --clipping=global.\n"
+    )

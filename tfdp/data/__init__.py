@@ -4,6 +4,8 @@
 turns arrays into *lots*, the logical batches of private training, and records the sampling scheme
 that the accounting has to analyse.
 
+A name is imported when it is first used, so that the names of the datasets need no TensorFlow.
+
 Example:
     >>> import tfdp
     >>> digits = tfdp.data.load("digits")
@@ -12,22 +14,40 @@ Example:
     (1437, 11)
 """
 
-from tfdp.data.datasets import DATASETS as DATASETS
-from tfdp.data.datasets import Dataset as Dataset
-from tfdp.data.datasets import DataUnavailable as DataUnavailable
-from tfdp.data.datasets import load as load
-from tfdp.data.datasets import load_split as load_split
-from tfdp.data.datasets import public as public
-from tfdp.data.labels import check_labels as check_labels
-from tfdp.data.lots import Lots as Lots
-from tfdp.data.lots import row_multiple_for as row_multiple_for
-from tfdp.data.schemes import SAMPLINGS as SAMPLINGS
-from tfdp.data.schemes import CyclicLots as CyclicLots
-from tfdp.data.schemes import CyclicPoissonLots as CyclicPoissonLots
-from tfdp.data.schemes import FixedSizeLots as FixedSizeLots
-from tfdp.data.schemes import PoissonLots as PoissonLots
-from tfdp.data.schemes import ShuffledLots as ShuffledLots
-from tfdp.data.schemes import WithReplacementLots as WithReplacementLots
-from tfdp.data.schemes import make_lots as make_lots
-from tfdp.data.text import cut_bytes as cut_bytes
-from tfdp.data.text import hash_tokens as hash_tokens
+import importlib
+
+_PUBLIC = {
+    "DATASETS": "tfdp.data.datasets",
+    "Dataset": "tfdp.data.datasets",
+    "DataUnavailable": "tfdp.data.datasets",
+    "load": "tfdp.data.datasets",
+    "load_split": "tfdp.data.datasets",
+    "public": "tfdp.data.datasets",
+    "check_labels": "tfdp.data.labels",
+    "Lots": "tfdp.data.lots",
+    "row_multiple_for": "tfdp.data.lots",
+    "SAMPLINGS": "tfdp.data.schemes",
+    "CyclicLots": "tfdp.data.schemes",
+    "CyclicPoissonLots": "tfdp.data.schemes",
+    "FixedSizeLots": "tfdp.data.schemes",
+    "PoissonLots": "tfdp.data.schemes",
+    "ShuffledLots": "tfdp.data.schemes",
+    "WithReplacementLots": "tfdp.data.schemes",
+    "make_lots": "tfdp.data.schemes",
+    "cut_bytes": "tfdp.data.text",
+    "hash_tokens": "tfdp.data.text",
+}
+
+__all__ = [*_PUBLIC]
+
+
+def __getattr__(name):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'tfdp.data' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted([*globals(), *__all__])

@@ -130,6 +130,18 @@ DATASETS: dict[str, _Spec | None] = {
     "mnist": _Spec((28, 28, 1), 10, "https://storage.googleapis.com"),
 }
 
+
+def image_datasets() -> tuple[str, ...]:
+    """Returns the names of the datasets whose examples are images."""
+    return tuple(sorted(name for name, spec in DATASETS.items() if spec is None or not spec.text))
+
+
+def input_shape(name: str) -> tuple[int, ...]:
+    """Returns the shape of one example of a dataset; () for texts."""
+    spec = _spec(name)
+    return (8, 8, 1) if spec is None else spec.input_shape
+
+
 # The source of public examples for each private dataset. KMNIST and CIFAR-100 (their test splits) are
 # those of SI-DPSGD, section 5; "strokes" is drawn at random and needs no download.
 PUBLIC = {"mnist": "kmnist", "cifar10": "cifar100", "digits": "strokes"}
@@ -246,7 +258,7 @@ def public(
     """
     one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
     source = PUBLIC[name] if source is None else source
-    shape = (8, 8, 1) if name == "digits" else _spec(name).input_shape
+    shape = input_shape(name)
     fits = ["strokes"]
     fits += [n for n in ("kmnist", "cifar100") if _spec(n).input_shape == shape]
     one_of("source", source, fits, remedy=f"Use a source of images like those of {name!r}.")

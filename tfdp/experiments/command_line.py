@@ -1,25 +1,30 @@
 """The flags of a command that trains, made from the fields of `Experiment`.
 
     command_line.define()
-    app.run(main, flags_parser=command_line.parse)       # and in main:
+    parse = functools.partial(command_line.parse, recipes=recipes)
+    app.run(main, flags_parser=parse)       # and in main:
     points = command_line.points(sys.argv, recipes)
 
-A setting has the value on the command line or in a --flagfile, if there is one. Otherwise it has the
-value in the recipe <recipes>/<dataset>_<mechanism>.cfg, if that file exists and no --flagfile is
-given. Otherwise it has the field's default.
+A setting has the value on the command line, if there is one, or else that in a --flagfile. Otherwise
+it has the value in the recipe <recipes>/<dataset>_<mechanism>.cfg, if that file exists and no
+--flagfile is given. Otherwise it has the field's default. `layers.py` says what becomes of rivals.
 
 This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
-import sys
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
-from tfdp.experiments import sweep
-from tfdp.experiments.settings import GROUPS, NONE, SETTINGS, Experiment, Setting
+from tfdp.experiments import flag_files, sweep
+from tfdp.experiments.conditions import NONE
+from tfdp.experiments.correlation import check_open
+from tfdp.experiments.layers import Layer, combine, kept_sweeps
+from tfdp.experiments.parsing import ChoiceParser, sentence
+from tfdp.experiments.settings import SETTINGS, Experiment, Setting
 
 _DEFINE = {
     bool: flags.DEFINE_bool,
@@ -27,7 +32,6 @@ _DEFINE = {
     float: flags.DEFINE_float,
     str: flags.DEFINE_string,
 }
-_OF_THE_COMMAND = "This command"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +42,14 @@ class Point:
         experiment: the settings of the training.
         values: the swept values as texts, by the names of the settings; empty if the command trains
             only once.
+        read: the flag files, or the recipe, that settings were read from.
+        command: the command that makes this training alone, without the folder of its result.
     """
 
     experiment: Experiment
     values: dict[str, str]
+    read: tuple[str, ...] = ()
+    command: str | None = None
 
     @property
     def name(self) -> str:
@@ -53,10 +61,12 @@ def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> 
     """Defines a flag for every setting and, if `sweeps`, the flag --sweep."""
     here = {"flag_values": flag_values, "module_name": __name__}
     for name, known in SETTINGS.items():
+        text = describe(known)
         if known.allowed is not None:
-            flags.DEFINE_enum(name, known.default, known.allowed, describe(known), **here)
+            parser, serializer = ChoiceParser(name, known.allowed), flags.ArgumentSerializer()
+            flags.DEFINE(parser, name, known.default, text, serializer=serializer, **here)
         else:
-            _DEFINE[known.kind](name, known.default, describe(known), **here)
+            _DEFINE[known.kind](name, known.default, text, **here)
     if not sweeps:
         return
     flags.DEFINE_multi_string(
@@ -70,45 +80,31 @@ def define(flag_values: flags.FlagValues = flags.FLAGS, sweeps: bool = True) -> 
 
 
 def describe(known: Setting) -> str:
-    """Returns the help text of a flag. absl adds the default value, unless it is None."""
+    """Returns the help text of a flag, without its default value."""
+    listed = "" if known.allowed is None else f" One of: {', '.join(known.allowed)}."
     if known.otherwise is None:
-        return known.help
+        return known.help + listed
     return f"{known.help} It is {known.otherwise:g} where neither it nor --{known.rival} is set."
 
 
-def parse(argv: Sequence[str]) -> list[str]:
-    """Parses flags like `app.parse_flags_with_usage`, but prints --help in groups."""
-    if any(argument in ("--help", "-help", "-?") for argument in argv[1:]):
-        print(help_text())
-        sys.exit(1)  # absl's exit status after --help
-    return app.parse_flags_with_usage(argv)
+def parse(argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
+    """Parses flags; what is typed wins over flag files, wherever it is typed.
 
+    Returns:
+        The words that are no flags, after the program's name.
 
-def help_text(flag_values: flags.FlagValues = flags.FLAGS) -> str:
-    """Returns the text of --help: the docstring of the program, then its flags in groups."""
-    lines = [sys.modules["__main__"].__doc__ or ""]
-    own = flag_values.get_key_flags_for_module(sys.argv[0])
-    sweeps = ["sweep"] if "sweep" in flag_values else []
-    names = [flag.name for flag in own if flag.name not in (*SETTINGS, "sweep")]
-    grouped = {_OF_THE_COMMAND: names + sweeps}
-    grouped |= {group: [] for group in GROUPS}
-    for name, known in SETTINGS.items():
-        grouped[known.group].append(name)
-    for group, names in grouped.items():
-        lines += [f"{group}:", *(_flag_help(flag_values[name]) for name in names), ""]
-    recipes = "The recipe flags/defaults/<dataset>_<mechanism>.cfg comes before these defaults."
-    return "\n".join([*lines, recipes, "--helpfull lists absl's own flags as well."])
-
-
-def _flag_help(flag: flags.Flag) -> str:
-    text = f"--{'[no]' if flag.boolean else ''}{flag.name}: {flag.help}"
-    if flag.default_as_str:
-        text += f" (default: {flag.default_as_str})"
-    return flags.text_wrap(text, length=100, indent="      ", firstline_indent="  ")
+    Raises:
+        ValueError: a flag is unknown or has a value that it does not take.
+    """
+    words = flag_files.split(argv, flag_values)
+    try:
+        return flag_values([argv[0], *words.filed, *words.typed])
+    except flags.Error as error:
+        raise ValueError(sentence(error, flag_values)) from error
 
 
 def points(
-    argv: Sequence[str], recipes: Path, flag_values: flags.FlagValues = flags.FLAGS
+    argv: Sequence[str], recipes: Path | None, flag_values: flags.FlagValues = flags.FLAGS
 ) -> list[Point]:
     """Returns the trainings that the parsed flags ask for, one for each point of the sweeps.
 
@@ -124,28 +120,19 @@ def points(
     Raises:
         ValueError: a setting or a sweep is invalid, no point remains, or two points are equal.
     """
-    given = {
-        name: flag_values[name].value
-        for name in SETTINGS
-        if flag_values[name].present or not flag_values[name].using_default_value
-    }
-    if any(argument.lstrip("-").startswith("flagfile") for argument in argv[1:]):
+    words = flag_files.split(argv, flag_values)
+    typed, filed, sweeps = _layers(words, flag_values)
+    if words.files:
         recipes = None
-    sweeps = flag_values["sweep"].value if "sweep" in flag_values else None
+    given = typed.fixed | {n: v for n, v in filed.fixed.items() if n not in typed.fixed}
+    given = {n: v for n, v in given.items() if n in typed.fixed or n not in typed.swept}
     found = []
-    for texts in sweep.product(sweeps or []):
+    for texts in sweep.product(sweeps):
         swept = {name: _value(name, text, flag_values) for name, text in texts.items()}
-        for name in swept:  # else the points could differ in name only
-            rival = SETTINGS[name].rival
-            if rival in given or rival in swept:
-                raise ValueError(
-                    f"Expected one of --{name} and --{rival}. Found both, with {name} in --sweep."
-                )
         if any(swept[name] != given[name] for name in swept.keys() & given.keys()):
             continue
-        experiment = _experiment(swept | given, recipes, flag_values)
         varied = {name: text for name, text in texts.items() if name not in given}
-        found.append(Point(experiment, varied))
+        found.append(_point([typed, filed], swept, varied, words.files, recipes, flag_values))
     chosen = given.keys() & texts.keys()
     if not found:
         wanted = " and ".join(f"--{name}={given[name]}" for name in sorted(chosen))
@@ -154,6 +141,66 @@ def points(
     if chosen and len(found) == 1:  # nothing varies
         return [dataclasses.replace(found[0], values={})]
     return found
+
+
+def _layers(words, flag_values) -> tuple[Layer, Layer, list[str]]:
+    """Returns the layer that is typed, that of the flag files, and the sweeps of both."""
+    values = {
+        name: flag_values[name].value
+        for name in SETTINGS
+        if flag_values[name].present or not flag_values[name].using_default_value
+    }
+    texts = flag_files.pairs(words.filed, flag_values)
+    named = {name for name, _ in flag_files.pairs(words.typed, flag_values)}
+    filed = {name: text for name, text in texts if name in SETTINGS}
+    fixed = {n: v for n, v in values.items() if n in named or n not in filed}
+    filed_sweeps = [text for name, text in texts if name == "sweep"]
+    sweeps = list(flag_values["sweep"].value or []) if "sweep" in flag_values else []
+    typed_sweeps = sweeps[len(filed_sweeps) :]
+    typed = Layer("on the command line", fixed, _swept(typed_sweeps))
+    typed.check()
+    below = Layer(
+        "in the flag files",
+        {name: _parsed(name, t, flag_values, "a flag file") for name, t in filed.items()},
+        _swept(filed_sweeps),
+    )
+    below.check()
+    return typed, below, kept_sweeps(filed_sweeps, typed) + typed_sweeps
+
+
+def _swept(sweeps: Sequence[str]) -> frozenset[str]:
+    names = {part.partition("=")[0] for text in sweeps for part in text.split()}
+    return frozenset(names & SETTINGS.keys())
+
+
+def _point(layers, swept, varied, files, recipes, flag_values) -> Point:
+    values = combine(layers, swept)
+    read = files
+    if recipes is not None:
+        named = {n: values.get(n, SETTINGS[n].default) for n in ("dataset", "mechanism")}
+        path = recipes / f"{named['dataset']}_{named['mechanism']}.cfg"
+        if path.exists():
+            recipe = Layer(f"in {path}", _from_recipe(path, flag_values))
+            recipe.check()
+            values = combine([*layers, recipe], swept)
+            read = (str(path),)
+    typed = {n: v for n, v in layers[0].fixed.items() if n in values and SETTINGS[n].recorded}
+    typed |= {n: swept[n] for n in varied}
+    words = [*(f"--flagfile={path}" for path in files), *map(flag_of, typed, typed.values())]
+    command = shlex.join(["python", "train.py", *words])
+    return Point(_experiment(values), varied, read, command)
+
+
+def flag_of(name: str, value) -> str:
+    """Returns the flag that sets a setting to a value."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    return f"--{name}={value:g}" if float_is_short(value) else f"--{name}={value}"
+
+
+def float_is_short(value) -> bool:
+    """Whether the number is a float that its six leading digits describe."""
+    return isinstance(value, float) and float(f"{value:g}") == value
 
 
 def common_name(found: Sequence[Point]) -> str:
@@ -194,30 +241,24 @@ def _parsed(name: str, text: str, flag_values: flags.FlagValues, where: str):
         raise ValueError(f"Expected a value that --{name} takes. Found {where}: {error}.") from None
 
 
-def _experiment(given: dict, recipes: Path | None, flag_values: flags.FlagValues) -> Experiment:
-    """Returns the experiment with the given settings, completed by the recipe and the defaults."""
-    values = {name: known.default for name, known in SETTINGS.items()} | given
-    if recipes is not None:
-        path = recipes / f"{values['dataset']}_{values['mechanism']}.cfg"
-        values |= _from_recipe(path, given, flag_values)
-    if values["epsilon"] is not None and values["noise_multiplier"] is not None:
-        raise ValueError("Expected one of --epsilon and --noise_multiplier. Found both.")
+def _experiment(values: dict) -> Experiment:
+    """Returns the experiment with these settings, completed by the defaults."""
+    values = {name: known.default for name, known in SETTINGS.items()} | values
     for name, known in SETTINGS.items():
         if known.otherwise is not None and values[name] is None and values[known.rival] is None:
             private = values["mechanism"] != NONE
             values[name] = known.otherwise if private else None
-    return Experiment(**values)
+    experiment = Experiment(**values)
+    check_open(experiment)
+    return experiment
 
 
-def _from_recipe(path: Path, given: dict, flag_values: flags.FlagValues) -> dict:
-    """Returns the settings in a recipe, except those that are given or whose rival is given."""
-    if not path.exists():
-        return {}
+def _from_recipe(path: Path, flag_values: flags.FlagValues) -> dict:
+    """Returns the values in a recipe, which has settings only."""
     values = {}
     for flag in sweep.read_flag_file(path):
         name, text = sweep.flag_and_text(flag)
         if name not in SETTINGS:
             raise ValueError(f"Expected settings in {path}. Found {flag}.")
-        if name not in given and SETTINGS[name].rival not in given:
-            values[name] = _parsed(name, text, flag_values, f"{flag} in {path}")
+        values[name] = _parsed(name, text, flag_values, f"{flag} in {path}")
     return values

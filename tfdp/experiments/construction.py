@@ -10,11 +10,9 @@ import keras
 import numpy as np
 
 from tfdp.accounting import Run
-from tfdp.experiments.settings import SETTINGS, Experiment
+from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS
 
-# Settings that only some mechanisms have. Their value is None unless the user sets them.
-_OWN_SETTINGS = [name for name, known in SETTINGS.items() if known.own]
 # Parameters of Keras optimizers that share their name with an unrelated setting.
 _FOREIGN = ("epsilon",)
 
@@ -42,8 +40,7 @@ def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: f
             used, because it is None where the noise is calibrated.
 
     Raises:
-        ValueError: the experiment has a setting that the mechanism does not have, or an update rule
-            that the mechanism, or a proven guarantee of it, does not allow.
+        ValueError: the optimizer of the mechanism does not take the update rule.
     """
     base = type(keras.optimizers.get(experiment.optimizer))
     rate = learning_rate(experiment, lots.steps_per_epoch)
@@ -70,19 +67,7 @@ def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: f
                 f"--mechanism={experiment.mechanism} has an update rule of its own. Expected "
                 f"--optimizer=sgd. Found {experiment.optimizer!r}."
             )
-        if experiment.guarantee != "claimed":
-            raise ValueError(
-                f"No finite epsilon can be proven for --mechanism={experiment.mechanism} with "
-                f"--optimizer={experiment.optimizer}: the rule's state is un-noised and private. "
-                "Expected --optimizer=sgd (with or without --momentum), or --guarantee=claimed."
-            )
         offered["update_rule"] = base(learning_rate=rate)
-    unused = [n for n in _OWN_SETTINGS if n in offered and n not in taken]
-    if unused:
-        raise ValueError(
-            f"--mechanism={experiment.mechanism} has no such setting. Expected {unused} to be left "
-            "out."
-        )
     given = {name: offered[name] for name in taken if offered.get(name) is not None}
     return made(**given)
 
@@ -114,15 +99,10 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
         variables: the trainable variables of the model.
 
     Raises:
-        ValueError: the number of microbatches does not divide the lot, or as in `make_optimizer`.
+        ValueError: as in `make_optimizer`.
     """
     microbatch, noise_multiplier = 1, experiment.noise_multiplier or 0.0
     if experiment.microbatches is not None:
-        if lots.lot_size % experiment.microbatches:
-            raise ValueError(
-                f"Expected --microbatches to divide --batch_size ({lots.lot_size}). Found "
-                f"{experiment.microbatches}."
-            )
         microbatch = lots.lot_size // experiment.microbatches
     facts = dict(
         num_examples=lots.num_examples,

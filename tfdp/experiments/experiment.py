@@ -123,6 +123,11 @@ def run(
             "mnist or cifar10."
         )
     data.check_labels(dataset.y_train, dataset.num_classes)
+    if not experiment.batch_size <= len(dataset.y_train):
+        raise ValueError(
+            f"Expected --batch_size to be at most the number of training examples, "
+            f"{len(dataset.y_train):,}. Found {experiment.batch_size:,}."
+        )
     experiment = complete(experiment, len(dataset.y_train))
     lots = data.make_lots(
         experiment.sampling,
@@ -201,7 +206,9 @@ def run(
     train_data = lots if private else lots.as_dataset()
     if not private and dataset.y_train.ndim > 1:
         train_data = train_data.map(_weigh_every_label)
-    history = _fit(model, train_data, steps, lots.steps_per_epoch, callbacks, verbose)
+    # Keras would warn that it does not shuffle a dataset.
+    options = {} if private else {"shuffle": False}
+    history = _fit(model, train_data, steps, lots.steps_per_epoch, callbacks, verbose, **options)
     seconds = time.perf_counter() - started
     if private and experiment.release == "mu":
         model.optimizer.release_means(model.trainable_variables)
@@ -245,7 +252,7 @@ def _total_steps(experiment, lots) -> int:
     return max(1, round(experiment.epochs * lots.steps_per_epoch))
 
 
-def _fit(model, train_data, steps, steps_per_epoch, callbacks, verbose) -> dict:
+def _fit(model, train_data, steps, steps_per_epoch, callbacks, verbose, **options) -> dict:
     """Trains exactly `steps` steps: whole epochs, then one short epoch for the rest.
 
     Returns:
@@ -263,6 +270,7 @@ def _fit(model, train_data, steps, steps_per_epoch, callbacks, verbose) -> dict:
             steps_per_epoch=length,
             callbacks=callbacks,
             verbose=verbose,
+            **options,
         )
         for name, values in part.history.items():
             history.setdefault(name, []).extend(values)

@@ -3,10 +3,14 @@
 import math
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from tfdp.accounting import VACUOUS_ABOVE, Guarantee, Run
+from tfdp.accounting import VACUOUS_ABOVE, Guarantee, Run, Statement
+from tfdp.accounting.guarantee import format_epsilon
+from tfdp.experiments.announcement import network, update_rule
 from tfdp.experiments.experiment import Result
+from tfdp.experiments.settings import SETTINGS
 
 
 def record(result: Result) -> dict:
@@ -57,8 +61,12 @@ def record(result: Result) -> dict:
     }
 
 
-def card(result: Result) -> str:
+def card(result: Result, command: str | None = None) -> str:
     """Returns the model card in Markdown: the training, the accuracy and the privacy statement.
+
+    Args:
+        result: the result.
+        command: the command that makes such a model; None leaves it out.
 
     Example:
         >>> from tfdp.experiments import Experiment, card, run
@@ -75,17 +83,29 @@ def card(result: Result) -> str:
     lines = [
         f"# {experiment.model} on {experiment.dataset}",
         "",
-        f"- Mechanism: {_mechanism(result)}",
+        f"- Data: {experiment.dataset}, {run.num_examples:,} training examples",
+        f"- Model: {network(experiment)}, activation {experiment.activation}",
+        f"- Mechanism: {_title(result)}",
+        f"- Optimizer: {update_rule(experiment)}",
         f"- Training: {run.steps:,} steps; nominal lot {run.lot_size:,}; {run.sampling.words}",
-        f"- Test accuracy: {100 * result.test_accuracy:.2f}%",
-        "",
-        result.statement.markdown(),
     ]
-    return "\n".join(lines)
+    if experiment.private:
+        lines.append(f"- Noise multiplier: {run.noise_multiplier:.4g}; {_clip_norm(run)}")
+    lines.append(f"- Test accuracy: {100 * result.test_accuracy:.2f}%")
+    if command is not None:
+        lines += ["", "Such a model is made by", "", f"    {command}"]
+    return "\n".join([*lines, "", result.statement.markdown()])
 
 
-def print_table(result: Result, console: Console | None = None) -> None:
-    """Prints one table: the training, the accuracy and both guarantees.
+def print_table(result: Result, console: Console | None = None, folder: str | None = None) -> None:
+    """Prints what a person wants to know at the end; the model card has the whole statement.
+
+    Warnings about privacy, and the reason of an infinite epsilon, are always printed.
+
+    Args:
+        result: the result.
+        console: the console to print to; by default the terminal.
+        folder: the folder of the result as the user would type it; None says nothing of it.
 
     Example:
         >>> from tfdp.experiments import Experiment, print_table, run
@@ -97,72 +117,117 @@ def print_table(result: Result, console: Console | None = None) -> None:
         ...Test accuracy ... of the released weights...
         ...Proven...0.926...
     """
-    console = console or Console()
-    experiment, run = result.experiment, result.run
+    said, experiment = result.statement, result.experiment
     table = Table(title="Result", show_header=False, title_justify="left", pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("Data", f"{experiment.dataset}, N = {run.num_examples:,} training examples")
-    table.add_row("Model", f"{experiment.model}, normalization: {experiment.normalization}")
-    table.add_row("Mechanism", _mechanism(result))
-    table.add_row(
-        "Training",
-        f"{run.steps:,} steps, nominal lot {run.lot_size:,}; sampling: {run.sampling.words}",
-    )
+    table.add_row("Test accuracy", f"[bold]{_accuracy(result)}[/bold] of the {_released(result)}")
+    for sentence in said.warnings:
+        table.add_row("[bold]Warning[/bold]", escape(sentence))
+    table.add_section()
+    table.add_row("Proven", _guarantee(result.proven))
+    if math.isfinite(result.proven.epsilon):
+        table.add_row("", escape(said.meaning[0]))
+    table.add_row("Claimed", _guarantee(result.claimed))
+    if comparison := said.meaning[3:]:
+        table.add_row("", escape(" ".join(comparison)))
+    table.add_row("Released", escape(said.released))
+    table.add_section()
+    rule = update_rule(experiment)
+    table.add_row("Model", f"{network(experiment)}, trained with {_title(result)}, {rule}")
+    table.add_row("Steps", _steps(result))
     if experiment.private:
-        table.add_row("Noise", f"multiplier z = {run.noise_multiplier:.4g}, {_clip_norm(run)}")
-    if math.isfinite(result.seconds_per_step):
         table.add_row(
-            "Time", f"{result.seconds:.1f} s, {1e3 * result.seconds_per_step:.1f} ms a step"
+            "Noise", f"multiplier z = {result.run.noise_multiplier:.4g}, {_clip_norm(result.run)}"
         )
-    released = (
-        "un-noised means (mu)" if getattr(run, "release", None) == "mu" else "released weights"
-    )
-    table.add_section()
-    table.add_row(
-        "Test accuracy", f"[bold]{100 * result.test_accuracy:.2f}%[/bold] of the {released}"
-    )
-    table.add_section()
-    for guarantee in (result.claimed, result.proven):
-        table.add_row(guarantee.kind.capitalize(), _guarantee(guarantee))
-    said = result.statement
-    for title, sentences in (
-        ("Warning", said.warnings),
-        ("What it means", said.meaning),
-        ("Proven if", said.assumptions),
-        ("Not covered", said.not_covered),
-    ):
-        if sentences:
-            table.add_row(title, "\n".join(f"- {sentence}" for sentence in sentences))
     if result.advice:
         table.add_section()
-        table.add_row("Better still", f"{result.advice}\nTry: {_alternative(result)}")
+        table.add_row("Compare", _comparison(result))
+    console = console or Console()
     console.print(table)
+    console.print(_rests_on(result.statement), markup=False, highlight=False)
+    if folder is not None:
+        # Commands and paths are not cut at the end of a line, so that they can be copied.
+        for line in (
+            f"In {folder}: model.keras (the release), model_card.md, run.json (all figures).",
+            f"The log: tensorboard --logdir {folder}",
+        ):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def one_line(result: Result) -> str:
+    """Returns the end of one point of a sweep in one line, and its warnings."""
+    figures = [
+        f"{g.kind} epsilon {format_epsilon(g.epsilon)}" for g in (result.proven, result.claimed)
+    ]
+    line = f"{_accuracy(result)} test accuracy; {'; '.join(figures)}."
+    if result.proven.reason:
+        line += f" Nothing is proven: {result.proven.reason}"
+    return " ".join([line, *(f"Warning: {sentence}" for sentence in result.statement.warnings)])
+
+
+def _rests_on(said: Statement) -> str:
+    """Says that there is more to know about the guarantee, and where."""
+    rests = f"rests on {len(said.assumptions)} assumptions and " if said.assumptions else ""
+    return (
+        f"The guarantee {rests}does not cover {len(said.not_covered)} things, such as the metrics of "
+        "the training: read all of them in the model card."
+    )
+
+
+def _accuracy(result) -> str:
+    return f"{100 * result.test_accuracy:.2f}%"
+
+
+def _released(result) -> str:
+    return (
+        "un-noised means (mu)"
+        if getattr(result.run, "release", None) == "mu"
+        else "released weights"
+    )
+
+
+def _steps(result) -> str:
+    run = result.run
+    words = (
+        f"{run.steps:,} with nominal lots of {run.lot_size:,} out of {run.num_examples:,} examples of "
+        f"{result.experiment.dataset}; {run.sampling.words}; {result.seconds:.1f} s"
+    )
+    if math.isfinite(result.seconds_per_step):
+        words += f", {1e3 * result.seconds_per_step:.1f} ms a step"
+    return escape(words)
+
+
+def _comparison(result) -> str:
+    """Returns the advice; without its reason of an infinite epsilon, which stands above."""
+    if math.isinf(result.proven.epsilon):
+        return f"For a mechanism with a proven epsilon, try: {_alternative(result)}"
+    return f"{escape(result.advice)}\nTry: {_alternative(result)}"
 
 
 def _alternative(result) -> str:
-    """Returns the command that trains with DP-SGD at the same proven epsilon.
+    """Returns the command that trains with the default mechanism at the same proven epsilon.
 
     The command has epsilon 2 if the proven epsilon is zero, infinite or vacuous.
     """
-    dataset = result.experiment.dataset
-    where = "" if dataset == "digits" else f" --dataset={dataset}"
-    proven = result.proven.epsilon
+    experiment, proven = result.experiment, result.proven.epsilon
     epsilon = f"{proven:.4g}" if 0 < proven <= VACUOUS_ABOVE else "2"
-    return f"python train.py --mechanism=dpsgd{where} --epsilon={epsilon}"
+    if experiment.noise_multiplier is None and experiment.guarantee == result.proven.kind:
+        epsilon = f"{experiment.epsilon:g}"
+    dataset = experiment.dataset
+    where = "" if dataset == SETTINGS["dataset"].default else f" --dataset={dataset}"
+    mechanism = SETTINGS["mechanism"].default
+    return f"python train.py --mechanism={mechanism}{where} --epsilon={epsilon}"
 
 
-def _mechanism(result):
-    experiment = result.experiment
+def _title(result) -> str:
+    """Returns the mechanism in words."""
     title = getattr(result.model.optimizer, "title", "none (no privacy)")
-    rule = experiment.optimizer
-    if experiment.optimizer == "sgd" and experiment.momentum:
-        rule = f"sgd, {'Nesterov ' if experiment.nesterov else ''}momentum {experiment.momentum:g}"
     strategy = getattr(result.run, "strategy", None)
     if strategy is not None:
         title += f": {strategy.name}"
         title += "" if strategy.bands is None else f" of {strategy.bands} bands"
-    return f"{title}, update rule: {rule}"
+    return title
 
 
 def _clip_norm(run: Run) -> str:
@@ -174,13 +239,12 @@ def _clip_norm(run: Run) -> str:
 
 def _guarantee(guarantee: Guarantee) -> str:
     if math.isinf(guarantee.epsilon):
-        value = f"epsilon = infinite: {guarantee.reason}"
-    elif guarantee.vacuous:
-        value = f"[bold]vacuous[/bold] (epsilon = {guarantee.epsilon:,.0f}"
-        value += f"), delta = {guarantee.delta:g}"
+        return f"[bold]epsilon = infinite[/bold]: {escape(guarantee.reason)}"
+    if guarantee.vacuous:
+        value = f"[bold]vacuous[/bold] (epsilon = {guarantee.epsilon:,.0f})"
     else:
-        value = f"epsilon = [bold]{guarantee.epsilon:.4f}[/bold], delta = {guarantee.delta:g}"
-    return f"{value}\nadjacency: {guarantee.adjacency}; released: {guarantee.released}"
+        value = f"[bold]epsilon = {guarantee.epsilon:.4f}[/bold]"
+    return f"{value}, delta = {guarantee.delta:g}, adjacency: {guarantee.adjacency}"
 
 
 def _finite(value):

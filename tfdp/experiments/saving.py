@@ -13,13 +13,19 @@ from tfdp.experiments.settings import Experiment
 from tfdp.training.export import export
 
 
-def run_into(folder: ResultFolder, experiment: Experiment, verbose: int | str = "auto") -> Result:
+def run_into(
+    folder: ResultFolder,
+    experiment: Experiment,
+    verbose: int | str = "auto",
+    command: str | None = None,
+) -> Result:
     """Runs an experiment and commits its log, release, record and model card to an open folder.
 
     Args:
         folder: the entered folder of the result.
         experiment: the settings.
         verbose: as in `keras.Model.fit`.
+        command: the command that makes this result, for the model card; None leaves it out.
 
     Returns:
         The result, as `run` returns it.
@@ -54,7 +60,7 @@ def run_into(folder: ResultFolder, experiment: Experiment, verbose: int | str = 
             f"Expected to write TensorBoard's log to {folder.log_dir}. Found: {found}. The training "
             "ended there, and its model is lost. Make room, or choose another folder, and train again."
         ) from error
-    folder.commit(record(result), card(result), functools.partial(export, result.model))
+    folder.commit(record(result), card(result, command), functools.partial(export, result.model))
     return result
 
 

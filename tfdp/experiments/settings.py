@@ -1,27 +1,51 @@
 """Declares the settings of an experiment, each of them once.
 
-Each field of `Experiment` declares its type, default, help text, allowed values and bounds. The flags
-of `train.py`, its help, the settings in run.json and the list of settings that only some mechanisms
-have are all derived from these fields. The settings of a new mechanism are declared here and nowhere
-else.
+Each field of `Experiment` declares its type, default, help text, allowed values, bounds and the
+settings that it goes with. The flags of `train.py`, its help, the settings in run.json and the
+refusal of settings that would have no effect are all derived from these fields. The settings of a new
+mechanism are declared here; the mechanism names those that it has in its `settings`.
 
 This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
-import math
 import types
 import typing
-from collections.abc import Callable
-from typing import Any
 
 from tfdp.accounting import PrivacyBudget, mechanism_names
 from tfdp.accounting.guarantee import ADJACENCIES, KINDS
-from tfdp.accounting.mechanisms.none import NoMechanism
+from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
+from tfdp.data.datasets import image_datasets
+from tfdp.experiments.conditions import MODELS, NONE, NORMALIZED, check_together, why_unused
+from tfdp.experiments.setting import Need, Setting, setting
 
-NONE = NoMechanism.name
+# The activations of Keras that act on each number by itself.
+ACTIVATIONS = (
+    "relu",
+    "tanh",
+    "celu",
+    "elu",
+    "exponential",
+    "gelu",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_tanh",
+    "leaky_relu",
+    "linear",
+    "log_sigmoid",
+    "mish",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softplus",
+    "softsign",
+    "squareplus",
+    "swish",
+)
 
 # Headings of `train.py --help`, in the order in which they are printed.
 PRIVACY = "Privacy"
@@ -32,76 +56,14 @@ OWN = "Settings of some mechanisms"
 EXECUTION = "Execution"
 GROUPS = (PRIVACY, DATA, TRAINING, CLIPPING, OWN, EXECUTION)
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting:
-    """The description of one field of `Experiment`.
-
-    Attributes:
-        help: the help text, one or more sentences.
-        group: the heading of --help under which the setting is printed, one of `GROUPS`.
-        choices: the allowed values, or a function that returns them; None allows any value.
-        above: an exclusive lower bound on the value, which must also be finite; None sets no bound.
-        at_least: an inclusive lower bound on the value, which must also be finite; None sets no
-            bound.
-        own: whether only some mechanisms have the setting. The value None then means the mechanism's
-            default, and is the only value that a mechanism without the setting allows.
-        recorded: whether the setting is written into run.json.
-        rival: the name of the setting that this one can replace, as `epochs` and `steps` replace each
-            other. If the command line sets one of the two, a recipe's value of the other is ignored.
-        otherwise: the value on a command line with a private mechanism that sets neither this setting
-            nor its rival; None leaves the setting at its default.
-        name: the name of the field.
-        kind: the type of the value: bool, int, float or str.
-        optional: whether the value may be None.
-        default: the default value.
-    """
-
-    help: str
-    group: str
-    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
-    above: float | None = None
-    at_least: float | None = None
-    own: bool = False
-    recorded: bool = True
-    rival: str | None = None
-    otherwise: float | None = None
-    name: str = ""
-    kind: type = str
-    optional: bool = False
-    default: Any = None
-
-    @property
-    def allowed(self) -> tuple[str, ...] | None:
-        """The allowed values, as `choices` gives them at this moment; None allows any value."""
-        return self.choices() if callable(self.choices) else self.choices
-
-    def check(self, value) -> None:
-        """Raises ValueError if the setting cannot have this value."""
-        if value is None:
-            if not self.optional:
-                raise ValueError(f"Expected --{self.name} to be set. Found None.")
-            return
-        if self.allowed is not None and value not in self.allowed:
-            raise ValueError(
-                f"Expected --{self.name} to be one of {', '.join(self.allowed)}. Found {value!r}."
-            )
-        number = "a finite number " if self.kind is float else ""
-        if self.above is not None and not (self.above < value < math.inf):
-            raise ValueError(
-                f"Expected --{self.name} to be {number}above {self.above:g}. Found {value}."
-            )
-        if self.at_least is not None and not (self.at_least <= value < math.inf):
-            raise ValueError(
-                f"Expected --{self.name} to be {number}{'of ' if number else ''}at least "
-                f"{self.at_least:g}. Found {value}."
-            )
-
-
-def setting(default, help: str, *, group: str, **known) -> Any:
-    """Declares a field of `Experiment`; the arguments are the attributes of `Setting`."""
-    described = Setting(help=help, group=group, default=default, **known)
-    return dataclasses.field(default=default, metadata={"setting": described})
+_BATCH = Need("normalization", ("batch",))
+_SGD = Need("optimizer", ("sgd",))
+_NO_NORMALIZATION = Need(
+    "model",
+    tuple(name for name in MODELS if name not in NORMALIZED),
+    said="a --model without a normalization of its own",
+)
+_ADAPTIVE = Need("clipping", ("adaptive",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,22 +86,27 @@ class Experiment:
     """
 
     mechanism: str = setting(
-        "si_dpsgd",
-        "Where the privacy comes from. none: no privacy. dpsgd: noise on the gradients. si_dpsgd: "
-        "noise in the weights. discrete_sgd: encoded gradients. dp_dropout and sgld: Langevin "
-        "dynamics. matrix: noise that is correlated over the steps.",
+        DPSGD.name,
+        "Where the privacy comes from.",
         group=PRIVACY,
         choices=mechanism_names,
+        explain=lambda name: mechanism_class(name).summary,
     )
     epsilon: float | None = setting(
         None,
         "The privacy budget, from which the noise is computed.",
         group=PRIVACY,
+        above=0,
+        private=True,
         rival="noise_multiplier",
         otherwise=2.0,
     )
     delta: float = setting(
-        1e-5, "The probability parameter of the guarantee, below 1/N.", group=PRIVACY
+        1e-5,
+        "The probability parameter of the guarantee, below 1/N.",
+        group=PRIVACY,
+        above=0,
+        below=1,
     )
     guarantee: str = setting(
         "proven",
@@ -147,6 +114,7 @@ class Experiment:
         "of the paper's own accounting.",
         group=PRIVACY,
         choices=KINDS,
+        private=True,
     )
     adjacency: str = setting(
         "zero_out", "What neighbouring data sets differ in.", group=PRIVACY, choices=ADJACENCIES
@@ -156,11 +124,15 @@ class Experiment:
         "The noise over the clip norm, instead of --epsilon.",
         group=PRIVACY,
         at_least=0,
+        private=True,
         rival="epsilon",
     )
 
     dataset: str = setting(
-        "digits", "The data: digits (embedded, no download), mnist or cifar10.", group=DATA
+        "digits",
+        "The data. digits is embedded; the others come from tensorflow_datasets.",
+        group=DATA,
+        choices=image_datasets,
     )
     data_dir: str | None = setting(
         None,
@@ -170,8 +142,9 @@ class Experiment:
     )
     model: str = setting(
         "mlp",
-        "The network: linear, mlp, hidden_500, hidden_1000, lenet_300_100, lenet5 or tutorial_cnn.",
+        "The network. lenet5 and tutorial_cnn are for images of at least 12 and 13 pixels.",
         group=DATA,
+        choices=tuple(MODELS),
     )
     normalization: str = setting(
         "none",
@@ -179,23 +152,31 @@ class Experiment:
         "examples (without a private mechanism: from the batch, unless there is --public_data).",
         group=DATA,
         choices=("none", "layer", "layer_affine", "batch"),
+        needs=(_NO_NORMALIZATION,),
     )
     normalize_output: bool = setting(
-        False, "Whether the output layer is normalized too.", group=DATA
+        False,
+        "Whether the output layer is normalized too.",
+        group=DATA,
+        needs=(Need("normalization", ("layer", "layer_affine", "batch")),),
     )
-    activation: str = setting("relu", "The activation of the hidden layers.", group=DATA)
+    activation: str = setting(
+        "relu", "The activation of the hidden layers.", group=DATA, choices=ACTIVATIONS
+    )
     public_data: str | None = setting(
         None,
         "Where the public examples come from; without it kmnist for mnist, cifar100 for cifar10 and "
         "strokes (drawn at random) for digits.",
         group=DATA,
         choices=("kmnist", "cifar100", "strokes"),
+        needs=(_BATCH,),
     )
     public_examples: int = setting(
         30,
         "How many public examples there are; the papers have 30 and 128.",
         group=DATA,
         at_least=2,
+        needs=(_BATCH,),
     )
     statistics: str = setting(
         "example",
@@ -204,10 +185,15 @@ class Experiment:
         "the noise.",
         group=DATA,
         choices=("example", "batch"),
+        needs=(_BATCH,),
     )
 
     batch_size: int = setting(
-        256, "The nominal lot size: the logical batch of one step.", group=TRAINING, at_least=1
+        256,
+        "The nominal lot size: the logical batch of one step.",
+        group=TRAINING,
+        at_least=1,
+        argument="lot_size",
     )
     epochs: float = setting(
         15.0, "How many passes over the data are made.", group=TRAINING, above=0, rival="steps"
@@ -228,9 +214,18 @@ class Experiment:
         "The update rule that the private gradients are given to.",
         group=TRAINING,
         choices=("sgd", "adam", "adamw", "adagrad", "rmsprop", "nadam"),
+        rule=True,
     )
-    momentum: float = setting(0.0, "The momentum of sgd.", group=TRAINING)
-    nesterov: bool = setting(False, "Whether the momentum of sgd is Nesterov's.", group=TRAINING)
+    momentum: float = setting(
+        0.0, "The momentum of sgd.", group=TRAINING, at_least=0, below=1, rule=True, needs=(_SGD,)
+    )
+    nesterov: bool = setting(
+        False,
+        "Whether the momentum of sgd is Nesterov's.",
+        group=TRAINING,
+        rule=True,
+        needs=(_SGD, Need("momentum")),
+    )
     sampling: str = setting(
         "poisson",
         "How lots are drawn; the accounting follows it.",
@@ -248,6 +243,8 @@ class Experiment:
         None,
         "How many groups of the data take turns with --sampling=cyclic_poisson.",
         group=TRAINING,
+        at_least=1,
+        needs=(Need("sampling", ("cyclic_poisson",)),),
     )
     physical_batch_size: int | None = setting(
         None,
@@ -257,7 +254,11 @@ class Experiment:
     )
 
     l2_norm_clip: float = setting(
-        1.0, "The L2 norm to which each example's gradient is clipped.", group=CLIPPING, above=0
+        1.0,
+        "The L2 norm to which each example's gradient is clipped.",
+        group=CLIPPING,
+        above=0,
+        private=True,
     )
     clipping: str = setting(
         "global",
@@ -265,37 +266,48 @@ class Experiment:
         "the clip norm; normalized; or at a clip norm that follows a quantile of the norms.",
         group=CLIPPING,
         choices=("global", "per_layer", "each_layer", "automatic", "adaptive"),
+        private=True,
     )
     microbatches: int | None = setting(
         None,
         "How many microbatches a lot has; without it one for each example. Larger ones cost 2C.",
         group=CLIPPING,
         at_least=1,
+        private=True,
+        argument="num_microbatches",
     )
     target_quantile: float | None = setting(
         None,
         "The fraction of gradients that --clipping=adaptive leaves unclipped.",
         group=CLIPPING,
-        own=True,
+        above=0,
+        below=1,
+        private=True,
+        needs=(_ADAPTIVE,),
     )
     quantile_learning_rate: float | None = setting(
         None,
         "The learning rate of the clip norm of --clipping=adaptive.",
         group=CLIPPING,
-        own=True,
+        above=0,
+        private=True,
+        needs=(_ADAPTIVE,),
     )
     quantile_noise_multiplier: float | None = setting(
         None,
         "The noise on the count of unclipped gradients of --clipping=adaptive; without it 5 times "
         "the noise multiplier, which sum and count share.",
         group=CLIPPING,
-        own=True,
+        above=0,
+        private=True,
+        needs=(_ADAPTIVE,),
     )
 
     learning_rate_exponent: float | None = setting(
         None,
         "The gamma of the learning rate eta_0 / t^gamma, for dp_dropout and sgld.",
         group=OWN,
+        at_least=0,
         own=True,
     )
     composition: str | None = setting(
@@ -317,7 +329,12 @@ class Experiment:
         None, "The family of the noise of discrete_sgd.", group=OWN, choices=FAMILIES, own=True
     )
     degrees_of_freedom: float | None = setting(
-        None, "The degrees of freedom of --noise=student_t, for discrete_sgd.", group=OWN, own=True
+        None,
+        "The degrees of freedom of --noise=student_t, for discrete_sgd.",
+        group=OWN,
+        above=0,
+        own=True,
+        needs=(Need("noise", ("student_t", None)),),
     )
     encode: bool | None = setting(
         None, "Whether discrete_sgd encodes gradients.", group=OWN, own=True
@@ -326,7 +343,12 @@ class Experiment:
         None, "Whether discrete_sgd denoises the noisy sum.", group=OWN, own=True
     )
     codebook_size: int | None = setting(
-        None, "How many preselected vectors discrete_sgd has.", group=OWN, own=True
+        None,
+        "How many preselected vectors discrete_sgd has.",
+        group=OWN,
+        at_least=1,
+        own=True,
+        needs=(Need("encode", (None, True)),),
     )
     strategy: str | None = setting(
         None,
@@ -336,7 +358,12 @@ class Experiment:
         own=True,
     )
     bands: int | None = setting(
-        None, "How many coefficients the strategy of matrix has.", group=OWN, own=True
+        None,
+        "How many coefficients the strategy of matrix has.",
+        group=OWN,
+        at_least=1,
+        own=True,
+        needs=(Need("strategy", ("banded_toeplitz", "sqrt_toeplitz", None)),),
     )
     objective: str | None = setting(
         None,
@@ -344,6 +371,7 @@ class Experiment:
         group=OWN,
         choices=OBJECTIVES,
         own=True,
+        needs=(Need("strategy", ("banded_toeplitz", None)),),
     )
 
     engine: str = setting(
@@ -351,6 +379,7 @@ class Experiment:
         "How per-example gradients are computed.",
         group=EXECUTION,
         choices=("auto", "ghost", "vectorized"),
+        private=True,
     )
     jit_compile: bool = setting(
         False, "Whether the training step is compiled with XLA.", group=EXECUTION
@@ -359,6 +388,8 @@ class Experiment:
         None,
         "Decides the initial weights and whatever else is public. Noise and lots stay secret.",
         group=EXECUTION,
+        at_least=0,
+        below=2**32,
     )
     insecure_seed: int | None = setting(
         None,
@@ -366,6 +397,7 @@ class Experiment:
         "recorded.",
         group=EXECUTION,
         recorded=False,
+        at_least=0,
     )
 
     @property
@@ -391,13 +423,11 @@ class Experiment:
     def __post_init__(self):
         for name, known in SETTINGS.items():
             known.check(getattr(self, name))
-        if self.normalization != "batch" and (
-            self.public_data is not None or self.statistics != "example"
-        ):
-            raise ValueError(
-                "Expected --public_data and --statistics with --normalization=batch only. Found "
-                f"--normalization={self.normalization}."
-            )
+        values = vars(self)
+        for name, known in SETTINGS.items():
+            if values[name] != known.default and (unused := why_unused(known, values)):
+                raise ValueError(unused.sentence)
+        check_together(self)
         if self.private and self.epsilon is None and self.noise_multiplier is None:
             raise ValueError("Expected --epsilon or --noise_multiplier. Found neither.")
         epsilon = 1.0 if self.epsilon is None else self.epsilon

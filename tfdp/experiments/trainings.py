@@ -10,45 +10,60 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tfdp.experiments import console
 from tfdp.experiments.command_line import Point
-from tfdp.experiments.settings import Experiment
+from tfdp.experiments.parsing import in_flags
 
 
 def train_points(
-    points: Sequence[Point], folder: Path, train: Callable[[Experiment, Path], object]
+    points: Sequence[Point], folder: Path, train: Callable[[Point, Path], object]
 ) -> int:
     """Trains every point and reports how each training ended.
 
     If a point of a sweep fails, the error is printed, and the other points are trained nevertheless.
+    An interruption ends the sweep, and the results of the finished points stay.
 
     Args:
         points: the points to train.
         folder: the folder of the result; each point of a sweep has its own folder inside it.
-        train: a function that trains an experiment and writes its result, with a run.json, into a
-            folder.
+        train: a function that trains a point and writes its result, with a run.json, into a folder.
 
     Returns:
-        The exit status: 0 if every training succeeded, and 2 otherwise.
+        The exit status: 0 if every training succeeded, 2 if one failed, and that of
+        `console.interrupted` after an interruption.
     """
     if not points[0].values:
         (point,) = points
-        error = _train(train, point.experiment, folder)
-        return 0 if error is None else 2
-    errors = []
+        try:
+            return 0 if _train(train, point, folder) is None else 2
+        except KeyboardInterrupt as interruption:
+            return console.interrupted(interruption)
+    errors, status = [], 0
     for number, point in enumerate(points, 1):
         print(f"\nPoint {number} of {len(points)}: {point.name}", flush=True)
-        _forget_models()
         try:
-            error = _train(train, point.experiment, folder / point.name)
-        except Exception as unexpected:
-            traceback.print_exc()
-            error = unexpected
-        errors.append(error)
-    print_summary(points, errors, folder)
-    return 0 if errors == [None] * len(points) else 2
+            errors.append(_train_next(train, point, folder / point.name))
+        except KeyboardInterrupt as interruption:
+            status = console.interrupted(interruption)
+            errors += [interruption] * (len(points) - len(errors))
+            break
+    print_summary(points, errors, folder, console.console())
+    return status or (0 if errors == [None] * len(points) else 2)
 
 
-def _train(train, experiment, folder) -> Exception | None:
+def _train_next(train, point, folder) -> Exception | None:
+    """Trains a point of a sweep; prints and returns any error but that of a closed pipe."""
+    _forget_models()
+    try:
+        return _train(train, point, folder)
+    except BrokenPipeError:
+        raise
+    except Exception as unexpected:
+        traceback.print_exc()
+        return unexpected
+
+
+def _train(train, point, folder) -> Exception | None:
     """Trains once; prints and returns an error that the user can correct. Other errors propagate."""
     from tfdp.accounting import BudgetExhausted
     from tfdp.data import DataUnavailable
@@ -61,33 +76,33 @@ def _train(train, experiment, folder) -> Exception | None:
         FloatingPointError,
     )
     try:
-        train(experiment, folder)
+        train(point, folder)
     except expected as error:
-        print(f"train.py: error: {error}", file=sys.stderr)
+        print(f"train.py: error: {in_flags(str(error))}", file=sys.stderr)
         return error
     return None
 
 
 def _forget_models() -> None:
     """Frees the graphs of the previous point and resets the counters of Keras' layer names."""
-    import keras
-
-    keras.utils.clear_session()
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.clear_session()
 
 
 def print_summary(
     points: Sequence[Point],
-    errors: Sequence[Exception | None],
+    errors: Sequence[BaseException | None],
     folder: Path,
-    console: Console | None = None,
+    to: Console | None = None,
 ) -> None:
     """Prints one table of all points: the swept values, test accuracy and both epsilons.
 
     Args:
         points: the points that were trained.
-        errors: for each point its error, or None if it succeeded and wrote its run.json.
+        errors: for each point its error, or what interrupted it, or None if it succeeded and wrote
+            its run.json.
         folder: the folder that holds the folders of the points.
-        console: the console to print to; by default the terminal.
+        to: the console to print to; by default the terminal.
     """
     table = Table(title="Sweep", title_justify="left", pad_edge=False)
     for name in points[0].values:
@@ -96,13 +111,13 @@ def print_summary(
         table.add_column(name, justify="right")
     for point, error in zip(points, errors, strict=True):
         if error is not None:
-            ended = ["failed", "", ""]
+            ended = ["interrupted" if isinstance(error, KeyboardInterrupt) else "failed", "", ""]
         else:
             record = json.loads((folder / point.name / "run.json").read_text())
             ended = [f"{100 * record['test_accuracy']:.2f}%"]
             ended += [_epsilon(record[kind]["epsilon"]) for kind in ("claimed", "proven")]
         table.add_row(*point.values.values(), *ended)
-    (console or Console()).print("", table)
+    (to or Console()).print("", table)
 
 
 def _epsilon(value: float | str) -> str:

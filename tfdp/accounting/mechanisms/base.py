@@ -26,6 +26,7 @@ class Mechanism:
 
     Class attributes:
       name: Name of the mechanism in the registry, in ledgers and in flags.
+      summary: What the mechanism does, in a few words that continue "NAME: ".
       released: Description of the released values that a guarantee is about.
       claim_assumptions: Sentences that state the assumptions of the paper's claim.
       schedules: Names of the fields that may be a table over steps.
@@ -34,6 +35,10 @@ class Mechanism:
       ignored: Names of fields of other mechanisms that `Run` accepts and drops, because they do not
         affect this mechanism. The update rule (`optimizer`) is one if it sees noisy sums only.
       options: Names of the plain settings (flags) from which `from_options` makes fields.
+      settings: Names of the settings of an experiment that not every mechanism has and this one has.
+      update_rules: Which Keras update rules the mechanism allows: "any", since they see noisy sums
+        only; "linear", for a proven guarantee SGD with or without momentum only; or "own", none but
+        the step of its paper.
       adaptive_clipping: Whether each step is private by itself, so that the clip norm may depend on
         earlier releases.
       usual_sampling: Name of the sampling scheme that goes with this mechanism where none is chosen.
@@ -52,12 +57,15 @@ class Mechanism:
     """
 
     name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
     released: ClassVar[str] = ""
     claim_assumptions: ClassVar[tuple[str, ...]] = ()
     schedules: ClassVar[tuple[str, ...]] = ()
     compounds: ClassVar[dict[str, type]] = {}
     ignored: ClassVar[tuple[str, ...]] = ("optimizer",)
     options: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[tuple[str, ...]] = ()
+    update_rules: ClassVar[str] = "any"
     adaptive_clipping: ClassVar[bool] = False
     usual_sampling: ClassVar[str] = "poisson"
     segments_note: ClassVar[str | None] = None

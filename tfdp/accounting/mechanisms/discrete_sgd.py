@@ -70,6 +70,14 @@ class DiscreteSGD(NoisyMechanism):
     encoding: Encoding
 
     name: ClassVar[str] = "discrete_sgd"
+    summary: ClassVar[str] = "encoded gradients, noise of any family, and denoising"
+    settings: ClassVar[tuple[str, ...]] = (
+        "noise",
+        "degrees_of_freedom",
+        "encode",
+        "denoise",
+        "codebook_size",
+    )
     released: ClassVar[str] = DPSGD.released
     claim_assumptions: ClassVar[tuple[str, ...]] = (
         "The paper's Lemma 5 at whole orders, with 1/(1 - order) corrected to 1/(order - 1), and "

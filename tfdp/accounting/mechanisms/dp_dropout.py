@@ -128,6 +128,9 @@ class DPDropout(DPSGD):
     composition: str | None = None
 
     name: ClassVar[str] = "dp_dropout"
+    summary: ClassVar[str] = "Langevin steps whose noise is read as dropout"
+    settings: ClassVar[tuple[str, ...]] = ("learning_rate_exponent", "composition")
+    update_rules: ClassVar[str] = "own"
     claim_assumptions: ClassVar[tuple[str, ...]] = (
         "The paper's recipe in the reading that reproduces its published noise (a best guess): it "
         "composes over passes instead of steps, and treats clipping by layers as clipping once.",

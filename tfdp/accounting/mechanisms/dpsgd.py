@@ -19,6 +19,7 @@ class DPSGD(NoisyMechanism):
     """Fresh Gaussian noise on every clipped sum; the noise multiplier may be a table over steps."""
 
     name: ClassVar[str] = "dpsgd"
+    summary: ClassVar[str] = "fresh noise on every sum of clipped gradients"
     released: ClassVar[str] = "all noisy gradients, hence every intermediate and final weight"
     claim_assumptions: ClassVar[tuple[str, ...]] = claims.ASSUMPTIONS
     adaptive_clipping: ClassVar[bool] = True

@@ -109,6 +109,10 @@ class Matrix(NoisyMechanism):
     strategy: Strategy
 
     name: ClassVar[str] = "matrix"
+    summary: ClassVar[str] = (
+        "noise that is correlated over the steps, so that the weights carry less"
+    )
+    settings: ClassVar[tuple[str, ...]] = ("strategy", "bands", "objective")
     released: ClassVar[str] = DPSGD.released
     claim_assumptions: ClassVar[tuple[str, ...]] = (
         "The literature's accounting of matrix mechanisms is the proven one.",

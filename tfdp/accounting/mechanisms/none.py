@@ -26,6 +26,7 @@ class NoMechanism(Mechanism):
     reason: str = "The run was not private: no noise was added."
 
     name: ClassVar[str] = "none"
+    summary: ClassVar[str] = "no noise and no privacy, to compare with"
     released: ClassVar[str] = "weights trained without noise"
     ignored: ClassVar[tuple[str, ...]] = ("optimizer", "noise_multiplier")
 

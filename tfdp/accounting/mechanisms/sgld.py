@@ -15,4 +15,5 @@ class SGLD(DPDropout):
     """Stochastic gradient Langevin dynamics, as the dropout paper accounts it."""
 
     name: ClassVar[str] = "sgld"
+    summary: ClassVar[str] = "Langevin steps without dropout, the baseline of dp_dropout"
     default_reading: ClassVar[str] = "zcdp"

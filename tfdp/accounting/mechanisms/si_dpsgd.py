@@ -64,6 +64,9 @@ class SIDPSGD(NoisyMechanism):
     largest_start: float = 0.0
 
     name: ClassVar[str] = "si_dpsgd"
+    summary: ClassVar[str] = "noise in the weights, around means that carry none"
+    settings: ClassVar[tuple[str, ...]] = ("release",)
+    update_rules: ClassVar[str] = "linear"
     claim_assumptions: ClassVar[tuple[str, ...]] = (
         *claims.ASSUMPTIONS,
         "The paper treats every step as fresh, although its means carry all earlier gradients "

@@ -82,27 +82,21 @@ def _noise(epsilon: float, delta: float, run: Run, adjacency: str) -> float | No
 def _sentence(advice: Advice) -> str:
     if advice.noise_same_sampling is None and advice.noise_poisson is None:
         return "DP-SGD has no finite proven guarantee for such a run either."
-    epsilon = format_epsilon(advice.epsilon)
-    parts = []
-    for noise, ratio, lots in (
-        (advice.noise_same_sampling, advice.final_noise_ratio, "the same lots"),
-        (advice.noise_poisson, advice.final_noise_ratio_poisson, "Poisson lots"),
-    ):
-        if noise is None or ratio is None:
-            continue
-        times = f"{ratio:.3g} times" if ratio >= 1 else f"only {ratio:.3g} of"
-        parts.append(
-            f"with {lots} it needs noise multiplier {noise:.4g}, and SI-DPSGD's final weights carry "
-            f"{times} its noise"
-        )
-    best = advice.final_noise_ratio_poisson or advice.final_noise_ratio
-    verdict = (
-        "DP-SGD would do better in this measure"
-        if best and best > 1
-        else "DP-SGD is no better in this measure"
+    ratio, lots = advice.final_noise_ratio_poisson, "Poisson lots"
+    if ratio is None:
+        ratio, lots = advice.final_noise_ratio, "the same lots"
+    has = (
+        f"For comparison: DP-SGD with {lots} and as many steps has the same proven epsilon "
+        f"({format_epsilon(advice.epsilon)})"
     )
+    if ratio is None:
+        return f"{has}."
+    if not ratio > 1:
+        return (
+            f"{has}, with no less noise: the final weights here carry {ratio:.3g} of what its do."
+        )
     return (
-        f"At the same proven epsilon ({epsilon}) and the same steps, {verdict}: "
-        + "; ".join(parts)
-        + "."
+        f"{has}, with less noise: the final weights here carry {ratio:.3g} times what its do. SI-DPSGD "
+        "needs more because earlier gradients stay in its means without noise, and the noise of every "
+        "later step has to hide them again."
     )

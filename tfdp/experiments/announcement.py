@@ -1,0 +1,51 @@
+"""One sentence about an experiment before it is trained.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+from tfdp.experiments.settings import Experiment
+
+
+def announcement(experiment: Experiment) -> str:
+    """Returns the settings that matter in one sentence."""
+    parts = [_what(experiment), _privacy(experiment), _length(experiment), update_rule(experiment)]
+    if experiment.private:
+        parts.append(f"clip norm {experiment.l2_norm_clip:g} ({experiment.clipping})")
+    return "; ".join(part for part in parts if part) + "."
+
+
+def update_rule(experiment: Experiment) -> str:
+    """Returns the update rule and its learning rate in words."""
+    rule = experiment.optimizer
+    if experiment.momentum:
+        kind = "Nesterov momentum" if experiment.nesterov else "momentum"
+        rule += f" with {kind} {experiment.momentum:g}"
+    decay = experiment.learning_rate_decay
+    decays = "" if decay == 1 else f", times {decay:g} after every epoch"
+    return f"{rule} at learning rate {experiment.learning_rate:g}{decays}"
+
+
+def network(experiment: Experiment) -> str:
+    """Returns the network and its normalization in words."""
+    if experiment.normalization == "none":
+        return f"{experiment.model} without normalization"
+    kind = experiment.normalization.replace("_", " ")
+    return f"{experiment.model} with {kind} normalization"
+
+
+def _what(experiment):
+    return f"{experiment.mechanism} on {experiment.dataset}: {network(experiment)}"
+
+
+def _privacy(experiment):
+    if not experiment.private:
+        return "no privacy"
+    if experiment.noise_multiplier is not None:
+        return f"noise multiplier {experiment.noise_multiplier:g}"
+    return f"{experiment.guarantee} epsilon {experiment.epsilon:g} at delta {experiment.delta:g}"
+
+
+def _length(experiment):
+    steps, epochs = experiment.steps, experiment.epochs
+    long = f"{epochs:g} epochs in" if steps is None else f"{steps:,} steps with"
+    return f"{long} lots of {experiment.batch_size:,} ({experiment.sampling})"

@@ -1,0 +1,119 @@
+"""What the settings of an experiment have to be together, as far as no data and no model are needed.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfdp.accounting.mechanisms.none import NoMechanism
+from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
+from tfdp.data.datasets import input_shape
+from tfdp.experiments.setting import Setting
+
+if TYPE_CHECKING:
+    from tfdp.experiments.settings import Experiment
+
+NONE = NoMechanism.name
+# The networks of `tfdp.models.MODELS` for images, which would import Keras, and the smallest height and
+# width that they accept; None for images of any size.
+MODELS: dict[str, int | None] = {
+    "linear": None,
+    "mlp": None,
+    "hidden_500": None,
+    "hidden_1000": None,
+    "lenet_300_100": None,
+    "lenet5": 12,
+    "tutorial_cnn": 13,
+    "cifar_tutorial": 4,
+    "resnet18": 1,
+}
+# The networks that have a normalization of their own.
+NORMALIZED = ("resnet18",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unused:
+    """Why a setting has no effect.
+
+    Attributes:
+        because: the other setting whose value is the cause.
+        sentence: the refusal, which says what to do.
+    """
+
+    because: str
+    sentence: str
+
+
+def why_unused(known: Setting, values: Mapping[str, Any]) -> Unused | None:
+    """Returns why a setting has no effect beside the values of the others; None if it has one."""
+    name, mechanism = known.name, values["mechanism"]
+    if known.private and mechanism == NONE:
+        return Unused(
+            "mechanism",
+            f"Expected --{name} with a private mechanism only. Found --mechanism={NONE}. Leave it out, "
+            "or choose another mechanism.",
+        )
+    if known.own and name not in mechanism_class(mechanism).settings:
+        having = [m for m in mechanism_names() if name in mechanism_class(m).settings]
+        return Unused(
+            "mechanism",
+            f"--mechanism={mechanism} has no --{name}. Expected it with --mechanism="
+            f"{' or '.join(having)} only. Leave it out.",
+        )
+    if known.rule and mechanism_class(mechanism).update_rules == "own":
+        return Unused(
+            "mechanism",
+            f"--mechanism={mechanism} takes the steps of its paper, with learning rates only. Expected "
+            f"--{name} to be left out. Found {values[name]}.",
+        )
+    for need in known.needs:
+        if not need.is_met(values):
+            return Unused(
+                need.name,
+                f"Expected --{name} with {need.words()} only. Found --{need.name}="
+                f"{values[need.name]}. Leave --{name} out.",
+            )
+    return None
+
+
+def check_together(experiment: "Experiment") -> None:
+    """Raises ValueError if valid settings do not fit together."""
+    _check_update_rule(experiment)
+    _check_model(experiment)
+    if experiment.microbatches is not None and experiment.batch_size % experiment.microbatches:
+        raise ValueError(
+            f"Expected --microbatches to divide --batch_size ({experiment.batch_size}). Found "
+            f"{experiment.microbatches}."
+        )
+
+
+def _check_model(experiment: "Experiment") -> None:
+    """Refuses images that are too small for the network."""
+    model = experiment.model
+    smallest, (height, width, _) = MODELS[model], input_shape(experiment.dataset)
+    if smallest is not None and min(height, width) < smallest:
+        fitting = [name for name, least in MODELS.items() if (least or 0) <= min(height, width)]
+        raise ValueError(
+            f"Expected images of at least {smallest}x{smallest} pixels with --model={model}. Found "
+            f"--dataset={experiment.dataset} of {height}x{width}. Choose --model={fitting[0]}, or "
+            f"another of {', '.join(fitting[1:])}."
+        )
+
+
+def _check_update_rule(experiment: "Experiment") -> None:
+    """Refuses an update rule or a clipping that the mechanism does not allow."""
+    mechanism, kind = experiment.mechanism, mechanism_class(experiment.mechanism)
+    other = experiment.optimizer != "sgd"
+    if kind.update_rules == "linear" and other and experiment.guarantee != "claimed":
+        raise ValueError(
+            f"No finite epsilon can be proven for --mechanism={mechanism} with "
+            f"--optimizer={experiment.optimizer}: the rule's state is un-noised and private. "
+            "Expected --optimizer=sgd (with or without --momentum), or --guarantee=claimed."
+        )
+    if experiment.clipping == "adaptive" and not kind.adaptive_clipping:
+        raise ValueError(
+            f"The guarantee of --mechanism={mechanism} needs one clip norm for all steps, since its "
+            "noise is shared by several. Expected another --clipping. Found adaptive."
+        )

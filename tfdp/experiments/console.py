@@ -1,0 +1,124 @@
+"""How a command that trains behaves in a terminal and in a pipe: its noise, its progress and its end.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+# The exit statuses of a shell for a process that such a signal has ended.
+INTERRUPTED = 128 + signal.SIGINT
+_BROKEN_PIPE = 128 + signal.SIGPIPE
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_FILTER = Path(__file__).with_name("stderr_filter.py")
+# The width of what is printed where there is no terminal.
+_WIDTH = 100
+_WIDEST = 120
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end by SIGTERM."""
+
+
+def guarded(command: Callable[[], object]) -> None:
+    """Runs a command and exits with its status; an interruption or a closed pipe is no traceback.
+
+    Args:
+        command: a function that ends with SystemExit or returns an exit status.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for a job in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
+    status = 0
+    try:
+        try:
+            status = command()
+        except SystemExit as end:
+            status = end.code
+        sys.stdout.flush()
+    except KeyboardInterrupt as interruption:
+        status = interrupted(interruption)
+    except BrokenPipeError:
+        # Python flushes stdout once more at its end, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = _BROKEN_PIPE
+    sys.exit(status)
+
+
+def interrupted(interruption: KeyboardInterrupt) -> int:
+    """Says that the command was interrupted; returns the exit status."""
+    asked = isinstance(interruption, Terminated)
+    print(
+        f"\ntrain.py: {'terminated' if asked else 'interrupted'}. The unfinished model is discarded, "
+        "together with the record of what it had spent: nothing of it is released.",
+        file=sys.stderr,
+        flush=True,
+    )
+    return 128 + signal.SIGTERM if asked else INTERRUPTED
+
+
+def _is_not_about_tracing(record: logging.LogRecord) -> bool:
+    return "triggered tf.function retracing" not in record.getMessage()
+
+
+def _terminate(number, frame):
+    raise Terminated
+
+
+def verbosity() -> int:
+    """The `verbose` of Keras: a progress bar on a terminal, and a line for each epoch elsewhere."""
+    return 1 if sys.stdout.isatty() else 2
+
+
+def console() -> Console:
+    """The console that tables are printed to: as wide as the terminal, within limits."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return Console(width=_WIDTH)
+    return Console(width=min(Console().width, _WIDEST))
+
+
+@contextlib.contextmanager
+def quiet_tensorflow() -> Iterator[None]:
+    """Leaves out what TensorFlow's C++ code says at every start; its errors are still seen.
+
+    The warning that functions are traced again is left out, too: each point of a sweep has a model of
+    its own, which has to be traced.
+
+    Nothing is left out if the user has set TF_CPP_MIN_LOG_LEVEL, or if TensorFlow is imported already.
+    A process of its own does the filtering, so that the last words of a crash are not lost.
+    """
+    if _LOG_LEVEL in os.environ or "tensorflow" in sys.modules:
+        yield
+        return
+    os.environ[_LOG_LEVEL] = "2"
+    logging.getLogger("tensorflow").addFilter(_is_not_about_tracing)
+    stderr = os.dup(2)
+    # In a session of its own, the filter is not interrupted by Ctrl-C before this process has ended.
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_FILTER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.dup2(process.stdin.fileno(), 2)
+    process.stdin.close()
+    # What Python prints does not pass the filter, so that its order stays as it was.
+    python_stderr = sys.stderr
+    sys.stderr = os.fdopen(os.dup(stderr), "w", buffering=1, errors="backslashreplace")
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        sys.stderr = python_stderr
+        os.dup2(stderr, 2)  # closes the pipe, so that the filter ends
+        os.close(stderr)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # if another process holds the pipe
+            process.wait(timeout=5)
