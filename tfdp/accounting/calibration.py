@@ -14,6 +14,7 @@ from tfdp.accounting.analysis import analyse
 from tfdp.accounting.composition import guarantee, guarantee_of_all
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.numerics import gaussian, privacy_loss
+from tfdp.accounting.numerics.subsampled import SubsampledLoss, typical_noise
 from tfdp.accounting.run import Run
 
 # Largest relative distance of a calibrated epsilon below the budget.
@@ -88,8 +89,10 @@ def _proven_noise(
             ).epsilon
 
         return _safe_root(by_scale, epsilon, 1.0, _TOLERANCE)
-    quick = _rdp_only(run, delta, adjacency)
-    start = _safe_root(quick, epsilon, 1.0, 1e-3) if quick else 1.0
+    sampled = [loss for loss in probe.losses if isinstance(loss, SubsampledLoss)]
+    start = 1.0
+    if sampled and len(sampled) == len(probe.losses):
+        start = typical_noise(sampled, gaussian.mu_of_epsilon(epsilon, delta))
     return _safe_root(evaluate, epsilon, start, _TOLERANCE)
 
 

@@ -214,19 +214,39 @@ def pld_interval(sampled: Sequence[SubsampledLoss], rdp_epsilon: float) -> float
         max(loss_grid.end_of_grid(part.pair, part.probability, part.multiplier, part.weight))
         for part in {part for loss in sampled for part in loss.components}
     )
-    variance = min(
-        sum(
-            part.weight * part.probability**2 * math.expm1(min(part.multiplier**-2, 50.0))
-            for part in loss.components
-        )
-        for loss in sampled
-    )
+    variance = min(_variance(loss, 1.0) for loss in sampled)
     finest = _INTERVALS[0] if variance < 1e-6 else 1e-4
     harmless = _HARMLESS * math.sqrt(
         min(sum(part.weight * _square(part) for part in loss.components) for loss in sampled)
     )
     fitting = [i for i in _INTERVALS if i >= finest and reach <= _PLD_POINTS * i]
     return max((i for i in fitting if i <= harmless), default=min(fitting, default=None))
+
+
+def _variance(loss: SubsampledLoss, noise: float) -> float:
+    """Variance of the density ratio of one round, with all noise multiplied by `noise`."""
+    return sum(
+        part.weight * part.probability**2 * math.expm1(min((part.multiplier * noise) ** -2, 50.0))
+        for part in loss.components
+    )
+
+
+def typical_noise(sampled: Sequence[SubsampledLoss], mu: float) -> float:
+    """Factor of the noise with which many rounds are about as private as a mu-GDP mechanism.
+
+    By the central limit theorem for privacy losses (Bu, Dong, Long, Su 2020), mu^2 is about the sum of
+    the variances. This is no bound; a search starts from it.
+
+    Args:
+      sampled: Losses of at least one round in total.
+      mu: Number above 0.
+    """
+    low, high = 1e-6, 1e6
+    while high > low * 1.001:
+        middle = math.sqrt(low * high)
+        variance = sum(loss.steps * _variance(loss, middle) for loss in sampled)
+        low, high = (middle, high) if variance > mu * mu else (low, middle)
+    return high
 
 
 _POINTS = np.linspace(-8.0, 8.0, 161)
