@@ -1,6 +1,6 @@
 """Keras callbacks: epsilon in the progress bar and in TensorBoard, and a stop at the budget."""
 
-import math
+import bisect
 import os
 
 import keras
@@ -22,9 +22,13 @@ def _private(model) -> PrivateTraining:
 class EpsilonCurve:
     """Epsilon after any number of steps of the current training, from few evaluations.
 
-    Epsilon is computed at up to `points` step counts, each when it is first needed. For a step count
-    in between, the curve returns the value at the next of them: an upper bound, since epsilon does
-    not fall with more steps. Earlier spending on the same weights is included.
+    Epsilon is computed at up to `points` step counts, each when it is first needed, so the cost does
+    not grow with the length of the training. For a step count in between, the curve returns the value
+    at the next of them: an upper bound, since epsilon does not fall with more steps. The last one is
+    the end of the training, where the curve is exact. The others are ends of epochs, or divide epochs
+    into equal parts, if the number of epochs is small. They depend on the run only and not on the
+    time that anything took, so equal trainings show equal values. Earlier spending on the same weights
+    is included.
 
     Construct a curve after the first step: until then, other callbacks may restore weights and their
     ledger.
@@ -37,18 +41,16 @@ class EpsilonCurve:
         points: largest number of step counts at which epsilon is computed.
     """
 
-    def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=50):
+    def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=16):
         self._run, self._earlier = model.current_run, model.earlier_runs
         self._delta, self._kind, self._adjacency = delta, kind, adjacency
-        self._spacing = max(1, math.ceil(self._run.steps / points))
+        self._counts = step_counts(self._run.steps, self._run.steps_per_epoch, points)
         self._values = {}
 
     def at(self, step: int) -> float:
         """Epsilon after `step` steps, or an upper bound; steps beyond the planned ones add nothing."""
         # The ledger entry may have been extended; the curve keeps the run as it was described before.
-        if step > self._run.steps:
-            step = self._run.steps
-        point = min(-(-step // self._spacing) * self._spacing, self._run.steps)
+        point = self._counts[bisect.bisect_left(self._counts, min(step, self._run.steps))]
         if point not in self._values:
             (self._values[point],) = epsilon_curve(
                 self._run, [point], self._delta, self._kind, self._adjacency, self._earlier
@@ -56,8 +58,30 @@ class EpsilonCurve:
         return self._values[point]
 
 
+def step_counts(steps: int, steps_per_epoch: int, points: int) -> list[int]:
+    """Step counts at which epsilon is computed: 0, and up to `points` larger ones, ending at `steps`.
+
+    Args:
+        steps: number of steps of the training.
+        steps_per_epoch: number of steps of an epoch.
+        points: largest number of step counts above 0.
+    """
+    epochs = -(-steps // steps_per_epoch)
+    if epochs > points:
+        spacing = steps_per_epoch * -(-epochs // points)
+        return [*range(0, steps, spacing), steps]
+    parts = points // max(epochs, 1)
+    length = min(steps_per_epoch, steps)
+    inside = [-(-length * part // parts) for part in range(parts)]
+    starts = range(0, steps, steps_per_epoch)
+    return sorted({0, steps, *(min(start + more, steps) for start in starts for more in inside)})
+
+
 class PrivacyProgress(keras.callbacks.Callback):
     """Puts the epsilon spent so far beside loss and accuracy in the progress bar and the history.
+
+    Epsilon is computed at 16 step counts at most (see `EpsilonCurve`); between them, the value at the
+    next one is shown, which is never too small. The last value is that of `privacy_statement`.
 
     Args:
         delta: in (0, 1).

@@ -203,7 +203,8 @@ def max_steps(
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run; its own `steps` is ignored, but a table over steps limits the search.
+      run: The run. Its own `steps` is where the search starts and does not limit the result; a table
+        over steps does.
       kind: "claimed" or "proven": the guarantee that has to stay within the budget.
       adjacency: Neighbouring relation.
       earlier: Earlier runs on the same data that the budget has to cover too.
@@ -226,12 +227,21 @@ def max_steps(
 
     described = run.described_steps
     limit = _MOST_STEPS if described is None else min(_MOST_STEPS, described)
-    if limit < 1 or not fits(1):
-        return 0
-    low, high = 1, 2  # `low` fits; once the loop ends, `high` does not fit or exceeds the limit
-    while high <= limit and fits(high):
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
+    # `low` fits and `high` does not, or exceeds the limit. The search widens its steps around the
+    # planned number, for which the noise was usually calibrated.
+    start, width = min(max(run.steps, 1), limit), 1
+    if start >= 1 and fits(start):
+        low, high = start, start + 1
+        while high <= limit and fits(high):
+            low, width = high, 2 * width
+            high = low + width
+        high = min(high, limit + 1)
+    else:
+        low, high = start - 1, max(start, 1)
+        while low >= 1 and not fits(low):
+            high, width = low, 2 * width
+            low = high - width
+        low = max(low, 0)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

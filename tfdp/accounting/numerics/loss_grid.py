@@ -299,7 +299,7 @@ def _composed(rounds: Sequence[tuple[Grid, int]]) -> Grid:
     )
     transform = np.ones(length // 2 + 1, complex)
     for grid, count in rounds:
-        transform *= fft.rfft(grid.chances, length) ** count
+        transform *= _power(fft.rfft(grid.chances, length), count)
     chances = fft.irfft(transform, length)
     # The transform wraps around: entry i holds the loss whose number from the lowest one is i modulo
     # `length`.
@@ -308,6 +308,17 @@ def _composed(rounds: Sequence[tuple[Grid, int]]) -> Grid:
     finite = sum(count * math.log1p(-grid.infinite) for grid, count in rounds)
     # Entries below 0 are rounding.
     return Grid(interval, first, np.maximum(chances, 0.0), _TRUNCATED - math.expm1(finite))
+
+
+def _power(transform: np.ndarray, count: int) -> np.ndarray:
+    """The power, with entries of a magnitude below e^-80 set to 0, which hardly moves any probability.
+
+    Usually most entries are that small, and computing with subnormal numbers is slow.
+    """
+    result = np.zeros_like(transform)
+    kept = np.abs(transform) > math.exp(-80.0 / count)
+    result[kept] = transform[kept] ** count
+    return result
 
 
 def _range(rounds: Sequence[tuple[Grid, int]]) -> tuple[int, int]:
