@@ -24,11 +24,11 @@ class EpsilonCurve:
 
     Epsilon is computed at up to `points` step counts, each when it is first needed, so the cost does
     not grow with the length of the training. For a step count in between, the curve returns the value
-    at the next of them: an upper bound, since what is released later includes what was released so far.
-    The last one is the end of the training, where the curve is exact. The others are ends of epochs, or divide epochs
-    into equal parts, if the number of epochs is small. They depend on the run only and not on the
-    time that anything took, so equal trainings show equal values. Earlier spending on the same weights
-    is included.
+    at the next of them: an upper bound, since what is released later includes what was released so
+    far. The last one is the end of the training, where the curve is exact. The others are ends of
+    epochs, or divide epochs into equal parts if there are few. They depend on the run only and not on
+    the time that anything took, so equal trainings show equal values. Earlier spending on the same
+    weights is included.
 
     Construct a curve after the first step: until then, other callbacks may restore weights and their
     ledger.
