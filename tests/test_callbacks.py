@@ -1,5 +1,6 @@
 """The callbacks show the numbers of the accounting."""
 
+import functools
 import types
 
 import pytest
@@ -184,3 +185,22 @@ def test_step_counts(steps, steps_per_epoch, points):
 
 def test_short_trainings_are_shown_step_by_step():
     assert callbacks.step_counts(6, 3, 16) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_between_the_points_the_counter_of_steps_is_not_read(monkeypatch):
+    monkeypatch.setattr(callbacks, "EpsilonCurve", functools.partial(EpsilonCurve, points=2))
+    model, read = private(), []
+    taken = type(model).steps_taken
+
+    class Watch(PrivacyProgress):
+        def on_train_batch_end(self, batch, logs=None):
+            with monkeypatch.context() as patch:
+                counted = property(lambda self: read.append(1) or taken.fget(self))
+                patch.setattr(type(model), "steps_taken", counted)
+                super().on_train_batch_end(batch, logs)
+            steps = model.steps_taken
+            assert logs["epsilon"] >= proven(model.current_run.with_(steps=steps), DELTA).epsilon
+
+    history = fit(model, epochs=4, callbacks=[Watch(DELTA)]).history["epsilon"]
+    assert len(read) <= 6 and model.steps_taken == 12
+    assert history[-1] == proven(model.current_run, DELTA).epsilon

@@ -49,13 +49,17 @@ class EpsilonCurve:
 
     def at(self, step: int) -> float:
         """Epsilon after `step` steps, or an upper bound; steps beyond the planned ones add nothing."""
-        # The ledger entry may have been extended; the curve keeps the run as it was described before.
-        point = self._counts[bisect.bisect_left(self._counts, min(step, self._run.steps))]
+        point = self.next_point(step)
         if point not in self._values:
             (self._values[point],) = epsilon_curve(
                 self._run, [point], self._delta, self._kind, self._adjacency, self._earlier
             )
         return self._values[point]
+
+    def next_point(self, step: int) -> int:
+        """The step count up to which the value at `step` stays the same."""
+        # The ledger entry may have been extended; the curve keeps the run as it was described before.
+        return self._counts[bisect.bisect_left(self._counts, min(step, self._run.steps))]
 
 
 def step_counts(steps: int, steps_per_epoch: int, points: int) -> list[int]:
@@ -93,20 +97,26 @@ class PrivacyProgress(keras.callbacks.Callback):
     def __init__(self, delta, kind="proven", adjacency="zero_out", name="epsilon"):
         super().__init__()
         self.delta, self.kind, self.adjacency, self.name = delta, kind, adjacency, name
-        self._curve = None
+        self._curve, self._shown, self._left = None, None, 0
 
     def on_train_begin(self, logs=None):
         _private(self.model)
-        self._curve = None
+        self._curve, self._shown, self._left = None, None, 0
 
     def _spent(self):
         if self._curve is None:
             self._curve = EpsilonCurve(self.model, self.delta, self.kind, self.adjacency)
-        return self._curve.at(self.model.steps_taken)
+        steps = self.model.steps_taken
+        self._shown, self._left = self._curve.at(steps), self._curve.next_point(steps) - steps
+        return self._shown
 
     def on_train_batch_end(self, batch, logs=None):
-        if logs is not None:
-            logs[self.name] = self._spent()
+        if logs is None:
+            return
+        # Reading the step counter takes longer than everything else here, so it is read only when
+        # the steps since then may have passed the next point of the curve.
+        self._left -= self.model.steps_per_execution
+        logs[self.name] = self._spent() if self._left < 0 else self._shown
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is not None:
