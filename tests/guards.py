@@ -1696,6 +1696,25 @@ GUARDS = (
         "rounding moves the means without being accounted",
     ),
     Guard(
+        "mass outside of a composition",
+        "tfdp/accounting/numerics/loss_grid.py",
+        "_TRUNCATED - math.expm1(finite)",
+        "0.0",
+        (
+            "tests/accounting/numerics/test_loss_grid.py::"
+            "test_mass_outside_of_the_range_counts_as_an_infinite_loss",
+        ),
+        "losses beyond the range of the transform count as no loss",
+    ),
+    Guard(
+        "the next point of the progress",
+        "tfdp/callbacks.py",
+        "self._counts[bisect.bisect_left(self._counts, min(step, self._run.steps))]",
+        "self._counts[bisect.bisect_right(self._counts, min(step, self._run.steps)) - 1]",
+        ("tests/test_callbacks.py::test_a_coarse_curve_is_an_upper_bound",),
+        "the progress bar shows the epsilon of fewer steps than were taken",
+    ),
+    Guard(
         "divergences that are none",
         "tfdp/accounting/numerics/subsampled.py",
         "good = (rdp > 0) & np.isfinite(rdp) & (alpha > 1.01)",

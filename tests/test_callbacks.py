@@ -1,12 +1,18 @@
 """The callbacks show the numbers of the accounting."""
 
+import functools
+import types
+
 import pytest
 import tensorflow as tf
 from helpers import LOSS, data, fit, plain, private, sgd
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tfdp
-from tfdp.accounting import Run, claimed, proven, proven_composition
+from tfdp import callbacks
+from tfdp.accounting import Encoding, Run, claimed, proven, proven_composition, strategy
+from tfdp.accounting.mechanisms.discrete_sgd import DiscreteSGD
+from tfdp.accounting.mechanisms.matrix import Matrix
 from tfdp.callbacks import EpsilonCurve, PrivacyProgress, PrivacyTensorBoard, StopAtBudget
 
 DELTA = 1e-5
@@ -93,3 +99,108 @@ def test_plain_models_are_refused():
     for callback in (PrivacyProgress(DELTA), StopAtBudget()):
         with pytest.raises(ValueError, match="make_private"):
             model.fit(*data(), verbose=0, callbacks=[callback])
+
+
+# -- few evaluations -----------------------------------------------------------------------------
+
+POISSON = Run(
+    mechanism="dpsgd",
+    num_examples=1437,
+    lot_size=256,
+    steps=200,
+    sampling="poisson",
+    noise_multiplier=5.0,
+)
+RUNS = {
+    "poisson": POISSON,
+    "cyclic": POISSON.with_(sampling="cyclic"),
+    "shuffle": POISSON.with_(sampling="shuffle"),
+    "with_replacement": POISSON.with_(sampling="with_replacement"),
+    "fixed_size": POISSON.with_(sampling="fixed_size"),
+    "cyclic_poisson": POISSON.with_(sampling="cyclic_poisson", groups=4),
+    "table": POISSON.with_(noise_multiplier=(4.0,) * 90 + (6.0,) * 110),
+    "dp_dropout": POISSON.with_(mechanism="dp_dropout", clip_groups=2),
+    # With random lots, SI-DPSGD's bound rounds steps into bins, so it may fall with one more step.
+    "si_dpsgd": POISSON.with_(mechanism="si_dpsgd", sampling="cyclic", noise_multiplier=90.0),
+    "matrix": POISSON.with_(
+        mechanism=Matrix(noise_multiplier=5.0, strategy=strategy("sqrt_toeplitz", 200, 8))
+    ),
+    "discrete_sgd": POISSON.with_(
+        mechanism=DiscreteSGD(
+            noise_multiplier=5.0, encoding=Encoding(noise="laplace", num_weights=100)
+        )
+    ),
+}
+
+
+def curve_of(run, kind="proven", earlier=(), **more):
+    model = types.SimpleNamespace(current_run=run, earlier_runs=list(earlier))
+    return EpsilonCurve(model, DELTA, kind, **more)
+
+
+@pytest.fixture
+def evaluations(monkeypatch):
+    """Step counts at which a curve computed epsilon."""
+    found, exact = [], callbacks.epsilon_curve
+
+    def counting(run, steps, *args):
+        found.extend(steps)
+        return exact(run, steps, *args)
+
+    monkeypatch.setattr(callbacks, "epsilon_curve", counting)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["proven", "claimed"])
+@pytest.mark.parametrize("name", RUNS)
+def test_a_curve_needs_few_evaluations_and_is_never_too_small(name, kind, evaluations):
+    run, exact = RUNS[name], {"proven": proven, "claimed": claimed}[kind]
+    curve = curve_of(run, kind)
+    values = [curve.at(steps) for steps in range(run.steps + 1)]
+    assert len(evaluations) <= 17 and len(set(evaluations)) == len(evaluations)
+    assert values == sorted(values)
+    assert values[0] == 0 and values[-1] == exact(run, DELTA).epsilon
+    for steps in (1, 5, 13, 17, 60, 111, 186, 199):
+        assert values[steps] >= exact(run.with_(steps=steps), DELTA).epsilon
+
+
+def test_a_curve_counts_earlier_runs_to_the_last_digit():
+    both = proven_composition([POISSON.with_(steps=30), POISSON], DELTA).epsilon
+    curve = curve_of(POISSON, earlier=[POISSON.with_(steps=30)])
+    assert curve.at(200) == both
+    assert proven(POISSON.with_(steps=30), DELTA).epsilon <= curve.at(0) < both
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 7, 28, 200, 3510, 3515, 10**6])
+@pytest.mark.parametrize("steps_per_epoch", [1, 5, 7, 234])
+@pytest.mark.parametrize("points", [1, 3, 16])
+def test_step_counts(steps, steps_per_epoch, points):
+    counts = callbacks.step_counts(steps, steps_per_epoch, points)
+    assert counts[0] == 0 and counts[-1] == steps
+    assert counts == sorted(set(counts)) and len(counts) <= points + 1
+    epochs = -(-steps // steps_per_epoch)
+    if epochs <= points:
+        assert set(range(0, steps, steps_per_epoch)) <= set(counts)
+
+
+def test_short_trainings_are_shown_step_by_step():
+    assert callbacks.step_counts(6, 3, 16) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_between_the_points_the_counter_of_steps_is_not_read(monkeypatch):
+    monkeypatch.setattr(callbacks, "EpsilonCurve", functools.partial(EpsilonCurve, points=2))
+    model, read = private(), []
+    taken = type(model).steps_taken
+
+    class Watch(PrivacyProgress):
+        def on_train_batch_end(self, batch, logs=None):
+            with monkeypatch.context() as patch:
+                counted = property(lambda self: read.append(1) or taken.fget(self))
+                patch.setattr(type(model), "steps_taken", counted)
+                super().on_train_batch_end(batch, logs)
+            steps = model.steps_taken
+            assert logs["epsilon"] >= proven(model.current_run.with_(steps=steps), DELTA).epsilon
+
+    history = fit(model, epochs=4, callbacks=[Watch(DELTA)]).history["epsilon"]
+    assert len(read) <= 6 and model.steps_taken == 12
+    assert history[-1] == proven(model.current_run, DELTA).epsilon

@@ -14,7 +14,7 @@ Example:
     [0.773, 1.144, 1.441]
 """
 
-import math
+import bisect
 import os
 
 import keras
@@ -38,9 +38,13 @@ def _private(model) -> PrivateTraining:
 class EpsilonCurve:
     """Epsilon after any number of steps of the current training, from few evaluations.
 
-    Epsilon is computed at up to `points` step counts, each when it is first needed. For a step count
-    in between, the curve returns the value at the next of them: an upper bound, since epsilon does
-    not fall with more steps. Earlier spending on the same weights is included.
+    Epsilon is computed at up to `points` step counts, each when it is first needed, so the cost does
+    not grow with the length of the training. For a step count in between, the curve returns the value
+    at the next of them: an upper bound, since what is released later includes what was released so
+    far. The last one is the end of the training, where the curve is exact. The others are ends of
+    epochs, or divide epochs into equal parts if there are few. They depend on the run only and not on
+    the time that anything took, so equal trainings show equal values. Earlier spending on the same
+    weights is included.
 
     Construct a curve after the first step: until then, other callbacks may restore weights and their
     ledger.
@@ -64,27 +68,51 @@ class EpsilonCurve:
         0.773, 1.144
     """
 
-    def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=50):
+    def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=16):
         self._run, self._earlier = model.privacy.current_run, model.privacy.earlier_runs
         self._delta, self._kind, self._adjacency = delta, kind, adjacency
-        self._spacing = max(1, math.ceil(self._run.steps / points))
+        self._counts = step_counts(self._run.steps, self._run.steps_per_epoch, points)
         self._values = {}
 
     def at(self, step: int) -> float:
         """Epsilon after `step` steps, or an upper bound; steps beyond the planned ones add nothing."""
-        # The ledger entry may have been extended; the curve keeps the run as it was described before.
-        if step > self._run.steps:
-            step = self._run.steps
-        point = min(-(-step // self._spacing) * self._spacing, self._run.steps)
+        point = self.next_point(step)
         if point not in self._values:
             (self._values[point],) = epsilon_curve(
                 self._run, [point], self._delta, self._kind, self._adjacency, self._earlier
             )
         return self._values[point]
 
+    def next_point(self, step: int) -> int:
+        """The step count up to which the value at `step` stays the same."""
+        # The ledger entry may have been extended; the curve keeps the run as it was described before.
+        return self._counts[bisect.bisect_left(self._counts, min(step, self._run.steps))]
+
+
+def step_counts(steps: int, steps_per_epoch: int, points: int) -> list[int]:
+    """Step counts at which epsilon is computed: 0, and up to `points` larger ones, ending at `steps`.
+
+    Args:
+        steps: number of steps of the training.
+        steps_per_epoch: number of steps of an epoch.
+        points: largest number of step counts above 0.
+    """
+    epochs = -(-steps // steps_per_epoch)
+    if epochs > points:
+        spacing = steps_per_epoch * -(-epochs // points)
+        return [*range(0, steps, spacing), steps]
+    parts = points // max(epochs, 1)
+    length = min(steps_per_epoch, steps)
+    inside = [-(-length * part // parts) for part in range(parts)]
+    starts = range(0, steps, steps_per_epoch)
+    return sorted({0, steps, *(min(start + more, steps) for start in starts for more in inside)})
+
 
 class PrivacyProgress(keras.callbacks.Callback):
     """Puts the epsilon spent so far beside loss and accuracy in the progress bar and the history.
+
+    Epsilon is computed at 16 step counts at most (see `EpsilonCurve`); between them, the value at the
+    next one is shown, which is never too small. The last value is that of `model.privacy.statement`.
 
     Args:
         delta: in (0, 1).
@@ -107,20 +135,26 @@ class PrivacyProgress(keras.callbacks.Callback):
     def __init__(self, delta, kind="proven", adjacency="zero_out", name="epsilon"):
         super().__init__()
         self.delta, self.kind, self.adjacency, self.name = delta, kind, adjacency, name
-        self._curve = None
+        self._curve, self._shown, self._left = None, None, 0
 
     def on_train_begin(self, logs=None):
         _private(self.model)
-        self._curve = None
+        self._curve, self._shown, self._left = None, None, 0
 
     def _spent(self):
         if self._curve is None:
             self._curve = EpsilonCurve(self.model, self.delta, self.kind, self.adjacency)
-        return self._curve.at(self.model.privacy.steps_taken)
+        steps = self.model.privacy.steps_taken
+        self._shown, self._left = self._curve.at(steps), self._curve.next_point(steps) - steps
+        return self._shown
 
     def on_train_batch_end(self, batch, logs=None):
-        if logs is not None:
-            logs[self.name] = self._spent()
+        if logs is None:
+            return
+        # Reading the step counter takes longer than everything else here, so it is read only when
+        # the steps since then may have passed the next point of the curve.
+        self._left -= self.model.steps_per_execution
+        logs[self.name] = self._spent() if self._left < 0 else self._shown
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is not None:

@@ -1,6 +1,7 @@
 """Calibration stays on the safe side, and is tight."""
 
 import math
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from tfdp.accounting import (
     CalibrationError,
+    Encoding,
     Run,
+    calibration,
     claimed,
     claimed_composition,
     epsilon_curve,
@@ -16,8 +19,11 @@ from tfdp.accounting import (
     noise_for,
     proven,
     proven_composition,
+    strategy,
 )
 from tfdp.accounting.calibration import quick_noise_for
+from tfdp.accounting.mechanisms.discrete_sgd import DiscreteSGD
+from tfdp.accounting.mechanisms.matrix import Matrix
 
 DELTA = 1e-5
 DPSGD = Run(
@@ -189,3 +195,90 @@ def test_max_steps_counts_what_was_spent_before(kind):
     assert 0 < after < alone
     assert compose([earlier, run.with_(steps=after)], 1e-5).epsilon <= 2.0
     assert compose([earlier, run.with_(steps=after + 1)], 1e-5).epsilon > 2.0
+
+
+# -- how much is evaluated -----------------------------------------------------------------------
+
+
+class Counted:
+    """Counts the evaluations of a guarantee."""
+
+    def __init__(self, monkeypatch):
+        self.number = 0
+        for name in ("guarantee", "guarantee_of_all"):
+            monkeypatch.setattr(calibration, name, self._counting(getattr(calibration, name)))
+
+    def _counting(self, function):
+        def counting(*args, **kwargs):
+            self.number += 1
+            return function(*args, **kwargs)
+
+        return counting
+
+
+# The runs that train.py plans for the digits.
+DIGITS = Run(
+    mechanism="dpsgd",
+    sampling="poisson",
+    num_examples=1437,
+    lot_size=256,
+    steps=200,
+    noise_multiplier=1.0,
+)
+FULL = DIGITS.with_(mechanism="si_dpsgd", lot_size=1437, steps=2)
+BANDED = DIGITS.with_(
+    mechanism=Matrix(noise_multiplier=1.0, strategy=strategy("banded_toeplitz", 400, 8)),
+    num_examples=1436,
+    lot_size=64,
+    steps=400,
+)
+STUDENT = Encoding(noise="student_t", degrees_of_freedom=9.0, num_weights=650)
+CELLS = {
+    **{
+        f"dpsgd-{sampling}": DIGITS.with_(sampling=sampling)
+        for sampling in ("poisson", "cyclic", "shuffle", "with_replacement", "fixed_size")
+    },
+    "dpsgd-cyclic_poisson": DIGITS.with_(sampling="cyclic_poisson", groups=4),
+    "dp_dropout-with_replacement": DIGITS.with_(
+        mechanism="dp_dropout", sampling="with_replacement", clip_groups=2, steps=150
+    ),
+    "sgld-poisson": DIGITS.with_(mechanism="sgld", clip_groups=2, steps=100),
+    "si_dpsgd-cyclic": FULL.with_(sampling="cyclic"),
+    "si_dpsgd-with_replacement": FULL.with_(sampling="with_replacement"),
+    "matrix-poisson": BANDED,
+    "matrix-with_replacement": BANDED.with_(sampling="with_replacement"),
+    "matrix-cyclic_poisson": BANDED.with_(sampling="cyclic_poisson", groups=8),
+    "discrete_sgd-poisson": DIGITS.with_(
+        mechanism=DiscreteSGD(noise_multiplier=1.0, encoding=STUDENT)
+    ),
+}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_calibration_takes_few_evaluations_and_little_time(cell, monkeypatch):
+    counted = Counted(monkeypatch)
+    for delta in (1e-5, 1e-2):
+        for epsilon in (0.5, 2.0, 8.0):
+            counted.number, started = 0, time.process_time()
+            noise = noise_for(epsilon, delta, CELLS[cell])
+            assert counted.number <= 12
+            assert time.process_time() - started < 5
+            found = proven(CELLS[cell].with_noise(noise), delta).epsilon
+            assert epsilon * (1 - 1e-4) <= found <= epsilon
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_limit_of_a_calibrated_budget_takes_few_evaluations(cell, monkeypatch):
+    run = CELLS[cell]
+    run = run.with_noise(noise_for(2.0, DELTA, run))
+    counted = Counted(monkeypatch)
+    limit = max_steps(2.0, DELTA, run)
+    # One example is in at most one lot of an epoch, so an epoch may end after the planned steps.
+    assert run.steps <= limit < run.steps + run.steps_per_epoch * run.groups
+    assert counted.number <= 8
+
+
+@pytest.mark.parametrize("planned", [0, 1, 7, 30, 60, 61, 200, 4000])
+def test_max_steps_does_not_depend_on_the_planned_steps(planned):
+    budget = proven(DPSGD.with_(steps=60), DELTA).epsilon * 1.0001
+    assert max_steps(budget, DELTA, DPSGD.with_(steps=planned)) == 60

@@ -16,6 +16,7 @@ from tfdp.accounting.analysis import analyse
 from tfdp.accounting.composition import guarantee, guarantee_of_all
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.numerics import gaussian, privacy_loss
+from tfdp.accounting.numerics.subsampled import SubsampledLoss, typical_noise
 from tfdp.accounting.run import Run
 
 # Largest relative distance of a calibrated epsilon below the budget.
@@ -118,8 +119,10 @@ def _proven_noise(
             ).epsilon
 
         return _safe_root(by_scale, epsilon, 1.0, _TOLERANCE)
-    quick = _rdp_only(run, delta, adjacency)
-    start = _safe_root(quick, epsilon, 1.0, 1e-3) if quick else 1.0
+    sampled = [loss for loss in probe.losses if isinstance(loss, SubsampledLoss)]
+    start = 1.0
+    if sampled and len(sampled) == len(probe.losses):
+        start = typical_noise(sampled, gaussian.mu_of_epsilon(epsilon, delta))
     return _safe_root(evaluate, epsilon, start, _TOLERANCE)
 
 
@@ -231,7 +234,8 @@ def max_steps(
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run; its own `steps` is ignored, but a table over steps limits the search.
+      run: The run. Its own `steps` is where the search starts and does not limit the result; a table
+        over steps does.
       kind: "claimed" or "proven": the guarantee that has to stay within the budget.
       adjacency: Neighbouring relation.
       earlier: Earlier runs on the same data that the budget has to cover too.
@@ -267,12 +271,21 @@ def max_steps(
 
     covered = run.described_steps
     limit = _MOST_STEPS if covered is None else min(_MOST_STEPS, covered)
-    if limit < 1 or not fits(1):
-        return 0
-    low, high = 1, 2  # `low` fits; once the loop ends, `high` does not fit or exceeds the limit
-    while high <= limit and fits(high):
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
+    # `low` fits and `high` does not, or exceeds the limit. The search widens its steps around the
+    # planned number, for which the noise was usually calibrated.
+    start, width = min(max(run.steps, 1), limit), 1
+    if start >= 1 and fits(start):
+        low, high = start, start + 1
+        while high <= limit and fits(high):
+            low, width = high, 2 * width
+            high = low + width
+        high = min(high, limit + 1)
+    else:
+        low, high = start - 1, max(start, 1)
+        while low >= 1 and not fits(low):
+            high, width = low, 2 * width
+            low = high - width
+        low = max(low, 0)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -208,7 +208,7 @@ def one_step_delta(run, epsilon, adjacency="zero_out"):
         profile = loss.probabilities[1:] @ np.exp(log_delta(epsilon, mu))
         return float(profile) + loss.overflow
     pld = composed_pld([loss], 0.0, 1e-3)
-    return float(pld.get_delta_for_epsilon(epsilon)) + loss.overflow
+    return pld.delta(epsilon) + loss.overflow
 
 
 @pytest.mark.parametrize("noise", [1.5])

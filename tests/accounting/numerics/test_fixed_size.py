@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from tfdp.accounting.numerics import fixed_size
+from tfdp.accounting.numerics import fixed_size, loss_grid
 from tfdp.accounting.numerics.gaussian import epsilon_of_mu
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, epsilon_of
 from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss, default_orders
@@ -200,31 +200,30 @@ def test_the_joined_curve_is_convex_and_its_distribution_lies_on_it(pair, log_q,
     curve = two_sided(pair, q, noise, np.linspace(-4, 4, 401))
     slopes = np.diff(curve) / np.diff(np.exp(np.linspace(-4, 4, 401)))
     assert np.all(np.diff(slopes) >= -1e-11)
-    pld = fixed_size.round_pld(pair, q, noise, interval)
+    pld = loss_grid.one_round([(1.0, q, noise, pair)], interval)
     knots = interval * np.arange(-100, 101, 10)
-    first = np.array([pld._pmf_remove.get_delta_for_epsilon(float(e)) for e in knots])
+    first = np.array([pld.forward.delta(float(e)) for e in knots])
     np.testing.assert_allclose(first, two_sided(pair, q, noise, knots), rtol=1e-6, atol=1e-11)
     # Between the knots, the chords of the distribution lie above the curve.
     middles = knots + interval / 2
-    first = np.array([pld._pmf_remove.get_delta_for_epsilon(float(e)) for e in middles])
+    first = np.array([pld.forward.delta(float(e)) for e in middles])
     assert np.all(first >= two_sided(pair, q, noise, middles) * (1 - 1e-9) - 1e-11)
-    for half, other in ((pld._pmf_remove, pld._pmf_add), (pld._pmf_add, pld._pmf_remove)):
-        total = half._probs.sum() + half._infinity_mass
+    for half, other in ((pld.halves[0], pld.halves[-1]), (pld.halves[-1], pld.halves[0])):
+        total = half.chances.sum() + half.infinite
         assert total == pytest.approx(1, abs=1e-9)
         # The other order is the same pair of distributions, with P and Q exchanged.
-        losses = interval * (half._lower_loss + np.arange(half.size))
-        reversed_mass = (half._probs * np.exp(-losses))[::-1]
-        start = -(half._lower_loss + half.size - 1)
-        assert start == other._lower_loss
-        np.testing.assert_allclose(reversed_mass, other._probs, rtol=1e-6, atol=1e-11)
+        reversed_mass = (half.chances * np.exp(-half.losses))[::-1]
+        start = -(half.lowest + len(half.chances) - 1)
+        assert start == other.lowest
+        np.testing.assert_allclose(reversed_mass, other.chances, rtol=1e-6, atol=1e-11)
 
 
 @pytest.mark.parametrize("pair", fixed_size.PAIRS)
 @pytest.mark.parametrize(("noise", "interval"), [(0.3, 1e-3), (1.0, 1e-4), (50.0, 1e-5)])
 def test_a_lot_of_everything_is_a_gaussian(pair, noise, interval):
-    pld = fixed_size.round_pld(pair, 1.0, noise, interval)
+    pld = loss_grid.one_round([(1.0, 1.0, noise, pair)], interval)
     exact = epsilon_of_mu(1 / noise, DELTA)
-    assert exact <= pld.get_epsilon_for_delta(DELTA) <= exact + interval
+    assert exact <= pld.epsilon(DELTA) <= exact + interval
     orders = default_orders()
     np.testing.assert_allclose(
         fixed_size.round_rdp(pair, 1.0, noise, orders), np.array(orders) / (2 * noise**2)
@@ -317,10 +316,10 @@ def test_composition_agrees_with_samples(pair, q, noise):
         total += np.where(
             coin < up_chance, ups, np.where(coin < up_chance + down_chance, downs, 0.0)
         )
-    pld = fixed_size.round_pld(pair, q, noise, 1e-3).self_compose(steps)
+    pld = loss_grid.composed([(loss_grid.one_round([(1.0, q, noise, pair)], 1e-3), steps)])
     for epsilon in (0.1, 0.5, 1.5):
         values = np.maximum(-np.expm1(epsilon - total), 0)
-        expected = pld._pmf_remove.get_delta_for_epsilon(epsilon)
+        expected = pld.forward.delta(epsilon)
         error = values.std() / math.sqrt(count) + expected * 2e-3
         assert abs(values.mean() - expected) < 5 * error
 
@@ -505,6 +504,6 @@ def test_refusals():
             fixed_size.round_rdp("slot", q, 1.0, (2.0,))
     for noise in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="noise multiplier"):
-            fixed_size.round_pld("slot", 0.1, noise, 1e-3)
+            fixed_size.divergences("slot", 0.1, noise, EPSILONS)
     with pytest.raises(ValueError, match="epsilon at least 0"):
         fixed_size.divergences("slot", 0.1, 1.0, np.array([-0.1]))

@@ -103,8 +103,9 @@ def test_broken_rdp_from_the_library_is_noticed(monkeypatch):
     """A divergence that is far too small must not become a guarantee."""
     from tfdp.accounting.numerics import subsampled
 
-    shape = np.ones(len(default_orders()))
-    monkeypatch.setattr(subsampled, "_component_rdp", lambda *_: shape * 1e-12)
+    monkeypatch.setattr(
+        subsampled, "_component_rdp", lambda q, noise, orders: np.full(len(orders), 1e-12)
+    )
     with pytest.raises(AccountingError):
         epsilon_of([SubsampledLoss((Component(1.0, 0.01, 1.0),), 5)], DELTA)
 

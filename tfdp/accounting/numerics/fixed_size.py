@@ -36,7 +36,8 @@ this is the curve of a dominating pair (Zhu, Dong, Wang 2022, Proposition 8). Th
 alone does not bound several steps: the other examples' gradients depend on the released weights, so
 an adversary who knows the loss so far may choose in every step which of the two lots occurs.
 
-Both accountants below (privacy loss distributions and Rényi divergences) compute with the joined curve.
+Both accountants (the privacy loss distributions of `loss_grid` and the Rényi divergences below) compute
+with the joined curve.
 """
 
 import functools
@@ -45,18 +46,14 @@ import math
 import numpy as np
 from scipy import special
 
-from tfdp._validate import fraction, one_of, positive
+from tfdp.accounting.numerics import loss_grid
 from tfdp.accounting.numerics.binomials import binomial
 
 PAIRS = ("slot", "triangle")
 
-# Divergence that may remain at the end of a grid, where it counts as a complete loss.
-_TAIL = 1e-20
 # Orders with a larger value of order / multiplier^2 are bounded without amplification, by more than
 # half of this number. Such a bound is vacuous.
 _LARGEST_EXPONENT = 100.0
-# Largest excess over 1 of a sum of probabilities that counts as rounding.
-_LARGEST_ROUNDING = 1e-9
 
 
 def occurrences(
@@ -161,145 +158,14 @@ def divergences(
     Raises:
       ValueError: For an unknown pair or arguments out of range.
     """
-    _check(pair, probability, multiplier)
-    shift = 1.0 / multiplier
+    loss_grid.check_pair(pair, probability, multiplier, PAIRS)
     epsilon = np.asarray(epsilon, dtype=float)
     if not np.all(epsilon >= 0):
         raise ValueError(f"Expected epsilon at least 0. Received {epsilon}. Use the other order.")
-    removed = _against_one_centre(probability, shift, epsilon)
-    if pair == "triangle":
-        return removed, removed
-    return _against_two_centres(probability, shift, epsilon), removed
-
-
-def _against_one_centre(q: float, shift: float, epsilon: np.ndarray) -> np.ndarray:
-    """H_{e^epsilon}((1-q) N(0) + q N(shift) || N(0)) for noise of standard deviation 1."""
-    log_excess = _log_expm1(epsilon)
-    # At x the density ratio is e^epsilon: 1 - q + q exp(shift x - shift^2 / 2) = e^epsilon.
-    x = np.logaddexp(0.0, log_excess - math.log(q)) / shift + shift / 2
-    lost = np.exp(log_excess + special.log_ndtr(-x))
-    return np.maximum(q * _mass_between(x - shift, shift) - lost, 0.0)
-
-
-def _against_two_centres(q: float, shift: float, epsilon: np.ndarray) -> np.ndarray:
-    """H_{e^epsilon}((1-q) N(0) + q N(2 shift) || (1-q) N(0) + q N(shift)) for standard deviation 1.
-
-    With v = exp(shift x - 3/2 shift^2 - epsilon) the ratio of the densities is e^epsilon where
-    v^2 - v = (1-q)/q (e^epsilon - 1) exp(-2 epsilon - shift^2). All terms in the formula of the root
-    are positive, so nothing cancels.
-    """
-    right = (1 - q) / q * -np.expm1(-epsilon) * np.exp(-epsilon - shift**2)
-    log_v = np.log1p(2 * right / (1 + np.sqrt(1 + 4 * right)))
-    x = (epsilon + log_v) / shift + 1.5 * shift
-    log_excess = _log_expm1(epsilon)
-    lost = q * np.exp(log_excess + special.log_ndtr(shift - x))
-    lost += (1 - q) * np.exp(log_excess + special.log_ndtr(-x))
-    return np.maximum(q * _mass_between(x - 2 * shift, shift) - lost, 0.0)
-
-
-def _log_expm1(epsilon: np.ndarray) -> np.ndarray:
-    """log(e^epsilon - 1) without overflow for large epsilon; minus infinity at 0."""
-    with np.errstate(divide="ignore"):
-        return epsilon + np.log(-np.expm1(-epsilon))
+    return loss_grid.divergences(pair, probability, multiplier, epsilon)
 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
-
-
-def _mass_between(low: np.ndarray, width: float) -> np.ndarray:
-    """Standard normal mass of [low, low + width], without cancellation for a small width."""
-    if width > 0.5:
-        return special.ndtr(-low) - special.ndtr(-low - width)
-    total = np.zeros_like(low)
-    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-        total += weight * np.exp(-0.5 * (low + width * (node + 1) / 2) ** 2)
-    return total * width / (2 * math.sqrt(2 * math.pi))
-
-
-# ---------------------------------------------------------------------- privacy loss distribution
-
-
-def round_pld(pair: str, probability: float, multiplier: float, interval: float, weight=1.0):
-    """Pessimistic privacy loss distribution of one round.
-
-    The curve of hockey-stick divergences is replaced by its chords between multiples of `interval`,
-    which lie above the curve (Doroshenko et al. 2022).
-
-    Args:
-      pair: "slot" or "triangle".
-      probability: q in (0, 1].
-      multiplier: Standard deviation of the noise over the unit of the pair.
-      interval: Distance of the losses on the grid.
-      weight: Probability of this round in a mixture. A round with a small weight gets a shorter grid.
-
-    Returns:
-      A dp_accounting `PrivacyLossDistribution`. Its "remove" half is D against D', its "add" half
-      D' against D.
-    """
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-
-    lengths = [
-        _grid_length(pair, order, probability, multiplier, interval, _TAIL / weight)
-        for order in (0, 1)
-    ]
-    forward, backward = (
-        _positive_losses(
-            divergences(pair, probability, multiplier, np.arange(length + 1) * interval)[order],
-            interval,
-        )
-        for order, length in enumerate(lengths)
-    )
-
-    def distribution(own, other):
-        # A loss of the other order is a gain of this one, with a probability e^loss times smaller.
-        gains = other[0] * np.exp(-interval * np.arange(1, len(other[0]) + 1))
-        rest = 1.0 - gains.sum() - own[0].sum() - own[1]
-        if rest < -_LARGEST_ROUNDING:
-            raise ArithmeticError(
-                f"Expected the probabilities of a privacy loss to add up to 1. Received {1 - rest}"
-                f" for {pair!r}, q {probability}, multiplier {multiplier}. Report this as a bug."
-            )
-        probabilities = np.concatenate([gains[::-1], [max(rest, 0.0)], own[0]])
-        return DensePLDPmf(interval, -len(gains), probabilities, own[1], True)
-
-    first = distribution(forward, backward)
-    return PrivacyLossDistribution(
-        first, None if pair == "triangle" else distribution(backward, forward)
-    )
-
-
-def _grid_length(pair, order, probability, multiplier, interval, tail) -> int:
-    """Number of intervals after which the divergence is at most `tail`; it falls with epsilon."""
-    low, high = 0, 1
-    while divergences(pair, probability, multiplier, np.array([high * interval]))[order][0] > tail:
-        low, high = high, 2 * high
-    while high - low > max(low // 100, 1):  # a grid that is up to 1% too long is still valid
-        middle = (low + high) // 2
-        value = divergences(pair, probability, multiplier, np.array([middle * interval]))[order][0]
-        low, high = (middle, high) if value > tail else (low, middle)
-    return high
-
-
-def _positive_losses(curve: np.ndarray, interval: float) -> tuple[np.ndarray, float]:
-    """Probabilities of the positive losses on the grid, and of an infinite loss.
-
-    They are second differences of the curve over e^epsilon (as in dp_accounting's connect-the-dots).
-
-    Args:
-      curve: Hockey-stick divergences at epsilon 0, interval, 2 interval, ...
-      interval: Distance of the losses on the grid.
-
-    Returns:
-      The probabilities of the losses interval, 2 interval, ..., and that of an infinite loss.
-    """
-    curve = np.minimum.accumulate(curve)
-    steps = np.diff(curve)
-    chances = np.empty(len(steps))
-    # First differences are subtracted from each other before anything else, because both are small.
-    chances[:-1] = np.diff(steps) / math.expm1(interval) - steps[:-1]
-    chances[-1] = steps[-1] / math.expm1(-interval)
-    return np.maximum(chances, 0.0), float(curve[-1])
 
 
 # ---------------------------------------------------------------------- Rényi divergence
@@ -327,7 +193,7 @@ def round_rdp(
     Returns:
       Array with one divergence per order.
     """
-    _check(pair, probability, multiplier)
+    loss_grid.check_pair(pair, probability, multiplier, PAIRS)
     shift = 1.0 / multiplier
     alpha = np.asarray(orders, dtype=float)
     # Without amplification: given the lot, D and D' differ by a shift of at most one unit.
@@ -414,12 +280,3 @@ def _log_series(r: np.ndarray, coefficient) -> np.ndarray:
         total = total * r + coefficient(n) / math.factorial(n)
     with np.errstate(divide="ignore"):
         return np.log(total) + 2 * np.log(r)
-
-
-def _check(pair: str, probability: float, multiplier: float) -> None:
-    one_of("pair", pair, PAIRS)
-    drawn = "A record that is never drawn loses nothing: leave it out."
-    fraction("probability", probability, one=True, remedy=drawn)
-    positive(
-        "noise multiplier", multiplier, remedy="Without noise nothing can be proven: use some."
-    )

@@ -14,6 +14,7 @@ Composition is adaptive: a later loss may depend on earlier releases.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ from tfdp.accounting.numerics.subsampled import (
     SubsampledLoss,
     composed_pld,
     pld_interval,
+    rdp_epsilon,
     rdp_to_epsilon,
     total_rdp,
 )
@@ -165,7 +167,7 @@ def quick_epsilon(losses: Sequence[Loss], delta: float) -> float | None:
     if not losses or not all(isinstance(loss, SubsampledLoss) for loss in losses):
         return None
     left = delta - sum(loss.steps * loss.overflow for loss in losses)
-    return rdp_to_epsilon(total_rdp(losses, 0.0), left)[0] if left > 0 else math.inf
+    return rdp_epsilon(losses, 0.0, left)[0] if left > 0 else math.inf
 
 
 def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
@@ -200,35 +202,47 @@ def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: i
 
 
 def _epsilon_of_steps(steps: list[SubsampledLoss | RenyiLoss], mu: float, delta: float) -> Spent:
+    spent = _spent_by_steps(tuple(steps), mu, delta)
+    return dataclasses.replace(spent, details=dict(spent.details))
+
+
+# Calibration, the limit of a budget, progress bars and the final statement ask for the same epsilons.
+@functools.lru_cache(maxsize=256)
+def _spent_by_steps(
+    steps: tuple[SubsampledLoss | RenyiLoss, ...], mu: float, delta: float
+) -> Spent:
     overflow = sum(loss.steps * loss.overflow for loss in steps)
     if not overflow < delta:
         return Spent(math.inf, None, {"bound": "tail mass exceeds delta", "overflow": overflow})
     sampled = [loss for loss in steps if isinstance(loss, SubsampledLoss)]
-    rdp = total_rdp(sampled, mu)
-    for loss in steps:
-        if isinstance(loss, RenyiLoss):
-            rdp = rdp + loss.steps * np.asarray(loss.divergences)
     # The rounds that are left out have the total probability `overflow`, which delta has to cover.
-    rdp_epsilon, order = rdp_to_epsilon(rdp, delta - overflow)
-    details = {"epsilon_rdp": rdp_epsilon, "rdp_order": order, "bound": "RDP"}
+    left = delta - overflow
+    if len(sampled) == len(steps):
+        by_rdp, order = rdp_epsilon(sampled, mu, left)
+    else:
+        rdp = total_rdp(sampled, mu)
+        for loss in steps:
+            if isinstance(loss, RenyiLoss):
+                rdp = rdp + loss.steps * np.asarray(loss.divergences)
+        by_rdp, order = rdp_to_epsilon(rdp, left)
+    details = {"epsilon_rdp": by_rdp, "rdp_order": order, "bound": "RDP"}
     if overflow:
         details["overflow"] = overflow
     # If only Rényi divergences are known of one loss, there is no PLD of the composition.
-    interval = pld_interval(sampled, rdp_epsilon) if len(sampled) == len(steps) else None
+    interval = pld_interval(sampled, by_rdp) if len(sampled) == len(steps) else None
     if interval is None:
-        return Spent(rdp_epsilon, None, details)
-    pld = composed_pld(sampled, mu, interval)
-    pld_epsilon = float(pld.get_epsilon_for_delta(delta - overflow))
-    if math.isinf(pld_epsilon):
+        return Spent(by_rdp, None, details)
+    by_pld = composed_pld(sampled, mu, interval).epsilon(left)
+    if math.isinf(by_pld):
         # For a very small delta, the mass beyond the finite grid of the PLD exceeds delta.
-        return Spent(rdp_epsilon, None, details)
+        return Spent(by_rdp, None, details)
     rounds = sum(loss.steps for loss in sampled) + 1
-    check_bounds(pld_epsilon, rdp_epsilon, rounds * interval)
-    check_not_free(min(pld_epsilon, rdp_epsilon), sampled, delta)
-    details |= {"epsilon_pld": pld_epsilon, "pld_interval": interval}
-    if pld_epsilon <= rdp_epsilon:
+    check_bounds(by_pld, by_rdp, rounds * interval)
+    check_not_free(min(by_pld, by_rdp), sampled, delta)
+    details |= {"epsilon_pld": by_pld, "pld_interval": interval}
+    if by_pld <= by_rdp:
         details["bound"] = "PLD"
-    return Spent(min(pld_epsilon, rdp_epsilon), None, details)
+    return Spent(min(by_pld, by_rdp), None, details)
 
 
 def check_bounds(pld: float, rdp: float, rounding: float) -> None:

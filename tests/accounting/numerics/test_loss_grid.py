@@ -1,0 +1,128 @@
+"""Privacy loss distributions: equal to dp_accounting's, above the truth, and composed alike."""
+
+import itertools
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as plds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tfdp.accounting.numerics import loss_grid
+from tfdp.accounting.numerics.gaussian import epsilon_of_mu
+
+RELATIONS = {
+    "add": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace": dp_accounting.NeighboringRelation.REPLACE_ONE,
+}
+# Sampling probability, noise multiplier, steps and interval.
+ROUNDS = [
+    (0.178, 2.5, 200, 1e-3),
+    (0.0043, 1.1, 3500, 3e-4),
+    (1.0, 5.0, 3, 1e-3),
+    (0.5, 0.6, 5, 1e-3),
+    (1e-3, 0.4, 10, 1e-3),
+    (1e-4, 8.0, 1, 1e-5),
+]
+
+
+def theirs(pair, q, noise, interval):
+    return plds.from_gaussian_mechanism(
+        noise,
+        value_discretization_interval=interval,
+        sampling_prob=q,
+        neighboring_relation=RELATIONS[pair],
+    )
+
+
+def ours(pair, q, noise, interval):
+    return loss_grid.one_round([(1.0, q, noise, pair)], interval)
+
+
+@pytest.mark.parametrize("pair", RELATIONS)
+@pytest.mark.parametrize(("q", "noise", "steps", "interval"), ROUNDS)
+def test_compositions_agree_with_dp_accounting(pair, q, noise, steps, interval):
+    mine = loss_grid.composed([(ours(pair, q, noise, interval), steps)])
+    peer = theirs(pair, q, noise, interval).self_compose(steps)
+    for delta in (1e-2, 1e-5, 1e-8):
+        expected = peer.get_epsilon_for_delta(delta)
+        assert mine.epsilon(delta) == pytest.approx(expected, rel=2e-6, abs=1e-9)
+    for epsilon in (0.0, 0.3, 2.0):
+        expected = float(peer.get_delta_for_epsilon(epsilon))
+        assert mine.delta(epsilon) == pytest.approx(expected, rel=1e-5, abs=1e-12)
+
+
+def density(x, q, centre):
+    return (1 - q) * stats.norm.pdf(x) + q * stats.norm.pdf(x, centre)
+
+
+@settings(max_examples=40, deadline=None)
+@given(pair=st.sampled_from(sorted(RELATIONS)), log_q=st.floats(-7, 0), noise=st.floats(0.4, 10))
+def test_chords_lie_above_the_curve_and_meet_it_on_the_grid(pair, log_q, noise):
+    q, interval, shift = math.exp(log_q), 0.05, 1 / noise
+    mine = ours(pair, q, noise, interval)
+    x = np.linspace(-15, 15 + shift, 200_001)
+    other = density(x, q, -shift) if pair == "replace" else stats.norm.pdf(x)
+    sums = (density(x, q, shift), other)
+    for half, (p, p_other) in zip(mine.halves, (sums, sums[::-1]), strict=False):
+        for epsilon in (-0.25, 0.0, 0.4, 1.0, 0.42, 1.03):
+            gap = np.maximum(p - math.exp(epsilon) * p_other, 0)
+            truth = float(gap.sum() * (x[1] - x[0]))
+            found = half.delta(epsilon)
+            assert found >= truth - 1e-9
+            if abs(epsilon / interval - round(epsilon / interval)) < 1e-9:
+                assert found == pytest.approx(truth, rel=1e-5, abs=1e-8)
+
+
+@settings(max_examples=25, deadline=None)
+@given(q=st.floats(0.001, 0.5), noise=st.floats(0.7, 6), steps=st.integers(1, 400))
+def test_a_coarser_grid_is_never_below_a_finer_one(q, noise, steps):
+    found = [
+        loss_grid.composed([(ours("add", q, noise, interval), steps)]).epsilon(1e-5)
+        for interval in (5e-4, 2e-3, 1e-2)
+    ]
+    for fine, coarse in itertools.pairwise(found):
+        assert coarse >= fine * (1 - 1e-9) - 1e-12
+
+
+def test_gaussians_compose_to_the_exact_gaussian():
+    rounds = [(ours("add", 1.0, 4.0, 1e-3), 9), (ours("add", 1.0, 2.5, 1e-3), 1)]
+    exact = epsilon_of_mu(math.hypot(3 / 4, 1 / 2.5), 1e-6)
+    found = loss_grid.composed(rounds).epsilon(1e-6)
+    assert exact <= found <= exact * (1 + 1e-4)
+
+
+def test_a_mixture_is_the_average_of_its_parts():
+    parts = [(0.3, 0.1, 1.0, "add"), (0.7, 0.2, 2.0, "slot")]
+    mixed = loss_grid.one_round(parts, 1e-3)
+    alone = [loss_grid.one_round([(1.0, *rest)], 1e-3) for _, *rest in parts]
+    for epsilon in (0.0, 0.1, 0.7):
+        for i, half in enumerate(mixed.halves):
+            expected = 0.3 * alone[0].halves[i].delta(epsilon)
+            expected += 0.7 * alone[1].halves[i].delta(epsilon)
+            assert half.delta(epsilon) == pytest.approx(expected, rel=1e-9)
+
+
+def test_epsilon_and_delta_are_inverse():
+    grid = loss_grid.composed([(ours("add", 0.1, 1.5, 1e-3), 50)])
+    for delta in (1e-1, 1e-3, 1e-7):
+        for half in grid.halves:
+            assert half.delta(half.epsilon(delta)) == pytest.approx(delta, rel=1e-9)
+    assert grid.epsilon(0.9) == 0.0
+    assert grid.epsilon(1e-30) == math.inf
+
+
+def test_mass_outside_of_the_range_counts_as_an_infinite_loss():
+    half = loss_grid.composed([(ours("add", 0.2, 1.0, 1e-3), 300)]).forward
+    assert half.infinite >= 1e-15
+    assert half.chances.sum() + half.infinite == pytest.approx(1, abs=1e-9)
+    assert np.all(half.chances >= 0)
+
+
+def test_refusals():
+    for bad in ((1.0, 0.0, 1.0, "add"), (1.0, 0.1, math.nan, "add"), (1.0, 0.1, 1.0, "sub")):
+        with pytest.raises(ValueError, match="Expected"):
+            loss_grid.one_round([bad], 1e-3)
