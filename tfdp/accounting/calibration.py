@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tfdp._validate import whole
-from tfdp.accounting import described
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.composition import guarantee, guarantee_of_all
+from tfdp.accounting.described import without_noise, without_steps
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.numerics import gaussian, privacy_loss
 from tfdp.accounting.run import Run
@@ -63,7 +63,7 @@ def noise_for(
     check_delta(delta)
     check_kind(kind)
     check_adjacency(adjacency)
-    run = described.without_noise(run, fields)
+    run = without_noise(run, fields)
     if run.steps == 0:
         raise CalibrationError("Expected a run of at least one step. Received steps=0.")
 
@@ -227,7 +227,7 @@ def max_steps(
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
     check_kind(kind)
-    run = described.without_steps(run, fields)
+    run = without_steps(run, fields)
 
     earlier = [past for past in earlier if past.steps]
 
@@ -237,8 +237,8 @@ def max_steps(
             return guarantee_of_all(kind, [*earlier, now], delta, adjacency).epsilon <= epsilon
         return guarantee(kind, now, delta, adjacency).epsilon <= epsilon
 
-    covered = run.described_steps
-    limit = _MOST_STEPS if covered is None else min(_MOST_STEPS, covered)
+    described = run.described_steps
+    limit = _MOST_STEPS if described is None else min(_MOST_STEPS, described)
     if limit < 1 or not fits(1):
         return 0
     low, high = 1, 2  # `low` fits; once the loop ends, `high` does not fit or exceeds the limit
