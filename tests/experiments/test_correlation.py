@@ -7,7 +7,7 @@ from tfdp.accounting import BandChoice, Strategy
 from tfdp.data import make_lots
 from tfdp.experiments import Experiment
 from tfdp.experiments.construction import make_optimizer, plan
-from tfdp.experiments.correlation import complete
+from tfdp.experiments.correlation import check_open, complete
 
 
 def experiment(**changes):
@@ -78,6 +78,13 @@ def test_bands_are_chosen_for_the_budget(monkeypatch):
 def test_what_has_no_default_is_asked_for(changes):
     with pytest.raises(ValueError, match=r"Expected --(bands|groups)"):
         found(**changes)
+    with pytest.raises(ValueError, match=r"Expected --(bands|groups)"):
+        check_open(experiment(**changes))
+
+
+def test_what_has_a_default_is_not_asked_for():
+    for changes in ({}, {"sampling": "cyclic"}, {"mechanism": "dpsgd", "sampling": "poisson"}):
+        check_open(experiment(**changes))
 
 
 def test_the_plan_is_what_runs():

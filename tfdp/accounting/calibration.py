@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tfdp._validate import whole
-from tfdp.accounting import described
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.composition import guarantee, guarantee_of_all
+from tfdp.accounting.described import without_noise, without_steps
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.numerics import gaussian, privacy_loss
 from tfdp.accounting.numerics.subsampled import SubsampledLoss, typical_noise
@@ -85,7 +85,7 @@ def noise_for(
     check_delta(delta)
     check_kind(kind)
     check_adjacency(adjacency)
-    run = described.without_noise(run, fields)
+    run = without_noise(run, fields)
     if run.steps == 0:
         raise CalibrationError("Expected a run of at least one step. Received steps=0.")
 
@@ -259,7 +259,7 @@ def max_steps(
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
     check_kind(kind)
-    run = described.without_steps(run, fields)
+    run = without_steps(run, fields)
 
     earlier = [past for past in earlier if past.steps]
 

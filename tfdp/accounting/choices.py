@@ -57,27 +57,38 @@ class CorrelatedNoise:
         Raises:
           ValueError: If a setting that has no default here is left open.
         """
+        budget = self.epsilon or without_budget
+        self.check_open(budget)
         strategy = self.strategy or USUAL_STRATEGY
         bands, groups = self.bands, self.groups
         if self.sampling == "cyclic_poisson":
-            groups = groups or bands or self._best(strategy, self.epsilon or without_budget)
+            groups = groups or bands or self._best(budget)
             if bands is None and strategy in _CUT:
                 bands = min(groups, self.steps)
         elif bands is None and strategy == "banded_toeplitz":
-            if self.sampling != "cyclic":
-                raise ValueError(
-                    f"Expected --bands with --sampling={self.sampling}. Found none. Or take "
-                    "--sampling=cyclic_poisson, for which they are chosen."
-                )
             bands = min(max(1, self.num_examples // self.lot_size), self.steps)
         return dataclasses.replace(self, strategy=strategy, bands=bands, groups=groups)
 
-    def _best(self, strategy: str, epsilon: float | None) -> int:
-        if strategy != "banded_toeplitz" or epsilon is None:
+    def check_open(self, budget: float | None) -> None:
+        """Raises ValueError if a setting that has no default is left open; this takes no time.
+
+        Args:
+          budget: The epsilon for which bands are chosen, or None.
+        """
+        best = self.strategy in (None, USUAL_STRATEGY)
+        if self.sampling == "cyclic_poisson":
+            if not (self.groups or self.bands or (best and budget is not None)):
+                raise ValueError(
+                    "Expected --groups or --bands with --sampling=cyclic_poisson. Found neither. They "
+                    "are chosen for --strategy=banded_toeplitz and a given --epsilon only."
+                )
+        elif best and self.bands is None and self.sampling != "cyclic":
             raise ValueError(
-                "Expected --groups or --bands with --sampling=cyclic_poisson. Found neither. They are "
-                "chosen for --strategy=banded_toeplitz and a given --epsilon only."
+                f"Expected --bands with --sampling={self.sampling}. Found none. Or take "
+                "--sampling=cyclic_poisson, for which they are chosen."
             )
+
+    def _best(self, epsilon: float) -> int:
         lots = Poisson(
             num_examples=self.num_examples, lot_size=min(self.lot_size, self.num_examples)
         )

@@ -13,7 +13,7 @@ from tfdp._validate import refuse_unknown
 from tfdp.accounting import encoding, records, strategies
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms.base import Mechanism
-from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
+from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class, mechanism_names
 from tfdp.accounting.sampling import Sampling, sampling_class, sampling_names
 
 # The name of `insecure_seed` in tfdp 0.1.0.
@@ -144,7 +144,7 @@ def _refuse(left: dict[str, Any], parts: dict[str, Any]) -> None:
 def _refuse_missing(given: dict[str, Any]) -> None:
     for slot in ("mechanism", "sampling"):
         if given[slot] is None:
-            example = {"mechanism": "dpsgd", "sampling": "poisson"}[slot]
+            example = {"mechanism": USUAL_MECHANISM, "sampling": "poisson"}[slot]
             raise TypeError(
                 f"Expected {slot} to be given to Run. Received none. Pass for example "
                 f"{slot}={example!r}."

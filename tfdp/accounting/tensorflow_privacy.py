@@ -21,6 +21,7 @@ from typing import Any
 from tfdp._validate import flag, positive, refuse, whole
 from tfdp.accounting.composition import claimed, proven
 from tfdp.accounting.guarantee import Guarantee, check_delta, format_epsilon
+from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.numerics import gaussian
 from tfdp.accounting.run import Run
 from tfdp.accounting.wording import Statement
@@ -194,12 +195,11 @@ class _Told:
         whole_epochs = math.ceil(self.num_epochs) * (self.number_of_examples // self.batch_size)
         return {
             name: Run(
-                mechanism="dpsgd",
+                mechanism=DPSGD(noise_multiplier=self.noise_multiplier),
                 sampling=name,
                 num_examples=self.number_of_examples,
                 lot_size=self.batch_size,
                 steps=max(1, whole_epochs if name == "shuffle" else steps),
-                noise_multiplier=self.noise_multiplier,
                 microbatch_size=min(microbatch_size, self.batch_size),
             )
             for name in _CONDITIONS

@@ -9,21 +9,9 @@ from tfdp.experiments.settings import Experiment
 
 def check_open(experiment: Experiment) -> None:
     """Raises ValueError if `complete` has no default for a setting that is not set."""
-    if "strategy" not in mechanism_class(experiment.mechanism).options:
-        return
-    best = experiment.strategy in (None, "banded_toeplitz")
-    if experiment.sampling == "cyclic_poisson":
-        chosen = experiment.groups or experiment.bands
-        if not chosen and not (best and experiment.epsilon is not None):
-            raise ValueError(
-                "Expected --groups or --bands with --sampling=cyclic_poisson. Found neither. They are "
-                "chosen for --strategy=banded_toeplitz and a given --epsilon only."
-            )
-    elif best and experiment.bands is None and experiment.sampling != "cyclic":
-        raise ValueError(
-            f"Expected --bands with --sampling={experiment.sampling}. Found none. Or take "
-            "--sampling=cyclic_poisson, for which they are chosen."
-        )
+    if _correlates(experiment):
+        # What is checked does not depend on the number of examples.
+        _noise(experiment, experiment.batch_size).check_open(experiment.epsilon)
 
 
 def complete(experiment: Experiment, num_examples: int) -> Experiment:
@@ -39,11 +27,21 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
     Raises:
         ValueError: a setting that has no default here is not set.
     """
-    check_open(experiment)
-    if "strategy" not in mechanism_class(experiment.mechanism).options:
+    if not _correlates(experiment):
         return experiment
+    noise = _noise(experiment, num_examples).completed()
+    return dataclasses.replace(
+        experiment, strategy=noise.strategy, bands=noise.bands, groups=noise.groups
+    )
+
+
+def _correlates(experiment: Experiment) -> bool:
+    return "strategy" in mechanism_class(experiment.mechanism).options
+
+
+def _noise(experiment: Experiment, num_examples: int) -> CorrelatedNoise:
     per_epoch = max(1, num_examples // experiment.batch_size)
-    noise = CorrelatedNoise(
+    return CorrelatedNoise(
         num_examples=num_examples,
         lot_size=experiment.batch_size,
         steps=experiment.steps or max(1, round(experiment.epochs * per_epoch)),
@@ -55,7 +53,4 @@ def complete(experiment: Experiment, num_examples: int) -> Experiment:
         bands=experiment.bands,
         groups=experiment.groups,
         objective=experiment.objective,
-    ).completed()
-    return dataclasses.replace(
-        experiment, strategy=noise.strategy, bands=noise.bands, groups=noise.groups
     )

@@ -7,12 +7,12 @@ from typing import Any
 from tfdp.accounting.choices import CorrelatedNoise
 from tfdp.accounting.command.flags import FlagError, Flags
 from tfdp.accounting.guarantee import Guarantee, check_delta, check_epsilon
-from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import steps_for
 
 # Values of flags that are not typed. The first ones are printed, like all that the mechanism chooses.
-_SAID = {"mechanism": "dpsgd", "delta": 1e-5}
+_SAID = {"mechanism": USUAL_MECHANISM, "delta": 1e-5}
 _SILENT = {
     "guarantee": "proven",
     "adjacency": "zero_out",

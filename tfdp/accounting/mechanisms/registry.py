@@ -19,6 +19,9 @@ _CLASSES: dict[str, type[Mechanism] | str] = {
     "matrix": f"{_HERE}.matrix:Matrix",
 }
 
+# The mechanism where none is chosen.
+USUAL_MECHANISM = "dpsgd"
+
 
 def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     """Registers a mechanism under its `name`; can be used as a decorator of the class.
