@@ -14,6 +14,7 @@ from tfdp.accounting import Encoding, Run, claimed, proven, proven_composition, 
 from tfdp.accounting.mechanisms.discrete_sgd import DiscreteSGD
 from tfdp.accounting.mechanisms.matrix import Matrix
 from tfdp.callbacks import EpsilonCurve, PrivacyProgress, PrivacyTensorBoard, StopAtBudget
+from tfdp.training.model_privacy import ModelPrivacy
 
 DELTA = 1e-5
 
@@ -190,17 +191,20 @@ def test_short_trainings_are_shown_step_by_step():
 def test_between_the_points_the_counter_of_steps_is_not_read(monkeypatch):
     monkeypatch.setattr(callbacks, "EpsilonCurve", functools.partial(EpsilonCurve, points=2))
     model, read = private(), []
-    taken = type(model).steps_taken
+    taken = ModelPrivacy.steps_taken
 
     class Watch(PrivacyProgress):
         def on_train_batch_end(self, batch, logs=None):
             with monkeypatch.context() as patch:
                 counted = property(lambda self: read.append(1) or taken.fget(self))
-                patch.setattr(type(model), "steps_taken", counted)
+                patch.setattr(ModelPrivacy, "steps_taken", counted)
                 super().on_train_batch_end(batch, logs)
-            steps = model.steps_taken
-            assert logs["epsilon"] >= proven(model.current_run.with_(steps=steps), DELTA).epsilon
+            steps = model.privacy.steps_taken
+            assert (
+                logs["epsilon"]
+                >= proven(model.privacy.current_run.with_(steps=steps), DELTA).epsilon
+            )
 
     history = fit(model, epochs=4, callbacks=[Watch(DELTA)]).history["epsilon"]
-    assert len(read) <= 6 and model.steps_taken == 12
-    assert history[-1] == proven(model.current_run, DELTA).epsilon
+    assert len(read) <= 6 and model.privacy.steps_taken == 12
+    assert history[-1] == proven(model.privacy.current_run, DELTA).epsilon

@@ -40,8 +40,8 @@ class Architecture(NamedTuple):
         >>> import tfdp
         >>> tfdp.models.MODELS["lenet5"].smallest_image
         12
-        >>> [name for name, made in tfdp.models.MODELS.items() if made.takes_tokens]
-        ['bilstm', 'transformer', 'tutorial_lstm']
+        >>> tfdp.models.MODELS["transformer"].takes_tokens, tfdp.models.MODELS["mlp"].takes_tokens
+        (True, False)
     """
 
     layers: Callable[..., list[keras.Layer]] | None = None
