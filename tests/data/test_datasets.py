@@ -173,6 +173,9 @@ class TestPrepared:
         assert "test[:6600] and test[6600:]" in rows.source
         assert "80 bytes" in rows.preprocessing
         data.check_labels(rows.y_train, 256)
+        for split, x in (("train", rows.x_train), ("test", rows.x_test)):
+            alone, _ = data.load_split("ag_news_characters", split, str(PREPARED))
+            np.testing.assert_array_equal(alone, x)
 
     @prepared("kmnist")
     @pytest.mark.skipif(

@@ -98,7 +98,7 @@ NOISES = {
 class TestScale:
     def test_is_the_stated_standard_deviation(self, noise_of):
         noise = noise_of(0.7)
-        assert noise.size == 20_000 or noise.size == 24_000
+        assert noise.size in (20_000, 24_000)
         assert spread_p_value(noise, 0.7) > SIGNIFICANCE
         assert scipy.stats.kstest(noise.ravel() / 0.7, "norm").pvalue > SIGNIFICANCE
 

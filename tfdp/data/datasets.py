@@ -189,7 +189,9 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
 
     Args:
         name: a key of `DATASETS`.
-        split: "train", "test" or another split that the dataset has, or a part of it, "test[:1000]".
+        split: "train", "test" or another split that the dataset has, or a part of one as in
+            `tensorflow_datasets` ("test[:1000]"). Of rows of characters, "train" and "test" are the
+            parts that `load` takes.
         data_dir: see `load`.
 
     Returns:
@@ -212,6 +214,8 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
         if split not in splits:
             raise _no_split(name, split, splits, "scikit-learn")
         return splits[split]
+    if spec.row:  # both parts may be from one split, which then must not be taken for one of them
+        split = {"train": spec.train_split, "test": spec.test_split}.get(split, split)
     examples = _read(spec.builder or name, split, data_dir, spec.host)
     if not spec.text:
         return _to_unit_ball(examples["image"], 255), examples["label"].astype(np.int32)

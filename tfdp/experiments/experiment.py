@@ -281,9 +281,8 @@ def test_accuracy(model, dataset) -> float:
     """Returns the accuracy on the test split of exactly the model that would be released."""
     released = plain_copy(model)
     right = total = 0
-    for first in range(
-        0, len(dataset.y_test), 5000
-    ):  # logits of all characters would fill the memory
+    # In parts, since the logits of every character of a large test split would fill the memory.
+    for first in range(0, len(dataset.y_test), 5000):
         part = slice(first, first + 5000)
         logits = released.predict(dataset.x_test[part], batch_size=500, verbose=0)
         right += np.sum(np.argmax(logits, axis=-1) == dataset.y_test[part])
