@@ -53,11 +53,16 @@ def test_choices_are_those_of_the_code_that_takes_them():
     assert SETTINGS["statistics"].allowed == layers.public.STATISTICS
     assert set(SETTINGS["composition"].allowed) == set(READINGS)
     assert set(SETTINGS["dataset"].allowed) == {
-        name for name in data.DATASETS if name == "digits" or not data.DATASETS[name].text
+        name
+        for name, spec in data.DATASETS.items()
+        if name == "digits" or not spec.text or spec.row
     }
+    for name in conditions.TEXT_MODELS:
+        assert models.MODELS[name].takes_tokens
     images = {name: known for name, known in models.MODELS.items() if not known.takes_tokens}
     assert {name: known.smallest_image for name, known in images.items()} == conditions.MODELS
-    assert set(conditions.NORMALIZED) == {n for n, known in images.items() if known.outputs}
+    known = {name: models.MODELS[name] for name in SETTINGS["model"].allowed}
+    assert set(conditions.NORMALIZED) == {name for name, each in known.items() if each.outputs}
     for name in SETTINGS["activation"].allowed:
         assert callable(keras.activations.get(name))
     assert SETTINGS["mechanism"].allowed == mechanism_names()
@@ -87,6 +92,8 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ({"seed": -1}, "--seed to be at least 0 and below 4294967296. Found -1"),
         ({"mechanism": "dpsdg"}, "Did you mean 'dpsgd'"),
         ({"dataset": "glue/sst2"}, "--dataset to be one of"),
+        ({"model": "tutorial_lstm"}, "with --dataset=digits, whose examples are images"),
+        ({"dataset": "lm1b_characters"}, "Expected --model=tutorial_lstm .* rows of text"),
         ({"momentum": 1.0}, "--momentum to be a finite number of at least 0 and below 1"),
         ({"optimizer": "adam", "momentum": 0.9}, "--momentum with --optimizer=sgd only"),
         ({"optimizer": "adam", "nesterov": True}, "--nesterov with --optimizer=sgd only"),

@@ -84,12 +84,14 @@ def compute_dp_sgd_privacy_statement(
       ValueError: If an argument is out of range.
 
     Example:
-        >>> import tfdp
-        >>> text = tfdp.compute_dp_sgd_privacy_statement(
-        ...     number_of_examples=60000, batch_size=256, num_epochs=15, noise_multiplier=1.3,
-        ...     delta=1e-5, used_microbatching=False)
-        >>> print(text.splitlines()[5])
-          proven if lots were drawn by Poisson sampling:         0.8646
+      >>> import tfdp
+      >>> print(tfdp.compute_dp_sgd_privacy_statement(
+      ...     number_of_examples=60000, batch_size=256, num_epochs=15, noise_multiplier=1.1,
+      ...     delta=1e-5, used_microbatching=False))
+      DP-SGD with 60000 examples, lots of 256, noise multiplier 1.1, 15 epochs, ...
+        proven if lots were drawn by Poisson sampling:         1.13...
+        proven if each epoch took every example at most once:  20.56
+      ...
     """
     if accountant_type is not None:
         refuse(
@@ -156,11 +158,11 @@ def compute_dp_sgd_privacy(
       ValueError: If an argument is out of range.
 
     Example:
-        >>> import tfdp
-        >>> epsilon, order = tfdp.compute_dp_sgd_privacy(
-        ...     n=60000, batch_size=256, noise_multiplier=1.3, epochs=15, delta=1e-5)
-        >>> round(epsilon, 3)
-        0.865
+      >>> import tfdp
+      >>> epsilon, _ = tfdp.compute_dp_sgd_privacy(
+      ...     n=60000, batch_size=256, noise_multiplier=1.1, epochs=15, delta=1e-5)
+      >>> print(f"{epsilon:.2f}")
+      1.13
     """
     told = _Told(n, batch_size, epochs, noise_multiplier, delta)
     found = proven(told.runs(1)["poisson"], told.delta)

@@ -131,9 +131,15 @@ DATASETS: dict[str, _Spec | None] = {
 }
 
 
-def image_datasets() -> tuple[str, ...]:
-    """Returns the names of the datasets whose examples are images."""
-    return tuple(sorted(name for name, spec in DATASETS.items() if spec is None or not spec.text))
+def has_rows_of_text(name: str) -> bool:
+    """Whether the examples of a dataset are rows of bytes, whose labels are the next bytes."""
+    return bool(_spec(name) and _spec(name).row)
+
+
+def trainable_datasets() -> tuple[str, ...]:
+    """Returns the names of the datasets whose examples are images or rows of text, not whole texts."""
+    whole_texts = {name for name, spec in DATASETS.items() if spec and spec.text and not spec.row}
+    return tuple(sorted(DATASETS.keys() - whole_texts))
 
 
 def input_shape(name: str) -> tuple[int, ...]:

@@ -74,6 +74,13 @@ def cut_bytes(texts: Iterable[str | bytes], length: int) -> np.ndarray:
 
     Raises:
         ValueError: `length` is below 1, or `texts` is a single text.
+
+    Example:
+        >>> import tfdp
+        >>> tfdp.data.cut_bytes(["abcde", "fg"], length=2)  # the "e" is left out
+        array([[ 97,  98],
+               [ 99, 100],
+               [102, 103]], dtype=int32)
     """
     length = whole("length", length, 1)
     _several(texts)

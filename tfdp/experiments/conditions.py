@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
-from tfdp.data.datasets import input_shape
+from tfdp.data.datasets import has_rows_of_text, input_shape
 from tfdp.experiments.setting import Setting
 
 if TYPE_CHECKING:
@@ -26,11 +26,14 @@ MODELS: dict[str, int | None] = {
     "lenet_300_100": None,
     "lenet5": 12,
     "tutorial_cnn": 13,
+    "tutorial_logistic": None,
     "cifar_tutorial": 4,
     "resnet18": 1,
 }
+# The networks for rows of text.
+TEXT_MODELS = ("tutorial_lstm",)
 # The networks that have a normalization of their own.
-NORMALIZED = ("resnet18",)
+NORMALIZED = ("resnet18", "tutorial_lstm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +93,16 @@ def check_together(experiment: "Experiment") -> None:
 
 
 def _check_model(experiment: "Experiment") -> None:
-    """Refuses images that are too small for the network."""
-    model = experiment.model
+    """Refuses data that the network cannot take."""
+    model, rows = experiment.model, has_rows_of_text(experiment.dataset)
+    if rows != (model in TEXT_MODELS):
+        fitting = TEXT_MODELS if rows else MODELS
+        raise ValueError(
+            f"Expected --model={' or '.join(fitting)} with --dataset={experiment.dataset}, whose examples "
+            f"are {'rows of text' if rows else 'images'}. Found --model={model}."
+        )
+    if rows:
+        return
     smallest, (height, width, _) = MODELS[model], input_shape(experiment.dataset)
     if smallest is not None and min(height, width) < smallest:
         fitting = [name for name, least in MODELS.items() if (least or 0) <= min(height, width)]

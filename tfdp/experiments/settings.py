@@ -18,8 +18,15 @@ from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
-from tfdp.data.datasets import image_datasets
-from tfdp.experiments.conditions import MODELS, NONE, NORMALIZED, check_together, why_unused
+from tfdp.data.datasets import trainable_datasets
+from tfdp.experiments.conditions import (
+    MODELS,
+    NONE,
+    NORMALIZED,
+    TEXT_MODELS,
+    check_together,
+    why_unused,
+)
 from tfdp.experiments.setting import Need, Setting, setting
 
 # The activations of Keras that act on each number by itself.
@@ -132,7 +139,7 @@ class Experiment:
         "digits",
         "The data. digits is embedded; the others come from tensorflow_datasets.",
         group=DATA,
-        choices=image_datasets,
+        choices=trainable_datasets,
     )
     data_dir: str | None = setting(
         None,
@@ -142,9 +149,10 @@ class Experiment:
     )
     model: str = setting(
         "mlp",
-        "The network. lenet5 and tutorial_cnn are for images of at least 12 and 13 pixels.",
+        "The network. lenet5 and tutorial_cnn are for images of at least 12 and 13 pixels, "
+        "tutorial_lstm is for rows of characters.",
         group=DATA,
-        choices=tuple(MODELS),
+        choices=(*MODELS, *TEXT_MODELS),
     )
     normalization: str = setting(
         "none",
