@@ -1,6 +1,7 @@
 """The callbacks show the numbers of the accounting."""
 
 import functools
+import threading
 import types
 
 import pytest
@@ -10,7 +11,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import tfdp
 from tfdp import callbacks
-from tfdp.accounting import Encoding, Run, claimed, proven, proven_composition, strategy
+from tfdp.accounting import (
+    Encoding,
+    PrivacyBudget,
+    Run,
+    claimed,
+    proven,
+    proven_composition,
+    strategy,
+)
 from tfdp.accounting.mechanisms.discrete_sgd import DiscreteSGD
 from tfdp.accounting.mechanisms.matrix import Matrix
 from tfdp.callbacks import EpsilonCurve, PrivacyProgress, PrivacyTensorBoard, StopAtBudget
@@ -135,8 +144,8 @@ RUNS = {
 
 
 def curve_of(run, kind="proven", earlier=(), **more):
-    model = types.SimpleNamespace(current_run=run, earlier_runs=list(earlier))
-    return EpsilonCurve(model, DELTA, kind, **more)
+    privacy = types.SimpleNamespace(current_run=run, earlier_runs=list(earlier))
+    return EpsilonCurve(types.SimpleNamespace(privacy=privacy), DELTA, kind, **more)
 
 
 @pytest.fixture
@@ -208,3 +217,31 @@ def test_between_the_points_the_counter_of_steps_is_not_read(monkeypatch):
     history = fit(model, epochs=4, callbacks=[Watch(DELTA)]).history["epsilon"]
     assert len(read) <= 6 and model.privacy.steps_taken == 12
     assert history[-1] == proven(model.privacy.current_run, DELTA).epsilon
+
+
+def test_delta_is_that_of_the_budget(tmp_path):
+    model = private(budget=PrivacyBudget(60.0, 1e-3))
+    history = fit(model, callbacks=[PrivacyProgress(), PrivacyTensorBoard(tmp_path)]).history
+    assert history["epsilon"][-1] == model.privacy.spent(1e-3).epsilon
+
+
+@pytest.mark.parametrize("make", [PrivacyProgress, lambda: PrivacyTensorBoard("nowhere")])
+def test_neither_delta_nor_budget_is_refused(make):
+    with pytest.raises(ValueError, match="Expected delta, such as delta=1e-5"):
+        fit(private(), callbacks=[make()])
+
+
+def test_progress_lets_keras_go_on_with_the_next_step(monkeypatch):
+    threads, at = [], EpsilonCurve.at
+
+    def watched(curve, step):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return at(curve, step)
+
+    monkeypatch.setattr(EpsilonCurve, "at", watched)
+    model = private()
+    history = fit(model, epochs=4, callbacks=[PrivacyProgress(DELTA)]).history["epsilon"]
+    assert threads.count(True) == 4  # the ends of the epochs
+    assert threads.count(False) > 0
+    exact = [proven(model.privacy.current_run.with_(steps=n), DELTA).epsilon for n in (3, 6, 9, 12)]
+    assert history == pytest.approx(exact, rel=1e-12)

@@ -115,7 +115,7 @@ class PrivacyProgress(keras.callbacks.Callback):
     next one is shown, which is never too small. The last value is that of `model.privacy.statement`.
 
     Args:
-        delta: in (0, 1).
+        delta: in (0, 1); None takes the delta of the model's budget.
         kind: "proven" or "claimed".
         adjacency: as in `model.privacy.spent`.
         name: name of the value in the logs.
@@ -132,18 +132,23 @@ class PrivacyProgress(keras.callbacks.Callback):
         [0.773, 1.144]
     """
 
-    def __init__(self, delta, kind="proven", adjacency="zero_out", name="epsilon"):
+    # Keras may then call `on_train_batch_end` in another thread, beside the next steps, instead of
+    # waiting for the logs of every step. The counter may be ahead there, so epsilon is not too small.
+    async_safe = True
+
+    def __init__(self, delta=None, kind="proven", adjacency="zero_out", name="epsilon"):
         super().__init__()
         self.delta, self.kind, self.adjacency, self.name = delta, kind, adjacency, name
         self._curve, self._shown, self._left = None, None, 0
 
     def on_train_begin(self, logs=None):
-        _private(self.model)
+        _private(self.model).privacy.delta_or_that_of_the_budget(self.delta)
         self._curve, self._shown, self._left = None, None, 0
 
     def _spent(self):
         if self._curve is None:
-            self._curve = EpsilonCurve(self.model, self.delta, self.kind, self.adjacency)
+            delta = self.model.privacy.delta_or_that_of_the_budget(self.delta)
+            self._curve = EpsilonCurve(self.model, delta, self.kind, self.adjacency)
         steps = self.model.privacy.steps_taken
         self._shown, self._left = self._curve.at(steps), self._curve.next_point(steps) - steps
         return self._shown
@@ -192,7 +197,7 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
 
     Args:
         log_dir: directory of the event file.
-        delta: in (0, 1).
+        delta: in (0, 1); None takes the delta of the model's budget.
         adjacency: as in `model.privacy.spent`.
         hparams: dict of names to numbers or strings, shown in TensorBoard's HParams tab.
 
@@ -209,7 +214,7 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
         ['events.out.tfevents...']
     """
 
-    def __init__(self, log_dir, delta, adjacency="zero_out", hparams=None):
+    def __init__(self, log_dir, delta=None, adjacency="zero_out", hparams=None):
         super().__init__()
         self.log_dir, self.delta, self.adjacency = os.fspath(log_dir), delta, adjacency
         self.hparams = hparams
@@ -217,6 +222,7 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         model = _private(self.model)
+        model.privacy.delta_or_that_of_the_budget(self.delta)  # refused before the log is made
         self._curves = None
         self._writer = tf.summary.create_file_writer(self.log_dir)
         if self.hparams:
@@ -231,8 +237,9 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         steps = self.model.privacy.steps_taken
         if self._curves is None:
+            delta = self.model.privacy.delta_or_that_of_the_budget(self.delta)
             self._curves = {
-                kind: EpsilonCurve(self.model, self.delta, kind, self.adjacency)
+                kind: EpsilonCurve(self.model, delta, kind, self.adjacency)
                 for kind in ("claimed", "proven")
             }
         with self._writer.as_default(step=steps):

@@ -174,7 +174,9 @@ def test_ledgers_of_0_1_0_load_and_cost_the_same(name):
             # Tighter now; and replace_one was no bound (docs/decisions/fixed_size_lots.md).
             assert 0.5 * epsilon < found.epsilon < epsilon or adjacency == "replace_one"
         else:
-            assert found.epsilon == pytest.approx(epsilon, rel=1e-9)
+            # Losses of random lots are on other grids now (docs/decisions/speed_of_accounting.md).
+            on_a_grid = any(run.sampling.random_lots for run in ledger.runs)
+            assert found.epsilon == pytest.approx(epsilon, rel=1e-5 if on_a_grid else 1e-9)
     again = Ledger.from_json(ledger.to_json())
     assert again == ledger
 

@@ -32,8 +32,8 @@ MODELS: dict[str, int | None] = {
 }
 # The networks for rows of text.
 TEXT_MODELS = ("tutorial_lstm",)
-# The networks that have a normalization of their own.
-NORMALIZED = ("resnet18", "tutorial_lstm")
+# The networks with an architecture of their own, to which no normalization is added.
+NORMALIZED = ("resnet18", "tutorial_logistic", "tutorial_lstm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +98,8 @@ def _check_model(experiment: "Experiment") -> None:
     if rows != (model in TEXT_MODELS):
         fitting = TEXT_MODELS if rows else MODELS
         raise ValueError(
-            f"Expected --model={' or '.join(fitting)} with --dataset={experiment.dataset}, whose examples "
-            f"are {'rows of text' if rows else 'images'}. Found --model={model}."
+            f"Expected --model={' or '.join(fitting)} with --dataset={experiment.dataset}, whose "
+            f"examples are {'rows of text' if rows else 'images'}. Found --model={model}."
         )
     if rows:
         return

@@ -63,7 +63,9 @@ class ModelPrivacy:
             ValueError: the optimizer has taken steps that the ledger does not contain, or there is
                 neither a delta nor a budget.
         """
-        return guarantee_of_all(kind, self._model._checked_runs(), self._delta(delta), adjacency)
+        return guarantee_of_all(
+            kind, self._model._checked_runs(), self.delta_or_that_of_the_budget(delta), adjacency
+        )
 
     def statement(self, delta: float | None = None, adjacency: str = "zero_out") -> str:
         """Returns both guarantees, what they rest on and what they do not cover, in words.
@@ -74,7 +76,9 @@ class ModelPrivacy:
         Raises:
             ValueError: as in `spent`.
         """
-        return Statement.of(self._model._checked_runs(), self._delta(delta), adjacency).text()
+        return Statement.of(
+            self._model._checked_runs(), self.delta_or_that_of_the_budget(delta), adjacency
+        ).text()
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.
@@ -87,7 +91,8 @@ class ModelPrivacy:
         """
         return self._model._privacy.diagnostics.result(reset)
 
-    def _delta(self, delta):
+    def delta_or_that_of_the_budget(self, delta: float | None) -> float:
+        """Returns `delta`, or for None the delta of the budget; raises ValueError without either."""
         if delta is None and self.budget is not None:
             return self.budget.delta
         if delta is None:
