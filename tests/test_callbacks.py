@@ -1,7 +1,6 @@
 """The callbacks show the numbers of the accounting."""
 
 import functools
-import threading
 import types
 
 import pytest
@@ -229,19 +228,3 @@ def test_delta_is_that_of_the_budget(tmp_path):
 def test_neither_delta_nor_budget_is_refused(make):
     with pytest.raises(ValueError, match="Expected delta, such as delta=1e-5"):
         fit(private(), callbacks=[make()])
-
-
-def test_progress_lets_keras_go_on_with_the_next_step(monkeypatch):
-    threads, at = [], EpsilonCurve.at
-
-    def watched(curve, step):
-        threads.append(threading.current_thread() is threading.main_thread())
-        return at(curve, step)
-
-    monkeypatch.setattr(EpsilonCurve, "at", watched)
-    model = private()
-    history = fit(model, epochs=4, callbacks=[PrivacyProgress(DELTA)]).history["epsilon"]
-    assert threads.count(True) == 4  # the ends of the epochs
-    assert threads.count(False) > 0
-    exact = [proven(model.privacy.current_run.with_(steps=n), DELTA).epsilon for n in (3, 6, 9, 12)]
-    assert history == pytest.approx(exact, rel=1e-12)

@@ -132,10 +132,6 @@ class PrivacyProgress(keras.callbacks.Callback):
         [0.773, 1.144]
     """
 
-    # Keras may then call `on_train_batch_end` in another thread, beside the next steps, instead of
-    # waiting for the logs of every step. The counter may be ahead there, so epsilon is not too small.
-    async_safe = True
-
     def __init__(self, delta=None, kind="proven", adjacency="zero_out", name="epsilon"):
         super().__init__()
         self.delta, self.kind, self.adjacency, self.name = delta, kind, adjacency, name
