@@ -207,7 +207,7 @@ def one_step_delta(run, epsilon, adjacency="zero_out"):
         mu = np.sqrt(loss.squares[1:])
         profile = loss.probabilities[1:] @ np.exp(log_delta(epsilon, mu))
         return float(profile) + loss.overflow
-    pld = composed_pld([loss], 0.0, 1e-3)
+    pld, _ = composed_pld([loss], 0.0, 1e-3)
     return pld.delta(epsilon) + loss.overflow
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tfdp.accounting.numerics import loss_grid
+from tfdp.accounting.numerics import loss_grid, subsampled
 from tfdp.accounting.numerics.gaussian import epsilon_of_mu
 
 RELATIONS = {
@@ -126,3 +126,27 @@ def test_refusals():
     for bad in ((1.0, 0.0, 1.0, "add"), (1.0, 0.1, math.nan, "add"), (1.0, 0.1, 1.0, "sub")):
         with pytest.raises(ValueError, match="Expected"):
             loss_grid.one_round([bad], 1e-3)
+
+
+def test_rare_and_large_losses_need_no_giant_grid():
+    q, noise, steps, interval = 1 / 3516, 0.5005, 3516, 1e-3
+    rounds = [(ours("add", q, noise, interval), steps)]
+    assert loss_grid.points_of(rounds) < 1 << 18
+    peer = theirs("add", q, noise, interval).self_compose(steps)
+    for delta in (1e-3, 1e-5, 1e-8):
+        expected = peer.get_epsilon_for_delta(delta)
+        assert loss_grid.composed(rounds).epsilon(delta) == pytest.approx(expected, rel=2e-6)
+
+
+def test_a_grid_that_would_not_fit_is_made_coarser_and_then_left_out(monkeypatch):
+    loss = subsampled.SubsampledLoss(components=(subsampled.Component(1.0, 0.01, 1.0),), steps=500)
+    finest = subsampled.pld_interval([loss], 10.0)
+    distribution, interval = subsampled.composed_pld([loss], 0.0, finest)
+    assert interval == finest
+    points = loss_grid.points_of([(subsampled.one_round_pld(loss.components, finest), 500)])
+    monkeypatch.setattr(subsampled, "_COMPOSED_POINTS", points - 1)
+    coarser, wider = subsampled.composed_pld([loss], 0.0, finest)
+    assert wider > finest
+    assert distribution.epsilon(1e-5) <= coarser.epsilon(1e-5) <= 1.01 * distribution.epsilon(1e-5)
+    monkeypatch.setattr(subsampled, "_COMPOSED_POINTS", 10)
+    assert subsampled.composed_pld([loss], 0.0, finest) is None

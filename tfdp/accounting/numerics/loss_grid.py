@@ -33,6 +33,10 @@ _TRUNCATED = 1e-15
 _LARGEST_ROUNDING = 1e-9
 # Orders of the Chernoff bounds, as multiples of the best order of a normal distribution.
 _ORDERS = (0.125, 0.25, 0.4, 0.6, 0.8, 1.0, 1.4, 2.0)
+# Losses that are rare and large (a small probability, little noise) are far from normal. Where the
+# orders above leave a range of more points than this, the orders of a wider selection are tried.
+_WIDE = 1 << 20
+_MORE_ORDERS = tuple(np.geomspace(1 / 64, 256, 29))
 
 
 def _dot(one: np.ndarray, other: np.ndarray) -> float:
@@ -282,11 +286,25 @@ def composed(rounds: Sequence[tuple[LossDistribution, int]]) -> LossDistribution
     Args:
       rounds: Distributions of one round, all with one interval, each with its number of rounds.
     """
-    halves = [
-        _composed([(each.halves[min(order, len(each.halves) - 1)], n) for each, n in rounds])
+    return LossDistribution(*(_composed(half) for half in _halves(rounds)))
+
+
+def points_of(rounds: Sequence[tuple[LossDistribution, int]]) -> int:
+    """Number of points of the largest grid that `composed` would compute on.
+
+    Args:
+      rounds: As for `composed`.
+    """
+    ranges = [_range(half) for half in _halves(rounds)]
+    return max(last - first + 1 for first, last in ranges)
+
+
+def _halves(rounds: Sequence[tuple[LossDistribution, int]]) -> list[list[tuple[Grid, int]]]:
+    """For each of the one or two orders of the neighbours, the rounds in that order."""
+    return [
+        [(each.halves[min(order, len(each.halves) - 1)], n) for each, n in rounds]
         for order in range(max(len(each.halves) for each, _ in rounds))
     ]
-    return LossDistribution(*halves)
 
 
 def _composed(rounds: Sequence[tuple[Grid, int]]) -> Grid:
@@ -330,10 +348,18 @@ def _range(rounds: Sequence[tuple[Grid, int]]) -> tuple[int, int]:
     allowed = -math.log(_TRUNCATED / 2)
     if not variance > 0:
         return first, last
-    for factor in _ORDERS:
-        order = factor * math.sqrt(2 * allowed / variance)
-        above = sum(grid.log_moment(order) * count for grid, count in rounds) + allowed
-        below = sum(grid.log_moment(-order) * count for grid, count in rounds) + allowed
-        last = min(last, math.ceil(above / (order * interval)))
-        first = max(first, math.floor(-below / (order * interval)))
-    return first, max(last, first)
+    normal = math.sqrt(2 * allowed / variance)
+
+    def narrowed(orders):
+        low, high = first, last
+        for order in orders:
+            above = sum(grid.log_moment(order) * count for grid, count in rounds) + allowed
+            below = sum(grid.log_moment(-order) * count for grid, count in rounds) + allowed
+            high = min(high, math.ceil(above / (order * interval)))
+            low = max(low, math.floor(-below / (order * interval)))
+        return low, max(high, low)
+
+    first, last = narrowed([factor * normal for factor in _ORDERS])
+    if last - first > _WIDE:
+        first, last = narrowed(_MORE_ORDERS)
+    return first, last

@@ -230,9 +230,11 @@ def _spent_by_steps(
         details["overflow"] = overflow
     # If only Rényi divergences are known of one loss, there is no PLD of the composition.
     interval = pld_interval(sampled, by_rdp) if len(sampled) == len(steps) else None
-    if interval is None:
+    made = None if interval is None else composed_pld(sampled, mu, interval)
+    if made is None:
         return Spent(by_rdp, None, details)
-    by_pld = composed_pld(sampled, mu, interval).epsilon(left)
+    distribution, interval = made
+    by_pld = distribution.epsilon(left)
     if math.isinf(by_pld):
         # For a very small delta, the mass beyond the finite grid of the PLD exceeds delta.
         return Spent(by_rdp, None, details)

@@ -24,6 +24,8 @@ _PLD_EPSILON_LIMIT = 100.0
 # microsecond).
 _INTERVALS = (1e-5, 3e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
 _PLD_POINTS = 400_000
+# Largest number of points of a composition, each of which takes about a hundred bytes.
+_COMPOSED_POINTS = 1 << 23
 # An interval of this share of the standard deviation of one round's loss adds less than 1e-5 to the
 # standard deviation of the composed loss, and about as much to epsilon.
 _HARMLESS = 0.01
@@ -280,9 +282,22 @@ def one_round_pld(components: tuple[Component, ...], interval: float) -> loss_gr
 
 def composed_pld(
     sampled: Sequence[SubsampledLoss], mu: float, interval: float
-) -> loss_grid.LossDistribution:
-    """Composed pessimistic privacy loss distribution of all losses and a mu-GDP mechanism."""
-    rounds = [(one_round_pld(loss.components, interval), loss.steps) for loss in sampled]
-    if mu > 0:
-        rounds.append((one_round_pld((Component(1.0, 1.0, 1 / mu),), interval), 1))
-    return loss_grid.composed(rounds)
+) -> tuple[loss_grid.LossDistribution, float] | None:
+    """Composed pessimistic privacy loss distribution of all losses and a mu-GDP mechanism.
+
+    Args:
+      sampled: Losses to be composed.
+      mu: Parameter of the mu-GDP mechanism; 0 for none.
+      interval: The finest interval, one that `pld_interval` returned. A coarser one is taken where the
+        grid would not fit into memory.
+
+    Returns:
+      (distribution, interval), or None if no grid fits.
+    """
+    for wider in (each for each in _INTERVALS if each >= interval):
+        rounds = [(one_round_pld(loss.components, wider), loss.steps) for loss in sampled]
+        if mu > 0:
+            rounds.append((one_round_pld((Component(1.0, 1.0, 1 / mu),), wider), 1))
+        if loss_grid.points_of(rounds) <= _COMPOSED_POINTS:
+            return loss_grid.composed(rounds), wider
+    return None
