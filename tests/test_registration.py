@@ -92,9 +92,11 @@ print(sorted(history), [run.steps for run in model.privacy.ledger.runs])
     assert said.splitlines() == ["True", "['accuracy', 'loss'] [2, 2]"]
 
 
-def test_importing_tfdp_imports_neither_keras_nor_tensorflow():
-    said = run("import sys, tfdp; print('keras' in sys.modules, 'tensorflow' in sys.modules)")
-    assert said.split() == ["False", "False"]
+def test_importing_tfdp_imports_nothing_that_takes_time():
+    said = run(
+        "import sys, tfdp; print([n for n in ('keras', 'tensorflow', 'numpy') if n in sys.modules])"
+    )
+    assert said.strip() == "[]"
 
 
 def test_the_hook_leaves_the_import_system_as_it_was():

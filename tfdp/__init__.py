@@ -19,7 +19,6 @@ Example:
 import importlib
 
 from tfdp import _registration
-from tfdp._validate import did_you_mean
 
 __version__ = "0.1.0"
 
@@ -89,6 +88,8 @@ def __getattr__(name):
 
 
 def _unknown(name):
+    from tfdp._validate import did_you_mean  # imports NumPy
+
     return AttributeError(f"module 'tfdp' has no attribute {name!r}.{did_you_mean(name, __all__)}")
 
 
