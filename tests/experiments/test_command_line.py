@@ -291,3 +291,10 @@ def test_every_flag_file_describes_experiments(path):
         chosen = [f"--{name}={text}" for name, text in point.values.items()]
         assert one(f"--flagfile={path}", *chosen) == point.experiment
         assert one(*shlex.split(point.command)[2:]) == point.experiment
+
+
+def test_help_shows_one_of_two_settings_that_replace_each_other():
+    lines = [line for line in help_for("--mechanism=dpsgd").splitlines() if "passes over" in line]
+    assert lines == ["  --epochs: How many passes over the data are made."]
+    assert "[200]" in help_for("--mechanism=dpsgd")  # --steps, in the recipe
+    assert "repeat this option" not in help_for()

@@ -65,6 +65,9 @@ def _about(point: Point) -> str:
 
 def _setting(known: Setting, flag_values: flags.FlagValues, point: Point | None) -> list[str]:
     value = known.default if point is None else getattr(point.experiment, known.name)
+    replaced = point is not None and known.rival and not known.optional
+    if replaced and getattr(point.experiment, known.rival) is not None:
+        value = None  # as of --epochs, where the recipe has --steps
     shown = flag_of(known.name, value).partition("=")[2] or ("yes" if value else "no")
     shown = "" if value is None else f" [{shown}]"
     lines = [_flag(flag_values[known.name], shown)]
@@ -75,5 +78,6 @@ def _setting(known: Setting, flag_values: flags.FlagValues, point: Point | None)
 
 
 def _flag(flag: flags.Flag, shown: str) -> str:
-    said = f"--{'[no]' if flag.boolean else ''}{flag.name}: {flag.help}{shown}"
+    about = flag.help.partition(";\n")[0]  # absl adds that flags may be repeated
+    said = f"--{'[no]' if flag.boolean else ''}{flag.name}: {about}{shown}"
     return flags.text_wrap(said, length=_WIDTH, indent="      ", firstline_indent="  ")
