@@ -1,0 +1,18 @@
+"""What an experiment reports about its training."""
+
+import numpy as np
+import pytest
+
+from tfdp import data
+from tfdp.experiments import Experiment, run
+
+
+@pytest.mark.parametrize("privacy", [{"mechanism": "none"}, {"noise_multiplier": 1.0}])
+def test_rows_that_pad_a_lot_do_not_count_in_the_training_accuracy(privacy):
+    """A row of padding has zeros as inputs and as its label, which a linear model predicts."""
+    settings = {"model": "linear", "batch_size": 48, "epochs": 4, "learning_rate": 1e-9, "seed": 1}
+    result = run(Experiment(**settings, **privacy), verbose=0)
+    digits = data.load("digits")
+    logits = result.model.predict(digits.x_train, verbose=0)
+    expected = np.mean(logits.argmax(axis=1) == digits.y_train)
+    assert np.mean(result.history["accuracy"]) == pytest.approx(expected, abs=0.01)
