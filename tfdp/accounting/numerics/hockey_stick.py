@@ -27,14 +27,21 @@ def mixture_against_centre(q: float, shift: float, epsilon: np.ndarray) -> np.nd
 
 def centre_against_mixture(q: float, shift: float, epsilon: np.ndarray) -> np.ndarray:
     """H(N(0) || (1-q) N(0) + q N(shift)); it is 0 from epsilon = -log(1-q) on."""
-    with np.errstate(divide="ignore"):
-        # The ratio is e^epsilon at x with 1 - q + q exp(shift x - shift^2 / 2) = e^-epsilon.
-        x = np.log1p(np.maximum(np.expm1(-epsilon) / q, -1.0)) / shift + shift / 2
+    # The ratio is e^epsilon at x with 1 - q + q exp(shift x - shift^2 / 2) = e^-epsilon. For a small
+    # epsilon both sides are near 1, for a large one both are small; each form is without cancellation.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        near = np.log1p(np.maximum(np.expm1(-epsilon) / q, -1.0))
+        log_rest = -epsilon if q == 1 else np.log(np.maximum(np.exp(-epsilon) - (1 - q), 0.0))
+    small = epsilon < 0.7
+    x = np.where(small, near, log_rest - math.log(q)) / shift + shift / 2
     x = np.maximum(x, -1e100)
     # The mass between x - shift and x is that of the mirrored interval, which does not cancel.
-    gained = np.exp(epsilon) * q * _mass_between(-x, shift)
-    lost = np.exp(_log_expm1(epsilon) + special.log_ndtr(x))
-    return np.maximum(gained - lost, 0.0)
+    early = np.minimum(epsilon, 0.7)
+    gained = np.exp(early) * q * _mass_between(-x, shift)
+    lost = np.exp(_log_expm1(early) + special.log_ndtr(x))
+    late = np.exp(np.minimum(epsilon + log_rest + special.log_ndtr(x), 0.0))
+    late -= np.exp(np.minimum(epsilon + math.log(q) + special.log_ndtr(x - shift), 0.0))
+    return np.maximum(np.where(small, gained - lost, late), 0.0)
 
 
 def mixture_against_mixture(q: float, shift: float, epsilon: np.ndarray) -> np.ndarray:

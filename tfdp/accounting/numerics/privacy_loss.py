@@ -230,7 +230,7 @@ def _spent_by_steps(
         details["overflow"] = overflow
     # If only Rényi divergences are known of one loss, there is no PLD of the composition.
     interval = pld_interval(sampled, by_rdp) if len(sampled) == len(steps) else None
-    made = None if interval is None else composed_pld(sampled, mu, interval)
+    made = None if interval is None else composed_pld(sampled, mu, interval, left)
     if made is None:
         return Spent(by_rdp, None, details)
     distribution, interval = made
