@@ -3,6 +3,7 @@
 import functools
 import types
 
+import keras
 import pytest
 import tensorflow as tf
 from helpers import LOSS, data, fit, plain, private, sgd
@@ -143,7 +144,8 @@ RUNS = {
 
 
 def curve_of(run, kind="proven", earlier=(), **more):
-    privacy = types.SimpleNamespace(current_run=run, earlier_runs=list(earlier))
+    ledger = types.SimpleNamespace(changes=0)
+    privacy = types.SimpleNamespace(current_run=run, earlier_runs=list(earlier), ledger=ledger)
     return EpsilonCurve(types.SimpleNamespace(privacy=privacy), DELTA, kind, **more)
 
 
@@ -228,3 +230,44 @@ def test_delta_is_that_of_the_budget(tmp_path):
 def test_neither_delta_nor_budget_is_refused(make):
     with pytest.raises(ValueError, match="Expected delta, such as delta=1e-5"):
         fit(private(), callbacks=[make()])
+
+
+class Act(keras.callbacks.Callback):
+    """Does something to the model at the beginning of the second epoch."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.act(self.model)
+
+
+def more_steps_at_once(model):
+    model.steps_per_execution = 5
+    model.make_train_function(force=True)
+
+
+def another_ledger(model):
+    other = private(model=plain(seed=7))
+    fit(other)
+    model.privacy.ledger.merge(other.privacy.ledger)
+
+
+def changed_weights(model):
+    model.trainable_variables[0].assign_add(model.trainable_variables[0])
+
+
+@pytest.mark.parametrize("act", [more_steps_at_once, another_ledger, changed_weights])
+def test_what_happens_during_a_training_is_shown(act, tmp_path):
+    model = private()
+    callbacks = [Act(act), PrivacyProgress(DELTA), PrivacyTensorBoard(tmp_path, DELTA)]
+    history = fit(model, epochs=3, callbacks=callbacks).history["epsilon"]
+    spent = model.privacy.spent(DELTA).epsilon
+    assert history[-1] >= spent * (1 - 1e-12)
+    assert history[-1] > 1.1 * proven(model.privacy.current_run.with_(steps=9), DELTA).epsilon
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (*_, last) = events.Tensors("privacy/epsilon_proven")
+    assert tf.make_ndarray(last.tensor_proto) == pytest.approx(spent, rel=1e-6)

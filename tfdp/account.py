@@ -243,7 +243,7 @@ def ledger_in_file(path: str | os.PathLike) -> Ledger | None:
     found = Ledger()
     for text in saved_under(path, LEDGER_KEY):
         found.merge(Ledger.from_json(bytes(text).decode()))
-    return found if found.entries else None
+    return found if found.entries or found.budgets else None
 
 
 def _digests(variables):

@@ -70,23 +70,31 @@ class EpsilonCurve:
 
     def __init__(self, model, delta, kind="proven", adjacency="zero_out", points=16):
         self._run, self._earlier = model.privacy.current_run, model.privacy.earlier_runs
+        self._changes = model.privacy.ledger.changes
         self._delta, self._kind, self._adjacency = delta, kind, adjacency
         self._counts = step_counts(self._run.steps, self._run.steps_per_epoch, points)
         self._values = {}
 
+    def describes(self, model) -> bool:
+        """Whether the training, and what was spent before it, are still what the curve is made for."""
+        privacy = model.privacy
+        return privacy.ledger.changes == self._changes and privacy.current_run == self._run
+
     def at(self, step: int) -> float:
-        """Epsilon after `step` steps, or an upper bound; steps beyond the planned ones add nothing."""
+        """Epsilon after `step` steps, or an upper bound."""
         point = self.next_point(step)
         if point not in self._values:
+            run = self._run if point <= self._run.steps else self._run.with_(steps=point)
             (self._values[point],) = epsilon_curve(
-                self._run, [point], self._delta, self._kind, self._adjacency, self._earlier
+                run, [point], self._delta, self._kind, self._adjacency, self._earlier
             )
         return self._values[point]
 
     def next_point(self, step: int) -> int:
         """The step count up to which the value at `step` stays the same."""
-        # The ledger entry may have been extended; the curve keeps the run as it was described before.
-        return self._counts[bisect.bisect_left(self._counts, min(step, self._run.steps))]
+        if step > self._run.steps:  # more steps than were planned
+            return step
+        return self._counts[bisect.bisect_left(self._counts, step)]
 
 
 def step_counts(steps: int, steps_per_epoch: int, points: int) -> list[int]:
@@ -141,8 +149,11 @@ class PrivacyProgress(keras.callbacks.Callback):
         _private(self.model).privacy.delta_or_that_of_the_budget(self.delta)
         self._curve, self._shown, self._left = None, None, 0
 
+    def on_epoch_begin(self, epoch, logs=None):
+        self._left = 0  # other callbacks may change the weights, and what is known about them, here
+
     def _spent(self):
-        if self._curve is None:
+        if self._curve is None or not self._curve.describes(self.model):
             delta = self.model.privacy.delta_or_that_of_the_budget(self.delta)
             self._curve = EpsilonCurve(self.model, delta, self.kind, self.adjacency)
         steps = self.model.privacy.steps_taken
@@ -232,7 +243,7 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         steps = self.model.privacy.steps_taken
-        if self._curves is None:
+        if self._curves is None or not self._curves["proven"].describes(self.model):
             delta = self.model.privacy.delta_or_that_of_the_budget(self.delta)
             self._curves = {
                 kind: EpsilonCurve(self.model, delta, kind, self.adjacency)

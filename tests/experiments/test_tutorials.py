@@ -107,7 +107,11 @@ def letters(monkeypatch):
 
 
 LANGUAGE = dict(
-    dataset="letters", model="tutorial_lstm", optimizer="adam", learning_rate=0.01, batch_size=32
+    dataset="lm1b_characters",
+    model="tutorial_lstm",
+    optimizer="adam",
+    learning_rate=0.01,
+    batch_size=32,
 )
 
 

@@ -240,7 +240,7 @@ def test_round_trips(optimizer, tmp_path):
     model.save(tmp_path / "a.keras")
     loaded = keras.models.load_model(tmp_path / "a.keras").optimizer
     assert loaded.get_config() == optimizer.get_config()
-    assert loaded.privacy.ledger.runs == model.privacy.ledger.runs
+    assert loaded.ledger.runs == model.privacy.ledger.runs
     assert model.privacy.ledger.runs[0].composition == optimizer.composition
 
 

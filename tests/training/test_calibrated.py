@@ -172,3 +172,34 @@ def test_an_unbuilt_model_is_refused():
             keras.Sequential([keras.layers.Dense(2)]), keras.optimizers.SGD(0.1), (X, Y),
             batch_size=L, epochs=1, **BUDGET,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "stricter", [{"epsilon": 0.5, "delta": 1e-4}, {"epsilon": 0.5, "delta": 1e-6}]
+)
+def test_a_budget_that_was_there_stays(stricter):
+    budget = tfdp.PrivacyBudget(**stricter)
+    private = tfdp.make_private(model(), budget=budget)
+    found = tfdp.make_private_with_epsilon(
+        private, keras.optimizers.SGD(0.1), (X, Y), batch_size=L, epochs=3, **BUDGET
+    )
+    assert budget in private.privacy.ledger.budgets
+    with pytest.raises(BudgetExhausted):
+        trained(found)
+    assert private.privacy.spent(budget.delta).epsilon <= 0.5
+
+
+@pytest.mark.parametrize("save", ["save", "save_weights"])
+def test_the_budget_is_saved_before_the_first_step(save, tmp_path):
+    private, optimizer, _ = calibrated()
+    name = "a.keras" if save == "save" else "a.weights.h5"
+    with pytest.raises(ValueError, match="or a budget, which are saved with a private optimizer"):
+        getattr(private, save)(tmp_path / name)
+    private.compile(optimizer, LOSS)
+    getattr(private, save)(tmp_path / name)
+    if save == "save":
+        again = tfdp.make_private(keras.models.load_model(tmp_path / name))
+    else:
+        again = tfdp.make_private(model())
+        again.load_weights(tmp_path / name)
+    assert again.privacy.budget == private.privacy.budget

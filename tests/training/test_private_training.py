@@ -147,10 +147,25 @@ def test_a_layer_that_keeps_what_it_sees_does_not_train():
 
 
 def test_metrics_that_would_count_padding_are_refused():
+    model = tfdp.make_private(plain())
+    keras.Model.compile(model, sgd(), loss=LOSS, metrics=["accuracy"])
+    with pytest.raises(ValueError, match="compiled before it was made private"):
+        fit(model)
+
+
+def test_a_model_that_was_compiled_with_a_private_optimizer_is_compiled_again():
     model = plain()
     model.compile(sgd(), loss=LOSS, metrics=["accuracy"])
-    with pytest.raises(ValueError, match="compiled before it was made private"):
-        fit(tfdp.make_private(model))
+    optimizer = model.optimizer
+    history = fit(tfdp.make_private(model)).history
+    assert model.optimizer is optimizer and 0 < history["accuracy"][0] < 1
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 6])
+def test_lots_that_are_padded_to_whole_microbatches_train(microbatches):
+    model = private(sgd(num_microbatches=microbatches))
+    fit(model, epochs=3, rows=48, batch_size=6, shuffle=True)
+    assert steps(model) == 24
 
 
 @pytest.mark.slow

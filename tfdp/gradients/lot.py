@@ -114,7 +114,8 @@ def bounded_sum(
             rows = -(-total // microbatch_size) * microbatch_size
             x, y, sample_weight = pad_rows((x, y, sample_weight), rows)
         with expecting_rows(expected_rows):
-            return engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
+            whole = engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
+        return whole if microbatch_size == 1 else _without_padding(whole, total)
 
     if needs_whole_lots(engine):
         raise NotImplementedError(
@@ -163,13 +164,20 @@ def bounded_sum(
     )
     merged = tf.nest.pack_sequence_as(per_row, [a.concat() for a in arrays])
     norms, present, clipped, losses, outputs = merged
-    return dataclasses.replace(
+    merged = dataclasses.replace(
         first,
         sums=sums,
         norms=norms,
         present=present,
         clipped=clipped,
         non_finite=non_finite,
-        losses=losses[:total],
-        outputs=keras.tree.map_structure(lambda leaf: leaf[:total], outputs),
+        losses=losses,
+        outputs=outputs,
     )
+    return _without_padding(merged, total)
+
+
+def _without_padding(lot: BoundedSum, rows) -> BoundedSum:
+    """Returns a bounded sum whose losses and outputs are those of the first `rows` rows only."""
+    outputs = keras.tree.map_structure(lambda leaf: leaf[:rows], lot.outputs)
+    return dataclasses.replace(lot, losses=lot.losses[:rows], outputs=outputs)

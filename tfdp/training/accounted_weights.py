@@ -97,10 +97,15 @@ class AccountedWeights:
         _refuse_legacy(filepath)
         self._look()
         optimizer = getattr(self, "optimizer", None)
-        if self._account.ledger.runs and not isinstance(optimizer, DPKerasOptimizer):
+        ledger = self._account.ledger
+        if isinstance(optimizer, DPKerasOptimizer):
+            # Keras saves the weights of an optimizer, among them the ledger, only once it is built.
+            if self.built and not optimizer.built and (ledger.runs or ledger.budgets):
+                optimizer.build(self.trainable_variables)
+        elif ledger.runs or ledger.budgets:
             raise ValueError(
-                "These weights have a privacy ledger, which is saved with a private optimizer, and "
-                f"model '{self.name}' has none, so what was spent would be lost. Expected "
+                "These weights have a privacy ledger or a budget, which are saved with a private "
+                f"optimizer, and model '{self.name}' has none, so they would be lost. Expected "
                 "model.compile(...) before saving, or tfdp.export(model, path) for a release."
             )
 

@@ -112,7 +112,7 @@ def make_private_with_epsilon(
     plan = dataclasses.replace(plan, steps=max(1, round(epochs * per_epoch)))
     run = planned_run(model, plan, optimizer, model._account.start)
     noise = noise_for(budget.epsilon, budget.delta, run, kind, adjacency)
-    model.privacy.budget = budget
+    model.privacy.ledger.add_budget(budget)
     return Calibrated(model, _private(optimizer, None, noise_multiplier=noise), data)
 
 
