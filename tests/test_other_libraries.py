@@ -58,6 +58,73 @@ def test_the_answer_says_what_to_do(call, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        (
+            "DPKerasSGDOptimizer",
+            {"learning_rate": 0.1},
+            "DPKerasSGDOptimizer needs l2_norm_clip and noise_multiplier, as keywords. "
+            "Pass DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1, ...)",
+        ),
+        (
+            "SIDPSGDOptimizer",
+            {"l2_norm_clip": 1.0},
+            "SIDPSGDOptimizer needs noise_multiplier, as keywords.",
+        ),
+    ],
+)
+def test_what_a_private_optimizer_needs(kind, arguments, message):
+    with pytest.raises(TypeError) as caught:
+        getattr(tfdp, kind)(**arguments)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("minimize", "model.privacy.steps"),
+        ("compute_gradients", "tfdp.make_private(model).fit"),
+        ("_compute_gradients", "model.privacy.steps"),
+        ("learning_rte", "Did you mean 'learning_rate'?"),
+    ],
+)
+def test_members_that_private_optimizers_lack(name, message):
+    optimizer = tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)
+    with pytest.raises(AttributeError, match=f"'DPKerasSGDOptimizer' object .* {name!r}") as caught:
+        getattr(optimizer, name)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("get_epsilon", "It is model.privacy.spent(delta).epsilon here."),
+        ("ledgr", "Did you mean 'ledger'?"),
+    ],
+)
+def test_members_that_model_privacy_lacks(name, message):
+    with pytest.raises(AttributeError) as caught:
+        getattr(tfdp.make_private(model()).privacy, name)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_member_without_a_hint_has_pythons_message():
+    with pytest.raises(AttributeError) as caught:
+        tfdp.make_private(model()).privacy.zzzz  # noqa: B018
+    assert str(caught.value) == "'ModelPrivacy' object has no attribute 'zzzz'"
+
+
+def test_a_property_that_fails_keeps_its_message():
+    class Own(tfdp.DPKerasSGDOptimizer):
+        @property
+        def broken(self):
+            raise AttributeError("the reason")
+
+    with pytest.raises(AttributeError, match="the reason"):
+        Own(l2_norm_clip=1.0, noise_multiplier=1.0).broken  # noqa: B018
+
+
 def test_names_of_tensorflow_privacy():
     assert tfdp.VectorizedDPKerasSGDOptimizer is tfdp.DPKerasSGDOptimizer
     assert tfdp.VectorizedDPKerasAdamOptimizer is tfdp.DPKerasAdamOptimizer

@@ -3,7 +3,8 @@
 This module imports neither TensorFlow nor Keras.
 """
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 from tfdp._validate import did_you_mean
 
@@ -34,6 +35,38 @@ ON_A_MODEL = KEYWORDS | {
     "optimizer": "Pass it to model.compile.",
 }
 
+# `make_private_with_epsilon` takes the clip norm itself, and makes the optimizer private.
+WITH_EPSILON = ON_A_MODEL | {
+    "max_grad_norm": "Its name here is l2_norm_clip.",
+    "noise_multiplier": "It is computed from epsilon, delta and epochs. Leave it out.",
+    "num_microbatches": (
+        "Pass a private optimizer that has it as the second argument: "
+        "tfdp.DPKerasSGDOptimizer(l2_norm_clip=..., noise_multiplier=..., num_microbatches=...); its "
+        "noise multiplier is replaced."
+    ),
+}
+_OWN_LOOP = (
+    "A loop of your own is `for logs in model.privacy.steps(x, y, batch_size=..., epochs=...)`; "
+    "without one, train with tfdp.make_private(model).fit(x, y)."
+)
+# Methods of other libraries' private optimizers.
+ON_AN_OPTIMIZER = {
+    "_compute_gradients": _OWN_LOOP,
+    "compute_gradients": _OWN_LOOP,
+    "get_gradients": _OWN_LOOP,
+    "get_updates": _OWN_LOOP,
+    "minimize": _OWN_LOOP,
+}
+# Members of Opacus' engine and accountants.
+ON_PRIVACY = {
+    "accountant": "The runs are model.privacy.ledger.runs.",
+    "get_epsilon": "It is model.privacy.spent(delta).epsilon here.",
+    "get_privacy_spent": "It is model.privacy.spent(delta).epsilon here.",
+    "history": "The runs are model.privacy.ledger.runs.",
+    "make_private": "Call tfdp.make_private(model).",
+    "make_private_with_epsilon": "Call tfdp.make_private_with_epsilon(model, optimizer, (x, y), ...).",
+}
+
 
 def refuse_misspelt(
     where: str,
@@ -54,6 +87,55 @@ def refuse_misspelt(
         hint = f" {elsewhere[name]}" if name in elsewhere else did_you_mean(name, known)
         if name not in known and hint:
             raise TypeError(f"{where} has no argument {name!r}.{hint}")
+
+
+def needs(**examples) -> Callable:
+    """Decorates a constructor: without one of these keywords it names the class and what to pass.
+
+    Python's own message would name the base class that happens to define the constructor.
+
+    Args:
+        **examples: the keywords, each with a value to show.
+    """
+
+    def decorate(init):
+        @functools.wraps(init)
+        def checked(self, *args, **kwargs):
+            missing = [name for name in examples if name not in kwargs]
+            if missing:
+                shown = ", ".join(f"{name}={value}" for name, value in examples.items())
+                kind = type(self).__name__
+                raise TypeError(
+                    f"{kind} needs {' and '.join(missing)}, as keywords. Pass {kind}({shown}, ...); "
+                    "or let tfdp.make_private_with_epsilon compute the noise for an epsilon."
+                )
+            init(self, *args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def refuse_member(owner: object, name: str, elsewhere: dict[str, str]):
+    """Raises AttributeError for a member that an object lacks; the end of its `__getattr__`.
+
+    Args:
+        owner: the object.
+        name: name of the member.
+        elsewhere: for names that other libraries use, what to do here, as a sentence.
+    """
+    kind = type(owner)
+    if hasattr(kind, name):
+        # A property raised AttributeError, whose own message says why.
+        return object.__getattribute__(owner, name)
+    hint = ""
+    if name in elsewhere:
+        hint = f". {elsewhere[name]}"
+    elif not name.startswith("_"):
+        hint = did_you_mean(name, [n for n in dir(kind) if not n.startswith("_")])
+        hint = hint and f".{hint}"
+    message = f"{kind.__name__!r} object has no attribute {name!r}{hint}"
+    raise AttributeError(message, name=name, obj=owner)
 
 
 class PrivacyEngine:
