@@ -1,5 +1,7 @@
 """What people type who know TensorFlow Privacy or Opacus works, or is answered with the tfdp way."""
 
+import inspect
+
 import keras
 import pytest
 
@@ -48,6 +50,21 @@ def model():
             lambda: tfdp.DPModel(noise_multiplier=1.1, inputs=None, outputs=None),
             "has no argument 'noise_multiplier'. It belongs to the optimizer",
         ),
+        (lambda: tfdp.make_private(module=model()), "Pass the Keras model as the first argument."),
+        (
+            lambda: tfdp.make_private_with_epsilon(
+                module=model(), data_loader=None, target_epsilon=1.0, target_delta=1e-5
+            ),
+            "make_private_with_epsilon has no argument 'module'. Pass the Keras model as the first",
+        ),
+        (
+            lambda: tfdp.make_private_with_epsilon(target_epsilon=1.0),
+            "no argument 'target_epsilon'. Its name here is epsilon.",
+        ),
+        (
+            lambda: tfdp.make_private_with_epsilon(model(), phisical_batch_size=3),
+            "Did you mean 'physical_batch_size'?",
+        ),
         (tfdp.PrivacyEngine, "tfdp has no PrivacyEngine"),
         (lambda: tfdp.PrivacyEngine(accountant="rdp"), "make_private_with_epsilon"),
     ],
@@ -56,6 +73,18 @@ def test_the_answer_says_what_to_do(call, message):
     with pytest.raises(TypeError) as caught:
         call()
     assert message in str(caught.value)
+
+
+def test_signatures_are_those_of_the_functions():
+    private = inspect.signature(tfdp.make_private).parameters
+    assert [*private][:2] == ["model", "engine"]
+    assert tfdp.make_private.__name__ == "make_private"
+    init = inspect.signature(tfdp.DPKerasOptimizer.__init__).parameters
+    assert init["l2_norm_clip"].annotation is float
+    for name in private:
+        if name not in ("model", "unknown"):  # further arguments go on to make_private
+            with pytest.raises(TypeError, match="missing"):
+                tfdp.make_private_with_epsilon(**{name: None})
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 
 from tfdp._validate import did_you_mean
@@ -51,7 +52,6 @@ _OWN_LOOP = (
 )
 # Methods of other libraries' private optimizers.
 ON_AN_OPTIMIZER = {
-    "_compute_gradients": _OWN_LOOP,
     "compute_gradients": _OWN_LOOP,
     "get_gradients": _OWN_LOOP,
     "get_updates": _OWN_LOOP,
@@ -87,6 +87,39 @@ def refuse_misspelt(
         hint = f" {elsewhere[name]}" if name in elsewhere else did_you_mean(name, known)
         if name not in known and hint:
             raise TypeError(f"{where} has no argument {name!r}.{hint}")
+
+
+def keywords_of(function: Callable) -> list[str]:
+    """Returns the names of the parameters that a function takes as keywords.
+
+    Args:
+        function: any function with a signature.
+    """
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [n for n, p in inspect.signature(function).parameters.items() if p.kind in kinds]
+
+
+def answers(elsewhere: dict[str, str], also: Iterable[str] = ()) -> Callable:
+    """Decorates a function: keywords of other libraries are answered before Python binds arguments.
+
+    Otherwise Python would say that arguments are missing, which were given under other names.
+
+    Args:
+        elsewhere: for names that other libraries use, what to do here, as a sentence.
+        also: further names that are valid, besides those of the function's parameters.
+    """
+
+    def decorate(function):
+        known = [*keywords_of(function), *also]
+
+        @functools.wraps(function)
+        def checked(*args, **kwargs):
+            refuse_misspelt(function.__name__, kwargs, known, elsewhere)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def needs(**examples) -> Callable:
@@ -129,8 +162,9 @@ def refuse_member(owner: object, name: str, elsewhere: dict[str, str]):
         # A property raised AttributeError, whose own message says why.
         return object.__getattribute__(owner, name)
     hint = ""
-    if name in elsewhere:
-        hint = f". {elsewhere[name]}"
+    public = name.lstrip("_")  # TensorFlow Privacy has some with an underscore, too
+    if public in elsewhere:
+        hint = f". {elsewhere[public]}"
     elif not name.startswith("_"):
         hint = did_you_mean(name, [n for n in dir(kind) if not n.startswith("_")])
         hint = hint and f".{hint}"
