@@ -66,6 +66,15 @@ def model():
             "Did you mean 'physical_batch_size'?",
         ),
         (tfdp.PrivacyEngine, "tfdp has no PrivacyEngine"),
+        (tfdp.ModuleValidator, "Call model = tfdp.fix(model)"),
+        (lambda: tfdp.ModuleValidator.fix(model()), "Call model = tfdp.fix(model)"),
+        (lambda: tfdp.ModuleValidator.validate(model(), strict=False), "tfdp.make_private(model)"),
+        (lambda: tfdp.ModuleValidator.is_valid(model()), "tfdp.make_private(model)"),
+        (
+            lambda: tfdp.BatchMemoryManager(data_loader=None, max_physical_batch_size=3),
+            "Pass physical_batch_size=... to tfdp.make_private",
+        ),
+        (lambda: tfdp.get_noise_multiplier(target_epsilon=1.0), "tfdp.accounting.noise_for("),
         (lambda: tfdp.PrivacyEngine(accountant="rdp"), "make_private_with_epsilon"),
     ],
 )
@@ -168,3 +177,10 @@ def test_keywords_of_subclasses_are_left_alone():
             self.momenta = momenta
 
     assert Own(l2_norm_clip=1.0, noise_multiplier=1.0, momenta=3).momenta == 3
+
+
+def test_dir_shows_the_public_names_once():
+    shown = dir(tfdp)
+    assert len(shown) == len({*shown})
+    assert {n for n in shown if not n.startswith("__")} == {*tfdp.__all__}
+    assert {"__version__", "__doc__"} <= {*shown}

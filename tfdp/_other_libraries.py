@@ -187,6 +187,68 @@ class PrivacyEngine:
         raise TypeError(_NO_ENGINE)
 
 
+class ModuleValidator:
+    """Opacus' checks of a network, which `tfdp.fix` and `tfdp.make_private` do: any use says so.
+
+    Example:
+        >>> import tfdp
+        >>> tfdp.ModuleValidator.fix(None)
+        Traceback (most recent call last):
+        ...
+        TypeError: tfdp has no ModuleValidator. Call model = tfdp.fix(model)...
+    """
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError(_NO_VALIDATOR)
+
+    @staticmethod
+    def fix(*args, **kwargs):
+        """Raises TypeError, which says what to call."""
+        raise TypeError(_NO_VALIDATOR)
+
+    is_valid = validate = fix_and_validate = fix
+
+
+class BatchMemoryManager:
+    """Opacus' cutting of lots, which a private model does itself: the constructor says how.
+
+    Example:
+        >>> import tfdp
+        >>> tfdp.BatchMemoryManager(max_physical_batch_size=32)
+        Traceback (most recent call last):
+        ...
+        TypeError: tfdp has no BatchMemoryManager. Pass physical_batch_size=... to tfdp.make_private...
+    """
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError(
+            "tfdp has no BatchMemoryManager. Pass physical_batch_size=... to tfdp.make_private or "
+            "tfdp.make_private_with_epsilon: the model cuts its lots itself."
+        )
+
+
+def get_noise_multiplier(*args, **kwargs):
+    """Opacus' calibration, which tfdp has under another name: raises TypeError, which says it.
+
+    Example:
+        >>> import tfdp
+        >>> tfdp.get_noise_multiplier(target_epsilon=1.0, target_delta=1e-5, sample_rate=0.01)
+        Traceback (most recent call last):
+        ...
+        TypeError: tfdp has no get_noise_multiplier. Call tfdp.accounting.noise_for(...
+    """
+    raise TypeError(
+        "tfdp has no get_noise_multiplier. Call tfdp.accounting.noise_for(epsilon, delta, "
+        'mechanism="dpsgd", sampling="poisson", num_examples=..., lot_size=..., epochs=...); or let '
+        "tfdp.make_private_with_epsilon compute the noise and set the budget."
+    )
+
+
+_NO_VALIDATOR = (
+    "tfdp has no ModuleValidator. Call model = tfdp.fix(model) to replace the layers that mix "
+    "examples; tfdp.make_private(model) checks the model, and its error names the layer and the remedy."
+)
+
 _NO_ENGINE = """tfdp has no PrivacyEngine: a Keras model is made private itself. Instead of
     engine.make_private(module=, optimizer=, data_loader=, noise_multiplier=, max_grad_norm=)
 write
