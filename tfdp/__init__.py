@@ -41,7 +41,10 @@ _PUBLIC = {
     "VectorizedDPKerasSGDOptimizer": "tfdp.optimizers",
     "make_dp_optimizer_class": "tfdp.optimizers",
     "per_example_gradients": "tfdp.gradients",
+    "BatchMemoryManager": "tfdp._other_libraries",
+    "ModuleValidator": "tfdp._other_libraries",
     "PrivacyEngine": "tfdp._other_libraries",
+    "get_noise_multiplier": "tfdp._other_libraries",
     "compute_dp_sgd_privacy": "tfdp.accounting",
     "compute_dp_sgd_privacy_statement": "tfdp.accounting",
     "export": "tfdp.training.export",
@@ -94,7 +97,9 @@ def _unknown(name):
 
 
 def __dir__():
-    return sorted([*globals(), *__all__])
+    # Without what this module imports and defines for itself.
+    special = (name for name in globals() if name.startswith("__") and name.endswith("__"))
+    return sorted({*__all__, *special})
 
 
 _registration.register_with_keras()

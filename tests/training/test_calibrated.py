@@ -133,7 +133,8 @@ def built():
         ({"batch_size": None}, ValueError, "Expected batch_size"),
         ({"data": make_lots("poisson", X, Y, lot_size=L), "batch_size": 5}, ValueError, "batch_size"),
         ({"data": X}, ValueError, "tuple of arrays"),
-        ({"optimizer": "sgd"}, ValueError, "Expected optimizer"),
+        ({"optimizer": 3}, ValueError, "Expected optimizer"),
+        ({"optimizer": "adm"}, ValueError, "Received 'adm'. Did you mean 'adam'"),
         ({"optimizer": built()}, ValueError, "not used yet"),
         (
             {"optimizer": tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, seed=1)},
@@ -146,9 +147,10 @@ def built():
             CalibrationError,
             "No noise",
         ),
-        ({"max_grad_norm": 1.0}, TypeError, "l2_norm_clip"),
+        ({"max_grad_norm": 1.0}, TypeError, "Its name here is l2_norm_clip.$"),
+        ({"num_microbatches": 5}, TypeError, "Pass a private optimizer that has it as the second"),
         ({"target_epsilon": 1.0}, TypeError, "Its name here is epsilon"),
-        ({"noise_multiplier": 1.0}, TypeError, "belongs to the optimizer"),
+        ({"noise_multiplier": 1.0}, TypeError, "It is computed from epsilon"),
         ({"enginee": "auto"}, TypeError, "Did you mean 'engine'"),
     ],
 )  # fmt: skip
@@ -203,3 +205,51 @@ def test_the_budget_is_saved_before_the_first_step(save, tmp_path):
         again = tfdp.make_private(model())
         again.load_weights(tmp_path / name)
     assert again.privacy.budget == private.privacy.budget
+
+
+@pytest.mark.parametrize("name", ["sgd", "Adam"])
+def test_an_optimizer_by_its_name(name):
+    found = calibrated(name)
+    assert isinstance(found.optimizer, type(keras.optimizers.get(name)))
+    assert 1.99 < trained(found).epsilon <= 2.0
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+
+def unbuilt(model, data=(X, Y), **settings):
+    settings = {"batch_size": L} | settings
+    return tfdp.make_private_with_epsilon(
+        model, keras.optimizers.SGD(0.1), data, epochs=3, **BUDGET, **settings
+    )
+
+
+@pytest.mark.parametrize("kind", [Subclassed, lambda: keras.Sequential([keras.layers.Dense(2)])])
+def test_an_unbuilt_model_is_built_for_the_shape_of_the_data(kind):
+    found = unbuilt(kind())
+    assert [tuple(w.shape) for w in found.model.trainable_variables] == [(3, 2), (2,)]
+    assert 1.99 < trained(found).epsilon <= 2.0
+
+
+def test_layers_of_a_model_that_is_built_here_are_checked():
+    layers = [keras.layers.Dense(2), keras.layers.BatchNormalization()]
+    with pytest.raises(ValueError, match="BatchNormalization"):
+        unbuilt(keras.Sequential(layers))
+
+
+def test_an_unbuilt_model_is_refused_without_a_single_array_of_inputs():
+    lots = make_lots("poisson", X, Y, lot_size=L)
+    for data, size in ((lots, None), (({"a": X}, Y), L)):
+        with pytest.raises(ValueError, match=r"is not built\. Expected a model"):
+            unbuilt(keras.Sequential([keras.layers.Dense(2)]), data, batch_size=size)
+
+
+def test_a_model_that_does_not_fit_the_data_is_refused():
+    with pytest.raises(ValueError, match=r"cannot be built for inputs of shape \(None, 3\)"):
+        unbuilt(keras.Sequential([keras.layers.Conv2D(2, 3)]))

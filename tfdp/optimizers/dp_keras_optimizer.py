@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import trained_variables
-from tfdp._other_libraries import refuse_misspelt
+from tfdp._other_libraries import ON_AN_OPTIMIZER, needs, refuse_member, refuse_misspelt
 from tfdp._validate import positive, schedule, whole
 from tfdp.account import LEDGER_KEY, Account, account_of, digests_of, expect_digests
 from tfdp.accounting import Ledger
@@ -117,6 +117,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         refuse_misspelt(cls.__name__, kwargs, _parameters(cls))
         return super().__new__(cls)
 
+    @needs(l2_norm_clip=1.0, noise_multiplier=1.1)
     def __init__(
         self,
         *args,
@@ -160,6 +161,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self._adaptive = self._adaptive_clipping()
         self._clip_norm = None
         self._secrets = _Secrets(seed)
+
+    def __getattr__(self, name):
+        return refuse_member(self, name, ON_AN_OPTIMIZER)
 
     def _adaptive_clipping(self) -> AdaptiveClipping | None:
         given = {name: v for name, v in self._quantile_settings.items() if v is not None}

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp._other_libraries import ON_A_MODEL, refuse_misspelt
-from tfdp._validate import positive, refuse
+from tfdp._other_libraries import WITH_EPSILON, answers, keywords_of
+from tfdp._validate import did_you_mean, positive, refuse
 from tfdp.accounting import PrivacyBudget, noise_for
 from tfdp.data import Lots, make_lots
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
@@ -42,9 +42,10 @@ class Calibrated(NamedTuple):
     data: Lots | tf.data.Dataset
 
 
+@answers(WITH_EPSILON, also=keywords_of(make_private))
 def make_private_with_epsilon(
     model: keras.Model,
-    optimizer: keras.optimizers.Optimizer,
+    optimizer: keras.optimizers.Optimizer | str,
     data,
     *,
     epsilon: float,
@@ -63,9 +64,11 @@ def make_private_with_epsilon(
     than planned are refused rather than spent.
 
     Args:
-        model: a built Keras model whose weights have spent nothing yet.
-        optimizer: a Keras optimizer, which becomes private by DP-SGD's noise; or a private optimizer
-            of any mechanism, whose noise multiplier is replaced. It is not changed.
+        model: a Keras model whose weights have spent nothing yet. One that is not built is built
+            here for the shape of `x`, if the data are arrays and `x` is a single one.
+        optimizer: a Keras optimizer or its name, such as "adam", which becomes private by DP-SGD's
+            noise; or a private optimizer of any mechanism, whose noise multiplier is replaced. It is
+            not changed.
         data: arrays (x, y) or (x, y, sample_weight); `tfdp.data.Lots`; or a `tf.data.Dataset` of
             batches, which is accounted without amplification by sampling.
         epsilon: the budget, above 0.
@@ -82,8 +85,8 @@ def make_private_with_epsilon(
         (model, optimizer, data); compile the model with the optimizer, and fit it on the data.
 
     Raises:
-        ValueError: the model is not built, its weights have spent something, the optimizer was used
-            or has a seed, or the data and arguments do not fit.
+        ValueError: the model is not built and cannot be, its weights have spent something, the
+            optimizer was used or has a seed, or the data and arguments do not fit.
         CalibrationError: no noise gives a finite guarantee within the budget.
 
     Example:
@@ -99,10 +102,10 @@ def make_private_with_epsilon(
         >>> 1.99 < model.privacy.spent().epsilon <= 2.0
         True
     """
-    refuse_misspelt("make_private_with_epsilon", settings, (), ON_A_MODEL)
     epochs = positive("epochs", epochs)
     budget = PrivacyBudget(epsilon, delta, kind, adjacency)
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
+    _build(model, data)
     model = make_private(model, **settings)
     _check_fresh(model)
     physical = settings.get("physical_batch_size")
@@ -118,10 +121,12 @@ def make_private_with_epsilon(
 
 def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
     """Returns a private optimizer with the configuration of another optimizer."""
+    if isinstance(optimizer, str):
+        optimizer = _named(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         refuse(
             "optimizer",
-            "a Keras optimizer",
+            "a Keras optimizer or its name",
             optimizer,
             "Pass one such as keras.optimizers.SGD(0.1), or a private one.",
         )
@@ -146,11 +151,42 @@ def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
     return kind.from_config(config)
 
 
+def _named(name: str) -> keras.optimizers.Optimizer:
+    """Returns the Keras optimizer of a name, with Keras' default arguments."""
+    try:
+        return keras.optimizers.get(name)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"Expected optimizer to be a Keras optimizer or its name. Received {name!r}."
+            + did_you_mean(name, [n.lower() for n in dir(keras.optimizers) if n[0].isupper()])
+            + " Pass one such as keras.optimizers.SGD(0.1), or a private one."
+        ) from error
+
+
+def _build(model, data):
+    """Builds an unbuilt model for the shape of a single array of inputs; leaves others as they are."""
+    inputs = data[0] if isinstance(data, tuple) and data else None
+    if not isinstance(model, keras.Model) or model.built or not hasattr(inputs, "shape"):
+        return
+    shape = (None, *inputs.shape[1:])
+    try:
+        if isinstance(model, keras.Sequential):
+            model.build(shape)
+        else:
+            # A symbolic call builds the layers within; `keras.Model.build` would leave them unbuilt.
+            model(keras.KerasTensor(shape, keras.backend.standardize_dtype(inputs.dtype)))
+    except Exception as error:
+        raise ValueError(
+            f"Model '{model.name}' is not built, and cannot be built for inputs of shape {shape}: "
+            f"{error} Expected a model with an Input layer, or one that was called once on data."
+        ) from error
+
+
 def _check_fresh(model):
     if not model.built:
         raise ValueError(
             f"Model '{model.name}' is not built. Expected a model with an Input layer, or one that was "
-            "called once on data."
+            "called once on data; or a single array of inputs, to build the model for its shape."
         )
     if model.privacy.ledger.runs:
         raise ValueError(

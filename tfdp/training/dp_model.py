@@ -4,13 +4,12 @@ Their common base `PrivateTraining` provides the guarantee; its module (`private
 """
 
 import functools
-import inspect
 from collections.abc import Collection
 
 import keras
 
 from tfdp._compat.keras import Functional, compile_arguments, pickled, unpickled
-from tfdp._other_libraries import ON_A_MODEL, refuse_misspelt
+from tfdp._other_libraries import ON_A_MODEL, answers, refuse_misspelt
 from tfdp.accounting import PrivacyBudget
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
@@ -126,6 +125,7 @@ def _private_class(base: type) -> type:
     return made
 
 
+@answers(ON_A_MODEL)
 def make_private(
     model: keras.Model,
     *,
@@ -181,7 +181,6 @@ def make_private(
         proven epsilon: 2.383 at delta = 0.0001...
     """
     if unknown:
-        refuse_misspelt("make_private", unknown, _SETTINGS, ON_A_MODEL)
         raise TypeError(f"make_private has no argument {next(iter(unknown))!r}.")
     if not isinstance(model, keras.Model):
         raise TypeError(f"Expected a keras.Model. Received: {type(model).__name__}")
@@ -208,10 +207,3 @@ def make_private(
         # A loaded model. Its metrics would count padding rows.
         model.compile(**compile_arguments(model))
     return model
-
-
-_SETTINGS = [
-    name
-    for name, parameter in inspect.signature(make_private).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-]

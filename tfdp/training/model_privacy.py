@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 
+from tfdp._other_libraries import ON_PRIVACY, refuse_member
 from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run, Statement
 from tfdp.accounting.composition import guarantee_of_all
 from tfdp.training.export import export
@@ -46,6 +47,9 @@ class ModelPrivacy:
 
     def __repr__(self) -> str:
         return f"<privacy of model '{self._model.name}': {self.ledger!r}>"
+
+    def __getattr__(self, name):
+        return refuse_member(self, name, ON_PRIVACY)
 
     # -- what was spent --------------------------------------------------------------------------
 
