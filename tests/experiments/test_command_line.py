@@ -293,6 +293,14 @@ def test_every_flag_file_describes_experiments(path):
         assert one(*shlex.split(point.command)[2:]) == point.experiment
 
 
+def test_a_folder_of_data_has_to_be_used_and_there(tmp_path):
+    assert one("--dataset=mnist", f"--data_dir={tmp_path}").data_dir == str(tmp_path)
+    with pytest.raises(ValueError, match=r"--dataset=digits, which is embedded"):
+        one(f"--data_dir={tmp_path}")
+    with pytest.raises(ValueError, match=r"--data_dir to be a folder that is there"):
+        one("--dataset=mnist", f"--data_dir={tmp_path / 'nowhere'}")
+
+
 def test_help_shows_one_of_two_settings_that_replace_each_other():
     lines = [line for line in help_for("--mechanism=dpsgd").splitlines() if "passes over" in line]
     assert lines == ["  --epochs: How many passes over the data are made."]

@@ -20,7 +20,7 @@ from pathlib import Path
 from absl import flags
 
 from tfdp.experiments import flag_files, sweep
-from tfdp.experiments.conditions import NONE
+from tfdp.experiments.conditions import NONE, check_folder
 from tfdp.experiments.correlation import check_open
 from tfdp.experiments.layers import Layer, combine, kept_sweeps
 from tfdp.experiments.parsing import ChoiceParser, sentence
@@ -250,6 +250,7 @@ def _experiment(values: dict) -> Experiment:
             values[name] = known.otherwise if private else None
     experiment = Experiment(**values)
     check_open(experiment)
+    check_folder(experiment)
     return experiment
 
 
