@@ -183,4 +183,6 @@ def test_the_announcement_is_one_sentence():
         "(global)."
     )
     assert "no privacy" in announcement(Experiment(mechanism="none"))
+    assert " 1 step with lots" in announcement(Experiment(epsilon=2.0, steps=1))
+    assert " 2 steps with lots" in announcement(Experiment(epsilon=2.0, steps=2))
     assert "noise multiplier 3" in announcement(Experiment(noise_multiplier=3.0))

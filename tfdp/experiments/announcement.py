@@ -46,6 +46,8 @@ def _privacy(experiment):
 
 
 def _length(experiment):
-    steps, epochs = experiment.steps, experiment.epochs
-    long = f"{epochs:g} epochs in" if steps is None else f"{steps:,} steps with"
+    if experiment.steps is None:
+        long = f"{experiment.epochs:g} epochs in"
+    else:
+        long = f"{experiment.steps:,} step{'' if experiment.steps == 1 else 's'} with"
     return f"{long} lots of {experiment.batch_size:,} ({experiment.sampling})"
