@@ -282,10 +282,15 @@ class TestNames:
             ("dpsdg", " Did you mean 'dpsgd'?"),
             ("si_dpsg", " Did you mean 'si_dpsgd'?"),
             ("zzz", ""),
+            ("DPSGD", " Did you mean 'dpsgd'?"),
+            ("Si_dpsgd", " Did you mean 'si_dpsgd'?"),
         ],
     )
     def test_the_closest_name_is_offered(self, name, hint):
         assert check.did_you_mean(name, ["dpsgd", "si_dpsgd", "matrix"]) == hint
+
+    def test_a_name_in_capitals_is_offered_for_one_in_small_letters(self):
+        assert check.did_you_mean("dense", ["Dense", "Conv2D"]) == " Did you mean 'Dense'?"
 
     def test_a_known_keyword_is_accepted(self):
         check.refuse_unknown("call", ["a"], ["a", "b"])

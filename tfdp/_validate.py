@@ -45,8 +45,17 @@ def refuse(
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns " Did you mean 'x'?" for the known name closest to `name`, or "" if none is close."""
-    close = difflib.get_close_matches(name, [*known], n=1, cutoff=0.6)
+    """Returns " Did you mean 'x'?" for the known name closest to `name`, or "" if none is close.
+
+    Names that differ in upper and lower case only count as equal here.
+    """
+    known = [*known]
+    # The name with the same case wins where two known names differ in case only.
+    spelled = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not close or name.lower() in spelled:
+        lower = difflib.get_close_matches(name.lower(), [*spelled], n=1, cutoff=0.6)
+        close = [spelled[each] for each in lower]
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

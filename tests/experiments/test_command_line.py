@@ -259,7 +259,9 @@ def test_a_sweep_of_one_value_is_a_sweep():
         (["--sweep=model_dir=1"], "'model_dir'"),
         (["--sweep=insecure_seed=1,2"], "'insecure_seed'"),
         (["--sweep=data_dir=a,b"], "'data_dir'"),
-        (["--sweep=epsilon=1,two"], "--epsilon takes.*epsilon=two"),
+        (["--sweep=epsilon=1,two"], r"epsilon=two\. Expected a number in place of 'two'\.$"),
+        (["--sweep=epsilom=1,2"], "'epsilom'.*Did you mean 'epsilon'"),
+        (["--sweep=mechanism=DPSGD,none"], "Did you mean 'dpsgd'"),
         (["--sweep=steps=1,1.5"], "--steps takes.*steps=1.5"),
         (["--sweep=adjacency=zero_out,magic"], "--adjacency takes.*adjacency=magic"),
         (["--sweep=epsilon=1,-1"], "epsilon"),
@@ -291,6 +293,14 @@ def test_every_flag_file_describes_experiments(path):
         chosen = [f"--{name}={text}" for name, text in point.values.items()]
         assert one(f"--flagfile={path}", *chosen) == point.experiment
         assert one(*shlex.split(point.command)[2:]) == point.experiment
+
+
+def test_a_folder_of_data_has_to_be_used_and_there(tmp_path):
+    assert one("--dataset=mnist", f"--data_dir={tmp_path}").data_dir == str(tmp_path)
+    with pytest.raises(ValueError, match=r"--dataset=digits, which is embedded"):
+        one(f"--data_dir={tmp_path}")
+    with pytest.raises(ValueError, match=r"--data_dir to be a folder that is there"):
+        one("--dataset=mnist", f"--data_dir={tmp_path / 'nowhere'}")
 
 
 def test_help_shows_one_of_two_settings_that_replace_each_other():

@@ -183,4 +183,13 @@ def test_the_announcement_is_one_sentence():
         "(global)."
     )
     assert "no privacy" in announcement(Experiment(mechanism="none"))
+    assert " 1 step with lots" in announcement(Experiment(epsilon=2.0, steps=1))
+    assert " 2 steps with lots" in announcement(Experiment(epsilon=2.0, steps=2))
     assert "noise multiplier 3" in announcement(Experiment(noise_multiplier=3.0))
+
+
+def test_a_large_delta_is_warned_of_before_the_training():
+    assert "\nWarning: delta = 0.001 is not below 1/N" in announcement(
+        Experiment(epsilon=2.0, delta=1e-3)
+    )
+    assert "Warning" not in announcement(Experiment(epsilon=2.0, delta=6e-4))

@@ -126,6 +126,22 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ),
         ({"microbatches": 3}, "--microbatches to divide --batch_size"),
         ({"statistics": "batch"}, "--normalization=batch only"),
+        ({"batch_size": 1438}, "number of training examples, 1,437. Found 1,438"),
+        ({"sampling": "cyclic_poisson"}, "Expected --groups with --sampling=cyclic_poisson"),
+        (
+            {"normalization": "batch", "public_data": "cifar100"},
+            "Expected --public_data=strokes with --dataset=digits.*--public_data=cifar100",
+        ),
+        (
+            {"normalization": "batch", "dataset": "kmnist"},
+            "--normalization=batch with a dataset that has public examples",
+        ),
+        ({"mechanism": "si_dpsgd", "release": "mu"}, "--release=mu: the un-noised means"),
+        (
+            {"mechanism": "discrete_sgd", "sampling": "shuffle"},
+            "--noise=student_t and --sampling=shuffle. Expected --sampling=poisson",
+        ),
+        ({"adjacency": "add_or_remove_one"}, "--adjacency=zero_out or replace_one"),
     ],
     ids=str,
 )
@@ -146,7 +162,20 @@ def test_settings_that_have_an_effect_are_allowed():
     experiment(mechanism="si_dpsgd", optimizer="adam", guarantee="claimed", release="mu")
     experiment(mechanism="sgld", composition="ac", learning_rate_exponent=0.0)
     experiment(microbatches=64)
+    experiment(batch_size=1437)
+    experiment(batch_size=5000, dataset="mnist")
+    experiment(dataset="mnist", normalization="batch", public_data="strokes")
+    experiment(mechanism="si_dpsgd", release="mu", noise_multiplier=1.0)
+    experiment(mechanism="discrete_sgd", sampling="shuffle", noise="gaussian")
+    experiment(mechanism="discrete_sgd", sampling="shuffle", guarantee="claimed")
     Experiment(mechanism="none", momentum=0.5)
+
+
+def test_the_embedded_numbers_are_those_of_the_data():
+    from tfdp import data
+
+    assert all(len(data.load(n).y_train) == number for n, number in conditions.EMBEDDED.items())
+    assert set(conditions.EMBEDDED) == {n for n, spec in data.DATASETS.items() if spec is None}
 
 
 def test_recorded_settings_make_the_same_experiment():

@@ -3,15 +3,24 @@
 This module imports neither TensorFlow nor Keras.
 """
 
+from tfdp.accounting import delta_warning
+from tfdp.experiments.conditions import EMBEDDED
 from tfdp.experiments.settings import Experiment
 
 
 def announcement(experiment: Experiment) -> str:
-    """Returns the settings that matter in one sentence."""
+    """Returns the settings that matter in one sentence, and a line of warning if delta is too large.
+
+    Only for the embedded data the number of examples is known here; the result warns for all data.
+    """
     parts = [_what(experiment), _privacy(experiment), _length(experiment), update_rule(experiment)]
     if experiment.private:
         parts.append(f"clip norm {experiment.l2_norm_clip:g} ({experiment.clipping})")
-    return "; ".join(part for part in parts if part) + "."
+    said = "; ".join(part for part in parts if part) + "."
+    if experiment.private and experiment.dataset in EMBEDDED:
+        warning = delta_warning(experiment.delta, EMBEDDED[experiment.dataset])
+        return f"{said}\nWarning: {warning}" if warning else said
+    return said
 
 
 def update_rule(experiment: Experiment) -> str:
@@ -46,6 +55,8 @@ def _privacy(experiment):
 
 
 def _length(experiment):
-    steps, epochs = experiment.steps, experiment.epochs
-    long = f"{epochs:g} epochs in" if steps is None else f"{steps:,} steps with"
+    if experiment.steps is None:
+        long = f"{experiment.epochs:g} epochs in"
+    else:
+        long = f"{experiment.steps:,} step{'' if experiment.steps == 1 else 's'} with"
     return f"{long} lots of {experiment.batch_size:,} ({experiment.sampling})"

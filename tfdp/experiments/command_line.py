@@ -19,11 +19,12 @@ from pathlib import Path
 
 from absl import flags
 
+from tfdp._validate import did_you_mean
 from tfdp.experiments import flag_files, sweep
-from tfdp.experiments.conditions import NONE
+from tfdp.experiments.conditions import NONE, check_folder
 from tfdp.experiments.correlation import check_open
 from tfdp.experiments.layers import Layer, combine, kept_sweeps
-from tfdp.experiments.parsing import ChoiceParser, sentence
+from tfdp.experiments.parsing import KINDS, ChoiceParser, sentence
 from tfdp.experiments.settings import SETTINGS, Experiment, Setting
 
 _DEFINE = {
@@ -222,9 +223,10 @@ def _value(name: str, text: str, flag_values: flags.FlagValues):
     """Parses and checks the value of a swept setting."""
     known = SETTINGS.get(name)
     if known is None or not known.recorded:
+        meant = did_you_mean(name, [n for n, each in SETTINGS.items() if each.recorded])
         raise ValueError(
             f"Expected --sweep to name a setting that run.json holds. Found {name!r}; --help lists "
-            "the settings."
+            f"the settings.{meant}"
         )
     value = _parsed(name, text, flag_values, f"--sweep with {name}={text}")
     try:
@@ -238,7 +240,10 @@ def _parsed(name: str, text: str, flag_values: flags.FlagValues, where: str):
     try:
         return flag_values[name].parser.parse(text)
     except ValueError as error:
-        raise ValueError(f"Expected a value that --{name} takes. Found {where}: {error}.") from None
+        known, reason = SETTINGS[name], str(error)
+        if known.allowed is None:  # the reason is Python's or absl's, not a sentence
+            reason = f"Expected {KINDS[known.kind]} in place of {text!r}."
+        raise ValueError(f"Expected a value that --{name} takes. Found {where}. {reason}") from None
 
 
 def _experiment(values: dict) -> Experiment:
@@ -250,6 +255,7 @@ def _experiment(values: dict) -> Experiment:
             values[name] = known.otherwise if private else None
     experiment = Experiment(**values)
     check_open(experiment)
+    check_folder(experiment)
     return experiment
 
 

@@ -4,12 +4,13 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
-from tfdp.data.datasets import has_rows_of_text, input_shape
+from tfdp.data.datasets import PUBLIC, has_rows_of_text, input_shape
 from tfdp.experiments.setting import Setting
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ MODELS: dict[str, int | None] = {
 }
 # The networks for rows of text.
 TEXT_MODELS = ("tutorial_lstm",)
+# The number of training examples, where it is known before the data are read.
+EMBEDDED = {"digits": 1437}
 # The networks with an architecture of their own, to which no normalization is added.
 NORMALIZED = ("resnet18", "tutorial_logistic", "tutorial_lstm")
 
@@ -89,6 +92,93 @@ def check_together(experiment: "Experiment") -> None:
         raise ValueError(
             f"Expected --microbatches to divide --batch_size ({experiment.batch_size}). Found "
             f"{experiment.microbatches}."
+        )
+    _check_sampling(experiment)
+    _check_public_data(experiment)
+    if experiment.private:
+        _check_provable(experiment)
+
+
+def check_folder(experiment: "Experiment") -> None:
+    """Raises ValueError if --data_dir is not used, or is not there."""
+    folder, dataset = experiment.data_dir, experiment.dataset
+    if folder is None:
+        return
+    if dataset in EMBEDDED:
+        raise ValueError(
+            f"Expected --data_dir with a dataset of tensorflow_datasets only. Found "
+            f"--dataset={dataset}, which is embedded. Leave --data_dir out."
+        )
+    if not os.path.isdir(os.path.expanduser(folder)) and "://" not in folder:
+        raise ValueError(
+            f"Expected --data_dir to be a folder that is there. Found {folder!r}. Name the folder that "
+            "holds the data, make an empty one to download them to, or use --dataset=digits."
+        )
+
+
+def check_number(experiment: "Experiment", num_examples: int) -> None:
+    """Raises ValueError if a lot is larger than the training data."""
+    if not experiment.batch_size <= num_examples:
+        raise ValueError(
+            f"Expected --batch_size to be at most the number of training examples, {num_examples:,}. "
+            f"Found {experiment.batch_size:,}."
+        )
+
+
+def _check_sampling(experiment: "Experiment") -> None:
+    """Refuses lots that cannot be drawn."""
+    if experiment.dataset in EMBEDDED:
+        check_number(experiment, EMBEDDED[experiment.dataset])
+    chosen = "strategy" in mechanism_class(experiment.mechanism).options
+    if experiment.sampling == "cyclic_poisson" and experiment.groups is None and not chosen:
+        raise ValueError(
+            "Expected --groups with --sampling=cyclic_poisson, such as --groups=4: how many groups of "
+            "the data take turns. Found none. Pass it, or use --sampling=poisson."
+        )
+
+
+def _check_public_data(experiment: "Experiment") -> None:
+    """Refuses public examples that do not resemble those of the data set."""
+    dataset, source = experiment.dataset, experiment.public_data
+    if not experiment.takes_public_data:
+        return
+    if dataset not in PUBLIC:
+        raise ValueError(
+            f"Expected --normalization=batch with a dataset that has public examples: "
+            f"{', '.join(sorted(PUBLIC))}. Found --dataset={dataset}. Use --normalization=layer."
+        )
+    shape = input_shape(dataset)
+    fitting = [n for n in ("kmnist", "cifar100") if input_shape(n) == shape] + ["strokes"]
+    if source is not None and source not in fitting:
+        raise ValueError(
+            f"Expected --public_data={' or '.join(fitting)} with --dataset={dataset}, whose images "
+            f"have {shape[0]}x{shape[1]} pixels. Found --public_data={source}."
+        )
+
+
+def _check_provable(experiment: "Experiment") -> None:
+    """Refuses what has no proof, before minutes are spent on a calibration that finds none."""
+    if experiment.adjacency == "add_or_remove_one":
+        raise ValueError(
+            "Expected --adjacency=zero_out or replace_one. Found add_or_remove_one, which needs a "
+            "nominal number of examples that was fixed without looking at the data; train.py has no "
+            "flag for it."
+        )
+    calibrates = experiment.noise_multiplier is None and experiment.guarantee == "proven"
+    if not calibrates:
+        return
+    if experiment.release == "mu":
+        raise ValueError(
+            "No noise gives a finite proven epsilon with --release=mu: the un-noised means are "
+            "released. Expected --release=theta, or --guarantee=claimed, or --noise_multiplier."
+        )
+    noise = experiment.noise or "student_t"
+    discrete = experiment.mechanism == "discrete_sgd" and noise != "gaussian"
+    if discrete and experiment.sampling != "poisson":
+        raise ValueError(
+            f"No finite epsilon is proven for --mechanism=discrete_sgd with --noise={noise} and "
+            f"--sampling={experiment.sampling}. Expected --sampling=poisson, --noise=gaussian, or "
+            "--guarantee=claimed."
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from tfdp import data, models
 from tfdp.accounting import Guarantee, PrivacyBudget, Run, Statement, noise_for
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
+from tfdp.experiments.conditions import check_number
 from tfdp.experiments.construction import make_optimizer, plan
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.settings import Experiment
@@ -123,11 +124,7 @@ def run(
             "mnist or cifar10."
         )
     data.check_labels(dataset.y_train, dataset.num_classes)
-    if not experiment.batch_size <= len(dataset.y_train):
-        raise ValueError(
-            f"Expected --batch_size to be at most the number of training examples, "
-            f"{len(dataset.y_train):,}. Found {experiment.batch_size:,}."
-        )
+    check_number(experiment, len(dataset.y_train))
     experiment = complete(experiment, len(dataset.y_train))
     lots = data.make_lots(
         experiment.sampling,

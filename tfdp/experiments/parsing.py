@@ -11,7 +11,7 @@ from tfdp._validate import did_you_mean
 from tfdp.experiments.setting import not_a_choice
 from tfdp.experiments.settings import SETTINGS
 
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 class ChoiceParser(flags.EnumParser):
@@ -42,7 +42,7 @@ def sentence(error: flags.Error, flag_values: flags.FlagValues) -> str:
     name, text, reason = found.groups()
     if name not in SETTINGS or reason.startswith("Expected"):
         return reason if reason.startswith("Expected") else str(error)
-    return f"Expected --{name} to be {_KINDS[SETTINGS[name].kind]}. Found {text!r}."
+    return f"Expected --{name} to be {KINDS[SETTINGS[name].kind]}. Found {text!r}."
 
 
 def in_flags(message: str) -> str:
