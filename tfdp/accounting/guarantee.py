@@ -71,7 +71,7 @@ def format_epsilon(epsilon: float) -> str:
         return (
             f"vacuous (epsilon = {epsilon:.4g})"
             if epsilon >= 1e5
-            else (f"vacuous (epsilon = {epsilon:.0f})")
+            else f"vacuous (epsilon = {math.ceil(epsilon)})"
         )
     return f"{epsilon:.4g}"
 

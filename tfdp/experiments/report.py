@@ -241,7 +241,7 @@ def _guarantee(guarantee: Guarantee) -> str:
     if math.isinf(guarantee.epsilon):
         return f"[bold]epsilon = infinite[/bold]: {escape(guarantee.reason)}"
     if guarantee.vacuous:
-        value = f"[bold]vacuous[/bold] (epsilon = {guarantee.epsilon:,.0f})"
+        value = f"[bold]vacuous[/bold] (epsilon = {math.ceil(guarantee.epsilon):,})"
     else:
         value = f"[bold]epsilon = {guarantee.epsilon:.4f}[/bold]"
     return f"{value}, delta = {guarantee.delta:g}, adjacency: {guarantee.adjacency}"
