@@ -23,7 +23,7 @@ def test_statement_puts_both_side_by_side():
     text = statement(SI, DELTA)
     for words in (
         "Claimed epsilon: 0.05004",
-        "Proven epsilon:  vacuous (epsilon = 7669)",
+        "Proven epsilon:  vacuous (epsilon = 7670)",
         "no meaningful protection",
         "fixed order",
         "32 out of 60000",

@@ -168,14 +168,6 @@ def test_weights_that_have_spent_something_are_refused():
         )
 
 
-def test_an_unbuilt_model_is_refused():
-    with pytest.raises(ValueError, match="is not built"):
-        tfdp.make_private_with_epsilon(
-            keras.Sequential([keras.layers.Dense(2)]), keras.optimizers.SGD(0.1), (X, Y),
-            batch_size=L, epochs=1, **BUDGET,
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "stricter", [{"epsilon": 0.5, "delta": 1e-4}, {"epsilon": 0.5, "delta": 1e-6}]
 )

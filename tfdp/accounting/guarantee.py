@@ -64,7 +64,7 @@ def check_epsilon(epsilon: float) -> float:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Formats epsilon for a reader: "1.234", "vacuous (epsilon = 7669)" or "infinite"."""
+    """Formats epsilon for a reader: "1.234", "vacuous (epsilon = 7670)" or "infinite"."""
     if math.isinf(epsilon):
         return "infinite"
     if epsilon > VACUOUS_ABOVE:
