@@ -290,6 +290,7 @@ def test_functions_of_keras_ops_have_classes(kind):
     shape = (1 if kind == "Squeeze" else 2, 3)
     x = [keras.Input(shape, dtype="bool" if logical else "float32") for _ in range(2)]
     options = {"axis": 1} if kind in separate_rows._ALONG_AXES else {}
+    options |= {"num_classes": 4} if kind == "OneHot" else {}
     try:
         y = function(x[0], **options)
     except TypeError:

@@ -172,12 +172,13 @@ def _check_provable(experiment: "Experiment") -> None:
             "No noise gives a finite proven epsilon with --release=mu: the un-noised means are "
             "released. Expected --release=theta, or --guarantee=claimed, or --noise_multiplier."
         )
+    mechanism, sampling = experiment.mechanism, experiment.sampling
     noise = experiment.noise or "student_t"
-    discrete = experiment.mechanism == "discrete_sgd" and noise != "gaussian"
-    if discrete and experiment.sampling != "poisson":
+    needed = mechanism_class(mechanism).other_noise_needs
+    if needed and noise != "gaussian" and sampling != needed:
         raise ValueError(
-            f"No finite epsilon is proven for --mechanism=discrete_sgd with --noise={noise} and "
-            f"--sampling={experiment.sampling}. Expected --sampling=poisson, --noise=gaussian, or "
+            f"No finite epsilon is proven for --mechanism={mechanism} with --noise={noise} and "
+            f"--sampling={sampling}. Expected --sampling={needed}, --noise=gaussian, or "
             "--guarantee=claimed."
         )
 

@@ -42,6 +42,8 @@ class Mechanism:
       adaptive_clipping: Whether each step is private by itself, so that the clip norm may depend on
         earlier releases.
       usual_sampling: Name of the sampling scheme that goes with this mechanism where none is chosen.
+      other_noise_needs: Name of the only sampling scheme for which noise that is not Gaussian has a
+        proof, or None if the mechanism leaves no choice of the noise.
       segments_note: Assumption of a guarantee about several runs of this mechanism, or None.
 
     Example:
@@ -68,6 +70,7 @@ class Mechanism:
     update_rules: ClassVar[str] = "any"
     adaptive_clipping: ClassVar[bool] = False
     usual_sampling: ClassVar[str] = "poisson"
+    other_noise_needs: ClassVar[str | None] = None
     segments_note: ClassVar[str | None] = None
 
     def _put(self, name: str, value: Any) -> None:
