@@ -94,6 +94,10 @@ def _data(case):
                 return generator.integers(0, 2, shape).astype(bool)
             return generator.normal(size=shape).astype(dtype)
 
+        if isinstance(shapes, dict):  # the arguments of `build`, such as query_shape
+            shapes = {name.removesuffix("_shape"): shape for name, shape in shapes.items()}
+        if isinstance(dtypes, dict):
+            dtypes = {name.removesuffix("_shape"): dtype for name, dtype in dtypes.items()}
         if not isinstance(dtypes, (tuple, list, dict)):
             return keras.tree.map_shape_structure(lambda s: drawn(s, dtypes or "float32"), shapes)
         return keras.tree.map_structure_up_to(dtypes, lambda d, s: drawn(s, d), dtypes, shapes)
@@ -211,9 +215,13 @@ class _Trained:
         self.model = tfdp.make_private(self.model, engine=engine)
         optimizer = _PrivateTake(l2_norm_clip=clip, noise_multiplier=0.0, learning_rate=1.0)
         self.model.compile(optimizer, _LOSS, jit_compile=jit_compile)
+        self.model.set_weights(problem.weights)
+        variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
+        self.start = [(v, v.numpy()) for v in variables]  # with the states of seed generators
 
     def step(self, x=None, weight=None):
-        self.model.set_weights(self.problem.weights)
+        for variable, value in self.start:
+            variable.assign(value)
         x = self.problem.inputs() if x is None else x
         self.model.train_on_batch(x, self.problem.y, sample_weight=weight)
         return [v.numpy().astype("float64") for v in self.model.trainable_variables]
