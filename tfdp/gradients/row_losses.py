@@ -14,6 +14,7 @@ from tfdp._compat.keras import (
     set_keras_mask,
 )
 from tfdp.gradients.rules import UnsupportedModelError
+from tfdp.gradients.vectorizing import vectorized_map
 
 # Keras' losses that compute a value for every row from that row alone.
 _FUNCTIONS = {
@@ -149,9 +150,7 @@ def _vectorized(forward, scope, x, y, y_pred, sample_weight):
         gradients = tape.gradient(weighted, leaves, unconnected_gradients="zero")
         return loss, [tf.convert_to_tensor(gradient)[0] for gradient in gradients]
 
-    losses, gradients = tf.vectorized_map(
-        one, (x, y, y_pred, known, sample_weight), fallback_to_while_loop=False
-    )
+    losses, gradients = vectorized_map(forward.model, one, (x, y, y_pred, known, sample_weight))
     leaves = tf.nest.flatten(y_pred)
     # The vectorizer may lose static shapes.
     return losses, [tf.ensure_shape(g, p.shape) for g, p in zip(gradients, leaves, strict=True)]
