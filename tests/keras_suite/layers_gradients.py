@@ -11,9 +11,9 @@ import dataclasses
 import keras
 import numpy as np
 import tensorflow as tf
-from layers_cases import Case
 
 import tfdp
+from tests.keras_suite.layers_cases import Case
 
 ENGINES = ("auto", "vectorized")
 ROWS = 3

@@ -1,9 +1,9 @@
 """Rules of `tf.vectorized_map` for 3-D convolutions, for which TensorFlow has none.
 
-On a CPU TensorFlow has neither groups nor channels first for these operations, so Keras compiles such
-layers with XLA. The vectorizer takes the compiled function apart. Therefore these rules compute group by
-group, with channels last. Convolutions and their input gradients merge the examples with the batch axis.
-The filter gradient is a loop over the examples.
+On a CPU, TensorFlow has neither groups nor channels first for these operations, so Keras compiles such
+layers with XLA. The vectorizer takes the compiled function apart. Therefore these rules compute group
+by group, with channels last. Convolutions and their input gradients merge the examples with the batch
+axis. The filter gradient is a loop over the examples.
 """
 
 import functools
