@@ -13,11 +13,13 @@ from tfdp._compat.versions import borrowed, borrowing
 with borrowing("a name of keras.src"):
     from keras.src.backend import get_keras_mask as get_keras_mask
     from keras.src.backend import set_keras_mask as set_keras_mask
+    from keras.src.backend import compute_output_spec as _compute_output_spec
     from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
     from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
+    from keras.src.trainers.trainer import Trainer as Trainer
 
 # Methods that subclasses in tfdp override and Keras calls, with the parameters (without `self`) of
 # Keras' own methods; None marks a property. An override must be an attribute of the subclass, so no
@@ -152,6 +154,14 @@ def forget_losses(model) -> None:
 
 
 # -- models ------------------------------------------------------------------------------------------
+
+
+def build_symbolically(model, inputs) -> None:
+    """Makes the weights of a model by calling it on `keras.KerasTensor`s (`compute_output_spec`).
+
+    This is what `Trainer._symbolic_build` does.
+    """
+    _compute_output_spec(model, inputs, training=False)
 
 
 def is_graph_of_layers(model) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import keras
 
-from tfdp._compat.keras import Functional, compile_arguments, pickled, unpickled
+from tfdp._compat.keras import Functional, Trainer, compile_arguments, pickled, unpickled
 from tfdp._other_libraries import ON_A_MODEL, answers, refuse_misspelt
 from tfdp.accounting import PrivacyBudget
 from tfdp.optimizers import DPKerasOptimizer
@@ -143,7 +143,8 @@ def make_private(
     that was loaded with its private optimizer is compiled again with it, so it can train at once.
 
     Args:
-        model: any Keras model whose layers treat examples one by one.
+        model: any Keras model whose layers treat examples one by one. (Keras' own tests mix its trainer
+            into a layer that is no `keras.Model`; this is accepted, too.)
         engine: "auto", "vectorized" or "ghost": the way in which per-example gradients are computed.
         physical_batch_size: largest number of examples that are in the network at once; None processes
             a lot as a whole, or, for convolutions and recurrent layers on a CPU, 32 to 384 examples
@@ -182,7 +183,7 @@ def make_private(
     """
     if unknown:
         raise TypeError(f"make_private has no argument {next(iter(unknown))!r}.")
-    if not isinstance(model, keras.Model):
+    if not (isinstance(model, keras.Layer) and isinstance(model, Trainer)):
         raise TypeError(f"Expected a keras.Model. Received: {type(model).__name__}")
     refuse_own_train_step(model, PrivateTraining)
     if model.built:

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._validate import whole
+from tfdp.training.building import build_for_lots
 from tfdp.training.checks import check_optimizer
 
 
@@ -49,6 +50,7 @@ def training_steps(
         steps_per_epoch=steps_per_epoch,
         turn=model.optimizer.next_turn,
     )
+    build_for_lots(model, feed.dataset)
     # Keras' train function takes whole executions of several steps.
     executions = -(-feed.steps // model.steps_per_execution)
     plan = dataclasses.replace(feed.plan, steps=epochs * executions * model.steps_per_execution)

@@ -22,6 +22,7 @@ from tfdp.gradients.precision import keep_float32_products
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.accounted_weights import AccountedWeights, bracketed
+from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.checks import (
     check_optimizer,
     refuse_mixing_layers,
@@ -221,6 +222,7 @@ class PrivateTraining(AccountedWeights):
             steps_per_epoch=steps_per_epoch,
             turn=self.optimizer.next_turn,
         )
+        build_for_lots(self, feed.dataset)
         callbacks = bracketed(self, callbacks, names_of_metrics(self))
         # Keras runs whole executions of several steps, even if the epoch ends within one.
         executions = -(-feed.steps // self.steps_per_execution)
@@ -254,6 +256,7 @@ class PrivateTraining(AccountedWeights):
         self._refuse_nested()
         lot_size = int(tf.nest.flatten(x)[0].shape[0])
         check_targets(self, y)
+        build_for(self, x)
         plan = Plan(
             sampling="unknown",
             num_examples=lot_size,

@@ -1,0 +1,85 @@
+"""A pytest plugin that runs Keras' own test files with private models.
+
+`python -m tests.keras_suite` runs pytest with it. Each case is compared with the list `expected.toml`:
+a case in the list has to fail, with the message that the list expects, and every other case has to pass.
+"""
+
+import unittest
+
+import keras
+import pytest
+
+from tests.keras_suite import absent, expected
+from tests.keras_suite.private import private_models
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("private models")
+    group.addoption("--plain", action="store_true", help="plain models, and no list of expectations")
+    group.addoption("--unlisted", action="store_true", help="private models, without the list")
+
+
+def pytest_configure(config):
+    for marker in ("requires_trainable_backend", "multi_device"):
+        config.addinivalue_line("markers", f"{marker}: a marker of Keras")
+    config.stash[_PRIVATE] = None
+    if not config.getoption("plain"):
+        config.stash[_PRIVATE] = private_models()
+        config.stash[_PRIVATE].__enter__()
+    listed = config.getoption("plain") or config.getoption("unlisted")
+    config.stash[_LIST] = expected.Expectations() if listed else expected.load()
+
+
+def pytest_unconfigure(config):
+    if config.stash[_PRIVATE] is not None:
+        config.stash[_PRIVATE].__exit__(None, None, None)
+
+
+_PRIVATE = pytest.StashKey()
+_LIST = pytest.StashKey()
+_ENTRY = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with absent.stand_ins(keras.backend.backend()):
+        return (yield)
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        item.stash[_ENTRY] = config.stash[_LIST].entry(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in absent.missing():
+            raise unittest.SkipTest(str(error)) from error
+        raise
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    entry = item.stash.get(_ENTRY, None)
+    if call.when != "call" or entry is None or report.skipped:
+        return report
+    if report.passed:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"This case passes, and the list expects that it fails ({entry.kind}: {entry.reason}). "
+            "Take it out of tests/keras_suite/expected.toml."
+        )
+    elif entry.matches(str(call.excinfo.value)):
+        report.outcome = "skipped"
+        report.wasxfail = f"{entry.kind}: {entry.reason}"
+    else:
+        report.sections.append(
+            ("expected", f"The list expects another message: {entry.message!r} ({entry.reason})")
+        )
+    return report
