@@ -1,7 +1,7 @@
 """A pytest plugin that runs Keras' own test files with private models.
 
-`python -m tests.keras_suite` runs pytest with it. Each case is compared with the list `expected.toml`:
-a case in the list has to fail, with the message that the list expects, and every other case has to pass.
+`python -m tests.keras_suite` runs pytest with it. Each case is compared with the list in `expected.toml`:
+a case of the list has to fail with the message that the list expects, any other case has to pass.
 """
 
 import unittest
