@@ -1,9 +1,9 @@
 """A pytest plugin that runs Keras' own test files with private models.
 
-`python -m tests.keras_suite` runs pytest with it. Each case is compared with the list in `expected.toml`:
-a case of the list has to fail with the message that the list expects, any other case has to pass.
+`python -m tests.keras_suite` runs pytest with it. Each case is compared with `expected.toml`: a case of the list has to fail with the message that is expected there; any other case has to pass.
 """
 
+import json
 import unittest
 
 import keras
@@ -15,11 +15,16 @@ from tests.keras_suite.private import private_models
 
 def pytest_addoption(parser):
     group = parser.getgroup("private models")
-    group.addoption("--plain", action="store_true", help="plain models, and no list of expectations")
+    group.addoption(
+        "--plain", action="store_true", help="plain models, and no list of expectations"
+    )
     group.addoption("--unlisted", action="store_true", help="private models, without the list")
+    group.addoption("--results", help="file that gets one line of JSON for each case")
 
 
 def pytest_configure(config):
+    global _results
+    _results = config.getoption("results")
     for marker in ("requires_trainable_backend", "multi_device"):
         config.addinivalue_line("markers", f"{marker}: a marker of Keras")
     config.stash[_PRIVATE] = None
@@ -38,6 +43,7 @@ def pytest_unconfigure(config):
 _PRIVATE = pytest.StashKey()
 _LIST = pytest.StashKey()
 _ENTRY = pytest.StashKey()
+_results = None  # the file of `--results`
 
 
 @pytest.hookimpl(wrapper=True)
@@ -53,6 +59,17 @@ def pytest_collection_modifyitems(config, items):
         item.stash[_ENTRY] = config.stash[_LIST].entry(item.nodeid)
 
 
+def pytest_runtest_logreport(report):
+    """Notes what became of a case as soon as it is known."""
+    if _results is None or (report.when != "call" and report.outcome == "passed"):
+        return
+    line = {"case": report.nodeid, "outcome": report.outcome}
+    line["expected"] = getattr(report, "wasxfail", None)
+    line["error"] = dict(report.user_properties).get("error")
+    with open(_results, "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     try:
@@ -66,6 +83,8 @@ def pytest_runtest_call(item):
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_makereport(item, call):
     report = yield
+    if call.excinfo is not None:
+        report.user_properties.append(("error", f"{call.excinfo.typename}: {call.excinfo.value}"))
     entry = item.stash.get(_ENTRY, None)
     if call.when != "call" or entry is None or report.skipped:
         return report

@@ -61,7 +61,9 @@ def private_optimizer(optimizer):
         return optimizer
     kind = tfdp.make_dp_optimizer_class(type(optimizer))
     made = kind(
-        l2_norm_clip=_CLIP_NORM, noise_multiplier=0.0, **_arguments(optimizer, optimizer.get_config())
+        l2_norm_clip=_CLIP_NORM,
+        noise_multiplier=0.0,
+        **_arguments(optimizer, optimizer.get_config()),
     )
     own = {name: value for name, value in vars(made).items() if name not in vars(optimizer)}
     optimizer.__class__ = kind

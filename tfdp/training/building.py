@@ -32,8 +32,9 @@ def build_for(model, x) -> None:
     try:
         build_symbolically(model, inputs)
     except Exception as error:
+        shapes = keras.tree.map_structure(lambda leaf: leaf if leaf is None else leaf.shape, inputs)
         raise ValueError(
-            f"Model '{model.name}' is not built, and building it for the shapes of the data fails: "
+            f"Model '{model.name}' is not built, and cannot be built for inputs of shape {shapes}: "
             f"{error} Expected a model with an Input layer, or one that was called once on data."
         ) from error
 
