@@ -1,6 +1,7 @@
 """A pytest plugin that runs Keras' own test files with private models.
 
-`python -m tests.keras_suite` runs pytest with it. Each case is compared with `expected.toml`: a case of the list has to fail with the message that is expected there; any other case has to pass.
+`python -m tests.keras_suite` runs pytest with it. Each case is compared with `expected.toml`: a case that
+is listed there has to fail with the message that is expected, and every other case has to pass.
 """
 
 import json

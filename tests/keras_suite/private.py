@@ -16,6 +16,7 @@ Formal guarantee: none, of course; without noise nothing is private.
 
 import contextlib
 import functools
+from unittest import mock
 
 import keras
 from keras.src.trainers.trainer import Trainer
@@ -30,22 +31,30 @@ _CLIP_NORM = 1e9
 @contextlib.contextmanager
 def private_models():
     """Context manager in which every call of `compile` makes its model private."""
-    plain_compile, plain_fit = Trainer.compile, PrivateTraining.fit
-    Trainer.compile = _private_compile(plain_compile)
-    PrivateTraining.fit = _in_order(plain_fit)
-    try:
+    with (
+        mock.patch.object(Trainer, "compile", _private_compile(Trainer.compile)),
+        mock.patch.object(PrivateTraining, "compile", _compile_again(PrivateTraining.compile)),
+        mock.patch.object(PrivateTraining, "fit", _in_order(PrivateTraining.fit)),
+    ):
         yield
-    finally:
-        Trainer.compile, PrivateTraining.fit = plain_compile, plain_fit
 
 
 def _private_compile(plain_compile):
     @functools.wraps(plain_compile)
-    def compile(self, optimizer="rmsprop", *args, **kwargs):
+    def compile(self, *args, **kwargs):
         if isinstance(self, PrivateTraining):
-            return plain_compile(self, optimizer, *args, **kwargs)
-        tfdp.make_private(self)
-        return PrivateTraining.compile(self, private_optimizer(optimizer), *args, **kwargs)
+            return plain_compile(self, *args, **kwargs)
+        return tfdp.make_private(self).compile(*args, **kwargs)
+
+    return compile
+
+
+def _compile_again(private_compile):
+    """`compile` of a model that is private already, with a plain optimizer."""
+
+    @functools.wraps(private_compile)
+    def compile(self, optimizer="rmsprop", *args, **kwargs):
+        return private_compile(self, private_optimizer(optimizer), *args, **kwargs)
 
     return compile
 
