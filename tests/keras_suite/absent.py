@@ -7,6 +7,7 @@ that really use an absent package are skipped.
 
 import contextlib
 import importlib.util
+import re
 import sys
 import types
 import unittest
@@ -24,6 +25,12 @@ OPTIONAL = {
 def missing() -> set[str]:
     """Names of the optional packages that are not installed."""
     return {name for name in OPTIONAL if importlib.util.find_spec(name) is None}
+
+
+def is_why(error: BaseException) -> bool:
+    """Whether an error says that an optional package is not installed."""
+    named = re.findall(r"\w+", str(error))
+    return isinstance(error, ImportError) and not missing().isdisjoint(named)
 
 
 class _Name:

@@ -45,10 +45,12 @@ class Expectations:
     Attributes:
         keras: the version of Keras that it was written with; None for an empty list.
         entries: the entries; no two may name one case.
+        short: ids of the cases of the short form, with `*` for any text.
     """
 
     keras: str | None = None
     entries: tuple[Entry, ...] = ()
+    short: tuple[str, ...] = ()
 
     def entry(self, case: str) -> Entry | None:
         """Returns the entry that names a case, or None."""
@@ -63,6 +65,26 @@ class Expectations:
         return [name for name in named if not fnmatch.filter(cases, name)]
 
 
+def verdict(entry: Entry | None, outcome: str, error: str | None) -> tuple[str, str]:
+    """Returns what became of a case, "passed", "failed" or "expected", and why in words.
+
+    Args:
+        entry: the entry that names the case, or None.
+        outcome: "passed" or "failed".
+        error: type and message of the exception, if the case failed.
+    """
+    if entry is None:
+        return outcome, ""
+    if outcome == "passed":
+        return "failed", (
+            f"This case passes, and the list expects that it fails ({entry.kind}: {entry.reason}). "
+            f"Take it out of {PATH.name}."
+        )
+    if entry.matches(error):
+        return "expected", f"{entry.kind}: {entry.reason}"
+    return "failed", f"The list expects another message: {entry.message!r} ({entry.reason})"
+
+
 def load() -> Expectations:
     """Reads the list."""
     content = tomllib.loads(PATH.read_text())
@@ -70,6 +92,7 @@ def load() -> Expectations:
         Entry(e["kind"], e["reason"], e["message"], tuple(e["cases"])) for e in content["entry"]
     )
     for entry in entries:
+        re.compile(entry.message)
         if entry.kind not in KINDS:
             raise ValueError(f"Expected a kind among {sorted(KINDS)}. Found {entry.kind!r}.")
-    return Expectations(content["keras"], entries)
+    return Expectations(content["keras"], entries, tuple(content["short"]))
