@@ -4,6 +4,7 @@ The borrowed names, except those in `SINCE`, were seen in both Keras 3.12.4 and 
 is missing, `borrowed` raises an ImportError; a default value would hide the change.
 """
 
+import functools
 import io
 
 import keras
@@ -205,6 +206,32 @@ def compiled_loss(model):
     return borrowed(model, "_compile_loss")
 
 
+def compute_loss_as_keras(model, x, y, y_pred, sample_weight):
+    """The loss of a model in training, from its `compute_loss` with or without `training`.
+
+    This is `Trainer._compute_loss`, which Keras' own training step calls.
+    """
+    call = borrowed(model, "_compute_loss")
+    return call(x, y, y_pred, sample_weight=sample_weight, training=True)
+
+
+def loss_tracker(model):
+    """The metric in which Keras' training step keeps the loss (`_loss_tracker`)."""
+    return borrowed(model, "_loss_tracker")
+
+
+def all_metrics(model) -> list:
+    """The metrics of a model, with those that an override of `metrics` hides (`_get_own_metrics`).
+
+    They include the metrics of inner models, which Keras leaves out of the logs.
+    """
+    found = [*model.metrics, *borrowed(model, "_get_own_metrics")()]
+    for layer in layers_of(model):
+        inner = borrowed(layer, "_get_own_metrics") if isinstance(layer, keras.Model) else None
+        found += layer.metrics if inner is None else inner()
+    return [*{id(metric): metric for metric in found}.values()]
+
+
 def compiled_metrics(model) -> tuple:
     """The arguments `metrics` and `weighted_metrics` of `compile` (`_compile_metrics`)."""
     compiled = borrowed(model, "_compile_metrics")
@@ -271,6 +298,42 @@ def moving_averages(optimizer) -> list:
     if not (optimizer.use_ema and optimizer.built):
         return []
     return list(borrowed(optimizer, "_model_variables_moving_average"))
+
+
+def compile_metrics(model):
+    """The `CompileMetrics` that `compile` made of its metrics, or None (`_compile_metrics`)."""
+    return borrowed(model, "_compile_metrics")
+
+
+def flat_metrics(compiled) -> tuple:
+    """Two functions of (y, y_pred), for `metrics` and `weighted_metrics` of a built `CompileMetrics`.
+
+    They return (`MetricsList`, y, y_pred) for each output with metrics (`_flat_metrics`,
+    `_flat_weighted_metrics`, `_flatten_y`).
+    """
+
+    def by_output(lists):
+        def pairs(y, y_pred):
+            flatten = borrowed(compiled, "_flatten_y")
+            found = zip(lists, flatten(y), flatten(y_pred), strict=False)
+            return [each for each in found if each[0] is not None]
+
+        return pairs
+
+    return (
+        by_output(borrowed(compiled, "_flat_metrics")),
+        by_output(borrowed(compiled, "_flat_weighted_metrics")),
+    )
+
+
+def function_of(metric):
+    """The function whose mean a metric is, with its options (`_fn`, `_fn_kwargs`), or None."""
+    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return None
+    function, options = borrowed(metric, "_fn"), borrowed(metric, "_fn_kwargs")
+    if not options:
+        return function
+    return functools.update_wrapper(functools.partial(function, **options), function)
 
 
 def compile_arguments(model) -> dict:

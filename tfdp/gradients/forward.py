@@ -10,7 +10,13 @@ import functools
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import forget_losses, input_structure
+from tfdp._compat.keras import (
+    all_metrics,
+    compiled_loss,
+    compute_loss_as_keras,
+    forget_losses,
+    input_structure,
+)
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.random_state import noise_states, seed_states
 
@@ -32,6 +38,39 @@ def input_specification(model, rows: int):
         return tf.TensorSpec((rows, *tensor.shape[1:]), tensor.dtype)
 
     return keras.tree.map_structure(specification, inputs)
+
+
+def without_metrics(model) -> list:
+    """Returns (variable, zeros) for the state of all metrics of a model.
+
+    Metrics see private data without noise. In a pass that is differentiated they are as after a reset,
+    so nothing that they have seen reaches the gradients. What they are given there is dropped with the
+    scope; `training.lot_metrics` updates them.
+    """
+    variables = {id(v): v for metric in all_metrics(model) for v in metric.variables}
+    return [(v, tf.zeros(v.shape, v.dtype)) for v in variables.values() if v.dtype != "string"]
+
+
+def own_metrics(model) -> list:
+    """The variables of all metrics but those that the compiled loss has for single outputs."""
+    compiled = compiled_loss(model)
+    of_losses = {id(v) for v in ([] if compiled is None else compiled.variables)}
+    variables = {id(v): v for metric in all_metrics(model) for v in metric.variables}
+    return [v for key, v in variables.items() if key not in of_losses]
+
+
+def losses_of_outputs(model, scope) -> tf.Tensor:
+    """Returns the loss of each output, float32 [losses], as Keras computed it last in `scope`.
+
+    Keras gives them to metrics of its own, which are in `scope` as after a reset. Loss weights are
+    left out, as in Keras' logs. The result is empty for a model with one loss.
+    """
+    compiled = compiled_loss(model)
+    found = [] if compiled is None else [m.total for m in compiled.metrics]
+    values = [scope.get_current_value(total) for total in found]
+    # A loss of one's own need not use the compiled losses.
+    values = [tf.zeros([]) if v is None else tf.cast(v, tf.float32) for v in values]
+    return tf.stack(values) if values else tf.zeros([0])
 
 
 class Forward:
@@ -78,7 +117,12 @@ class Forward:
         """Returns a scope in which the model computes with `values` and `state`."""
         mapping = [*zip(self.variables, values, strict=True)]
         mapping += zip(self.state_variables, state, strict=True)
+        mapping += without_metrics(self.model)
         return keras.StatelessScope(mapping)
+
+    def metric_values(self, scope) -> list:
+        """The state of the model's own metrics in `scope`; None where nothing there has set it."""
+        return [scope.get_current_value(v) for v in own_metrics(self.model)]
 
     def outputs(self, values, state, x):
         """Runs the model in training mode on a batch `x`.
@@ -90,6 +134,7 @@ class Forward:
             ValueError: a layer assigned to a variable that is not random state.
         """
         with self.scope(values, state) as scope:
+            self.metrics_before = self.metric_values(scope)
             # Otherwise Keras silently drops activity penalties and losses from add_loss.
             scope.collect_losses = True
             y_pred = self.model(x, training=True)
@@ -144,9 +189,7 @@ class Forward:
         gradient (`regularization`) is added after the noise.
         """
         with scope:
-            loss = self.model.compute_loss(
-                x=x, y=y, y_pred=y_pred, sample_weight=None, training=True
-            )
+            loss = compute_loss_as_keras(self.model, x, y, y_pred, None)
             for penalty in self._penalties(scope):
                 loss -= tf.cast(penalty, loss.dtype)
         return tf.cast(loss, tf.float32)

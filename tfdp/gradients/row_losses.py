@@ -13,6 +13,7 @@ from tfdp._compat.keras import (
     loss_arguments,
     set_keras_mask,
 )
+from tfdp.gradients.forward import losses_of_outputs
 from tfdp.gradients.rules import UnsupportedModelError
 
 # Keras' losses that compute a value for every row from that row alone.
@@ -45,8 +46,9 @@ def row_losses(forward, scope, x, y, y_pred, sample_weight):
         sample_weight: float32 [rows].
 
     Returns:
-        (losses, gradients): losses is float32 [rows], not weighted; gradients are those of the
-        weighted losses with respect to the leaves of `y_pred`.
+        (losses, output_losses, gradients): losses is float32 [rows], not weighted; output_losses is
+        as in `BoundedSum`; gradients are those of the weighted losses with respect to the leaves of
+        `y_pred`.
 
     Raises:
         UnsupportedModelError: the loss does not depend on the model's output.
@@ -66,7 +68,7 @@ def row_losses(forward, scope, x, y, y_pred, sample_weight):
         raise UnsupportedModelError(
             f"The loss of model '{forward.model.name}' does not depend on the model's output."
         )
-    return losses, [gradient]
+    return losses, losses[:, tf.newaxis][:, :0], [gradient]
 
 
 def _values(model, scope, y, y_pred):
@@ -147,11 +149,13 @@ def _vectorized(forward, scope, x, y, y_pred, sample_weight):
             loss = forward.loss(scope, x, y, y_pred)
             weighted = loss * weight
         gradients = tape.gradient(weighted, leaves, unconnected_gradients="zero")
-        return loss, [tf.convert_to_tensor(gradient)[0] for gradient in gradients]
+        parts = losses_of_outputs(forward.model, scope)
+        return loss, parts, [tf.convert_to_tensor(gradient)[0] for gradient in gradients]
 
-    losses, gradients = tf.vectorized_map(
+    losses, parts, gradients = tf.vectorized_map(
         one, (x, y, y_pred, known, sample_weight), fallback_to_while_loop=False
     )
     leaves = tf.nest.flatten(y_pred)
     # The vectorizer may lose static shapes.
-    return losses, [tf.ensure_shape(g, p.shape) for g, p in zip(gradients, leaves, strict=True)]
+    gradients = [tf.ensure_shape(g, p.shape) for g, p in zip(gradients, leaves, strict=True)]
+    return losses, parts, gradients

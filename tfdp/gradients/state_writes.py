@@ -13,6 +13,7 @@ from the start.
 """
 
 import contextlib
+import dataclasses
 import functools
 import re
 
@@ -36,13 +37,33 @@ _REMEDY = (
 )
 
 
-def refuse_hidden_state(forward, x, y) -> None:
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """What the trace of a training pass showed besides that the pass keeps nothing.
+
+    Attributes:
+        outputs: the `tf.TensorSpec`s of the model's outputs, with as many rows as were traced.
+        updates_metrics: whether the forward pass updates metrics, as layers with metrics do.
+        loss_updates_metrics: whether `compute_loss` does.
+        adds_losses: whether the forward pass adds losses (`add_loss`), which `compute_loss` reads.
+    """
+
+    outputs: object
+    updates_metrics: bool
+    loss_updates_metrics: bool
+    adds_losses: bool
+
+
+def refuse_hidden_state(forward, x, y) -> Pass:
     """Calls `refuse_writes` unless the model, with inputs of these shapes, has passed it unchanged.
 
     Args:
         forward: the `Forward` of a built and compiled model.
         x, y: structures of tensors or `tf.TensorSpec`s [rows, ...]; only their shapes and dtypes
             matter.
+
+    Returns:
+        What `refuse_writes` returned for these shapes.
 
     Raises:
         ValueError: as `refuse_writes`.
@@ -54,12 +75,15 @@ def refuse_hidden_state(forward, x, y) -> None:
         checked = _Checked(parts)
         # Past Keras' attribute tracking: nothing in here may be saved.
         vars(forward.model)["_tfdp_checked"] = checked
-    if specs not in checked.specs:
-        refuse_writes(forward, x, y)
-        checked.specs.append(specs)
+    for known, found in checked.passes:
+        if known == specs:
+            return found
+    found = refuse_writes(forward, x, y)
+    checked.passes.append((specs, found))
+    return found
 
 
-def refuse_writes(forward, x, y) -> None:
+def refuse_writes(forward, x, y) -> Pass:
     """Traces the training pass once and raises where it would keep something of private data.
 
     Args:
@@ -87,6 +111,7 @@ def refuse_writes(forward, x, y) -> None:
                 "of the weight alone. Add penalties on activations with add_loss or "
                 "activity_regularizer instead, which are part of an example's loss."
             )
+    return trace.found
 
 
 class _Checked:
@@ -94,7 +119,7 @@ class _Checked:
 
     def __init__(self, parts):
         self.parts = parts
-        self.specs = []
+        self.passes = []  # (kind of input, its `Pass`)
 
     def is_for(self, parts):
         return len(parts) == len(self.parts) and all(map(_same, parts, self.parts))
@@ -142,6 +167,7 @@ class _Trace:
     Attributes:
         graph: the traced graph.
         random: (variable, new value) for the random state that the pass advances.
+        found: the `Pass`.
         after_noise: (variable, tensor) for what is applied after the noise: the gradients of
             regularizers, and constrained weights. The tensor is None where a variable has none.
     """
@@ -176,6 +202,8 @@ class _Trace:
             tape.watch(values)
             y_pred, scope, state = forward.outputs(values, forward.state(), x)
             ends("the forward pass")
+            seen = [forward.metrics_before, forward.metric_values(scope)]
+            adds = bool(scope.losses)
             before = [scope.get_current_value(v) for v in forward.state_variables]
             loss = forward.loss(scope, x, y, y_pred)
             ends("the loss or a penalty")
@@ -185,6 +213,12 @@ class _Trace:
                     f"Variable '{variable.path}' is assigned while the loss is computed, {_WHY}. "
                     f"{_REMEDY}."
                 )
+        self.found = Pass(
+            outputs=tf.nest.map_structure(lambda leaf: _spec(leaf, leaf.shape[0]), y_pred),
+            updates_metrics=_differ(seen[0], seen[1]),
+            loss_updates_metrics=_differ(seen[1], forward.metric_values(scope)),
+            adds_losses=adds,
+        )
         # Functions with a custom gradient may write in their gradient.
         gradients = tape.gradient(loss, values)
         ends("a gradient")
@@ -214,6 +248,12 @@ class _Trace:
         """Whether a path leads from an input or a target to `value`."""
         data = {leaf.ref() for leaf in self._data}
         return _reaches(tf.nest.flatten(value, expand_composites=True), data)
+
+
+def _differ(before, after):
+    # Metrics that were made in between come last.
+    before = before + [None] * (len(after) - len(before))
+    return any(a is not b for a, b in zip(before, after, strict=True))
 
 
 def _reaches(tensors, sources):

@@ -12,7 +12,7 @@ import warnings
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import compiled_metrics, layers_of
+from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
 from tfdp.account import Account
 from tfdp.accounting import Ledger, PrivacyBudget, Run
@@ -148,23 +148,16 @@ class PrivateTraining(AccountedWeights):
         weighted_metrics=None,
         **kwargs,
     ):
-        """`keras.Model.compile`; the optimizer has to be a private one.
-
-        All metrics are weighted, because the rows that pad a lot have weight zero.
-        """
+        """`keras.Model.compile`; the optimizer has to be a private one."""
         if isinstance(optimizer, (str, dict)):
             optimizer = keras.optimizers.get(optimizer)
         check_optimizer(self, optimizer)
-        if metrics is not None and weighted_metrics is not None:
-            raise ValueError(
-                "Private training weights every metric, since padding rows have weight zero. "
-                "Expected either `metrics` or `weighted_metrics`. Received both."
-            )
         super().compile(
             optimizer,
             loss=loss,
             loss_weights=loss_weights,
-            weighted_metrics=metrics if weighted_metrics is None else weighted_metrics,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
             **kwargs,
         )
         check_optimizer(self, self.optimizer)
@@ -309,21 +302,10 @@ class PrivateTraining(AccountedWeights):
                 "model with an Input layer, or one that was called once on data."
             )
         refuse_own_train_step(self, PrivateTraining)
-        if type(self).make_train_function is not PrivateTraining.make_train_function:
-            raise ValueError(
-                f"{type(self).__name__} has a make_train_function of its own, so nothing says that its "
-                "steps are private. Expected that method to be left to tfdp."
-            )
         optimizer.check_class()
         refuse_mixing_layers(self, self._privacy.public_preprocessing)
         keep_float32_products()
         refuse_replicas(self.distribute_strategy)
-        unweighted, _ = compiled_metrics(self)
-        if unweighted:
-            raise ValueError(
-                f"Model '{self.name}' was compiled before it was made private, so its metrics would "
-                "count padding rows. Expected model.compile(...) after make_private(model)."
-            )
         variables = self.trainable_variables
         if not optimizer.built:
             optimizer.build(variables)

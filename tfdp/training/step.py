@@ -8,12 +8,12 @@ counted between the data and the update, and a step that the session does not al
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import compiled_loss
 from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.state_writes import refuse_hidden_state, weights_stay
 from tfdp.session import Session
+from tfdp.training.lot_metrics import LotMetrics
 
 
 def private_step(model, session: Session, data, engine: str, diagnostics) -> dict:
@@ -41,9 +41,10 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     if session.fixes_rows:
         x, y, sample_weight = with_rows((x, y, sample_weight), run.lot_size)
     forward = Forward(model)
-    refuse_hidden_state(forward, x, y)
+    traced = refuse_hidden_state(forward, x, y)
     session.check_step(forward.variables, optimizer)
     before = forward.state()
+    metrics = LotMetrics(forward, traced, before)
     lot = bounded_sum(
         choose_engine(engine, model),
         forward,
@@ -81,7 +82,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         noise_scale = tf.cond(allowed, update, lambda: tf.zeros([]))
     diagnostics.update(lot, noise_scale)
     with weights_stay(model):
-        return _logs(model, x, y, sample_weight, lot, penalty)
+        return metrics.update(x, y, sample_weight, lot, penalty)
 
 
 _TOO_MANY = (
@@ -106,20 +107,6 @@ def _unpacked(data):
         )
     x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
     return x, y, sample_weight
-
-
-def _logs(model, x, y, sample_weight, lot, penalty):
-    weights = tf.cast(tf.not_equal(sample_weight, 0.0), tf.float32)
-    for metric in model.metrics:
-        if metric.name == "loss":
-            # The loss of a padding row may be NaN, and NaN times zero is NaN.
-            losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
-            metric.update_state(losses + penalty, sample_weight=weights)
-    logs = model.compute_metrics(x, y, lot.outputs, sample_weight=sample_weight)
-    # Keras updates the metrics of single outputs' losses inside the compiled loss. Engines call that
-    loss = compiled_loss(model)
-    untracked = set() if loss is None else {metric.name for metric in loss.metrics}
-    return {name: value for name, value in logs.items() if name not in untracked}
 
 
 def refuse_replicas(strategy) -> None:
