@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdp._compat.keras import forget_losses, input_structure
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.random_state import noise_states, seed_states
+from tfdp.gradients.targets import apart, with_none
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
 
@@ -92,7 +93,7 @@ class Forward:
         with self.scope(values, state) as scope:
             # Otherwise Keras silently drops activity penalties and losses from add_loss.
             scope.collect_losses = True
-            y_pred = self.model(x, training=True)
+            y_pred = self.model(with_none(x), training=True)
         new_state = []
         for variable, before in zip(self.state_variables, state, strict=True):
             after = scope.get_current_value(variable)
@@ -141,11 +142,17 @@ class Forward:
         """Returns the loss of the examples in a batch, as `model.compute_loss` reduces it.
 
         The penalties of weight regularizers are subtracted: they do not depend on data, and their
-        gradient (`regularization`) is added after the noise.
+        gradient (`regularization`) is added after the noise. The weights of `WeightedTargets` go to
+        `compute_loss`; factors for whole rows are applied by the caller.
         """
+        y, sample_weight = apart(y)
         with scope:
             loss = self.model.compute_loss(
-                x=x, y=y, y_pred=y_pred, sample_weight=None, training=True
+                x=with_none(x),
+                y=with_none(y),
+                y_pred=y_pred,
+                sample_weight=sample_weight,
+                training=True,
             )
             for penalty in self._penalties(scope):
                 loss -= tf.cast(penalty, loss.dtype)

@@ -13,6 +13,7 @@ from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.state_writes import refuse_hidden_state, weights_stay
+from tfdp.gradients.targets import apart, weighted, with_none, without_none
 from tfdp.session import Session
 
 
@@ -96,16 +97,9 @@ _NOT_ALLOWED = (
 
 def _unpacked(data):
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    if sample_weight is None:
-        sample_weight = tf.ones([tf.shape(tf.nest.flatten(x)[0])[0]], tf.float32)
-    sample_weight = tf.cast(tf.convert_to_tensor(sample_weight), tf.float32)
-    if sample_weight.shape.rank != 1:
-        raise ValueError(
-            "Expected one sample weight per example, shape (rows,). Received shape "
-            f"{sample_weight.shape}."
-        )
-    x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
-    return x, y, sample_weight
+    x = tf.nest.map_structure(tf.convert_to_tensor, without_none(x))
+    y, sample_weight = weighted(y, sample_weight, tf.shape(tf.nest.flatten(x)[0])[0])
+    return x, tf.nest.map_structure(tf.convert_to_tensor, y), sample_weight
 
 
 def _logs(model, x, y, sample_weight, lot, penalty):
@@ -115,7 +109,9 @@ def _logs(model, x, y, sample_weight, lot, penalty):
             # The loss of a padding row may be NaN, and NaN times zero is NaN.
             losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
             metric.update_state(losses + penalty, sample_weight=weights)
-    logs = model.compute_metrics(x, y, lot.outputs, sample_weight=sample_weight)
+    y, finer = apart(y)
+    finer = sample_weight if finer is None else finer
+    logs = model.compute_metrics(with_none(x), with_none(y), lot.outputs, sample_weight=finer)
     # Keras updates the metrics of single outputs' losses inside the compiled loss. Engines call that
     loss = compiled_loss(model)
     untracked = set() if loss is None else {metric.name for metric in loss.metrics}
