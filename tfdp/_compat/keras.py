@@ -20,6 +20,13 @@ with borrowing("a name of keras.src"):
     from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
+    from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+    from keras.src.trainers.data_adapters.generator_data_adapter import (
+        GeneratorDataAdapter as GeneratorDataAdapter,
+    )
+    from keras.src.trainers.data_adapters.py_dataset_adapter import (
+        PyDatasetAdapter as PyDatasetAdapter,
+    )
     from keras.src.trainers.trainer import Trainer as Trainer
 
 # Methods that subclasses in tfdp override and Keras calls, with the parameters (without `self`) of

@@ -18,6 +18,7 @@ from tfdp._compat.keras import (
     set_keras_mask,
 )
 from tfdp.gradients.forward import own_metrics
+from tfdp.gradients.targets import apart, with_none
 
 
 class LotMetrics:
@@ -40,7 +41,7 @@ class LotMetrics:
         """Returns the logs of Keras' `train_step`.
 
         Args:
-            x, y: structures of tensors [rows, ...].
+            x, y: structures of tensors [rows, ...]; y may be `WeightedTargets`.
             sample_weight: float32 [rows]; rows of weight zero are absent.
             lot: the lot's `BoundedSum`.
             penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
@@ -51,9 +52,13 @@ class LotMetrics:
         losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
         loss_tracker(self._model).update_state(losses + penalty, sample_weight=weights)
         self._update_output_losses(lot.output_losses, sample_weight, weights)
+        y, finer = apart(y)
+        x, y = with_none(x), with_none(y)
         compiled = compile_metrics(self._model)
         if compiled is not None and not compiled.built:
             compiled.build(y, lot.outputs)
+        if finer is not None:
+            return self._with_examples(present, x, y, lot.outputs, finer)
         if self._weights_suffice(compiled, lot.outputs):
             _update_weighted(compiled, y, lot.outputs, sample_weight, weights)
             return self._model.get_metrics_result()
