@@ -29,6 +29,10 @@ with borrowing("a name of keras.src"):
     )
     from keras.src.trainers.trainer import Trainer as Trainer
 
+# Public, and here for `tfdp.data`, which needs no Keras to be imported: a module of its that uses Keras
+# imports it from here, so that another backend is refused first.
+floatx = keras.config.floatx
+
 # Methods that subclasses in tfdp override and Keras calls, with the parameters (without `self`) of
 # Keras' own methods; None marks a property. An override must be an attribute of the subclass, so no
 # function in this module can wrap it.

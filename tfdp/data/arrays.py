@@ -8,9 +8,10 @@ is absent, as in Keras.
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
+
+from tfdp._compat.keras import floatx
 
 
 def each_array(function: Callable, values: Any) -> Any:
@@ -30,7 +31,7 @@ def in_floatx(values: Any) -> Any:
         kind = getattr(leaf, "dtype", None)
         if kind is None or not tf.as_dtype(kind).is_floating:
             return leaf
-        return tf.cast(leaf, keras.config.floatx())
+        return tf.cast(leaf, floatx())
 
     return each_array(cast, values)
 
@@ -58,7 +59,7 @@ def as_arrays(values: Any, name: str) -> Any:
         return tuple(as_arrays(value, name) for value in values)
     array = np.asarray(values)
     if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
-        array = array.astype(keras.config.floatx(), copy=False)
+        array = array.astype(floatx(), copy=False)
     if _is_series(values):
         array = array[:, np.newaxis]
     if array.dtype.kind not in "biufc":
