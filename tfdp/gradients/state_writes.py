@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import forget_losses, layers_of
 from tfdp._compat.tensorflow import captured, concrete_function, variable_name
+from tfdp.gradients.coupled_losses import refuse_coupled_losses
 from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
 
 _WHY = "so it would keep what private examples wrote into it without any noise"
@@ -66,7 +67,7 @@ def refuse_hidden_state(forward, x, y) -> Pass:
         What `refuse_writes` returned for these shapes.
 
     Raises:
-        ValueError: as `refuse_writes`.
+        ValueError: as `refuse_writes`, or as `refuse_coupled_losses`.
     """
     parts = _parts(forward)
     specs = [_spec(leaf, None) for leaf in tf.nest.flatten((x, y))]
@@ -79,6 +80,7 @@ def refuse_hidden_state(forward, x, y) -> Pass:
         if known == specs:
             return found
     found = refuse_writes(forward, x, y)
+    refuse_coupled_losses(forward.model, x, y, found.outputs)
     checked.passes.append((specs, found))
     return found
 
