@@ -45,3 +45,41 @@ def test_the_statement_names_both_guarantees():
     assert "proven" in text.lower() and "claimed" in text.lower()
     assert set(model.privacy.diagnostics()) >= {"fraction_clipped", "median_gradient_norm"}
     assert model.privacy.spent(DELTA).epsilon == proven(model.privacy.current_run, DELTA).epsilon
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("make", ["sequential", "functional", "DPSequential", "DPModel"])
+def test_clones_of_private_models_are_private_and_have_a_ledger_of_their_own(make, compiled):
+    x = keras.Input((4,))
+    dense = layers.Dense(3)
+    if make in ("sequential", "DPSequential"):
+        kind = keras.Sequential if make == "sequential" else tfdp.DPSequential
+        model = kind([x, dense])
+    else:
+        kind = keras.Model if make == "functional" else tfdp.DPModel
+        model = kind(x, dense(x))
+    model = tfdp.make_private(model, engine="vectorized", physical_batch_size=4)
+    model.compile(sgd(), loss=LOSS)
+    fit(model)
+    if not compiled:
+        model.compiled = False
+    clone = keras.models.clone_model(model)
+    assert isinstance(clone, tfdp.training.PrivateTraining)
+    assert (clone._privacy.engine, clone._privacy.physical_batch_size) == ("vectorized", 4)
+    assert clone.privacy.ledger.runs == [] and steps(model) == 3
+    if not compiled:
+        clone.compile(sgd(), loss=LOSS)
+    fit(clone, epochs=2)
+    assert (steps(clone), steps(model)) == (6, 3)
+
+
+def test_clones_of_plain_models_stay_plain():
+    for model in (keras.Sequential([keras.Input((4,)), layers.Dense(3)]),):
+        assert type(keras.models.clone_model(model)) is keras.Sequential
+
+
+def test_a_clone_that_shares_layers_shares_the_ledger():
+    model = private()
+    fit(model)
+    clone = keras.models.clone_model(model, clone_function=lambda layer: layer)
+    assert steps(clone) == 3

@@ -99,8 +99,6 @@ def test_bad_arguments():
         private(seed=-1)
     with pytest.raises(TypeError, match=r"keras.Model"):
         tfdp.make_private(layers.Dense(3))
-    with pytest.raises(ValueError, match="weights every metric"):
-        private(compiled={"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]})
 
 
 @pytest.fixture
@@ -179,13 +177,6 @@ def test_a_layer_that_keeps_what_it_sees_does_not_train():
     assert keeps.kept.numpy() == before and steps(model) == 0
 
 
-def test_metrics_that_would_count_padding_are_refused():
-    model = tfdp.make_private(plain())
-    keras.Model.compile(model, sgd(), loss=LOSS, metrics=["accuracy"])
-    with pytest.raises(ValueError, match="compiled before it was made private"):
-        fit(model)
-
-
 def test_a_model_that_was_compiled_with_a_private_optimizer_is_compiled_again():
     model = plain()
     model.compile(sgd(), loss=LOSS, metrics=["accuracy"])
@@ -248,7 +239,7 @@ def test_logs_of_several_outputs_and_penalties_agree_with_evaluate():
     targets = {"a": labels, "b": inputs[:, :1]}
     logs = model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0).history
     expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
-    assert set(logs) == {"loss", "a_accuracy", "b_mae"}
+    assert set(logs) == {"loss", "a_loss", "b_loss", "a_accuracy", "b_mae"}
     assert {k: v[0] for k, v in logs.items()} == pytest.approx(
         {k: expected[k] for k in logs}, rel=1e-5
     )

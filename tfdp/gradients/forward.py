@@ -90,16 +90,22 @@ class Forward:
 
     Args:
         model: a built and compiled Keras model.
+        frozen: whether the model may have no trainable variable.
+
+    Raises:
+        ValueError: the model has no trainable variable.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, *, frozen: bool = False):
         self.model = model
         self.variables = list(model.trainable_variables)
         self.state_variables = list(model.non_trainable_variables)
-        if not self.variables:
+        if not self.variables and not frozen:
+            remedy = "Give it an Input layer, or call it once on data."
+            if model.built:
+                remedy = "It is built, and all its weights are frozen: set layer.trainable = True."
             raise ValueError(
-                f"Model '{model.name}' has no trainable variable. Expected a built model with at "
-                "least one trainable weight; give it an Input layer, or call it once on data."
+                f"Model '{model.name}' has no trainable variable. Expected at least one. {remedy}"
             )
         # A pass may advance two kinds of random state: one gives fresh numbers to every example, the
         # other gives one sample to the whole lot.

@@ -93,7 +93,7 @@ def _values(model, scope, y, y_pred):
     if len(flat_losses(compiled)) != 1:
         return None
     path, loss, loss_weight, _ = flat_losses(compiled)[0]
-    if path or loss_weight is not None or not _known(loss):
+    if path or loss_weight is not None or not is_row_by_row(loss):
         return None
     if get_keras_mask(y_pred) is not None or not _same_rows(loss, y, y_pred):
         return None
@@ -113,7 +113,8 @@ def _values(model, scope, y, y_pred):
     return values
 
 
-def _known(loss):
+def is_row_by_row(loss) -> bool:
+    """Whether a loss is one of Keras' own that computes a value for every row from that row alone."""
     if type(loss) not in _CLASSES or loss.fn not in _FUNCTIONS or "call" in vars(loss):
         return False
     if loss.reduction not in (*_MEANS, "sum"):

@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfdp._compat.keras import forget_losses, layers_of
 from tfdp._compat.tensorflow import captured, concrete_function, variable_name
 from tfdp.gradients.counters import formula
+from tfdp.gradients.coupled_losses import refuse_coupled_losses
 from tfdp.gradients.forward import keeps_data
 from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
 from tfdp.gradients.targets import apart
@@ -73,7 +74,7 @@ def refuse_hidden_state(forward, x, y) -> Pass:
         What `refuse_writes` returned for these shapes.
 
     Raises:
-        ValueError: as `refuse_writes`.
+        ValueError: as `refuse_writes`, or as `refuse_coupled_losses`.
     """
     parts = _parts(forward)
     weighted = apart(y)[1] is not None
@@ -88,6 +89,7 @@ def refuse_hidden_state(forward, x, y) -> Pass:
             forward.permit(found.counters)
             return found
     found = refuse_writes(forward, x, y)
+    refuse_coupled_losses(forward.model, x, y, found.outputs)
     checked.passes.append((specs, found))
     return found
 

@@ -8,7 +8,14 @@ from collections.abc import Collection
 
 import keras
 
-from tfdp._compat.keras import Functional, Trainer, compile_arguments, pickled, unpickled
+from tfdp._compat.keras import (
+    Functional,
+    Trainer,
+    after_cloning,
+    compile_arguments,
+    pickled,
+    unpickled,
+)
 from tfdp._other_libraries import ON_A_MODEL, answers, refuse_misspelt
 from tfdp.accounting import PrivacyBudget
 from tfdp.optimizers import DPKerasOptimizer
@@ -208,3 +215,22 @@ def make_private(
         # A loaded model. Its metrics would count padding rows.
         model.compile(**compile_arguments(model))
     return model
+
+
+def _private_clone(model, clone):
+    """Makes the clone of a private model private; it has fresh weights, and so a ledger of its own."""
+    if not isinstance(model, PrivateTraining):
+        return clone
+    privacy = model._privacy
+    public = privacy.public_preprocessing
+    if public is not True:
+        public = [getattr(layer, "name", layer) for layer in public]
+    return make_private(
+        clone,
+        engine=privacy.engine,
+        physical_batch_size=privacy.physical_batch_size,
+        public_preprocessing=public,
+    )
+
+
+after_cloning(_private_clone)

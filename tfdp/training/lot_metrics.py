@@ -4,6 +4,9 @@ Metrics see private data without noise, so they are for the person who trains, a
 They get the examples of a lot only: neither the rows that pad it nor rows of weight zero.
 """
 
+import dataclasses
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -19,6 +22,15 @@ from tfdp._compat.keras import (
 )
 from tfdp.gradients.forward import own_metrics
 from tfdp.gradients.targets import apart, with_none
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What metrics get of a lot besides its data; see `BoundedSum`."""
+
+    losses: tf.Tensor
+    output_losses: tf.Tensor
+    outputs: Any
 
 
 class LotMetrics:
@@ -37,13 +49,13 @@ class LotMetrics:
         self._state = state
         self._values = [tf.convert_to_tensor(v) for v in forward.variables]
 
-    def update(self, x, y, sample_weight, lot, penalty) -> dict:
+    def update(self, x, y, sample_weight, lot: Figures, penalty) -> dict:
         """Returns the logs of Keras' `train_step`.
 
         Args:
             x, y: structures of tensors [rows, ...]; y may be `WeightedTargets`.
             sample_weight: float32 [rows]; rows of weight zero are absent.
-            lot: the lot's `BoundedSum`.
+            lot: the lot's losses and outputs.
             penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
         """
         present = tf.not_equal(sample_weight, 0.0)

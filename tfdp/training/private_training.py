@@ -32,7 +32,7 @@ from tfdp.training.feeding import Feeder, check_targets
 from tfdp.training.model_privacy import EARLIER_NAMES, ModelPrivacy
 from tfdp.training.planning import planned_fields
 from tfdp.training.steering import names_of_metrics
-from tfdp.training.step import private_step, refuse_replicas
+from tfdp.training.step import frozen_step, private_step, refuse_replicas
 from tfdp.training.train_function import Epoch, comes_from, in_steps, lean
 
 STARTS = ("assumed", "public")
@@ -307,10 +307,14 @@ class PrivateTraining(AccountedWeights):
         refuse_mixing_layers(self, self._privacy.public_preprocessing)
         keep_float32_products()
         refuse_replicas(self.distribute_strategy)
-        variables = self.trainable_variables
+        account, variables = self._account, self.trainable_variables
+        if not variables:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=3)
+            account.close_session()
+            self.train_function = None
+            return
         if not optimizer.built:
             optimizer.build(variables)
-        account = self._account
         optimizer.check_ledger(account.ledger)
         account.look(self.weights)
         fields = planned_fields(self, plan, optimizer, account.start)
@@ -383,6 +387,9 @@ class PrivateTraining(AccountedWeights):
                     self.make_train_function()
                     return self.train_function(iterator)
             session = self._session
+            if session is None and not self.trainable_variables:
+                with _flag(privacy):
+                    return inner(iterator)  # `frozen_step`, which changes no weight
             if session is None:
                 raise RuntimeError(
                     "The ledger entry of this training is closed, so no step can be accounted under "
@@ -455,6 +462,8 @@ class PrivateTraining(AccountedWeights):
             RuntimeError: something else called it.
         """
         privacy, session = self._privacy, self._session
+        if privacy.feeding and not self.trainable_variables:
+            return frozen_step(self, data)
         if session is None or not privacy.feeding:
             raise RuntimeError(
                 "train_step was called by something that does not know how lots are drawn. Expected "

@@ -11,10 +11,11 @@ import tensorflow as tf
 from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
+from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.state_writes import refuse_hidden_state, weights_stay
 from tfdp.gradients.targets import weighted, without_none
 from tfdp.session import Session
-from tfdp.training.lot_metrics import LotMetrics
+from tfdp.training.lot_metrics import Figures, LotMetrics
 
 
 def private_step(model, session: Session, data, engine: str, diagnostics) -> dict:
@@ -82,8 +83,33 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         tf.debugging.Assert(allowed, [_NOT_ALLOWED])
         noise_scale = tf.cond(allowed, update, lambda: tf.zeros([]))
     diagnostics.update(lot, noise_scale)
+    figures = Figures(lot.losses, lot.output_losses, lot.outputs)
     with weights_stay(model):
-        return metrics.update(x, y, sample_weight, lot, penalty)
+        return metrics.update(x, y, sample_weight, figures, penalty)
+
+
+def frozen_step(model, data) -> dict:
+    """Takes the step of a model without trainable weights: only its metrics are updated.
+
+    No weight changes and nothing is released, so no step is counted. Arguments and result are as in
+    `private_step`.
+
+    Raises:
+        NotImplementedError: there are several replicas.
+        ValueError: the model keeps what it sees.
+    """
+    refuse_replicas(tf.distribute.get_strategy())
+    x, y, sample_weight = _unpacked(data)
+    forward = Forward(model, frozen=True)
+    traced = refuse_hidden_state(forward, x, y)
+    before = forward.state()
+    metrics = LotMetrics(forward, traced, before)
+    outputs, scope, after = forward.outputs([], before, x)
+    losses, output_losses, _ = row_losses(forward, scope, x, y, outputs, sample_weight)
+    forward.advance(before, after)
+    figures = Figures(losses, output_losses, outputs)
+    with weights_stay(model):
+        return metrics.update(x, y, sample_weight, figures, forward.penalty())
 
 
 _TOO_MANY = (
