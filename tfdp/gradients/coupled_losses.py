@@ -1,9 +1,9 @@
 """Refuses losses that are not one value for each row, such as losses that compare the rows of a batch.
 
-Engines give a loss one row at a time, since the gradient of an example may depend on this example only.
-That is what Keras computes with a whole batch if, and only if, the loss of a row does not depend on the
-other rows. A contrastive loss, which compares rows, has nothing to compare in a single row: its gradient
-is often zero, and the model would learn noise in silence.
+Engines give a loss one row at a time, since the gradient of an example may depend on this example
+only. That is what Keras computes with a whole batch if, and only if, the loss of a row does not depend
+on the other rows. A contrastive loss, which compares rows, has nothing to compare in a single row: its
+gradient is often zero, and the model would learn noise in silence.
 
 So each loss is tried on a few rows of made-up numbers, together and one by one. This does not concern
 privacy, which holds for any loss that gets one row at a time.
@@ -19,6 +19,7 @@ from absl import logging
 from tfdp._compat.keras import compiled_loss, compute_loss_as_keras, flat_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.row_losses import is_row_by_row
+from tfdp.gradients.targets import apart, with_none
 
 _ROWS = 4
 _UNKNOWN = 3  # stands for a dimension that the specification leaves open
@@ -30,7 +31,7 @@ def refuse_coupled_losses(model, x, y, y_pred) -> None:
     Args:
         model: a compiled Keras model.
         x, y, y_pred: structures of tensors or `tf.TensorSpec`s [rows, ...]; only their shapes and
-            dtypes matter.
+            dtypes matter. y may be `WeightedTargets`.
     """
     compiled = compiled_loss(model)
     if compiled is None or not compiled.built:
@@ -39,6 +40,7 @@ def refuse_coupled_losses(model, x, y, y_pred) -> None:
     flat = all(len(leaf.shape) >= 2 for leaf in tf.nest.flatten(y_pred))
     if flat and all(map(is_row_by_row, losses)):
         return
+    x, y = with_none(x), with_none(apart(y)[0])
     specs = keras.tree.map_structure(_spec, (x, y, y_pred))
     rng = np.random.default_rng(0)
     try:

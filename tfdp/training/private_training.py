@@ -387,15 +387,16 @@ class PrivateTraining(AccountedWeights):
                     self.make_train_function()
                     return self.train_function(iterator)
             session = self._session
+            steps = 1 if from_batch else privacy.epoch.next_execution(self.steps_per_execution)
             if session is None and not self.trainable_variables:
+                privacy.epoch.count(steps)
                 with _flag(privacy):
-                    return inner(iterator)  # `frozen_step`, which changes no weight
+                    return inner(iterator, steps)  # `frozen_step`, which changes no weight
             if session is None:
                 raise RuntimeError(
                     "The ledger entry of this training is closed, so no step can be accounted under "
                     "it. Expected fit() or train_on_batch() to be called anew."
                 )
-            steps = 1 if from_batch else privacy.epoch.next_execution(self.steps_per_execution)
             if not from_batch and self._extend(session, steps):
                 return self.train_function(iterator)
             session.authorize(steps)
