@@ -70,6 +70,7 @@ OVERRIDDEN = {
         "save_own_variables": ("store",),
     },
     "keras.optimizers.Optimizer": {
+        "__reduce__": (),
         "_all_reduce_sum_gradients": ("grads_and_vars",),
         "apply": ("grads", "trainable_variables"),
         "build": ("variables",),
@@ -128,6 +129,30 @@ def children(layer) -> list:
 def seed_generators(layer) -> list:
     """The seed generators of a layer, without those of inner layers (`Layer._seed_generators`)."""
     return borrowed(layer, "_seed_generators")
+
+
+def normalizes_by_batch(layer) -> bool:
+    """Whether a layer is a BatchNormalization that uses and keeps statistics of the batch in training.
+
+    With `trainable=False`, `keras.layers.BatchNormalization.call` takes the moving statistics, and
+    assigns nothing, also in training. A `call` of one's own may do anything.
+
+    Args:
+        layer: any layer or operation.
+    """
+    if not isinstance(layer, keras.layers.BatchNormalization):
+        return False
+    stock = type(layer).call is keras.layers.BatchNormalization.call and "call" not in vars(layer)
+    return layer.trainable or not stock
+
+
+def exchange_child(layer, old, new) -> None:
+    """Puts one tracked inner layer in the place of another (`Tracker.replace_tracked_value`).
+
+    Attributes that hold the old layer have to be set afterwards, which the tracker then allows on a
+    built layer, too.
+    """
+    borrowed(borrowed(layer, "_tracker"), "replace_tracked_value")("layers", old, new)
 
 
 def is_rematerialized(layer) -> bool:
@@ -283,14 +308,18 @@ def without_optionals(model, step):
     return borrowed(model, "_autoconvert_optionals")(step)
 
 
-def pickled(model) -> tuple:
-    """The arguments from which `unpickled` restores a model (`KerasSaveable.__reduce__`)."""
-    _, arguments = keras.Model.__reduce__(model)
+def pickled(saved) -> tuple:
+    """The arguments from which `unpickled` restores a model or an optimizer.
+
+    This is `KerasSaveable.__reduce__`, past the methods of tfdp's own classes.
+    """
+    kind = keras.Model if isinstance(saved, keras.Model) else keras.optimizers.Optimizer
+    _, arguments = kind.__reduce__(saved)
     return arguments
 
 
-def unpickled(content: io.BytesIO) -> keras.Model:
-    """The model in an argument that `pickled` returned (`KerasSaveable._unpickle_model`)."""
+def unpickled(content: io.BytesIO):
+    """The object in an argument that `pickled` returned (`KerasSaveable._unpickle_model`)."""
     return borrowed(keras.Model, "_unpickle_model")(content)
 
 

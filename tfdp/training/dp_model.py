@@ -19,6 +19,7 @@ from tfdp._compat.keras import (
 from tfdp._other_libraries import ON_A_MODEL, answers, refuse_misspelt
 from tfdp.accounting import PrivacyBudget
 from tfdp.optimizers import DPKerasOptimizer
+from tfdp.optimizers.made import make_again, origin_of
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
 from tfdp.training.private_training import PrivateTraining
 
@@ -27,12 +28,14 @@ __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_p
 
 def _reduce(model):
     """`__reduce__` for copies and pickles: they carry ledger, budget and settings, compiled or not."""
-    return _rebuild, (pickled(model), model._portrait())
+    made = origin_of(type(getattr(model, "optimizer", None)))
+    return _rebuild, (pickled(model), model._portrait(), made)
 
 
-def _rebuild(arguments, portrait):
+def _rebuild(arguments, portrait, made=None):
     # Pickle looks classes up by name, and a private class may have the name of its plain class. So
     # the unpickled model may be plain, and is made private again.
+    make_again(made)
     return make_private(unpickled(*arguments))._take_over(portrait)
 
 

@@ -470,6 +470,8 @@ class PrivateTraining(AccountedWeights):
                 "train_step was called by something that does not know how lots are drawn. Expected "
                 "model.fit(...), or model.train_on_batch(...) in a loop of your own."
             )
+        # Again for each trace: a callback may have unfrozen a layer since the fit began.
+        refuse_mixing_layers(self, privacy.public_preprocessing)
         return private_step(self, session, data, privacy.engine, privacy.diagnostics)
 
 
