@@ -28,6 +28,7 @@ from tfdp.noise.secret_file import read_once, write_secret
 from tfdp.optimizers.accounted import Accounted, SavedRun
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import check_base, described
+from tfdp.optimizers.made import made
 
 _VERSION = 1
 # The noise states (run id, steps) that this process has taken up.
@@ -362,8 +363,7 @@ def make_matrix_optimizer_class(base: type) -> type:
     name = f"MatrixDP{base.__name__}Optimizer"
     what = "with correlated noise. See `MatrixDPOptimizer`."
     doc = described(name, base, what, options=", bands=4, steps=100")
-    made = type(name, (MatrixDPOptimizer, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
-    return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
+    return made(make_matrix_optimizer_class, (MatrixDPOptimizer, base), name, doc)
 
 
 MatrixDPSGDOptimizer = make_matrix_optimizer_class(keras.optimizers.SGD)
