@@ -186,8 +186,8 @@ def test_gdp_parameter(mu):
     assert proven(whole_lots(1 / mu), 1e-5).mu == pytest.approx(mu, rel=1e-12)
 
 
-@pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.1, 0.5, 0.9])
-@pytest.mark.parametrize("epsilon", [1e-5, 1e-3, 0.1, 1.0, 10.0, 1e3, 1e5])
+@pytest.mark.parametrize("delta", [1e-10, 0.1, 0.9])
+@pytest.mark.parametrize("epsilon", [1e-5, 0.1, 1.0, 10.0, 1e5])
 def test_noise_and_epsilon_are_inverse(epsilon, delta):
     """gaussian_mechanism_test.py, test_get_epsilon_gaussian_inverts_get_sigma_gaussian."""
     mu = gaussian.mu_of_epsilon(epsilon, delta)

@@ -12,6 +12,7 @@ import math
 import keras
 import numpy as np
 import pytest
+import scipy.fft
 import scipy.stats
 import tensorflow as tf
 
@@ -494,6 +495,29 @@ def test_padding_contributes_nothing(physical):
         bad = np.where(weight[:, None] > 0, x, np.float32(garbage))
         found = mean_gradient(model, bad, y, weight)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.xfail(strict=True, reason="weights of shape (rows, tokens) are refused")
+def test_weights_of_tokens():
+    """keras_api_test.py, test_fit_with_weighted_metrics: three tokens of an example, four classes."""
+    model = private(
+        keras.Sequential([keras.Input((3, 2)), keras.layers.Dense(4)]),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    x, y = np.ones((4, 3, 2), "float32"), np.zeros((4, 3), "int32")
+    weight = np.float32([[1, 1, 1], [1, 0, 0], [0, 0, 0], [2, 0, 1]])
+    start = model.get_weights()
+    moved = mean_gradient(model, x, y, weight)
+    model.set_weights(start)
+
+    def loss(targets, outputs):
+        each = keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
+        row = next(rows)
+        return keras.ops.sum(each * weight[row : row + 1]) / 3
+
+    rows = iter(range(4))
+    expected = per_example(model, x, y, loss).mean(axis=0)
+    np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-7)
 
 
 def test_a_budget_ends_training():
