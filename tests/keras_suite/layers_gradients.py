@@ -86,6 +86,7 @@ def _data(case):
         shapes = case.options["input_shape"]
         dtypes = case.options.get("input_dtype")
         generator = np.random.default_rng(0)
+
         def drawn(shape, dtype):
             shape = (max(ROWS, shape[0]), *shape[1:])
             if "int" in dtype:
@@ -258,7 +259,10 @@ def _check_random(problem, engine, jit_compile):
     rows = problem.rows
     only = np.eye(rows, dtype="float32")
     alike = [tf.concat([a[:1]] * rows, 0) for a in problem.flat]
-    other = [tf.concat([a[:1], tf.reverse(a[1:], [0]) * 2], 0) if a.dtype.is_floating else a for a in problem.flat]
+    other = [
+        tf.concat([a[:1], tf.reverse(a[1:], [0]) * 2], 0) if a.dtype.is_floating else a
+        for a in problem.flat
+    ]
     alike, other = (a if len(a) > 1 else a[0] for a in (alike, other))
     first = trained.step(weight=only[0])
     again = trained.step(other, weight=only[0])
@@ -287,4 +291,3 @@ def is_sentence(error) -> bool:
 
 def _said(error):
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
-
