@@ -262,7 +262,8 @@ def test_a_budget_holds_for_batches_of_unknown_length():
 
 def test_executions_that_end_with_the_data_leave_their_steps_in_the_budget():
     fitting = private(sgd(noise=4.0))
-    fitting.fit(foreign(56), verbose=0)  # 7 steps
+    # 6 steps will be taken, and 2 more have to be allowed to see that the data have ended.
+    fitting.fit(foreign(64), verbose=0)
     budget = tfdp.PrivacyBudget(fitting.privacy.spent(1e-5).epsilon * (1 + 1e-9), 1e-5)
     model = private(sgd(noise=4.0), budget=budget, compiled={"steps_per_execution": 2})
     model.fit(foreign().filter(lambda *_: True), epochs=2, verbose=0)
