@@ -1,9 +1,9 @@
 """Refuses losses that are not one value for each row, such as losses that compare the rows of a batch.
 
-Engines give a loss one row at a time, since the gradient of an example may depend on this example only.
-That is what Keras computes with a whole batch if, and only if, the loss of a row does not depend on the
-other rows. A contrastive loss, which compares rows, has nothing to compare in a single row: its gradient
-is often zero, and the model would learn noise in silence.
+Engines give a loss one row at a time, since the gradient of an example may depend on this example
+only. That is what Keras computes with a whole batch if, and only if, the loss of a row does not depend
+on the other rows. A contrastive loss, which compares rows, has nothing to compare in a single row: its
+gradient is often zero, and the model would learn noise in silence.
 
 So each loss is tried on a few rows of made-up numbers, together and one by one. This does not concern
 privacy, which holds for any loss that gets one row at a time.

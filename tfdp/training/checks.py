@@ -202,8 +202,8 @@ def refuse_mixing_layers(model, public=()) -> None:
         )
 
 
-# Methods of a model that private training replaces, so that one of the user's would be ignored, or would
-# train without bound and noise.
+# Methods of a model that private training replaces: one of the user's would be ignored, or would train
+# without bound and noise.
 _REPLACED = ("train_step", "make_train_function")
 
 
