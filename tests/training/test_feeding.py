@@ -5,6 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 from helpers import LOSS, clipped_sum, data, fit, plain, private, sgd, steps, weights
 
@@ -541,3 +542,12 @@ def test_an_epoch_of_arrays_is_at_most_one_pass_as_in_keras(shuffle, asked, take
     model = private()
     fit(model, epochs=2, rows=20, steps_per_epoch=asked, shuffle=shuffle)
     assert steps(model) == 2 * (taken[shuffle] if asked is None else taken)
+
+
+@pytest.mark.parametrize("sparse", [scipy.sparse.csr_matrix, tf.sparse.from_dense])
+def test_sparse_batches_of_a_generator_are_refused_with_a_sentence(sparse):
+    x, y = data(8)
+    model = private()
+    with pytest.raises(ValueError, match="dense tensors"):
+        model.fit(iter([(sparse(x), y)]), verbose=0)
+    assert steps(model) == 0
