@@ -500,7 +500,6 @@ def test_padding_contributes_nothing(physical):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.xfail(strict=True, reason="weights of shape (rows, tokens) are refused")
 def test_weights_of_tokens():
     """keras_api_test.py, test_fit_with_weighted_metrics: three tokens of an example, four classes."""
     model = private(

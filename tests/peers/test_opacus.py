@@ -122,19 +122,12 @@ USUAL = {
     ("ghost", "instance norm"), ("ghost", "rms norm"), ("ghost", "GRU bidirectional masked"),
     ("exact", "sequence bias"), ("exact", "group norm"),
 }  # fmt: skip
-REVERSED_MASK = "Keras' unrolled loop does not reverse a mask that it zeroes outputs by"
-BROKEN = {
-    ("exact", "LSTM bidirectional masked"): REVERSED_MASK,
-    ("exact", "GRU bidirectional masked"): REVERSED_MASK,
-}
 
 
 def layer_cases():
     for engine, names in (("ghost", LAYERS.keys() - NO_RULE), ("exact", EXACT)):
         for name in sorted(names):
             marks = [] if (engine, name) in USUAL else [pytest.mark.slow]
-            if (engine, name) in BROKEN:
-                marks.append(pytest.mark.xfail(strict=True, reason=BROKEN[engine, name]))
             yield pytest.param(engine, name, marks=marks, id=f"{engine} {name}")
 
 
@@ -174,7 +167,6 @@ def test_attention(use_bias):
     check_engine("ghost", keras.Model([q, k], found), x, tolerance=1e-4)
 
 
-@pytest.mark.xfail(strict=True, reason="TensorFlow with oneDNN forgets the padding of the layer")
 def test_a_padded_volume():
     """grad_samples/conv3d_test.py with padding 2, without XLA."""
     inputs = keras.Input((3, 6, 6, 1))
@@ -392,7 +384,6 @@ def test_batch_normalization_is_refused_and_repaired():
     assert tfdp.fix(repaired) is repaired
 
 
-@pytest.mark.xfail(strict=True, reason="fix has no number of groups")
 def test_the_number_of_groups_can_be_chosen():
     """module_validator_test.py, test_fix_bn_with_args: num_groups=4."""
     (found,) = [
@@ -403,7 +394,6 @@ def test_the_number_of_groups_can_be_chosen():
     assert found.groups == 4
 
 
-@pytest.mark.xfail(strict=True, reason="a frozen BatchNormalization is refused")
 def test_a_frozen_batch_normalization_is_valid():
     """module_validator_test.py, test_is_valid_non_learnable_bn.
 
@@ -416,18 +406,9 @@ def test_a_frozen_batch_normalization_is_valid():
     np.testing.assert_allclose(model(x, training=True), alone, rtol=1e-4, atol=1e-6)
 
 
-RESIDUAL = pytest.mark.xfail(
-    strict=True, reason="the repair does not copy operations that are no layers"
-)
-
-
 @pytest.mark.parametrize(
     "operation",
-    [
-        pytest.param("sum of tensors", marks=RESIDUAL),
-        pytest.param("operation", marks=RESIDUAL),
-        "layer",
-    ],
+    ["sum of tensors", "operation", "layer"],
 )
 def test_repair_of_a_residual_network(operation):
     """module_validator_test.py, test_fix, whose model is a MobileNetV3."""
