@@ -53,6 +53,91 @@ def test_functional():
     assert model.operations == [model.layers[0], dense]
 
 
+def test_floatx():
+    assert borrowed.floatx() == keras.config.floatx() == "float32"
+
+
+class _Batches(keras.utils.PyDataset):
+    num_batches = 2
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def __getitem__(self, i):
+        return _X + i, _Y
+
+    def on_epoch_begin(self):
+        self.epochs.append("begin")
+
+
+def test_fit_takes_a_data_adapter_and_tells_it_of_epochs():
+    inner = borrowed.PyDatasetAdapter(_Batches(), shuffle=False)
+    told = []
+
+    class Adapter(borrowed.DataAdapter):
+        num_batches, batch_size = 2, None
+
+        def get_tf_dataset(self):
+            return inner.get_tf_dataset().map(lambda x, y: (x, y))
+
+        def on_epoch_begin(self):
+            told.append("begin")
+
+    model = _compiled()
+    model.fit(Adapter(), epochs=2, verbose=0)
+    assert told == ["begin"] * 2 and int(model.optimizer.iterations) == 4
+
+
+def test_py_dataset_adapter():
+    batches = _Batches()
+    adapter = borrowed.PyDatasetAdapter(batches, shuffle=False)
+    assert adapter.num_batches == 2
+    first, second = (x.numpy() for x, _ in adapter.get_tf_dataset())
+    np.testing.assert_array_equal(first + 1, second)
+    adapter.on_epoch_begin()
+    assert batches.epochs == ["begin"]
+    adapter.on_epoch_end()
+
+
+def test_generator_data_adapter():
+    adapter = borrowed.GeneratorDataAdapter(iter([(_X, _Y), (_X[:2], _Y[:2]), (_X, _Y)]))
+    assert [len(x) for x, _ in adapter.get_tf_dataset()] == [4, 2, 4]
+    adapter = borrowed.GeneratorDataAdapter(iter([(_X, _Y)]))
+    adapter.generator = lambda: iter([(_X, _Y), (_X, _Y)])
+    for _ in range(2):
+        assert len(list(adapter.get_tf_dataset())) == 2
+
+
+def test_trainer():
+    class Trained(borrowed.Trainer, layers.Dense):
+        def __init__(self, units):
+            layers.Dense.__init__(self, units)
+            borrowed.Trainer.__init__(self)
+
+    assert issubclass(keras.Model, borrowed.Trainer)
+    assert not issubclass(layers.Dense, borrowed.Trainer)
+    Trained(2).compile("sgd", "mse")
+
+
+def test_build_symbolically():
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, inputs):
+            return self.dense(tf.reshape(inputs["a"], [-1, 4]))
+
+    model = Subclassed()
+    borrowed.build_symbolically(model, {"a": keras.KerasTensor((None, 2, 2))})
+    assert model.built and [tuple(v.shape) for v in model.weights] == [(4, 3), (3,)]
+    with pytest.raises(Exception, match=r"channels|axes|rank|ndim"):
+        borrowed.build_symbolically(
+            keras.Sequential([layers.Conv2D(2, 3)]), keras.KerasTensor((None, 4))
+        )
+
+
 def test_compile_loss():
     assert type(borrowed.compiled_loss(_compiled())) is borrowed.CompileLoss
 

@@ -1,6 +1,7 @@
 """Privacy guarantees: epsilon and delta, claimed or proven, with the assumptions behind them."""
 
 import dataclasses
+import decimal
 import math
 import numbers
 from typing import Any
@@ -66,16 +67,24 @@ def check_epsilon(epsilon: float) -> float:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Formats epsilon for a reader: "1.234", "vacuous (epsilon = 7670)" or "infinite"."""
+    """Formats epsilon for a reader: "1.234", "vacuous (epsilon = 7670)" or "infinite".
+
+    Epsilon is rounded up to four digits, so that no page states less than what was computed.
+    """
     if math.isinf(epsilon):
         return "infinite"
     if epsilon > VACUOUS_ABOVE:
-        return (
-            f"vacuous (epsilon = {epsilon:.4g})"
-            if epsilon >= 1e5
-            else f"vacuous (epsilon = {math.ceil(epsilon)})"
-        )
-    return f"{epsilon:.4g}"
+        words = f"{float(_rounded_up(epsilon)):.4g}" if epsilon >= 1e5 else f"{math.ceil(epsilon)}"
+        return f"vacuous (epsilon = {words})"
+    return f"{float(_rounded_up(epsilon)):.4g}"
+
+
+def _rounded_up(epsilon):
+    nearest = decimal.Decimal(f"{epsilon:.4g}")
+    if nearest >= decimal.Decimal(epsilon * (1 - 1e-12)):  # the error of a float is no digit
+        return nearest
+    unit = decimal.Decimal(1).scaleb(decimal.Decimal(epsilon).adjusted() - 3)
+    return decimal.Decimal(epsilon).quantize(unit, decimal.ROUND_UP)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +110,7 @@ class Guarantee:
       ...           noise_multiplier=4.0)
       >>> guarantee = proven(run, delta=1e-4)
       >>> print(guarantee)
-      proven epsilon: 1.144 at delta = 0.0001, for one record replaced by a record that contributes
+      proven epsilon: 1.145 at delta = 0.0001, for one record replaced by a record that contributes
       nothing (zero_out).
       >>> print(f"{guarantee.mu:.4f}")  # two participations: sqrt(2) / 4
       0.3536

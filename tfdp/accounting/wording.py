@@ -219,7 +219,7 @@ def statement(runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "
       multiplier 4.
       Released: all noisy gradients, hence every intermediate and final weight.
       ...
-      Proven epsilon:  1.144  (delta = 0.0001, zero_out; for what was really sampled, computed and
+      Proven epsilon:  1.145  (delta = 0.0001, zero_out; for what was really sampled, computed and
       released)
       ...
     """

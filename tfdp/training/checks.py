@@ -149,7 +149,21 @@ def _declared(model, layers, public):
     return found
 
 
+def _overwritten(layer):
+    inside = {id(v) for inner in layers_of(layer) for v in inner.variables}
+    for variable in layer.trainable_variables:
+        if id(variable) not in inside and getattr(variable, "overwrite_with_gradient", False):
+            return (
+                f"takes the gradient of its variable '{variable.path}' as the variable's new value "
+                "(overwrite_with_gradient, as float8 layers keep their scales), and a gradient that "
+                "is clipped and noised is no such value. Give the layer dtype='float32' or "
+                "'mixed_bfloat16', or freeze it"
+            )
+    return None
+
+
 _RULES = (
+    _overwritten,
     _batch_norm,
     _spectral_norm,
     _stateful_rnn,
@@ -185,7 +199,7 @@ def refuse_mixing_layers(model, public=()) -> None:
         if isinstance(layer, PublicExamples)
         for inner in layers_of(layer)
     }
-    for layer in layers:
+    for layer in [model, *layers]:
         if isinstance(layer, PublicBatchNormalization) and id(layer) not in inside:
             found.append(
                 f"layer '{layer.name}' (PublicBatchNormalization) has no public examples. Put its "
@@ -210,28 +224,35 @@ def _some(found: list[str]) -> str:
     return shown if len(found) <= 3 else f"{shown}; and {len(found) - 3} more layers"
 
 
+# Methods of a model that private training replaces: one of the user's would be ignored, or would
+# train without bound and noise.
+_REPLACED = ("train_step", "make_train_function")
+
+
 def refuse_own_train_step(model, private_base) -> None:
-    """Refuses a model with its own `train_step`, which private training would not run.
+    """Refuses a model with its own `train_step` or `make_train_function`, which would be ignored.
 
     Args:
         model: a model, or its class.
         private_base: the class, or a tuple of classes, whose training step is the private one.
 
     Raises:
-        ValueError: the model, or one of its classes, overrides `train_step`.
+        ValueError: the model, or one of its classes, overrides one of these methods.
     """
     cls = model if isinstance(model, type) else type(model)
     known = private_base if isinstance(private_base, tuple) else (private_base,)
-    where = None if model is cls or "train_step" not in vars(model) else f"Model '{model.name}'"
-    for base in cls.__mro__:
-        if "train_step" in vars(base) and not (base in known or issubclass(keras.Model, base)):
-            where = where or f"{base.__module__}.{base.__qualname__}"
-    if where is not None:
-        raise ValueError(
-            f"{where} has a train_step of its own, which private training does not run: nothing bounds "
-            "what it does with an example. Expected the train_step of keras.Model. Override "
-            "compute_loss, whose loss is bounded for each example, or train without tfdp."
-        )
+    for name in _REPLACED:
+        where = None if model is cls or name not in vars(model) else f"Model '{model.name}'"
+        for base in cls.__mro__:
+            if name in vars(base) and not (base in known or issubclass(keras.Model, base)):
+                where = where or f"{base.__module__}.{base.__qualname__}"
+        if where is not None:
+            raise ValueError(
+                f"{where} has a {name} of its own, which private training does not run: nothing "
+                f"bounds what it does with an example. Expected the {name} of keras.Model. Override "
+                "compute_loss, whose loss is bounded for each example, or compute_metrics, or train "
+                "without tfdp."
+            )
 
 
 def check_optimizer(model, optimizer) -> None:

@@ -17,25 +17,47 @@ from tfdp._compat.keras import layers_of
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines.ending import bounded
-from tfdp.gradients.forward import Forward
+from tfdp.gradients.forward import Forward, losses_of_outputs
+from tfdp.gradients.rules.base import replaced
 from tfdp.gradients.rules.per_example_gradient import Instantiated
 
 
 @contextlib.contextmanager
 def _unrolled(model):
     """Context with unrolled recurrent layers: the gradient of loops over lists cannot be vectorized."""
-    rolled = [
-        layer
-        for layer in layers_of(model)
-        if isinstance(layer, keras.layers.RNN) and not layer.unroll
-    ]
-    try:
-        for layer in rolled:
-            layer.unroll = True
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model):
+            if isinstance(layer, keras.layers.RNN) and not layer.unroll:
+                stack.enter_context(replaced(layer, inner_loop=_unrolled_loop(layer)))
         yield
-    finally:
-        for layer in rolled:
-            layer.unroll = False
+
+
+def _unrolled_loop(layer):
+    """Returns the unrolled `inner_loop` of a recurrent layer.
+
+    A sequence and its mask are turned round before the loop. Keras' own unrolled loop would turn the
+    sequence round, but not the mask with which it hides outputs (`zero_output_for_mask`).
+    """
+
+    def inner_loop(sequences, initial_state, mask, training=False):
+        if keras.tree.flatten(sequences)[0].shape[1] is None:
+            raise NotImplementedError(
+                f"Layer '{layer.name}' ({type(layer).__name__}) gets sequences of unknown length, and "
+                "the exact engine has to unroll it. Expected sequences of a length that is known while "
+                "the step is traced: pad them all to one length."
+            )
+        if layer.go_backwards:
+            sequences, mask = _turned_round(sequences), _turned_round(mask)
+        with replaced(layer, unroll=True, go_backwards=False):
+            return type(layer).inner_loop(layer, sequences, initial_state, mask, training)
+
+    return inner_loop
+
+
+def _turned_round(sequences):
+    if sequences is None:
+        return None
+    return tf.nest.map_structure(lambda sequence: tf.reverse(sequence, [1]), sequences)
 
 
 def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
@@ -45,8 +67,9 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         forward, x, y, sample_weight, chunk: as in `contract.Engine`.
 
     Returns:
-        (gradients, losses, outputs, state): gradients is a list of float32 [rows, *variable shape];
-        losses, float32 [rows], is not weighted; state is as `Forward.advance` takes it.
+        (gradients, losses, output_losses, outputs, state): gradients is a list of float32
+        [rows, *variable shape]; losses, float32 [rows], is not weighted; output_losses is as in
+        `BoundedSum`; state is as `Forward.advance` takes it.
 
     Raises:
         NotImplementedError: TensorFlow cannot vectorize an op of the model.
@@ -79,11 +102,12 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
         changed[:] = [new is not None for new in new_state]
         steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
-        return gradients, loss, tf.nest.map_structure(lambda o: o[0], y_pred), steps
+        parts = losses_of_outputs(forward.model, scope)
+        return gradients, loss, parts, tf.nest.map_structure(lambda o: o[0], y_pred), steps
 
     try:
         with _unrolled(forward.model):
-            gradients, losses, outputs, steps = tf.vectorized_map(
+            gradients, losses, parts, outputs, steps = tf.vectorized_map(
                 one, (x, y, sample_weight, stacked), fallback_to_while_loop=False
             )
     except ValueError as error:
@@ -104,7 +128,7 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
     new_state = [
         old + next(steps)[0] if moved else None for old, moved in zip(state, changed, strict=True)
     ]
-    return gradients, losses, outputs, new_state
+    return gradients, losses, parts, outputs, new_state
 
 
 def _not_vectorized(message: str) -> str | None:
@@ -130,7 +154,9 @@ def bounded_sum(
     microbatch_size: int = 1,
 ) -> BoundedSum:
     """Computes the bounded sum of a chunk; see `contract.Engine`."""
-    gradients, losses, outputs, state = per_example_gradients(forward, x, y, sample_weight, chunk)
+    gradients, losses, output_losses, outputs, state = per_example_gradients(
+        forward, x, y, sample_weight, chunk
+    )
     return bounded(
         [Instantiated(g) for g in gradients],
         forward.variables,
@@ -138,6 +164,7 @@ def bounded_sum(
         sample_weight,
         microbatch_size,
         losses=losses,
+        output_losses=output_losses,
         outputs=outputs,
         state=state,
     )
