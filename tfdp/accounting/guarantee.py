@@ -3,9 +3,10 @@
 import dataclasses
 import decimal
 import math
+import numbers
 from typing import Any
 
-from tfdp._validate import fraction, one_of, positive
+from tfdp._validate import fraction, one_of, positive, refuse, whole
 
 ADJACENCIES = ("zero_out", "replace_one", "add_or_remove_one")
 KINDS = ("claimed", "proven")
@@ -51,6 +52,7 @@ def delta_warning(delta: float, num_examples: int) -> str | None:
       >>> delta_warning(1e-3, num_examples=1000)
       'delta = 0.001 is not below 1/N = 0.001: a method that publishes one whole record...'
     """
+    num_examples = whole("num_examples", num_examples, 1)
     if check_delta(delta) < 1.0 / num_examples:
         return None
     return (
@@ -132,8 +134,10 @@ class Guarantee:
         check_kind(self.kind)
         check_adjacency(self.adjacency)
         check_delta(self.delta)
-        if not self.epsilon >= 0:
-            raise ValueError(f"Expected epsilon to be 0 or more. Received {self.epsilon!r}.")
+        number = isinstance(self.epsilon, numbers.Real) and not isinstance(self.epsilon, bool)
+        if not (number and self.epsilon >= 0):
+            remedy = "Pass such a number; infinity needs a reason, too."
+            refuse("epsilon", "0 or more", self.epsilon, remedy)
         if math.isinf(self.epsilon) and not self.reason:
             raise ValueError("Expected a reason for an infinite epsilon. Received none.")
 
