@@ -19,8 +19,8 @@ _KERAS = pathlib.Path(keras.__file__).parent / "src"
 
 
 MISSING = (
-    f"The package of Keras {keras.__version__} in {_KERAS} has no test files. Install it from its source: "
-    f"pip install --no-binary keras keras=={keras.__version__}"
+    f"The package of Keras {keras.__version__} in {_KERAS} has no test files. Install it from its "
+    f"source: pip install --no-binary keras keras=={keras.__version__}"
 )
 
 
