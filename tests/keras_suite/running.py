@@ -18,6 +18,17 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _KERAS = pathlib.Path(keras.__file__).parent / "src"
 
 
+MISSING = (
+    f"The package of Keras {keras.__version__} in {_KERAS} has no test files. Install it from its "
+    f"source: pip install --no-binary keras keras=={keras.__version__}"
+)
+
+
+def has_tests() -> bool:
+    """Whether the installed package of Keras has its test files; some wheels leave them out."""
+    return (_KERAS / "trainers" / "trainer_test.py").is_file()
+
+
 @dataclasses.dataclass(frozen=True)
 class Done:
     """A run that has ended.
@@ -39,7 +50,12 @@ def run(arguments: list[str] = ()) -> Done:
     Args:
         arguments: options of pytest and of the plugin; files, folders and cases, relative to Keras'
             source folder. Without any of the latter, `FOLDERS` are run.
+
+    Raises:
+        RuntimeError: the package of Keras has no test files.
     """
+    if not has_tests():
+        raise RuntimeError(MISSING)
     options = [argument for argument in arguments if argument.startswith("-")]
     what = [argument for argument in arguments if not argument.startswith("-")]
     if not what:

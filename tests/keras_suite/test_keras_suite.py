@@ -6,19 +6,22 @@ import unittest
 import keras
 import pytest
 
-from tests.keras_suite import absent, counts, expected
-from tests.keras_suite.running import run
+from tests.keras_suite import absent, counts, expected, running
+
+with_tests = pytest.mark.skipif(not running.has_tests(), reason=running.MISSING)
 
 
+@with_tests
 def test_a_short_form_of_keras_own_tests():
-    done = run(["--short"])
+    done = running.run(["--short"])
     assert done.code == 0, done.output
     assert done.counts.total()["pass"] > 20
 
 
 @pytest.mark.slow
+@with_tests
 def test_all_of_keras_own_tests():
-    done = run()
+    done = running.run()
     assert done.code == 0, done.output
     if keras.__version__ == expected.load().keras:
         assert counts.written() == done.counts.table()
