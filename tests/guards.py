@@ -862,17 +862,6 @@ GUARDS = (
         "a training metric called val_accuracy steers",
     ),
     Guard(
-        "batches of one size",
-        BATCHES,
-        "lambda leaf: _with_rows(leaf, size), (x, y, weights))",
-        "lambda leaf: leaf, (x, y, weights))",
-        (
-            "tests/training/test_feeding.py::"
-            "test_batches_of_a_user_are_padded_and_accounted_without_amplification",
-        ),
-        "lots of batches that a user draws have a size of their own, as the data may",
-    ),
-    Guard(
         "no batch above the first",
         BATCHES,
         "check = tf.debugging.assert_less_equal(rows, size, _LARGER.format(size))",
@@ -891,7 +880,7 @@ GUARDS = (
         "",
         (
             "tests/training/test_feeding.py::"
-            "test_batches_of_a_user_are_padded_and_accounted_without_amplification",
+            "test_batches_of_a_user_are_padded_and_accounted_without_amplification[dataset-1]",
         ),
         "rows of padding count as examples of zeros",
     ),
@@ -900,7 +889,9 @@ GUARDS = (
         FUNCTION,
         "return most if left is None else min(most, left)",
         "return most",
-        ("tests/training/test_train_function.py::test_no_execution_goes_beyond_its_epoch",),
+        (
+            "tests/training/test_train_function.py::test_no_execution_goes_beyond_its_epoch[graph-32]",
+        ),
         "steps_per_execution, which is for speed, spends steps that nobody asked for",
     ),
     Guard(
