@@ -184,12 +184,13 @@ class Ledger:
           LedgerError: For an unknown id, or fewer steps than were recorded before.
         """
         entry = self._entry(run_id)
-        if not whole("steps", steps, 0) >= entry.steps:
+        steps = whole("steps", steps, 0)
+        if not steps >= entry.steps:
             raise LedgerError(
                 f"Expected at least the {entry.steps} steps that run {run_id} has spent already. "
                 f"Received {steps}. A ledger never goes back; open a new run instead."
             )
-        self._entries[run_id] = entry.with_(steps=int(steps))
+        self._entries[run_id] = entry.with_(steps=steps)
 
     def extend(self, run_id: str, run: Run) -> None:
         """Replaces the description of a run by one that covers more steps.

@@ -500,7 +500,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 "private optimizer, so what it has spent is unknown. Load it with compile=False "
                 "and account for its training yourself."
             )
-        self._account.bring(Ledger.from_json(bytes(np.asarray(store[LEDGER_KEY])).decode()))
+        saved = Ledger.from_json(bytes(np.asarray(store[LEDGER_KEY])).decode())
+        self._account.bring(saved)
         slots = {name: store[name] for name in names - {LEDGER_KEY, _DIGESTS_KEY}}
         # A file without digests was saved before the optimizer was built, so its configuration says
         # everything, and slots that were made since then stay as they are.

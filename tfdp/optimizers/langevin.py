@@ -92,7 +92,7 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
                 "them to be left out."
             )
         one_of("composition", composition, READINGS, optional=True)
-        if isinstance(learning_rate, dict):
+        if isinstance(learning_rate, dict) and "class_name" in learning_rate:
             learning_rate = keras.optimizers.schedules.deserialize(learning_rate)
         if not callable(learning_rate):  # neither a schedule nor a function
             exponent = 1.0 if learning_rate_exponent is None else learning_rate_exponent
