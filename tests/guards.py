@@ -78,6 +78,8 @@ TRAINING = "tfdp/training/private_training.py"
 STEP = "tfdp/training/step.py"
 METRICS = "tfdp/training/lot_metrics.py"
 FEEDING = "tfdp/training/feeding.py"
+BATCHES = "tfdp/training/batches.py"
+TARGETS = "tfdp/gradients/targets.py"
 PLANNING = "tfdp/training/planning.py"
 LOOP = "tfdp/training/loop.py"
 STEERING = "tfdp/training/steering.py"
@@ -779,7 +781,7 @@ GUARDS = (
     Guard(
         "a loop examines what it does to the weights",
         LOOP,
-        "                account.examine(model.weights)  # what the loop did since the last step\n",
+        "                    account.examine(model.weights)  # what the loop did since the last step\n",
         "",
         ("tests/training/test_loop.py::test_weights_that_the_loop_changes_leave_nothing_proven",),
         "a loop trains without noise between two private steps",
@@ -860,25 +862,57 @@ GUARDS = (
         "a training metric called val_accuracy steers",
     ),
     Guard(
-        "batches without a static size",
-        FEEDING,
-        "    if lot_size is None:\n        raise",
-        "    lot_size = lot_size or 8\n    if lot_size is None:\n        raise",
+        "batches of one size",
+        BATCHES,
+        "lambda leaf: _with_rows(leaf, size), (x, y, weights))",
+        "lambda leaf: leaf, (x, y, weights))",
         (
-            "tests/training/test_feeding.py::test_data_whose_sampling_cannot_be_accounted_is_refused",
+            "tests/training/test_feeding.py::"
+            "test_batches_of_a_user_are_padded_and_accounted_without_amplification",
         ),
-        "a last, smaller batch is divided by the wrong constant",
+        "lots of batches that a user draws have a size of their own, as the data may",
     ),
     Guard(
-        "batches from a generator",
-        FEEDING,
-        'if y is None or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):',
-        "if False:",
+        "no batch above the first",
+        BATCHES,
+        "check = tf.debugging.assert_less_equal(rows, size, _LARGER.format(size))",
+        "check = tf.no_op()",
         (
-            "tests/training/test_feeding.py::test_data_whose_sampling_cannot_be_accounted_is_refused",
+            "tests/training/test_feeding.py::"
+            "test_a_larger_batch_than_the_first_is_refused_before_its_step",
         ),
-        "batches of a generator are taken for something that lots can be drawn from (which asks "
-        "for arrays itself, in words that do not help)",
+        "a larger batch is divided by the size of the first one (padding to a negative number of rows "
+        "ends it with an error that does not help)",
+    ),
+    Guard(
+        "padding of a user's batches is absent",
+        BATCHES,
+        "        weights = _filled(weights, rows)\n",
+        "",
+        (
+            "tests/training/test_feeding.py::"
+            "test_batches_of_a_user_are_padded_and_accounted_without_amplification",
+        ),
+        "rows of padding count as examples of zeros",
+    ),
+    Guard(
+        "no execution beyond its epoch",
+        FUNCTION,
+        "return most if left is None else min(most, left)",
+        "return most",
+        ("tests/training/test_train_function.py::test_no_execution_goes_beyond_its_epoch",),
+        "steps_per_execution, which is for speed, spends steps that nobody asked for",
+    ),
+    Guard(
+        "a row without any weight is absent",
+        TARGETS,
+        "tf.reduce_any(present, axis=0)",
+        "tf.ones([rows], tf.bool)",
+        (
+            "tests/gradients/test_targets.py::"
+            "test_a_row_without_any_weight_is_absent_whatever_it_holds",
+        ),
+        "padding of lots with weights for tokens or outputs is present, and its add_loss counts",
     ),
     Guard(
         "a seed of lots matters",

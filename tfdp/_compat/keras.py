@@ -20,6 +20,17 @@ with borrowing("a name of keras.src"):
     from keras.src.models import cloning
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
+    from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+    from keras.src.trainers.data_adapters.generator_data_adapter import (
+        GeneratorDataAdapter as GeneratorDataAdapter,
+    )
+    from keras.src.trainers.data_adapters.py_dataset_adapter import (
+        PyDatasetAdapter as PyDatasetAdapter,
+    )
+
+# Public, and here for `tfdp.data`, which needs no Keras to be imported: a module of its that uses Keras
+# imports it from here, so that another backend is refused first.
+floatx = keras.config.floatx
 
 # Methods that subclasses in tfdp override and Keras calls, with the parameters (without `self`) of
 # Keras' own methods; None marks a property. An override must be an attribute of the subclass, so no
@@ -315,19 +326,23 @@ def compile_metrics(model):
 
 
 def flat_metrics(compiled) -> tuple:
-    """Two functions of (y, y_pred), for `metrics` and `weighted_metrics` of a built `CompileMetrics`.
+    """Two functions, for the `metrics` and the `weighted_metrics` of a built `CompileMetrics`.
 
-    They return (`MetricsList`, y, y_pred) for each output with metrics (`_flat_metrics`,
+    They take targets, outputs, and weights of rows or in the structure of the targets, and return
+    (`MetricsList`, y, y_pred, weight) for each output with metrics (`_flat_metrics`,
     `_flat_weighted_metrics`, `_flatten_y`).
     """
+    flatten = borrowed(compiled, "_flatten_y")
 
     def by_output(lists):
-        def pairs(y, y_pred):
-            flatten = borrowed(compiled, "_flatten_y")
-            found = zip(lists, flatten(y), flatten(y_pred), strict=False)
+        def parts(y, y_pred, weights):
+            y, y_pred, weights = flatten(y), flatten(y_pred), flatten(weights)
+            if len(weights) < len(y):
+                weights = [weights[0]] * len(y)
+            found = zip(lists, y, y_pred, weights, strict=False)
             return [each for each in found if each[0] is not None]
 
-        return pairs
+        return parts
 
     return (
         by_output(borrowed(compiled, "_flat_metrics")),

@@ -6,12 +6,11 @@ Each class really draws what its `sampling` says, which is what is accounted.
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import scipy.stats
 import tensorflow as tf
 
 from tfdp._validate import one_of, whole
-from tfdp.data.arrays import as_arrays, as_weights, common_length
+from tfdp.data.arrays import as_arrays, as_weights, common_length, each_array
 from tfdp.data.lots import Lots
 from tfdp.data.randomness import RandomWords
 
@@ -115,7 +114,7 @@ class CyclicPoissonLots(Lots):
         self._group_size = total // self.groups
         columns = (x, y, as_weights(sample_weight, total))
         used = self._group_size * self.groups
-        x, y, sample_weight = tf.nest.map_structure(lambda column: column[:used], columns)
+        x, y, sample_weight = each_array(lambda column: column[:used], columns)
         super().__init__(x, y, lot_size, sample_weight=sample_weight, **options)
 
     def _usual_rows(self):
@@ -245,11 +244,11 @@ SAMPLINGS: dict[str, Callable[..., Lots]] = {
 def make_lots(
     sampling: str,
     x: Any,
-    y: Any,
+    y: Any = None,
     *,
     lot_size: int,
     physical_batch_size: int | None = None,
-    sample_weight: np.ndarray | None = None,
+    sample_weight: Any = None,
     seed: int | None = None,
     row_multiple: int | None = None,
     groups: int | None = None,

@@ -19,6 +19,7 @@ from absl import logging
 from tfdp._compat.keras import compiled_loss, compute_loss_as_keras, flat_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.row_losses import is_row_by_row
+from tfdp.gradients.targets import apart, with_none
 
 _ROWS = 4
 _UNKNOWN = 3  # stands for a dimension that the specification leaves open
@@ -39,7 +40,7 @@ def refuse_coupled_losses(model, x, y, y_pred) -> None:
     flat = all(len(leaf.shape) >= 2 for leaf in tf.nest.flatten(y_pred))
     if flat and all(map(is_row_by_row, losses)):
         return
-    specs = keras.tree.map_structure(_spec, (x, y, y_pred))
+    specs = keras.tree.map_structure(_spec, (x, apart(y)[0], y_pred))
     rng = np.random.default_rng(0)
     try:
         with tf.init_scope(), keras.StatelessScope() as scope:
@@ -98,7 +99,7 @@ def _calls(model, losses, data):
         for loss in {id(loss): loss for loss in losses}.values():
             stack.enter_context(_recorded(loss, found))
         try:
-            compute_loss_as_keras(model, *data, None)
+            compute_loss_as_keras(model, *map(with_none, data), None)
         except Exception as error:
             raise _Inconclusive(str(error)) from error
     return found

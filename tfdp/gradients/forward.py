@@ -19,6 +19,7 @@ from tfdp._compat.keras import (
 )
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.random_state import noise_states, seed_states
+from tfdp.gradients.targets import apart, with_none
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
 
@@ -143,7 +144,7 @@ class Forward:
             self.metrics_before = self.metric_values(scope)
             # Otherwise Keras silently drops activity penalties and losses from add_loss.
             scope.collect_losses = True
-            y_pred = self.model(x, training=True)
+            y_pred = self.model(with_none(x), training=True)
         new_state = []
         for variable, before in zip(self.state_variables, state, strict=True):
             after = scope.get_current_value(variable)
@@ -192,10 +193,14 @@ class Forward:
         """Returns the loss of the examples in a batch, as `model.compute_loss` reduces it.
 
         The penalties of weight regularizers are subtracted: they do not depend on data, and their
-        gradient (`regularization`) is added after the noise.
+        gradient (`regularization`) is added after the noise. The weights of `WeightedTargets` go to
+        `compute_loss`; factors for whole rows are applied by the caller.
         """
+        y, sample_weight = apart(y)
         with scope:
-            loss = compute_loss_as_keras(self.model, x, y, y_pred, None)
+            loss = compute_loss_as_keras(
+                self.model, with_none(x), with_none(y), y_pred, sample_weight
+            )
             for penalty in self._penalties(scope):
                 loss -= tf.cast(penalty, loss.dtype)
         return tf.cast(loss, tf.float32)

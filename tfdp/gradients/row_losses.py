@@ -15,6 +15,7 @@ from tfdp._compat.keras import (
 )
 from tfdp.gradients.forward import losses_of_outputs
 from tfdp.gradients.rules import UnsupportedModelError
+from tfdp.gradients.targets import apart
 
 # Keras' losses that compute a value for every row from that row alone.
 _FUNCTIONS = {
@@ -42,13 +43,14 @@ def row_losses(forward, scope, x, y, y_pred, sample_weight):
     Args:
         forward: the `Forward` whose `outputs` returned `scope` and `y_pred`.
         scope, y_pred: the scope and the outputs for all rows.
-        x, y: inputs and targets, structures of tensors [rows, ...].
+        x, y: inputs and targets, structures of tensors [rows, ...]; the targets may be
+            `WeightedTargets`.
         sample_weight: float32 [rows].
 
     Returns:
-        (losses, output_losses, gradients): losses is float32 [rows], not weighted; output_losses is
-        as in `BoundedSum`; gradients are those of the weighted losses with respect to the leaves of
-        `y_pred`.
+        (losses, output_losses, gradients): losses is float32 [rows], not weighted by `sample_weight`;
+        output_losses is as in `BoundedSum`; gradients are those of the weighted losses with respect to
+        the leaves of `y_pred`.
 
     Raises:
         UnsupportedModelError: the loss does not depend on the model's output.
@@ -83,6 +85,7 @@ def _values(model, scope, y, y_pred):
     compiled = compiled_loss(model)
     if type(compiled) is not CompileLoss or scope.losses:
         return None
+    y, weights = apart(y)
     if not (tf.is_tensor(y) and tf.is_tensor(y_pred)):
         return None
     if not compiled.built:
@@ -94,10 +97,14 @@ def _values(model, scope, y, y_pred):
         return None
     if get_keras_mask(y_pred) is not None or not _same_rows(loss, y, y_pred):
         return None
+    if weights is not None and not _one_weight_for_each_value(loss, weights, y_pred):
+        return None
 
     def values(y_pred):
         predicted = tf.cast(y_pred, loss.dtype)
         found = loss.call(keras.ops.convert_to_tensor(y, dtype=loss.dtype), predicted)
+        if weights is not None:
+            found *= tf.cast(weights, found.dtype)
         reduce = tf.reduce_mean if loss.reduction in _MEANS else tf.reduce_sum
         if found.shape.rank > 1:
             found = reduce(found, axis=[*range(1, found.shape.rank)])
@@ -114,6 +121,14 @@ def is_row_by_row(loss) -> bool:
         return False
     arguments = loss_arguments(loss).items()
     return all(k == "label_smoothing" or v in _ARGUMENTS.get(k, ()) for k, v in arguments)
+
+
+def _one_weight_for_each_value(loss, weights, y_pred):
+    """Whether Keras would multiply the values of a loss by weights of the same shape, and no more."""
+    if loss.reduction == "mean_with_sample_weight":
+        return False
+    values = y_pred.shape[:-1]  # the losses in `_FUNCTIONS` reduce the last axis
+    return weights.shape.rank == values.rank and weights.shape[1:] == values[1:]
 
 
 def _same_rows(loss, y, y_pred):

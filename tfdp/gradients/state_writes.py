@@ -25,6 +25,7 @@ from tfdp._compat.keras import forget_losses, layers_of
 from tfdp._compat.tensorflow import captured, concrete_function, variable_name
 from tfdp.gradients.coupled_losses import refuse_coupled_losses
 from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
+from tfdp.gradients.targets import apart
 
 _WHY = "so it would keep what private examples wrote into it without any noise"
 _PYTHON = (
@@ -70,7 +71,8 @@ def refuse_hidden_state(forward, x, y) -> Pass:
         ValueError: as `refuse_writes`, or as `refuse_coupled_losses`.
     """
     parts = _parts(forward)
-    specs = [_spec(leaf, None) for leaf in tf.nest.flatten((x, y))]
+    weighted = apart(y)[1] is not None
+    specs = (weighted, tf.nest.map_structure(lambda leaf: _spec(leaf, None), (x, y)))
     checked = vars(forward.model).get("_tfdp_checked")
     if checked is None or not checked.is_for(parts):
         checked = _Checked(parts)

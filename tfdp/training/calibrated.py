@@ -205,19 +205,19 @@ def _lots(data, batch_size, sampling, physical_batch_size) -> Lots | tf.data.Dat
                 "batch_size", "None, since the data have one", batch_size, "Leave batch_size out."
             )
         return data if lots is None else lots
-    if not isinstance(data, tuple) or len(data) not in (2, 3):
+    if not isinstance(data, tuple) or len(data) not in (1, 2, 3):
         raise ValueError(
             "Expected data to be a tuple of arrays (x, y) or (x, y, sample_weight), tfdp.data.Lots or "
             f"a tf.data.Dataset. Received {type(data).__name__}."
         )
     if batch_size is None:
         raise ValueError("Expected batch_size, the nominal lot size, with arrays. Received None.")
-    x, y, *weight = data
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     return make_lots(
         sampling,
         x,
         y,
         lot_size=batch_size,
         physical_batch_size=physical_batch_size,
-        sample_weight=weight[0] if weight else None,
+        sample_weight=weight,
     )

@@ -10,12 +10,12 @@ import dataclasses
 import warnings
 
 import keras
-import tensorflow as tf
 
 from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
 from tfdp.account import Account
 from tfdp.accounting import Ledger, PrivacyBudget, Run
+from tfdp.data.arrays import all_arrays, in_floatx
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.gradients.precision import keep_float32_products
@@ -32,7 +32,7 @@ from tfdp.training.model_privacy import EARLIER_NAMES, ModelPrivacy
 from tfdp.training.planning import planned_fields
 from tfdp.training.steering import names_of_metrics
 from tfdp.training.step import frozen_step, private_step, refuse_replicas
-from tfdp.training.train_function import comes_from, lean
+from tfdp.training.train_function import Epoch, comes_from, in_steps, lean
 
 STARTS = ("assumed", "public")
 
@@ -47,6 +47,7 @@ class _Privacy:
         self.account = Account()  # becomes the account of the weights once the model has any
         self.feed = None  # the `Feed` of the running fit
         self.plan = None  # the plan of the running fit, until its first step
+        self.epoch = Epoch()  # the steps that the running epoch has left
         self.batch = False  # whether train_on_batch may run its one step
         self.feeding = False  # whether a step of fit or train_on_batch is running
         # Whether Keras is making the train function; the function that counts steps (or None).
@@ -189,14 +190,15 @@ class PrivateTraining(AccountedWeights):
         sample_weight=None,
         initial_epoch=0,
         steps_per_epoch=None,
+        validation_batch_size=None,
         **kwargs,
     ):
         """Trains privately; the arguments are those of `keras.Model.fit`.
 
         Arrays are drawn in Poisson lots of nominal size `batch_size` (with `shuffle=False`: in
         epochs of fixed order). `tfdp.data.Lots`, or a dataset made from `Lots`, keep their own
-        sampling scheme. Any other `tf.data.Dataset` is accounted without amplification by sampling;
-        its batches need one static size.
+        sampling scheme. Any other `tf.data.Dataset`, `keras.utils.PyDataset`, generator or iterable of
+        batches is accounted without amplification by sampling; no batch may be larger than the first.
         """
         check_optimizer(self, getattr(self, "optimizer", None))
         self._refuse_nested()
@@ -215,17 +217,14 @@ class PrivateTraining(AccountedWeights):
             turn=self.optimizer.next_turn,
         )
         callbacks = bracketed(self, callbacks, names_of_metrics(self))
-        # Keras runs whole executions of several steps, even if the epoch ends within one.
-        executions = -(-feed.steps // self.steps_per_execution)
-        steps = max(0, epochs - initial_epoch) * executions * self.steps_per_execution
-        plan = dataclasses.replace(feed.plan, steps=steps)
+        plan = feed.planned(epochs - initial_epoch)
         self._begin(plan)
         privacy = self._privacy
-        privacy.plan, privacy.feed = plan, feed
+        privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
         whole = False
         try:
             history = super().fit(
-                feed.dataset,
+                feed.dataset if feed.adapter is None else feed.adapter,
                 shuffle=False,  # the lots are drawn already
                 epochs=epochs,
                 verbose=verbose,
@@ -233,6 +232,7 @@ class PrivateTraining(AccountedWeights):
                 validation_data=feed.validation_data,
                 initial_epoch=initial_epoch,
                 steps_per_epoch=feed.steps_per_epoch,
+                validation_batch_size=validation_batch_size or batch_size,
                 **kwargs,
             )
             whole = True
@@ -245,7 +245,8 @@ class PrivateTraining(AccountedWeights):
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""
         self._refuse_nested()
-        lot_size = int(tf.nest.flatten(x)[0].shape[0])
+        x, y, sample_weight = in_floatx((x, y, sample_weight))
+        lot_size = int(all_arrays(x)[0].shape[0])
         check_targets(self, y)
         plan = Plan(
             sampling="unknown",
@@ -367,14 +368,10 @@ class PrivateTraining(AccountedWeights):
         if self.train_function is not None and not force:
             return
         privacy = self._privacy
-        privacy.making = True
-        try:
-            super().make_train_function(force=True)
-        finally:
-            privacy.making = False
-        inner = lean(self, self.train_function)
+        inner = in_steps(self, self._uncounted_function)
 
         def guarded(iterator):
+            from_batch = privacy.batch
             self._check_feed(iterator)
             if privacy.feeding:
                 raise RuntimeError("Two steps at a time. Expected one training in one thread.")
@@ -387,20 +384,42 @@ class PrivateTraining(AccountedWeights):
                     self.make_train_function()
                     return self.train_function(iterator)
             session = self._session
-            if session is None and not self.trainable_variables:
-                with _flag(privacy):
-                    return inner(iterator)  # `frozen_step`, which changes no weight
-            if session is None:
+            frozen = session is None and not self.trainable_variables
+            if session is None and not frozen:
                 raise RuntimeError(
                     "The ledger entry of this training is closed, so no step can be accounted under "
                     "it. Expected fit() or train_on_batch() to be called anew."
                 )
-            session.authorize(self.steps_per_execution)
+            steps = 1 if from_batch else privacy.epoch.next_execution(self.steps_per_execution)
+            if not frozen:  # else it is `frozen_step`, which changes no weight
+                if not from_batch and self._extend(session, steps):
+                    return self.train_function(iterator)
+                session.authorize(steps)
+            privacy.epoch.count(steps)
             with _flag(privacy):
-                return inner(iterator)
+                return inner(iterator, steps)
 
         privacy.guarded = guarded
         self.train_function = guarded
+
+    def _extend(self, session, steps):
+        """Describes further steps of a fit whose length is unknown; returns whether a trace is void."""
+        feed, function = self._privacy.feed, self.train_function
+        unknown = feed.steps is None and self.optimizer.described_steps is None
+        if not unknown or session.authorized + steps <= session.run.steps:
+            return False
+        self._begin(dataclasses.replace(feed.plan, steps=OPEN_ENDED))
+        self.make_train_function()
+        return self.train_function is not function
+
+    def _uncounted_function(self):
+        privacy = self._privacy
+        privacy.making = True
+        try:
+            super().make_train_function(force=True)
+        finally:
+            privacy.making = False
+        return lean(self, self.train_function)
 
     @property
     def train_function(self):

@@ -13,6 +13,7 @@ from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.state_writes import refuse_hidden_state
+from tfdp.gradients.targets import weighted, without_none
 from tfdp.session import Session
 from tfdp.training.lot_metrics import Figures, LotMetrics
 
@@ -121,16 +122,9 @@ _NOT_ALLOWED = (
 
 def _unpacked(data):
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    if sample_weight is None:
-        sample_weight = tf.ones([tf.shape(tf.nest.flatten(x)[0])[0]], tf.float32)
-    sample_weight = tf.cast(tf.convert_to_tensor(sample_weight), tf.float32)
-    if sample_weight.shape.rank != 1:
-        raise ValueError(
-            "Expected one sample weight per example, shape (rows,). Received shape "
-            f"{sample_weight.shape}."
-        )
-    x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
-    return x, y, sample_weight
+    x = tf.nest.map_structure(tf.convert_to_tensor, without_none(x))
+    y, sample_weight = weighted(y, sample_weight, tf.shape(tf.nest.flatten(x)[0])[0])
+    return x, tf.nest.map_structure(tf.convert_to_tensor, y), sample_weight
 
 
 def refuse_replicas(strategy) -> None:
