@@ -1395,12 +1395,41 @@ GUARDS = (
     Guard(
         "state that a layer writes",
         FORWARD,
-        "            if not self.is_random(variable):\n",
+        "            if not self.may_assign(variable):\n",
         "            if False:\n",
         (
             "tests/gradients/test_forward.py::test_a_layer_that_stores_what_it_saw_is_refused_by_name",
         ),
         "running statistics of private examples",
+    ),
+    Guard(
+        "a counter has a formula",
+        WRITES,
+        "        if how is None or how != again.get(id(variable)):\n",
+        "        if how is not None and how != again.get(id(variable)):\n",
+        (
+            "tests/gradients/test_counters.py::test_whatever_may_keep_something_of_the_data_is_refused[data]",
+        ),
+        "sums of private examples in a variable that looks like a counter",
+    ),
+    Guard(
+        "a counter does not depend on the number of rows",
+        WRITES,
+        "        if how is None or how != again.get(id(variable)):\n",
+        "        if how is None:\n",
+        (
+            "tests/gradients/test_counters.py::"
+            "test_whatever_may_keep_something_of_the_data_is_refused[static shape]",
+        ),
+        "the sizes of the lots in a variable that looks like a counter",
+    ),
+    Guard(
+        "what the inspection permitted ends with it",
+        WRITES,
+        "            forward.permit(())\n",
+        "",
+        ("tests/gradients/test_counters.py::test_a_trace_permits_nothing_afterwards",),
+        "a layer that was refused is executed",
     ),
     Guard(
         "random state is known by its owner",

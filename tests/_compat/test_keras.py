@@ -109,6 +109,35 @@ def test_generator_data_adapter():
         assert len(list(adapter.get_tf_dataset())) == 2
 
 
+def test_trainer():
+    class Trained(borrowed.Trainer, layers.Dense):
+        def __init__(self, units):
+            layers.Dense.__init__(self, units)
+            borrowed.Trainer.__init__(self)
+
+    assert issubclass(keras.Model, borrowed.Trainer)
+    assert not issubclass(layers.Dense, borrowed.Trainer)
+    Trained(2).compile("sgd", "mse")
+
+
+def test_build_symbolically():
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, inputs):
+            return self.dense(tf.reshape(inputs["a"], [-1, 4]))
+
+    model = Subclassed()
+    borrowed.build_symbolically(model, {"a": keras.KerasTensor((None, 2, 2))})
+    assert model.built and [tuple(v.shape) for v in model.weights] == [(4, 3), (3,)]
+    with pytest.raises(Exception, match=r"channels|axes|rank|ndim"):
+        borrowed.build_symbolically(
+            keras.Sequential([layers.Conv2D(2, 3)]), keras.KerasTensor((None, 4))
+        )
+
+
 def test_compile_loss():
     assert type(borrowed.compiled_loss(_compiled())) is borrowed.CompileLoss
 
@@ -432,10 +461,10 @@ def test_metrics_of_outputs():
     compiled = borrowed.compile_metrics(model)
     compiled.build([_Y, _Y], [_Y, _Y])
     unweighted, weighted = borrowed.flat_metrics(compiled)
-    (found,) = unweighted([1, 2], [3, 4], 5)
-    assert found[1:] == (1, 3, 5) and [m.name for m in found[0].metrics] == ["mae"]
-    (found,) = weighted([1, 2], [3, 4], [5, 6])
-    assert found[1:] == (2, 4, 6) and [m.name for m in found[0].metrics] == ["mse"]
+    (found,) = unweighted([1, 2], [3, 4])
+    assert found[1:] == (1, 3) and [m.name for m in found[0].metrics] == ["mae"]
+    (found,) = weighted([1, 2], [3, 4])
+    assert found[1:] == (2, 4) and [m.name for m in found[0].metrics] == ["mse"]
     assert borrowed.compile_metrics(_compiled()) is None
 
 

@@ -23,3 +23,25 @@ def test_filter_gradients_of_inputs_that_all_rows_share(groups):
 
     vectorized = tf.vectorized_map(one, rows, fallback_to_while_loop=False)
     np.testing.assert_allclose(vectorized, [one(row) for row in rows], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rank", [3, 4, 5])
+@pytest.mark.parametrize("whose", ["values", "both", "bias"])
+def test_a_bias_along_the_first_axis_after_the_batch(rank, whose):
+    pfor_repairs.register()
+    draw = np.random.default_rng(0).normal
+    values = tf.constant(draw(size=(6, 2, 3, *range(4, 2 + rank))), tf.float32)
+    bias = tf.constant(draw(size=(6, 3)), tf.float32)
+
+    def one(i):
+        value = values[0] if whose == "bias" else tf.gather(values, i)
+        added = bias[0] if whose == "values" else tf.gather(bias, i)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([value, added])
+            total = tf.nn.bias_add(value, added, data_format="NCHW")
+            squares = total * total
+        return total, *tape.gradient(squares, [value, added])
+
+    vectorized = tf.vectorized_map(one, tf.range(6), fallback_to_while_loop=False)
+    for ours, rows in zip(vectorized, zip(*map(one, range(6)), strict=True), strict=True):
+        np.testing.assert_allclose(ours, rows, rtol=1e-5, atol=1e-5)

@@ -358,6 +358,23 @@ class TestForks:
 
 
 class TestFixedSize:
+    def test_cyclic_keeps_the_last_examples_if_asked(self):
+        lots = make("cyclic", num_examples=23, lot_size=5)
+        kept = data.CyclicLots(np.arange(23.0), np.arange(23), 5, keep_last=True)
+        assert (lots.num_examples, lots.steps_per_epoch) == (23, 4)
+        assert (kept.num_examples, kept.steps_per_epoch, kept.available_examples) == (25, 5, 23)
+        draws = take_indices(kept, 10)
+        assert [len(draw) for draw in draws] == [5, 5, 5, 5, 3] * 2
+        assert np.concatenate(draws).tolist() == [*range(23)] * 2
+        *_, (x, _, weight) = kept.as_dataset().take(5)
+        assert weight.numpy().tolist() == [1.0] * 3 + [0.0] * (len(weight) - 3)
+        assert x.numpy()[:3].tolist() == [20.0, 21.0, 22.0]
+
+    def test_cyclic_without_a_rest_is_the_same_either_way(self):
+        kept = data.CyclicLots(np.arange(20.0), np.arange(20), 5, keep_last=True)
+        assert (kept.num_examples, kept.steps_per_epoch) == (20, 4)
+        assert [len(draw) for draw in take_indices(kept, 5)] == [5] * 5
+
     def test_cyclic_repeats_the_given_order(self):
         draws = take_indices(make("cyclic", num_examples=23, lot_size=5), 8)
         first, second = np.concatenate(draws[:4]), np.concatenate(draws[4:])

@@ -7,6 +7,7 @@ from helpers import LOSS, fit, private, sgd, steps
 from keras import layers
 
 import tfdp
+from tfdp._compat.keras import Trainer
 from tfdp.accounting import proven
 from tfdp.training.dp_model import PrivateTraining
 
@@ -84,3 +85,21 @@ def test_a_clone_that_shares_layers_shares_the_ledger():
     fit(model)
     clone = keras.models.clone_model(model, clone_function=lambda layer: layer)
     assert steps(clone) == 3
+
+
+def test_a_layer_with_the_trainer_of_keras_trains_as_keras_own_tests_have_it():
+    kinds = [kind for kind in keras.Model.__mro__ if issubclass(kind, Trainer)]
+    backend_trainer = kinds[-2]  # before the trainer of all backends
+
+    class Trained(backend_trainer, layers.Dense):
+        def __init__(self, units):
+            layers.Dense.__init__(self, units)
+            backend_trainer.__init__(self)
+
+    model = tfdp.make_private(Trained(3))
+    model.compile(sgd(), loss=LOSS)
+    fit(model)
+    assert model.privacy.steps_taken == 3
+    assert [tuple(v.shape) for v in model.trainable_variables] == [(4, 3), (3,)]
+    with pytest.raises(TypeError, match=r"Expected a keras\.Model"):
+        tfdp.make_private(layers.Dense(3))

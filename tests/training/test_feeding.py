@@ -5,6 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 from helpers import LOSS, clipped_sum, data, fit, plain, private, sgd, steps, weights
 
@@ -509,3 +510,44 @@ def test_optional_inputs_may_be_absent(given):
     for i in range(0, 24, 8):
         model.train_on_batch([p if p is None else p[i : i + 8] for p in inputs], y[i : i + 8])
     np.testing.assert_allclose(weights(model), weights(reference), atol=1e-5)
+
+
+def test_an_epoch_in_fixed_order_has_all_examples_and_ends_with_a_partial_lot():
+    x, y = data(20)
+    model, reference = private(sgd(noise=0.0, clip=0.3)), plain()
+    reference.compile(loss=LOSS)
+    model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    expected = weights(reference)
+    shapes = [w.shape for w in reference.get_weights()]
+    for first in (0, 8, 16, 0, 8, 16):
+        rows = slice(first, first + 8)
+        # The divisor stays the public lot size in the lot of four examples.
+        expected = expected - 0.5 * clipped_sum(reference, x[rows], y[rows], 0.3) / 8
+        parts = np.split(expected, np.cumsum([np.prod(s) for s in shapes])[:-1])
+        reference.set_weights([p.reshape(s) for p, s in zip(parts, shapes, strict=True)])
+    np.testing.assert_allclose(weights(model), expected, atol=1e-5)
+    (run,) = model.privacy.ledger.runs
+    assert (run.num_examples, run.lot_size, run.steps) == (24, 8, 6)  # four absent examples
+    # Every example takes part twice, as in two epochs of 24 examples.
+    whole = private(sgd(noise=1.0))
+    fit(whole, epochs=2)
+    partial = private(sgd(noise=1.0))
+    fit(partial, epochs=2, rows=20)
+    assert partial.privacy.spent(delta=1e-5).epsilon == whole.privacy.spent(delta=1e-5).epsilon
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("asked", "taken"), [(2, 2), (3, 3), (4, 3), (None, {True: 2, False: 3})])
+def test_an_epoch_of_arrays_is_at_most_one_pass_as_in_keras(shuffle, asked, taken):
+    model = private()
+    fit(model, epochs=2, rows=20, steps_per_epoch=asked, shuffle=shuffle)
+    assert steps(model) == 2 * (taken[shuffle] if asked is None else taken)
+
+
+@pytest.mark.parametrize("sparse", [scipy.sparse.csr_matrix, tf.sparse.from_dense])
+def test_sparse_batches_of_a_generator_are_refused_with_a_sentence(sparse):
+    x, y = data(8)
+    model = private()
+    with pytest.raises(ValueError, match="dense tensors"):
+        model.fit(iter([(sparse(x), y)]), verbose=0)
+    assert steps(model) == 0

@@ -48,9 +48,42 @@ def test_batch_normalization_is_refused_by_name(build_first):
         fit(model)
 
 
-def test_an_unbuilt_model_is_refused():
-    with pytest.raises(ValueError, match="not built"):
-        fit(private(model=keras.Sequential([layers.Dense(3)])))
+class Subclassed(keras.Model):
+    """Has no weights before its first data; TensorFlow's functions need real tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, inputs):
+        return self.dense(tf.reshape(inputs["a"], [-1, 4]))
+
+
+def by_hand(model, x, y):
+    return list(model.privacy.steps(x, y, batch_size=8, shuffle=False))
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        lambda model, x, y: model.fit(x, y, batch_size=8, shuffle=False, verbose=0),
+        lambda model, x, y: [model.train_on_batch(x, y) for _ in range(3)],
+        by_hand,
+    ],
+)
+def test_an_unbuilt_model_is_built_for_the_shapes_of_the_data(train):
+    x, y = data()
+    found = private(model=Subclassed())
+    train(found, {"a": x}, y)
+    assert [tuple(w.shape) for w in found.trainable_variables] == [(4, 3), (3,)]
+    assert steps(found) == 3
+
+
+def test_an_unbuilt_model_that_does_not_fit_the_data_is_refused():
+    found = private(model=keras.Sequential([layers.Conv2D(3, 3)]))
+    with pytest.raises(ValueError, match=r"cannot be built for inputs of shape \(None, 4\)"):
+        fit(found)
+    assert not found.privacy.ledger.runs
 
 
 def test_bad_arguments():

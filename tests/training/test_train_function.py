@@ -147,8 +147,8 @@ def test_no_execution_goes_beyond_its_epoch(several, options):
 
 def test_steps_per_epoch_is_kept_whatever_an_execution_is():
     model = private(compiled={"steps_per_execution": 4})
-    fit(model, epochs=2, steps_per_epoch=5)
-    fit(model, epochs=1, steps_per_epoch=1)
+    fit(model, epochs=2, rows=40, steps_per_epoch=5)
+    fit(model, epochs=1, rows=40, steps_per_epoch=1)
     assert sum(run.steps for run in model.privacy.ledger.runs) == 11
 
 

@@ -12,6 +12,7 @@ import keras
 from tfdp._compat.versions import borrowed, borrowing
 
 with borrowing("a name of keras.src"):
+    from keras.src.backend import compute_output_spec as _compute_output_spec
     from keras.src.backend import get_keras_mask as get_keras_mask
     from keras.src.backend import set_keras_mask as set_keras_mask
     from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
@@ -27,6 +28,7 @@ with borrowing("a name of keras.src"):
     from keras.src.trainers.data_adapters.py_dataset_adapter import (
         PyDatasetAdapter as PyDatasetAdapter,
     )
+    from keras.src.trainers.trainer import Trainer as Trainer
 
 # Public, and here for `tfdp.data`, which needs no Keras to be imported: a module of its that uses Keras
 # imports it from here, so that another backend is refused first.
@@ -68,6 +70,7 @@ OVERRIDDEN = {
         "save_own_variables": ("store",),
     },
     "keras.optimizers.Optimizer": {
+        "__reduce__": (),
         "_all_reduce_sum_gradients": ("grads_and_vars",),
         "apply": ("grads", "trainable_variables"),
         "build": ("variables",),
@@ -89,6 +92,7 @@ OVERRIDDEN = {
 }
 # Methods that tfdp replaces on single layers while it traces a pass, in the same form.
 REPLACED = {
+    "keras.layers.RNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
     "keras.layers.SimpleRNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
     "keras.layers.LSTM": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
     "keras.layers.GRU": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
@@ -128,6 +132,30 @@ def seed_generators(layer) -> list:
     return borrowed(layer, "_seed_generators")
 
 
+def normalizes_by_batch(layer) -> bool:
+    """Whether a layer is a BatchNormalization that uses and keeps statistics of the batch in training.
+
+    With `trainable=False`, `keras.layers.BatchNormalization.call` takes the moving statistics, and
+    assigns nothing, also in training. A `call` of one's own may do anything.
+
+    Args:
+        layer: any layer or operation.
+    """
+    if not isinstance(layer, keras.layers.BatchNormalization):
+        return False
+    stock = type(layer).call is keras.layers.BatchNormalization.call and "call" not in vars(layer)
+    return layer.trainable or not stock
+
+
+def exchange_child(layer, old, new) -> None:
+    """Puts one tracked inner layer in the place of another (`Tracker.replace_tracked_value`).
+
+    Attributes that hold the old layer have to be set afterwards, which the tracker then allows on a
+    built layer, too.
+    """
+    borrowed(borrowed(layer, "_tracker"), "replace_tracked_value")("layers", old, new)
+
+
 def is_rematerialized(layer) -> bool:
     """Whether a layer was made under a `keras.RematScope` (`Operation._remat_mode`)."""
     return borrowed(layer, "_remat_mode") is not None
@@ -165,6 +193,14 @@ def forget_losses(model) -> None:
 
 
 # -- models ------------------------------------------------------------------------------------------
+
+
+def build_symbolically(model, inputs) -> None:
+    """Makes the weights of a model by calling it on `keras.KerasTensor`s (`compute_output_spec`).
+
+    This is what `Trainer._symbolic_build` does.
+    """
+    _compute_output_spec(model, inputs, training=False)
 
 
 def is_graph_of_layers(model) -> bool:
@@ -273,14 +309,18 @@ def without_optionals(model, step):
     return borrowed(model, "_autoconvert_optionals")(step)
 
 
-def pickled(model) -> tuple:
-    """The arguments from which `unpickled` restores a model (`KerasSaveable.__reduce__`)."""
-    _, arguments = keras.Model.__reduce__(model)
+def pickled(saved) -> tuple:
+    """The arguments from which `unpickled` restores a model or an optimizer.
+
+    This is `KerasSaveable.__reduce__`, past the methods of tfdp's own classes.
+    """
+    kind = keras.Model if isinstance(saved, keras.Model) else keras.optimizers.Optimizer
+    _, arguments = kind.__reduce__(saved)
     return arguments
 
 
-def unpickled(content: io.BytesIO) -> keras.Model:
-    """The model in an argument that `pickled` returned (`KerasSaveable._unpickle_model`)."""
+def unpickled(content: io.BytesIO):
+    """The object in an argument that `pickled` returned (`KerasSaveable._unpickle_model`)."""
     return borrowed(keras.Model, "_unpickle_model")(content)
 
 
@@ -326,23 +366,19 @@ def compile_metrics(model):
 
 
 def flat_metrics(compiled) -> tuple:
-    """Two functions, for the `metrics` and the `weighted_metrics` of a built `CompileMetrics`.
+    """Two functions of (y, y_pred), for `metrics` and `weighted_metrics` of a built `CompileMetrics`.
 
-    They take targets, outputs, and weights of rows or in the structure of the targets, and return
-    (`MetricsList`, y, y_pred, weight) for each output with metrics (`_flat_metrics`,
+    They return (`MetricsList`, y, y_pred) for each output with metrics (`_flat_metrics`,
     `_flat_weighted_metrics`, `_flatten_y`).
     """
-    flatten = borrowed(compiled, "_flatten_y")
 
     def by_output(lists):
-        def parts(y, y_pred, weights):
-            y, y_pred, weights = flatten(y), flatten(y_pred), flatten(weights)
-            if len(weights) < len(y):
-                weights = [weights[0]] * len(y)
-            found = zip(lists, y, y_pred, weights, strict=False)
+        def pairs(y, y_pred):
+            flatten = borrowed(compiled, "_flatten_y")
+            found = zip(lists, flatten(y), flatten(y_pred), strict=False)
             return [each for each in found if each[0] is not None]
 
-        return parts
+        return pairs
 
     return (
         by_output(borrowed(compiled, "_flat_metrics")),

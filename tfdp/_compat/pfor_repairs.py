@@ -9,6 +9,13 @@ For the filter gradient of a convolution in groups, where all rows share the inp
 TensorFlow 2.21 silently merges the rows into the channels and mixes the groups up. This module repeats
 the inputs for each row instead.
 
+For a bias that is added along the first axis after the batch (NCHW), TensorFlow's rules expect exactly
+four axes. Keras makes such an operation of any weight with a single axis longer than one that is added
+to something of whatever rank, such as the bias of an EinsumDense with `bias_axes`.
+
+With oneDNN, a softmax of six axes ends with "could not create a primitive descriptor"; attention over
+two axes of an example has as many, with that of the examples. This module merges all axes but the last.
+
 Keras 3.15 treats an added tensor as a bias if exactly one of its axes is longer than one. In a batch
 of one, this can be an ordinary tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor along
 the wrong axis. Therefore `batch_of_one` makes the leading dimension of a batch of one unknown.
@@ -30,6 +37,7 @@ def register() -> None:
         rules = pfor._pfor_converter_registry
         product_rule = rules["BatchMatMulV2"]
         filter_rule = rules["Conv2DBackpropFilter"]
+        bias_rule = rules["BiasAdd"]
 
     def convert_product(pfor_input):
         stacked, shared = pfor_input.input(0), pfor_input.input(1)
@@ -62,12 +70,36 @@ def register() -> None:
                 pfor_input.stack_inputs(stack_indices=[0])
         return filter_rule(pfor_input)
 
+    def convert_bias(pfor_input):
+        values, bias = pfor_input.input(0), pfor_input.input(1)
+        if pfor_input.get_attr("data_format") != b"NCHW" or not bias.is_stacked:
+            return bias_rule(pfor_input)
+        rank = pfor_input.op.inputs[0].shape.rank
+        ones = [1] * (rank - 2)
+        shape = tf.concat([tf.shape(bias.t)[:1], [1], tf.shape(bias.t)[1:], ones], axis=0)
+        return pfor.wrap(values.t + tf.reshape(bias.t, shape), True)
+
+    def convert_bias_gradient(pfor_input):
+        gradient = pfor_input.stacked_input(0)
+        channels = 2 if pfor_input.get_attr("data_format") == b"NCHW" else gradient.shape.rank - 1
+        summed = [axis for axis in range(1, gradient.shape.rank) if axis != channels]
+        return pfor.wrap(tf.reduce_sum(gradient, axis=summed), True)
+
+    def convert_softmax(op, pfor_input):
+        values = pfor_input.stacked_input(0)
+        flat = tf.reshape(values, tf.stack([-1, tf.shape(values)[-1]]))
+        return pfor.wrap(tf.reshape(op(flat), tf.shape(values)), True)
+
     def convert_identity(pfor_input):
         value = pfor_input.input(0)
         return pfor.wrap(value.t, value.is_stacked)
 
     rules["BatchMatMulV2"] = convert_product
     rules["Conv2DBackpropFilter"] = convert_filter_gradient
+    rules["BiasAdd"] = convert_bias
+    rules["BiasAddGrad"] = convert_bias_gradient
+    rules["Softmax"] = functools.partial(convert_softmax, tf.nn.softmax)
+    rules["LogSoftmax"] = functools.partial(convert_softmax, tf.nn.log_softmax)
     rules.setdefault("PlaceholderWithDefault", convert_identity)
 
 

@@ -94,7 +94,8 @@ def common_length(x: Any, y: Any) -> int:
     lengths = {leaf.shape[0] for leaf in all_arrays((x, y))}
     if not all_arrays(x):
         raise ValueError(
-            "Invalid value received for argument `x`. Expected at least one array. Received None."
+            "Invalid value received for argument `x`. Expected at least one array. Received None. An "
+            "input that is not optional needs an array."
         )
     if len(lengths) != 1:
         shapes = each_array(lambda leaf: leaf.shape, {"x": x, "y": y})

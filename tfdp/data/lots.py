@@ -57,7 +57,8 @@ class Lots(abc.ABC):
         sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
             "cyclic_poisson".
         num_examples: N, the public number of examples that the accounting uses. It is the number of
-            examples in the data, unless `nominal`.
+            examples in the data, unless `nominal`, and up to L - 1 more with `keep_last` of
+            `CyclicLots`.
         available_examples: number of examples that lots are drawn from.
         nominal: whether N was given (`nominal_examples` of `PoissonLots`) and not counted.
         lot_size: L, the nominal size of a lot; the divisor of the summed gradient, however many
@@ -66,7 +67,7 @@ class Lots(abc.ABC):
             an overflowing lot has more. With a `row_multiple`, lots have the next multiple of that
             number of rows instead.
         physical_batch_size: number of rows in one chunk.
-        steps_per_epoch: N // L.
+        steps_per_epoch: number of lots in an epoch, N // L.
         groups: number of groups, which take turns, that the examples are divided into; 1 unless the
             sampling is "cyclic_poisson".
         seeded: whether the user chose the seed, so that anyone who knows the seed knows the draws.
@@ -294,7 +295,7 @@ def row_multiple_for(lot_size: int) -> int:
         >>> tfdp.data.row_multiple_for(256)
         16
     """
-    return max(_ROUNDING, round_up(lot_size // 16, _ROUNDING))
+    return max(_ROUNDING, round_up(whole("lot_size", lot_size, 1) // 16, _ROUNDING))
 
 
 def round_up(value, multiple: int):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdp._validate import one_of, whole
 from tfdp.data.arrays import as_arrays, as_weights, common_length, each_array
-from tfdp.data.lots import Lots
+from tfdp.data.lots import Lots, round_up
 from tfdp.data.randomness import RandomWords
 
 # Poisson lots grow beyond their padded size with at most this probability per lot.
@@ -129,23 +129,43 @@ class CyclicPoissonLots(Lots):
 
 
 class CyclicLots(Lots):
-    """The data in its given order, L examples at a time, the same N // L lots in every epoch.
+    """The data in its given order, L examples at a time, the same lots in every epoch.
 
-    The last N mod L examples are always left out, so that no lot is partial.
+    The last N mod L examples are left out, so that no lot is partial; with `keep_last`, they are a last
+    lot of their own, filled up with absent examples. For the accounting, absent examples count:
+    `num_examples` is then N rounded up to whole lots, so that every example is in exactly one of the
+    `steps_per_epoch` lots of an epoch.
+
+    Args:
+        x, y, lot_size: see `Lots`.
+        keep_last: whether an epoch ends with a partial lot rather than without some examples.
+        **options: see `Lots`.
 
     Example:
         >>> import numpy as np, tfdp
         >>> lots = tfdp.data.CyclicLots(np.zeros((7, 2)), np.arange(7), 3)
         >>> [indices.numpy().tolist() for indices in lots.indices().take(3)]
         [[0, 1, 2], [3, 4, 5], [0, 1, 2]]
+        >>> lots = tfdp.data.CyclicLots(np.zeros((7, 2)), np.arange(7), 3, keep_last=True)
+        >>> [indices.numpy().tolist() for indices in lots.indices().take(4)]
+        [[0, 1, 2], [3, 4, 5], [6], [0, 1, 2]]
     """
 
     sampling = "cyclic"
 
+    def __init__(self, x, y, lot_size, *, keep_last: bool = False, **options):
+        super().__init__(x, y, lot_size, **options)
+        if keep_last:
+            self.num_examples = round_up(self.available_examples, self.lot_size)
+            self.steps_per_epoch = self.num_examples // self.lot_size
+
     def _draw(self, random, turn):
         del random, turn  # the order is fixed
         everyone = tf.range(self.num_examples, dtype=tf.int64)
-        return self._cut(everyone).repeat()
+        lots = self._cut(everyone).repeat()
+        if self.num_examples <= self.available_examples:
+            return lots
+        return lots.map(lambda lot: tf.boolean_mask(lot, lot < self.available_examples))
 
 
 class ShuffledLots(Lots):

@@ -31,7 +31,7 @@ def refuse_coupled_losses(model, x, y, y_pred) -> None:
     Args:
         model: a compiled Keras model.
         x, y, y_pred: structures of tensors or `tf.TensorSpec`s [rows, ...]; only their shapes and
-            dtypes matter.
+            dtypes matter. y may be `WeightedTargets`.
     """
     compiled = compiled_loss(model)
     if compiled is None or not compiled.built:
@@ -40,7 +40,8 @@ def refuse_coupled_losses(model, x, y, y_pred) -> None:
     flat = all(len(leaf.shape) >= 2 for leaf in tf.nest.flatten(y_pred))
     if flat and all(map(is_row_by_row, losses)):
         return
-    specs = keras.tree.map_structure(_spec, (x, apart(y)[0], y_pred))
+    x, y = with_none(x), with_none(apart(y)[0])
+    specs = keras.tree.map_structure(_spec, (x, y, y_pred))
     rng = np.random.default_rng(0)
     try:
         with tf.init_scope(), keras.StatelessScope() as scope:
@@ -99,7 +100,7 @@ def _calls(model, losses, data):
         for loss in {id(loss): loss for loss in losses}.values():
             stack.enter_context(_recorded(loss, found))
         try:
-            compute_loss_as_keras(model, *map(with_none, data), None)
+            compute_loss_as_keras(model, *data, None)
         except Exception as error:
             raise _Inconclusive(str(error)) from error
     return found

@@ -1,8 +1,8 @@
 """One example's loss as a pure function of weights, random state and data.
 
 Engines differentiate this function. It is the only place that calls the user's model during private
-training. A layer that assigns to a variable that is not random state is refused, because it would
-store what it computes from private data without any bound.
+training. A layer that assigns to a variable is refused, because it would store what it computes from
+private data without any bound; random state and counters (`counters`) are excepted.
 """
 
 import functools
@@ -74,6 +74,17 @@ def losses_of_outputs(model, scope) -> tf.Tensor:
     return tf.stack(values) if values else tf.zeros([0])
 
 
+def keeps_data(variable) -> str:
+    """The message of the refusal of a variable that a pass assigns."""
+    return (
+        f"Variable '{variable.path}' is assigned during the forward pass, so it would keep what "
+        "private examples wrote into it without any noise. Expected layers that only read their "
+        "variables in training, or that count in them without looking at the data. Remove the layer, "
+        "freeze what it updates, or replace it (LayerNormalization or GroupNormalization for batch "
+        "statistics)."
+    )
+
+
 class Forward:
     """The forward pass and the loss of `model`, without side effects; only `advance` assigns.
 
@@ -100,6 +111,7 @@ class Forward:
         # other gives one sample to the whole lot.
         self._per_example = {id(v) for v in seed_states(model)}
         self._per_lot = {id(v) for v in noise_states(model)} - self._per_example
+        self._permitted = frozenset()
 
     def state(self, chunk=0) -> list:
         """Returns the values of the non-trainable variables with which chunk number `chunk` starts."""
@@ -120,6 +132,17 @@ class Forward:
         """Whether `variable` is random state, which a pass may advance. Its owner decides this."""
         return id(variable) in self._per_example or id(variable) in self._per_lot
 
+    def permit(self, variables) -> None:
+        """Permits passes to assign to these state variables, besides random state.
+
+        Only `state_writes` knows which variables may be assigned in a pass that is executed.
+        """
+        self._permitted = frozenset(id(variable) for variable in variables)
+
+    def may_assign(self, variable) -> bool:
+        """Whether a pass may assign to `variable`."""
+        return self.is_random(variable) or id(variable) in self._permitted
+
     def scope(self, values, state) -> keras.StatelessScope:
         """Returns a scope in which the model computes with `values` and `state`."""
         mapping = [*zip(self.variables, values, strict=True)]
@@ -138,7 +161,7 @@ class Forward:
             (y_pred, scope, new_state); new_state has None where the pass changed nothing.
 
         Raises:
-            ValueError: a layer assigned to a variable that is not random state.
+            ValueError: a layer assigned to a variable that is neither random state nor permitted.
         """
         with self.scope(values, state) as scope:
             self.metrics_before = self.metric_values(scope)
@@ -151,14 +174,8 @@ class Forward:
             if after is before:
                 new_state.append(None)
                 continue
-            if not self.is_random(variable):
-                raise ValueError(
-                    f"Variable '{variable.path}' is assigned during the forward pass, so it would "
-                    "keep what private examples wrote into it without any noise. Expected layers "
-                    "that only read their variables in training. Remove the layer, freeze what it "
-                    "updates, or replace it (LayerNormalization or GroupNormalization for batch "
-                    "statistics)."
-                )
+            if not self.may_assign(variable):
+                raise ValueError(keeps_data(variable))
             new_state.append(after)
         return y_pred, scope, new_state
 
@@ -229,7 +246,7 @@ class Forward:
         ]
 
     def advance(self, before, after) -> None:
-        """Advances the random state, once per lot.
+        """Advances random state and counters, once per lot.
 
         Args:
             before: what `state(0)` returned at the start of the lot.

@@ -49,8 +49,8 @@ def row_losses(forward, scope, x, y, y_pred, sample_weight):
 
     Returns:
         (losses, output_losses, gradients): losses is float32 [rows], not weighted by `sample_weight`;
-        output_losses is as in `BoundedSum`; gradients are those of the weighted losses with respect to
-        the leaves of `y_pred`.
+        output_losses is as in `BoundedSum`; gradients are those of the weighted losses with respect
+        to the leaves of `y_pred`.
 
     Raises:
         UnsupportedModelError: the loss does not depend on the model's output.

@@ -23,7 +23,9 @@ import tensorflow as tf
 
 from tfdp._compat.keras import forget_losses, layers_of
 from tfdp._compat.tensorflow import captured, concrete_function, variable_name
+from tfdp.gradients.counters import formula
 from tfdp.gradients.coupled_losses import refuse_coupled_losses
+from tfdp.gradients.forward import keeps_data
 from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
 from tfdp.gradients.targets import apart
 
@@ -48,16 +50,20 @@ class Pass:
         updates_metrics: whether the forward pass updates metrics, as layers with metrics do.
         loss_updates_metrics: whether `compute_loss` does.
         adds_losses: whether the forward pass adds losses (`add_loss`), which `compute_loss` reads.
+        counters: the variables that the pass assigns without looking at the data.
     """
 
     outputs: object
     updates_metrics: bool
     loss_updates_metrics: bool
     adds_losses: bool
+    counters: tuple = ()
 
 
 def refuse_hidden_state(forward, x, y) -> Pass:
     """Calls `refuse_writes` unless the model, with inputs of these shapes, has passed it unchanged.
+
+    From then on `forward` may assign to the counters that were found.
 
     Args:
         forward: the `Forward` of a built and compiled model.
@@ -80,6 +86,7 @@ def refuse_hidden_state(forward, x, y) -> Pass:
         vars(forward.model)["_tfdp_checked"] = checked
     for known, found in checked.passes:
         if known == specs:
+            forward.permit(found.counters)
             return found
     found = refuse_writes(forward, x, y)
     refuse_coupled_losses(forward.model, x, y, found.outputs)
@@ -100,6 +107,8 @@ def refuse_writes(forward, x, y) -> Pass:
             remedy); or random state, a weight penalty or a constraint depends on the data.
     """
     trace = _Trace(forward, x, y)
+    counters = _counters(forward, x, y, trace)
+    forward.permit(counters)
     for variable, value in trace.random:
         if trace.depends_on_data(value):
             raise ValueError(
@@ -115,7 +124,23 @@ def refuse_writes(forward, x, y) -> Pass:
                 "of the weight alone. Add penalties on activations with add_loss or "
                 "activity_regularizer instead, which are part of an example's loss."
             )
-    return trace.found
+    return dataclasses.replace(trace.found, counters=counters)
+
+
+def _counters(forward, x, y, trace) -> tuple:
+    """Returns the assigned variables that are no random state, and whose new values keep nothing.
+
+    Raises:
+        ValueError: a variable may keep something of the data.
+    """
+    if not trace.counting:
+        return ()
+    other = _Trace(forward, x, y, more_rows=1)
+    again = {id(variable): how for variable, how in other.counting}
+    for variable, how in trace.counting:
+        if how is None or how != again.get(id(variable)):
+            raise ValueError(keeps_data(variable))
+    return tuple(variable for variable, _ in trace.counting)
 
 
 class _Checked:
@@ -171,23 +196,25 @@ class _Trace:
     Attributes:
         graph: the traced graph.
         random: (variable, new value) for the random state that the pass advances.
+        counting: (variable, `formula` of its new value) for other variables that the pass assigns.
         found: the `Pass`.
         after_noise: (variable, tensor) for what is applied after the noise: the gradients of
             regularizers, and constrained weights. The tensor is None where a variable has none.
     """
 
-    def __init__(self, forward, x, y):
+    def __init__(self, forward, x, y, more_rows=0):
         self.model = forward.model
         self._ends = []
         # The number of rows is static, so that a shape is only dynamic if it depends on values.
         first = tf.TensorShape(tf.nest.flatten(x)[0].shape)
-        rows = (first.rank and first[0]) or 2
+        rows = ((first.rank and first[0]) or 2) + more_rows
         specs = tf.nest.map_structure(lambda leaf: _spec(leaf, rows), (x, y))
         try:
             # This is not done in tf.init_scope(), where no tape records.
             traced = tf.function(functools.partial(self._run, forward), autograph=False)
             self._concrete = concrete_function(traced, *specs)  # keeps the graph alive
         finally:
+            forward.permit(())
             forget_losses(forward.model)  # losses from add_loss belong to this graph
 
     def _run(self, forward, x, y):
@@ -200,11 +227,13 @@ class _Trace:
             self._ends.append((len(self.graph.get_operations()), phase))
             walk.go_on()
 
+        forward.permit(forward.state_variables)  # what is assigned is examined, not executed
         self._data = [leaf for leaf in tf.nest.flatten((x, y)) if leaf is not None]
         values = [tf.convert_to_tensor(v) for v in forward.variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
-            y_pred, scope, state = forward.outputs(values, forward.state(), x)
+            start = forward.state()
+            y_pred, scope, state = forward.outputs(values, start, x)
             ends("the forward pass")
             seen = [forward.metrics_before, forward.metric_values(scope)]
             adds = bool(scope.losses)
@@ -226,10 +255,14 @@ class _Trace:
         # Functions with a custom gradient may write in their gradient.
         gradients = tape.gradient(loss, values)
         ends("a gradient")
-        self.random = [
+        assigned = [
             (variable, new)
             for variable, new in zip(forward.state_variables, state, strict=True)
             if new is not None
+        ]
+        self.random = [(v, new) for v, new in assigned if forward.is_random(v)]
+        self.counting = [
+            (v, formula(new, start)) for v, new in assigned if not forward.is_random(v)
         ]
         penalties = forward.regularization()
         ends("a weight regularizer")

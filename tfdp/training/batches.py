@@ -75,7 +75,9 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
         adapter, endless = _Iterated(x), False
         number = len(x) if hasattr(x, "__len__") else None
     size = _rows(first)
-    dataset = _padded(adapter.get_tf_dataset(), size, class_weight)
+    dataset = adapter.get_tf_dataset()
+    _check_dense(tf.nest.flatten(dataset.element_spec))
+    dataset = _padded(dataset, size, class_weight)
     return Batches(dataset, size, number, endless, _Padded(adapter, dataset))
 
 
@@ -108,7 +110,8 @@ def _check_dense(specs):
     for spec in specs:
         if isinstance(spec, tf.RaggedTensorSpec | tf.SparseTensorSpec):
             raise ValueError(
-                "Expected batches of dense tensors, since lots are padded to one size. Received "
+                "Expected batches of dense tensors, since lots are padded to one size, and noise is "
+                "added to every entry of a gradient. Received "
                 f"{type(spec).__name__}. Convert them, by to_tensor() or tf.sparse.to_dense()."
             )
 

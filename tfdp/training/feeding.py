@@ -6,6 +6,7 @@ sampling counts as unknown.
 """
 
 import dataclasses
+import functools
 import math
 
 import keras
@@ -16,7 +17,7 @@ from absl import logging
 from tfdp._compat.keras import DataAdapter
 from tfdp._validate import whole
 from tfdp.accounting.sampling import sampling_class
-from tfdp.data import SAMPLINGS, Lots, check_labels, make_lots, row_multiple_for
+from tfdp.data import SAMPLINGS, CyclicLots, Lots, check_labels, row_multiple_for
 from tfdp.data.arrays import all_arrays, as_arrays, common_length, each_array
 from tfdp.layers.public import public_layers
 from tfdp.session import Plan
@@ -116,11 +117,15 @@ class Feeder:
                 )
             check_targets(model, y)
             lot_size = _lot_size(batch_size, common_length(x, y), steps_per_epoch)
-            lots = make_lots(
-                "poisson" if shuffle else "cyclic",
+            steps_per_epoch = _at_most_once(steps_per_epoch, common_length(x, y), lot_size)
+            # As in Keras, an epoch in fixed order has all examples.
+            kind = (
+                SAMPLINGS["poisson"] if shuffle else functools.partial(CyclicLots, keep_last=True)
+            )
+            lots = kind(
                 x,
                 y,
-                lot_size=lot_size,
+                lot_size,
                 physical_batch_size=physical_batch_size,
                 sample_weight=_with_class_weight(y, class_weight, sample_weight),
                 seed=self._next_seed(model),
@@ -245,6 +250,19 @@ def _lot_size(batch_size, total, steps_per_epoch):
             total,
         )
     return min(batch_size, total)
+
+
+def _at_most_once(steps_per_epoch, total, lot_size):
+    """Ends an epoch of arrays after one pass over them, as Keras does with a warning."""
+    most = -(-total // lot_size)
+    if steps_per_epoch is None or steps_per_epoch <= most:
+        return steps_per_epoch
+    logging.warning(
+        "steps_per_epoch=%d, and %d lots of %d are all %d examples, so an epoch ends there. Pass "
+        "tfdp.data.make_lots(...) for longer epochs: lots do not run out.",
+        *(steps_per_epoch, most, lot_size, total),
+    )
+    return most
 
 
 def check_targets(model, y) -> None:

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._validate import whole
+from tfdp.training.building import build_for_lots
 from tfdp.training.checks import check_optimizer
 
 
@@ -50,6 +51,7 @@ def training_steps(
         steps_per_epoch=steps_per_epoch,
         turn=model.optimizer.next_turn,
     )
+    build_for_lots(model, feed.dataset)
     return _steps(model, feed, feed.planned(epochs), epochs)
 
 

@@ -54,7 +54,7 @@ class LotMetrics:
         """Returns the logs of Keras' `train_step`.
 
         Args:
-            x, y: structures of tensors [rows, ...]; the targets may be `WeightedTargets`.
+            x, y: structures of tensors [rows, ...]; y may be `WeightedTargets`.
             sample_weight: float32 [rows]; rows of weight zero are absent.
             lot: the lot's losses and outputs.
             penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
@@ -68,20 +68,21 @@ class LotMetrics:
     def _updated(self, x, y, sample_weight, lot, penalty):
         present = tf.not_equal(sample_weight, 0.0)
         weights = tf.cast(present, tf.float32)
-        y, finer = apart(y)
-        finer = sample_weight if finer is None else finer
-        x, y = with_none(x), with_none(y)
         # The loss of a padding row may be NaN, and NaN times zero is NaN.
         losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
         loss_tracker(self._model).update_state(losses + penalty, sample_weight=weights)
         self._update_output_losses(lot.output_losses, sample_weight, weights)
+        y, finer = apart(y)
+        x, y = with_none(x), with_none(y)
         compiled = compile_metrics(self._model)
         if compiled is not None and not compiled.built:
             compiled.build(y, lot.outputs)
+        if finer is not None:
+            return self._with_examples(present, x, y, lot.outputs, finer)
         if self._weights_suffice(compiled, lot.outputs):
-            _update_weighted(compiled, y, lot.outputs, finer, weights)
+            _update_weighted(compiled, y, lot.outputs, sample_weight, weights)
             return self._model.get_metrics_result()
-        return self._with_examples(present, x, y, lot.outputs, finer)
+        return self._with_examples(present, x, y, lot.outputs, sample_weight)
 
     def _update_output_losses(self, losses, sample_weight, weights):
         """Updates the losses of single outputs, which Keras logs for models with several."""
@@ -164,13 +165,13 @@ def _update_weighted(compiled, y, y_pred, sample_weight, present):
     Args:
         compiled: a built `CompileMetrics`, or None.
         y, y_pred: structures of tensors [rows, ...].
-        sample_weight: for `weighted_metrics`, float32 [rows], or a structure of weights like `y`.
+        sample_weight: for `weighted_metrics`, float32 [rows].
         present: for `metrics`, float32 [rows]: 1 for the examples, 0 for other rows.
     """
     if compiled is None:
         return
-    for metrics, weights in zip(flat_metrics(compiled), (present, sample_weight), strict=True):
-        for output, y_true, predicted, weight in metrics(y, y_pred, weights):
+    for metrics, weight in zip(flat_metrics(compiled), (present, sample_weight), strict=True):
+        for output, y_true, predicted in metrics(y, y_pred):
             output.update_state(y_true, predicted, sample_weight=weight)
 
 
@@ -186,7 +187,7 @@ def _rows(present, tree):
             set_keras_mask(found, tf.boolean_mask(mask, present))
         return found
 
-    return keras.tree.map_structure(cut, tree)
+    return tf.nest.map_structure(cut, tree)
 
 
 def _refuse_weighted_numbers(model, y, y_pred):
@@ -195,7 +196,7 @@ def _refuse_weighted_numbers(model, y, y_pred):
     if compiled is None:
         return
     _, weighted = flat_metrics(compiled)
-    for output, y_true, predicted, _ in weighted(y, y_pred, None):
+    for output, y_true, predicted in weighted(y, y_pred):
         for metric in output.metrics:
             function = function_of(metric)
             if function is None:

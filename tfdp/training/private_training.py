@@ -22,6 +22,7 @@ from tfdp.gradients.precision import keep_float32_products
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.accounted_weights import AccountedWeights, bracketed
+from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.checks import (
     check_optimizer,
     refuse_mixing_layers,
@@ -216,6 +217,7 @@ class PrivateTraining(AccountedWeights):
             steps_per_epoch=steps_per_epoch,
             turn=self.optimizer.next_turn,
         )
+        build_for_lots(self, feed.dataset)
         callbacks = bracketed(self, callbacks, names_of_metrics(self))
         plan = feed.planned(epochs - initial_epoch)
         self._begin(plan)
@@ -248,6 +250,7 @@ class PrivateTraining(AccountedWeights):
         x, y, sample_weight = in_floatx((x, y, sample_weight))
         lot_size = int(all_arrays(x)[0].shape[0])
         check_targets(self, y)
+        build_for(self, x)
         plan = Plan(
             sampling="unknown",
             num_examples=lot_size,
@@ -384,17 +387,19 @@ class PrivateTraining(AccountedWeights):
                     self.make_train_function()
                     return self.train_function(iterator)
             session = self._session
-            frozen = session is None and not self.trainable_variables
-            if session is None and not frozen:
+            steps = 1 if from_batch else privacy.epoch.next_execution(self.steps_per_execution)
+            if session is None and not self.trainable_variables:
+                privacy.epoch.count(steps)
+                with _flag(privacy):
+                    return inner(iterator, steps)  # `frozen_step`, which changes no weight
+            if session is None:
                 raise RuntimeError(
                     "The ledger entry of this training is closed, so no step can be accounted under "
                     "it. Expected fit() or train_on_batch() to be called anew."
                 )
-            steps = 1 if from_batch else privacy.epoch.next_execution(self.steps_per_execution)
-            if not frozen:  # else it is `frozen_step`, which changes no weight
-                if not from_batch and self._extend(session, steps):
-                    return self.train_function(iterator)
-                session.authorize(steps)
+            if not from_batch and self._extend(session, steps):
+                return self.train_function(iterator)
+            session.authorize(steps)
             privacy.epoch.count(steps)
             with _flag(privacy):
                 return inner(iterator, steps)
@@ -465,6 +470,9 @@ class PrivateTraining(AccountedWeights):
                 "train_step was called by something that does not know how lots are drawn. Expected "
                 "model.fit(...), or model.train_on_batch(...) in a loop of your own."
             )
+        # Again for each trace: a callback may have unfrozen a layer since the fit began.
+        with tf.init_scope():  # it reads values of layers, which have none inside of a trace
+            refuse_mixing_layers(self, privacy.public_preprocessing)
         return private_step(self, session, data, privacy.engine, privacy.diagnostics)
 
 

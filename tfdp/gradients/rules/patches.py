@@ -99,6 +99,15 @@ class Window:
         return blocks[tuple(index if stride == 1 else [*index, start % stride])]
 
 
+def unfused(volumes: tf.Tensor) -> tf.Tensor:
+    """Returns the same volumes, so that TensorFlow does not merge an operation before a convolution.
+
+    TensorFlow 2.21 with oneDNN merges a Pad (a layer ZeroPadding3D) into the Conv3D after it, and
+    forgets that the convolution has padding of its own. The result has a wrong shape.
+    """
+    return tf.raw_ops.PlaceholderWithDefault(input=volumes, shape=volumes.shape)
+
+
 def patches(images: tf.Tensor, window: Window) -> tf.Tensor:
     """Returns patches [rows, positions, prod(window.size) * channels], kernel offsets before channels.
 
@@ -115,6 +124,8 @@ def patches(images: tf.Tensor, window: Window) -> tf.Tensor:
         padding = window.padding.upper()
         if window.padding == "causal":
             images, padding = tf.pad(images, [(0, 0), (window.reach[0] - 1, 0), (0, 0)]), "VALID"
+        if images.shape.rank == 5:
+            images = unfused(images)
         seen = tf.nn.convolution(
             images, kernel, strides=window.strides, dilations=window.dilation, padding=padding
         )

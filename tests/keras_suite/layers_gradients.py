@@ -1,0 +1,293 @@
+"""Compares the private gradient of a layer, on each engine, with that of every example alone.
+
+The reference uses nothing of tfdp: each example passes through the plain Keras model as a batch of one,
+under `tf.GradientTape`. The private gradient is what a step of `train_on_batch` without noise hands to
+the Keras optimizer. The clip norm is the median norm of the examples, so that a wrong norm of one
+example shows as well as a wrong direction.
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+from layers_cases import Case
+
+import tfdp
+
+ENGINES = ("auto", "vectorized")
+ROWS = 3
+TOLERANCE = 1e-4
+_LOSS = keras.losses.MeanSquaredError()
+
+
+@keras.saving.register_keras_serializable("tests")
+class Take(keras.optimizers.SGD):
+    """Puts the gradient in the place of the weight, so that it can be read after a step."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        variable.assign(tf.cast(gradient, variable.dtype))
+
+
+_PrivateTake = tfdp.make_dp_optimizer_class(Take)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a case.
+
+    Attributes:
+        kind: "equal"; "random" (each example has draws of its own, and only its own row matters);
+            "refused" (with a sentence of tfdp's); "plain" (plain Keras cannot compute a gradient
+            either); "wrong".
+        detail: the largest relative difference, or what was raised.
+    """
+
+    kind: str
+    detail: str = ""
+
+
+def check(case: Case, engines=ENGINES, jit_compile=False) -> Outcome:
+    """Checks a layer behind a trainable layer and, where it has no weights, in front of one."""
+    worst = Outcome("equal")
+    try:
+        problems = [_Problem(case, front) for front in _forms(case)]
+    except Exception as error:
+        return Outcome("plain", _said(error))
+    for problem in problems:
+        for engine in engines:
+            found = _check(problem, engine, jit_compile)
+            if found.kind != "equal":
+                where = f"engine={engine}" + (", behind a Dense" if problem.front else "")
+                found = dataclasses.replace(found, detail=f"{where}: {found.detail}")
+            if found.kind in ("wrong", "refused"):
+                return found
+            if found.kind != "equal" or worst.kind == "equal":
+                worst = found
+    return worst
+
+
+def _forms(case):
+    data = keras.tree.flatten(_data(case))
+    floats = all(np.asarray(a).dtype.kind == "f" and np.ndim(a) > 1 for a in data)
+    if not floats:
+        return [False]
+    return [True, False] if not _layer(case).trainable_weights else [True]
+
+
+def _layer(case):
+    return case.layer_class(**case.arguments)
+
+
+def _data(case):
+    """The inputs of a case with at least `ROWS` different rows, as arrays."""
+    data = case.options.get("input_data")
+    if data is None:
+        shapes = case.options["input_shape"]
+        dtypes = case.options.get("input_dtype")
+        generator = np.random.default_rng(0)
+
+        def drawn(shape, dtype):
+            shape = (max(ROWS, shape[0]), *shape[1:])
+            if "int" in dtype:
+                return generator.integers(0, 2, shape).astype(dtype)
+            if dtype == "bool":
+                return generator.integers(0, 2, shape).astype(bool)
+            return generator.normal(size=shape).astype(dtype)
+
+        if isinstance(shapes, dict):  # the arguments of `build`, such as query_shape
+            shapes = {name.removesuffix("_shape"): shape for name, shape in shapes.items()}
+        if isinstance(dtypes, dict):
+            dtypes = {name.removesuffix("_shape"): dtype for name, dtype in dtypes.items()}
+        if not isinstance(dtypes, (tuple, list, dict)):
+            return keras.tree.map_shape_structure(lambda s: drawn(s, dtypes or "float32"), shapes)
+        return keras.tree.map_structure_up_to(dtypes, lambda d, s: drawn(s, d), dtypes, shapes)
+
+    def grown(leaf):
+        array = leaf if tf.is_tensor(leaf) else np.asarray(leaf)
+        array = np.asarray(array)
+        while 0 < len(array) < ROWS:
+            more = array * array.dtype.type(0.5) if array.dtype.kind == "f" else array[::-1]
+            array = np.concatenate([array, more])
+        return array.astype("float32") if array.dtype == np.float64 else array
+
+    return keras.tree.map_structure(grown, data)
+
+
+class _Problem:
+    """A model around a layer, data, and the gradient of each example alone."""
+
+    def __init__(self, case, front):
+        self.case, self.front = case, front
+        keras.utils.set_random_seed(0)
+        self.x = _data(case)
+        self.model = self.build()
+        self.rows = len(keras.tree.flatten(self.x)[0])
+        generator = np.random.default_rng(1)
+        self.flat = [tf.convert_to_tensor(leaf) for leaf in keras.tree.flatten(self.x)]
+        width = self.model.output_shape[-1]
+        self.y = generator.normal(size=(self.rows, width)).astype("float32")
+        for variable in self.model.trainable_variables:
+            noise = generator.normal(0.0, 0.2, variable.shape)
+            variable.assign(variable + noise.astype("float32"))
+        self.weights = self.model.get_weights()
+        self.draws = self._is_random()
+        self.gradients = None if self.draws else self._one_by_one()
+
+    def build(self):
+        keras.utils.set_random_seed(0)
+        flat = [
+            keras.Input(np.shape(a)[1:], dtype=a.dtype.name if a.dtype.kind in "fiub" else "string")
+            for a in keras.tree.flatten(self.x)
+        ]
+        seen = [keras.layers.Dense(a.shape[-1])(a) for a in flat] if self.front else flat
+        seen = keras.tree.pack_sequence_as(self.x, seen)
+        layer = _layer(self.case)
+        options = self.case.options.get("call_kwargs") or {}
+        out = layer(**seen, **options) if isinstance(seen, dict) else layer(seen, **options)
+        leaves = []
+        for leaf in keras.tree.flatten(out):
+            if "float" not in leaf.dtype:
+                leaf = keras.ops.cast(leaf, "float32")
+            leaves.append(keras.layers.Flatten()(leaf))
+        out = leaves[0] if len(leaves) == 1 else keras.layers.Concatenate()(leaves)
+        if not layer.trainable_weights:
+            out = keras.layers.Dense(2)(out)
+        return keras.Model(flat, out)
+
+    def inputs(self, rows=slice(None)):
+        flat = [leaf[rows] for leaf in self.flat]
+        return flat if len(flat) > 1 else flat[0]
+
+    def _is_random(self):
+        first, second = (self.model(self.inputs(), training=True).numpy() for _ in range(2))
+        return not np.array_equal(first, second, equal_nan=True)
+
+    def _one_by_one(self):
+        values = [v.value for v in self.model.trainable_variables]
+        found = []
+        for row in range(self.rows):
+            one = slice(row, row + 1)
+            with tf.GradientTape() as tape:
+                loss = _LOSS(self.y[one], self.model(self.inputs(one), training=True))
+                extra = [tf.cast(penalty, tf.float32) for penalty in self._activity_losses()]
+                loss = tf.add_n([loss, *extra])
+            gradients = tape.gradient(loss, values, unconnected_gradients="zero")
+            found.append([tf.convert_to_tensor(g).numpy().astype("float64") for g in gradients])
+        return found
+
+    def _activity_losses(self):
+        """The losses of the last call without the penalties of weight regularizers."""
+        weights = sum(v.regularizer is not None for v in self.model.trainable_variables)
+        losses = self.model.losses
+        return losses[: len(losses) - weights]
+
+    def norms(self):
+        return np.sqrt([sum(np.sum(g**2) for g in row) for row in self.gradients])
+
+    def expected(self, clip):
+        scales = np.minimum(1.0, clip / np.maximum(self.norms(), 1e-30))
+        sums = [
+            sum(s * row[i] for s, row in zip(scales, self.gradients, strict=True)) / self.rows
+            for i in range(len(self.gradients[0]))
+        ]
+        return [a + b for a, b in zip(sums, self._penalties(), strict=True)]
+
+    def _penalties(self):
+        found = []
+        for variable in self.model.trainable_variables:
+            value = tf.convert_to_tensor(variable)
+            with tf.GradientTape() as tape:
+                tape.watch(value)
+                penalty = 0.0 if variable.regularizer is None else variable.regularizer(value)
+            gradient = None if isinstance(penalty, float) else tape.gradient(penalty, value)
+            found.append(0.0 if gradient is None else gradient.numpy())
+        return found
+
+
+class _Trained:
+    """A private model of a problem, whose step yields its gradient."""
+
+    def __init__(self, problem, engine, clip, jit_compile):
+        self.problem = problem
+        self.model = problem.build()
+        for variable in self.model.trainable_variables:
+            variable.constraint = None  # a constraint comes after the update, and is no gradient
+        self.model = tfdp.make_private(self.model, engine=engine)
+        optimizer = _PrivateTake(l2_norm_clip=clip, noise_multiplier=0.0, learning_rate=1.0)
+        self.model.compile(optimizer, _LOSS, jit_compile=jit_compile)
+        self.model.set_weights(problem.weights)
+        variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
+        self.start = [(v, v.numpy()) for v in variables]  # with the states of seed generators
+
+    def step(self, x=None, weight=None):
+        for variable, value in self.start:
+            variable.assign(value)
+        x = self.problem.inputs() if x is None else x
+        self.model.train_on_batch(x, self.problem.y, sample_weight=weight)
+        return [v.numpy().astype("float64") for v in self.model.trainable_variables]
+
+
+def _check(problem, engine, jit_compile):
+    try:
+        if problem.draws:
+            return _check_random(problem, engine, jit_compile)
+        norms = problem.norms()
+        if not norms.any():
+            return Outcome("wrong", "no example has a gradient, so nothing is compared")
+        clip = float(np.median(norms)) or 1.0
+        expected = problem.expected(clip)
+        got = _Trained(problem, engine, clip, jit_compile).step()
+    except Exception as error:
+        return Outcome("refused" if is_sentence(error) else "wrong", _said(error))
+    difference = _difference(got, expected)
+    return Outcome("equal" if difference <= TOLERANCE else "wrong", f"{difference:.1e}")
+
+
+def _difference(got, expected):
+    largest = max(np.max(np.abs(e)) for e in expected if e.size)
+    return max(
+        float(np.max(np.abs(g - e)) / max(np.max(np.abs(e)), 0.01 * largest))
+        for g, e in zip(got, expected, strict=True)
+        if e.size
+    )
+
+
+def _check_random(problem, engine, jit_compile):
+    """Checks that a row's gradient does not depend on other rows, and has random numbers of its own."""
+    trained = _Trained(problem, engine, 1e6, jit_compile)
+    rows = problem.rows
+    only = np.eye(rows, dtype="float32")
+    alike = [tf.concat([a[:1]] * rows, 0) for a in problem.flat]
+    other = [
+        tf.concat([a[:1], tf.reverse(a[1:], [0]) * 2], 0) if a.dtype.is_floating else a
+        for a in problem.flat
+    ]
+    alike, other = (a if len(a) > 1 else a[0] for a in (alike, other))
+    first = trained.step(weight=only[0])
+    again = trained.step(other, weight=only[0])
+    if not all(np.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(first, again, strict=True)):
+        return Outcome("wrong", "the gradient of an example depends on other examples")
+    y = problem.y
+    problem.y = np.repeat(y[:1], rows, axis=0)
+    draws = [trained.step(alike, weight=only[i]) for i in range(rows)]
+    problem.y = y
+    differ = any(
+        not np.allclose(a, b, rtol=1e-4, atol=1e-7)
+        for later in draws[1:]
+        for a, b in zip(draws[0], later, strict=True)
+    )
+    return Outcome("random", "" if differ else "all rows draw the same numbers")
+
+
+def is_sentence(error) -> bool:
+    """Whether an error is a refusal of tfdp's, rather than one of TensorFlow's or of Python's."""
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    where = trace.tb_frame.f_globals.get("__name__", "")
+    return where.startswith("tfdp.") and isinstance(error, (ValueError, NotImplementedError))
+
+
+def _said(error):
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
