@@ -10,6 +10,7 @@ import dataclasses
 import warnings
 
 import keras
+import tensorflow as tf
 
 from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
