@@ -263,7 +263,8 @@ def test_a_budget_holds_for_batches_of_unknown_length():
 
 def test_executions_that_end_with_the_data_leave_their_steps_in_the_budget():
     fitting = private(sgd(noise=4.0))
-    fitting.fit(foreign(), epochs=2, verbose=0)
+    # 6 steps will be taken, and 2 more have to be allowed to see that the data have ended.
+    fitting.fit(foreign(64), verbose=0)
     budget = tfdp.PrivacyBudget(fitting.privacy.spent(1e-5).epsilon * (1 + 1e-9), 1e-5)
     model = private(sgd(noise=4.0), budget=budget, compiled={"steps_per_execution": 2})
     model.fit(foreign().filter(lambda *_: True), epochs=2, verbose=0)
@@ -383,7 +384,7 @@ def test_validation_is_that_of_keras(options, expected):
 
 def test_a_split_leaves_examples_on_both_sides():
     with pytest.raises(ValueError, match="both sides"):
-        private().fit(*data(3), validation_split=0.1, verbose=0)
+        private().fit(*data(3), validation_split=0.9, verbose=0)
 
 
 def test_numbers_are_in_the_precision_of_keras():

@@ -28,8 +28,8 @@ def in_floatx(values: Any) -> Any:
     """Casts arrays and tensors of floats of any other precision to `keras.config.floatx()`."""
 
     def cast(leaf):
-        kind = getattr(leaf, "dtype", None)
-        if kind is None or not tf.as_dtype(kind).is_floating:
+        ours = isinstance(leaf, np.ndarray) or tf.is_tensor(leaf)
+        if not ours or not tf.as_dtype(leaf.dtype).is_floating:
             return leaf
         return tf.cast(leaf, floatx())
 
