@@ -76,6 +76,7 @@ SESSION = "tfdp/session.py"
 ACCOUNT = "tfdp/account.py"
 TRAINING = "tfdp/training/private_training.py"
 STEP = "tfdp/training/step.py"
+METRICS = "tfdp/training/lot_metrics.py"
 FEEDING = "tfdp/training/feeding.py"
 BATCHES = "tfdp/training/batches.py"
 TARGETS = "tfdp/gradients/targets.py"
@@ -530,9 +531,9 @@ GUARDS = (
     ),
     Guard(
         "metrics do not write into weights",
-        STEP,
-        "    with weights_stay(model):\n        return",
-        "    if True:\n        return",
+        METRICS,
+        "        with weights_stay(self._model):\n",
+        "        if True:\n",
         ("tests/test_session.py::test_metrics_do_not_write_into_weights[compiled0]",),
         "compute_metrics keeps a private record in a weight that is released",
     ),
@@ -674,6 +675,35 @@ GUARDS = (
         "the same, where a model is made private",
     ),
     Guard(
+        "a train function of its own",
+        VALIDATION,
+        '_REPLACED = ("train_step", "make_train_function")',
+        '_REPLACED = ("train_step",)',
+        (
+            "tests/training/test_checks.py::"
+            "test_methods_that_would_be_ignored_are_refused_by_make_private",
+        ),
+        "a model makes a function that trains without bound and noise",
+    ),
+    Guard(
+        "gradients do not see metrics",
+        FORWARD,
+        "        mapping += without_metrics(self.model)\n",
+        "",
+        (
+            "tests/training/test_lot_metrics.py::"
+            "test_what_metrics_have_seen_does_not_reach_the_gradients",
+        ),
+        "a loss scales gradients by sums of earlier private examples that have no noise",
+        also=(
+            (
+                "tfdp/gradients/rules/recording.py",
+                "        mapping += without_metrics(self.model)\n",
+                "",
+            ),
+        ),
+    ),
+    Guard(
         "layers that mix examples, in training",
         TRAINING,
         "        refuse_mixing_layers(self, self._privacy.public_preprocessing)\n",
@@ -703,8 +733,10 @@ GUARDS = (
     Guard(
         "hidden state",
         STEP,
-        "    refuse_hidden_state(forward, x, y)\n",
-        "",
+        "    traced = refuse_hidden_state(forward, x, y)\n    session",
+        '    traced = __import__("types").SimpleNamespace(\n'
+        "        updates_metrics=False, loss_updates_metrics=False, adds_losses=False\n"
+        "    )\n    session",
         (
             "tests/training/test_private_training.py::test_a_layer_that_keeps_what_it_sees_does_not_train",
         ),

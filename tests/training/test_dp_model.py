@@ -9,6 +9,7 @@ from keras import layers
 import tfdp
 from tfdp._compat.keras import Trainer
 from tfdp.accounting import proven
+from tfdp.training.dp_model import PrivateTraining
 
 DELTA = 1e-5
 
@@ -65,7 +66,7 @@ def test_clones_of_private_models_are_private_and_have_a_ledger_of_their_own(mak
     if not compiled:
         model.compiled = False
     clone = keras.models.clone_model(model)
-    assert isinstance(clone, tfdp.training.PrivateTraining)
+    assert isinstance(clone, PrivateTraining)
     assert (clone._privacy.engine, clone._privacy.physical_batch_size) == ("vectorized", 4)
     assert clone.privacy.ledger.runs == [] and steps(model) == 3
     if not compiled:
@@ -75,8 +76,8 @@ def test_clones_of_private_models_are_private_and_have_a_ledger_of_their_own(mak
 
 
 def test_clones_of_plain_models_stay_plain():
-    for model in (keras.Sequential([keras.Input((4,)), layers.Dense(3)]),):
-        assert type(keras.models.clone_model(model)) is keras.Sequential
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    assert type(keras.models.clone_model(model)) is keras.Sequential
 
 
 def test_a_clone_that_shares_layers_shares_the_ledger():

@@ -21,6 +21,7 @@ from tfdp._compat.keras import (
     set_keras_mask,
 )
 from tfdp.gradients.forward import own_metrics
+from tfdp.gradients.state_writes import weights_stay
 from tfdp.gradients.targets import apart, with_none
 
 
@@ -57,7 +58,14 @@ class LotMetrics:
             sample_weight: float32 [rows]; rows of weight zero are absent.
             lot: the lot's losses and outputs.
             penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
+
+        Raises:
+            ValueError: a metric writes into a weight of the model, or cannot be weighted.
         """
+        with weights_stay(self._model):
+            return self._updated(x, y, sample_weight, lot, penalty)
+
+    def _updated(self, x, y, sample_weight, lot, penalty):
         present = tf.not_equal(sample_weight, 0.0)
         weights = tf.cast(present, tf.float32)
         # The loss of a padding row may be NaN, and NaN times zero is NaN.

@@ -12,7 +12,7 @@ from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.row_losses import row_losses
-from tfdp.gradients.state_writes import refuse_hidden_state, weights_stay
+from tfdp.gradients.state_writes import refuse_hidden_state
 from tfdp.gradients.targets import weighted, without_none
 from tfdp.session import Session
 from tfdp.training.lot_metrics import Figures, LotMetrics
@@ -84,8 +84,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         noise_scale = tf.cond(allowed, update, lambda: tf.zeros([]))
     diagnostics.update(lot, noise_scale)
     figures = Figures(lot.losses, lot.output_losses, lot.outputs)
-    with weights_stay(model):
-        return metrics.update(x, y, sample_weight, figures, penalty)
+    return metrics.update(x, y, sample_weight, figures, penalty)
 
 
 def frozen_step(model, data) -> dict:
@@ -108,8 +107,7 @@ def frozen_step(model, data) -> dict:
     losses, output_losses, _ = row_losses(forward, scope, x, y, outputs, sample_weight)
     forward.advance(before, after)
     figures = Figures(losses, output_losses, outputs)
-    with weights_stay(model):
-        return metrics.update(x, y, sample_weight, figures, forward.penalty())
+    return metrics.update(x, y, sample_weight, figures, forward.penalty())
 
 
 _TOO_MANY = (
