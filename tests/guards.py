@@ -76,7 +76,10 @@ SESSION = "tfdp/session.py"
 ACCOUNT = "tfdp/account.py"
 TRAINING = "tfdp/training/private_training.py"
 STEP = "tfdp/training/step.py"
+METRICS = "tfdp/training/lot_metrics.py"
 FEEDING = "tfdp/training/feeding.py"
+BATCHES = "tfdp/training/batches.py"
+TARGETS = "tfdp/gradients/targets.py"
 PLANNING = "tfdp/training/planning.py"
 LOOP = "tfdp/training/loop.py"
 STEERING = "tfdp/training/steering.py"
@@ -102,6 +105,7 @@ TABLES = "tfdp/accounting/noise_tables.py"
 FILES = "tfdp/_files.py"
 FOLDER = "tfdp/experiments/result_folder.py"
 PARTIAL = "tfdp/experiments/partial_folder.py"
+_AT_TRACING = "            refuse_mixing_layers(self, privacy.public_preprocessing)\n"
 
 GUARDS = (
     # -- the session: every step is counted, and within its limit --------------------------------
@@ -489,7 +493,7 @@ GUARDS = (
     Guard(
         "a file says what its weights look like",
         OPTIMIZER,
-        "            expect_digests(trained_variables(self), store[_DIGESTS_KEY])",
+        "            expect_digests(trained_variables(self), digests)",
         "            pass",
         ("tests/test_account.py::test_plain_training_of_a_loaded_model_is_seen[layers]",),
         "a model that was loaded, trained plainly and made private is proven as it was saved",
@@ -528,9 +532,9 @@ GUARDS = (
     ),
     Guard(
         "metrics do not write into weights",
-        STEP,
-        "    with weights_stay(model):\n        return",
-        "    if True:\n        return",
+        METRICS,
+        "        with weights_stay(self._model):\n",
+        "        if True:\n",
         ("tests/test_session.py::test_metrics_do_not_write_into_weights[compiled0]",),
         "compute_metrics keeps a private record in a weight that is released",
     ),
@@ -672,6 +676,35 @@ GUARDS = (
         "the same, where a model is made private",
     ),
     Guard(
+        "a train function of its own",
+        VALIDATION,
+        '_REPLACED = ("train_step", "make_train_function")',
+        '_REPLACED = ("train_step",)',
+        (
+            "tests/training/test_checks.py::"
+            "test_methods_that_would_be_ignored_are_refused_by_make_private",
+        ),
+        "a model makes a function that trains without bound and noise",
+    ),
+    Guard(
+        "gradients do not see metrics",
+        FORWARD,
+        "        mapping += without_metrics(self.model)\n",
+        "",
+        (
+            "tests/training/test_lot_metrics.py::"
+            "test_what_metrics_have_seen_does_not_reach_the_gradients",
+        ),
+        "a loss scales gradients by sums of earlier private examples that have no noise",
+        also=(
+            (
+                "tfdp/gradients/rules/recording.py",
+                "        mapping += without_metrics(self.model)\n",
+                "",
+            ),
+        ),
+    ),
+    Guard(
         "layers that mix examples, in training",
         TRAINING,
         "        refuse_mixing_layers(self, self._privacy.public_preprocessing)\n",
@@ -681,6 +714,40 @@ GUARDS = (
         ),
         "a model that was built after make_private trains with batch normalization (what it "
         "writes is refused while the step is traced)",
+        also=((TRAINING, _AT_TRACING, "            pass\n"),),
+    ),
+    Guard(
+        "layers that mix examples, at each trace of a step",
+        TRAINING,
+        _AT_TRACING,
+        "            pass\n",
+        (
+            "tests/training/test_frozen_normalization.py::"
+            "test_unfreezing_between_two_steps_is_noticed_where_the_step_is_traced_anew",
+        ),
+        "a callback unfreezes a layer without weights that train, and a later trace mixes examples",
+    ),
+    Guard(
+        "a frozen batch normalization with a call of its own",
+        "tfdp/_compat/keras.py",
+        "    return layer.trainable or not stock\n",
+        "    return layer.trainable\n",
+        (
+            "tests/training/test_frozen_normalization.py::"
+            "test_a_class_with_a_call_of_its_own_is_refused_though_frozen",
+        ),
+        "a user's call may take statistics of the batch, whatever `trainable` says",
+    ),
+    Guard(
+        "a file of an optimizer that was not built brings its ledger",
+        OPTIMIZER,
+        "        self._account.bring(saved)\n",
+        "",
+        (
+            "tests/training/test_serialization.py::"
+            "test_slots_of_another_optimizer_are_left_out_and_its_ledger_is_not",
+        ),
+        "what was spent is lost where the slots do not fit",
     ),
     Guard(
         "several replicas",
@@ -701,8 +768,10 @@ GUARDS = (
     Guard(
         "hidden state",
         STEP,
-        "    refuse_hidden_state(forward, x, y)\n",
-        "",
+        "    traced = refuse_hidden_state(forward, x, y)\n    session",
+        '    traced = __import__("types").SimpleNamespace(\n'
+        "        updates_metrics=False, loss_updates_metrics=False, adds_losses=False\n"
+        "    )\n    session",
         (
             "tests/training/test_private_training.py::test_a_layer_that_keeps_what_it_sees_does_not_train",
         ),
@@ -747,7 +816,7 @@ GUARDS = (
     Guard(
         "a loop examines what it does to the weights",
         LOOP,
-        "                account.examine(model.weights)  # what the loop did since the last step\n",
+        "                    account.examine(model.weights)  # what the loop did since the last step\n",
         "",
         ("tests/training/test_loop.py::test_weights_that_the_loop_changes_leave_nothing_proven",),
         "a loop trains without noise between two private steps",
@@ -828,25 +897,48 @@ GUARDS = (
         "a training metric called val_accuracy steers",
     ),
     Guard(
-        "batches without a static size",
-        FEEDING,
-        "    if lot_size is None:\n        raise",
-        "    lot_size = lot_size or 8\n    if lot_size is None:\n        raise",
+        "no batch above the first",
+        BATCHES,
+        "check = tf.debugging.assert_less_equal(rows, size, _LARGER.format(size))",
+        "check = tf.no_op()",
         (
-            "tests/training/test_feeding.py::test_data_whose_sampling_cannot_be_accounted_is_refused",
+            "tests/training/test_feeding.py::"
+            "test_a_larger_batch_than_the_first_is_refused_before_its_step",
         ),
-        "a last, smaller batch is divided by the wrong constant",
+        "a larger batch is divided by the size of the first one (padding to a negative number of rows "
+        "ends it with an error that does not help)",
     ),
     Guard(
-        "batches from a generator",
-        FEEDING,
-        'if y is None or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):',
-        "if False:",
+        "padding of a user's batches is absent",
+        BATCHES,
+        "        weights = _filled(weights, rows)\n",
+        "",
         (
-            "tests/training/test_feeding.py::test_data_whose_sampling_cannot_be_accounted_is_refused",
+            "tests/training/test_feeding.py::"
+            "test_batches_of_a_user_are_padded_and_accounted_without_amplification[dataset-1]",
         ),
-        "batches of a generator are taken for something that lots can be drawn from (which asks "
-        "for arrays itself, in words that do not help)",
+        "rows of padding count as examples of zeros",
+    ),
+    Guard(
+        "no execution beyond its epoch",
+        FUNCTION,
+        "return most if left is None else min(most, left)",
+        "return most",
+        (
+            "tests/training/test_train_function.py::test_no_execution_goes_beyond_its_epoch[graph-32]",
+        ),
+        "steps_per_execution, which is for speed, spends steps that nobody asked for",
+    ),
+    Guard(
+        "a row without any weight is absent",
+        TARGETS,
+        "tf.reduce_any(present, axis=0)",
+        "tf.ones([rows], tf.bool)",
+        (
+            "tests/gradients/test_targets.py::"
+            "test_a_row_without_any_weight_is_absent_whatever_it_holds",
+        ),
+        "padding of lots with weights for tokens or outputs is present, and its add_loss counts",
     ),
     Guard(
         "a seed of lots matters",
@@ -1329,12 +1421,41 @@ GUARDS = (
     Guard(
         "state that a layer writes",
         FORWARD,
-        "            if not self.is_random(variable):\n",
+        "            if not self.may_assign(variable):\n",
         "            if False:\n",
         (
             "tests/gradients/test_forward.py::test_a_layer_that_stores_what_it_saw_is_refused_by_name",
         ),
         "running statistics of private examples",
+    ),
+    Guard(
+        "a counter has a formula",
+        WRITES,
+        "        if how is None or how != again.get(id(variable)):\n",
+        "        if how is not None and how != again.get(id(variable)):\n",
+        (
+            "tests/gradients/test_counters.py::test_whatever_may_keep_something_of_the_data_is_refused[data]",
+        ),
+        "sums of private examples in a variable that looks like a counter",
+    ),
+    Guard(
+        "a counter does not depend on the number of rows",
+        WRITES,
+        "        if how is None or how != again.get(id(variable)):\n",
+        "        if how is None:\n",
+        (
+            "tests/gradients/test_counters.py::"
+            "test_whatever_may_keep_something_of_the_data_is_refused[static shape]",
+        ),
+        "the sizes of the lots in a variable that looks like a counter",
+    ),
+    Guard(
+        "what the inspection permitted ends with it",
+        WRITES,
+        "            forward.permit(())\n",
+        "",
+        ("tests/gradients/test_counters.py::test_a_trace_permits_nothing_afterwards",),
+        "a layer that was refused is executed",
     ),
     Guard(
         "random state is known by its owner",
@@ -1352,7 +1473,9 @@ GUARDS = (
         VALIDATION,
         "    _batch_norm,\n",
         "",
-        ("tests/training/test_checks.py::test_frozen_batch_normalization_is_refused_too",),
+        (
+            "tests/training/test_checks.py::test_a_frozen_batch_normalization_is_allowed_until_it_trains",
+        ),
         "examples are normalized by each other",
     ),
     Guard(

@@ -46,7 +46,7 @@ INSIDE = {
         ["accounted_weights", "feeding", "model_privacy", "step"],
         ["export", "loop", "planning"],
     ],
-    "optimizers": [["factory"], ["dp_keras_optimizer"], ["accounted", "adaptive_clipping"]],
+    "optimizers": [["factory"], ["dp_keras_optimizer"], ["accounted", "adaptive_clipping", "made"]],
 }
 # Packages with non-public names, from which only `tfdp._compat` imports.
 BORROWED = ("keras.src", "tensorflow.python")

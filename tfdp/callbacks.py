@@ -190,7 +190,9 @@ class StopAtBudget(keras.callbacks.Callback):
     """
 
     def on_train_batch_end(self, batch, logs=None):
-        if _private(self.model).privacy.steps_left < self.model.steps_per_execution:
+        model = _private(self.model)
+        next_steps = model._privacy.epoch.next_execution(model.steps_per_execution)
+        if model.privacy.steps_left < next_steps:
             self.model.stop_training = True
 
 

@@ -297,6 +297,9 @@ class Session:
         # The ledger may have been merged with another, or given a budget, since the last call.
         if self._ledger.changes != self._seen_changes:
             self.limit_steps()
+        if self.left < steps:
+            # An execution whose data ended took fewer steps than it was allowed.
+            self.authorized = self.spent
         if self.authorized + steps > self.limit:
             self.refuse()
         self.authorized += steps

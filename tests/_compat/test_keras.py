@@ -53,6 +53,91 @@ def test_functional():
     assert model.operations == [model.layers[0], dense]
 
 
+def test_floatx():
+    assert borrowed.floatx() == keras.config.floatx() == "float32"
+
+
+class _Batches(keras.utils.PyDataset):
+    num_batches = 2
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def __getitem__(self, i):
+        return _X + i, _Y
+
+    def on_epoch_begin(self):
+        self.epochs.append("begin")
+
+
+def test_fit_takes_a_data_adapter_and_tells_it_of_epochs():
+    inner = borrowed.PyDatasetAdapter(_Batches(), shuffle=False)
+    told = []
+
+    class Adapter(borrowed.DataAdapter):
+        num_batches, batch_size = 2, None
+
+        def get_tf_dataset(self):
+            return inner.get_tf_dataset().map(lambda x, y: (x, y))
+
+        def on_epoch_begin(self):
+            told.append("begin")
+
+    model = _compiled()
+    model.fit(Adapter(), epochs=2, verbose=0)
+    assert told == ["begin"] * 2 and int(model.optimizer.iterations) == 4
+
+
+def test_py_dataset_adapter():
+    batches = _Batches()
+    adapter = borrowed.PyDatasetAdapter(batches, shuffle=False)
+    assert adapter.num_batches == 2
+    first, second = (x.numpy() for x, _ in adapter.get_tf_dataset())
+    np.testing.assert_array_equal(first + 1, second)
+    adapter.on_epoch_begin()
+    assert batches.epochs == ["begin"]
+    adapter.on_epoch_end()
+
+
+def test_generator_data_adapter():
+    adapter = borrowed.GeneratorDataAdapter(iter([(_X, _Y), (_X[:2], _Y[:2]), (_X, _Y)]))
+    assert [len(x) for x, _ in adapter.get_tf_dataset()] == [4, 2, 4]
+    adapter = borrowed.GeneratorDataAdapter(iter([(_X, _Y)]))
+    adapter.generator = lambda: iter([(_X, _Y), (_X, _Y)])
+    for _ in range(2):
+        assert len(list(adapter.get_tf_dataset())) == 2
+
+
+def test_trainer():
+    class Trained(borrowed.Trainer, layers.Dense):
+        def __init__(self, units):
+            layers.Dense.__init__(self, units)
+            borrowed.Trainer.__init__(self)
+
+    assert issubclass(keras.Model, borrowed.Trainer)
+    assert not issubclass(layers.Dense, borrowed.Trainer)
+    Trained(2).compile("sgd", "mse")
+
+
+def test_build_symbolically():
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, inputs):
+            return self.dense(tf.reshape(inputs["a"], [-1, 4]))
+
+    model = Subclassed()
+    borrowed.build_symbolically(model, {"a": keras.KerasTensor((None, 2, 2))})
+    assert model.built and [tuple(v.shape) for v in model.weights] == [(4, 3), (3,)]
+    with pytest.raises(Exception, match=r"channels|axes|rank|ndim"):
+        borrowed.build_symbolically(
+            keras.Sequential([layers.Conv2D(2, 3)]), keras.KerasTensor((None, 4))
+        )
+
+
 def test_compile_loss():
     assert type(borrowed.compiled_loss(_compiled())) is borrowed.CompileLoss
 
@@ -336,6 +421,71 @@ def test_compile_metrics():
     assert borrowed.compiled_metrics(model) == (["mae"], None)
     model = _compiled(weighted_metrics=["mae"])
     assert borrowed.compiled_metrics(model) == (None, ["mae"])
+
+
+def test_compute_loss_with_and_without_training():
+    class Old(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return 3.0
+
+    class New(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=False):
+            return 4.0 if training else 0.0
+
+    assert borrowed.compute_loss_as_keras(Old(), _X, _Y, _Y, None) == 3.0
+    assert borrowed.compute_loss_as_keras(New(), _X, _Y, _Y, None) == 4.0
+
+
+def test_loss_tracker():
+    model = _compiled()
+    assert borrowed.loss_tracker(model) is model.metrics[0]
+    assert borrowed.loss_tracker(model).name == "loss"
+
+
+def test_all_metrics_has_those_that_an_override_hides():
+    class Hides(keras.Sequential):
+        metrics = ()
+
+    model = Hides([layers.Dense(1)])
+    model.mine = keras.metrics.Mean(name="mine")
+    model.layers[0].own = keras.metrics.Mean(name="own")
+    model.compile("sgd", "mse", metrics=["mae"])
+    names = {metric.name for metric in borrowed.all_metrics(model)}
+    assert names == {"loss", "compile_metrics", "mine", "own"}
+
+
+def test_metrics_of_outputs():
+    x = keras.Input((2,))
+    model = keras.Model(x, [layers.Dense(1, name="a")(x), layers.Dense(1, name="b")(x)])
+    model.compile("sgd", "mse", metrics=[["mae"], None], weighted_metrics=[None, ["mse"]])
+    compiled = borrowed.compile_metrics(model)
+    compiled.build([_Y, _Y], [_Y, _Y])
+    unweighted, weighted = borrowed.flat_metrics(compiled)
+    (found,) = unweighted([1, 2], [3, 4])
+    assert found[1:] == (1, 3) and [m.name for m in found[0].metrics] == ["mae"]
+    (found,) = weighted([1, 2], [3, 4])
+    assert found[1:] == (2, 4) and [m.name for m in found[0].metrics] == ["mse"]
+    assert borrowed.compile_metrics(_compiled()) is None
+
+
+def test_function_of_a_metric():
+    function = keras.metrics.mean_absolute_error
+    assert borrowed.function_of(keras.metrics.MeanAbsoluteError()) is function
+    top = borrowed.function_of(keras.metrics.TopKCategoricalAccuracy(k=1))
+    assert float(top(tf.eye(3), tf.eye(3))[0]) == 1.0 and top.__module__.startswith("keras.")
+    assert borrowed.function_of(keras.metrics.AUC()) is None
+
+
+def test_after_cloning(monkeypatch):
+    for name in ("_clone_sequential_model", "_clone_functional_model"):
+        monkeypatch.setattr(borrowed.cloning, name, getattr(borrowed.cloning, name))
+    seen = []
+    borrowed.after_cloning(lambda model, clone: seen.append((model, clone)) or "made of it")
+    x = keras.Input((2,))
+    for model in (_compiled(), keras.Model(x, layers.Dense(1)(x))):
+        assert keras.models.clone_model(model) == "made of it"
+        original, clone = seen.pop()
+        assert original is model and type(clone) is type(model) and clone is not model
 
 
 def test_distribute_strategy():

@@ -358,6 +358,23 @@ class TestForks:
 
 
 class TestFixedSize:
+    def test_cyclic_keeps_the_last_examples_if_asked(self):
+        lots = make("cyclic", num_examples=23, lot_size=5)
+        kept = data.CyclicLots(np.arange(23.0), np.arange(23), 5, keep_last=True)
+        assert (lots.num_examples, lots.steps_per_epoch) == (23, 4)
+        assert (kept.num_examples, kept.steps_per_epoch, kept.available_examples) == (25, 5, 23)
+        draws = take_indices(kept, 10)
+        assert [len(draw) for draw in draws] == [5, 5, 5, 5, 3] * 2
+        assert np.concatenate(draws).tolist() == [*range(23)] * 2
+        *_, (x, _, weight) = kept.as_dataset().take(5)
+        assert weight.numpy().tolist() == [1.0] * 3 + [0.0] * (len(weight) - 3)
+        assert x.numpy()[:3].tolist() == [20.0, 21.0, 22.0]
+
+    def test_cyclic_without_a_rest_is_the_same_either_way(self):
+        kept = data.CyclicLots(np.arange(20.0), np.arange(20), 5, keep_last=True)
+        assert (kept.num_examples, kept.steps_per_epoch) == (20, 4)
+        assert [len(draw) for draw in take_indices(kept, 5)] == [5] * 5
+
     def test_cyclic_repeats_the_given_order(self):
         draws = take_indices(make("cyclic", num_examples=23, lot_size=5), 8)
         first, second = np.concatenate(draws[:4]), np.concatenate(draws[4:])
@@ -607,4 +624,34 @@ class TestRefusals:
 
     def test_sample_weight_shape(self):
         with pytest.raises(ValueError, match=r"`sample_weight`.*\(2,\)"):
-            data.PoissonLots(np.zeros(2), np.zeros(2), 1, sample_weight=np.ones((2, 1)))
+            data.PoissonLots(np.zeros(2), np.zeros(2), 1, sample_weight=np.ones((3, 1)))
+
+    @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+    def test_weights_of_tokens_and_outputs_are_finite_and_not_negative(self, bad):
+        weights = np.ones((4, 3))
+        weights[2, 1] = bad
+        for sample_weight in (weights, {"a": np.ones(4), "b": weights}):
+            with pytest.raises(ValueError, match="finite weights"):
+                data.PoissonLots(np.zeros(4), np.zeros(4), 1, sample_weight=sample_weight)
+
+
+def test_weights_of_tokens_and_outputs_are_padded_with_zeros():
+    x, y = np.arange(10.0), {"a": np.arange(10), "b": np.arange(10)}
+    weights = {"a": np.ones((10, 3)), "b": None}
+    lots = data.make_lots(
+        "cyclic_poisson", x, y, lot_size=2, groups=2, sample_weight=weights, row_multiple=8
+    )
+    for x_lot, y_lot, found in lots.as_dataset().take(5):
+        present = np.flatnonzero(found["b"])
+        assert found["a"].shape == (8, 3)
+        np.testing.assert_array_equal(found["a"].numpy().any(axis=1), found["b"].numpy() == 1.0)
+        np.testing.assert_array_equal(x_lot.numpy()[present], y_lot["b"].numpy()[present])
+
+
+def test_inputs_and_targets_may_be_absent():
+    lots = data.make_lots("poisson", {"a": np.zeros((10, 2)), "b": None}, lot_size=5)
+    (lot,) = lots.as_dataset().take(1)
+    assert lot[0]["b"] is None and lot[1] is None and lot[2].shape == lot[0]["a"].shape[:1]
+    assert lots.inputs["b"] is None and lots.fingerprint() == lots.fingerprint()
+    with pytest.raises(ValueError, match="at least one array"):
+        data.make_lots("poisson", None, np.zeros(3), lot_size=1)

@@ -124,6 +124,7 @@ def test_chunks_are_told_apart_and_their_sums_add_up():
             clipped=weight,
             non_finite=tf.constant(1),
             losses=x[:, 0],
+            output_losses=x[:, :2],
             outputs=x,
             state=[rows],
             sensitivity=1.0,

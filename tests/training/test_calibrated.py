@@ -215,6 +215,11 @@ class Subclassed(keras.Model):
         return self.inner(inputs)
 
 
+class OfDict(Subclassed):
+    def call(self, inputs):
+        return super().call(inputs["a"])
+
+
 def unbuilt(model, data=(X, Y), **settings):
     settings = {"batch_size": L} | settings
     return tfdp.make_private_with_epsilon(
@@ -235,11 +240,12 @@ def test_layers_of_a_model_that_is_built_here_are_checked():
         unbuilt(keras.Sequential(layers))
 
 
-def test_an_unbuilt_model_is_refused_without_a_single_array_of_inputs():
+def test_an_unbuilt_model_is_built_for_lots_and_structures():
     lots = make_lots("poisson", X, Y, lot_size=L)
-    for data, size in ((lots, None), (({"a": X}, Y), L)):
-        with pytest.raises(ValueError, match=r"is not built\. Expected a model"):
-            unbuilt(keras.Sequential([keras.layers.Dense(2)]), data, batch_size=size)
+    found = unbuilt(keras.Sequential([keras.layers.Dense(2)]), lots, batch_size=None)
+    assert [tuple(w.shape) for w in found.model.trainable_variables] == [(3, 2), (2,)]
+    found = unbuilt(OfDict(), ({"a": X}, Y))
+    assert [tuple(w.shape) for w in found.model.trainable_variables] == [(3, 2), (2,)]
 
 
 def test_a_model_that_does_not_fit_the_data_is_refused():

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+import tfdp
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
 
 
@@ -41,11 +42,13 @@ def test_refused_wherever_it_hides(remedy, hide):
     assert bad.name in str(error.value) and type(bad).__name__ in str(error.value)
 
 
-def test_frozen_batch_normalization_is_refused_too():
-    norm = layers.BatchNormalization()
-    norm.trainable = False
+def test_a_frozen_batch_normalization_is_allowed_until_it_trains():
+    norm = layers.BatchNormalization(trainable=False)
+    model = keras.Sequential([norm])
+    refuse_mixing_layers(model)
+    norm.trainable = True
     with pytest.raises(ValueError, match="BatchNormalization"):
-        refuse_mixing_layers(keras.Sequential([norm]))
+        refuse_mixing_layers(model)
 
 
 def test_stateful_recurrence_is_refused():
@@ -202,6 +205,82 @@ def test_a_train_step_of_its_own_is_refused(cls):
         refuse_own_train_step(cls, PrivateMixin)
     with pytest.raises(ValueError, match="Own has a train_step"):
         refuse_own_train_step(cls(), PrivateMixin)
+
+
+class MixedIn:
+    def train_step(self, data):
+        return {}
+
+
+class OwnFunction(keras.Model):
+    def make_train_function(self, force=False):
+        self.train_function = lambda iterator: {}
+
+
+class OwnSubclass(keras.Model):
+    def train_step(self, data):
+        return {}
+
+
+def _with_mixin():
+    class Mixed(MixedIn, keras.Sequential):
+        pass
+
+    return Mixed([keras.Input((3,)), layers.Dense(2)])
+
+
+def _functional():
+    x = keras.Input((3,))
+    return OwnSubclass(x, layers.Dense(2)(x))
+
+
+def _on_the_instance(name):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    setattr(model, name, lambda *args, **kwargs: {})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (_with_mixin, "MixedIn has a train_step"),
+        (_functional, "OwnSubclass has a train_step"),
+        (OwnFunction, "OwnFunction has a make_train_function"),
+        (lambda: _on_the_instance("train_step"), "has a train_step"),
+        (lambda: _on_the_instance("make_train_function"), "has a make_train_function"),
+    ],
+)
+def test_methods_that_would_be_ignored_are_refused_by_make_private(make, names):
+    with pytest.raises(ValueError, match=f"{names} of its own.*compute_loss"):
+        tfdp.make_private(make())
+
+
+def test_variables_that_are_overwritten_are_refused():
+    class Overwritten(layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(), name="scale")
+            self.scale.overwrite_with_gradient = True
+
+        def call(self, x):
+            return x * self.scale
+
+    for layer in (Overwritten(), layers.Dense(2, dtype="float8_from_float32")):
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(2), keras.Sequential([layer])])
+        with pytest.raises(ValueError, match=f"'{layer.name}'.*overwrite_with_gradient.*float32"):
+            refuse_mixing_layers(model)
+        layer.trainable = False
+        refuse_mixing_layers(model)
+
+
+def test_an_overwritten_variable_of_the_model_itself_is_refused():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.scale = self.add_weight(shape=(), name="scale")
+            self.scale.overwrite_with_gradient = True
+
+    with pytest.raises(ValueError, match=r"/scale'.*overwrite_with_gradient"):
+        refuse_mixing_layers(Model())
 
 
 def test_the_train_steps_of_keras_and_of_private_training_pass():

@@ -147,8 +147,9 @@ def test_a_model_that_the_loop_compiles_anew_is_another_training():
 
 def test_several_steps_in_one_execution_are_all_counted():
     model = private(seed=None, steps_per_execution=2)
-    assert len(list(model.privacy.steps(*data(), batch_size=L))) == 2
-    assert model.privacy.steps_taken == 4
+    options = {"epochs": 2, "batch_size": L, "steps_per_epoch": 3}
+    assert len(list(model.privacy.steps(*data(), **options))) == 4
+    assert model.privacy.steps_taken == 6  # the second execution of an epoch has one step left
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from absl import logging
 from keras import layers
 
 import tfdp
+from tfdp.gradients.engines import ghost
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.training.checks import refuse_mixing_layers
 
@@ -72,13 +73,12 @@ def test_replaces_every_batch_normalization(make, public):
 
 def test_settings_of_the_layers_stay():
     model = sequential()
-    model.get_layer("after_conv").trainable = False
     fixed = tfdp.fix(model, public_data=draw(5, 6, 6, 2), statistics="batch")
     (examples,) = [la for la in fixed.layers if isinstance(la, PublicExamples)]
     assert examples.statistics == "batch" and examples.count == 5
     norm = examples.network.get_layer("after_conv")
     assert isinstance(norm, PublicBatchNormalization)
-    assert norm.epsilon == 0.01 and not norm.trainable
+    assert norm.epsilon == 0.01
     assert examples.network.layers[5].gamma is None
 
 
@@ -128,29 +128,248 @@ def test_nothing_to_repair():
     assert tfdp.fix(model) is model
 
 
-class Mine(keras.Model):
-    def call(self, x):
-        return x
+def one_step(model):
+    tfdp.make_private(model)
+    model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), "mse")
+    rows = draw(4, *model.input_shape[1:])
+    model.fit(rows, np.zeros((4, *model.output_shape[1:])), batch_size=4, verbose=0)
 
 
-class Wraps(layers.Layer):
-    def __init__(self):
+OPERATORS = {
+    "h + i": lambda h, i: h + i,
+    "h * 2": lambda h, i: h * 2,
+    "1 - h": lambda h, i: 1 - h,
+    "h[:, 1:]": lambda h, i: h[:, 1:],
+    "relu": lambda h, i: keras.ops.relu(h),
+    "concatenate": lambda h, i: keras.ops.concatenate([h, i], axis=-1),
+    "array": lambda h, i: h + np.arange(4.0, dtype="float32")[None],
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_graphs_with_operators(operator):
+    inputs = keras.Input((4,))
+    hidden = layers.BatchNormalization()(layers.Dense(4)(inputs))
+    model = with_random_weights(keras.Model(inputs, OPERATORS[operator](hidden, inputs)))
+    fixed = tfdp.fix(model)
+    x = draw(3, 4)
+    norm = fixed.layers[2]
+    expected = OPERATORS[operator](norm(fixed.layers[1](x)), x)
+    np.testing.assert_allclose(fixed(x), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(fixed.layers[1].kernel, model.layers[1].kernel)
+    np.testing.assert_array_equal(norm.gamma, model.layers[2].gamma)
+
+
+def test_an_application_of_keras_is_fixed_and_trains():
+    model = keras.applications.MobileNetV3Small(weights=None, input_shape=(32, 32, 3), classes=3)
+    fixed = tfdp.fix(model)
+    assert set(kinds(fixed)) == {"GroupNormalization"}
+    old = {v.path: v for v in model.weights}
+    for variable in fixed.weights:
+        np.testing.assert_array_equal(variable, old[variable.path])
+    refuse_mixing_layers(fixed)
+    assert ghost.supports(fixed) is None
+
+
+def groups(model):
+    return [g.groups for g in model._flatten_layers() if isinstance(g, layers.GroupNormalization)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [4, 1]),
+        ({"num_groups": 1}, [1, 1]),
+        ({"num_groups": 2}, [2, 1]),
+        ({"num_groups": 3}, [2, 1]),  # the most, up to 3, that divide 4 channels
+        ({"normalization": "instance"}, [4, 1]),
+    ],
+)
+def test_numbers_of_groups(options, expected):
+    assert groups(tfdp.fix(sequential(), **options)) == expected
+
+
+def test_instance_normalization_is_by_channel_however_many_there_are():
+    model = keras.Sequential([keras.Input((4, 48)), layers.BatchNormalization()])
+    assert groups(tfdp.fix(model)) == [24]
+    fixed = tfdp.fix(model, normalization="instance")
+    assert groups(fixed) == [48]
+    x = draw(2, 4, 48)
+    expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-3)
+    np.testing.assert_allclose(fixed(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"num_groups": 0}, "num_groups"),
+        ({"num_groups": 2.5}, "num_groups"),
+        ({"normalization": "layer"}, "normalization"),
+        ({"num_groups": 2, "normalization": "instance"}, "Leave one"),
+        ({"num_groups": 2, "public_data": draw(5, 6, 6, 2)}, "Leave one"),
+        ({"normalization": "instance", "public_data": draw(5, 6, 6, 2)}, "Leave one"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, why):
+    with pytest.raises(ValueError, match=why):
+        tfdp.fix(sequential(), **options)
+
+
+def test_flags_regularizers_and_dtypes_stay():
+    inner = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(4, name="frozen"),
+            layers.BatchNormalization(gamma_regularizer="l2", dtype="mixed_bfloat16", name="norm"),
+        ],
+        name="inner",
+    )
+    inner.layers[0].trainable = False
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(2, name="head")(inner(inputs)))
+    fixed = tfdp.fix(model)
+    copied = fixed.get_layer("inner")
+    assert [layer.trainable for layer in copied.layers] == [False, True] and copied.trainable
+    norm = copied.get_layer("norm")
+    assert isinstance(norm.gamma_regularizer, keras.regularizers.L2)
+    assert norm.dtype_policy.name == "mixed_bfloat16"
+    assert len(fixed.trainable_variables) == len(model.trainable_variables)
+
+
+def test_a_frozen_batch_normalization_stays_as_it_is():
+    model = with_random_weights(sequential())
+    model.get_layer("after_conv").trainable = False
+    fixed = tfdp.fix(model)
+    assert kinds(fixed) == {"BatchNormalization": 1, "GroupNormalization": 1}
+    for old, new in zip(
+        model.get_layer("after_conv").weights, fixed.get_layer("after_conv").weights, strict=True
+    ):
+        np.testing.assert_array_equal(old, new)
+    one_step(fixed)
+
+
+def test_a_model_with_a_frozen_backbone_needs_no_repair():
+    model = functional()
+    for layer in model.layers[:-1]:
+        layer.trainable = False
+    assert tfdp.fix(model) is model
+    one_step(model)
+
+
+def test_what_a_normalization_was_adapted_to_stays():
+    adapted = layers.Normalization()
+    adapted.adapt(draw(20, 4) * 3 + 1)
+    model = keras.Sequential(
+        [keras.Input((4,)), adapted, layers.Dense(3), layers.BatchNormalization()]
+    )
+    fixed = tfdp.fix(model)
+    x = draw(2, 4)
+    assert fixed.layers[0] is not adapted
+    np.testing.assert_allclose(fixed.layers[0](x), adapted(x), rtol=1e-6)
+
+
+class Block(layers.Layer):
+    def __init__(self, units=4, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.norm = layers.BatchNormalization(name="own_norm")
+        self.again = self.norm  # the same layer, by another name
+        self.pairs = [(layers.Dense(units), layers.BatchNormalization())]
+        self.by_name = {"norm": layers.BatchNormalization(), "list": [layers.BatchNormalization()]}
+        self.in_a_set = {layers.BatchNormalization()}
+        self.graph = keras.Sequential([keras.Input((units,)), layers.BatchNormalization()])
+
+    def call(self, x, training=False):
+        x = self.again(self.norm(x, training=training))
+        for dense, norm in self.pairs:
+            x = norm(dense(x), training=training)
+        (norm,) = self.in_a_set
+        x = norm(x)
+        return self.graph(self.by_name["list"][0](self.by_name["norm"](x)))
+
+    def get_config(self):
+        return super().get_config() | {"units": self.units}
+
+
+class Blocks(keras.Model):
+    def __init__(self, units=4):
         super().__init__()
-        self.inner = layers.BatchNormalization()
+        self.first, self.head = Block(units, name="first_block"), layers.Dense(2)
+        self.timed = layers.TimeDistributed(layers.BatchNormalization())
+
+    def call(self, x, training=False):
+        x = self.first(x, training=training)
+        return self.head(self.timed(x[:, None, :])[:, 0])
+
+
+def subclassed():
+    model = Blocks()
+    model(np.zeros((2, 4), "float32"))
+    return with_random_weights(model)
+
+
+def graph_of_blocks():
+    inputs = keras.Input((4,))
+    return with_random_weights(keras.Model(inputs, layers.Dense(2)(Block(name="block")(inputs))))
+
+
+@pytest.mark.parametrize("make", [subclassed, graph_of_blocks], ids=lambda f: f.__name__)
+def test_layers_in_attributes_lists_tuples_and_dicts(make):
+    model = make()
+    before = [w.copy() for w in model.get_weights()]
+    count = kinds(model)["BatchNormalization"]
+    fixed = tfdp.fix(model)
+    assert fixed is not model and type(fixed) is type(model)
+    assert kinds(fixed) == {"GroupNormalization": count}
+    assert kinds(model) == {"BatchNormalization": count}
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(model.trainable_variables, fixed.trainable_variables, strict=True):
+        np.testing.assert_array_equal(a, b)
+    names = [[layer.name for layer in m._flatten_layers()] for m in (model, fixed)]
+    assert "own_norm" in names[1] and len(names[0]) == len(names[1])
+    block = fixed.layers[0] if make is subclassed else fixed.get_layer("block")
+    assert block.norm is block.again
+    tfdp.make_private(fixed)
+    fixed.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), "mse")
+    x = draw(4, 4)
+    gamma = keras.ops.convert_to_numpy(block.by_name["list"][0].gamma)
+    fixed.fit(x, x[:, :2], batch_size=4, verbose=0)
+    assert not np.array_equal(block.by_name["list"][0].gamma, gamma)  # it is called, and trains
+
+
+class NeedsAnArgument(keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
 
     def call(self, x):
-        return self.inner(x)
+        return self.layer(x)
+
+
+class Unbuilt(keras.Model):
+    pass
+
+
+def called(model):
+    model(np.zeros((2, 4), "float32"))
+    return model
 
 
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (Mine, "subclassed"),
+        (Unbuilt, "Expected a built model"),
         (lambda: keras.Sequential([layers.BatchNormalization()]), "built"),
-        (lambda: keras.Sequential([keras.Input((4,)), Wraps()]), "inside of layer"),
+        (lambda: called(NeedsAnArgument(layers.BatchNormalization())), "cannot be copied"),
     ],
-    ids=["subclassed", "unbuilt", "hidden"],
+    ids=["unbuilt subclassed", "unbuilt", "no configuration"],
 )
 def test_what_it_cannot_repair(make, why):
     with pytest.raises(ValueError, match=why):
         tfdp.fix(make())
+
+
+def test_public_examples_need_a_graph():
+    with pytest.raises(ValueError, match="subclassed model with public_data"):
+        tfdp.fix(subclassed(), public_data=draw(5, 4))

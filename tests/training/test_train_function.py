@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from helpers import data, fit, plain, private, sgd, weights
 
+import tfdp
 from tfdp.training import private_training, train_function
 
 
@@ -129,3 +130,39 @@ def test_a_training_that_is_over_leaves_no_graph_in_memory():
     before = graphs()
     fit(private(sgd()))
     assert graphs() <= before
+
+
+@pytest.mark.parametrize("several", [1, 2, 3, 7, 32])
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}], ids=["graph", "eager"])
+def test_no_execution_goes_beyond_its_epoch(several, options):
+    model = private(sgd(seed=3), plain(), {"steps_per_execution": several} | options)
+    history = fit(model, epochs=4, initial_epoch=1, rows=56)
+    expected = private(sgd(seed=3), plain())
+    expected_history = fit(expected, epochs=4, initial_epoch=1, rows=56)
+    assert int(model.optimizer.iterations) == 21
+    assert [run.steps for run in model.privacy.ledger.runs] == [21]
+    np.testing.assert_allclose(weights(model), weights(expected), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(history.history["loss"], expected_history.history["loss"], rtol=1e-5)
+
+
+def test_steps_per_epoch_is_kept_whatever_an_execution_is():
+    model = private(compiled={"steps_per_execution": 4})
+    fit(model, epochs=2, rows=40, steps_per_epoch=5)
+    fit(model, epochs=1, rows=40, steps_per_epoch=1)
+    assert sum(run.steps for run in model.privacy.ledger.runs) == 11
+
+
+def test_under_a_strategy_no_execution_goes_beyond_its_epoch_either():
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        model = private(sgd(), plain(), {"steps_per_execution": 2})
+    fit(model)
+    assert model.privacy.steps_taken == 3
+
+
+def test_one_batch_is_one_step_whatever_an_execution_is():
+    model = private(compiled={"steps_per_execution": 4}, budget=tfdp.PrivacyBudget(20.0, 1e-5))
+    for _ in range(3):
+        left = model.privacy.steps_left
+        model.train_on_batch(*data(8))
+        assert model._session.authorized == model.privacy.steps_taken
+    assert left - model.privacy.steps_left == 1

@@ -4,6 +4,7 @@ The borrowed names, except those in `SINCE`, were seen in both Keras 3.12.4 and 
 is missing, `borrowed` raises an ImportError; a default value would hide the change.
 """
 
+import functools
 import io
 
 import keras
@@ -11,13 +12,27 @@ import keras
 from tfdp._compat.versions import borrowed, borrowing
 
 with borrowing("a name of keras.src"):
+    from keras.src.backend import compute_output_spec as _compute_output_spec
     from keras.src.backend import get_keras_mask as get_keras_mask
     from keras.src.backend import set_keras_mask as set_keras_mask
     from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
     from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
+    from keras.src.models import cloning
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
+    from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+    from keras.src.trainers.data_adapters.generator_data_adapter import (
+        GeneratorDataAdapter as GeneratorDataAdapter,
+    )
+    from keras.src.trainers.data_adapters.py_dataset_adapter import (
+        PyDatasetAdapter as PyDatasetAdapter,
+    )
+    from keras.src.trainers.trainer import Trainer as Trainer
+
+# Public, and here for `tfdp.data`, which needs no Keras to be imported: a module of its that uses Keras
+# imports it from here, so that another backend is refused first.
+floatx = keras.config.floatx
 
 # Methods that subclasses in tfdp override and Keras calls, with the parameters (without `self`) of
 # Keras' own methods; None marks a property. An override must be an attribute of the subclass, so no
@@ -55,6 +70,7 @@ OVERRIDDEN = {
         "save_own_variables": ("store",),
     },
     "keras.optimizers.Optimizer": {
+        "__reduce__": (),
         "_all_reduce_sum_gradients": ("grads_and_vars",),
         "apply": ("grads", "trainable_variables"),
         "build": ("variables",),
@@ -116,6 +132,30 @@ def seed_generators(layer) -> list:
     return borrowed(layer, "_seed_generators")
 
 
+def normalizes_by_batch(layer) -> bool:
+    """Whether a layer is a BatchNormalization that uses and keeps statistics of the batch in training.
+
+    With `trainable=False`, `keras.layers.BatchNormalization.call` takes the moving statistics, and
+    assigns nothing, also in training. A `call` of one's own may do anything.
+
+    Args:
+        layer: any layer or operation.
+    """
+    if not isinstance(layer, keras.layers.BatchNormalization):
+        return False
+    stock = type(layer).call is keras.layers.BatchNormalization.call and "call" not in vars(layer)
+    return layer.trainable or not stock
+
+
+def exchange_child(layer, old, new) -> None:
+    """Puts one tracked inner layer in the place of another (`Tracker.replace_tracked_value`).
+
+    Attributes that hold the old layer have to be set afterwards, which the tracker then allows on a
+    built layer, too.
+    """
+    borrowed(borrowed(layer, "_tracker"), "replace_tracked_value")("layers", old, new)
+
+
 def is_rematerialized(layer) -> bool:
     """Whether a layer was made under a `keras.RematScope` (`Operation._remat_mode`)."""
     return borrowed(layer, "_remat_mode") is not None
@@ -153,6 +193,14 @@ def forget_losses(model) -> None:
 
 
 # -- models ------------------------------------------------------------------------------------------
+
+
+def build_symbolically(model, inputs) -> None:
+    """Makes the weights of a model by calling it on `keras.KerasTensor`s (`compute_output_spec`).
+
+    This is what `Trainer._symbolic_build` does.
+    """
+    _compute_output_spec(model, inputs, training=False)
 
 
 def is_graph_of_layers(model) -> bool:
@@ -196,12 +244,56 @@ def compiled_loss(model):
     return borrowed(model, "_compile_loss")
 
 
+def compute_loss_as_keras(model, x, y, y_pred, sample_weight):
+    """The loss of a model in training, from its `compute_loss` with or without `training`.
+
+    This is `Trainer._compute_loss`, which Keras' own training step calls.
+    """
+    call = borrowed(model, "_compute_loss")
+    return call(x, y, y_pred, sample_weight=sample_weight, training=True)
+
+
+def loss_tracker(model):
+    """The metric in which Keras' training step keeps the loss (`_loss_tracker`)."""
+    return borrowed(model, "_loss_tracker")
+
+
+def all_metrics(model) -> list:
+    """The metrics of a model, with those that an override of `metrics` hides (`_get_own_metrics`).
+
+    They include the metrics of inner models, which Keras leaves out of the logs.
+    """
+    found = [*model.metrics, *borrowed(model, "_get_own_metrics")()]
+    for layer in layers_of(model):
+        inner = borrowed(layer, "_get_own_metrics") if isinstance(layer, keras.Model) else None
+        found += layer.metrics if inner is None else inner()
+    return [*{id(metric): metric for metric in found}.values()]
+
+
 def compiled_metrics(model) -> tuple:
     """The arguments `metrics` and `weighted_metrics` of `compile` (`_compile_metrics`)."""
     compiled = borrowed(model, "_compile_metrics")
     if compiled is None:
         return None, None
     return borrowed(compiled, "_user_metrics"), borrowed(compiled, "_user_weighted_metrics")
+
+
+def after_cloning(hook) -> None:
+    """Makes `keras.models.clone_model` return hook(model, clone) for Sequential and functional models.
+
+    Keras makes every clone of a Sequential model of its own class, and has no place of its own where a
+    subclass could change that (`_clone_sequential_model`, `_clone_functional_model`).
+    """
+
+    def hooked(clone):
+        @functools.wraps(clone)
+        def cloned(model, *args, **kwargs):
+            return hook(model, clone(model, *args, **kwargs))
+
+        return cloned
+
+    for name in ("_clone_sequential_model", "_clone_functional_model"):
+        setattr(cloning, name, hooked(borrowed(cloning, name)))
 
 
 def own_strategy(model):
@@ -217,14 +309,18 @@ def without_optionals(model, step):
     return borrowed(model, "_autoconvert_optionals")(step)
 
 
-def pickled(model) -> tuple:
-    """The arguments from which `unpickled` restores a model (`KerasSaveable.__reduce__`)."""
-    _, arguments = keras.Model.__reduce__(model)
+def pickled(saved) -> tuple:
+    """The arguments from which `unpickled` restores a model or an optimizer.
+
+    This is `KerasSaveable.__reduce__`, past the methods of tfdp's own classes.
+    """
+    kind = keras.Model if isinstance(saved, keras.Model) else keras.optimizers.Optimizer
+    _, arguments = kind.__reduce__(saved)
     return arguments
 
 
-def unpickled(content: io.BytesIO) -> keras.Model:
-    """The model in an argument that `pickled` returned (`KerasSaveable._unpickle_model`)."""
+def unpickled(content: io.BytesIO):
+    """The object in an argument that `pickled` returned (`KerasSaveable._unpickle_model`)."""
     return borrowed(keras.Model, "_unpickle_model")(content)
 
 
@@ -262,6 +358,42 @@ def moving_averages(optimizer) -> list:
     if not (optimizer.use_ema and optimizer.built):
         return []
     return list(borrowed(optimizer, "_model_variables_moving_average"))
+
+
+def compile_metrics(model):
+    """The `CompileMetrics` that `compile` made of its metrics, or None (`_compile_metrics`)."""
+    return borrowed(model, "_compile_metrics")
+
+
+def flat_metrics(compiled) -> tuple:
+    """Two functions of (y, y_pred), for `metrics` and `weighted_metrics` of a built `CompileMetrics`.
+
+    They return (`MetricsList`, y, y_pred) for each output with metrics (`_flat_metrics`,
+    `_flat_weighted_metrics`, `_flatten_y`).
+    """
+
+    def by_output(lists):
+        def pairs(y, y_pred):
+            flatten = borrowed(compiled, "_flatten_y")
+            found = zip(lists, flatten(y), flatten(y_pred), strict=False)
+            return [each for each in found if each[0] is not None]
+
+        return pairs
+
+    return (
+        by_output(borrowed(compiled, "_flat_metrics")),
+        by_output(borrowed(compiled, "_flat_weighted_metrics")),
+    )
+
+
+def function_of(metric):
+    """The function whose mean a metric is, with its options (`_fn`, `_fn_kwargs`), or None."""
+    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return None
+    function, options = borrowed(metric, "_fn"), borrowed(metric, "_fn_kwargs")
+    if not options:
+        return function
+    return functools.update_wrapper(functools.partial(function, **options), function)
 
 
 def compile_arguments(model) -> dict:

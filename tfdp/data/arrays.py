@@ -1,9 +1,39 @@
-"""Checks and converts the arrays that lots are drawn from: nested, numeric, of one length."""
+"""Checks and converts the arrays that lots are drawn from: nested, numeric, of one length.
 
+Arrays are converted as Keras converts them: floats of any other precision become
+`keras.config.floatx()`, and a pandas Series becomes a column. None stands for an input or a target that
+is absent, as in Keras.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tfdp._compat.keras import floatx
+
+
+def each_array(function: Callable, values: Any) -> Any:
+    """Applies a function to every array in a structure, and leaves None as it is."""
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else function(leaf), values)
+
+
+def all_arrays(values: Any) -> list:
+    """The arrays in a structure, without None."""
+    return [leaf for leaf in tf.nest.flatten(values) if leaf is not None]
+
+
+def in_floatx(values: Any) -> Any:
+    """Casts arrays and tensors of floats of any other precision to `keras.config.floatx()`."""
+
+    def cast(leaf):
+        ours = isinstance(leaf, np.ndarray) or tf.is_tensor(leaf)
+        if not ours or not tf.as_dtype(leaf.dtype).is_floating:
+            return leaf
+        return tf.cast(leaf, floatx())
+
+    return each_array(cast, values)
 
 
 def with_padding_row(column: np.ndarray) -> tf.Tensor:
@@ -15,17 +45,23 @@ def as_arrays(values: Any, name: str) -> Any:
     """Turns the leaves into numeric arrays, and lists of arrays into tuples.
 
     Args:
-        values: an array, or a nested dict, tuple or list of arrays.
+        values: an array, or a nested dict, tuple or list of arrays and None.
         name: name of the argument, for errors.
 
     Raises:
         ValueError: a leaf is not numeric or has no rows.
     """
+    if values is None:
+        return None
     if isinstance(values, dict):
         return {key: as_arrays(value, name) for key, value in values.items()}
     if isinstance(values, list | tuple) and any(_is_several(value) for value in values):
         return tuple(as_arrays(value, name) for value in values)
     array = np.asarray(values)
+    if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+        array = array.astype(floatx(), copy=False)
+    if _is_series(values):
+        array = array[:, np.newaxis]
     if array.dtype.kind not in "biufc":
         raise ValueError(
             f"Invalid value received for argument `{name}`. Expected arrays of numbers. "
@@ -44,14 +80,25 @@ def _is_several(value: Any) -> bool:
     """Whether this element of a list is an array (or a structure of arrays), not one example."""
     if isinstance(value, list | tuple):
         return any(_is_several(element) for element in value)
-    return isinstance(value, dict) or getattr(value, "ndim", 0) > 0
+    return value is None or isinstance(value, dict) or getattr(value, "ndim", 0) > 0
+
+
+def _is_series(value: Any) -> bool:
+    """Whether a value is a pandas Series; pandas itself may not be installed."""
+    kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(value).__mro__}
+    return "pandas.core.series.Series" in kinds or "pandas.Series" in kinds
 
 
 def common_length(x: Any, y: Any) -> int:
-    """The number of rows of all arrays in `x` and `y`; ValueError if they differ."""
-    lengths = {leaf.shape[0] for leaf in tf.nest.flatten((x, y))}
+    """The number of rows of all arrays in `x` and `y`; ValueError if they differ or there is none."""
+    lengths = {leaf.shape[0] for leaf in all_arrays((x, y))}
+    if not all_arrays(x):
+        raise ValueError(
+            "Invalid value received for argument `x`. Expected at least one array. Received None. An "
+            "input that is not optional needs an array."
+        )
     if len(lengths) != 1:
-        shapes = tf.nest.map_structure(lambda leaf: leaf.shape, {"x": x, "y": y})
+        shapes = each_array(lambda leaf: leaf.shape, {"x": x, "y": y})
         raise ValueError(
             "Invalid value received for arguments `x` and `y`. Expected arrays with the same first "
             f"dimension. Received the shapes: {shapes}"
@@ -59,19 +106,40 @@ def common_length(x: Any, y: Any) -> int:
     return lengths.pop()
 
 
-def as_weights(sample_weight: Any, num_examples: int) -> np.ndarray:
-    """Checks sample weights (finite, >= 0) and returns float32 [num_examples]; None gives ones."""
+def as_weights(sample_weight: Any, num_examples: int) -> Any:
+    """Checks sample weights and returns them as float32.
+
+    Args:
+        sample_weight: None for ones; an array (N,), (N, 1) or (N, tokens, ...); or a structure like
+            the targets of such arrays, or of None for a target without weights.
+        num_examples: N.
+
+    Returns:
+        An array (N,) or (N, tokens, ...), or a structure of them.
+
+    Raises:
+        ValueError: a weight is not finite or below 0, or its array has another number of rows.
+    """
     if sample_weight is None:
         return np.ones(num_examples, np.float32)
-    weights = np.asarray(sample_weight, dtype=np.float32)
-    if weights.shape != (num_examples,):
+    weights = as_arrays(sample_weight, "sample_weight")
+    return tf.nest.map_structure(lambda leaf: _checked_weights(leaf, num_examples), weights)
+
+
+def _checked_weights(weights: Any, num_examples: int) -> np.ndarray:
+    if weights is None:
+        return np.ones(num_examples, np.float32)
+    weights = weights.astype(np.float32, copy=False)
+    if weights.shape[0] != num_examples:
         raise ValueError(
             "Invalid value received for argument `sample_weight`. Expected shape "
-            f"({num_examples},). Received shape: {weights.shape}"
+            f"({num_examples},), or weights of tokens whose first dimension is {num_examples}. "
+            f"Received shape: {weights.shape}"
         )
-    if not (np.isfinite(weights) & (weights >= 0)).all():
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
         raise ValueError(
             "Invalid value received for argument `sample_weight`. Expected finite weights of at "
-            f"least 0. Received: {weights[~(np.isfinite(weights) & (weights >= 0))][0]}"
+            f"least 0. Received: {weights[wrong][0]}"
         )
-    return weights
+    return weights[:, 0] if weights.shape[1:] == (1,) else weights

@@ -32,7 +32,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import whole
-from tfdp.data.arrays import as_arrays, as_weights, common_length, with_padding_row
+from tfdp.data.arrays import (
+    all_arrays,
+    as_arrays,
+    as_weights,
+    common_length,
+    each_array,
+    with_padding_row,
+)
 from tfdp.data.randomness import RandomWords
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.
@@ -50,7 +57,8 @@ class Lots(abc.ABC):
         sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
             "cyclic_poisson".
         num_examples: N, the public number of examples that the accounting uses. It is the number of
-            examples in the data, unless `nominal`.
+            examples in the data, unless `nominal`, and up to L - 1 more with `keep_last` of
+            `CyclicLots`.
         available_examples: number of examples that lots are drawn from.
         nominal: whether N was given (`nominal_examples` of `PoissonLots`) and not counted.
         lot_size: L, the nominal size of a lot; the divisor of the summed gradient, however many
@@ -59,18 +67,22 @@ class Lots(abc.ABC):
             an overflowing lot has more. With a `row_multiple`, lots have the next multiple of that
             number of rows instead.
         physical_batch_size: number of rows in one chunk.
-        steps_per_epoch: N // L.
+        steps_per_epoch: number of lots in an epoch, N // L.
         groups: number of groups, which take turns, that the examples are divided into; 1 unless the
             sampling is "cyclic_poisson".
         seeded: whether the user chose the seed, so that anyone who knows the seed knows the draws.
         process_id: id of the process that made the lots; no other process may draw them.
 
     Args:
-        x: inputs; an array or a nested dict, tuple or list of arrays, first dimension N.
-        y: targets; likewise.
+        x: inputs; an array or a nested dict, tuple or list of arrays, first dimension N. Floats of
+            any precision become `keras.config.floatx()`, as in Keras. None is an optional input that
+            is absent.
+        y: targets; likewise. None if the loss needs none.
         lot_size: L, an integer from 1 to N.
         physical_batch_size: number of rows in one chunk; the whole padded lot by default.
-        sample_weight: (N,) float weights, finite and not negative; 1 by default.
+        sample_weight: float weights, finite and not negative; 1 by default. One array (N,), with a
+            number for each example, or (N, tokens, ...), with one for each token; or one such array
+            for each target, in the structure of `y`. An example without any weight above 0 is absent.
         seed: an integer that makes the draws reproducible, for tests and debugging. By default the
             draws come from the operating system's entropy.
         row_multiple: None gives every lot one fixed number of rows, so that XLA compiles once. With an
@@ -104,7 +116,7 @@ class Lots(abc.ABC):
         lot_size: int,
         *,
         physical_batch_size: int | None = None,
-        sample_weight: np.ndarray | None = None,
+        sample_weight: Any = None,
         seed: int | None = None,
         row_multiple: int | None = None,
     ):
@@ -130,7 +142,7 @@ class Lots(abc.ABC):
         self.physical_batch_size = min(physical_batch_size, round_up(rows, _ROUNDING))
         self.padded_size = round_up(rows, self.physical_batch_size)
         with tf.device("CPU:0"):  # lots are assembled on the CPU, whichever device trains
-            self._columns = tf.nest.map_structure(with_padding_row, (x, y, sample_weight))
+            self._columns = each_array(with_padding_row, (x, y, sample_weight))
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -172,7 +184,7 @@ class Lots(abc.ABC):
     def inputs(self) -> Any:
         """The inputs of all examples, NumPy arrays in the structure of `x`."""
         # The last row is the padding.
-        return tf.nest.map_structure(lambda column: column.numpy()[:-1], self._columns[0])
+        return each_array(lambda column: column.numpy()[:-1], self._columns[0])
 
     @abc.abstractmethod
     def _draw(self, random: tf.Tensor, turn: int) -> tf.data.Dataset:
@@ -221,8 +233,9 @@ class Lots(abc.ABC):
 
         Every element has `padded_size` rows (more only when a Poisson lot overflows; with
         `row_multiple`, see `Lots`), real rows first. The leading dimension of the element spec is None,
-        so that an overflowing lot is no error. `sample_weight` is float32 [rows], 0 for padding.
-        Lists in `x` and `y` become tuples, since `tf.data` converts a list to a tensor.
+        so that an overflowing lot is no error. `sample_weight` is float32, 0 for padding: [rows], or of
+        the shape and structure of the weights that were given. What is None in the data stays None.
+        Lists become tuples, since `tf.data` converts a list to a tensor.
 
         Args:
             turn: the group that the first lot comes from, if groups take turns.
@@ -253,7 +266,7 @@ class Lots(abc.ABC):
         The digest depends on every example without noise, so it is as secret as the examples.
         """
         digest = hashlib.sha256()
-        for column in tf.nest.flatten(self._columns):
+        for column in all_arrays(self._columns):
             digest.update(f"{column.dtype.name} {tuple(column.shape)} ".encode())
             digest.update(np.ascontiguousarray(column.numpy()).data)
         return digest.hexdigest()
@@ -271,7 +284,7 @@ class Lots(abc.ABC):
             rows = round_up(tf.maximum(size, 1), self._row_multiple)
         padding = self.available_examples  # the row behind the last example
         padded = tf.pad(indices, [[0, rows - size]], constant_values=padding)
-        return tf.nest.map_structure(lambda column: tf.gather(column, padded), self._columns)
+        return each_array(lambda column: tf.gather(column, padded), self._columns)
 
 
 def row_multiple_for(lot_size: int) -> int:
@@ -282,7 +295,7 @@ def row_multiple_for(lot_size: int) -> int:
         >>> tfdp.data.row_multiple_for(256)
         16
     """
-    return max(_ROUNDING, round_up(lot_size // 16, _ROUNDING))
+    return max(_ROUNDING, round_up(whole("lot_size", lot_size, 1) // 16, _ROUNDING))
 
 
 def round_up(value, multiple: int):

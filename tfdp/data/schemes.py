@@ -6,13 +6,12 @@ Each class really draws what its `sampling` says, which is what is accounted.
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import scipy.stats
 import tensorflow as tf
 
 from tfdp._validate import one_of, whole
-from tfdp.data.arrays import as_arrays, as_weights, common_length
-from tfdp.data.lots import Lots
+from tfdp.data.arrays import as_arrays, as_weights, common_length, each_array
+from tfdp.data.lots import Lots, round_up
 from tfdp.data.randomness import RandomWords
 
 # Poisson lots grow beyond their padded size with at most this probability per lot.
@@ -115,7 +114,7 @@ class CyclicPoissonLots(Lots):
         self._group_size = total // self.groups
         columns = (x, y, as_weights(sample_weight, total))
         used = self._group_size * self.groups
-        x, y, sample_weight = tf.nest.map_structure(lambda column: column[:used], columns)
+        x, y, sample_weight = each_array(lambda column: column[:used], columns)
         super().__init__(x, y, lot_size, sample_weight=sample_weight, **options)
 
     def _usual_rows(self):
@@ -130,23 +129,43 @@ class CyclicPoissonLots(Lots):
 
 
 class CyclicLots(Lots):
-    """The data in its given order, L examples at a time, the same N // L lots in every epoch.
+    """The data in its given order, L examples at a time, the same lots in every epoch.
 
-    The last N mod L examples are always left out, so that no lot is partial.
+    The last N mod L examples are left out, so that no lot is partial; with `keep_last`, they are a last
+    lot of their own, filled up with absent examples. For the accounting, absent examples count:
+    `num_examples` is then N rounded up to whole lots, so that every example is in exactly one of the
+    `steps_per_epoch` lots of an epoch.
+
+    Args:
+        x, y, lot_size: see `Lots`.
+        keep_last: whether an epoch ends with a partial lot rather than without some examples.
+        **options: see `Lots`.
 
     Example:
         >>> import numpy as np, tfdp
         >>> lots = tfdp.data.CyclicLots(np.zeros((7, 2)), np.arange(7), 3)
         >>> [indices.numpy().tolist() for indices in lots.indices().take(3)]
         [[0, 1, 2], [3, 4, 5], [0, 1, 2]]
+        >>> lots = tfdp.data.CyclicLots(np.zeros((7, 2)), np.arange(7), 3, keep_last=True)
+        >>> [indices.numpy().tolist() for indices in lots.indices().take(4)]
+        [[0, 1, 2], [3, 4, 5], [6], [0, 1, 2]]
     """
 
     sampling = "cyclic"
 
+    def __init__(self, x, y, lot_size, *, keep_last: bool = False, **options):
+        super().__init__(x, y, lot_size, **options)
+        if keep_last:
+            self.num_examples = round_up(self.available_examples, self.lot_size)
+            self.steps_per_epoch = self.num_examples // self.lot_size
+
     def _draw(self, random, turn):
         del random, turn  # the order is fixed
         everyone = tf.range(self.num_examples, dtype=tf.int64)
-        return self._cut(everyone).repeat()
+        lots = self._cut(everyone).repeat()
+        if self.num_examples <= self.available_examples:
+            return lots
+        return lots.map(lambda lot: tf.boolean_mask(lot, lot < self.available_examples))
 
 
 class ShuffledLots(Lots):
@@ -245,11 +264,11 @@ SAMPLINGS: dict[str, Callable[..., Lots]] = {
 def make_lots(
     sampling: str,
     x: Any,
-    y: Any,
+    y: Any = None,
     *,
     lot_size: int,
     physical_batch_size: int | None = None,
-    sample_weight: np.ndarray | None = None,
+    sample_weight: Any = None,
     seed: int | None = None,
     row_multiple: int | None = None,
     groups: int | None = None,

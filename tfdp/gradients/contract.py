@@ -30,6 +30,8 @@ class BoundedSum:
         non_finite: int32 scalar: number of examples that count zero because their gradient is not
             finite.
         losses: float32 [rows]: per-example losses, not weighted.
+        output_losses: float32 [rows, outputs]: the parts of `losses` that belong to single outputs,
+            without loss weights; [rows, 0] for a model with one loss.
         outputs: the model's outputs for the rows.
         state: new values of the random state, as `Forward.advance` takes them.
         sensitivity: see the module; a Python float, or a scalar tensor if the clip norm is a tensor.
@@ -44,6 +46,7 @@ class BoundedSum:
     clipped: tf.Tensor
     non_finite: tf.Tensor
     losses: tf.Tensor
+    output_losses: tf.Tensor
     outputs: Any
     state: list
     sensitivity: float

@@ -1,8 +1,8 @@
 """One example's loss as a pure function of weights, random state and data.
 
 Engines differentiate this function. It is the only place that calls the user's model during private
-training. A layer that assigns to a variable that is not random state is refused, because it would
-store what it computes from private data without any bound.
+training. A layer that assigns to a variable is refused, because it would store what it computes from
+private data without any bound; random state and counters (`counters`) are excepted.
 """
 
 import functools
@@ -10,9 +10,16 @@ import functools
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import forget_losses, input_structure
+from tfdp._compat.keras import (
+    all_metrics,
+    compiled_loss,
+    compute_loss_as_keras,
+    forget_losses,
+    input_structure,
+)
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.random_state import noise_states, seed_states
+from tfdp.gradients.targets import apart, with_none
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
 
@@ -34,26 +41,77 @@ def input_specification(model, rows: int):
     return keras.tree.map_structure(specification, inputs)
 
 
+def without_metrics(model) -> list:
+    """Returns (variable, zeros) for the state of all metrics of a model.
+
+    Metrics see private data without noise. In a pass that is differentiated they are as after a reset,
+    so nothing that they have seen reaches the gradients. What they are given there is dropped with the
+    scope; `training.lot_metrics` updates them.
+    """
+    variables = {id(v): v for metric in all_metrics(model) for v in metric.variables}
+    return [(v, tf.zeros(v.shape, v.dtype)) for v in variables.values() if v.dtype != "string"]
+
+
+def own_metrics(model) -> list:
+    """The variables of all metrics but those that the compiled loss has for single outputs."""
+    compiled = compiled_loss(model)
+    of_losses = {id(v) for v in ([] if compiled is None else compiled.variables)}
+    variables = {id(v): v for metric in all_metrics(model) for v in metric.variables}
+    return [v for key, v in variables.items() if key not in of_losses]
+
+
+def losses_of_outputs(model, scope) -> tf.Tensor:
+    """Returns the loss of each output, float32 [losses], as Keras computed it last in `scope`.
+
+    Keras gives them to metrics of its own, which are in `scope` as after a reset. Loss weights are
+    left out, as in Keras' logs. The result is empty for a model with one loss.
+    """
+    compiled = compiled_loss(model)
+    found = [] if compiled is None else [m.total for m in compiled.metrics]
+    values = [scope.get_current_value(total) for total in found]
+    # A loss of one's own need not use the compiled losses.
+    values = [tf.zeros([]) if v is None else tf.cast(v, tf.float32) for v in values]
+    return tf.stack(values) if values else tf.zeros([0])
+
+
+def keeps_data(variable) -> str:
+    """The message of the refusal of a variable that a pass assigns."""
+    return (
+        f"Variable '{variable.path}' is assigned during the forward pass, so it would keep what "
+        "private examples wrote into it without any noise. Expected layers that only read their "
+        "variables in training, or that count in them without looking at the data. Remove the layer, "
+        "freeze what it updates, or replace it (LayerNormalization or GroupNormalization for batch "
+        "statistics)."
+    )
+
+
 class Forward:
     """The forward pass and the loss of `model`, without side effects; only `advance` assigns.
 
     Args:
         model: a built and compiled Keras model.
+        frozen: whether the model may have no trainable variable.
+
+    Raises:
+        ValueError: the model has no trainable variable.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, *, frozen: bool = False):
         self.model = model
         self.variables = list(model.trainable_variables)
         self.state_variables = list(model.non_trainable_variables)
-        if not self.variables:
+        if not self.variables and not frozen:
+            remedy = "Give it an Input layer, or call it once on data."
+            if model.built:
+                remedy = "It is built, and all its weights are frozen: set layer.trainable = True."
             raise ValueError(
-                f"Model '{model.name}' has no trainable variable. Expected a built model with at "
-                "least one trainable weight; give it an Input layer, or call it once on data."
+                f"Model '{model.name}' has no trainable variable. Expected at least one. {remedy}"
             )
         # A pass may advance two kinds of random state: one gives fresh numbers to every example, the
         # other gives one sample to the whole lot.
         self._per_example = {id(v) for v in seed_states(model)}
         self._per_lot = {id(v) for v in noise_states(model)} - self._per_example
+        self._permitted = frozenset()
 
     def state(self, chunk=0) -> list:
         """Returns the values of the non-trainable variables with which chunk number `chunk` starts."""
@@ -74,11 +132,27 @@ class Forward:
         """Whether `variable` is random state, which a pass may advance. Its owner decides this."""
         return id(variable) in self._per_example or id(variable) in self._per_lot
 
+    def permit(self, variables) -> None:
+        """Permits passes to assign to these state variables, besides random state.
+
+        Only `state_writes` knows which variables may be assigned in a pass that is executed.
+        """
+        self._permitted = frozenset(id(variable) for variable in variables)
+
+    def may_assign(self, variable) -> bool:
+        """Whether a pass may assign to `variable`."""
+        return self.is_random(variable) or id(variable) in self._permitted
+
     def scope(self, values, state) -> keras.StatelessScope:
         """Returns a scope in which the model computes with `values` and `state`."""
         mapping = [*zip(self.variables, values, strict=True)]
         mapping += zip(self.state_variables, state, strict=True)
+        mapping += without_metrics(self.model)
         return keras.StatelessScope(mapping)
+
+    def metric_values(self, scope) -> list:
+        """The state of the model's own metrics in `scope`; None where nothing there has set it."""
+        return [scope.get_current_value(v) for v in own_metrics(self.model)]
 
     def outputs(self, values, state, x):
         """Runs the model in training mode on a batch `x`.
@@ -87,26 +161,21 @@ class Forward:
             (y_pred, scope, new_state); new_state has None where the pass changed nothing.
 
         Raises:
-            ValueError: a layer assigned to a variable that is not random state.
+            ValueError: a layer assigned to a variable that is neither random state nor permitted.
         """
         with self.scope(values, state) as scope:
+            self.metrics_before = self.metric_values(scope)
             # Otherwise Keras silently drops activity penalties and losses from add_loss.
             scope.collect_losses = True
-            y_pred = self.model(x, training=True)
+            y_pred = self.model(with_none(x), training=True)
         new_state = []
         for variable, before in zip(self.state_variables, state, strict=True):
             after = scope.get_current_value(variable)
             if after is before:
                 new_state.append(None)
                 continue
-            if not self.is_random(variable):
-                raise ValueError(
-                    f"Variable '{variable.path}' is assigned during the forward pass, so it would "
-                    "keep what private examples wrote into it without any noise. Expected layers "
-                    "that only read their variables in training. Remove the layer, freeze what it "
-                    "updates, or replace it (LayerNormalization or GroupNormalization for batch "
-                    "statistics)."
-                )
+            if not self.may_assign(variable):
+                raise ValueError(keeps_data(variable))
             new_state.append(after)
         return y_pred, scope, new_state
 
@@ -141,11 +210,13 @@ class Forward:
         """Returns the loss of the examples in a batch, as `model.compute_loss` reduces it.
 
         The penalties of weight regularizers are subtracted: they do not depend on data, and their
-        gradient (`regularization`) is added after the noise.
+        gradient (`regularization`) is added after the noise. The weights of `WeightedTargets` go to
+        `compute_loss`; factors for whole rows are applied by the caller.
         """
+        y, sample_weight = apart(y)
         with scope:
-            loss = self.model.compute_loss(
-                x=x, y=y, y_pred=y_pred, sample_weight=None, training=True
+            loss = compute_loss_as_keras(
+                self.model, with_none(x), with_none(y), y_pred, sample_weight
             )
             for penalty in self._penalties(scope):
                 loss -= tf.cast(penalty, loss.dtype)
@@ -175,7 +246,7 @@ class Forward:
         ]
 
     def advance(self, before, after) -> None:
-        """Advances the random state, once per lot.
+        """Advances random state and counters, once per lot.
 
         Args:
             before: what `state(0)` returned at the start of the lot.

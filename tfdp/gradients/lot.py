@@ -136,7 +136,7 @@ def bounded_sum(
     # The first chunk is computed outside the loop, because the loop needs the structure of its
     # results. There always is a first chunk: an empty lot is one chunk of padding.
     first = run(tf.constant(0))
-    per_row = (first.norms, first.present, first.clipped, first.losses, first.outputs)
+    per_row = _per_row(first)
     leaves = tf.nest.flatten(per_row)
     arrays = [
         tf.TensorArray(leaf.dtype, size=chunks, element_shape=leaf.shape).write(0, leaf)
@@ -145,7 +145,7 @@ def bounded_sum(
 
     def body(chunk, sums, non_finite, arrays):
         part = run(chunk)
-        rows = (part.norms, part.present, part.clipped, part.losses, part.outputs)
+        rows = _per_row(part)
         sums = [a + b for a, b in zip(sums, part.sums, strict=True)]
         arrays = [
             a.write(chunk, leaf) for a, leaf in zip(arrays, tf.nest.flatten(rows), strict=True)
@@ -163,21 +163,18 @@ def bounded_sum(
         parallel_iterations=1,
     )
     merged = tf.nest.pack_sequence_as(per_row, [a.concat() for a in arrays])
-    norms, present, clipped, losses, outputs = merged
-    merged = dataclasses.replace(
-        first,
-        sums=sums,
-        norms=norms,
-        present=present,
-        clipped=clipped,
-        non_finite=non_finite,
-        losses=losses,
-        outputs=outputs,
-    )
+    merged = dataclasses.replace(first, sums=sums, non_finite=non_finite, **merged)
     return _without_padding(merged, total)
+
+
+def _per_row(part: BoundedSum) -> dict:
+    """The fields of a chunk's result that have an entry for every row or microbatch."""
+    names = ("norms", "present", "clipped", "losses", "output_losses", "outputs")
+    return {name: getattr(part, name) for name in names}
 
 
 def _without_padding(lot: BoundedSum, rows) -> BoundedSum:
     """Returns a bounded sum whose losses and outputs are those of the first `rows` rows only."""
-    outputs = keras.tree.map_structure(lambda leaf: leaf[:rows], lot.outputs)
-    return dataclasses.replace(lot, losses=lot.losses[:rows], outputs=outputs)
+    kept = {name: getattr(lot, name) for name in ("losses", "output_losses", "outputs")}
+    kept = keras.tree.map_structure(lambda leaf: leaf[:rows], kept)
+    return dataclasses.replace(lot, **kept)

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tfdp._validate import one_of
 from tfdp.gradients.engines import exact
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.targets import weighted, without_none
 
 METHODS = ("vectorized", "loop")
 
@@ -23,7 +24,8 @@ def per_example_gradients(
         model: a built and compiled Keras model, private or not.
         x: inputs, a structure of arrays or tensors with a common leading dimension.
         y: targets, in the same way; None if the loss needs none.
-        sample_weight: float32 [batch]; the gradient of an example is multiplied by its weight.
+        sample_weight: float32 [batch]; the gradient of an example is multiplied by its weight. Weights
+            of tokens, [batch, tokens], or of several targets go to the loss; see `gradients.targets`.
         method: "vectorized" (`tf.vectorized_map`), or "loop", one example after the other, for models
             with operations that TensorFlow cannot vectorize; "loop" runs eagerly only.
 
@@ -54,9 +56,9 @@ def per_example_gradients(
             f"with built={model.built}, compiled={model.compiled}."
         )
     forward = Forward(model)
-    x, y = _mapped(tf.convert_to_tensor, x), _mapped(tf.convert_to_tensor, y)
-    rows = tf.shape(tf.nest.flatten(x)[0])[0]
-    weight = tf.ones([rows]) if sample_weight is None else tf.cast(sample_weight, tf.float32)
+    x = tf.nest.map_structure(tf.convert_to_tensor, without_none(x))
+    y, weight = weighted(y, sample_weight, tf.shape(tf.nest.flatten(x)[0])[0])
+    y = tf.nest.map_structure(tf.convert_to_tensor, y)
     if method == "vectorized":
         return exact.per_example_gradients(forward, x, y, weight, tf.constant(0))[0]
     return _one_by_one(forward, x, y, weight)
@@ -83,17 +85,13 @@ def per_example_gradient_norms(
     return tf.sqrt(tf.add_n(squares))
 
 
-def _mapped(function, data):
-    return None if data is None else tf.nest.map_structure(function, data)
-
-
 def _one_by_one(forward, x, y, weight):
     if not tf.executing_eagerly():
         raise ValueError("Expected method='loop' in eager mode. Found a tf.function around it.")
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     found = []
     for row in range(weight.shape[0]):
-        x_i, y_i = (_mapped(lambda leaf, i=row: leaf[i : i + 1], data) for data in (x, y))
+        x_i, y_i = tf.nest.map_structure(lambda leaf, i=row: leaf[i : i + 1], (x, y))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             y_pred, scope, _ = forward.outputs(values, forward.state(row), x_i)

@@ -13,7 +13,9 @@ from tfdp._compat.keras import (
     loss_arguments,
     set_keras_mask,
 )
+from tfdp.gradients.forward import losses_of_outputs
 from tfdp.gradients.rules import UnsupportedModelError
+from tfdp.gradients.targets import apart
 from tfdp.gradients.vectorizing import vectorized_map
 
 # Keras' losses that compute a value for every row from that row alone.
@@ -42,12 +44,14 @@ def row_losses(forward, scope, x, y, y_pred, sample_weight):
     Args:
         forward: the `Forward` whose `outputs` returned `scope` and `y_pred`.
         scope, y_pred: the scope and the outputs for all rows.
-        x, y: inputs and targets, structures of tensors [rows, ...].
+        x, y: inputs and targets, structures of tensors [rows, ...]; the targets may be
+            `WeightedTargets`.
         sample_weight: float32 [rows].
 
     Returns:
-        (losses, gradients): losses is float32 [rows], not weighted; gradients are those of the
-        weighted losses with respect to the leaves of `y_pred`.
+        (losses, output_losses, gradients): losses is float32 [rows], not weighted by `sample_weight`;
+        output_losses is as in `BoundedSum`; gradients are those of the weighted losses with respect
+        to the leaves of `y_pred`.
 
     Raises:
         UnsupportedModelError: the loss does not depend on the model's output.
@@ -67,7 +71,7 @@ def row_losses(forward, scope, x, y, y_pred, sample_weight):
         raise UnsupportedModelError(
             f"The loss of model '{forward.model.name}' does not depend on the model's output."
         )
-    return losses, [gradient]
+    return losses, losses[:, tf.newaxis][:, :0], [gradient]
 
 
 def _values(model, scope, y, y_pred):
@@ -82,6 +86,7 @@ def _values(model, scope, y, y_pred):
     compiled = compiled_loss(model)
     if type(compiled) is not CompileLoss or scope.losses:
         return None
+    y, weights = apart(y)
     if not (tf.is_tensor(y) and tf.is_tensor(y_pred)):
         return None
     if not compiled.built:
@@ -89,14 +94,18 @@ def _values(model, scope, y, y_pred):
     if len(flat_losses(compiled)) != 1:
         return None
     path, loss, loss_weight, _ = flat_losses(compiled)[0]
-    if path or loss_weight is not None or not _known(loss):
+    if path or loss_weight is not None or not is_row_by_row(loss):
         return None
     if get_keras_mask(y_pred) is not None or not _same_rows(loss, y, y_pred):
+        return None
+    if weights is not None and not _one_weight_for_each_value(loss, weights, y_pred):
         return None
 
     def values(y_pred):
         predicted = tf.cast(y_pred, loss.dtype)
         found = loss.call(keras.ops.convert_to_tensor(y, dtype=loss.dtype), predicted)
+        if weights is not None:
+            found *= tf.cast(weights, found.dtype)
         reduce = tf.reduce_mean if loss.reduction in _MEANS else tf.reduce_sum
         if found.shape.rank > 1:
             found = reduce(found, axis=[*range(1, found.shape.rank)])
@@ -105,13 +114,22 @@ def _values(model, scope, y, y_pred):
     return values
 
 
-def _known(loss):
+def is_row_by_row(loss) -> bool:
+    """Whether a loss is one of Keras' own that computes a value for every row from that row alone."""
     if type(loss) not in _CLASSES or loss.fn not in _FUNCTIONS or "call" in vars(loss):
         return False
     if loss.reduction not in (*_MEANS, "sum"):
         return False
     arguments = loss_arguments(loss).items()
     return all(k == "label_smoothing" or v in _ARGUMENTS.get(k, ()) for k, v in arguments)
+
+
+def _one_weight_for_each_value(loss, weights, y_pred):
+    """Whether Keras would multiply the values of a loss by weights of the same shape, and no more."""
+    if loss.reduction == "mean_with_sample_weight":
+        return False
+    values = y_pred.shape[:-1]  # the losses in `_FUNCTIONS` reduce the last axis
+    return weights.shape.rank == values.rank and weights.shape[1:] == values[1:]
 
 
 def _same_rows(loss, y, y_pred):
@@ -148,9 +166,13 @@ def _vectorized(forward, scope, x, y, y_pred, sample_weight):
             loss = forward.loss(scope, x, y, y_pred)
             weighted = loss * weight
         gradients = tape.gradient(weighted, leaves, unconnected_gradients="zero")
-        return loss, [tf.convert_to_tensor(gradient)[0] for gradient in gradients]
+        parts = losses_of_outputs(forward.model, scope)
+        return loss, parts, [tf.convert_to_tensor(gradient)[0] for gradient in gradients]
 
-    losses, gradients = vectorized_map(forward.model, one, (x, y, y_pred, known, sample_weight))
+    losses, parts, gradients = vectorized_map(
+        forward.model, one, (x, y, y_pred, known, sample_weight)
+    )
     leaves = tf.nest.flatten(y_pred)
     # The vectorizer may lose static shapes.
-    return losses, [tf.ensure_shape(g, p.shape) for g, p in zip(gradients, leaves, strict=True)]
+    gradients = [tf.ensure_shape(g, p.shape) for g, p in zip(gradients, leaves, strict=True)]
+    return losses, parts, gradients

@@ -13,6 +13,7 @@ from the start.
 """
 
 import contextlib
+import dataclasses
 import functools
 import re
 
@@ -22,7 +23,11 @@ import tensorflow as tf
 
 from tfdp._compat.keras import forget_losses, layers_of
 from tfdp._compat.tensorflow import captured, concrete_function, variable_name
+from tfdp.gradients.counters import formula
+from tfdp.gradients.coupled_losses import refuse_coupled_losses
+from tfdp.gradients.forward import keeps_data
 from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
+from tfdp.gradients.targets import apart
 from tfdp.gradients.vectorizing import layer_of_operation
 
 _WHY = "so it would keep what private examples wrote into it without any noise"
@@ -37,30 +42,60 @@ _REMEDY = (
 )
 
 
-def refuse_hidden_state(forward, x, y) -> None:
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """What the trace of a training pass showed besides that the pass keeps nothing.
+
+    Attributes:
+        outputs: the `tf.TensorSpec`s of the model's outputs, with as many rows as were traced.
+        updates_metrics: whether the forward pass updates metrics, as layers with metrics do.
+        loss_updates_metrics: whether `compute_loss` does.
+        adds_losses: whether the forward pass adds losses (`add_loss`), which `compute_loss` reads.
+        counters: the variables that the pass assigns without looking at the data.
+    """
+
+    outputs: object
+    updates_metrics: bool
+    loss_updates_metrics: bool
+    adds_losses: bool
+    counters: tuple = ()
+
+
+def refuse_hidden_state(forward, x, y) -> Pass:
     """Calls `refuse_writes` unless the model, with inputs of these shapes, has passed it unchanged.
+
+    From then on `forward` may assign to the counters that were found.
 
     Args:
         forward: the `Forward` of a built and compiled model.
         x, y: structures of tensors or `tf.TensorSpec`s [rows, ...]; only their shapes and dtypes
             matter.
 
+    Returns:
+        What `refuse_writes` returned for these shapes.
+
     Raises:
-        ValueError: as `refuse_writes`.
+        ValueError: as `refuse_writes`, or as `refuse_coupled_losses`.
     """
     parts = _parts(forward)
-    specs = [_spec(leaf, None) for leaf in tf.nest.flatten((x, y))]
+    weighted = apart(y)[1] is not None
+    specs = (weighted, tf.nest.map_structure(lambda leaf: _spec(leaf, None), (x, y)))
     checked = vars(forward.model).get("_tfdp_checked")
     if checked is None or not checked.is_for(parts):
         checked = _Checked(parts)
         # Past Keras' attribute tracking: nothing in here may be saved.
         vars(forward.model)["_tfdp_checked"] = checked
-    if specs not in checked.specs:
-        refuse_writes(forward, x, y)
-        checked.specs.append(specs)
+    for known, found in checked.passes:
+        if known == specs:
+            forward.permit(found.counters)
+            return found
+    found = refuse_writes(forward, x, y)
+    refuse_coupled_losses(forward.model, x, y, found.outputs)
+    checked.passes.append((specs, found))
+    return found
 
 
-def refuse_writes(forward, x, y) -> None:
+def refuse_writes(forward, x, y) -> Pass:
     """Traces the training pass once and raises where it would keep something of private data.
 
     Args:
@@ -73,6 +108,8 @@ def refuse_writes(forward, x, y) -> None:
             remedy); or random state, a weight penalty or a constraint depends on the data.
     """
     trace = _Trace(forward, x, y)
+    counters = _counters(forward, x, y, trace)
+    forward.permit(counters)
     for variable, value in trace.random:
         if trace.depends_on_data(value):
             raise ValueError(
@@ -88,6 +125,23 @@ def refuse_writes(forward, x, y) -> None:
                 "of the weight alone. Add penalties on activations with add_loss or "
                 "activity_regularizer instead, which are part of an example's loss."
             )
+    return dataclasses.replace(trace.found, counters=counters)
+
+
+def _counters(forward, x, y, trace) -> tuple:
+    """Returns the assigned variables that are no random state, and whose new values keep nothing.
+
+    Raises:
+        ValueError: a variable may keep something of the data.
+    """
+    if not trace.counting:
+        return ()
+    other = _Trace(forward, x, y, more_rows=1)
+    again = {id(variable): how for variable, how in other.counting}
+    for variable, how in trace.counting:
+        if how is None or how != again.get(id(variable)):
+            raise ValueError(keeps_data(variable))
+    return tuple(variable for variable, _ in trace.counting)
 
 
 class _Checked:
@@ -95,7 +149,7 @@ class _Checked:
 
     def __init__(self, parts):
         self.parts = parts
-        self.specs = []
+        self.passes = []  # (kind of input, its `Pass`)
 
     def is_for(self, parts):
         return len(parts) == len(self.parts) and all(map(_same, parts, self.parts))
@@ -143,22 +197,25 @@ class _Trace:
     Attributes:
         graph: the traced graph.
         random: (variable, new value) for the random state that the pass advances.
+        counting: (variable, `formula` of its new value) for other variables that the pass assigns.
+        found: the `Pass`.
         after_noise: (variable, tensor) for what is applied after the noise: the gradients of
             regularizers, and constrained weights. The tensor is None where a variable has none.
     """
 
-    def __init__(self, forward, x, y):
+    def __init__(self, forward, x, y, more_rows=0):
         self.model = forward.model
         self._ends = []
         # The number of rows is static, so that a shape is only dynamic if it depends on values.
         first = tf.TensorShape(tf.nest.flatten(x)[0].shape)
-        rows = (first.rank and first[0]) or 2
+        rows = ((first.rank and first[0]) or 2) + more_rows
         specs = tf.nest.map_structure(lambda leaf: _spec(leaf, rows), (x, y))
         try:
             # This is not done in tf.init_scope(), where no tape records.
             traced = tf.function(functools.partial(self._run, forward), autograph=False)
             self._concrete = concrete_function(traced, *specs)  # keeps the graph alive
         finally:
+            forward.permit(())
             forget_losses(forward.model)  # losses from add_loss belong to this graph
 
     def _run(self, forward, x, y):
@@ -171,12 +228,16 @@ class _Trace:
             self._ends.append((len(self.graph.get_operations()), phase))
             walk.go_on()
 
+        forward.permit(forward.state_variables)  # what is assigned is examined, not executed
         self._data = [leaf for leaf in tf.nest.flatten((x, y)) if leaf is not None]
         values = [tf.convert_to_tensor(v) for v in forward.variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
-            y_pred, scope, state = forward.outputs(values, forward.state(), x)
+            start = forward.state()
+            y_pred, scope, state = forward.outputs(values, start, x)
             ends("the forward pass")
+            seen = [forward.metrics_before, forward.metric_values(scope)]
+            adds = bool(scope.losses)
             before = [scope.get_current_value(v) for v in forward.state_variables]
             loss = forward.loss(scope, x, y, y_pred)
             ends("the loss or a penalty")
@@ -186,13 +247,23 @@ class _Trace:
                     f"Variable '{variable.path}' is assigned while the loss is computed, {_WHY}. "
                     f"{_REMEDY}."
                 )
+        self.found = Pass(
+            outputs=tf.nest.map_structure(lambda leaf: _spec(leaf, leaf.shape[0]), y_pred),
+            updates_metrics=_differ(seen[0], seen[1]),
+            loss_updates_metrics=_differ(seen[1], forward.metric_values(scope)),
+            adds_losses=adds,
+        )
         # Functions with a custom gradient may write in their gradient.
         gradients = tape.gradient(loss, values)
         ends("a gradient")
-        self.random = [
+        assigned = [
             (variable, new)
             for variable, new in zip(forward.state_variables, state, strict=True)
             if new is not None
+        ]
+        self.random = [(v, new) for v, new in assigned if forward.is_random(v)]
+        self.counting = [
+            (v, formula(new, start)) for v, new in assigned if not forward.is_random(v)
         ]
         penalties = forward.regularization()
         ends("a weight regularizer")
@@ -215,6 +286,12 @@ class _Trace:
         """Whether a path leads from an input or a target to `value`."""
         data = {leaf.ref() for leaf in self._data}
         return _reaches(tf.nest.flatten(value, expand_composites=True), data)
+
+
+def _differ(before, after):
+    # Metrics that were made in between come last.
+    before = before + [None] * (len(after) - len(before))
+    return any(a is not b for a, b in zip(before, after, strict=True))
 
 
 def _reaches(tensors, sources):

@@ -10,7 +10,7 @@ from tfdp._compat import pfor_repairs
 from tfdp.gradients.bounds import GlobalL2Clip, L2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines import exact, ghost
-from tfdp.gradients.forward import Forward
+from tfdp.gradients.forward import Forward, losses_of_outputs
 from tfdp.gradients.rules.per_example_gradient import Instantiated
 
 
@@ -174,6 +174,7 @@ def largest_difference(ours, exact) -> tuple[str, float]:
         # A norm of 0 becomes what the ghost engine adds to norms (`per_example_gradient._VANISHING`).
         ("norms", ours.norms, exact.norms, 1e-6),
         ("losses", ours.losses, exact.losses, 0.0),
+        ("losses of outputs", ours.output_losses, exact.output_losses, 0.0),
     ]
     for i, (a, b) in enumerate(zip(ours.sums, exact.sums, strict=True)):
         pairs.append((f"sum of variable {i}", a, b, least))
@@ -209,7 +210,10 @@ def run_engine(engine, forward, bound, x, y, sample_weight, microbatch_size=1, j
     return dataclasses.replace(result["sum"], **dict(zip(_FIELDS, values, strict=True)))
 
 
-_FIELDS = ("sums", "norms", "present", "clipped", "non_finite", "losses", "outputs")
+_FIELDS = (
+    *("sums", "norms", "present", "clipped", "non_finite"),
+    *("losses", "output_losses", "outputs"),
+)
 
 
 def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size=1):
@@ -220,7 +224,7 @@ def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size
     """
     assert microbatch_size == 1
     values = [tf.convert_to_tensor(v) for v in forward.variables]
-    gradients, losses, outputs = [], [], []
+    gradients, losses, output_losses, outputs = [], [], [], []
     for row in range(sample_weight.shape[0]):
         x_i, y_i = tf.nest.map_structure(lambda leaf, i=row: leaf[i], (x, y))
         x_i, y_i = pfor_repairs.batch_of_one((x_i, y_i))
@@ -228,6 +232,7 @@ def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size
             tape.watch(values)
             y_pred, scope, state = forward.outputs(values, forward.state(chunk), x_i)
             losses.append(forward.loss(scope, x_i, y_i, y_pred))
+            output_losses.append(losses_of_outputs(forward.model, scope))
             weighted = losses[-1] * sample_weight[row]
         gradients.append(tape.gradient(weighted, values, unconnected_gradients="zero"))
         outputs.append(y_pred)
@@ -241,6 +246,7 @@ def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size
         clipped=tf.cast(tf.reduce_any(scales < 1.0, axis=1), tf.float32),
         non_finite=tf.constant(0),
         losses=tf.stack(losses),
+        output_losses=tf.stack(output_losses),
         outputs=tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), *outputs),
         state=state,
         sensitivity=bound.sensitivity(microbatch_size),

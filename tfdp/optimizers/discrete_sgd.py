@@ -26,6 +26,7 @@ from tfdp.noise.families import NoiseFamily
 from tfdp.optimizers.accounted import Accounted
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import check_base, described
+from tfdp.optimizers.made import made
 
 # With these kinds of clipping, the clipped gradient has norm at most C, however private data decided
 # its scale.
@@ -179,7 +180,6 @@ class DiscreteOptimizer(DPKerasOptimizer):
         }
 
 
-@functools.cache
 def make_discrete_optimizer_class(base: type) -> type:
     """Returns a subclass of a Keras optimizer class that trains by discrete SGD.
 
@@ -202,8 +202,7 @@ def make_discrete_optimizer_class(base: type) -> type:
     check_base(base)
     name = f"Discrete{base.__name__}Optimizer"
     doc = described(name, base, "on encoded, noisy gradients. See `DiscreteOptimizer`.")
-    made = type(name, (DiscreteOptimizer, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
-    return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
+    return made(make_discrete_optimizer_class, (DiscreteOptimizer, base), name, doc)
 
 
 DiscreteSGDOptimizer = make_discrete_optimizer_class(keras.optimizers.SGD)

@@ -19,9 +19,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.keras import trained_variables
+from tfdp._compat.keras import pickled, trained_variables
 from tfdp._other_libraries import ON_AN_OPTIMIZER, needs, refuse_member, refuse_misspelt
-from tfdp._validate import positive, schedule, whole
+from tfdp._validate import finite, positive, schedule, whole
 from tfdp.account import LEDGER_KEY, Account, account_of, digests_of, expect_digests
 from tfdp.accounting import Ledger
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
@@ -30,6 +30,7 @@ from tfdp.gradients.contract import BoundedSum
 from tfdp.noise.gaussian import NoiseSource
 from tfdp.optimizers.accounted import Accounted, SavedRun
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
+from tfdp.optimizers.made import origin_of, unpickled_as
 from tfdp.session import Session
 
 # Below these, draws of the noise and clipped gradients leave the normal numbers of float32 (1.2e-38).
@@ -189,7 +190,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             "quantile_learning_rate": "learning_rate",
             "quantile_noise_multiplier": "count_noise",
         }
-        settings = {names.get(name, name): float(value) for name, value in given.items()}
+        settings = {names.get(name, name): finite(name, value) for name, value in given.items()}
         return AdaptiveClipping(self.noise_multiplier, **settings)
 
     def build(self, variables):
@@ -469,6 +470,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             **self._quantile_settings,
         }
 
+    def __reduce__(self):
+        """Copies and pickles hold what a file holds: neither seed, noise nor means, but the ledger."""
+        return unpickled_as, (origin_of(type(self)), pickled(self))
+
     def save_own_variables(self, store):
         """Saves the slots (functions of private gradients), the ledger and the weights' digests."""
         super().save_own_variables(store)
@@ -479,12 +484,14 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     def load_own_variables(self, store):
         """Restores the slots and merges the saved ledger, so that what was spent stays spent.
 
+        Slots in another number than this optimizer's are left out with a warning, as in Keras: those
+        of another optimizer, or any slots if this one is not built yet.
+
         Args:
             store: the optimizer's part of a file.
 
         Raises:
-            ValueError: the file holds no ledger, one with fewer steps than the optimizer has taken, or
-                the slots of another optimizer.
+            ValueError: the file holds no ledger, or one with fewer steps than the optimizer has taken.
         """
         names = set(store.keys())
         if LEDGER_KEY not in names:
@@ -493,18 +500,16 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 "private optimizer, so what it has spent is unknown. Load it with compile=False "
                 "and account for its training yourself."
             )
-        names -= {LEDGER_KEY, _DIGESTS_KEY}
         saved = Ledger.from_json(bytes(np.asarray(store[LEDGER_KEY])).decode())
-        slots = {name: store[name] for name in names}
-        if len(slots) != len(self.variables):
-            raise ValueError(
-                f"Cannot restore {type(self).__name__}: expected {len(self.variables)} variables, "
-                f"found {len(slots)}. Build the optimizer for the model that was saved first."
-            )
         self._account.bring(saved)
-        super().load_own_variables(slots)
-        if self.built and _DIGESTS_KEY in store.keys():  # noqa: SIM118, a store is no dict
-            expect_digests(trained_variables(self), store[_DIGESTS_KEY])
+        slots = {name: store[name] for name in names - {LEDGER_KEY, _DIGESTS_KEY}}
+        # A file without digests was saved before the optimizer was built, so its configuration says
+        # everything, and slots that were made since then stay as they are.
+        if _DIGESTS_KEY in names or len(slots) == len(self.variables):
+            super().load_own_variables(slots)
+        digests = store[_DIGESTS_KEY] if _DIGESTS_KEY in names else ()
+        if self.built and len(digests) == len(trained_variables(self)):
+            expect_digests(trained_variables(self), digests)
         self.check_ledger(self.ledger)
 
 

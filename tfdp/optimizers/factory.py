@@ -1,13 +1,11 @@
 """Makes a private optimizer class from any Keras optimizer class."""
 
-import functools
-
 import keras
 
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
+from tfdp.optimizers.made import made
 
 
-@functools.cache
 def make_dp_optimizer_class(base: type) -> type:
     """Returns a private subclass of a Keras optimizer class (the name is TensorFlow Privacy's).
 
@@ -33,8 +31,7 @@ def make_dp_optimizer_class(base: type) -> type:
     check_base(base)
     name = f"DPKeras{base.__name__}Optimizer"
     doc = described(name, base, "on private gradients. See `DPKerasOptimizer`.")
-    made = type(name, (DPKerasOptimizer, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
-    return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
+    return made(make_dp_optimizer_class, (DPKerasOptimizer, base), name, doc)
 
 
 def described(name: str, base: type, what: str, options: str = "") -> str:

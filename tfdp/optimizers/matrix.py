@@ -13,21 +13,23 @@ the ledger composes both runs. Only `save_noise_state` continues a run in anothe
 """
 
 import dataclasses
-import functools
 import json
 import os
 
 import keras
 import numpy as np
 
+from tfdp._validate import one_of
 from tfdp.accounting import Run, Strategy
 from tfdp.accounting import strategy as make_strategy
 from tfdp.accounting.mechanisms.matrix import Matrix
+from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 from tfdp.noise.correlated import CorrelatedNoise
 from tfdp.noise.secret_file import read_once, write_secret
 from tfdp.optimizers.accounted import Accounted, SavedRun
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import check_base, described
+from tfdp.optimizers.made import made
 
 _VERSION = 1
 # The noise states (run id, steps) that this process has taken up.
@@ -295,8 +297,11 @@ def _parse(arrays: dict[str, np.ndarray]) -> _Loaded:
 
 
 def _as_strategy(strategy, bands, objective, steps) -> Strategy:
-    if isinstance(strategy, dict):
+    if isinstance(strategy, dict) and strategy.keys() >= {"name"}:
         strategy = Strategy.from_dict(strategy)
+    if not isinstance(strategy, Strategy):
+        one_of("strategy", strategy, STRATEGIES)
+        one_of("objective", objective, OBJECTIVES, optional=True)
     if isinstance(strategy, Strategy):
         if (bands, objective, steps) != (None, None, None):
             raise ValueError(
@@ -330,7 +335,6 @@ def _as_strategy(strategy, bands, objective, steps) -> Strategy:
     return strategy
 
 
-@functools.cache
 def make_matrix_optimizer_class(base: type) -> type:
     """Returns a subclass of a Keras optimizer class that trains with correlated noise.
 
@@ -362,8 +366,7 @@ def make_matrix_optimizer_class(base: type) -> type:
     name = f"MatrixDP{base.__name__}Optimizer"
     what = "with correlated noise. See `MatrixDPOptimizer`."
     doc = described(name, base, what, options=", bands=4, steps=100")
-    made = type(name, (MatrixDPOptimizer, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
-    return keras.saving.register_keras_serializable(package="tfdp", name=name)(made)
+    return made(make_matrix_optimizer_class, (MatrixDPOptimizer, base), name, doc)
 
 
 MatrixDPSGDOptimizer = make_matrix_optimizer_class(keras.optimizers.SGD)

@@ -19,7 +19,7 @@ class AccountedWeights:
     """Mixin for a Keras model: keeps the ledger of what was spent with the weights.
 
     The class that it is mixed into provides `_privacy.account`, the account of a model that has no
-    weights yet.
+    weights yet, and `_privacy.epoch`, which counts the steps of an epoch.
     """
 
     @property
@@ -164,6 +164,9 @@ class _Remember(keras.callbacks.Callback):
     def __init__(self, swaps: bool):
         super().__init__()
         self._swaps, self._states = swaps, []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model._privacy.epoch.begin()
 
     def on_epoch_end(self, epoch, logs=None):
         self._note()

@@ -11,6 +11,7 @@ from tfdp._validate import did_you_mean, positive, refuse
 from tfdp.accounting import PrivacyBudget, noise_for
 from tfdp.data import Lots, make_lots
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
+from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.dp_model import make_private
 from tfdp.training.feeding import plan_of, plan_of_dataset
 from tfdp.training.planning import planned_run
@@ -65,7 +66,7 @@ def make_private_with_epsilon(
 
     Args:
         model: a Keras model whose weights have spent nothing yet. One that is not built is built
-            here for the shape of `x`, if the data are arrays and `x` is a single one.
+            here for the shapes of the data.
         optimizer: a Keras optimizer or its name, such as "adam", which becomes private by DP-SGD's
             noise; or a private optimizer of any mechanism, whose noise multiplier is replaced. It is
             not changed.
@@ -105,11 +106,12 @@ def make_private_with_epsilon(
     epochs = positive("epochs", epochs)
     budget = PrivacyBudget(epsilon, delta, kind, adjacency)
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
-    _build(model, data)
-    model = make_private(model, **settings)
-    _check_fresh(model)
     physical = settings.get("physical_batch_size")
     data = _lots(data, batch_size, sampling, physical)
+    if isinstance(model, keras.Model):
+        _build(model, data)
+    model = make_private(model, **settings)
+    _check_fresh(model)
     plan = plan_of(data, physical) if isinstance(data, Lots) else plan_of_dataset(data, physical)
     per_epoch = data.steps_per_epoch if isinstance(data, Lots) else plan.steps
     plan = dataclasses.replace(plan, steps=max(1, round(epochs * per_epoch)))
@@ -164,30 +166,14 @@ def _named(name: str) -> keras.optimizers.Optimizer:
 
 
 def _build(model, data):
-    """Builds an unbuilt model for the shape of a single array of inputs; leaves others as they are."""
-    inputs = data[0] if isinstance(data, tuple) and data else None
-    if not isinstance(model, keras.Model) or model.built or not hasattr(inputs, "shape"):
-        return
-    shape = (None, *inputs.shape[1:])
-    try:
-        if isinstance(model, keras.Sequential):
-            model.build(shape)
-        else:
-            # A symbolic call builds the layers within; `keras.Model.build` would leave them unbuilt.
-            model(keras.KerasTensor(shape, keras.backend.standardize_dtype(inputs.dtype)))
-    except Exception as error:
-        raise ValueError(
-            f"Model '{model.name}' is not built, and cannot be built for inputs of shape {shape}: "
-            f"{error} Expected a model with an Input layer, or one that was called once on data."
-        ) from error
+    """Builds a model without weights for the shapes of its data."""
+    if isinstance(data, Lots):
+        build_for(model, data.inputs)
+    else:
+        build_for_lots(model, data)
 
 
 def _check_fresh(model):
-    if not model.built:
-        raise ValueError(
-            f"Model '{model.name}' is not built. Expected a model with an Input layer, or one that was "
-            "called once on data; or a single array of inputs, to build the model for its shape."
-        )
     if model.privacy.ledger.runs:
         raise ValueError(
             f"The weights of model '{model.name}' have spent privacy already, so noise for the whole "
@@ -205,19 +191,19 @@ def _lots(data, batch_size, sampling, physical_batch_size) -> Lots | tf.data.Dat
                 "batch_size", "None, since the data have one", batch_size, "Leave batch_size out."
             )
         return data if lots is None else lots
-    if not isinstance(data, tuple) or len(data) not in (2, 3):
+    if not isinstance(data, tuple) or len(data) not in (1, 2, 3):
         raise ValueError(
             "Expected data to be a tuple of arrays (x, y) or (x, y, sample_weight), tfdp.data.Lots or "
             f"a tf.data.Dataset. Received {type(data).__name__}."
         )
     if batch_size is None:
         raise ValueError("Expected batch_size, the nominal lot size, with arrays. Received None.")
-    x, y, *weight = data
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     return make_lots(
         sampling,
         x,
         y,
         lot_size=batch_size,
         physical_batch_size=physical_batch_size,
-        sample_weight=weight[0] if weight else None,
+        sample_weight=weight,
     )

@@ -3,18 +3,20 @@
 from collections.abc import Iterable
 
 import keras
+import numpy as np
 
-from tfdp._compat.keras import layers_of, was_given_vocabulary
+from tfdp._compat.keras import layers_of, normalizes_by_batch, was_given_vocabulary
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.optimizers import DPKerasOptimizer
 
 
 def _batch_norm(layer):
-    if isinstance(layer, keras.layers.BatchNormalization):
+    if normalizes_by_batch(layer):
         return (
             "normalizes each example with statistics of the whole batch, so one example changes "
             "the gradients of all others. tfdp.fix(model, public_data=examples) replaces it by "
-            "PublicBatchNormalization, and tfdp.fix(model) by GroupNormalization"
+            "PublicBatchNormalization, and tfdp.fix(model) by GroupNormalization; a layer with "
+            "public statistics is frozen by layer.trainable = False"
         )
     return None
 
@@ -55,13 +57,23 @@ def _empty_public_examples(layer):
     return None
 
 
+def _changes_nothing(normalization) -> bool:
+    """Whether a built Normalization has mean 0 and variance 1, as it is made: it was not adapted."""
+    if not normalization.built:
+        return False
+    zeros = (normalization.mean, normalization.adapt_mean)
+    ones = (normalization.variance, normalization.adapt_variance)
+    held = [[keras.ops.convert_to_numpy(v) for v in each] for each in (zeros, ones)]
+    return not any(map(np.any, held[0])) and all(np.all(each == 1) for each in held[1])
+
+
 # The data that a preprocessing layer is adapted to become part of the model, without any noise. For
 # each class: a test whether a layer got its values as constants from its constructor, and an example
 # of such a constructor. The test also works for a layer that was loaded from a file (a vocabulary that
 # came from a text file then counts as adapted).
 _CONSTANTS = {
     keras.layers.Normalization: (
-        lambda layer: layer.input_mean is not None,
+        lambda layer: layer.input_mean is not None or _changes_nothing(layer),
         "Normalization(mean=..., variance=...)",
     ),
     keras.layers.Discretization: (
@@ -137,7 +149,21 @@ def _declared(model, layers, public):
     return found
 
 
+def _overwritten(layer):
+    inside = {id(v) for inner in layers_of(layer) for v in inner.variables}
+    for variable in layer.trainable_variables:
+        if id(variable) not in inside and getattr(variable, "overwrite_with_gradient", False):
+            return (
+                f"takes the gradient of its variable '{variable.path}' as the variable's new value "
+                "(overwrite_with_gradient, as float8 layers keep their scales), and a gradient that "
+                "is clipped and noised is no such value. Give the layer dtype='float32' or "
+                "'mixed_bfloat16', or freeze it"
+            )
+    return None
+
+
 _RULES = (
+    _overwritten,
     _batch_norm,
     _spectral_norm,
     _stateful_rnn,
@@ -149,9 +175,13 @@ _RULES = (
 def refuse_mixing_layers(model, public=()) -> None:
     """Refuses layers that mix examples, and preprocessing layers that were adapted to private data.
 
-    The error names every such layer and its remedy. The engines do not rely on this check for
-    layers that mix examples (the exact engine sees one example at a time, the ghost engine only layers
-    with a rule), but a name and a remedy beat a wrong result. Adapted layers are checked only here.
+    The error names the first three such layers with their remedies, and the number of the others. A
+    BatchNormalization with `trainable=False` is allowed: its moving statistics are constants, which
+    like all weights at the start must not depend on the private data.
+
+    The engines do not rely on this check for layers that mix examples (the exact engine sees one
+    example at a time, the ghost engine only layers with a rule), but a name and a remedy beat a wrong
+    result. Adapted layers are checked only here.
 
     Args:
         model: a Keras model.
@@ -169,7 +199,7 @@ def refuse_mixing_layers(model, public=()) -> None:
         if isinstance(layer, PublicExamples)
         for inner in layers_of(layer)
     }
-    for layer in layers:
+    for layer in [model, *layers]:
         if isinstance(layer, PublicBatchNormalization) and id(layer) not in inside:
             found.append(
                 f"layer '{layer.name}' (PublicBatchNormalization) has no public examples. Put its "
@@ -184,32 +214,45 @@ def refuse_mixing_layers(model, public=()) -> None:
         found.append(f"layer '{layer.name}' ({type(layer).__name__}) {why}")
     if found:
         raise ValueError(
-            "This model cannot be trained with per-example privacy: " + "; ".join(found) + "."
+            "This model cannot be trained with per-example privacy: " + _some(found) + "."
         )
 
 
+def _some(found: list[str]) -> str:
+    """The first three of what was found, and how many more there are."""
+    shown = "; ".join(found[:3])
+    return shown if len(found) <= 3 else f"{shown}; and {len(found) - 3} more layers"
+
+
+# Methods of a model that private training replaces: one of the user's would be ignored, or would
+# train without bound and noise.
+_REPLACED = ("train_step", "make_train_function")
+
+
 def refuse_own_train_step(model, private_base) -> None:
-    """Refuses a model with its own `train_step`, which private training would not run.
+    """Refuses a model with its own `train_step` or `make_train_function`, which would be ignored.
 
     Args:
         model: a model, or its class.
         private_base: the class, or a tuple of classes, whose training step is the private one.
 
     Raises:
-        ValueError: the model, or one of its classes, overrides `train_step`.
+        ValueError: the model, or one of its classes, overrides one of these methods.
     """
     cls = model if isinstance(model, type) else type(model)
     known = private_base if isinstance(private_base, tuple) else (private_base,)
-    where = None if model is cls or "train_step" not in vars(model) else f"Model '{model.name}'"
-    for base in cls.__mro__:
-        if "train_step" in vars(base) and not (base in known or issubclass(keras.Model, base)):
-            where = where or f"{base.__module__}.{base.__qualname__}"
-    if where is not None:
-        raise ValueError(
-            f"{where} has a train_step of its own, which private training does not run: nothing bounds "
-            "what it does with an example. Expected the train_step of keras.Model. Override "
-            "compute_loss, whose loss is bounded for each example, or train without tfdp."
-        )
+    for name in _REPLACED:
+        where = None if model is cls or name not in vars(model) else f"Model '{model.name}'"
+        for base in cls.__mro__:
+            if name in vars(base) and not (base in known or issubclass(keras.Model, base)):
+                where = where or f"{base.__module__}.{base.__qualname__}"
+        if where is not None:
+            raise ValueError(
+                f"{where} has a {name} of its own, which private training does not run: nothing "
+                f"bounds what it does with an example. Expected the {name} of keras.Model. Override "
+                "compute_loss, whose loss is bounded for each example, or compute_metrics, or train "
+                "without tfdp."
+            )
 
 
 def check_optimizer(model, optimizer) -> None:

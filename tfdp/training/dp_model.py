@@ -8,10 +8,18 @@ from collections.abc import Collection
 
 import keras
 
-from tfdp._compat.keras import Functional, compile_arguments, pickled, unpickled
+from tfdp._compat.keras import (
+    Functional,
+    Trainer,
+    after_cloning,
+    compile_arguments,
+    pickled,
+    unpickled,
+)
 from tfdp._other_libraries import ON_A_MODEL, answers, refuse_misspelt
 from tfdp.accounting import PrivacyBudget
 from tfdp.optimizers import DPKerasOptimizer
+from tfdp.optimizers.made import make_again, origin_of
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
 from tfdp.training.private_training import PrivateTraining
 
@@ -20,12 +28,14 @@ __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_p
 
 def _reduce(model):
     """`__reduce__` for copies and pickles: they carry ledger, budget and settings, compiled or not."""
-    return _rebuild, (pickled(model), model._portrait())
+    made = origin_of(type(getattr(model, "optimizer", None)))
+    return _rebuild, (pickled(model), model._portrait(), made)
 
 
-def _rebuild(arguments, portrait):
+def _rebuild(arguments, portrait, made=None):
     # Pickle looks classes up by name, and a private class may have the name of its plain class. So
     # the unpickled model may be plain, and is made private again.
+    make_again(made)
     return make_private(unpickled(*arguments))._take_over(portrait)
 
 
@@ -143,7 +153,8 @@ def make_private(
     that was loaded with its private optimizer is compiled again with it, so it can train at once.
 
     Args:
-        model: any Keras model whose layers treat examples one by one.
+        model: any Keras model whose layers treat examples one by one. (Keras' own tests mix its trainer
+            into a layer that is no `keras.Model`; this is accepted, too.)
         engine: "auto", "vectorized" or "ghost": the way in which per-example gradients are computed.
         physical_batch_size: largest number of examples that are in the network at once; None processes
             a lot as a whole, or, for convolutions and recurrent layers on a CPU, 32 to 384 examples
@@ -182,7 +193,7 @@ def make_private(
     """
     if unknown:
         raise TypeError(f"make_private has no argument {next(iter(unknown))!r}.")
-    if not isinstance(model, keras.Model):
+    if not (isinstance(model, keras.Layer) and isinstance(model, Trainer)):
         raise TypeError(f"Expected a keras.Model. Received: {type(model).__name__}")
     refuse_own_train_step(model, PrivateTraining)
     if model.built:
@@ -207,3 +218,22 @@ def make_private(
         # A loaded model. Its metrics would count padding rows.
         model.compile(**compile_arguments(model))
     return model
+
+
+def _private_clone(model, clone):
+    """Makes the clone of a private model private; it has fresh weights, and so a ledger of its own."""
+    if not isinstance(model, PrivateTraining):
+        return clone
+    privacy = model._privacy
+    public = privacy.public_preprocessing
+    if public is not True:
+        public = [getattr(layer, "name", layer) for layer in public]
+    return make_private(
+        clone,
+        engine=privacy.engine,
+        physical_batch_size=privacy.physical_batch_size,
+        public_preprocessing=public,
+    )
+
+
+after_cloning(_private_clone)

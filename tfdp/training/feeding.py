@@ -1,10 +1,12 @@
 """Turns the arguments of `fit` into lots whose sampling is known.
 
 The scheme that is accounted is the scheme that runs: this module draws lots from arrays,
-`tfdp.data.Lots` state how they draw, and for any other dataset the sampling counts as unknown.
+`tfdp.data.Lots` state how they draw, and for all batches that a user draws (`training.batches`) the
+sampling counts as unknown.
 """
 
 import dataclasses
+import functools
 import math
 
 import keras
@@ -12,11 +14,14 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdp._compat.keras import DataAdapter
 from tfdp._validate import whole
 from tfdp.accounting.sampling import sampling_class
-from tfdp.data import SAMPLINGS, Lots, check_labels, make_lots, row_multiple_for
+from tfdp.data import SAMPLINGS, CyclicLots, Lots, check_labels, row_multiple_for
+from tfdp.data.arrays import all_arrays, as_arrays, common_length, each_array
 from tfdp.layers.public import public_layers
 from tfdp.session import Plan
+from tfdp.training.batches import batches_of, class_weights, is_batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,16 +31,23 @@ class Feed:
     Attributes:
         dataset: the lots.
         plan: how the lots are drawn.
-        steps: number of steps in an epoch.
+        steps: number of steps in an epoch; None if the epoch ends when the data do.
         steps_per_epoch: the argument for Keras; None if the dataset ends with the epoch.
         validation_data: as in `fit`.
+        adapter: what Keras gets in place of the dataset, whose lots it gives; or None.
     """
 
     dataset: tf.data.Dataset
     plan: Plan
-    steps: int
+    steps: int | None
     steps_per_epoch: int | None
     validation_data: object
+    adapter: DataAdapter | None = None
+
+    def planned(self, epochs: int) -> Plan:
+        """The plan of a training of so many epochs."""
+        steps = None if self.steps is None else max(0, epochs) * self.steps
+        return dataclasses.replace(self.plan, steps=steps)
 
 
 class Feeder:
@@ -79,48 +91,41 @@ class Feeder:
         Raises:
             ValueError: the sampling of the data cannot be accounted, or arguments do not fit the data.
         """
+        steps_per_epoch = whole("steps_per_epoch", steps_per_epoch, 1, optional=True)
         lots = x if isinstance(x, Lots) else getattr(x, "tfdp_lots", None)
         if lots is not None and type(lots) not in SAMPLINGS.values():
             raise ValueError(
                 "Nothing is known about how lots of this class are drawn. Expected tfdp.data.Lots as "
                 f"make_lots gives them. Received: {type(lots).__name__}"
             )
-        if lots is not None or isinstance(x, tf.data.Dataset):
-            for_arrays = dict(
+        if lots is not None or is_batches(x):
+            _refuse_arguments_of_arrays(
                 y=y,
                 batch_size=batch_size,
-                class_weight=class_weight,
+                class_weight=None if lots is None else class_weight,
                 sample_weight=sample_weight,
                 validation_split=validation_split or None,
             )
-            given = [name for name, value in for_arrays.items() if value is not None]
-            if given:
-                raise ValueError(
-                    f"The arguments {given} go with arrays. Expected Lots or a dataset to hold "
-                    "targets, sample weights and the lot size itself, and validation data by "
-                    "`validation_data`."
-                )
-        if lots is None and isinstance(x, tf.data.Dataset):
-            plan = plan_of_dataset(x, physical_batch_size, steps_per_epoch)
-            return Feed(x, plan, plan.steps, steps_per_epoch, validation_data)
+        if lots is None and is_batches(x):
+            batches = batches_of(x, class_weight, shuffle)
+            return _feed_of(batches, physical_batch_size, steps_per_epoch, validation_data)
         if lots is None:
-            if y is None or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
-                raise ValueError(
-                    "Private training needs to know how its batches are drawn. Expected arrays x "
-                    "and y, tfdp.data.Lots, or a tf.data.Dataset with drop_remainder=True. "
-                    f"Received: x of type {type(x).__name__}, y of type {type(y).__name__}."
-                )
+            x, y = as_arrays(x, "x"), as_arrays(y, "y")
             if validation_split:
                 (x, y, sample_weight), validation_data = _split(
                     x, y, sample_weight, validation_split, validation_data
                 )
             check_targets(model, y)
-            lot_size = 32 if batch_size is None else batch_size
-            lots = make_lots(
-                "poisson" if shuffle else "cyclic",
+            lot_size = _lot_size(batch_size, common_length(x, y), steps_per_epoch)
+            steps_per_epoch = _at_most_once(steps_per_epoch, common_length(x, y), lot_size)
+            # As in Keras, an epoch in fixed order has all examples.
+            kind = (
+                SAMPLINGS["poisson"] if shuffle else functools.partial(CyclicLots, keep_last=True)
+            )
+            lots = kind(
                 x,
                 y,
-                lot_size=lot_size,
+                lot_size,
                 physical_batch_size=physical_batch_size,
                 sample_weight=_with_class_weight(y, class_weight, sample_weight),
                 seed=self._next_seed(model),
@@ -129,7 +134,7 @@ class Feeder:
             )
         check_disjoint(model, lots.inputs)
         plan = plan_of(lots, physical_batch_size, turn)
-        steps = steps_per_epoch or lots.steps_per_epoch
+        steps = _capped(steps_per_epoch or lots.steps_per_epoch)
         return Feed(lots.as_dataset(plan.turn), plan, steps, steps, validation_data)
 
     def _next_seed(self, model):
@@ -180,44 +185,100 @@ def plan_of_dataset(
     """Returns the plan of one epoch of a dataset, of whose sampling nothing is known.
 
     Args:
-        dataset: batches of one static size.
+        dataset: batches; the first one has to be the largest.
         physical_batch_size: number of rows in one chunk; None processes a batch as a whole.
         steps_per_epoch: number of batches in an epoch; None takes the length of the dataset.
 
     Raises:
-        ValueError: the batches have no static size, or the length is unknown.
+        ValueError: the length is unknown.
     """
-    leaves = tf.nest.flatten(dataset.element_spec)
-    lot_size = leaves[0].shape[0] if leaves and leaves[0].shape.rank else None
-    if lot_size is None:
-        raise ValueError(
-            "The batches of this tf.data.Dataset have no static size, so a last, smaller batch "
-            "would be divided by the wrong constant. Expected dataset.batch(n, "
-            "drop_remainder=True), arrays, or tfdp.data.Lots."
-        )
-    batches = int(dataset.cardinality().numpy())
-    steps = steps_per_epoch or (batches if batches > 0 else None)
-    if steps is None:
-        raise ValueError(
-            "This tf.data.Dataset does not know its length. Expected the argument `steps_per_epoch`."
-        )
+    plan = _plan_of_batches(batches_of(dataset), physical_batch_size, steps_per_epoch)
+    if plan.steps is None:
+        raise ValueError(_LENGTH)
+    return plan
+
+
+def _plan_of_batches(batches, physical_batch_size, steps_per_epoch):
+    steps = steps_per_epoch or batches.number
+    if steps is None and batches.endless:
+        raise ValueError(_LENGTH)
     return Plan(
         sampling="unknown",
-        num_examples=lot_size * (batches if batches > 0 else steps),
-        lot_size=lot_size,
-        steps=steps,
+        num_examples=batches.lot_size * (batches.number or steps or 1),
+        lot_size=batches.lot_size,
+        steps=_capped(steps),
         physical_batch_size=physical_batch_size,
     )
 
 
+_LENGTH = (
+    "These batches do not know their length, or have no end. Expected the argument "
+    "`steps_per_epoch`."
+)
+
+
+def _feed_of(batches, physical_batch_size, steps_per_epoch, validation_data):
+    plan = _plan_of_batches(batches, physical_batch_size, steps_per_epoch)
+    dataset, adapter = batches.dataset, batches.adapter
+    return Feed(dataset, plan, plan.steps, steps_per_epoch, validation_data, adapter)
+
+
+def _capped(steps):
+    """Applies `keras.config.set_max_steps_per_epoch`, with which Keras ends epochs early."""
+    most = keras.config.max_steps_per_epoch()
+    return min(steps, most) if steps and most else steps
+
+
+def _refuse_arguments_of_arrays(**arguments):
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"The arguments {given} go with arrays. Expected Lots or a dataset to hold targets, sample "
+            "weights and the lot size itself, and validation data by `validation_data`."
+        )
+
+
+def _lot_size(batch_size, total, steps_per_epoch):
+    """The lot size that the arguments of `fit` mean, as in Keras; the number of examples is public."""
+    if batch_size is None:
+        return min(32, total) if steps_per_epoch is None else -(-total // steps_per_epoch)
+    batch_size = whole("batch_size", batch_size, 1)
+    if batch_size > total:
+        logging.warning(
+            "batch_size=%d is more than the %d examples, so every lot has all of them.",
+            batch_size,
+            total,
+        )
+    return min(batch_size, total)
+
+
+def _at_most_once(steps_per_epoch, total, lot_size):
+    """Ends an epoch of arrays after one pass over them, as Keras does with a warning."""
+    most = -(-total // lot_size)
+    if steps_per_epoch is None or steps_per_epoch <= most:
+        return steps_per_epoch
+    logging.warning(
+        "steps_per_epoch=%d, and %d lots of %d are all %d examples, so an epoch ends there. Pass "
+        "tfdp.data.make_lots(...) for longer epochs: lots do not run out.",
+        *(steps_per_epoch, most, lot_size, total),
+    )
+    return most
+
+
 def check_targets(model, y) -> None:
-    """Raises ValueError if integer labels are not indices of the model's outputs.
+    """Raises ValueError if targets are missing, or integer labels are no indices of the outputs.
 
     Args:
         model: a compiled Keras model.
-        y: labels; only one array with a sparse categorical loss is checked.
+        y: labels; only one array with a sparse categorical loss is checked. None if there are none.
     """
     loss = model.loss
+    own = type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
+    if y is None and loss is not None and not own:
+        raise ValueError(
+            "The model was compiled with a loss, which compares outputs with targets. Expected y, or "
+            "a model without a compiled loss whose layers call add_loss. Received y=None."
+        )
     sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
         loss == "sparse_categorical_crossentropy"
     )
@@ -239,7 +300,7 @@ def check_disjoint(model, x) -> None:
         model: a Keras model.
         x: private inputs, a structure of arrays.
     """
-    private = keras.tree.flatten(x)
+    private = all_arrays(x)
     for layer in public_layers(model):
         public = keras.tree.flatten(layer.examples)
         if [rows.shape[1:] for rows in public] != [rows.shape[1:] for rows in private]:
@@ -271,22 +332,29 @@ def _split(x, y, sample_weight, fraction, validation_data):
             "Invalid value received for argument `validation_split`. Expected a number between 0 "
             f"and 1, and no validation_data. Received: {fraction!r}"
         )
-    total = len(tf.nest.flatten(x)[0])
+    total = common_length(x, y)
     kept = math.floor(total * (1 - fraction))
-    parts = (x, y) if sample_weight is None else (x, y, sample_weight)
-    train = tf.nest.map_structure(lambda a: a[:kept], parts)
-    held_out = tf.nest.map_structure(lambda a: a[kept:], parts)
+    if kept in (0, total):
+        raise ValueError(
+            f"Expected validation_split to leave examples on both sides. Received {fraction!r} with "
+            f"{total} examples."
+        )
+    if sample_weight is not None:
+        sample_weight = as_arrays(sample_weight, "sample_weight")
+    parts = (x, y, sample_weight)
+    train = each_array(lambda a: a[:kept], parts)
+    held_out = each_array(lambda a: a[kept:], parts)
     logging.info("validation_split: training on N = %d of %d examples.", kept, total)
-    if sample_weight is None:
-        train = (*train, None)
     return train, held_out
 
 
 def _with_class_weight(y, class_weight, sample_weight):
     if class_weight is None:
         return sample_weight
-    labels = np.asarray(y)
-    if labels.ndim == 2 and labels.shape[1] > 1:
-        labels = labels.argmax(axis=1)
-    weights = np.array([class_weight.get(int(label), 1.0) for label in labels.ravel()], np.float32)
-    return weights if sample_weight is None else weights * np.asarray(sample_weight, np.float32)
+    factors = class_weights(y, class_weight).numpy()
+    if sample_weight is None:
+        return factors
+    weights = as_arrays(sample_weight, "sample_weight")
+    if isinstance(weights, dict | tuple):
+        raise ValueError("Expected class_weight or weights for several targets. Received both.")
+    return weights * factors.reshape([-1] + [1] * (weights.ndim - 1))

@@ -5,13 +5,15 @@ the model's own train function, which counts it first, and changes of the weight
 examined as those of a callback are.
 """
 
-import dataclasses
+import contextlib
+import itertools
 from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
 
 from tfdp._validate import whole
+from tfdp.training.building import build_for_lots
 from tfdp.training.checks import check_optimizer
 
 
@@ -49,32 +51,53 @@ def training_steps(
         steps_per_epoch=steps_per_epoch,
         turn=model.optimizer.next_turn,
     )
-    # Keras' train function takes whole executions of several steps.
-    executions = -(-feed.steps // model.steps_per_execution)
-    plan = dataclasses.replace(feed.plan, steps=epochs * executions * model.steps_per_execution)
-    return _steps(model, feed, plan, epochs, executions)
+    build_for_lots(model, feed.dataset)
+    return _steps(model, feed, feed.planned(epochs), epochs)
 
 
-def _steps(model, feed, plan, epochs, executions):
+def _steps(model, feed, plan, epochs):
     privacy, account = model._privacy, model._account
     model._refuse_nested()  # another training may have begun meanwhile
     model._begin(plan)
-    privacy.plan, privacy.feed = plan, feed
+    privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
     try:
-        iterator = iter(feed.dataset)
-        for epoch in range(epochs):
-            if epoch and feed.steps_per_epoch is None:
+        iterator = None
+        for _ in range(epochs):
+            if iterator is None or feed.steps_per_epoch is None:
                 iterator = iter(feed.dataset)  # the dataset ends with the epoch
             model.reset_metrics()
-            for _ in range(executions):
-                account.examine(model.weights)  # what the loop did since the last step
-                model.make_train_function()  # the loop may have compiled the model anew
-                logs = model.train_function(iterator)
-                account.look(model.weights, for_good=False)
-                yield keras.tree.map_structure(_number, logs)
+            privacy.epoch.begin()
+            with _hooks(feed.adapter):
+                for _ in _executions(feed.steps, model.steps_per_execution):
+                    account.examine(model.weights)  # what the loop did since the last step
+                    model.make_train_function()  # the loop may have compiled the model anew
+                    try:
+                        logs = model.train_function(iterator)
+                    except (StopIteration, tf.errors.OutOfRangeError):
+                        iterator = None  # the data ended before the epoch
+                        break
+                    account.look(model.weights, for_good=False)
+                    yield keras.tree.map_structure(_number, logs)
     finally:
         privacy.plan = privacy.feed = None
         model._look()
+
+
+def _executions(steps, several):
+    """Counts the executions of an epoch; without end if its number of steps is unknown."""
+    return itertools.count() if steps is None else range(-(-steps // several))
+
+
+@contextlib.contextmanager
+def _hooks(adapter):
+    """Context of one epoch, of which a `keras.utils.PyDataset` is told."""
+    if adapter is not None:
+        adapter.on_epoch_begin()
+    try:
+        yield
+    finally:
+        if adapter is not None:
+            adapter.on_epoch_end()
 
 
 def _number(value):

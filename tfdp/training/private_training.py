@@ -12,16 +12,18 @@ import warnings
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import compiled_metrics, layers_of
+from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
 from tfdp.account import Account
 from tfdp.accounting import Ledger, PrivacyBudget, Run
+from tfdp.data.arrays import all_arrays, in_floatx
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.gradients.precision import keep_float32_products
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.accounted_weights import AccountedWeights, bracketed
+from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.checks import (
     check_optimizer,
     refuse_mixing_layers,
@@ -31,8 +33,8 @@ from tfdp.training.feeding import Feeder, check_targets
 from tfdp.training.model_privacy import EARLIER_NAMES, ModelPrivacy
 from tfdp.training.planning import planned_fields
 from tfdp.training.steering import names_of_metrics
-from tfdp.training.step import private_step, refuse_replicas
-from tfdp.training.train_function import comes_from, lean
+from tfdp.training.step import frozen_step, private_step, refuse_replicas
+from tfdp.training.train_function import Epoch, comes_from, in_steps, lean
 
 STARTS = ("assumed", "public")
 
@@ -47,6 +49,7 @@ class _Privacy:
         self.account = Account()  # becomes the account of the weights once the model has any
         self.feed = None  # the `Feed` of the running fit
         self.plan = None  # the plan of the running fit, until its first step
+        self.epoch = Epoch()  # the steps that the running epoch has left
         self.batch = False  # whether train_on_batch may run its one step
         self.feeding = False  # whether a step of fit or train_on_batch is running
         # Whether Keras is making the train function; the function that counts steps (or None).
@@ -147,23 +150,16 @@ class PrivateTraining(AccountedWeights):
         weighted_metrics=None,
         **kwargs,
     ):
-        """`keras.Model.compile`; the optimizer has to be a private one.
-
-        All metrics are weighted, because the rows that pad a lot have weight zero.
-        """
+        """`keras.Model.compile`; the optimizer has to be a private one."""
         if isinstance(optimizer, (str, dict)):
             optimizer = keras.optimizers.get(optimizer)
         check_optimizer(self, optimizer)
-        if metrics is not None and weighted_metrics is not None:
-            raise ValueError(
-                "Private training weights every metric, since padding rows have weight zero. "
-                "Expected either `metrics` or `weighted_metrics`. Received both."
-            )
         super().compile(
             optimizer,
             loss=loss,
             loss_weights=loss_weights,
-            weighted_metrics=metrics if weighted_metrics is None else weighted_metrics,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
             **kwargs,
         )
         check_optimizer(self, self.optimizer)
@@ -196,14 +192,15 @@ class PrivateTraining(AccountedWeights):
         sample_weight=None,
         initial_epoch=0,
         steps_per_epoch=None,
+        validation_batch_size=None,
         **kwargs,
     ):
         """Trains privately; the arguments are those of `keras.Model.fit`.
 
         Arrays are drawn in Poisson lots of nominal size `batch_size` (with `shuffle=False`: in
         epochs of fixed order). `tfdp.data.Lots`, or a dataset made from `Lots`, keep their own
-        sampling scheme. Any other `tf.data.Dataset` is accounted without amplification by sampling;
-        its batches need one static size.
+        sampling scheme. Any other `tf.data.Dataset`, `keras.utils.PyDataset`, generator or iterable of
+        batches is accounted without amplification by sampling; no batch may be larger than the first.
         """
         check_optimizer(self, getattr(self, "optimizer", None))
         self._refuse_nested()
@@ -221,18 +218,16 @@ class PrivateTraining(AccountedWeights):
             steps_per_epoch=steps_per_epoch,
             turn=self.optimizer.next_turn,
         )
+        build_for_lots(self, feed.dataset)
         callbacks = bracketed(self, callbacks, names_of_metrics(self))
-        # Keras runs whole executions of several steps, even if the epoch ends within one.
-        executions = -(-feed.steps // self.steps_per_execution)
-        steps = max(0, epochs - initial_epoch) * executions * self.steps_per_execution
-        plan = dataclasses.replace(feed.plan, steps=steps)
+        plan = feed.planned(epochs - initial_epoch)
         self._begin(plan)
         privacy = self._privacy
-        privacy.plan, privacy.feed = plan, feed
+        privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
         whole = False
         try:
             history = super().fit(
-                feed.dataset,
+                feed.dataset if feed.adapter is None else feed.adapter,
                 shuffle=False,  # the lots are drawn already
                 epochs=epochs,
                 verbose=verbose,
@@ -240,6 +235,7 @@ class PrivateTraining(AccountedWeights):
                 validation_data=feed.validation_data,
                 initial_epoch=initial_epoch,
                 steps_per_epoch=feed.steps_per_epoch,
+                validation_batch_size=validation_batch_size or batch_size,
                 **kwargs,
             )
             whole = True
@@ -252,8 +248,10 @@ class PrivateTraining(AccountedWeights):
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""
         self._refuse_nested()
-        lot_size = int(tf.nest.flatten(x)[0].shape[0])
+        x, y, sample_weight = in_floatx((x, y, sample_weight))
+        lot_size = int(all_arrays(x)[0].shape[0])
         check_targets(self, y)
+        build_for(self, x)
         plan = Plan(
             sampling="unknown",
             num_examples=lot_size,
@@ -306,25 +304,18 @@ class PrivateTraining(AccountedWeights):
                 "model with an Input layer, or one that was called once on data."
             )
         refuse_own_train_step(self, PrivateTraining)
-        if type(self).make_train_function is not PrivateTraining.make_train_function:
-            raise ValueError(
-                f"{type(self).__name__} has a make_train_function of its own, so nothing says that its "
-                "steps are private. Expected that method to be left to tfdp."
-            )
         optimizer.check_class()
         refuse_mixing_layers(self, self._privacy.public_preprocessing)
         keep_float32_products()
         refuse_replicas(self.distribute_strategy)
-        unweighted, _ = compiled_metrics(self)
-        if unweighted:
-            raise ValueError(
-                f"Model '{self.name}' was compiled before it was made private, so its metrics would "
-                "count padding rows. Expected model.compile(...) after make_private(model)."
-            )
-        variables = self.trainable_variables
+        account, variables = self._account, self.trainable_variables
+        if not variables:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=3)
+            account.close_session()
+            self.train_function = None
+            return
         if not optimizer.built:
             optimizer.build(variables)
-        account = self._account
         optimizer.check_ledger(account.ledger)
         account.look(self.weights)
         fields = planned_fields(self, plan, optimizer, account.start)
@@ -381,14 +372,10 @@ class PrivateTraining(AccountedWeights):
         if self.train_function is not None and not force:
             return
         privacy = self._privacy
-        privacy.making = True
-        try:
-            super().make_train_function(force=True)
-        finally:
-            privacy.making = False
-        inner = lean(self, self.train_function)
+        inner = in_steps(self, self._uncounted_function)
 
         def guarded(iterator):
+            from_batch = privacy.batch
             self._check_feed(iterator)
             if privacy.feeding:
                 raise RuntimeError("Two steps at a time. Expected one training in one thread.")
@@ -401,17 +388,44 @@ class PrivateTraining(AccountedWeights):
                     self.make_train_function()
                     return self.train_function(iterator)
             session = self._session
+            steps = 1 if from_batch else privacy.epoch.next_execution(self.steps_per_execution)
+            if session is None and not self.trainable_variables:
+                privacy.epoch.count(steps)
+                with _flag(privacy):
+                    return inner(iterator, steps)  # `frozen_step`, which changes no weight
             if session is None:
                 raise RuntimeError(
                     "The ledger entry of this training is closed, so no step can be accounted under "
                     "it. Expected fit() or train_on_batch() to be called anew."
                 )
-            session.authorize(self.steps_per_execution)
+            if not from_batch and self._extend(session, steps):
+                return self.train_function(iterator)
+            session.authorize(steps)
+            privacy.epoch.count(steps)
             with _flag(privacy):
-                return inner(iterator)
+                return inner(iterator, steps)
 
         privacy.guarded = guarded
         self.train_function = guarded
+
+    def _extend(self, session, steps):
+        """Describes further steps of a fit whose length is unknown; returns whether a trace is void."""
+        feed, function = self._privacy.feed, self.train_function
+        unknown = feed.steps is None and self.optimizer.described_steps is None
+        if not unknown or session.authorized + steps <= session.run.steps:
+            return False
+        self._begin(dataclasses.replace(feed.plan, steps=OPEN_ENDED))
+        self.make_train_function()
+        return self.train_function is not function
+
+    def _uncounted_function(self):
+        privacy = self._privacy
+        privacy.making = True
+        try:
+            super().make_train_function(force=True)
+        finally:
+            privacy.making = False
+        return lean(self, self.train_function)
 
     @property
     def train_function(self):
@@ -450,11 +464,16 @@ class PrivateTraining(AccountedWeights):
             RuntimeError: something else called it.
         """
         privacy, session = self._privacy, self._session
+        if privacy.feeding and not self.trainable_variables:
+            return frozen_step(self, data)
         if session is None or not privacy.feeding:
             raise RuntimeError(
                 "train_step was called by something that does not know how lots are drawn. Expected "
                 "model.fit(...), or model.train_on_batch(...) in a loop of your own."
             )
+        # Again for each trace: a callback may have unfrozen a layer since the fit began.
+        with tf.init_scope():  # it reads values of layers, which have none inside of a trace
+            refuse_mixing_layers(self, privacy.public_preprocessing)
         return private_step(self, session, data, privacy.engine, privacy.diagnostics)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import keras
 
-from tfdp._compat.keras import compiled_metrics
+from tfdp._compat.keras import all_metrics, compiled_metrics
 
 _REMEDY = (
     "Expected a figure of validation data (such as 'val_loss'; those data are not protected then), or "
@@ -48,14 +48,16 @@ def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -
 
 
 def names_of_metrics(model) -> list[str]:
-    """Names of the compiled metrics and of the loss in the logs, with the prefixes of all outputs."""
-    _, weighted = compiled_metrics(model)
+    """Names of the metrics and of the loss in the logs, with the prefixes of all outputs."""
     names = [
         getattr(metric, "name", None) or getattr(metric, "__name__", metric)
-        for metric in keras.tree.flatten(weighted)
+        for metric in keras.tree.flatten((*compiled_metrics(model), all_metrics(model)))
         if metric is not None
     ]
-    outputs = ["", *(f"{name}_" for name in getattr(model, "output_names", None) or [])]
+    outputs = getattr(model, "output_names", None) or []
+    # A subclassed model has no names of outputs; those with losses are the keys of a dictionary.
+    outputs = [*outputs, *(model.loss if isinstance(model.loss, dict) else ())]
+    outputs = ["", *(f"{name}_" for name in outputs)]
     return [prefix + str(name) for prefix in outputs for name in (*names, "loss")]
 
 

@@ -8,12 +8,14 @@ counted between the data and the update, and a step that the session does not al
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import compiled_loss
 from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
-from tfdp.gradients.state_writes import refuse_hidden_state, weights_stay
+from tfdp.gradients.row_losses import row_losses
+from tfdp.gradients.state_writes import refuse_hidden_state
+from tfdp.gradients.targets import weighted, without_none
 from tfdp.session import Session
+from tfdp.training.lot_metrics import Figures, LotMetrics
 
 
 def private_step(model, session: Session, data, engine: str, diagnostics) -> dict:
@@ -41,9 +43,10 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     if session.fixes_rows:
         x, y, sample_weight = with_rows((x, y, sample_weight), run.lot_size)
     forward = Forward(model)
-    refuse_hidden_state(forward, x, y)
+    traced = refuse_hidden_state(forward, x, y)
     session.check_step(forward.variables, optimizer)
     before = forward.state()
+    metrics = LotMetrics(forward, traced, before)
     lot = bounded_sum(
         choose_engine(engine, model),
         forward,
@@ -80,8 +83,31 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         tf.debugging.Assert(allowed, [_NOT_ALLOWED])
         noise_scale = tf.cond(allowed, update, lambda: tf.zeros([]))
     diagnostics.update(lot, noise_scale)
-    with weights_stay(model):
-        return _logs(model, x, y, sample_weight, lot, penalty)
+    figures = Figures(lot.losses, lot.output_losses, lot.outputs)
+    return metrics.update(x, y, sample_weight, figures, penalty)
+
+
+def frozen_step(model, data) -> dict:
+    """Takes the step of a model without trainable weights: only its metrics are updated.
+
+    No weight changes and nothing is released, so no step is counted. Arguments and result are as in
+    `private_step`.
+
+    Raises:
+        NotImplementedError: there are several replicas.
+        ValueError: the model keeps what it sees.
+    """
+    refuse_replicas(tf.distribute.get_strategy())
+    x, y, sample_weight = _unpacked(data)
+    forward = Forward(model, frozen=True)
+    traced = refuse_hidden_state(forward, x, y)
+    before = forward.state()
+    metrics = LotMetrics(forward, traced, before)
+    outputs, scope, after = forward.outputs([], before, x)
+    losses, output_losses, _ = row_losses(forward, scope, x, y, outputs, sample_weight)
+    forward.advance(before, after)
+    figures = Figures(losses, output_losses, outputs)
+    return metrics.update(x, y, sample_weight, figures, forward.penalty())
 
 
 _TOO_MANY = (
@@ -96,30 +122,9 @@ _NOT_ALLOWED = (
 
 def _unpacked(data):
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    if sample_weight is None:
-        sample_weight = tf.ones([tf.shape(tf.nest.flatten(x)[0])[0]], tf.float32)
-    sample_weight = tf.cast(tf.convert_to_tensor(sample_weight), tf.float32)
-    if sample_weight.shape.rank != 1:
-        raise ValueError(
-            "Expected one sample weight per example, shape (rows,). Received shape "
-            f"{sample_weight.shape}."
-        )
-    x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
-    return x, y, sample_weight
-
-
-def _logs(model, x, y, sample_weight, lot, penalty):
-    weights = tf.cast(tf.not_equal(sample_weight, 0.0), tf.float32)
-    for metric in model.metrics:
-        if metric.name == "loss":
-            # The loss of a padding row may be NaN, and NaN times zero is NaN.
-            losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
-            metric.update_state(losses + penalty, sample_weight=weights)
-    logs = model.compute_metrics(x, y, lot.outputs, sample_weight=sample_weight)
-    # Keras updates the metrics of single outputs' losses inside the compiled loss. Engines call that
-    loss = compiled_loss(model)
-    untracked = set() if loss is None else {metric.name for metric in loss.metrics}
-    return {name: value for name, value in logs.items() if name not in untracked}
+    x = tf.nest.map_structure(tf.convert_to_tensor, without_none(x))
+    y, sample_weight = weighted(y, sample_weight, tf.shape(tf.nest.flatten(x)[0])[0])
+    return x, tf.nest.map_structure(tf.convert_to_tensor, y), sample_weight
 
 
 def refuse_replicas(strategy) -> None:

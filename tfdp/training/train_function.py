@@ -1,5 +1,6 @@
 """The function that `fit` calls once per lot: Keras' train function with less overhead."""
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -15,6 +16,76 @@ from tfdp._compat.tensorflow import (
     iterator_of,
     resource_of,
 )
+
+
+class Epoch:
+    """Counts the steps of an epoch, so that the last execution takes no more than are left.
+
+    Attributes:
+        steps: number of steps in an epoch; None if it is unknown.
+    """
+
+    def __init__(self):
+        self.steps: int | None = None
+        self._left = 0
+
+    def begin(self) -> None:
+        """Begins an epoch of `steps` steps."""
+        self._left = self.steps or 0
+
+    def next_execution(self, most: int) -> int:
+        """Number of steps that the next execution takes.
+
+        Args:
+            most: number of steps in a whole execution, the model's `steps_per_execution`.
+        """
+        left = self._left or self.steps
+        return most if left is None else min(most, left)
+
+    def count(self, steps: int) -> None:
+        """Notes that an execution of so many steps begins."""
+        self._left = max(0, self._left - steps)
+
+
+def in_steps(model, make: Callable) -> Callable:
+    """Returns a function of an iterator and a number of steps, which takes that many steps.
+
+    The function takes whole executions as Keras does, and fewer steps one by one. Keras' function for
+    several steps ends early only where the data end, and private lots have no end.
+
+    Args:
+        model: a compiled Keras model.
+        make: returns a new train function for the model's present `steps_per_execution`.
+    """
+    whole = make()
+    if model.steps_per_execution == 1:
+        return lambda iterator, steps: whole(iterator)
+    with _single_steps(model):
+        single = make()
+
+    def run(iterator, steps):
+        if steps == model.steps_per_execution or not isinstance(iterator, _ITERATORS):
+            return whole(iterator)
+        with _single_steps(model):
+            for _ in range(steps):
+                logs = single(iterator)
+        return logs
+
+    return run
+
+
+# Keras takes the batches of any other iterator, such as that of `train_on_batch`, one by one.
+_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
+
+
+@contextlib.contextmanager
+def _single_steps(model):
+    """Context in which an execution is one step; Keras reads the number when it traces a function."""
+    several, model.steps_per_execution = model.steps_per_execution, 1
+    try:
+        yield
+    finally:
+        model.steps_per_execution = several
 
 
 def lean(model, keras_function: Callable) -> Callable:

@@ -16,6 +16,7 @@ def bounded(
     microbatch_size: int,
     *,
     losses: tf.Tensor,
+    output_losses: tf.Tensor,
     outputs,
     state: list,
 ) -> BoundedSum:
@@ -28,7 +29,7 @@ def bounded(
         bound: the limit of one example's influence.
         sample_weight: float32 [rows]; rows of weight zero are absent.
         microbatch_size: number of examples whose mean gradient is bounded together.
-        losses, outputs, state: become fields of the result; see `BoundedSum`.
+        losses, output_losses, outputs, state: become fields of the result; see `BoundedSum`.
     """
     present = tf.not_equal(sample_weight, 0.0)
     if bound.whole_gradients:
@@ -51,6 +52,7 @@ def bounded(
         clipped=clipped,
         non_finite=non_finite,
         losses=losses,
+        output_losses=output_losses,
         outputs=outputs,
         state=state,
         sensitivity=bound.sensitivity(microbatch_size),

@@ -17,7 +17,7 @@ from tfdp._compat.keras import layers_of
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines.ending import bounded
-from tfdp.gradients.forward import Forward
+from tfdp.gradients.forward import Forward, losses_of_outputs
 from tfdp.gradients.rules.base import replaced
 from tfdp.gradients.rules.per_example_gradient import Instantiated
 from tfdp.gradients.vectorizing import vectorized_map
@@ -68,8 +68,9 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         forward, x, y, sample_weight, chunk: as in `contract.Engine`.
 
     Returns:
-        (gradients, losses, outputs, state): gradients is a list of float32 [rows, *variable shape];
-        losses, float32 [rows], is not weighted; state is as `Forward.advance` takes it.
+        (gradients, losses, output_losses, outputs, state): gradients is a list of float32
+        [rows, *variable shape]; losses, float32 [rows], is not weighted; output_losses is as in
+        `BoundedSum`; state is as `Forward.advance` takes it.
 
     Raises:
         NotImplementedError: TensorFlow cannot vectorize an op of the model.
@@ -100,10 +101,11 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
         changed[:] = [new is not None for new in new_state]
         steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
-        return gradients, loss, tf.nest.map_structure(lambda o: o[0], y_pred), steps
+        parts = losses_of_outputs(forward.model, scope)
+        return gradients, loss, parts, tf.nest.map_structure(lambda o: o[0], y_pred), steps
 
     with _unrolled(forward.model):
-        gradients, losses, outputs, steps = vectorized_map(
+        gradients, losses, parts, outputs, steps = vectorized_map(
             forward.model, one, (x, y, sample_weight, stacked)
         )
     # The vectorizer may lose static shapes.
@@ -114,7 +116,7 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
     new_state = [
         old + next(steps)[0] if moved else None for old, moved in zip(state, changed, strict=True)
     ]
-    return gradients, losses, outputs, new_state
+    return gradients, losses, parts, outputs, new_state
 
 
 def bounded_sum(
@@ -127,7 +129,9 @@ def bounded_sum(
     microbatch_size: int = 1,
 ) -> BoundedSum:
     """Computes the bounded sum of a chunk; see `contract.Engine`."""
-    gradients, losses, outputs, state = per_example_gradients(forward, x, y, sample_weight, chunk)
+    gradients, losses, output_losses, outputs, state = per_example_gradients(
+        forward, x, y, sample_weight, chunk
+    )
     return bounded(
         [Instantiated(g) for g in gradients],
         forward.variables,
@@ -135,6 +139,7 @@ def bounded_sum(
         sample_weight,
         microbatch_size,
         losses=losses,
+        output_losses=output_losses,
         outputs=outputs,
         state=state,
     )

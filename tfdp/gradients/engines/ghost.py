@@ -20,7 +20,7 @@ from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import works_in_sequence
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines.ending import bounded
-from tfdp.gradients.forward import Forward, input_specification
+from tfdp.gradients.forward import Forward, input_specification, losses_of_outputs
 from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.recording import Recorder, owners
@@ -89,6 +89,7 @@ def _forward_pass(model, rules):
 
 def _trace(model, rules, specification):
     forward = Forward(model)
+    forward.permit(forward.state_variables)  # nothing is executed, and `state_writes` is the judge
     values = [tf.convert_to_tensor(v) for v in forward.variables]
 
     def run(x):
@@ -118,6 +119,7 @@ def bounded_sum(
     rules = owners(forward.model)
     run = _forward_pass(forward.model, rules)
     recorded, moments, losses, outputs, state = run(forward, rules, x, y, sample_weight, chunk)
+    losses, output_losses = losses
     if works_in_sequence(forward, sample_weight.shape[0]):
         for recording in recorded.values():
             recording.calls = [*map(_in_sequence, recording.calls)]
@@ -128,6 +130,7 @@ def bounded_sum(
         sample_weight,
         microbatch_size,
         losses=losses,
+        output_losses=output_losses,
         outputs=outputs,
         state=state,
     )
@@ -175,7 +178,7 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recorder = Recorder(forward, rules, tape)
         y_pred, scope, new_state = recorder.outputs(values, forward.state(chunk), x)
-    losses, at_outputs = row_losses(recorder, scope, x, y, y_pred, sample_weight)
+    *losses, at_outputs = row_losses(recorder, scope, x, y, y_pred, sample_weight)
     calls = [call for calls in recorder.calls.values() for call in calls]
     calls += [call for public in recorder.moments for call in public.calls]
     gradients = tape.gradient(
@@ -223,7 +226,8 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         traced["moved"] = [new is not None for new in new_state]
         steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
         outputs = tf.nest.map_structure(lambda leaf: leaf[0], y_pred)
-        return [call.saved for call in calls], gradients, loss, outputs, steps
+        losses = loss, losses_of_outputs(forward.model, scope)
+        return [call.saved for call in calls], gradients, losses, outputs, steps
 
     saved, gradients, losses, outputs, steps = vectorized_map(
         forward.model, one, (x, y, sample_weight, stacked)

@@ -46,7 +46,7 @@ def bounded_sum(
         tape.watch(values)
         with present_rows(present):
             y_pred, scope, state = forward.outputs(values, forward.state(chunk), x)
-        losses, at_outputs = row_losses(forward, scope, x, y, y_pred, sample_weight)
+        losses, output_losses, at_outputs = row_losses(forward, scope, x, y, y_pred, sample_weight)
         objectives = tf.add_n(
             [
                 tf.reduce_sum(leaf * tf.stop_gradient(at), axis=list(range(1, leaf.shape.rank)))
@@ -64,6 +64,7 @@ def bounded_sum(
         sample_weight,
         microbatch_size,
         losses=losses,
+        output_losses=output_losses,
         outputs=y_pred,
         state=state,
     )

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import SHORTCUTS, children, is_rematerialized, layers_of
-from tfdp.gradients.forward import Forward
+from tfdp.gradients.forward import Forward, without_metrics
 from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.moments import WatchedMoments, watched
@@ -117,6 +117,7 @@ class Recorder(Forward):
     def scope(self, values, state):
         mapping = [*zip(self.variables, values, strict=True)]
         mapping += zip(self.state_variables, state, strict=True)
+        mapping += without_metrics(self.model)
         self._values = _Scope(mapping, self)
         return self._values
 

@@ -5,6 +5,7 @@ Such a model can run forward on the whole batch at once. Any other model runs ro
 """
 
 import keras
+import numpy as np
 from keras import layers
 
 from tfdp._compat.keras import (
@@ -12,6 +13,7 @@ from tfdp._compat.keras import (
     attention_axes,
     children,
     is_keras_function,
+    normalizes_by_batch,
     uses_of,
 )
 from tfdp.gradients.rules import rule_for
@@ -31,6 +33,7 @@ _PLAIN = {
     layers.Maximum,
     layers.Minimum,
     layers.Multiply,
+    layers.Normalization,
     layers.Permute,
     layers.ReLU,
     layers.RepeatVector,
@@ -158,6 +161,18 @@ def _takes_from_each_row(operation):
 _FUNCTIONS = (_elementwise, _along_later_axes, _takes_from_each_row)
 
 
+def _by_constants(layer):
+    """Whether a frozen BatchNormalization scales every row by its moving statistics, as constants."""
+    return not normalizes_by_batch(layer) and layer.axis % layer.input_spec.ndim > 0
+
+
+def _rescales(layer):
+    """Whether a Rescaling has numbers, or a number for each feature, which no batch is broadcast to."""
+    factors = np.ndim(layer.scale), np.ndim(layer.offset)
+    used_on = [tensor.ndim for tensors, _ in _arguments(layer) for tensor in tensors]
+    return max(factors) == 0 or (max(factors) == 1 and min(used_on, default=0) > 1)
+
+
 def _own_mask(layer):
     """Whether a dropout layer draws a mask of its own for each row."""
     shape = getattr(layer, "noise_shape", None)
@@ -168,8 +183,10 @@ def _own_mask(layer):
 _CONDITIONAL = {
     layers.Activation: lambda layer: True,  # `_stock_activation` checks its function
     layers.AlphaDropout: _own_mask,
+    layers.BatchNormalization: _by_constants,
     layers.Concatenate: lambda layer: layer.axis == -1 or layer.axis > 0,
     layers.Dropout: _own_mask,
+    layers.Rescaling: _rescales,
     layers.Softmax: lambda layer: all(a == -1 or a > 0 for a in _tuple(layer.axis)),
 }
 # Layers made of other layers, whose own code keeps rows apart.

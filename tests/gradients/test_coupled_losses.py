@@ -1,0 +1,148 @@
+"""Losses that are not one value for each row are refused; all others train as in Keras."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdp
+
+L = keras.losses
+ROWS = 8
+LABELS = np.arange(ROWS) % 3
+HOT = np.eye(3, dtype="float32")[LABELS]
+
+
+def centred(y, y_pred):
+    return tf.reduce_mean(tf.square(y - y_pred + tf.reduce_mean(y_pred, axis=0)), axis=-1)
+
+
+def in_pairs(y, y_pred):
+    return tf.linalg.norm(y_pred[::2] - y_pred[1::2], axis=-1)
+
+
+class Whole(L.Loss):
+    def call(self, y, y_pred):
+        return tf.reduce_sum(tf.square(y - y_pred))
+
+
+class PassesOn(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return 2.0 * super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+REFUSED = {
+    "circle": ("circle", LABELS),
+    "Circle": (L.Circle(), LABELS),
+    "Dice": (L.Dice(), HOT),
+    "Tversky": (L.Tversky(), HOT),
+    "over the rows": (L.BinaryCrossentropy(axis=0), HOT),
+    "mean": (lambda y, y_pred: tf.reduce_mean(tf.square(y - y_pred)), HOT),
+    "largest": (lambda y, y_pred: tf.reduce_max(tf.square(y - y_pred)), HOT),
+    "centred": (centred, HOT),
+    "pairs": (in_pairs, HOT),
+    "class": (Whole(), HOT),
+}
+# Losses that expect other targets than one-hot rows, or other options; CTC is refused by its loop.
+OPTIONS = {
+    "CategoricalGeneralizedCrossEntropy": ({}, LABELS),
+    "SparseCategoricalCrossentropy": ({}, LABELS),
+    "Dice": ({"axis": -1}, HOT),
+    "Tversky": ({"axis": -1}, HOT),
+    # Without these, Keras takes the logits behind the softmax for those of a sigmoid.
+    "BinaryCrossentropy": ({"from_logits": True}, HOT),
+    "BinaryFocalCrossentropy": ({"from_logits": True}, HOT),
+}
+STOCK = [
+    name
+    for name, found in vars(keras.losses).items()
+    if isinstance(found, type) and name not in ("Loss", "Circle", "CTC")
+]
+
+
+def model(kind=keras.Sequential, activation="softmax", head=()):
+    keras.utils.set_random_seed(0)
+    return kind([keras.Input((4,)), layers.Dense(3, activation=activation), *head])
+
+
+def inputs():
+    return np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+
+
+def trained(made, loss, y, clip=1e9):
+    tfdp.make_private(made)
+    optimizer = tfdp.DPKerasSGDOptimizer(l2_norm_clip=clip, noise_multiplier=0.0, learning_rate=0.1)
+    made.compile(optimizer, loss)
+    return made.train_on_batch(inputs(), y)
+
+
+def compare(make, loss, y):
+    ours, plain = make(), make()
+    plain.set_weights(ours.get_weights())
+    plain.compile(keras.optimizers.SGD(0.1), loss)
+    expected = plain.train_on_batch(inputs(), y)
+    np.testing.assert_allclose(trained(ours, loss, y), expected, rtol=1e-4)
+    for u, v in zip(ours.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(u, v, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [keras.Sequential, PassesOn])
+@pytest.mark.parametrize("name", REFUSED)
+def test_losses_that_couple_rows_are_refused(name, kind):
+    loss, y = REFUSED[name]
+    with pytest.raises(ValueError, match=r"not one value for each row.*Expected values of shape"):
+        trained(model(kind), loss, y)
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_every_loss_of_keras_trains_as_in_keras(name):
+    options, y = OPTIONS.get(name, ({}, HOT))
+    activation = None if options.get("from_logits") else "softmax"
+    compare(lambda: model(activation=activation), getattr(L, name)(**options), y)
+
+
+def test_ctc_is_refused():
+    head = (layers.Reshape((3, 1)), layers.Dense(5))
+    with pytest.raises(ValueError, match="in the loss"):
+        trained(model(head=head), L.CTC(), np.ones((ROWS, 2), "int32"))
+
+
+@pytest.mark.parametrize("loss", ["mse", lambda y, y_pred: tf.square(y - y_pred)])
+def test_one_number_a_row(loss):
+    def make():
+        return model(head=(layers.Dense(1), layers.Reshape(())))
+
+    compare(make, loss, np.linspace(0.0, 1.0, ROWS, dtype="float32"))
+
+
+def test_one_loss_of_several_is_named():
+    x = keras.Input((4,))
+    made = keras.Model(x, {"a": layers.Dense(3)(x), "b": layers.Dense(3)(x)})
+    with pytest.raises(ValueError, match="The loss 'dice'"):
+        trained(made, {"a": "mse", "b": "dice"}, {"a": HOT, "b": HOT})
+
+
+def test_a_loss_of_random_numbers_is_no_coupled_loss():
+    seed = keras.random.SeedGenerator(1)
+
+    def loss(y, y_pred):
+        return tf.reduce_mean(tf.square(y - y_pred), axis=-1) * keras.random.uniform(
+            (1,), seed=seed
+        )
+
+    trained(model(), loss, HOT)
+
+
+def test_a_loss_that_made_up_numbers_break_is_judged_by_its_shape():
+    def checked(reduce):
+        def loss(y, y_pred):
+            if tf.executing_eagerly() and not np.all(np.asarray(y).sum(axis=-1) == 1.0):
+                raise ValueError("not one-hot")
+            return reduce(tf.square(y - y_pred))
+
+        return loss
+
+    trained(model(), checked(lambda squares: tf.reduce_mean(squares, axis=-1)), HOT)
+    with pytest.raises(ValueError, match=r"for 4 rows it returns values of shape \(\)"):
+        trained(model(), checked(tf.reduce_mean), HOT)

@@ -1,0 +1,362 @@
+"""Metrics in training are those that Keras computes from the same examples, however a lot is padded."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import LOSS, data, private, sgd, steps
+from keras import layers
+
+import tfdp
+from tfdp.data import make_lots
+
+
+def absolute(y, y_pred):
+    return tf.reduce_mean(tf.abs(y - y_pred))
+
+
+def by_row(y, y_pred):
+    return tf.reduce_mean(tf.abs(y - y_pred), axis=-1)
+
+
+class IgnoresWeights(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="ignores")
+        self.largest = self.add_variable((), "zeros")
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(tf.abs(y - y_pred))))
+
+    def result(self):
+        return self.largest
+
+
+class Regression(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(2, kernel_initializer="ones")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+class MetricInLoss(Regression):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.custom = keras.metrics.Mean(name="custom")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        self.custom.update_state(loss * 4)
+        return loss
+
+
+class AddsLoss(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(x * x))
+        return x
+
+
+class MetricInLossOfAddedLosses(MetricInLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.adds = AddsLoss()
+
+    def call(self, x):
+        return self.dense(self.adds(x))
+
+
+class OldSignature(Regression):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        return 2.0 * super().compute_loss(x, y, y_pred, sample_weight)
+
+
+class AnyArguments(Regression):
+    def compute_loss(self, *args, **kwargs):
+        return 3.0 * super().compute_loss(*args, **kwargs)
+
+
+class OwnTracker(Regression):
+    """The example in the documentation of `keras.Model.compute_loss`."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        loss = keras.ops.mean((y_pred - y) ** 2)
+        loss += keras.ops.sum(self.losses)
+        self.tracker.update_state(loss)
+        return loss
+
+    def reset_metrics(self):
+        self.tracker.reset_state()
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+
+class OwnLogs(Regression):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.worst = keras.metrics.Sum(name="worst")
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        self.worst.update_state(tf.reduce_max(tf.abs(y - y_pred)))
+        return logs | {"worst": self.worst.result(), "rows": tf.shape(x)[0]}
+
+
+class MetricInLayer(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean(name="activity")
+
+    def call(self, x):
+        self.mean.update_state(x)
+        return x
+
+
+class MetricInCall(Regression):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seen = MetricInLayer()
+
+    def call(self, x):
+        return self.seen(self.dense(x))
+
+
+MODELS = {
+    "scalar function": (Regression, {"metrics": [absolute]}),
+    "row function": (Regression, {"metrics": [by_row]}),
+    "unweighted": (Regression, {"metrics": ["mae"]}),
+    "both": (Regression, {"metrics": ["mae"], "weighted_metrics": ["mse"]}),
+    "no weights": (Regression, {"metrics": [IgnoresWeights()]}),
+    "several": (Regression, {"metrics": ["mae", keras.metrics.R2Score(), absolute]}),
+    "in compute_loss": (MetricInLoss, {}),
+    "in compute_loss, added losses": (MetricInLossOfAddedLosses, {}),
+    "old signature": (OldSignature, {}),
+    "any arguments": (AnyArguments, {"metrics": ["mae"]}),
+    "own tracker": (OwnTracker, {"metrics": ["mae"]}),
+    "own logs": (OwnLogs, {"metrics": ["mae"]}),
+    "in a layer": (MetricInCall, {}),
+}
+
+
+def numbers(rows=12):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(rows, 3)).astype("float32"), rng.normal(size=(rows, 2)).astype(
+        "float32"
+    )
+
+
+def fresh(options):
+    """Metrics keep a state, so each model gets its own."""
+    copy = {}
+    for name, metrics in options.items():
+        copy[name] = [type(m)() if isinstance(m, keras.metrics.Metric) else m for m in metrics]
+    return copy
+
+
+def expected(cls, options, x, y, batch_size):
+    model = cls()
+    model(x[:1])
+    model.compile(keras.optimizers.SGD(0.0), "mse", **fresh(options))
+    return model.fit(x, y, batch_size=batch_size, shuffle=False, verbose=0).history
+
+
+def trained(cls, options, lots, **compiled):
+    model = cls()
+    model(numbers()[0][:1])
+    tfdp.make_private(model)
+    model.compile(sgd(noise=0.0, clip=1e6, rate=0.0), "mse", **fresh(options), **compiled)
+    return model.fit(lots, verbose=0).history
+
+
+def equal(ours, theirs):
+    assert set(ours) == set(theirs)
+    for name, values in theirs.items():
+        np.testing.assert_allclose(ours[name], values, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lots_of_one_size(name):
+    x, y = numbers()
+    lots = make_lots("cyclic", x, y, lot_size=6)
+    equal(trained(*MODELS[name], lots), expected(*MODELS[name], x, y, batch_size=6))
+
+
+# One model of each kind also runs in the other ways.
+_WAYS = [
+    *((name, "graph") for name in MODELS),
+    *(("scalar function", mode) for mode in ("eager", "xla", "chunks")),
+    *(("in compute_loss", mode) for mode in ("eager", "xla", "chunks")),
+    *(("in a layer", mode) for mode in ("eager", "xla")),
+]
+
+
+@pytest.mark.parametrize(("name", "mode"), _WAYS)
+def test_a_padded_lot(name, mode):
+    x, y = numbers()
+    options = {"row_multiple": 16, "seed": 3, "lot_size": 12}
+    if mode == "chunks":
+        options["physical_batch_size"] = 4
+    drawn = make_lots("poisson", x, y, **options).as_dataset().as_numpy_iterator()
+    bx, by, weight = next(drawn)
+    kept = weight != 0
+    assert 0 < kept.sum() < len(kept)
+    compiled = {"run_eagerly": mode == "eager", "jit_compile": mode == "xla"}
+    ours = trained(*MODELS[name], make_lots("poisson", x, y, **options), **compiled)
+    equal(ours, expected(*MODELS[name], bx[kept], by[kept], batch_size=len(bx)))
+
+
+def test_sample_weights_are_for_weighted_metrics_only():
+    x, y = numbers()
+    weight = np.linspace(0.5, 2.0, len(x)).astype("float32")
+    options = {"metrics": ["mae"], "weighted_metrics": ["mae", by_row]}
+    plain = Regression()
+    plain(x)
+    plain.compile(keras.optimizers.SGD(0.0), "mse", **options)
+    theirs = plain.fit(x, y, sample_weight=weight, batch_size=12, shuffle=False, verbose=0).history
+    lots = make_lots("cyclic", x, y, lot_size=12, sample_weight=weight)
+    equal(trained(Regression, options, lots), theirs)
+
+
+def test_a_number_for_the_lot_cannot_be_weighted():
+    lots = make_lots("cyclic", *numbers(), lot_size=6)
+    with pytest.raises(ValueError, match=r"'absolute' returns one number.*compile\(metrics="):
+        trained(Regression, {"weighted_metrics": [absolute]}, lots)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_lot_without_examples_leaves_metrics_as_they_are(eagerly):
+    x, y = numbers()
+    batches = (np.stack([x[:6], x[6:]]), np.stack([y[:6], y[6:]]), np.eye(2, 1) * np.ones((2, 6)))
+    lots = tf.data.Dataset.from_tensor_slices(batches)
+    options = {"metrics": [absolute]}
+    ours = trained(MetricInLoss, options, lots, run_eagerly=eagerly)
+    equal(ours, expected(MetricInLoss, options, x[:6], y[:6], batch_size=6))
+
+
+def test_what_metrics_have_seen_does_not_reach_the_gradients():
+    """A metric holds sums of private data without noise; a gradient must not depend on them."""
+
+    class Reads(Regression):
+        def __init__(self):
+            super().__init__()
+            self.sums = keras.metrics.Sum(name="sums")
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            self.sums.update_state(y)
+            factor = 1.0 + self.sums.result()
+            return factor * super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    x, y = numbers()
+
+    def weights_after(scale):
+        # The outputs are sums of the inputs, so the first lot has no loss and moves no weight.
+        first = scale * np.abs(x)
+        sums = np.repeat(first.sum(axis=1, keepdims=True), 2, axis=1)
+        lots = tf.data.Dataset.from_tensor_slices((np.stack([first, x]), np.stack([sums, y])))
+        model = Reads()
+        model(x[:1])
+        tfdp.make_private(model)
+        model.compile(sgd(noise=0.0, clip=1e6, rate=0.1), "mse")
+        model.fit(lots, verbose=0)
+        assert float(model.sums.result()) == pytest.approx(float(sums.sum() + y.sum()), rel=1e-4)
+        return model.get_weights()
+
+    for a, b in zip(weights_after(1.0), weights_after(9.0), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def two_outputs(kind):
+    inputs = keras.Input((3,))
+    a, b = layers.Dense(1, name="a")(inputs), layers.Dense(2, name="b")(inputs)
+    return keras.Model(inputs, {"dict": {"a": a, "b": b}, "list": [a, b]}[kind])
+
+
+class Nested(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = layers.Dense(1), layers.Dense(2)
+
+    def call(self, x):
+        return {"a": self.a(x), "b": self.b(x)}
+
+
+def structured(kind, a, b):
+    return [a, b] if kind == "list" else {"a": a, "b": b}
+
+
+@pytest.mark.parametrize("physical_batch_size", [None, 4])
+@pytest.mark.parametrize("engine", ["auto", "vectorized"])
+@pytest.mark.parametrize("kind", ["dict", "list", "subclass"])
+def test_losses_of_outputs_are_in_the_logs(kind, engine, physical_batch_size):
+    x, b = numbers()
+    y = structured(kind, b[:, :1], b)
+    weight = np.linspace(0.0, 2.0, len(x)).astype("float32")
+    losses = {
+        "loss": structured(kind, "mse", keras.losses.Huber()),
+        "loss_weights": structured(kind, 0.5, 2.0),
+    }
+
+    def model():
+        keras.utils.set_random_seed(2)
+        made = Nested() if kind == "subclass" else two_outputs(kind)
+        made(x[:1])
+        return made
+
+    plain = model()
+    plain.compile(keras.optimizers.SGD(0.1), **losses)
+    theirs = plain.fit(x, y, sample_weight=weight, batch_size=12, shuffle=False, verbose=0).history
+    # Keras counts the row of weight zero among the rows of the batch.
+    theirs = {name: [value * 12 / 11 for value in values] for name, values in theirs.items()}
+    ours = model()
+    tfdp.make_private(ours, engine=engine, physical_batch_size=physical_batch_size)
+    ours.compile(sgd(noise=0.0, clip=1e6, rate=0.1), **losses)
+    lots = make_lots("cyclic", x, y, lot_size=12, sample_weight=weight)
+    history = ours.fit(lots, verbose=0).history
+    assert {"a_loss", "b_loss"} <= set(history) or kind == "subclass"
+    equal(history, theirs)
+    for u, v in zip(ours.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(u, v, rtol=1e-4, atol=1e-6)
+
+
+def test_losses_of_outputs_on_single_batches():
+    x, b = numbers()
+    model = tfdp.make_private(two_outputs("dict"))
+    model.compile(sgd(noise=0.0, rate=0.0), "mse")
+    logs = model.train_on_batch(x, {"a": b[:, :1], "b": b}, return_dict=True)
+    expected = model.evaluate(x, {"a": b[:, :1], "b": b}, verbose=0, return_dict=True)
+    assert logs == pytest.approx(expected, rel=1e-5)
+
+
+def test_only_added_losses():
+    x, y = numbers()
+    inputs = keras.Input((3,))
+    model = tfdp.make_private(keras.Model(inputs, AddsLoss()(layers.Dense(2)(inputs))))
+    model.compile(sgd(noise=0.0, rate=0.0))
+    history = model.fit(x, y, batch_size=12, shuffle=False, verbose=0).history
+    expected = 0.1 * np.mean(model.predict(x, verbose=0) ** 2)
+    assert history["loss"][0] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_frozen_model_updates_metrics_and_spends_nothing(eagerly):
+    model = private()
+    model.trainable = False
+    model.compile(sgd(), LOSS, metrics=["accuracy"], run_eagerly=eagerly)
+    before = model.get_weights()
+    with pytest.warns(UserWarning, match="does not have any trainable weights"):
+        history = model.fit(*data(), batch_size=8, shuffle=False, verbose=0).history
+    expected = model.evaluate(*data(), verbose=0, return_dict=True)
+    assert {k: v[0] for k, v in history.items()} == pytest.approx(expected, rel=1e-5)
+    assert steps(model) == 0 and int(model.optimizer.iterations.numpy()) == 0
+    for u, v in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(u, v)
+    model.trainable = True
+    model.compile(sgd(), LOSS)
+    model.fit(*data(), batch_size=8, shuffle=False, verbose=0)
+    assert steps(model) == 3

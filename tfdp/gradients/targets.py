@@ -1,0 +1,131 @@
+"""Targets and the weights that belong to their parts, in the form in which engines carry them.
+
+Keras' `sample_weight` may have one number for each row, one for each token of a row, or one array for
+each output of the model. Engines need to know of every row whether it is present, and a factor for its
+loss: a tensor [rows]. All finer weights travel inside the targets, as `WeightedTargets`, and reach the
+loss with their row.
+
+Which normalization is used: the loss of a row is what Keras computes for a batch that has this row
+alone. With a weight [rows], Keras' loss without weights is multiplied by the row's number. With finer
+weights, Keras' loss gets them, so that the default reduction divides a sum over tokens by the number of
+tokens (and not by the sum of the weights, which "mean_with_sample_weight" does), while losses from
+`add_loss` are not weighted. Nothing of another row takes part. A row whose weights are all zero is
+absent.
+
+TensorFlow's functions on structures take None for a leaf, so absent inputs and targets are empty
+tuples in engines.
+"""
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+
+class WeightedTargets(NamedTuple):
+    """Targets with weights for parts of a row.
+
+    Attributes:
+        targets: a structure of tensors [rows, ...].
+        weights: one float32 tensor [rows, tokens, ...], or one [rows, ...] for each of the targets, in
+            their structure.
+    """
+
+    targets: Any
+    weights: Any
+
+
+def apart(y) -> tuple[Any, Any]:
+    """Returns targets and the weights of their parts; None where a row has only a factor."""
+    return tuple(y) if isinstance(y, WeightedTargets) else (y, None)
+
+
+def without_none(tree):
+    """Replaces every None in a structure by an empty tuple, which has no tensor."""
+    if tree is None:
+        return ()
+    return tf.nest.map_structure(lambda leaf: () if leaf is None else leaf, tree)
+
+
+def with_none(tree):
+    """The inverse of `without_none`."""
+
+    def absent(part):
+        return keras.tree.MAP_TO_NONE if isinstance(part, tuple) and not part else None
+
+    return keras.tree.traverse(absent, tree)
+
+
+def weighted(y, sample_weight, rows) -> tuple[Any, tf.Tensor]:
+    """Brings the targets and sample weights of a batch into the form of engines.
+
+    Args:
+        y: targets, a structure of tensors [rows, ...], with None where there is none.
+        sample_weight: None; a tensor [rows], [rows, 1] or [rows, tokens, ...]; or a structure like `y`
+            with such tensors, or None where a target has no weights.
+        rows: number of rows.
+
+    Returns:
+        (y without None, or `WeightedTargets`; float32 [rows]: a factor for the loss of each row, zero
+        for rows that are absent).
+
+    Raises:
+        ValueError: the weights do not fit the targets.
+    """
+    targets = without_none(y)
+    if sample_weight is None:
+        return targets, tf.ones([rows], tf.float32)
+    if tf.nest.is_nested(sample_weight):
+        check_weights(y, sample_weight)
+        weights = tf.nest.map_structure(lambda leaf: _weight(leaf, rows), sample_weight)
+    else:
+        weights = _weight(sample_weight, rows)
+        if weights.shape.rank == 1:
+            return targets, weights
+        check_weights(y, weights)
+    present = tf.stack([_present(leaf) for leaf in tf.nest.flatten(weights)])
+    return WeightedTargets(targets, weights), tf.cast(tf.reduce_any(present, axis=0), tf.float32)
+
+
+def check_weights(y, sample_weight) -> None:
+    """Raises ValueError if weights for parts of a row do not fit the targets.
+
+    Args:
+        y: targets, a structure of arrays or tensors.
+        sample_weight: one array or tensor of rank above 1, or a structure of them.
+    """
+    nested = tf.nest.is_nested(sample_weight)
+    if not nested and not tf.nest.is_nested(y):
+        return
+    if not nested:
+        raise ValueError(
+            "Several targets with one `sample_weight` for all of them: expected one number for each "
+            f"example, shape (rows,). Received shape {tuple(sample_weight.shape)}. Pass weights in the "
+            "structure of the targets instead."
+        )
+    try:
+        tf.nest.assert_same_structure(*map(keras.tree.lists_to_tuples, (y, sample_weight)))
+    except (TypeError, ValueError) as error:
+        kinds = [keras.tree.map_structure(lambda _: "*", tree) for tree in (y, sample_weight)]
+        raise ValueError(
+            "Expected `sample_weight` to be one array, or to have one array for each target, in the "
+            f"structure of the targets. Received targets {kinds[0]} and weights {kinds[1]}."
+        ) from error
+
+
+def _weight(leaf, rows):
+    """Returns one tensor of weights; a trailing axis of length one, [rows, 1], is left out."""
+    if leaf is None:
+        return tf.ones([rows], tf.float32)
+    leaf = tf.cast(tf.convert_to_tensor(leaf), tf.float32)
+    if not leaf.shape.rank:
+        raise ValueError(
+            "Expected sample weights for each example, shape (rows,) or (rows, tokens). Received "
+            f"shape {leaf.shape}."
+        )
+    return leaf[:, 0] if leaf.shape.rank == 2 and leaf.shape[1] == 1 else leaf
+
+
+def _present(weights):
+    """Whether a row has any weight that is not zero: bool [rows]."""
+    return tf.reduce_any(tf.not_equal(weights, 0.0), axis=[*range(1, weights.shape.rank)])

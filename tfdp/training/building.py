@@ -1,0 +1,47 @@
+"""Builds a model whose weights are made when it sees its first data, as Keras does, before any step.
+
+The private step checks layers and weights before it is traced, so they have to exist by then. Only
+shapes and dtypes of the data are used, and these are public.
+"""
+
+import keras
+import tensorflow as tf
+
+from tfdp._compat.keras import build_symbolically
+
+
+def build_for_lots(model, dataset: tf.data.Dataset) -> None:
+    """Builds a model for the lots of a dataset, of x, (x, y) or (x, y, sample_weight)."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
+    build_for(model, x)
+
+
+def build_for(model, x) -> None:
+    """Builds a model for inputs of a given structure; does nothing if it is built.
+
+    Args:
+        model: a compiled Keras model.
+        x: structure of arrays, tensors or `tf.TensorSpec`s, with a leading dimension of rows.
+
+    Raises:
+        ValueError: the model cannot be called on such inputs symbolically.
+    """
+    if model.built:
+        return
+    inputs = keras.tree.map_structure(_symbolic, x)
+    try:
+        build_symbolically(model, inputs)
+    except Exception as error:
+        shapes = keras.tree.map_structure(lambda leaf: leaf if leaf is None else leaf.shape, inputs)
+        raise ValueError(
+            f"Model '{model.name}' is not built, and cannot be built for inputs of shape {shapes}: "
+            f"{error} Expected a model with an Input layer, or one that was called once on data."
+        ) from error
+
+
+def _symbolic(leaf):
+    if leaf is None:
+        return None
+    if not isinstance(leaf, tf.TypeSpec):
+        leaf = tf.convert_to_tensor(leaf)
+    return keras.KerasTensor((None, *leaf.shape[1:]), leaf.dtype.name)

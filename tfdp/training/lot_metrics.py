@@ -1,0 +1,212 @@
+"""Updates a model's metrics with one lot, as Keras' own training step does, and returns the logs.
+
+Metrics see private data without noise, so they are for the person who trains, and no release has them.
+They get the examples of a lot only: neither the rows that pad it nor rows of weight zero.
+"""
+
+import dataclasses
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp._compat.keras import (
+    compile_metrics,
+    compiled_loss,
+    compute_loss_as_keras,
+    flat_metrics,
+    function_of,
+    get_keras_mask,
+    loss_tracker,
+    set_keras_mask,
+)
+from tfdp.gradients.forward import own_metrics
+from tfdp.gradients.state_writes import weights_stay
+from tfdp.gradients.targets import apart, with_none
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What metrics get of a lot besides its data; see `BoundedSum`."""
+
+    losses: tf.Tensor
+    output_losses: tf.Tensor
+    outputs: Any
+
+
+class LotMetrics:
+    """The metrics of a model and the lot that they are about to be given.
+
+    It is made before the step's update, since metrics see the weights that the lot was computed with.
+
+    Args:
+        forward: the `Forward` of the step.
+        traced: what `refuse_hidden_state` returned.
+        state: what `forward.state()` returned.
+    """
+
+    def __init__(self, forward, traced, state):
+        self._forward, self._model, self._traced = forward, forward.model, traced
+        self._state = state
+        self._values = [tf.convert_to_tensor(v) for v in forward.variables]
+
+    def update(self, x, y, sample_weight, lot: Figures, penalty) -> dict:
+        """Returns the logs of Keras' `train_step`.
+
+        Args:
+            x, y: structures of tensors [rows, ...]; y may be `WeightedTargets`.
+            sample_weight: float32 [rows]; rows of weight zero are absent.
+            lot: the lot's losses and outputs.
+            penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
+
+        Raises:
+            ValueError: a metric writes into a weight of the model, or cannot be weighted.
+        """
+        with weights_stay(self._model):
+            return self._updated(x, y, sample_weight, lot, penalty)
+
+    def _updated(self, x, y, sample_weight, lot, penalty):
+        present = tf.not_equal(sample_weight, 0.0)
+        weights = tf.cast(present, tf.float32)
+        # The loss of a padding row may be NaN, and NaN times zero is NaN.
+        losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
+        loss_tracker(self._model).update_state(losses + penalty, sample_weight=weights)
+        self._update_output_losses(lot.output_losses, sample_weight, weights)
+        y, finer = apart(y)
+        x, y = with_none(x), with_none(y)
+        compiled = compile_metrics(self._model)
+        if compiled is not None and not compiled.built:
+            compiled.build(y, lot.outputs)
+        if finer is not None:
+            return self._with_examples(present, x, y, lot.outputs, finer)
+        if self._weights_suffice(compiled, lot.outputs):
+            _update_weighted(compiled, y, lot.outputs, sample_weight, weights)
+            return self._model.get_metrics_result()
+        return self._with_examples(present, x, y, lot.outputs, sample_weight)
+
+    def _update_output_losses(self, losses, sample_weight, weights):
+        """Updates the losses of single outputs, which Keras logs for models with several."""
+        compiled = compiled_loss(self._model)
+        metrics = [] if compiled is None else compiled.metrics
+        if not metrics:
+            return
+        columns = tf.unstack(losses, num=len(metrics), axis=1)
+        for metric, column in zip(metrics, columns, strict=True):
+            weighted = tf.math.multiply_no_nan(column, sample_weight)
+            metric.update_state(weighted, sample_weight=weights)
+
+    def _weights_suffice(self, compiled, y_pred) -> bool:
+        """Whether all metrics are means for which an absent row is a row of weight zero.
+
+        No row has to be cut out for such metrics, so all shapes stay static, and the step is faster.
+        """
+        if self._traced.updates_metrics or self._traced.loss_updates_metrics:
+            return False
+        if overrides(self._model, "compute_metrics"):
+            return False
+        if any(get_keras_mask(leaf) is not None for leaf in tf.nest.flatten(y_pred)):
+            return False  # Keras cannot combine a mask of steps with weights of rows
+        return compiled is None or all(map(_is_mean_over_rows, compiled.metrics))
+
+    def _with_examples(self, present, x, y, y_pred, sample_weight):
+        """Gives the metrics the examples of the lot, without its other rows."""
+        known = own_metrics(self._model)
+        before = [tf.convert_to_tensor(v) for v in known]
+        x, y, y_pred, weight = (_rows(present, tree) for tree in (x, y, y_pred, sample_weight))
+        self._update_inside(x, y, y_pred, weight)
+        _refuse_weighted_numbers(self._model, y, y_pred)
+        logs = self._model.compute_metrics(x, y, y_pred, sample_weight=weight)
+        # The mean over no examples is no number, and would stay in a metric for the whole epoch.
+        some = tf.reduce_any(present)
+        for variable, value in zip(known, before, strict=True):
+            variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))
+        if overrides(self._model, "compute_metrics"):
+            return logs
+        return self._model.get_metrics_result()
+
+    def _update_inside(self, x, y, y_pred, sample_weight):
+        """Updates the metrics that layers and `compute_loss` update, by another call of these.
+
+        The calls that were differentiated treated each example alone, and what they gave to metrics
+        was dropped.
+        """
+        traced, forward, model = self._traced, self._forward, self._model
+        if not (traced.updates_metrics or traced.loss_updates_metrics):
+            return
+        mapping = [*zip(forward.variables, self._values, strict=True)]
+        mapping += zip(forward.state_variables, self._state, strict=True)
+        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+            if traced.updates_metrics or traced.adds_losses:
+                y_pred = model(x, training=True)
+            if traced.loss_updates_metrics:
+                compute_loss_as_keras(model, x, y, y_pred, sample_weight)
+        for variable in own_metrics(model):
+            value = scope.get_current_value(variable)
+            if value is not None:
+                variable.assign(value)
+
+
+def overrides(model, method: str) -> bool:
+    """Whether a model, or a class of its own, has another method than `keras.Model`."""
+    return method in vars(model) or getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def _is_mean_over_rows(metric) -> bool:
+    """Whether a metric is the weighted mean of one of Keras' functions with a value for every row."""
+    if not type(metric).__module__.startswith("keras."):
+        return False
+    function = function_of(metric)
+    return function is not None and (function.__module__ or "").startswith("keras.")
+
+
+def _update_weighted(compiled, y, y_pred, sample_weight, present):
+    """Updates compiled metrics with all rows of a lot; absent rows have the weight zero.
+
+    Args:
+        compiled: a built `CompileMetrics`, or None.
+        y, y_pred: structures of tensors [rows, ...].
+        sample_weight: for `weighted_metrics`, float32 [rows].
+        present: for `metrics`, float32 [rows]: 1 for the examples, 0 for other rows.
+    """
+    if compiled is None:
+        return
+    for metrics, weight in zip(flat_metrics(compiled), (present, sample_weight), strict=True):
+        for output, y_true, predicted in metrics(y, y_pred):
+            output.update_state(y_true, predicted, sample_weight=weight)
+
+
+def _rows(present, tree):
+    """Returns the rows of a structure of tensors for which `present` is true, with their masks."""
+
+    def cut(leaf):
+        if leaf is None:
+            return None
+        found = tf.boolean_mask(leaf, present)
+        mask = get_keras_mask(leaf)
+        if mask is not None:
+            set_keras_mask(found, tf.boolean_mask(mask, present))
+        return found
+
+    return tf.nest.map_structure(cut, tree)
+
+
+def _refuse_weighted_numbers(model, y, y_pred):
+    """Refuses functions in `weighted_metrics` that return one number for a whole lot."""
+    compiled = compile_metrics(model)
+    if compiled is None:
+        return
+    _, weighted = flat_metrics(compiled)
+    for output, y_true, predicted in weighted(y, y_pred):
+        for metric in output.metrics:
+            function = function_of(metric)
+            if function is None:
+                continue
+            with keras.StatelessScope():
+                rank = len(function(y_true, predicted).shape)
+            if rank == 0:
+                raise ValueError(
+                    f"The metric '{metric.name}' returns one number for a whole lot, which sample "
+                    "weights cannot be applied to. Expected one value per row, such as "
+                    "keras.ops.mean(keras.ops.abs(y - y_pred), axis=-1), or the metric in "
+                    "compile(metrics=[...]), which are not weighted."
+                )
