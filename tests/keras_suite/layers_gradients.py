@@ -18,6 +18,8 @@ from tests.keras_suite.layers_cases import Case
 ENGINES = ("auto", "vectorized")
 ROWS = 3
 TOLERANCE = 1e-4
+# For layers that compute in bfloat16, whose numbers have 8 binary digits.
+COARSE = 3e-2
 _LOSS = keras.losses.MeanSquaredError()
 
 
@@ -144,6 +146,7 @@ class _Problem:
         seen = [keras.layers.Dense(a.shape[-1])(a) for a in flat] if self.front else flat
         seen = keras.tree.pack_sequence_as(self.x, seen)
         layer = _layer(self.case)
+        self.tolerance = COARSE if layer.compute_dtype == "bfloat16" else TOLERANCE
         options = self.case.options.get("call_kwargs") or {}
         out = layer(**seen, **options) if isinstance(seen, dict) else layer(seen, **options)
         leaves = []
@@ -242,7 +245,8 @@ def _check(problem, engine, jit_compile):
     except Exception as error:
         return Outcome("refused" if is_sentence(error) else "wrong", _said(error))
     difference = _difference(got, expected)
-    return Outcome("equal" if difference <= TOLERANCE else "wrong", f"{difference:.1e}")
+    good = difference <= problem.tolerance
+    return Outcome("equal" if good else "wrong", f"{difference:.1e}")
 
 
 def _difference(got, expected):

@@ -32,6 +32,8 @@ _MERGED_INTO_SHAPE_IF_SHARED = {"DepthwiseConv2dNativeBackpropInput": [2]}
 _FILTER = 1
 # Operations on the last axis, for any number of axes.
 _LAST_AXIS = ("HSVToRGB", "RGBToHSV")
+# Operations whose axes before the last two are broadcast; quantized layers use this one.
+_BROADCAST = ("BatchMatMulV3",)
 _LOOPS = ("DenseBincount", "Range")
 # TensorFlow has rules for these where the examples share where a slice begins and ends.
 _LOOPS_IF_STACKED = {"StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3)}
@@ -80,6 +82,11 @@ def register() -> None:
     def on_last_axis(pfor_input):
         return [wrap(output, True) for output in created(pfor_input, [pfor_input.stacked_input(0)])]
 
+    def broadcast(pfor_input):
+        pfor_input.expanddim_inputs_for_broadcast()
+        given = [pfor_input.input(index).t for index in range(pfor_input.num_inputs)]
+        return [wrap(output, True) for output in created(pfor_input, given)]
+
     def looped(pfor_input):
         given = [pfor_input.input(index) for index in range(pfor_input.num_inputs)]
 
@@ -108,6 +115,8 @@ def register() -> None:
         rules[name] = partial(merged_if_shared, name, with_batch, True)
     for name in _LAST_AXIS:
         rules.setdefault(name, on_last_axis)
+    for name in _BROADCAST:
+        rules.setdefault(name, broadcast)
     for name in _LOOPS:
         rules.setdefault(name, looped)
     for name, places in _LOOPS_IF_STACKED.items():
