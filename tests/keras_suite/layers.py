@@ -8,10 +8,13 @@ The exit code is 1 if a case is not what `layers_expected.toml` says.
 """
 
 import argparse
+import contextlib
+import gc
 import sys
 import warnings
 
 import keras
+from tensorflow.python.framework import ops
 
 from tests.keras_suite import layers_cases, layers_expected, layers_gradients
 
@@ -30,7 +33,8 @@ def run(words: list[str], jit_compile: bool = False) -> tuple[dict[str, str], li
         for case in cases:
             if words and not any(word in f"{case.name} {case.layer}" for word in words):
                 continue
-            found = layers_gradients.check(case, jit_compile=jit_compile)
+            with _no_graphs():
+                found = layers_gradients.check(case, jit_compile=jit_compile)
             kinds[case.name] = found.kind
             complaint = listed.complaint(case, found)
             if complaint is not None:
@@ -38,6 +42,18 @@ def run(words: list[str], jit_compile: bool = False) -> tuple[dict[str, str], li
             mark = "" if complaint is None else "CHANGED "
             print(f"{mark}{found.kind:8}{case.name} ({case.layer}) {found.detail}", flush=True)
     return kinds, complaints
+
+
+@contextlib.contextmanager
+def _no_graphs():
+    """Frees the graphs of a case, which the gradient functions that it registered keep in memory."""
+    registered = ops.gradient_registry._registry
+    before = {*registered}
+    yield
+    for name in registered.keys() - before:
+        del registered[name]
+    keras.backend.clear_session()
+    gc.collect()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.write and options.words:
         parser.error("--write needs all cases, so it takes no words")
     warnings.filterwarnings("ignore")
+    gc.collect()
+    gc.freeze()  # the imported modules need not be examined again and again
     kinds, complaints = run(options.words, options.jit)
     counts = layers_expected.table(kinds, keras.__version__)
     if options.write:
