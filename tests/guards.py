@@ -533,7 +533,7 @@ GUARDS = (
     Guard(
         "metrics do not write into weights",
         METRICS,
-        "        with weights_stay(self._model):\n",
+        "        with metrics_keep_to_themselves(self._model):\n",
         "        if True:\n",
         ("tests/test_session.py::test_metrics_do_not_write_into_weights[compiled0]",),
         "compute_metrics keeps a private record in a weight that is released",
