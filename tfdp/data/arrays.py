@@ -59,9 +59,9 @@ def as_arrays(values: Any, name: str) -> Any:
         return tuple(as_arrays(value, name) for value in values)
     if isinstance(values, tf.RaggedTensor | tf.SparseTensor) or hasattr(values, "toarray"):
         raise ValueError(
-            f"Invalid value received for argument `{name}`. Expected dense arrays, since lots are padded "
-            f"to one number of rows. Received: {type(values).__name__}. Convert it, by to_tensor(), "
-            "tf.sparse.to_dense() or toarray()."
+            f"Invalid value received for argument `{name}`. Expected dense arrays, since lots are "
+            f"padded to one number of rows. Received: {type(values).__name__}. Convert it, by "
+            "to_tensor(), tf.sparse.to_dense() or toarray()."
         )
     array = np.asarray(values)
     if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
