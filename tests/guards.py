@@ -105,6 +105,7 @@ TABLES = "tfdp/accounting/noise_tables.py"
 FILES = "tfdp/_files.py"
 FOLDER = "tfdp/experiments/result_folder.py"
 PARTIAL = "tfdp/experiments/partial_folder.py"
+_AT_TRACING = "            refuse_mixing_layers(self, privacy.public_preprocessing)\n"
 
 GUARDS = (
     # -- the session: every step is counted, and within its limit --------------------------------
@@ -492,7 +493,7 @@ GUARDS = (
     Guard(
         "a file says what its weights look like",
         OPTIMIZER,
-        "            expect_digests(trained_variables(self), store[_DIGESTS_KEY])",
+        "            expect_digests(trained_variables(self), digests)",
         "            pass",
         ("tests/test_account.py::test_plain_training_of_a_loaded_model_is_seen[layers]",),
         "a model that was loaded, trained plainly and made private is proven as it was saved",
@@ -713,6 +714,40 @@ GUARDS = (
         ),
         "a model that was built after make_private trains with batch normalization (what it "
         "writes is refused while the step is traced)",
+        also=((TRAINING, _AT_TRACING, "            pass\n"),),
+    ),
+    Guard(
+        "layers that mix examples, at each trace of a step",
+        TRAINING,
+        _AT_TRACING,
+        "            pass\n",
+        (
+            "tests/training/test_frozen_normalization.py::"
+            "test_unfreezing_between_two_steps_is_noticed_where_the_step_is_traced_anew",
+        ),
+        "a callback unfreezes a layer without weights that train, and a later trace mixes examples",
+    ),
+    Guard(
+        "a frozen batch normalization with a call of its own",
+        "tfdp/_compat/keras.py",
+        "    return layer.trainable or not stock\n",
+        "    return layer.trainable\n",
+        (
+            "tests/training/test_frozen_normalization.py::"
+            "test_a_class_with_a_call_of_its_own_is_refused_though_frozen",
+        ),
+        "a user's call may take statistics of the batch, whatever `trainable` says",
+    ),
+    Guard(
+        "a file of an optimizer that was not built brings its ledger",
+        OPTIMIZER,
+        "        self._account.bring(saved)\n",
+        "",
+        (
+            "tests/training/test_serialization.py::"
+            "test_slots_of_another_optimizer_are_left_out_and_its_ledger_is_not",
+        ),
+        "what was spent is lost where the slots do not fit",
     ),
     Guard(
         "several replicas",
@@ -862,17 +897,6 @@ GUARDS = (
         "a training metric called val_accuracy steers",
     ),
     Guard(
-        "batches of one size",
-        BATCHES,
-        "lambda leaf: _with_rows(leaf, size), (x, y, weights))",
-        "lambda leaf: leaf, (x, y, weights))",
-        (
-            "tests/training/test_feeding.py::"
-            "test_batches_of_a_user_are_padded_and_accounted_without_amplification",
-        ),
-        "lots of batches that a user draws have a size of their own, as the data may",
-    ),
-    Guard(
         "no batch above the first",
         BATCHES,
         "check = tf.debugging.assert_less_equal(rows, size, _LARGER.format(size))",
@@ -891,7 +915,7 @@ GUARDS = (
         "",
         (
             "tests/training/test_feeding.py::"
-            "test_batches_of_a_user_are_padded_and_accounted_without_amplification",
+            "test_batches_of_a_user_are_padded_and_accounted_without_amplification[dataset-1]",
         ),
         "rows of padding count as examples of zeros",
     ),
@@ -900,7 +924,9 @@ GUARDS = (
         FUNCTION,
         "return most if left is None else min(most, left)",
         "return most",
-        ("tests/training/test_train_function.py::test_no_execution_goes_beyond_its_epoch",),
+        (
+            "tests/training/test_train_function.py::test_no_execution_goes_beyond_its_epoch[graph-32]",
+        ),
         "steps_per_execution, which is for speed, spends steps that nobody asked for",
     ),
     Guard(
@@ -1447,7 +1473,9 @@ GUARDS = (
         VALIDATION,
         "    _batch_norm,\n",
         "",
-        ("tests/training/test_checks.py::test_frozen_batch_normalization_is_refused_too",),
+        (
+            "tests/training/test_checks.py::test_a_frozen_batch_normalization_is_allowed_until_it_trains",
+        ),
         "examples are normalized by each other",
     ),
     Guard(

@@ -201,6 +201,21 @@ def instance(name: str, value: Any, kind: type, *, remedy: str, optional: bool =
     return value
 
 
+def instances(name: str, values: Any, kind: type, *, remedy: str) -> list:
+    """Returns the elements of a sequence, which are objects of class `kind`, as a list."""
+    if isinstance(values, kind) or not isinstance(values, Iterable):
+        refuse(name, f"a sequence of {kind.__name__}s", values, remedy)
+    return [instance(f"each of {name}", value, kind, remedy=remedy) for value in values]
+
+
+def vector(name: str, value: Any, *, remedy: str = "Pass a flat sequence of them.") -> np.ndarray:
+    """Returns a flat, not empty sequence of finite numbers as an array of floats."""
+    array = _table(value)
+    if array is None or array.ndim != 1 or not array.size or not np.all(np.isfinite(array)):
+        refuse(name, "one or more finite numbers", value, remedy)
+    return array
+
+
 def schedule(
     name: str,
     value: Any,

@@ -423,6 +423,71 @@ def test_compile_metrics():
     assert borrowed.compiled_metrics(model) == (None, ["mae"])
 
 
+def test_compute_loss_with_and_without_training():
+    class Old(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return 3.0
+
+    class New(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=False):
+            return 4.0 if training else 0.0
+
+    assert borrowed.compute_loss_as_keras(Old(), _X, _Y, _Y, None) == 3.0
+    assert borrowed.compute_loss_as_keras(New(), _X, _Y, _Y, None) == 4.0
+
+
+def test_loss_tracker():
+    model = _compiled()
+    assert borrowed.loss_tracker(model) is model.metrics[0]
+    assert borrowed.loss_tracker(model).name == "loss"
+
+
+def test_all_metrics_has_those_that_an_override_hides():
+    class Hides(keras.Sequential):
+        metrics = ()
+
+    model = Hides([layers.Dense(1)])
+    model.mine = keras.metrics.Mean(name="mine")
+    model.layers[0].own = keras.metrics.Mean(name="own")
+    model.compile("sgd", "mse", metrics=["mae"])
+    names = {metric.name for metric in borrowed.all_metrics(model)}
+    assert names == {"loss", "compile_metrics", "mine", "own"}
+
+
+def test_metrics_of_outputs():
+    x = keras.Input((2,))
+    model = keras.Model(x, [layers.Dense(1, name="a")(x), layers.Dense(1, name="b")(x)])
+    model.compile("sgd", "mse", metrics=[["mae"], None], weighted_metrics=[None, ["mse"]])
+    compiled = borrowed.compile_metrics(model)
+    compiled.build([_Y, _Y], [_Y, _Y])
+    unweighted, weighted = borrowed.flat_metrics(compiled)
+    (found,) = unweighted([1, 2], [3, 4])
+    assert found[1:] == (1, 3) and [m.name for m in found[0].metrics] == ["mae"]
+    (found,) = weighted([1, 2], [3, 4])
+    assert found[1:] == (2, 4) and [m.name for m in found[0].metrics] == ["mse"]
+    assert borrowed.compile_metrics(_compiled()) is None
+
+
+def test_function_of_a_metric():
+    function = keras.metrics.mean_absolute_error
+    assert borrowed.function_of(keras.metrics.MeanAbsoluteError()) is function
+    top = borrowed.function_of(keras.metrics.TopKCategoricalAccuracy(k=1))
+    assert float(top(tf.eye(3), tf.eye(3))[0]) == 1.0 and top.__module__.startswith("keras.")
+    assert borrowed.function_of(keras.metrics.AUC()) is None
+
+
+def test_after_cloning(monkeypatch):
+    for name in ("_clone_sequential_model", "_clone_functional_model"):
+        monkeypatch.setattr(borrowed.cloning, name, getattr(borrowed.cloning, name))
+    seen = []
+    borrowed.after_cloning(lambda model, clone: seen.append((model, clone)) or "made of it")
+    x = keras.Input((2,))
+    for model in (_compiled(), keras.Model(x, layers.Dense(1)(x))):
+        assert keras.models.clone_model(model) == "made of it"
+        original, clone = seen.pop()
+        assert original is model and type(clone) is type(model) and clone is not model
+
+
 def test_distribute_strategy():
     assert borrowed.own_strategy(keras.Sequential()) is None
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")

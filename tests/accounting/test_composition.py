@@ -55,9 +55,13 @@ def test_infinite_guarantees_are_json_and_say_why():
     ("epsilon", "words"),
     [
         (1.2345678, "1.235"),
+        (1.2341, "1.235"),
+        (1.1, "1.1"),
+        (1.9999999, "2"),
+        (2.00001, "2.001"),
         (50.0, "50"),
         (7669.42, "vacuous (epsilon = 7670)"),
-        (1613353.8, "vacuous (epsilon = 1.613e+06)"),
+        (1613353.8, "vacuous (epsilon = 1.614e+06)"),
         (math.inf, "infinite"),
     ],
 )

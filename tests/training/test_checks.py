@@ -42,11 +42,13 @@ def test_refused_wherever_it_hides(remedy, hide):
     assert bad.name in str(error.value) and type(bad).__name__ in str(error.value)
 
 
-def test_frozen_batch_normalization_is_refused_too():
-    norm = layers.BatchNormalization()
-    norm.trainable = False
+def test_a_frozen_batch_normalization_is_allowed_until_it_trains():
+    norm = layers.BatchNormalization(trainable=False)
+    model = keras.Sequential([norm])
+    refuse_mixing_layers(model)
+    norm.trainable = True
     with pytest.raises(ValueError, match="BatchNormalization"):
-        refuse_mixing_layers(keras.Sequential([norm]))
+        refuse_mixing_layers(model)
 
 
 def test_stateful_recurrence_is_refused():

@@ -73,13 +73,12 @@ def test_replaces_every_batch_normalization(make, public):
 
 def test_settings_of_the_layers_stay():
     model = sequential()
-    model.get_layer("after_conv").trainable = False
     fixed = tfdp.fix(model, public_data=draw(5, 6, 6, 2), statistics="batch")
     (examples,) = [la for la in fixed.layers if isinstance(la, PublicExamples)]
     assert examples.statistics == "batch" and examples.count == 5
     norm = examples.network.get_layer("after_conv")
     assert isinstance(norm, PublicBatchNormalization)
-    assert norm.epsilon == 0.01 and not norm.trainable
+    assert norm.epsilon == 0.01
     assert examples.network.layers[5].gamma is None
 
 
@@ -251,8 +250,8 @@ def test_a_frozen_batch_normalization_stays_as_it_is():
 
 def test_a_model_with_a_frozen_backbone_needs_no_repair():
     model = functional()
-    model.trainable = False
-    model.layers[-1].trainable = True
+    for layer in model.layers[:-1]:
+        layer.trainable = False
     assert tfdp.fix(model) is model
     one_step(model)
 
@@ -277,12 +276,15 @@ class Block(layers.Layer):
         self.again = self.norm  # the same layer, by another name
         self.pairs = [(layers.Dense(units), layers.BatchNormalization())]
         self.by_name = {"norm": layers.BatchNormalization(), "list": [layers.BatchNormalization()]}
+        self.in_a_set = {layers.BatchNormalization()}
         self.graph = keras.Sequential([keras.Input((units,)), layers.BatchNormalization()])
 
     def call(self, x, training=False):
         x = self.again(self.norm(x, training=training))
         for dense, norm in self.pairs:
             x = norm(dense(x), training=training)
+        (norm,) = self.in_a_set
+        x = norm(x)
         return self.graph(self.by_name["list"][0](self.by_name["norm"](x)))
 
     def get_config(self):
@@ -331,7 +333,7 @@ def test_layers_in_attributes_lists_tuples_and_dicts(make):
     tfdp.make_private(fixed)
     fixed.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), "mse")
     x = draw(4, 4)
-    gamma = np.array(block.by_name["list"][0].gamma)
+    gamma = keras.ops.convert_to_numpy(block.by_name["list"][0].gamma)
     fixed.fit(x, x[:, :2], batch_size=4, verbose=0)
     assert not np.array_equal(block.by_name["list"][0].gamma, gamma)  # it is called, and trains
 
@@ -343,17 +345,6 @@ class NeedsAnArgument(keras.Model):
 
     def call(self, x):
         return self.layer(x)
-
-
-class InASet(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.norms = {layers.BatchNormalization()}
-
-    def call(self, x):
-        for norm in self.norms:
-            x = norm(x)
-        return x
 
 
 class Unbuilt(keras.Model):
@@ -371,9 +362,8 @@ def called(model):
         (Unbuilt, "Expected a built model"),
         (lambda: keras.Sequential([layers.BatchNormalization()]), "built"),
         (lambda: called(NeedsAnArgument(layers.BatchNormalization())), "cannot be copied"),
-        (lambda: called(InASet()), "cannot be replaced"),
     ],
-    ids=["unbuilt subclassed", "unbuilt", "no configuration", "in a set"],
+    ids=["unbuilt subclassed", "unbuilt", "no configuration"],
 )
 def test_what_it_cannot_repair(make, why):
     with pytest.raises(ValueError, match=why):

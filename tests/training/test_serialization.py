@@ -362,3 +362,55 @@ def test_loading_never_takes_a_ledger_back(tmp_path):
     fit(model)
     model.load_weights(tmp_path / "a.weights.h5")
     assert sum(run.steps for run in model.privacy.ledger.runs) == 6
+
+
+class _Interrupted(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            raise InterruptedError
+
+
+def test_backup_and_restore_goes_on_as_in_keras_and_counts_each_step_once(tmp_path):
+    def backup():
+        return keras.callbacks.BackupAndRestore(tmp_path)
+
+    def model():
+        options = {"l2_norm_clip": 1e6, "noise_multiplier": 0.0, "learning_rate": 0.1}
+        return private(tfdp.DPKerasAdamOptimizer(**options))
+
+    alone = model()
+    fit(alone, epochs=4)
+    first = model()
+    with pytest.raises(InterruptedError):
+        fit(first, epochs=4, callbacks=[backup(), _Interrupted()])
+    second = model()
+    history = fit(second, epochs=4, callbacks=[backup()])
+    assert history.epoch == [2, 3] and int(second.optimizer.iterations) == 12
+    np.testing.assert_allclose(weights(second), weights(alone), rtol=1e-5, atol=1e-6)
+    assert [run.steps for run in second.privacy.ledger.runs] == [6, 6]
+
+
+def test_the_best_weights_are_restored_with_their_ledger():
+    model = private(sgd(noise=0.0, clip=1e6, rate=0.1))
+    x, y = data()
+    before = weights(model)
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+    # Training on other labels than those of the validation soon makes the validation worse.
+    model.fit(
+        *(x, (y + 1) % 3),
+        batch_size=8,
+        shuffle=False,
+        verbose=0,
+        epochs=20,
+        validation_data=(x, y),
+        callbacks=[stopping],
+    )
+    again = private(sgd(noise=0.0, clip=1e6, rate=0.1))
+    again.fit(
+        x, (y + 1) % 3, batch_size=8, shuffle=False, verbose=0, epochs=stopping.best_epoch + 1
+    )
+    assert stopping.stopped_epoch > stopping.best_epoch and not np.array_equal(
+        weights(model), before
+    )
+    np.testing.assert_allclose(weights(model), weights(again), rtol=1e-5, atol=1e-6)
+    assert steps(model) == 3 * (stopping.stopped_epoch + 1)  # of all epochs, also those undone

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from tfdp.accounting.run import Run
 
 START_WORDS = {
-    "assumed": "The weights at the start, and any that were set or loaded later without their ledger "
-    "(compile=False, say), do not depend on these data: they are fresh, or come from public data. "
-    "Nobody checked this.",
+    "assumed": "The weights at the start (with the statistics in frozen layers), and any that were set "
+    "or loaded later without their ledger (compile=False, say), do not depend on these data: they are "
+    "fresh, or come from public data. Nobody checked this.",
     "public": "The user declared that the weights at the start do not depend on these data.",
 }
 INSECURE_SEED = (

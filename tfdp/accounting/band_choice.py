@@ -10,11 +10,13 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+from tfdp._validate import one_of, whole
 from tfdp.accounting.calibration import CalibrationError, noise_for, quick_noise_for
+from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon
 from tfdp.accounting.mechanisms.matrix import Matrix
-from tfdp.accounting.run import Run
+from tfdp.accounting.run import Run, check_run
 from tfdp.accounting.sampling import CyclicPoisson
-from tfdp.accounting.strategies import losses, strategy
+from tfdp.accounting.strategies import OBJECTIVES, losses, strategy
 
 # Cheap Rényi bounds rank the candidates. Candidates whose noise is within this factor of the least
 # are compared by the full proven bound.
@@ -79,6 +81,12 @@ def best_bands(
       >>> print(f"{choice.noise_multiplier:.2f}, {choice.error:.2f}")
       1.08, 1.68
     """
+    epsilon = check_epsilon(epsilon)
+    check_delta(delta)
+    check_adjacency(adjacency)
+    check_run(run)
+    one_of("objective", objective, OBJECTIVES)
+    most = whole("most", most, 1)
     quick = {}
     for candidate in _candidates(run, objective, most):
         try:

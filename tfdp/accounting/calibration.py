@@ -5,19 +5,19 @@ budget.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfdp._validate import whole
+from tfdp._validate import refuse, whole
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.composition import guarantee, guarantee_of_all
 from tfdp.accounting.described import without_noise, without_steps
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.numerics import gaussian, privacy_loss
 from tfdp.accounting.numerics.subsampled import SubsampledLoss, typical_noise
-from tfdp.accounting.run import Run
+from tfdp.accounting.run import Run, check_run, check_runs
 
 # Largest relative distance of a calibrated epsilon below the budget.
 _TOLERANCE = 5e-5
@@ -261,7 +261,7 @@ def max_steps(
     check_kind(kind)
     run = without_steps(run, fields)
 
-    earlier = [past for past in earlier if past.steps]
+    earlier = [past for past in check_runs(earlier) if past.steps]
 
     def fits(steps: int) -> bool:
         now = run.with_(steps=steps)
@@ -320,6 +320,11 @@ def epsilon_curve(
       >>> [round(epsilon, 3) for epsilon in epsilon_curve(run, [0, 10, 20], delta=1e-4)]
       [0.0, 0.773, 1.144]
     """
+    check_run(run)
+    earlier = check_runs(earlier)
+    if not isinstance(steps, Iterable):
+        refuse("steps", "a sequence of numbers of steps", steps, "Pass a list, such as [100, 200].")
+    steps = list(steps)
     counts = [whole("steps", count, 0) for count in steps]
     if counts != sorted(counts):
         raise ValueError(

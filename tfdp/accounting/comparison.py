@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tfdp.accounting.run import Run
+from tfdp.accounting.run import Run, check_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def advice(run: Run, delta: float, adjacency: str = "zero_out") -> Advice:
       >>> print(f"{found.noise_same_sampling:.3f}")  # DP-SGD's noise multiplier at the same epsilon
       1.461
     """
-    found = run.mechanism.advice(run, delta, adjacency)
+    found = check_run(run).mechanism.advice(run, delta, adjacency)
     if found is None:
         raise ValueError(
             "Expected a run of at least one step with a mechanism that has advice to give. Received "

@@ -8,7 +8,7 @@ from tfdp.accounting.analysis import analyse, check_adjacency_fits
 from tfdp.accounting.guarantee import Guarantee, check_adjacency, check_delta, check_kind
 from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.accounting.numerics import privacy_loss
-from tfdp.accounting.run import Run
+from tfdp.accounting.run import Run, check_runs
 
 
 def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
@@ -107,6 +107,7 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
       1.144
     """
     check_delta(delta)
+    runs = check_runs(runs)
     check_adjacency(adjacency)
     runs = [run for run in runs if run.steps or len(runs) == 1]
     for run in runs:
@@ -166,6 +167,7 @@ def claimed_composition(
       1.750
     """
     check_delta(delta)
+    runs = check_runs(runs)
     check_adjacency(adjacency)
     rdps = [run.mechanism.claimed_rdp(run) for run in runs]
     renyi = [rdp for rdp in rdps if rdp is not None]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -73,17 +72,17 @@ class Encoding:
         object.__setattr__(self, "private_codebook", private)
 
     def _vectors(self) -> tuple[tuple[float, ...], ...]:
-        vectors = tuple(tuple(float(v) for v in vector) for vector in self.codebook)
-        good = vectors and all(
-            len(vector) == self.num_weights and all(math.isfinite(v) for v in vector)
-            for vector in vectors
-        )
-        if not good:
+        try:
+            vectors = np.asarray(self.codebook, float)
+        except (TypeError, ValueError):
+            vectors = np.empty(0)
+        shape = (len(vectors), self.num_weights) if vectors.ndim else None
+        if not vectors.size or vectors.shape != shape or not np.all(np.isfinite(vectors)):
             raise ValueError(
                 f"Expected codebook to hold at least one vector of {self.num_weights} finite "
                 "numbers. Received something else. Pass a tuple of tuples."
             )
-        return vectors
+        return tuple(map(tuple, vectors.tolist()))
 
     @property
     def norm(self) -> float:

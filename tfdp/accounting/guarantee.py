@@ -1,10 +1,12 @@
 """Privacy guarantees: epsilon and delta, claimed or proven, with the assumptions behind them."""
 
 import dataclasses
+import decimal
 import math
+import numbers
 from typing import Any
 
-from tfdp._validate import fraction, one_of, positive
+from tfdp._validate import fraction, one_of, positive, refuse, whole
 
 ADJACENCIES = ("zero_out", "replace_one", "add_or_remove_one")
 KINDS = ("claimed", "proven")
@@ -50,6 +52,7 @@ def delta_warning(delta: float, num_examples: int) -> str | None:
       >>> delta_warning(1e-3, num_examples=1000)
       'delta = 0.001 is not below 1/N = 0.001: a method that publishes one whole record...'
     """
+    num_examples = whole("num_examples", num_examples, 1)
     if check_delta(delta) < 1.0 / num_examples:
         return None
     return (
@@ -64,16 +67,24 @@ def check_epsilon(epsilon: float) -> float:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Formats epsilon for a reader: "1.234", "vacuous (epsilon = 7670)" or "infinite"."""
+    """Formats epsilon for a reader: "1.234", "vacuous (epsilon = 7670)" or "infinite".
+
+    Epsilon is rounded up to four digits, so that no page states less than what was computed.
+    """
     if math.isinf(epsilon):
         return "infinite"
     if epsilon > VACUOUS_ABOVE:
-        return (
-            f"vacuous (epsilon = {epsilon:.4g})"
-            if epsilon >= 1e5
-            else f"vacuous (epsilon = {math.ceil(epsilon)})"
-        )
-    return f"{epsilon:.4g}"
+        words = f"{float(_rounded_up(epsilon)):.4g}" if epsilon >= 1e5 else f"{math.ceil(epsilon)}"
+        return f"vacuous (epsilon = {words})"
+    return f"{float(_rounded_up(epsilon)):.4g}"
+
+
+def _rounded_up(epsilon):
+    nearest = decimal.Decimal(f"{epsilon:.4g}")
+    if nearest >= decimal.Decimal(epsilon * (1 - 1e-12)):  # the error of a float is no digit
+        return nearest
+    unit = decimal.Decimal(1).scaleb(decimal.Decimal(epsilon).adjusted() - 3)
+    return decimal.Decimal(epsilon).quantize(unit, decimal.ROUND_UP)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +110,7 @@ class Guarantee:
       ...           noise_multiplier=4.0)
       >>> guarantee = proven(run, delta=1e-4)
       >>> print(guarantee)
-      proven epsilon: 1.144 at delta = 0.0001, for one record replaced by a record that contributes
+      proven epsilon: 1.145 at delta = 0.0001, for one record replaced by a record that contributes
       nothing (zero_out).
       >>> print(f"{guarantee.mu:.4f}")  # two participations: sqrt(2) / 4
       0.3536
@@ -123,8 +134,10 @@ class Guarantee:
         check_kind(self.kind)
         check_adjacency(self.adjacency)
         check_delta(self.delta)
-        if not self.epsilon >= 0:
-            raise ValueError(f"Expected epsilon to be 0 or more. Received {self.epsilon!r}.")
+        number = isinstance(self.epsilon, numbers.Real) and not isinstance(self.epsilon, bool)
+        if not (number and self.epsilon >= 0):
+            remedy = "Pass such a number; infinity needs a reason, too."
+            refuse("epsilon", "0 or more", self.epsilon, remedy)
         if math.isinf(self.epsilon) and not self.reason:
             raise ValueError("Expected a reason for an infinite epsilon. Received none.")
 

@@ -6,14 +6,14 @@ import json
 import os
 from collections.abc import Mapping
 
-from tfdp._validate import instance
+from tfdp._validate import instance, text, whole
 from tfdp.accounting.guarantee import (
     check_adjacency,
     check_delta,
     check_epsilon,
     check_kind,
 )
-from tfdp.accounting.run import Run
+from tfdp.accounting.run import Run, check_run
 
 _VERSION = 2
 
@@ -47,6 +47,9 @@ class LedgerError(ValueError):
       ...
       tfdp.accounting.ledger.LedgerError: The ledger was edited or damaged: ...
     """
+
+
+_BUDGET = "Pass tfdp.accounting.PrivacyBudget(epsilon, delta)."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +130,13 @@ class Ledger:
 
     @budget.setter
     def budget(self, budget: PrivacyBudget | None) -> None:
-        remedy = "Pass tfdp.accounting.PrivacyBudget(epsilon, delta)."
-        instance("budget", budget, PrivacyBudget, optional=True, remedy=remedy)
+        instance("budget", budget, PrivacyBudget, optional=True, remedy=_BUDGET)
         self._budgets = () if budget is None else (budget,)
         self.changes += 1
 
     def add_budget(self, budget: PrivacyBudget) -> None:
         """Adds a budget; of two budgets that differ in epsilon only, the smaller one is kept."""
+        instance("budget", budget, PrivacyBudget, remedy=_BUDGET)
         kept = []
         for known in self._budgets:
             if dataclasses.replace(known, epsilon=budget.epsilon) == budget:
@@ -154,7 +157,7 @@ class Ledger:
         Raises:
           LedgerError: For any other run: a ledger never forgets what was spent.
         """
-        run = self._entries.get(run_id)
+        run = self._entries.get(text("run_id", run_id))
         if run is None:
             return
         if run.mechanism.nothing_proven(run, "zero_out") is None:
@@ -164,6 +167,7 @@ class Ledger:
 
     def open(self, run: Run) -> str:
         """Adds a run with 0 spent steps and returns its new random id."""
+        check_run(run)
         run_id = os.urandom(16).hex()
         self._entries[run_id] = run.with_(steps=0)
         self.changes += 1
@@ -180,12 +184,13 @@ class Ledger:
           LedgerError: For an unknown id, or fewer steps than were recorded before.
         """
         entry = self._entry(run_id)
+        steps = whole("steps", steps, 0)
         if not steps >= entry.steps:
             raise LedgerError(
                 f"Expected at least the {entry.steps} steps that run {run_id} has spent already. "
                 f"Received {steps}. A ledger never goes back; open a new run instead."
             )
-        self._entries[run_id] = entry.with_(steps=int(steps))
+        self._entries[run_id] = entry.with_(steps=steps)
 
     def extend(self, run_id: str, run: Run) -> None:
         """Replaces the description of a run by one that covers more steps.
@@ -198,7 +203,7 @@ class Ledger:
           LedgerError: If `run` differs in anything else, including table values of spent steps.
         """
         entry = self._entry(run_id)
-        longer = run.with_(steps=entry.steps)
+        longer = check_run(run).with_(steps=entry.steps)
         if longer.past() != entry.past():
             raise LedgerError(
                 f"Expected the run {run_id} with longer schedules. Received another run. Open a "
@@ -218,6 +223,7 @@ class Ledger:
         Raises:
           LedgerError: If one id stands for two different runs; then nothing is changed.
         """
+        instance("other", other, Ledger, remedy="Pass a ledger, such as Ledger.from_json(text).")
         merged = dict(self._entries)
         for run_id, run in other._entries.items():
             mine = merged.get(run_id, run)
@@ -301,7 +307,7 @@ class Ledger:
         return f"Ledger({len(self._entries)} runs, {sum(r.steps for r in self.runs)} steps)"
 
     def _entry(self, run_id: str) -> Run:
-        if run_id not in self._entries:
+        if text("run_id", run_id) not in self._entries:
             raise LedgerError(
                 f"Expected the id of an open run. Received {run_id!r}. Call open() first."
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdp._validate import flag, one_of, whole
+from tfdp._validate import flag, instance, instances, one_of, whole
 from tfdp.accounting import flat
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms.base import Mechanism
@@ -234,3 +234,16 @@ def _steps(steps: int | None, epochs: float | None, sampling: Sampling) -> int:
             f"of {sampling.lot_size} out of {sampling.num_examples} examples. Train for longer."
         )
     return steps
+
+
+_DESCRIBE = "Pass tfdp.accounting.Run(mechanism=..., sampling=..., ...)."
+
+
+def check_run(run: Run) -> Run:
+    """Returns `run`; raises ValueError unless it is a `Run`."""
+    return instance("run", run, Run, remedy=_DESCRIBE)
+
+
+def check_runs(runs) -> list[Run]:
+    """Returns a sequence of runs as a list; raises ValueError for anything else."""
+    return instances("runs", runs, Run, remedy=_DESCRIBE)

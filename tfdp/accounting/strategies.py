@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from tfdp._validate import one_of, whole
+from tfdp._validate import one_of, refuse, vector, whole
 
 STRATEGIES = ("identity", "prefix_sum", "sqrt_toeplitz", "banded_toeplitz")
 OBJECTIVES = ("mean", "max")
+_MOST_STEPS = 10**9  # arrays with a number for each step fit into memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,13 +58,13 @@ class Strategy:
                 f"{self.name!r} with {self.coefficients!r}. See tfdp.accounting.strategies.strategy."
             )
         if self.coefficients is not None:
-            c = tuple(float(v) for v in self.coefficients)
-            if not c or not all(math.isfinite(v) for v in c) or not c[0] > 0:
+            c = tuple(vector("coefficients", self.coefficients).tolist())
+            if not c[0] > 0:
                 raise ValueError(
                     "Expected coefficients to be finite numbers, the first above 0. Received "
                     f"{self.coefficients!r}."
                 )
-            if self.bands not in (None, len(c)):
+            if whole("bands", self.bands, 1, optional=True) not in (None, len(c)):
                 raise ValueError(
                     f"Expected bands to be the number of coefficients ({len(c)}). Received "
                     f"{self.bands}. Leave it out."
@@ -120,6 +121,7 @@ def strategy(name: str, steps: int, bands: int | None = None, objective: str = "
       >>> print(banded.first(steps=100).round(2))
       [1.   0.71 0.61 0.53]
     """
+    one_of("name", name, STRATEGIES)
     if name != "banded_toeplitz":
         return Strategy(name=name, bands=bands)
     return Strategy(name=name, coefficients=tuple(optimized(steps, bands, objective)))
@@ -127,13 +129,16 @@ def strategy(name: str, steps: int, bands: int | None = None, objective: str = "
 
 def sqrt_coefficients(number: int) -> np.ndarray:
     """First coefficients of the square root of the prefix-sum matrix: 1, 1/2, 3/8, 5/16, ..."""
-    j = np.arange(1, number)
+    j = np.arange(1, whole("number", number, 0, _MOST_STEPS))
     return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])[:number]
 
 
 def inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:
     """First column of C^-1, shape (steps,)."""
-    return _filtered(coefficients, _unit(steps))
+    coefficients = vector("coefficients", coefficients)
+    if coefficients[0] == 0:
+        refuse("the first of coefficients", "other than 0", 0.0, "Only then is there an inverse.")
+    return _filtered(coefficients, _unit(whole("steps", steps, 1, _MOST_STEPS)))
 
 
 def prefix_noise(coefficients: np.ndarray, steps: int) -> np.ndarray:
@@ -168,15 +173,16 @@ def sensitivity(
       participations: k.
       separation: b.
     """
-    c = np.abs(np.asarray(coefficients, dtype=float))[:steps]
-    if len(c) > separation:
+    steps = whole("steps", steps, 1, _MOST_STEPS)
+    c = np.abs(vector("coefficients", coefficients))[:steps]
+    if len(c) > whole("separation", separation, 1, _MOST_STEPS):
         c = non_increasing(c)
     return math.sqrt(leftmost_squares(c, steps, separation, participations)[-1])
 
 
 def non_increasing(coefficients: np.ndarray) -> np.ndarray:
     """Smallest sequence above |c| that does not increase."""
-    return np.maximum.accumulate(np.abs(coefficients)[::-1])[::-1]
+    return np.maximum.accumulate(np.abs(vector("coefficients", coefficients))[::-1])[::-1]
 
 
 def leftmost_squares(
@@ -193,6 +199,12 @@ def leftmost_squares(
     Returns:
       Array of shape (steps,).
     """
+    steps = whole("steps", steps, 1, _MOST_STEPS)
+    separation = whole("separation", separation, 1, _MOST_STEPS)
+    participations = whole("participations", participations, 1, optional=True)
+    coefficients = vector("coefficients", coefficients)
+    if len(coefficients) > steps:
+        refuse("coefficients", f"at most {steps} numbers, one a step", coefficients, "Cut them.")
     rows = -(-steps // separation)
     padded = np.zeros(rows * separation)
     padded[: len(coefficients)] = coefficients
@@ -226,7 +238,9 @@ def optimized(
     from scipy import optimize
 
     one_of("objective", objective, OBJECTIVES)
-    whole("bands", bands, 1, steps, remedy="Pass at most as many as there are steps.")
+    steps = whole("steps", steps, 1, _MOST_STEPS)
+    bands = whole("bands", bands, 1, steps, remedy="Pass at most as many as there are steps.")
+    max_iterations = whole("max_iterations", max_iterations, 1)
     start = sqrt_coefficients(bands)
     # Weight of the square of entry i of B's first column in the error: the share of the rows of B
     # that contain it for "mean", and 1 for "max", because the last row contains every entry.

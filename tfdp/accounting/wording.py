@@ -19,7 +19,7 @@ from tfdp.accounting.guarantee import (
     delta_warning,
     format_epsilon,
 )
-from tfdp.accounting.run import Run
+from tfdp.accounting.run import Run, check_runs
 
 NOT_COVERED = (
     "Training loss, training accuracy and other figures or diagnostics computed on the private data.",
@@ -103,7 +103,7 @@ class Statement:
           adjacency: Neighbouring relation of the proven guarantee.
         """
         check_delta(delta)
-        runs = [runs_or_run] if isinstance(runs_or_run, Run) else list(runs_or_run)
+        runs = [runs_or_run] if isinstance(runs_or_run, Run) else check_runs(runs_or_run)
         proven = proven_composition(runs, delta, adjacency)
         claimed = claimed_composition(runs, delta, adjacency)
         return cls.from_guarantees(runs, claimed, proven)
@@ -219,7 +219,7 @@ def statement(runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "
       multiplier 4.
       Released: all noisy gradients, hence every intermediate and final weight.
       ...
-      Proven epsilon:  1.144  (delta = 0.0001, zero_out; for what was really sampled, computed and
+      Proven epsilon:  1.145  (delta = 0.0001, zero_out; for what was really sampled, computed and
       released)
       ...
     """

@@ -13,7 +13,7 @@ import urllib.request
 import numpy as np
 from absl import logging
 
-from tfdp._validate import one_of, whole
+from tfdp._validate import one_of, text, whole
 from tfdp.data.strokes import strokes
 from tfdp.data.text import cut_bytes
 
@@ -214,6 +214,7 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
         ((360, 8, 8, 1), (360,), dtype('int32'))
     """
     spec = _spec(name)
+    split = text("split", split)
     if spec is None:
         data = _digits()
         splits = {"train": (data.x_train, data.y_train), "test": (data.x_test, data.y_test)}
@@ -268,6 +269,7 @@ def public(
     """
     one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
     source = PUBLIC[name] if source is None else source
+    seed = whole("seed", seed, 0)
     shape = input_shape(name)
     fits = ["strokes"]
     fits += [n for n in ("kmnist", "cifar100") if _spec(n).input_shape == shape]

@@ -90,8 +90,9 @@ def cut_bytes(texts: Iterable[str | bytes], length: int) -> np.ndarray:
 
 
 def _several(texts) -> None:
-    if isinstance(texts, str | bytes):
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        what = "a single text" if isinstance(texts, str | bytes) else type(texts).__name__
         raise ValueError(
             "Invalid value received for argument `texts`. Expected a sequence of texts. "
-            f"Received a single text: {texts!r}"
+            f"Received {what}: {texts!r}. Pass a list of texts."
         )

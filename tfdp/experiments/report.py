@@ -76,7 +76,7 @@ def card(result: Result, command: str | None = None) -> str:
         >>> print(card(run(experiment, verbose=0)))
         # linear on digits
         ...
-        | proven | 0.9263 | 1e-05 | zero_out |
+        | proven | 0.9264 | 1e-05 | zero_out |
         ...
     """
     experiment, run = result.experiment, result.run

@@ -117,12 +117,16 @@ class Codebook:
                 vector's entries do not matter.
             private: whether the vectors were fitted to private gradients.
         """
-        vectors = np.sort(np.abs(np.asarray(vectors, float)), axis=-1)
+        try:
+            vectors = np.abs(np.asarray(vectors, float))
+        except (TypeError, ValueError):  # no numbers, or rows of different lengths
+            vectors = np.empty(0)
         if vectors.ndim != 2 or not np.all(np.isfinite(vectors)):
             raise ValueError(
                 "Invalid value received for argument `codebook`. Expected finite numbers of the shape "
                 f"[vectors, weights]. Received the shape {vectors.shape}."
             )
+        vectors = np.sort(vectors, axis=-1)
         return cls(_normalized(vectors, 1), vectors.shape[1], private=private)
 
     @property

@@ -180,7 +180,6 @@ class DiscreteOptimizer(DPKerasOptimizer):
         }
 
 
-@functools.cache
 def make_discrete_optimizer_class(base: type) -> type:
     """Returns a subclass of a Keras optimizer class that trains by discrete SGD.
 

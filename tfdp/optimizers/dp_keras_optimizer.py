@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import pickled, trained_variables
 from tfdp._other_libraries import ON_AN_OPTIMIZER, needs, refuse_member, refuse_misspelt
-from tfdp._validate import positive, schedule, whole
+from tfdp._validate import finite, positive, schedule, whole
 from tfdp.account import LEDGER_KEY, Account, account_of, digests_of, expect_digests
 from tfdp.accounting import Ledger
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
@@ -190,7 +190,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             "quantile_learning_rate": "learning_rate",
             "quantile_noise_multiplier": "count_noise",
         }
-        settings = {names.get(name, name): float(value) for name, value in given.items()}
+        settings = {names.get(name, name): finite(name, value) for name, value in given.items()}
         return AdaptiveClipping(self.noise_multiplier, **settings)
 
     def build(self, variables):
@@ -500,7 +500,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 "private optimizer, so what it has spent is unknown. Load it with compile=False "
                 "and account for its training yourself."
             )
-        self._account.bring(Ledger.from_json(bytes(np.asarray(store[LEDGER_KEY])).decode()))
+        saved = Ledger.from_json(bytes(np.asarray(store[LEDGER_KEY])).decode())
+        self._account.bring(saved)
         slots = {name: store[name] for name in names - {LEDGER_KEY, _DIGESTS_KEY}}
         # A file without digests was saved before the optimizer was built, so its configuration says
         # everything, and slots that were made since then stay as they are.

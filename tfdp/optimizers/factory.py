@@ -1,14 +1,11 @@
 """Makes a private optimizer class from any Keras optimizer class."""
 
-import functools
-
 import keras
 
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.made import made
 
 
-@functools.cache
 def make_dp_optimizer_class(base: type) -> type:
     """Returns a private subclass of a Keras optimizer class (the name is TensorFlow Privacy's).
 

@@ -58,8 +58,9 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
     """Takes half steps along noisy gradients, with the schedule and the names of the paper.
 
     Args:
-        learning_rate: eta_0, a float; or a `LearningRateSchedule` for eta_t itself.
-        learning_rate_exponent: gamma; None takes the paper's 1, or 0 with a schedule.
+        learning_rate: eta_0, a float; or a `LearningRateSchedule`, or a function without arguments, for
+            eta_t itself.
+        learning_rate_exponent: gamma; None takes the paper's 1, or 0 where eta_t is given.
         steps_per_epoch: number of steps after which t increases by one; 1 counts steps. (The paper
             updates the rate "per round" and calls T both the number of passes over the data and the
             number of steps.)
@@ -91,9 +92,9 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
                 "them to be left out."
             )
         one_of("composition", composition, READINGS, optional=True)
-        if isinstance(learning_rate, dict):
+        if isinstance(learning_rate, dict) and "class_name" in learning_rate:
             learning_rate = keras.optimizers.schedules.deserialize(learning_rate)
-        if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        if not callable(learning_rate):  # neither a schedule nor a function
             exponent = 1.0 if learning_rate_exponent is None else learning_rate_exponent
             learning_rate = PowerDecay(learning_rate, exponent, steps_per_epoch)
         elif learning_rate_exponent:

@@ -4,6 +4,7 @@ Such a class is an attribute of no module, and in another process nobody has mad
 the function that makes the class, and the class that it was made from.
 """
 
+import functools
 from collections.abc import Callable
 
 import keras
@@ -14,8 +15,9 @@ from tfdp._compat.keras import unpickled
 _ORIGIN = "_tfdp_made_by"
 
 
+@functools.cache
 def made(function: Callable, bases: tuple[type, type], name: str, doc: str) -> type:
-    """Makes an optimizer class, and registers it for files under its name.
+    """Makes an optimizer class once, and registers it for files under its name.
 
     Args:
         function: a function of a module, whose result for the last of `bases` is this class.

@@ -13,16 +13,17 @@ the ledger composes both runs. Only `save_noise_state` continues a run in anothe
 """
 
 import dataclasses
-import functools
 import json
 import os
 
 import keras
 import numpy as np
 
+from tfdp._validate import one_of
 from tfdp.accounting import Run, Strategy
 from tfdp.accounting import strategy as make_strategy
 from tfdp.accounting.mechanisms.matrix import Matrix
+from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 from tfdp.noise.correlated import CorrelatedNoise
 from tfdp.noise.secret_file import read_once, write_secret
 from tfdp.optimizers.accounted import Accounted, SavedRun
@@ -296,8 +297,11 @@ def _parse(arrays: dict[str, np.ndarray]) -> _Loaded:
 
 
 def _as_strategy(strategy, bands, objective, steps) -> Strategy:
-    if isinstance(strategy, dict):
+    if isinstance(strategy, dict) and strategy.keys() >= {"name"}:
         strategy = Strategy.from_dict(strategy)
+    if not isinstance(strategy, Strategy):
+        one_of("strategy", strategy, STRATEGIES)
+        one_of("objective", objective, OBJECTIVES, optional=True)
     if isinstance(strategy, Strategy):
         if (bands, objective, steps) != (None, None, None):
             raise ValueError(
@@ -331,7 +335,6 @@ def _as_strategy(strategy, bands, objective, steps) -> Strategy:
     return strategy
 
 
-@functools.cache
 def make_matrix_optimizer_class(base: type) -> type:
     """Returns a subclass of a Keras optimizer class that trains with correlated noise.
 

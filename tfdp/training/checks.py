@@ -63,8 +63,8 @@ def _changes_nothing(normalization) -> bool:
         return False
     zeros = (normalization.mean, normalization.adapt_mean)
     ones = (normalization.variance, normalization.adapt_variance)
-    held = [np.asarray(v) - 0 for v in zeros] + [np.asarray(v) - 1 for v in ones]
-    return not any(np.any(v) for v in held)
+    held = [[keras.ops.convert_to_numpy(v) for v in each] for each in (zeros, ones)]
+    return not any(map(np.any, held[0])) and all(np.all(each == 1) for each in held[1])
 
 
 # The data that a preprocessing layer is adapted to become part of the model, without any noise. For

@@ -10,6 +10,7 @@ import dataclasses
 import warnings
 
 import keras
+import tensorflow as tf
 
 from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
@@ -471,7 +472,8 @@ class PrivateTraining(AccountedWeights):
                 "model.fit(...), or model.train_on_batch(...) in a loop of your own."
             )
         # Again for each trace: a callback may have unfrozen a layer since the fit began.
-        refuse_mixing_layers(self, privacy.public_preprocessing)
+        with tf.init_scope():  # it reads values of layers, which have none inside of a trace
+            refuse_mixing_layers(self, privacy.public_preprocessing)
         return private_step(self, session, data, privacy.engine, privacy.diagnostics)
 
 

@@ -1,5 +1,6 @@
 """Replaces batch normalization, which mixes examples, so that a model can be trained privately."""
 
+import inspect
 import tempfile
 from collections.abc import Callable
 
@@ -46,7 +47,7 @@ def fix(
 
     Args:
         model: a built model. Nested models, and layers that hold other layers as attributes or in
-            lists, tuples and dicts, are repaired too. `model` itself is not changed.
+            lists, tuples, dicts and sets, are repaired too. `model` itself is not changed.
         public_data: array [M, ...] of examples like the model's inputs (or a structure of arrays, one
             for each input), disjoint from the private data and chosen without looking at the private
             data.
@@ -61,9 +62,8 @@ def fix(
         An uncompiled model of the same name; `model` itself if there is nothing to repair.
 
     Raises:
-        ValueError: an argument is invalid or has no effect; the model is not built, or is subclassed
-            and cannot be made again from its configuration; or a BatchNormalization is where it
-            cannot be replaced.
+        ValueError: an argument is invalid or has no effect; or the model is not built, or is
+            subclassed and cannot be made again from its configuration.
 
     Example:
         >>> import keras, tfdp
@@ -96,7 +96,6 @@ def fix(
     else:
         repair = _Repair(_public_norm)
     network = repair.repaired(model if is_graph_of_layers(model) else _copy(model))
-    _refuse_left_over(network)
     made = [f"'{name}': {_described(layer)}" for name, layer in repair.made]
     logging.info("tfdp.fix replaced %d layers: %s.", len(made), "; ".join(made))
     if public_data is None:
@@ -124,23 +123,14 @@ def _mixing(layer):
     return [inner for inner in layers_of(layer, itself=True) if normalizes_by_batch(inner)]
 
 
-def _refuse_left_over(network):
-    left = _mixing(network)
-    if left:
-        raise ValueError(
-            f"Layer '{left[0].name}' ({type(left[0]).__name__}) is where it cannot be replaced. "
-            "Expected it in a Sequential or functional model, or in an attribute, list, tuple or dict "
-            "of a layer. Replace it by hand."
-        )
-
-
 def _copy(model):
     """A copy of a subclassed model, made from its configuration."""
     try:
-        made = type(model).from_config(model.get_config())
+        made = type(model).from_config(_arguments(model))
         _copy_names(model, made)
         made.build_from_config(model.get_build_config() or {})
         _copy_state(model, made)
+        made.built = True  # all weights are there
     except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f"Model '{model.name}' ({type(model).__name__}) cannot be copied: {error} Expected a "
@@ -149,6 +139,15 @@ def _copy(model):
         ) from error
     _copy_flags(model, made)
     return made
+
+
+def _arguments(model):
+    """The configuration of a model, without what its constructor does not take."""
+    config = model.get_config()
+    parameters = inspect.signature(type(model).__init__).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return config
+    return {name: value for name, value in config.items() if name in parameters}
 
 
 def _copy_names(old, new):
@@ -270,7 +269,7 @@ class _Repair:
         return layer
 
     def _exchanged(self, value):
-        """`value` with new layers for old ones; lists and dicts are changed in place."""
+        """`value` with new layers for old ones; lists, dicts and sets are changed in place."""
         if isinstance(value, keras.Layer):
             return self._done.get(id(value), (value,))[0]
         if isinstance(value, (list, dict)):
@@ -278,6 +277,10 @@ class _Repair:
                 new = self._exchanged(old)
                 if new is not old:
                     value[key] = new
+        elif isinstance(value, set):
+            for old in list(value):
+                value.remove(old)
+                value.add(self._exchanged(old))
         elif isinstance(value, tuple):
             new = [self._exchanged(old) for old in value]
             if any(a is not b for a, b in zip(new, value, strict=True)):
