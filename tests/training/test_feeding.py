@@ -551,3 +551,14 @@ def test_sparse_batches_of_a_generator_are_refused_with_a_sentence(sparse):
     with pytest.raises(ValueError, match="dense tensors"):
         model.fit(iter([(sparse(x), y)]), verbose=0)
     assert steps(model) == 0
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [scipy.sparse.csr_matrix, tf.sparse.from_dense, tf.RaggedTensor.from_tensor],
+    ids=["scipy", "sparse", "ragged"],
+)
+def test_arrays_that_are_not_dense_are_refused_with_a_sentence(convert):
+    x, y = data(8)
+    with pytest.raises(ValueError, match="Expected dense arrays"):
+        private().fit(convert(x), y, verbose=0)
