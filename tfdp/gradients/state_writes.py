@@ -27,6 +27,7 @@ from tfdp.gradients.coupled_losses import refuse_coupled_losses
 from tfdp.gradients.forward import keeps_data
 from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
 from tfdp.gradients.targets import apart
+from tfdp.gradients.vectorizing import layer_of_operation
 
 _WHY = "so it would keep what private examples wrote into it without any noise"
 _PYTHON = (
@@ -387,23 +388,14 @@ class _Walk:
     def _where(self, operation, position):
         """Describes the place in the user's model from which an op comes."""
         phase = self._trace.phase(position)
-        layer = self._layer(operation.name) if phase in ("the forward pass", "a gradient") else None
+        layer = None
+        if phase in ("the forward pass", "a gradient"):
+            layer = layer_of_operation(self._trace.model, operation.name)
         what = f"in {phase}"
         if layer is not None:
             what = f"in layer '{layer.name}' ({type(layer).__name__})"
         frame = _users_frame(operation)
         return what if frame is None else f"{what}, {frame.filename}:{frame.lineno}"
-
-    def _layer(self, name):
-        """Returns the innermost layer in whose name scope an op is, or None."""
-        model = self._trace.model
-        layers = {v.name: v for v in layers_of(model) if v.name}
-        for scope in reversed(name.split("/")[:-1]):
-            # Keras opens a layer's scope twice, to build and to call it; the second gets a number.
-            for candidate in (re.sub(r"_\d+$", "", scope), scope):
-                if candidate in layers:
-                    return layers[candidate]
-        return None
 
     def _target(self, operation):
         """Returns the name of the variable that an op writes, or "" if the graph does not show it."""
