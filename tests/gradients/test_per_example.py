@@ -29,6 +29,17 @@ def regularized():
     return keras.Sequential([keras.Input((4,)), kernel])
 
 
+class Ranked(layers.Layer):
+    """Uses an operation that TensorFlow cannot vectorize."""
+
+    def call(self, x):
+        return x + tf.stop_gradient(tf.cast(tf.raw_ops.Unique(x=x[0]).idx, x.dtype))
+
+
+def ranked():
+    return keras.Sequential([keras.Input((4,)), layers.Dense(3), Ranked(name="ranked")])
+
+
 def conv3d():
     return keras.Sequential(
         [keras.Input((3, 3, 3, 1)), layers.Conv3D(2, 2), layers.Flatten(), layers.Dense(3)]
@@ -58,7 +69,7 @@ def by_hand(model, x, y, weight=None):
 
 
 @pytest.mark.parametrize("method", ["vectorized", "loop"])
-@pytest.mark.parametrize("make", [dense, conv, regularized])
+@pytest.mark.parametrize("make", [dense, conv, conv3d, regularized])
 @pytest.mark.parametrize("weight", [None, np.array([0.0, 1.0, 2.0, 0.5, 3.0], "float32")])
 def test_they_are_those_of_batches_of_one(make, method, weight):
     model = compiled(make)
@@ -70,7 +81,7 @@ def test_they_are_those_of_batches_of_one(make, method, weight):
 
 
 def test_the_loop_takes_what_cannot_be_vectorized():
-    model = compiled(conv3d)
+    model = compiled(ranked)
     x, y = data(model)
     for ours, expected in zip(
         per_example_gradients(model, x, y, method="loop"), by_hand(model, x, y), strict=True
@@ -126,6 +137,6 @@ def test_what_is_refused(model, method, message):
 
 
 def test_what_cannot_be_vectorized_is_named():
-    model = compiled(conv3d)
-    with pytest.raises(NotImplementedError, match="cannot vectorize"):
+    model = compiled(ranked)
+    with pytest.raises(NotImplementedError, match=r"'ranked' .* cannot vectorize: .* op Unique"):
         per_example_gradients(model, *data(model))

@@ -38,6 +38,11 @@ class Case:
     arguments: dict
     options: dict
 
+    @property
+    def layer(self) -> str:
+        """The name of the layer's class."""
+        return self.layer_class.__name__
+
 
 def files() -> list[str]:
     """The test files of Keras' layers that use `run_layer_test`, relative to `ROOT`."""

@@ -92,8 +92,6 @@ def test_both_engines_sum_what_the_encoder_makes_of_each_example(name):
         flat = np.concatenate([tf.convert_to_tensor(g).numpy().ravel() for g in gradients])
         expected = expected + bound.encoder.encode(tf.constant(flat[np.newaxis])).numpy()[0]
     for engine in ("vectorized", "ghost"):
-        if engine == "vectorized" and name == "convolutional":
-            continue  # TensorFlow cannot vectorize depthwise convolutions
         for physical_batch_size in (None, 2):
             found = summer(model, bound, engine, physical_batch_size=physical_batch_size)(x, y)
             # Rounding may move an entry to a neighbouring rank.

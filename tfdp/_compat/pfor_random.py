@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdp._compat.versions import borrowing
 
 _SAMPLERS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2")
+_GAMMAS = ("StatelessRandomGammaV3",)
 _INTEGERS = ("StatelessRandomUniformIntV2",)
 
 
@@ -49,6 +50,13 @@ def register() -> None:
         drawn = op(shape=shape, key=key, counter=counter, alg=alg, minval=low, maxval=high)
         return wrap(drawn, True)
 
+    def convert_gamma(name, pfor_input):
+        op = getattr(tf.raw_ops, name)
+        key, counter, alg = (_first(pfor_input, i) for i in (1, 2, 3))
+        alpha = pfor_input.unstacked_input(4)
+        shape = _batched_shape(pfor_input)
+        return wrap(op(shape=shape, key=key, counter=counter, alg=alg, alpha=alpha), True)
+
     def convert_key(pfor_input):
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_first(pfor_input, 0))
         rows = pfor_input.pfor.loop_len_vector[0]
@@ -59,6 +67,7 @@ def register() -> None:
 
     rules = {name: functools.partial(convert_sampler, name) for name in _SAMPLERS}
     rules |= {name: functools.partial(convert_integers, name) for name in _INTEGERS}
+    rules |= {name: functools.partial(convert_gamma, name) for name in _GAMMAS}
     rules["StatelessRandomGetKeyCounter"] = convert_key
     for name, rule in rules.items():
         try:

@@ -25,6 +25,24 @@ def inside_xla() -> bool:
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
+def operation_in_conversion(error: BaseException | None) -> tf.Operation | None:
+    """The operation that `tf.vectorized_map` was vectorizing when an error was raised, or None.
+
+    It is a local variable of `PFor._convert_helper` (`y_op`), found in the traceback of the error or of
+    one that it was made from, as in eager mode.
+    """
+    while error is not None:
+        found, trace = None, error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_name == "_convert_helper":
+                found = trace.tb_frame.f_locals.get("y_op", found)
+            trace = trace.tb_next
+        if isinstance(found, tf.Operation):
+            return found
+        error = error.__cause__ or error.__context__
+    return None
+
+
 # -- data sets ---------------------------------------------------------------------------------------
 
 

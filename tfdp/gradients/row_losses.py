@@ -16,6 +16,7 @@ from tfdp._compat.keras import (
 from tfdp.gradients.forward import losses_of_outputs
 from tfdp.gradients.rules import UnsupportedModelError
 from tfdp.gradients.targets import apart
+from tfdp.gradients.vectorizing import vectorized_map
 
 # Keras' losses that compute a value for every row from that row alone.
 _FUNCTIONS = {
@@ -168,8 +169,8 @@ def _vectorized(forward, scope, x, y, y_pred, sample_weight):
         parts = losses_of_outputs(forward.model, scope)
         return loss, parts, [tf.convert_to_tensor(gradient)[0] for gradient in gradients]
 
-    losses, parts, gradients = tf.vectorized_map(
-        one, (x, y, y_pred, known, sample_weight), fallback_to_while_loop=False
+    losses, parts, gradients = vectorized_map(
+        forward.model, one, (x, y, y_pred, known, sample_weight)
     )
     leaves = tf.nest.flatten(y_pred)
     # The vectorizer may lose static shapes.

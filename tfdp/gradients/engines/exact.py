@@ -2,17 +2,17 @@
 
 Each example passes through the model alone, as a batch of one, so nothing can mix examples. Norm and
 gradient come from the same forward pass. For an op that TensorFlow cannot vectorize the engine raises
-an error; it never falls back to a loop. (TensorFlow's own rule for the filter gradient of a convolution
-contains a loop, and warns of it.)
+an error; it never falls back to a loop over the examples. (The rules for a few operations contain one,
+such as TensorFlow's own for the filter gradient of a convolution, which warns of it, and those of
+`tfdp._compat.pfor_ops`.)
 """
 
 import contextlib
-import re
 
 import keras
 import tensorflow as tf
 
-from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat import pfor_repairs
 from tfdp._compat.keras import layers_of
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
@@ -20,6 +20,7 @@ from tfdp.gradients.engines.ending import bounded
 from tfdp.gradients.forward import Forward, losses_of_outputs
 from tfdp.gradients.rules.base import replaced
 from tfdp.gradients.rules.per_example_gradient import Instantiated
+from tfdp.gradients.vectorizing import vectorized_map
 
 
 @contextlib.contextmanager
@@ -74,8 +75,6 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
     Raises:
         NotImplementedError: TensorFlow cannot vectorize an op of the model.
     """
-    pfor_random.register()
-    pfor_repairs.register()
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     state = forward.state(chunk)
     rows = tf.shape(sample_weight)[0]
@@ -105,21 +104,10 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         parts = losses_of_outputs(forward.model, scope)
         return gradients, loss, parts, tf.nest.map_structure(lambda o: o[0], y_pred), steps
 
-    try:
-        with _unrolled(forward.model):
-            gradients, losses, parts, outputs, steps = tf.vectorized_map(
-                one, (x, y, sample_weight, stacked), fallback_to_while_loop=False
-            )
-    except ValueError as error:
-        op = _not_vectorized(str(error))
-        if op is not None:
-            raise NotImplementedError(
-                f"The exact engine cannot vectorize the TensorFlow op {op} in this model, and does "
-                "not fall back to a slow loop in silence. Expected a model that the ghost engine covers"
-                " (it has rules for convolutions of all kinds; ghost.supports(model) names the layer "
-                "that it does not cover), or another layer in place of the one that uses this op."
-            ) from error
-        raise
+    with _unrolled(forward.model):
+        gradients, losses, parts, outputs, steps = vectorized_map(
+            forward.model, one, (x, y, sample_weight, stacked)
+        )
     # The vectorizer may lose static shapes.
     gradients = [
         tf.reshape(g, [-1, *v.shape]) for g, v in zip(gradients, forward.variables, strict=True)
@@ -129,19 +117,6 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         old + next(steps)[0] if moved else None for old, moved in zip(state, changed, strict=True)
     ]
     return gradients, losses, parts, outputs, new_state
-
-
-def _not_vectorized(message: str) -> str | None:
-    """Returns the op that an error message of the vectorizer names, or None for another message."""
-    patterns = (
-        r"defined for (\w+)",
-        r"No converter.* (\w+)",
-        r"of op '(\w+)' expected to be not loop",
-    )
-    for pattern in patterns:
-        if found := re.search(pattern, message):
-            return found[1]
-    return None
 
 
 def bounded_sum(

@@ -13,7 +13,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat import pfor_repairs
 from tfdp._compat.keras import forget_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
@@ -25,6 +25,7 @@ from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.recording import Recorder, owners
 from tfdp.gradients.rules.separate_rows import rows_are_separate
+from tfdp.gradients.vectorizing import vectorized_map
 from tfdp.layers.public import public_layers, uses_batch_statistics
 
 
@@ -88,7 +89,8 @@ def _forward_pass(model, rules):
 
 def _trace(model, rules, specification):
     forward = Forward(model)
-    forward.permit(forward.state_variables)  # nothing is executed, and `state_writes` is the judge
+    # Nothing is executed, and `state_writes` is the judge.
+    forward.permit([(variable, None) for variable in forward.state_variables])
     values = [tf.convert_to_tensor(v) for v in forward.variables]
 
     def run(x):
@@ -195,8 +197,6 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
 
 def _row_by_row(forward, rules, x, y, sample_weight, chunk):
     """Runs each row alone, as a batch of one, vectorized: nothing that the model does can mix rows."""
-    pfor_random.register()
-    pfor_repairs.register()
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     state = forward.state(chunk)
     rows = tf.shape(sample_weight)[0]
@@ -230,8 +230,8 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         losses = loss, losses_of_outputs(forward.model, scope)
         return [call.saved for call in calls], gradients, losses, outputs, steps
 
-    saved, gradients, losses, outputs, steps = tf.vectorized_map(
-        one, (x, y, sample_weight, stacked), fallback_to_while_loop=False
+    saved, gradients, losses, outputs, steps = vectorized_map(
+        forward.model, one, (x, y, sample_weight, stacked)
     )
     recorded, position = {}, 0
     for rule, count in traced["calls"].items():

@@ -1,0 +1,123 @@
+"""Rules of `tf.vectorized_map` for operations of Keras' layers for which TensorFlow has none.
+
+Where the inputs have a batch axis, the examples are merged with it, so one operation serves them all.
+Where that is not possible (slices that begin elsewhere for each example), the rule loops over the
+examples, for this operation alone; so does TensorFlow's own rule for the filter gradient of a 2-D
+convolution. `pfor_conv3d` has the rules for 3-D convolutions.
+"""
+
+import functools
+
+import tensorflow as tf
+
+from tfdp._compat.versions import borrowing
+
+# For each operation the inputs with a batch axis. All other inputs are the same for all examples.
+_MERGED = {
+    "ImageProjectiveTransformV3": [0, 1],
+    "ResizeArea": [0],
+    "ResizeBicubic": [0],
+    "ResizeBicubicGrad": [0, 1],
+    "ResizeBilinear": [0],
+    "ResizeBilinearGrad": [0, 1],
+    "ResizeNearestNeighbor": [0],
+    "ResizeNearestNeighborGrad": [0],
+    "ScaleAndTranslate": [0],
+    "ScaleAndTranslateGrad": [0, 1],
+}
+# The same where only a filter that is shared by all examples lacks a rule.
+_MERGED_IF_SHARED = {"DepthwiseConv2dNative": [0]}
+# Here input 0 is the shape of the result, batch included.
+_MERGED_INTO_SHAPE_IF_SHARED = {"DepthwiseConv2dNativeBackpropInput": [2]}
+_FILTER = 1
+# Operations on the last axis, for any number of axes.
+_LAST_AXIS = ("HSVToRGB", "RGBToHSV")
+# Operations whose axes before the last two are broadcast; quantized layers use this one.
+_BROADCAST = ("BatchMatMulV3",)
+_LOOPS = ("DenseBincount", "Range")
+# TensorFlow has rules for these where the examples share where a slice begins and ends.
+_LOOPS_IF_STACKED = {"StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3)}
+
+
+@functools.cache
+def register() -> None:
+    """Registers the rules once per process, except for operations that already have one."""
+    with borrowing("rules for tf.vectorized_map, for layers of images"):
+        from tensorflow.python.ops.parallel_for import pfor
+
+        rules = pfor._pfor_converter_registry
+        create = pfor._create_op
+        wrap = pfor.wrap
+        own = {name: rules[name] for name in (*_LOOPS_IF_STACKED, *_MERGED_IF_SHARED)}
+        own |= {name: rules[name] for name in _MERGED_INTO_SHAPE_IF_SHARED}
+
+    def created(pfor_input, inputs):
+        dtypes = [output.dtype for output in pfor_input.outputs]
+        return create(pfor_input.op_type, inputs, dtypes, pfor_input.op.node_def.attr).outputs
+
+    def merged(with_batch, pfor_input, into_shape=False):
+        pfor_input.stack_inputs(with_batch)
+        rows = pfor_input.pfor.loop_len_vector
+        inputs = []
+        for index in range(pfor_input.num_inputs):
+            if index in with_batch:
+                value = pfor_input.stacked_input(index)
+                inputs.append(tf.reshape(value, tf.concat([[-1], tf.shape(value)[2:]], 0)))
+            else:
+                inputs.append(pfor_input.unstacked_input(index))
+        if into_shape:
+            inputs[0] = tf.concat(
+                [inputs[0][:1] * tf.cast(rows, inputs[0].dtype), inputs[0][1:]], 0
+            )
+        return [
+            wrap(tf.reshape(output, tf.concat([rows, [-1], tf.shape(output)[1:]], 0)), True)
+            for output in created(pfor_input, inputs)
+        ]
+
+    def merged_if_shared(name, with_batch, into_shape, pfor_input):
+        if pfor_input.input(_FILTER).is_stacked:
+            return own[name](pfor_input)
+        return merged(with_batch, pfor_input, into_shape)
+
+    def on_last_axis(pfor_input):
+        return [wrap(output, True) for output in created(pfor_input, [pfor_input.stacked_input(0)])]
+
+    def broadcast(pfor_input):
+        pfor_input.expanddim_inputs_for_broadcast()
+        given = [pfor_input.input(index).t for index in range(pfor_input.num_inputs)]
+        return [wrap(output, True) for output in created(pfor_input, given)]
+
+    def looped(pfor_input):
+        given = [pfor_input.input(index) for index in range(pfor_input.num_inputs)]
+
+        def one(rows):
+            rows = iter(rows)
+            return created(pfor_input, [next(rows) if x.is_stacked else x.t for x in given])
+
+        outputs = tf.map_fn(
+            one,
+            [x.t for x in given if x.is_stacked],
+            fn_output_signature=[tf.TensorSpec(o.shape, o.dtype) for o in pfor_input.outputs],
+        )
+        return [wrap(output, True) for output in outputs]
+
+    def looped_if_stacked(name, places, pfor_input):
+        if any(pfor_input.input(index).is_stacked for index in places):
+            return looped(pfor_input)
+        return own[name](pfor_input)
+
+    partial = functools.partial
+    for name, with_batch in _MERGED.items():
+        rules.setdefault(name, partial(merged, with_batch))
+    for name, with_batch in _MERGED_IF_SHARED.items():
+        rules[name] = partial(merged_if_shared, name, with_batch, False)
+    for name, with_batch in _MERGED_INTO_SHAPE_IF_SHARED.items():
+        rules[name] = partial(merged_if_shared, name, with_batch, True)
+    for name in _LAST_AXIS:
+        rules.setdefault(name, on_last_axis)
+    for name in _BROADCAST:
+        rules.setdefault(name, broadcast)
+    for name in _LOOPS:
+        rules.setdefault(name, looped)
+    for name, places in _LOOPS_IF_STACKED.items():
+        rules[name] = partial(looped_if_stacked, name, places)
