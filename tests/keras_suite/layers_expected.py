@@ -15,7 +15,7 @@ from tests.keras_suite.layers_gradients import Outcome
 LIST = pathlib.Path(__file__).with_name("layers_expected.toml")
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "keras_suite.md"
 # The kinds of `Outcome` that a case may have; "wrong" is always a failure.
-KINDS = ("equal", "random", "refused", "plain")
+KINDS = ("equal", "random", "zero", "refused", "plain")
 _BEGIN, _END = "<!-- counts of layers -->", "<!-- end of counts of layers -->"
 
 
@@ -85,7 +85,10 @@ def table(kinds: dict[str, str], version: str) -> str:
     folders = collections.defaultdict(collections.Counter)
     for name, kind in kinds.items():
         folders[name.partition("/")[0]][kind] += 1
-    lines = [f"| Keras {version} | cases | " + " | ".join(KINDS) + " |", "| --- " * 6 + "|"]
+    lines = [
+        f"| Keras {version} | cases | " + " | ".join(KINDS) + " |",
+        "| --- " * (2 + len(KINDS)) + "|",
+    ]
     total = collections.Counter()
     for folder, counts in sorted(folders.items()):
         lines.append(_line(folder, counts))

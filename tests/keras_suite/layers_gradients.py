@@ -20,6 +20,7 @@ ROWS = 3
 TOLERANCE = 1e-4
 # For layers that compute in bfloat16, whose numbers have 8 binary digits.
 COARSE = 3e-2
+_DRAWS = 16
 _LOSS = keras.losses.MeanSquaredError()
 
 
@@ -40,8 +41,8 @@ class Outcome:
 
     Attributes:
         kind: "equal"; "random" (each example has draws of its own, and only its own row matters);
-            "refused" (with a sentence of tfdp's); "plain" (plain Keras cannot compute a gradient
-            either); "wrong".
+            "zero" (no example has a gradient, and the private one is zero); "refused" (with a sentence
+            of tfdp's); "plain" (plain Keras has no such model, or no gradient of it); "wrong".
         detail: the largest relative difference, or what was raised.
     """
 
@@ -51,11 +52,14 @@ class Outcome:
 
 def check(case: Case, engines=ENGINES, jit_compile=False) -> Outcome:
     """Checks a layer behind a trainable layer and, where it has no weights, in front of one."""
-    worst = Outcome("equal")
-    try:
-        problems = [_Problem(case, front) for front in _forms(case)]
-    except Exception as error:
-        return Outcome("plain", _said(error))
+    worst, problems = Outcome("equal"), []
+    for front in _forms(case):
+        try:
+            problems.append(_Problem(case, front))
+        except Exception as error:
+            worst = Outcome("plain", _said(error))
+    if problems:
+        worst = Outcome("equal")
     for problem in problems:
         for engine in engines:
             found = _check(problem, engine, jit_compile)
@@ -124,10 +128,13 @@ class _Problem:
         self.case, self.front = case, front
         keras.utils.set_random_seed(0)
         self.x = _data(case)
-        self.model = self.build()
-        self.rows = len(keras.tree.flatten(self.x)[0])
-        generator = np.random.default_rng(1)
         self.flat = [tf.convert_to_tensor(leaf) for leaf in keras.tree.flatten(self.x)]
+        self.tolerance = TOLERANCE
+        self.model = self.build()
+        self.rows = len(self.flat[0])
+        if len(self.model(self.inputs())) != self.rows:
+            raise ValueError("The leading axis of the inputs is not that of examples.")
+        generator = np.random.default_rng(1)
         width = self.model.output_shape[-1]
         self.y = generator.normal(size=(self.rows, width)).astype("float32")
         for variable in self.model.trainable_variables:
@@ -139,6 +146,19 @@ class _Problem:
 
     def build(self):
         keras.utils.set_random_seed(0)
+        try:
+            return self._functional()
+        except ValueError:
+            if self.front or len(self.flat) > 1:
+                raise
+            return self._sequential()  # for layers that return their very inputs as outputs
+
+    def _sequential(self):
+        (leaf,) = self.flat
+        tail = [keras.layers.Flatten(), keras.layers.Dense(2)]
+        return keras.Sequential([keras.Input(leaf.shape[1:]), _layer(self.case), *tail])
+
+    def _functional(self):
         flat = [
             keras.Input(np.shape(a)[1:], dtype=a.dtype.name if a.dtype.kind in "fiub" else "string")
             for a in keras.tree.flatten(self.x)
@@ -164,8 +184,8 @@ class _Problem:
         return flat if len(flat) > 1 else flat[0]
 
     def _is_random(self):
-        first, second = (self.model(self.inputs(), training=True).numpy() for _ in range(2))
-        return not np.array_equal(first, second, equal_nan=True)
+        first, *others = (self.model(self.inputs(), training=True).numpy() for _ in range(_DRAWS))
+        return not all(np.array_equal(first, other, equal_nan=True) for other in others)
 
     def _one_by_one(self):
         values = [v.value for v in self.model.trainable_variables]
@@ -224,11 +244,13 @@ class _Trained:
         variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
         self.start = [(v, v.numpy()) for v in variables]  # with the states of seed generators
 
-    def step(self, x=None, weight=None):
+    def step(self, flat=None, y=None, weight=None):
+        """Returns the gradient of one step that starts with the initial weights and seeds."""
         for variable, value in self.start:
             variable.assign(value)
-        x = self.problem.inputs() if x is None else x
-        self.model.train_on_batch(x, self.problem.y, sample_weight=weight)
+        flat = self.problem.flat if flat is None else flat
+        y = self.problem.y if y is None else y
+        self.model.train_on_batch(flat if len(flat) > 1 else flat[0], y, sample_weight=weight)
         return [v.numpy().astype("float64") for v in self.model.trainable_variables]
 
 
@@ -237,11 +259,12 @@ def _check(problem, engine, jit_compile):
         if problem.draws:
             return _check_random(problem, engine, jit_compile)
         norms = problem.norms()
-        if not norms.any():
-            return Outcome("wrong", "no example has a gradient, so nothing is compared")
         clip = float(np.median(norms)) or 1.0
         expected = problem.expected(clip)
         got = _Trained(problem, engine, clip, jit_compile).step()
+        if not norms.any():
+            zero = not any(np.any(gradient) for gradient in got)
+            return Outcome("zero" if zero else "wrong", "no example has a gradient")
     except Exception as error:
         return Outcome("refused" if is_sentence(error) else "wrong", _said(error))
     difference = _difference(got, expected)
@@ -261,28 +284,28 @@ def _difference(got, expected):
 def _check_random(problem, engine, jit_compile):
     """Checks that a row's gradient does not depend on other rows, and has random numbers of its own."""
     trained = _Trained(problem, engine, 1e6, jit_compile)
-    rows = problem.rows
-    only = np.eye(rows, dtype="float32")
-    alike = [tf.concat([a[:1]] * rows, 0) for a in problem.flat]
-    other = [
-        tf.concat([a[:1], tf.reverse(a[1:], [0]) * 2], 0) if a.dtype.is_floating else a
-        for a in problem.flat
+    changed = [
+        tf.concat([leaf[:1], tf.reverse(leaf[1:], [0]) * tf.cast(2, leaf.dtype)], 0)
+        if leaf.dtype.is_floating
+        else leaf
+        for leaf in problem.flat
     ]
-    alike, other = (a if len(a) > 1 else a[0] for a in (alike, other))
-    first = trained.step(weight=only[0])
-    again = trained.step(other, weight=only[0])
-    if not all(np.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(first, again, strict=True)):
+    weight = np.eye(problem.rows, dtype="float32")[0]
+    first = trained.step(weight=weight)
+    again = trained.step(changed, weight=weight)
+    if not _close(first, again):
         return Outcome("wrong", "the gradient of an example depends on other examples")
-    y = problem.y
-    problem.y = np.repeat(y[:1], rows, axis=0)
-    draws = [trained.step(alike, weight=only[i]) for i in range(rows)]
-    problem.y = y
-    differ = any(
-        not np.allclose(a, b, rtol=1e-4, atol=1e-7)
-        for later in draws[1:]
-        for a, b in zip(draws[0], later, strict=True)
-    )
-    return Outcome("random", "" if differ else "all rows draw the same numbers")
+    alike = [tf.repeat(leaf[:1], _DRAWS, 0) for leaf in problem.flat]
+    y = np.repeat(problem.y[:1], _DRAWS, axis=0)
+    first, *others = (trained.step(alike, y, weight) for weight in np.eye(_DRAWS, dtype="float32"))
+    if all(_close(first, other) for other in others):
+        return Outcome("wrong", "all examples of a lot draw the same numbers")
+    return Outcome("random")
+
+
+def _close(gradients, others):
+    pairs = zip(gradients, others, strict=True)
+    return all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in pairs)
 
 
 def is_sentence(error) -> bool:

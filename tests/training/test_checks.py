@@ -27,6 +27,8 @@ BAD = {
     "tfdp.fix": lambda: layers.BatchNormalization(),
     "GroupNormalization": lambda: MyNorm(scale=False, center=False),
     "power-iteration": lambda: layers.SpectralNormalization(layers.Dense(2)),
+    "mixed with itself": lambda: layers.MixUp(),
+    "Leave it out": lambda: layers.CutMix(),
     "public constants": lambda: layers.Normalization(),
     "feature axis": lambda: layers.Softmax(axis=0),
 }

@@ -34,7 +34,7 @@ _FILTER = 1
 _LAST_AXIS = ("HSVToRGB", "RGBToHSV")
 # Operations whose axes before the last two are broadcast; quantized layers use this one.
 _BROADCAST = ("BatchMatMulV3",)
-_LOOPS = ("DenseBincount", "Range")
+_LOOPS = ("DenseBincount", "Range", "SparseCross", "SparseToDense")
 # TensorFlow has rules for these where the examples share where a slice begins and ends.
 _LOOPS_IF_STACKED = {"StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3)}
 

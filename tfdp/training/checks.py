@@ -30,6 +30,15 @@ def _spectral_norm(layer):
     return None
 
 
+def _mixed_images(layer):
+    if isinstance(layer, (keras.layers.MixUp, keras.layers.CutMix)):
+        return (
+            "mixes each example with others of its batch; privately, each example passes alone and "
+            "would be mixed with itself. Leave it out"
+        )
+    return None
+
+
 def _stateful_rnn(layer):
     if getattr(layer, "stateful", False) is True:
         return "carries its state from one example to the next. Build it with stateful=False"
@@ -166,6 +175,7 @@ _RULES = (
     _overwritten,
     _batch_norm,
     _spectral_norm,
+    _mixed_images,
     _stateful_rnn,
     _batch_axis,
     _empty_public_examples,

@@ -151,7 +151,7 @@ def tokens_to_sequence(drawing, x):
     mask_zero = drawing.flip()
     embedded = drawing.made(layers.Embedding(5, 3, mask_zero=mask_zero))(x)
     if mask_zero:
-        # The exact engine cannot vectorize masked recurrent layers; test_rules_more tests them.
+        # test_rules_more tests recurrent layers with masks.
         pooled = layers.GlobalAveragePooling1D()(drawing.affine()(embedded))
         return layers.RepeatVector(3)(pooled)
     return embedded

@@ -10,6 +10,7 @@ from tfdp._compat import pfor_repairs
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.per_example import per_example_gradients
 from tfdp.gradients.rules.recording import owners
 from tfdp.gradients.rules.separate_rows import rows_are_separate
 from tfdp.gradients.testing import (
@@ -114,6 +115,44 @@ def test_recurrent_with_masks(kind, zero_output_for_mask):
     )
     assert rows_are_separate(model, owners(model))
     check_model(model, rows=3, integers=4, tolerance=3e-5, vectorizes=False)
+
+
+@pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU, layers.SimpleRNN])
+def test_masked_backward_loops_in_the_exact_engine(kind):
+    # Keras' own unrolled loop would hide the outputs with a mask that it does not turn round.
+    tokens = keras.Input((4,), dtype="int32")
+    hidden = layers.Embedding(4, 3, mask_zero=True)(tokens)
+    both = layers.Bidirectional(kind(2, return_sequences=True))(hidden)
+    last = kind(2, go_backwards=True, zero_output_for_mask=True)(hidden)
+    model = keras.Model(tokens, [both, last])
+    model.compile(loss=["mse", "mse"])
+    x = np.array([[1, 2, 3, 0], [3, 2, 0, 0], [1, 0, 0, 0]], "int32")
+    y = [np.ones((3, 4, 4), "float32"), np.ones((3, 2), "float32")]
+    vectorized = per_example_gradients(model, x, y)
+    one_by_one = per_example_gradients(model, x, y, method="loop")
+    for ours, expected in zip(vectorized, one_by_one, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_sequence_of_unknown_length_is_named():
+    layer = layers.LSTM(2, name="rolled")
+    model = keras.Sequential([keras.Input((None, 3)), layer, layers.Dense(1)])
+    model.compile(loss="mse")
+    specs = tf.TensorSpec((2, None, 3)), tf.TensorSpec((2, 1))
+    with pytest.raises(NotImplementedError, match=r"'rolled' .* unknown length"):
+        tf.function(lambda x, y: per_example_gradients(model, x, y)).get_concrete_function(*specs)
+
+
+def test_padding_in_front_of_a_volume_convolution():
+    # TensorFlow merges the padding into the convolution, and forgets that this one has its own.
+    model = keras.Sequential(
+        [
+            keras.Input((3, 5, 4, 1)),
+            layers.ZeroPadding3D(2),
+            layers.Conv3D(1, 2, padding="same", use_bias=False),
+        ]
+    )
+    check_model(model, rows=3)
 
 
 def test_recurrent_with_states_from_another_layer():
