@@ -41,7 +41,11 @@ def child(code, **environment):
     """Runs code in a process with `quiet_tensorflow` in `console`."""
     known = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     return subprocess.run(
-        [sys.executable, "-c", "import os, sys\nfrom tfdp.experiments import console\n" + code],
+        [
+            sys.executable,
+            "-c",
+            "import os, signal, sys\nfrom tfdp.experiments import console\n" + code,
+        ],
         capture_output=True,
         text=True,
         timeout=120,
@@ -81,7 +85,12 @@ def test_tracing_again_is_not_warned_of():
     ("ending", "status", "words"),
     [
         ("raise KeyboardInterrupt", 130, "interrupted"),
-        ("os.kill(os.getpid(), 2)", 130, "interrupted"),
+        # A shell starts processes in the background with SIGINT ignored.
+        (
+            "signal.signal(2, signal.default_int_handler); os.kill(os.getpid(), 2)",
+            130,
+            "interrupted",
+        ),
         ("os.kill(os.getpid(), 15)", 143, "terminated"),
         ("sys.exit(3)", 3, ""),
         ("return 2", 2, ""),

@@ -94,6 +94,20 @@ def test_whatever_may_keep_something_of_the_data_is_refused(new):
     assert not any(run.steps for run in model.privacy.ledger.runs)
 
 
+@pytest.mark.parametrize("engine", ["auto", "vectorized"])
+def test_a_branch_that_is_only_executed_keeps_nothing(engine):
+    """The inspected graph has static rows, and the executed one need not."""
+
+    def new(n, x):
+        return ops.sum(x) if x.shape[0] is None else n + 1
+
+    model = compiled(new, engine)
+    model.train_on_batch(7 * X[:ROWS], Y[:ROWS])
+    assert model.layers[0].counter.numpy() == 1
+    model.fit(7 * X, Y, batch_size=ROWS, verbose=0)
+    assert model.layers[0].counter.numpy() == 4
+
+
 def test_a_variable_that_takes_its_value_from_weights_is_refused():
     class Averages(layers.Dense):
         def build(self, shape):

@@ -146,3 +146,37 @@ def test_a_loss_that_made_up_numbers_break_is_judged_by_its_shape():
     trained(model(), checked(lambda squares: tf.reduce_mean(squares, axis=-1)), HOT)
     with pytest.raises(ValueError, match=r"for 4 rows it returns values of shape \(\)"):
         trained(model(), checked(tf.reduce_mean), HOT)
+
+
+class InPairs(keras.Model):
+    """Two towers, as a contrastive model has them; `views` times as many outputs as rows."""
+
+    def __init__(self, views=1):
+        super().__init__()
+        self.a, self.b, self.views = layers.Dense(4), layers.Dense(4), views
+
+    def call(self, x):
+        towers = [tf.concat([tower(x)] * self.views, axis=0) for tower in (self.a, self.b)]
+        return tf.matmul(*towers, transpose_b=True)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        same = tf.range(tf.shape(y_pred)[0])
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(same, y_pred))
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_outputs_over_pairs_of_rows_are_refused(views):
+    made = InPairs(views)
+    made(np.zeros((2, 4), "float32"))
+    with pytest.raises(ValueError, match=r"pairs of rows.*Expected outputs \(rows"):
+        trained(made, None, HOT)
+
+
+@pytest.mark.parametrize("units", [ROWS, (ROWS, ROWS)])
+def test_outputs_that_are_as_long_as_the_lot_by_chance_are_not(units):
+    if units == ROWS:
+        head, y = [layers.Dense(ROWS)], np.zeros((ROWS, ROWS), "float32")
+    else:
+        head = [layers.Dense(ROWS * ROWS), layers.Reshape(units)]
+        y = np.zeros((ROWS, *units), "float32")
+    trained(model(head=head), "mse", y)

@@ -151,9 +151,14 @@ def test_one_number_for_each_row_stays_a_factor():
 @pytest.mark.parametrize(
     ("y", "sample_weight", "message"),
     [
-        ({"a": 0, "b": 0}, {"a": 0}, "one array for each target"),
-        ({"a": 0, "b": 0}, [0, 0], "one array for each target"),
-        (0, {"a": 0}, "one array for each target"),
+        (
+            {"a": 0, "b": 0},
+            {"a": 0},
+            "one array for each target.*targets in a dictionary of 'a' and 'b', and the weights in a "
+            "dictionary of 'a'",
+        ),
+        ({"a": 0, "b": 0}, [0, 0], r"weights in a list of 2 \(number 0, number 1\)"),
+        (0, {"a": 0}, "targets in one array, and the weights in a dictionary of 'a'"),
         ({"a": 0, "b": 0}, 1, "structure of the targets instead"),
     ],
 )

@@ -20,8 +20,9 @@ _KERAS = pathlib.Path(keras.__file__).parent / "src"
 
 
 MISSING = (
-    f"The package of Keras {keras.__version__} in {_KERAS} has no test files. Install it from its "
-    f"source: pip install --no-binary keras keras=={keras.__version__}"
+    f"The package of Keras {keras.__version__} in {_KERAS} has no test files. Some wheels leave them "
+    "out. Expected those of the source in the same folders: pip download --no-deps --no-binary keras "
+    f"keras=={keras.__version__}"
 )
 
 

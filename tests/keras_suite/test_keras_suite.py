@@ -65,6 +65,30 @@ def test_names_that_are_gone_are_stale_for_the_version_of_the_list():
     assert listed.unused(["a.py::one", "a.py::three"]) == []
 
 
+def test_an_entry_may_be_for_earlier_versions_only(tmp_path, monkeypatch):
+    text = 'keras = "3.15.1"\nshort = []\n[[entry]]\nkind = "difference"\nreason = "Because."\n'
+    path = tmp_path / "listed.toml"
+    path.write_text(text + 'before = "3.14"\nmessage = "x"\ncases = ["a.py::one"]\n')
+    monkeypatch.setattr(expected, "PATH", path)
+    assert expected.load("3.13.2").entry("a.py::one") is not None
+    assert expected.load("3.14.0").entry("a.py::one") is None
+    assert expected.load("3.9").entry("a.py::one") is not None
+
+
+def test_the_page_counts_the_cases_of_the_list():
+    listed = expected.load()
+    if keras.__version__ != listed.keras:
+        pytest.skip("The page has the counts of another version of Keras.")
+    header, _, *rows = counts.written()
+    names = [name.strip() for name in header.strip("|").split("|")]
+    total = dict(zip(names, rows[-1].strip("|").split("|"), strict=True))
+    for kind in expected.KINDS:
+        cases = [case for entry in listed.entries if entry.kind == kind for case in entry.cases]
+        assert not any("*" in case for case in cases)
+        assert int(total[kind]) == len(cases)
+    assert int(total["unexpected"]) == int(total["defect"]) == 0
+
+
 def test_two_entries_for_one_case_are_refused():
     listed = expected.Expectations("1.0", (_ENTRY, _ENTRY))
     with pytest.raises(ValueError, match="Several entries"):

@@ -165,6 +165,7 @@ def noise_of_steps(adaptive_class=AdaptiveClipping):
             clipped=nobody,
             non_finite=tf.constant(0),
             losses=nobody,
+            output_losses=tf.zeros([LOT, 0]),
             outputs=nobody,
             state=[],
             sensitivity=bound.sensitivity(),

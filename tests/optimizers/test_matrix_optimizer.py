@@ -131,7 +131,8 @@ def test_however_the_step_runs(compiled, options):
         assert accepts(noise_of(model), BANDED, 3.0)
         return
     before = weights(model)  # only every third step is visible
-    fit(model, rows=L, steps_per_epoch=STEPS)
+    lots = make_lots("cyclic", *data(L), lot_size=L)
+    model.fit(lots, steps_per_epoch=STEPS, verbose=0)
     predicted = 3.0 * prefix_noise(BANDED.first(STEPS), STEPS)[-1]
     square = ((weights(model) - before) ** 2).sum() / predicted**2
     tail = scipy.stats.chi2(before.size)

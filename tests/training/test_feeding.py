@@ -275,7 +275,7 @@ def test_a_larger_batch_than_the_first_is_refused_before_its_step():
     model = private()
     before = weights(model)
     with pytest.raises(
-        (ValueError, tf.errors.InvalidArgumentError), match="more rows than the first"
+        ValueError, match=r"^A batch has more rows than the first one, which has 4,"
     ):
         model.fit(
             tf.data.Dataset.from_generator(
@@ -285,6 +285,25 @@ def test_a_larger_batch_than_the_first_is_refused_before_its_step():
         )
     assert steps(model) == 1
     assert not np.array_equal(weights(model), before)
+
+
+def test_batches_without_rows_or_shapes_say_what_to_do():
+    x, y = data(8)
+    batches = [(x, y)]
+    unknown = tf.data.Dataset.from_generator(
+        lambda: iter(batches), output_types=(tf.float32, tf.int64)
+    )
+    cases = [
+        (tf.data.Dataset.from_tensor_slices((x, y)), "single examples.*dataset.batch"),
+        (tf.data.Dataset.from_tensor_slices(y), "single examples.*dataset.batch"),
+        (zip(x, y[:, None], strict=True), "single examples.*yield whole batches"),
+        (unknown, "unknown shape.*`output_signature`"),
+    ]
+    for given, message in cases:
+        model = private()
+        with pytest.raises(ValueError, match=message):
+            model.fit(given, verbose=0)
+        assert steps(model) == 0
 
 
 def test_what_batches_cost_is_said_once(caplog):
@@ -551,3 +570,14 @@ def test_sparse_batches_of_a_generator_are_refused_with_a_sentence(sparse):
     with pytest.raises(ValueError, match="dense tensors"):
         model.fit(iter([(sparse(x), y)]), verbose=0)
     assert steps(model) == 0
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [scipy.sparse.csr_matrix, tf.sparse.from_dense, tf.RaggedTensor.from_tensor],
+    ids=["scipy", "sparse", "ragged"],
+)
+def test_arrays_that_are_not_dense_are_refused_with_a_sentence(convert):
+    x, y = data(8)
+    with pytest.raises(ValueError, match="Expected dense arrays"):
+        private().fit(convert(x), y, verbose=0)

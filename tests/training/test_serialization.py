@@ -405,12 +405,12 @@ def test_the_best_weights_are_restored_with_their_ledger():
         validation_data=(x, y),
         callbacks=[stopping],
     )
+    assert stopping.stopped_epoch > stopping.best_epoch and not np.array_equal(
+        weights(model), before
+    )
+    assert steps(model) == 3 * (stopping.stopped_epoch + 1)  # of all epochs, also those undone
     again = private(sgd(noise=0.0, clip=1e6, rate=0.1))
     again.fit(
         x, (y + 1) % 3, batch_size=8, shuffle=False, verbose=0, epochs=stopping.best_epoch + 1
     )
-    assert stopping.stopped_epoch > stopping.best_epoch and not np.array_equal(
-        weights(model), before
-    )
     np.testing.assert_allclose(weights(model), weights(again), rtol=1e-5, atol=1e-6)
-    assert steps(model) == 3 * (stopping.stopped_epoch + 1)  # of all epochs, also those undone

@@ -57,6 +57,26 @@ def test_a_training_metric_that_is_called_like_a_validation_metric_is_refused():
         fit(model, callbacks=[keras.callbacks.EarlyStopping(monitor="val_accuracy", mode="max")])
 
 
+@pytest.mark.parametrize("monitor", ["foo", "validation_loss"])
+def test_a_monitor_that_nothing_is_called_is_not_said_to_be_private(monitor):
+    model = private()
+    with pytest.raises(
+        ValueError, match=r"no such figure.*'val_loss', which needs validation_data"
+    ):
+        fit(model, callbacks=[keras.callbacks.EarlyStopping(monitor=monitor, mode="min")])
+    assert steps(model) == 0
+
+
+def test_a_checkpoint_that_has_no_place_for_the_ledger_is_refused_before_the_first_step(tmp_path):
+    model = private()
+    with pytest.raises(ValueError, match=r"privacy ledger.*'\.keras'"):
+        fit(model, callbacks=[keras.callbacks.ModelCheckpoint(tmp_path / "q.h5")])
+    assert steps(model) == 0
+    path = tmp_path / "q.weights.h5"
+    fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path, save_weights_only=True)])
+    assert path.exists()
+
+
 # -- seeds -------------------------------------------------------------------------------------------
 
 

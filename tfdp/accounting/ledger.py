@@ -3,10 +3,11 @@
 import dataclasses
 import hashlib
 import json
+import numbers
 import os
 from collections.abc import Mapping
 
-from tfdp._validate import instance, text, whole
+from tfdp._validate import instance, text
 from tfdp.accounting.guarantee import (
     check_adjacency,
     check_delta,
@@ -184,13 +185,13 @@ class Ledger:
           LedgerError: For an unknown id, or fewer steps than were recorded before.
         """
         entry = self._entry(run_id)
-        steps = whole("steps", steps, 0)
-        if not steps >= entry.steps:
+        counted = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
+        if not (counted and steps >= entry.steps):
             raise LedgerError(
                 f"Expected at least the {entry.steps} steps that run {run_id} has spent already. "
                 f"Received {steps}. A ledger never goes back; open a new run instead."
             )
-        self._entries[run_id] = entry.with_(steps=steps)
+        self._entries[run_id] = entry.with_(steps=int(steps))
 
     def extend(self, run_id: str, run: Run) -> None:
         """Replaces the description of a run by one that covers more steps.

@@ -57,6 +57,12 @@ def as_arrays(values: Any, name: str) -> Any:
         return {key: as_arrays(value, name) for key, value in values.items()}
     if isinstance(values, list | tuple) and any(_is_several(value) for value in values):
         return tuple(as_arrays(value, name) for value in values)
+    if isinstance(values, tf.RaggedTensor | tf.SparseTensor) or hasattr(values, "toarray"):
+        raise ValueError(
+            f"Invalid value received for argument `{name}`. Expected dense arrays, since lots are "
+            f"padded to one number of rows. Received: {type(values).__name__}. Convert it, by "
+            "to_tensor(), tf.sparse.to_dense() or toarray()."
+        )
     array = np.asarray(values)
     if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
         array = array.astype(floatx(), copy=False)

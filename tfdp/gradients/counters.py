@@ -6,10 +6,14 @@ variable is no release about anybody if its new value is a function of the model
 Formal guarantee: a value passes if the traced graph shows a formula for it that has nothing but
 element-wise arithmetic, constants and the state before the pass, and if this formula is the same for
 another number of rows. So it depends neither on an example, nor on a label or a weight, nor on how many
-rows a lot has.
+rows a lot has. What a step assigns is the value of this formula (`value_of`), and not what the executed
+pass computed: a layer may compute something else for a number of rows that was not traced.
 """
 
+import numpy as np
 import tensorflow as tf
+
+from tfdp._compat.tensorflow import op_definition
 
 # Element-wise operations without a state and without functions inside.
 _ARITHMETIC = {
@@ -48,3 +52,28 @@ def _of(tensor, known):
     if None in arguments:
         return None
     return (operation.type, tensor.dtype.name, *arguments)
+
+
+def value_of(found: tuple, state: list) -> tf.Tensor:
+    """Computes what a formula says.
+
+    Args:
+        found: what `formula` returned.
+        state: tensors, the state before the pass.
+
+    Returns:
+        A tensor.
+    """
+    kind, *rest = found
+    if kind == "state":
+        return state[rest[0]]
+    if kind == "constant":
+        dtype, shape, content = rest
+        dtype = tf.as_dtype(dtype)
+        return tf.constant(np.frombuffer(content, dtype.as_numpy_dtype).reshape(shape), dtype)
+    dtype, *arguments = rest
+    values = [value_of(argument, state) for argument in arguments]
+    names = [argument.name for argument in op_definition(kind).input_arg]
+    named = {names[0]: values} if kind == "AddN" else dict(zip(names, values, strict=True))
+    more = {"DstT": tf.as_dtype(dtype)} if kind == "Cast" else {}
+    return getattr(tf.raw_ops, kind)(**named, **more)

@@ -5,8 +5,9 @@ only. That is what Keras computes with a whole batch if, and only if, the loss o
 on the other rows. A contrastive loss, which compares rows, has nothing to compare in a single row: its
 gradient is often zero, and the model would learn noise in silence.
 
-So each loss is tried on a few rows of made-up numbers, together and one by one. This does not concern
-privacy, which holds for any loss that gets one row at a time.
+So each loss is tried on a few rows of made-up numbers, together and one by one. A loss of one's own
+is not tried, but outputs that have an entry for each pair of rows, which only such losses need, are
+refused. This does not concern privacy, which holds for any loss that gets one row at a time.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdp._compat.keras import compiled_loss, compute_loss_as_keras, flat_losses
+from tfdp._compat.keras import compiled_loss, compute_loss_as_keras, flat_losses, forget_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.row_losses import is_row_by_row
 from tfdp.gradients.targets import apart, with_none
@@ -26,13 +27,14 @@ _UNKNOWN = 3  # stands for a dimension that the specification leaves open
 
 
 def refuse_coupled_losses(model, x, y, y_pred) -> None:
-    """Raises ValueError if a compiled loss of the model does not have one value for each row.
+    """Raises ValueError if the model has outputs over pairs of rows, or a loss of several rows.
 
     Args:
         model: a compiled Keras model.
         x, y, y_pred: structures of tensors or `tf.TensorSpec`s [rows, ...]; only their shapes and
             dtypes matter. y may be `WeightedTargets`.
     """
+    _refuse_pairs_of_rows(model, x, y_pred)
     compiled = compiled_loss(model)
     if compiled is None or not compiled.built:
         return
@@ -51,6 +53,57 @@ def refuse_coupled_losses(model, x, y, y_pred) -> None:
     except _Inconclusive as error:
         logging.info("The losses of model '%s' could not be tried: %s", model.name, error)
         _judge_shapes(model, losses, specs)
+
+
+def _refuse_pairs_of_rows(model, x, y_pred):
+    """Raises ValueError if another axis of an output than the first is longer with more rows."""
+    rows = tf.TensorShape(tf.nest.flatten(x)[0].shape)[0]
+    shapes = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(y_pred)]
+    if rows is None or not any(_may_hold_pairs(shape, rows) for shape in shapes):
+        return
+    try:
+        more = _shapes_of_outputs(model, x, rows + 1)
+    except Exception as error:
+        # A model that works with this number of rows only is no reason to refuse it.
+        logging.info("The outputs of model '%s' for more rows: %s", model.name, error)
+        return
+    for shape, other in zip(shapes, more, strict=True):
+        if shape.rank and other.rank == shape.rank and other[1:] != shape[1:]:
+            raise ValueError(
+                f"An output of model '{model.name}' has the shape {tuple(shape)} for {rows} rows and "
+                f"{tuple(other)} for {rows + 1}, so it has entries for pairs of rows. Private training "
+                "bounds what one example contributes, so every example goes through the model alone, "
+                "where nothing is left to compare, and the model would learn nothing. Expected outputs "
+                "(rows, ...) that are computed row by row. A loss that compares examples cannot be "
+                "trained with per-example privacy; make both parts of a pair one example instead."
+            )
+
+
+def _may_hold_pairs(shape, rows) -> bool:
+    """Whether the shape is worth a second trace: the usual outputs (rows, units) are not."""
+    if shape.rank is None or shape.rank < 2:
+        return False
+    return shape[0] not in (None, rows) or rows in shape[1:].as_list()
+
+
+def _shapes_of_outputs(model, x, rows):
+    """The shapes of the model's outputs in training, on a graph that is never executed."""
+    found = []
+
+    def run(x):
+        outputs = model(with_none(x), training=True)
+        found[:] = [leaf.shape for leaf in tf.nest.flatten(outputs)]
+        return tf.constant(0)
+
+    specs = tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec([rows, *tf.TensorShape(leaf.shape)[1:]], leaf.dtype), x
+    )
+    try:
+        with keras.StatelessScope():
+            concrete_function(tf.function(run, autograph=False), specs)
+    finally:
+        forget_losses(model)  # losses from add_loss belong to this graph
+    return found
 
 
 class _Inconclusive(Exception):

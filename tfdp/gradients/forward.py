@@ -18,6 +18,7 @@ from tfdp._compat.keras import (
     input_structure,
 )
 from tfdp._compat.tensorflow import concrete_function
+from tfdp.gradients.counters import value_of
 from tfdp.gradients.random_state import noise_states, seed_states
 from tfdp.gradients.targets import apart, with_none
 
@@ -111,7 +112,7 @@ class Forward:
         # other gives one sample to the whole lot.
         self._per_example = {id(v) for v in seed_states(model)}
         self._per_lot = {id(v) for v in noise_states(model)} - self._per_example
-        self._permitted = frozenset()
+        self._permitted = {}
 
     def state(self, chunk=0) -> list:
         """Returns the values of the non-trainable variables with which chunk number `chunk` starts."""
@@ -132,12 +133,16 @@ class Forward:
         """Whether `variable` is random state, which a pass may advance. Its owner decides this."""
         return id(variable) in self._per_example or id(variable) in self._per_lot
 
-    def permit(self, variables) -> None:
-        """Permits passes to assign to these state variables, besides random state.
+    def permit(self, counters) -> None:
+        """Permits passes to assign to state variables besides random state.
 
         Only `state_writes` knows which variables may be assigned in a pass that is executed.
+
+        Args:
+            counters: pairs (variable, its `counters.formula`). The formula may be None for a pass
+                that is never executed.
         """
-        self._permitted = frozenset(id(variable) for variable in variables)
+        self._permitted = {id(variable): formula for variable, formula in counters}
 
     def may_assign(self, variable) -> bool:
         """Whether a pass may assign to `variable`."""
@@ -252,6 +257,10 @@ class Forward:
             before: what `state(0)` returned at the start of the lot.
             after: the new values, a list like `before`, with None where nothing changed.
         """
-        for variable, old, new in zip(self.state_variables, before, after, strict=True):
-            if new is not None:
-                variable.assign(tf.convert_to_tensor(variable) + (new - old))
+        values = [tf.convert_to_tensor(variable) for variable in self.state_variables]
+        states = zip(self.state_variables, values, before, after, strict=True)
+        for variable, value, old, new in states:
+            if id(variable) in self._permitted:
+                variable.assign(value_of(self._permitted[id(variable)], values))
+            elif new is not None:
+                variable.assign(value + (new - old))

@@ -12,7 +12,6 @@ executed eagerly, what it writes on a later call only, and data that a layer has
 from the start.
 """
 
-import contextlib
 import dataclasses
 import functools
 import re
@@ -51,7 +50,8 @@ class Pass:
         updates_metrics: whether the forward pass updates metrics, as layers with metrics do.
         loss_updates_metrics: whether `compute_loss` does.
         adds_losses: whether the forward pass adds losses (`add_loss`), which `compute_loss` reads.
-        counters: the variables that the pass assigns without looking at the data.
+        counters: pairs of a variable that the pass assigns without looking at the data, and the
+            `counters.formula` of its new value.
     """
 
     outputs: object
@@ -141,7 +141,7 @@ def _counters(forward, x, y, trace) -> tuple:
     for variable, how in trace.counting:
         if how is None or how != again.get(id(variable)):
             raise ValueError(keeps_data(variable))
-    return tuple(variable for variable, _ in trace.counting)
+    return tuple(trace.counting)
 
 
 class _Checked:
@@ -228,7 +228,8 @@ class _Trace:
             self._ends.append((len(self.graph.get_operations()), phase))
             walk.go_on()
 
-        forward.permit(forward.state_variables)  # what is assigned is examined, not executed
+        # What is assigned is examined, not executed.
+        forward.permit([(variable, None) for variable in forward.state_variables])
         self._data = [leaf for leaf in tf.nest.flatten((x, y)) if leaf is not None]
         values = [tf.convert_to_tensor(v) for v in forward.variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -435,41 +436,3 @@ def _users_frame(operation):
     frames = operation.traceback or ()
     mine = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
     return mine[-1] if mine else None
-
-
-@contextlib.contextmanager
-def weights_stay(model):
-    """Context that raises ValueError if code inside it writes into a weight of the model.
-
-    It is for metrics, which see private data without noise. Their own variables are not saved, but the
-    model's weights are.
-    """
-    variables = [v for v in model.weights if isinstance(v.value, tf.Variable)]
-    if tf.executing_eagerly():
-        before = [v.numpy() for v in variables]
-        yield
-        pairs = zip(variables, before, strict=True)
-        written = [v.path for v, old in pairs if not np.array_equal(v.numpy(), old, equal_nan=True)]
-    else:
-        graph = tf.compat.v1.get_default_graph()
-        known = set(graph.get_operations())
-        yield
-        handles = {id(v.value.handle): v.path for v in variables}
-        inside = {
-            id(inner): handles[id(outer)]
-            for outer, inner in captured(graph)
-            if id(outer) in handles
-        } | handles
-        written = [
-            inside[id(tensor)]
-            for operation in graph.get_operations()
-            if operation not in known and operation.type != "ReadVariableOp"
-            for tensor in operation.inputs
-            if id(tensor) in inside
-        ]
-    if written:
-        raise ValueError(
-            f"A metric (or compute_metrics) writes into the weight '{written[0]}', which would keep "
-            "what private examples wrote into it without any noise. Expected metrics that write into "
-            "their own variables only."
-        )

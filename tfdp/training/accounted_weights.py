@@ -126,12 +126,15 @@ def bracketed(model, callbacks, training_metrics):
         A list of callbacks; a `CallbackList` if `callbacks` is one.
 
     Raises:
-        ValueError: a callback steers by training metrics.
+        ValueError: a callback steers by training metrics, or would save a file without a ledger.
     """
     a_list = isinstance(callbacks, keras.callbacks.CallbackList)
     given = callbacks.callbacks if a_list else keras.tree.flatten(callbacks)
     given = [c for c in given if c is not None and not isinstance(c, _Remember | _Examine)]
     refuse_steering(given, training_metrics)
+    for callback in given:
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            _refuse_legacy(callback.filepath)  # not only after the steps of an epoch are spent
     between = any(_acts_between_steps(callback) for callback in given)
     swaps = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in given)
     first = (_RememberSteps if between else _Remember)(swaps)

@@ -9,9 +9,11 @@ padded with absent rows; a larger one raises before its step is counted. So the 
 neither the noise nor the divisor.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -93,6 +95,7 @@ def _say_what_is_lost():
 
 def _of_dataset(dataset, class_weight):
     leaves = tf.nest.flatten(dataset.element_spec)
+    _check_batched(leaves)
     size = leaves[0].shape[0] if leaves and getattr(leaves[0], "shape", None) else None
     _check_dense(leaves)
     lots = dataset
@@ -116,6 +119,30 @@ def _check_dense(specs):
             )
 
 
+def _check_batched(leaves):
+    """Raises ValueError if the leaves have no common axis of rows, like single examples."""
+    shapes = [tf.TensorShape(leaf.shape) for leaf in leaves if hasattr(leaf, "shape")]
+    known = [shape for shape in shapes if shape.rank is not None]
+    rows = {shape[0] for shape in known if shape.rank} - {None}
+    if len(rows) > 1 or any(shape.rank == 0 for shape in known):
+        raise ValueError(
+            "Expected batches, of arrays whose first axis is that of the rows. Received elements of "
+            f"the shapes {', '.join(map(str, shapes))}, which are single examples or do not fit. "
+            "Call dataset.batch(batch_size) first, or yield whole batches."
+        )
+
+
+def _check_ranks(leaves):
+    for spec in leaves:
+        if isinstance(spec, tf.TensorSpec) and spec.shape.rank is None:
+            raise ValueError(
+                "Expected batches whose number of axes is known before they are drawn. Received a "
+                "dataset with an element of unknown shape. Give from_generator an `output_signature`, "
+                "such as (tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((None,), tf.int32)) for "
+                "batches; call dataset.batch(batch_size) if its elements are single examples."
+            )
+
+
 def _first(batches):
     for batch in batches:
         return batch
@@ -135,9 +162,11 @@ def _rows(batch):
     arrays = [leaf for leaf in tf.nest.flatten(batch) if getattr(leaf, "shape", None)]
     if not arrays or not int(arrays[0].shape[0]) > 0:
         raise ValueError(
-            "Expected batches of arrays x, (x, y) or (x, y, sample_weight), of at least one row. "
+            "Expected batches of arrays x, (x, y) or (x, y, sample_weight), of at least one row (of "
+            "single examples, dataset.batch(batch_size) makes batches). "
             f"Received as the first batch: {type(batch).__name__}."
         )
+    _check_batched(arrays)
     return int(arrays[0].shape[0])
 
 
@@ -191,6 +220,7 @@ class _Padded(DataAdapter):
 
 def _padded(dataset, size, class_weight):
     """Pads every batch to `size` rows, which get the weight zero, and applies class weights."""
+    _check_ranks(tf.nest.flatten(dataset.element_spec))
 
     def lot(*batch):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if len(batch) > 1 else batch[0])
@@ -211,6 +241,21 @@ _LARGER = (
     "that constant. Expected no larger batch than the first; drop_remainder=True gives all the same "
     "size."
 )
+
+
+@contextlib.contextmanager
+def said_plainly():
+    """Context in which the refusal of a larger batch is a ValueError of one sentence.
+
+    Batches are padded in threads of TensorFlow, which bury the sentence in an error of a graph.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(re.escape(_LARGER).replace(r"\{\}", r"\d+"), str(error))
+        if found is None:
+            raise
+        raise ValueError(found[0]) from error
 
 
 def _none_if_optional(leaf):

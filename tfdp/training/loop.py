@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._validate import whole
+from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for_lots
 from tfdp.training.checks import check_optimizer
 
@@ -72,7 +73,8 @@ def _steps(model, feed, plan, epochs):
                     account.examine(model.weights)  # what the loop did since the last step
                     model.make_train_function()  # the loop may have compiled the model anew
                     try:
-                        logs = model.train_function(iterator)
+                        with said_plainly():
+                            logs = model.train_function(iterator)
                     except (StopIteration, tf.errors.OutOfRangeError):
                         iterator = None  # the data ended before the epoch
                         break

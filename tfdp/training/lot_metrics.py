@@ -21,7 +21,7 @@ from tfdp._compat.keras import (
     set_keras_mask,
 )
 from tfdp.gradients.forward import own_metrics
-from tfdp.gradients.state_writes import weights_stay
+from tfdp.gradients.metric_writes import metrics_keep_to_themselves
 from tfdp.gradients.targets import apart, with_none
 
 
@@ -60,9 +60,9 @@ class LotMetrics:
             penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
 
         Raises:
-            ValueError: a metric writes into a weight of the model, or cannot be weighted.
+            ValueError: a metric writes into something but itself, or cannot be weighted.
         """
-        with weights_stay(self._model):
+        with metrics_keep_to_themselves(self._model):
             return self._updated(x, y, sample_weight, lot, penalty)
 
     def _updated(self, x, y, sample_weight, lot, penalty):

@@ -23,6 +23,7 @@ from tfdp.gradients.precision import keep_float32_products
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.accounted_weights import AccountedWeights, bracketed
+from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.checks import (
     check_optimizer,
@@ -177,6 +178,7 @@ class PrivateTraining(AccountedWeights):
 
     # -- entry points ----------------------------------------------------------------------------
 
+    @said_plainly()
     def fit(
         self,
         x=None,

@@ -12,8 +12,8 @@ import keras
 from tfdp._compat.keras import all_metrics, compiled_metrics
 
 _REMEDY = (
-    "Expected a figure of validation data (such as 'val_loss'; those data are not protected then), or "
-    "a fixed number of steps."
+    "Expected a figure of validation data (such as 'val_loss', which needs validation_data; those data "
+    "are not protected then), or a fixed number of steps."
 )
 # Public figures, which callbacks may monitor besides figures of held-out data.
 _PUBLIC = ("epsilon", "learning_rate")
@@ -41,10 +41,13 @@ def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             monitors = callback.save_best_only
         if monitors and not _is_public(callback.monitor, training_metrics):
-            raise ValueError(
-                f"{name} would act on {callback.monitor!r}, which is computed from private examples "
-                f"without noise. {_REMEDY}"
-            )
+            raise ValueError(f"{name} {_why(callback.monitor, training_metrics)} {_REMEDY}")
+
+
+def _why(monitor: str, training_metrics: set[str]) -> str:
+    if monitor in (*training_metrics, "loss"):
+        return f"would act on {monitor!r}, which is computed from private examples without noise."
+    return f"monitors {monitor!r}, and there is no such figure: no metric of this model is called that."
 
 
 def names_of_metrics(model) -> list[str]:

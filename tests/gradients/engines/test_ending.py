@@ -31,7 +31,17 @@ def gradients(bad=None):
 
 def run(weight, bound, bad=None, jit_compile=False):
     def end(weight):
-        lot = bounded(gradients(bad), VARIABLES, bound, weight, 1, losses=None, outputs=0, state=[])
+        lot = bounded(
+            gradients(bad),
+            VARIABLES,
+            bound,
+            weight,
+            1,
+            losses=None,
+            output_losses=None,
+            outputs=0,
+            state=[],
+        )
         return lot.sums, lot.norms, lot.clipped, lot.non_finite, lot.present
 
     return tf.function(end, jit_compile=jit_compile)(tf.constant(weight, tf.float32))

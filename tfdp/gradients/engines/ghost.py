@@ -89,7 +89,8 @@ def _forward_pass(model, rules):
 
 def _trace(model, rules, specification):
     forward = Forward(model)
-    forward.permit(forward.state_variables)  # nothing is executed, and `state_writes` is the judge
+    # Nothing is executed, and `state_writes` is the judge.
+    forward.permit([(variable, None) for variable in forward.state_variables])
     values = [tf.convert_to_tensor(v) for v in forward.variables]
 
     def run(x):
