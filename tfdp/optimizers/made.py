@@ -27,8 +27,8 @@ def made(function: Callable, bases: tuple[type, type], name: str, doc: str) -> t
     """
     base = bases[-1]
     members = {"__doc__": doc, "__module__": "tfdp.optimizers", _ORIGIN: (function, base)}
-    # A class of a user's with the name of one of Keras' must not take its place in files.
-    stock = getattr(keras.optimizers, base.__name__, base) is base
+    # Classes of users, of whom two may have the same name, must not take each other's place in files.
+    stock = getattr(keras.optimizers, base.__name__, None) is base
     package = "tfdp" if stock else f"tfdp.{base.__module__}"
     cls = type(name, bases, members)
     return keras.saving.register_keras_serializable(package=package, name=name)(cls)

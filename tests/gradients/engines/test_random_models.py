@@ -367,13 +367,41 @@ def test_bfloat16_gradients_are_clipped_in_float32(engine, clipping):
 
 
 @pytest.mark.parametrize("layer", [layers.DepthwiseConv2D(1), layers.SeparableConv2D(2, 1)])
-def test_what_no_engine_covers_is_an_error_that_says_what_to_do(layer):
+def test_depthwise_layers_called_twice(layer):
     x = keras.Input((3, 3, 2))
     model = keras.Model(x, layer(layer(x)))
     model.compile(loss="mse")
+    generator = np.random.default_rng(0)
+    inputs, targets = generator.normal(size=(2, 4, 3, 3, 2)).astype("float32")
+    arguments = (Forward(model), MedianClip(1.0), inputs, targets, tf.ones([4]))
+    assert_equal_sums(
+        run_engine(choose_engine("auto", model), *arguments),
+        run_engine(loop_bounded_sum, *arguments),
+    )
+
+
+@keras.saving.register_keras_serializable("tests")
+class Dilate(layers.Layer):
+    """A weight in an operation that TensorFlow cannot vectorize."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(2, 2, shape[-1]))
+
+    def call(self, x):
+        return tf.nn.dilation2d(
+            x, self.kernel, [1, 1, 1, 1], "SAME", data_format="NHWC", dilations=[1, 1, 1, 1]
+        )
+
+
+def test_what_no_engine_covers_is_an_error_that_says_what_to_do():
+    x = keras.Input((3, 3, 2))
+    model = keras.Model(x, Dilate(name="dilate")(x))
+    model.compile(loss="mse")
     ones = np.ones((2, 3, 3, 2), "float32")
     arguments = (Forward(model), MedianClip(1.0), ones, ones, tf.ones([2]))
-    with pytest.raises(NotImplementedError, match=r"DepthwiseConv2dNative.*Expected a model"):
+    with pytest.raises(
+        NotImplementedError, match=r"'dilate'.*Dilation2D.*rules.register takes a rule"
+    ):
         run_engine(choose_engine("auto", model), *arguments)
 
 
