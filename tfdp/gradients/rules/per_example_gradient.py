@@ -9,6 +9,7 @@ import abc
 import contextlib
 import contextvars
 import dataclasses
+import math
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ _MOST_INSTANTIATED = 32 * 2**20
 # float32 rounding could understate a norm, and the gradient would exceed the clip norm. So a squared
 # norm below this fraction is raised to it.
 CANCELLATION = 1e-4
+_UNIT = 2.0**-24  # rounding error of one float32 operation
 # Added to the squared norm of a factor that was not divided by its largest entry first. It is more
 # than float32 arithmetic loses where squares vanish, and negligible beside other squared norms.
 _VANISHING = 1e-24
@@ -185,8 +187,10 @@ class OuterProducts(PerExampleGradient):
         left_gram = tf.matmul(left, left, transpose_b=True)
         right_gram = tf.matmul(right, right, transpose_b=True)
         square = tf.reduce_sum(left_gram * right_gram, axis=[1, 2])
-        largest = tf.reduce_sum(tf.sqrt(left_squares * right_squares), axis=1)
-        return tf.maximum(square, CANCELLATION * tf.square(largest))
+        largest = tf.square(tf.reduce_sum(tf.sqrt(left_squares * right_squares), axis=1))
+        terms = left.shape[2] + right.shape[2]
+        square += rounding(terms, left.shape[1]) * largest
+        return tf.maximum(square, CANCELLATION * largest)
 
     def quick_square_norms(self):
         rows, positions, p = self.left.shape
@@ -379,6 +383,23 @@ def instantiates(rows, positions, p, q) -> bool:
     instantiated = positions * p * q + 3 * p * q
     gram = positions * positions * (p + q + 4) + positions * p * q / 2
     return instantiated <= gram
+
+
+def rounding(terms: int, positions: int | None) -> float:
+    """Returns how much a squared norm from Gram matrices may be too small, with room to spare.
+
+    Rounding errors of a sum of n products grow like the square root of n, and those of the entries of
+    a Gram matrix average out. Measured on a CPU with and without XLA, over 2 to 512 positions and
+    factors of 4 to 2,048 entries that cancel or do not, the largest error was a quarter of this value.
+
+    Args:
+        terms: number of entries of both factors at one position.
+        positions: number of positions; None where unknown.
+
+    Returns:
+        A fraction of the square of the triangle inequality's bound.
+    """
+    return _UNIT * (2.0 + math.sqrt(terms)) / math.sqrt((positions or 2) / 2)
 
 
 def _identity(total):
