@@ -1,4 +1,4 @@
-"""Whatever one example is, it moves the bounded sum by at most the clip norm, for every kind of gradient.
+"""Whatever one example is, it moves the bounded sum by at most the clip norm.
 
 In the models, the outputs of a layer at all positions are multiplied by numbers of the example and
 added. So an example can make the layer's gradients at single positions as large as it likes, and let
@@ -113,4 +113,5 @@ def test_no_example_moves_the_sum_by_more_than_the_clip_norm(
         assert moved <= 1.0, (key, moved)
         np.testing.assert_array_equal(norms_with[others], norms[others], key)
         if key.startswith("label") or key in ("not_a_number", "infinite", *TOKENS):
-            assert non_finite == 1 and moved == 0.0, (key, non_finite, moved)
+            # XLA rounds the sum of the other rows otherwise where it leaves out a row.
+            assert non_finite == 1 and moved < (1e-4 if jit_compile else 1e-30), (key, moved)
