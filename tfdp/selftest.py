@@ -21,8 +21,9 @@ from collections.abc import Iterator, Sequence
 
 MODES = ("eager", "graph", "xla", "bfloat16")
 _ROWS, _CLIP = 8, 1.0
-# Weights that get noise, and the largest deviation in standard errors: one true noise in 15,000 fails.
-_WEIGHTS, _DEVIATION = 40_000, 4.0
+# Weights that get noise, and the largest deviation in standard errors. Right noise is beyond it once in
+# 50,000 runs of all checks; two thirds of the noise are 94 standard errors off.
+_WEIGHTS, _DEVIATION = 40_000, 5.0
 # bfloat16 keeps 8 binary digits of the numbers between layers.
 _TOLERANCES = {"bfloat16": 0.05}
 _TOLERANCE = 1e-4
