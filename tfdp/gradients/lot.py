@@ -50,7 +50,9 @@ def choose_engine(name: str, model) -> Engine:
     why_not = ghost.supports(model)
     if name == "ghost":
         if why_not is not None:
-            raise ValueError(f"The ghost engine is not exact for this model: {why_not}")
+            raise ValueError(
+                f"The ghost engine is not exact for this model: {why_not} Use engine='auto'."
+            )
         return ghost.bounded_sum
     if why_not is not None:
         _log_exact(why_not)
