@@ -86,8 +86,13 @@ def _layer(case):
     return case.layer_class(**case.arguments)
 
 
-def _data(case):
-    """The inputs of a case with at least `ROWS` different rows, as arrays."""
+def _data(case, value_range=None):
+    """The inputs of a case with at least `ROWS` different rows, as arrays.
+
+    Args:
+        case: the case.
+        value_range: the range of what is drawn instead of normal values.
+    """
     data = case.options.get("input_data")
     if data is None:
         shapes = case.options["input_shape"]
@@ -100,8 +105,8 @@ def _data(case):
                 return generator.integers(0, 2, shape).astype(dtype)
             if dtype == "bool":
                 return generator.integers(0, 2, shape).astype(bool)
-            if case.value_range is not None:
-                return generator.uniform(*case.value_range, shape).astype(dtype)
+            if value_range is not None:
+                return generator.uniform(*value_range, shape).astype(dtype)
             return generator.normal(size=shape).astype(dtype)
 
         if isinstance(shapes, dict):  # the arguments of `build`, such as query_shape
@@ -129,7 +134,7 @@ class _Problem:
     def __init__(self, case, front):
         self.case, self.front = case, front
         keras.utils.set_random_seed(0)
-        self.x = _data(case)
+        self.x = _data(case, None if front else case.value_range)
         self.flat = [tf.convert_to_tensor(leaf) for leaf in keras.tree.flatten(self.x)]
         self.tolerance = TOLERANCE
         self.model = self.build()
@@ -145,6 +150,8 @@ class _Problem:
         self.weights = self.model.get_weights()
         self.draws = self._is_random()
         self.gradients = None if self.draws else self._one_by_one()
+        if not (self.draws or np.isfinite(self.norms()).all()):
+            raise ValueError("The gradient of an example is not finite in plain Keras.")
 
     def build(self):
         keras.utils.set_random_seed(0)
@@ -308,16 +315,17 @@ def _difference(got, expected):
 def _check_random(problem, engine, jit_compile):
     """Checks that a row's gradient does not depend on other rows, and has random numbers of its own."""
     trained = _Trained(problem, engine, 1e6, jit_compile)
+    # As many rows as the comparison of draws below has, so that the step is traced once.
+    rows = np.arange(_DRAWS) % problem.rows
+    full, y = [tf.gather(leaf, rows) for leaf in problem.flat], problem.y[rows]
     changed = [
         tf.concat([leaf[:1], tf.reverse(leaf[1:], [0]) * tf.cast(2, leaf.dtype)], 0)
         if leaf.dtype.is_floating
         else leaf
-        for leaf in problem.flat
+        for leaf in full
     ]
-    weight = np.eye(problem.rows, dtype="float32")[0]
-    first = trained.step(weight=weight)
-    again = trained.step(changed, weight=weight)
-    if not _close(first, again):
+    weight = np.eye(_DRAWS, dtype="float32")[0]
+    if not _close(trained.step(full, y, weight), trained.step(changed, y, weight)):
         return Outcome("wrong", "the gradient of an example depends on other examples")
     alike = [tf.repeat(leaf[:1], _DRAWS, 0) for leaf in problem.flat]
     y = np.repeat(problem.y[:1], _DRAWS, axis=0)
