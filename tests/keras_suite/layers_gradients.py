@@ -118,8 +118,9 @@ def _data(case, value_range=None):
         return keras.tree.map_structure_up_to(dtypes, lambda d, s: drawn(s, d), dtypes, shapes)
 
     def grown(leaf):
-        array = leaf if tf.is_tensor(leaf) else np.asarray(leaf)
-        array = np.asarray(array)
+        # Data of tfdp are dense (docs/unsupported.md), so sparse inputs are compared as dense ones.
+        leaf = tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor) else leaf
+        array = np.asarray(leaf)
         while 0 < len(array) < ROWS:
             more = array * array.dtype.type(0.5) if array.dtype.kind == "f" else array[::-1]
             array = np.concatenate([array, more])
