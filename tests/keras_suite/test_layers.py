@@ -11,6 +11,7 @@ from tfdp.gradients.rules import Instantiated, Rule, register
 SHORT = [
     "activations/relu_test.py::ReLUTest::test_relu#0",
     "convolutional/conv_test.py::ConvBasicTest::test_conv3d_basic1#0",
+    "core/dense_test.py::DenseTest::test_quantize_dtype_argument_int8#0",
     "core/einsum_dense_test.py::EinsumDenseTest::test_einsum_dense_basics_3d_2_bias#0",
     "core/embedding_test.py::EmbeddingTest::test_embedding_basics#0",
     "merging/merging_test.py::MergingLayersTest::test_sparse_dot_2d#0",
