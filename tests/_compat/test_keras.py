@@ -36,6 +36,10 @@ def test_base_conv(rank):
     assert (conv.rank, conv.filters, conv.kernel_size) == (rank, 4, (3,) * rank)
 
 
+def test_conv_lstm_cell():
+    assert type(layers.ConvLSTM1D(2, 2).cell) is borrowed.ConvLSTMCell
+
+
 def test_base_conv_convolves_by_convolution_op():
     conv = layers.Conv2D(2, 3, use_bias=False)
     x = np.arange(50.0, dtype="float32").reshape(1, 5, 5, 2)

@@ -17,6 +17,7 @@ with borrowing("a name of keras.src"):
     from keras.src.backend import set_keras_mask as set_keras_mask
     from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
+    from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
     from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
     from keras.src.models import cloning
     from keras.src.models.functional import Functional as Functional

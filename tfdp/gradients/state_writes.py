@@ -387,8 +387,8 @@ class _Walk:
             )
         if node.op == EMPTY and not node.attr["init"].b:
             raise ValueError(
-                f"{op} {where()} takes memory without clearing it, where private examples of earlier steps "
-                "may still be without any noise. Expected tf.zeros."
+                f"{op} {where()} takes memory without clearing it, where private examples of earlier "
+                "steps may still be without any noise. Expected tf.zeros."
             )
         if moves:
             raise ValueError(
