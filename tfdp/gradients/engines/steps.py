@@ -27,6 +27,8 @@ _CELLS = {
     keras.layers.StackedRNNCells,
     ConvLSTMCell,
 }
+# Where Keras' cells keep the masks of a pass.
+_DROPOUT_MASKS = ("_dropout_mask", "_recurrent_dropout_mask")
 
 
 @contextlib.contextmanager
@@ -128,6 +130,10 @@ class _Loop:
         self.layer = layer
         self.training = training
         self.initial_state = initial_state
+        self._masks = [
+            (cell, {name: vars(cell).get(name) for name in _DROPOUT_MASKS})
+            for cell in layers_of(layer.cell, itself=True)
+        ]
         self.mask = None if mask is None else tf.transpose(tf.cast(mask, tf.bool))
         self.weights = [v for v in layer.cell.trainable_variables if id(v) in values]
         self._values = [values[id(v)] for v in self.weights]
@@ -167,7 +173,11 @@ class _Loop:
 
     def _cell(self, inputs, states):
         states = tf.nest.pack_sequence_as(self.initial_state, states)
-        output, new = self.layer.cell(inputs, states, training=self.training)
+        with contextlib.ExitStack() as stack:
+            # The layer forgets its dropout masks at the end of its call, before the gradient is taken.
+            for cell, masks in self._masks:
+                stack.enter_context(replaced(cell, **masks))
+            output, new = self.layer.cell(inputs, states, training=self.training)
         return output, tf.nest.flatten(new)
 
     def _step(self, inputs, masked, carried, weights):
