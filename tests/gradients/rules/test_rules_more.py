@@ -11,6 +11,7 @@ from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.per_example import per_example_gradients
+from tfdp.gradients.rules import UnsupportedModelError
 from tfdp.gradients.rules.recording import owners
 from tfdp.gradients.rules.separate_rows import rows_are_separate
 from tfdp.gradients.testing import (
@@ -248,10 +249,20 @@ def test_recurrent_compiled(kind):
     assert_equal_sums(run_engine(ghost.bounded_sum, *arguments, jit_compile=True), plain, 3e-5)
 
 
-def test_recurrent_layers_in_code_of_ones_own_are_refused():
-    model = RowByRow(keras.Sequential([keras.Input((4, 2)), layers.LSTM(3, name="inner")]))
-    model(tf.zeros([2, 4, 2]))
-    assert "'inner'" in ghost.supports(model)
+def test_recurrent_layers_in_code_of_ones_own():
+    inner = keras.Sequential([keras.Input((4, 2)), layers.LSTM(3)])
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4, 4, 2)).astype("float32"), rng.normal(size=(4, 3)).astype("float32")
+    results = []
+    for model in (inner, RowByRow(inner)):
+        model(x)
+        model.compile(loss="mse")
+        assert ghost.supports(model) is None
+        arguments = (Forward(model), GlobalL2Clip(0.1), x, y, tf.ones([4]), 2)
+        results.append(run_engine(ghost.bounded_sum, *arguments))
+    assert_equal_sums(*results)
+    with pytest.raises(UnsupportedModelError, match="XLA cannot run row by row"):
+        run_engine(ghost.bounded_sum, *arguments, jit_compile=True)
 
 
 NOISY = {
