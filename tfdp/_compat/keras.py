@@ -113,6 +113,16 @@ SHORTCUTS = {
 # -- layers ------------------------------------------------------------------------------------------
 
 
+def dropout_masks(cell) -> dict:
+    """The masks that a recurrent cell has drawn for the pass that runs, by the names of attributes.
+
+    These are `_dropout_mask` and `_recurrent_dropout_mask` of `DropoutRNNCell`; a cell that draws none
+    may lack them. The layer forgets them at the end of its call.
+    """
+    names = ("_dropout_mask", "_recurrent_dropout_mask")
+    return {name: vars(cell)[name] for name in names if name in vars(cell)}
+
+
 def layers_of(layer, *, itself: bool = False) -> list:
     """Returns all layers inside a layer or model, at any depth, each once (`Layer._flatten_layers`).
 

@@ -49,7 +49,8 @@ def choose_engine(name: str, model) -> Engine:
         return exact.bounded_sum
     if name == "loop":
         return loop.bounded_sum
-    why_not = ghost.supports(model)
+    # Where "auto" finds out while it traces the step that it has to take another engine, it does so.
+    why_not = ghost.supports(model, vectorizes=name != "auto")
     if name == "ghost":
         if why_not is not None:
             raise ValueError(f"The ghost engine is not exact for this model: {why_not}")

@@ -29,7 +29,7 @@ from tfdp.gradients.vectorizing import vectorized_map
 from tfdp.layers.public import public_layers, uses_batch_statistics
 
 
-def supports(model) -> str | None:
+def supports(model, *, vectorizes: bool = True) -> str | None:
     """Returns None if the engine is exact for `model`, otherwise one sentence with the reason.
 
     Where the shapes of the inputs are known (Sequential and functional models), the model is traced
@@ -38,14 +38,16 @@ def supports(model) -> str | None:
 
     Args:
         model: a built Keras model.
+        vectorizes: whether a model that runs row by row is traced with `tf.vectorized_map`, as its
+            training step is. This takes longer, and tells which operations cannot be vectorized.
     """
     try:
         rules = owners(model)
-        run = _forward_pass(model, rules)
+        alone = _forward_pass(model, rules) is _row_by_row and vectorizes
         # TensorFlow does not vectorize a map over a single row.
-        specification = input_specification(model, 2 if run is _row_by_row else 1)
+        specification = input_specification(model, 2 if alone else 1)
         if specification is not None:
-            trace = _trace_alone if run is _row_by_row else _trace
+            trace = _trace_alone if alone else _trace
             trace(model, rules, specification)
     except (UnsupportedModelError, NotImplementedError) as error:
         return str(error)

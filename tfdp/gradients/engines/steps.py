@@ -16,7 +16,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import ConvLSTMCell, layers_of
+from tfdp._compat.keras import ConvLSTMCell, dropout_masks, layers_of
 from tfdp._compat.tensorflow import inside_xla
 from tfdp.gradients.rules.base import replaced
 
@@ -27,8 +27,6 @@ _CELLS = {
     keras.layers.StackedRNNCells,
     ConvLSTMCell,
 }
-# Where Keras' cells keep the masks of a pass.
-_DROPOUT_MASKS = ("_dropout_mask", "_recurrent_dropout_mask")
 
 
 @contextlib.contextmanager
@@ -130,10 +128,7 @@ class _Loop:
         self.layer = layer
         self.training = training
         self.initial_state = initial_state
-        self._masks = [
-            (cell, {name: vars(cell).get(name) for name in _DROPOUT_MASKS})
-            for cell in layers_of(layer.cell, itself=True)
-        ]
+        self._masks = [(cell, dropout_masks(cell)) for cell in layers_of(layer.cell, itself=True)]
         self.mask = None if mask is None else tf.transpose(tf.cast(mask, tf.bool))
         self.weights = [v for v in layer.cell.trainable_variables if id(v) in values]
         self._values = [values[id(v)] for v in self.weights]
