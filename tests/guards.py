@@ -1346,6 +1346,28 @@ GUARDS = (
         "an assignment hides in a branch",
     ),
     Guard(
+        "functions that a node is named for",
+        WRITES,
+        "            self._waiting.append((op, where))\n",
+        "            pass\n",
+        (
+            "tests/gradients/test_state_writes.py::"
+            "test_a_layer_that_writes_is_refused_with_its_name_and_place[function of TensorFlow 1]",
+        ),
+        "an assignment hides in a function of TensorFlow 1",
+    ),
+    Guard(
+        "memory that was not cleared",
+        WRITES,
+        '        if node.op == EMPTY and not node.attr["init"].b:\n',
+        "        if False:\n",
+        (
+            "tests/gradients/test_state_writes.py::"
+            "test_a_layer_that_writes_is_refused_with_its_name_and_place[memory of earlier steps]",
+        ),
+        "a row reads what other rows left behind",
+    ),
+    Guard(
         "Python code",
         WRITES,
         "        if effect is Effect.PYTHON:\n",

@@ -14,7 +14,7 @@ KEYWORDS = {
     "accountant": "Both guarantees are always computed: model.privacy.spent(delta=...).",
     "alphas": "Both guarantees are always computed: model.privacy.spent(delta=...).",
     "data_loader": "Pass the data to make_private_with_epsilon as its third argument, or to model.fit.",
-    "grad_sample_mode": "Pass engine='auto', 'ghost' or 'vectorized' to make_private.",
+    "grad_sample_mode": "Pass engine='auto', 'ghost', 'vectorized' or 'loop' to make_private.",
     "max_grad_norm": "Its name here is l2_norm_clip, an argument of the private optimizer.",
     "max_physical_batch_size": "Its name here is physical_batch_size, an argument of make_private.",
     "module": "Pass the Keras model as the first argument.",

@@ -36,6 +36,25 @@ def test_base_conv(rank):
     assert (conv.rank, conv.filters, conv.kernel_size) == (rank, 4, (3,) * rank)
 
 
+def test_dropout_masks():
+    cell = layers.LSTMCell(2, dropout=0.5, recurrent_dropout=0.5)
+    inputs, state = (
+        cell.get_dropout_mask(np.ones((3, 4))),
+        cell.get_recurrent_dropout_mask(np.ones((3, 2))),
+    )
+    held = list(borrowed.dropout_masks(cell).values())
+    assert len(held) == 2 and len(held[0]) == len(held[1]) == 4
+    for mine, theirs in zip((inputs, state), held, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    cell.reset_dropout_mask()
+    assert borrowed.dropout_masks(cell)["_dropout_mask"] is None
+    assert borrowed.dropout_masks(layers.Dense(2)) == {}
+
+
+def test_conv_lstm_cell():
+    assert type(layers.ConvLSTM1D(2, 2).cell) is borrowed.ConvLSTMCell
+
+
 def test_base_conv_convolves_by_convolution_op():
     conv = layers.Conv2D(2, 3, use_bias=False)
     x = np.arange(50.0, dtype="float32").reshape(1, 5, 5, 2)

@@ -63,6 +63,17 @@ FUNCTIONS = {
     "its gradient": (gradient_of(depthwise), IMAGES),
     "crop": (crop, IMAGES, np.array([0, 3, 1, 2], "int32")),
     "gradient of crop": (gradient_of(crop), IMAGES, np.array([0, 3, 1, 2], "int32")),
+    "gradient of sorting": (gradient_of(lambda x: tf.sort(x, axis=2)), IMAGES),
+    "gradient of the largest": (gradient_of(lambda x: tf.math.top_k(x, 2).values), IMAGES),
+    "scatter to places of each row": (
+        lambda places, x: tf.scatter_nd(places[:, tf.newaxis], x, [5]),
+        DRAW.integers(0, 5, (4, 3)),
+        DRAW.normal(size=(4, 3)),
+    ),
+    "scatter of shared updates": (
+        lambda places: tf.scatter_nd(places[:, tf.newaxis], tf.constant([1.0, 2.0, 3.0]), [5]),
+        DRAW.integers(0, 5, (4, 3)),
+    ),
     "counts": (
         lambda x: tf.math.bincount(tf.cast(10 * x[0, 0, 0], tf.int32), minlength=9, maxlength=9),
         IMAGES,

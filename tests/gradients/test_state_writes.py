@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from tensorflow.python.framework import function
 
 from tfdp import models
 from tfdp.gradients.bounds import GlobalL2Clip
@@ -88,6 +89,16 @@ def in_gradient_of_function(layer, s):
     return tf.function(lambda t: in_gradient(layer, t))(s)
 
 
+def in_old_function(layer, s):
+    """Such a function is called by a node that has the function's name as its type."""
+
+    @function.Defun(tf.float32)
+    def assign(t):
+        return layer.kept.assign(t)
+
+    return assign(s)
+
+
 def lazily(layer, s):
     if not hasattr(layer, "late"):
         layer.late = tf.Variable(0.0, trainable=False)
@@ -115,6 +126,7 @@ WRITES = {
     )[0],
     "custom gradient": in_gradient,
     "custom gradient in a function": in_gradient_of_function,
+    "function of TensorFlow 1": in_old_function,
     "made in the call": lazily,
     "table": lambda layer, s: layer.table.insert([1], [s]),
     "queue": lambda layer, s: layer.queue.enqueue(s),
@@ -127,6 +139,9 @@ WRITES = {
     "print to a file": lambda layer, s: tf.print(s, output_stream="file://never"),
     "generator": with_generator,
     "constant of the first call": lambda layer, s: tf.raw_ops.GuaranteeConst(input=s),
+    "memory of earlier steps": lambda layer, s: tf.raw_ops.Empty(
+        shape=tf.zeros([0], tf.int32), dtype=tf.float32
+    ),
     "own optimizer": lambda layer, s: (
         tf.raw_ops.ResourceApplyGradientDescent(var=layer.kept.handle, alpha=1.0, delta=s) and None
     ),

@@ -17,6 +17,7 @@ with borrowing("a name of keras.src"):
     from keras.src.backend import set_keras_mask as set_keras_mask
     from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
+    from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
     from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
     from keras.src.models import cloning
     from keras.src.models.functional import Functional as Functional
@@ -110,6 +111,16 @@ SHORTCUTS = {
 }
 
 # -- layers ------------------------------------------------------------------------------------------
+
+
+def dropout_masks(cell) -> dict:
+    """The masks that a recurrent cell has drawn for the pass that runs, by the names of attributes.
+
+    These are `_dropout_mask` and `_recurrent_dropout_mask` of `DropoutRNNCell`; a cell that draws none
+    may lack them. The layer forgets them at the end of its call.
+    """
+    names = ("_dropout_mask", "_recurrent_dropout_mask")
+    return {name: vars(cell)[name] for name in names if name in vars(cell)}
 
 
 def layers_of(layer, *, itself: bool = False) -> list:

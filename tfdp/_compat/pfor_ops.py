@@ -83,6 +83,18 @@ def register() -> None:
         given = [pfor_input.input(index).t for index in range(pfor_input.num_inputs)]
         return [wrap(output, True) for output in created(pfor_input, given)]
 
+    def scattered(pfor_input):
+        # Each row's entries go to a row of their own: the row's number is one more index.
+        pfor_input.stack_inputs([0, 1])
+        indices, updates = pfor_input.stacked_input(0), pfor_input.stacked_input(1)
+        shape, rows = pfor_input.unstacked_input(2), pfor_input.pfor.loop_len_vector
+        numbers = tf.range(tf.cast(rows[0], indices.dtype))
+        numbers = tf.reshape(numbers, [-1] + [1] * (indices.shape.rank - 1))
+        numbers = tf.broadcast_to(numbers, tf.concat([tf.shape(indices)[:-1], [1]], 0))
+        indices = tf.concat([numbers, indices], -1)
+        shape = tf.concat([tf.cast(rows, shape.dtype), shape], 0)
+        return wrap(tf.scatter_nd(indices, updates, shape), True)
+
     def looped_if_stacked(name, places, pfor_input):
         if any(pfor_input.input(index).is_stacked for index in places):
             return looped(pfor_input)
@@ -97,6 +109,7 @@ def register() -> None:
         rules[name] = partial(merged_if_shared, name, with_batch, True)
     for name in _LAST_AXIS:
         rules.setdefault(name, on_last_axis)
+    rules.setdefault("ScatterNd", scattered)
     for name in _BROADCAST:
         rules.setdefault(name, broadcast)
     for name in _LOOPS:

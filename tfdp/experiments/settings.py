@@ -386,7 +386,7 @@ class Experiment:
         "auto",
         "How per-example gradients are computed.",
         group=EXECUTION,
-        choices=("auto", "ghost", "vectorized"),
+        choices=("auto", "ghost", "vectorized", "loop"),
         private=True,
     )
     jit_compile: bool = setting(

@@ -1,7 +1,8 @@
 """Computes one bounded sum of gradients for a lot: chooses the engine and loops over chunks."""
 
 import dataclasses
-import functools
+import math
+import weakref
 
 import keras
 import tensorflow as tf
@@ -19,7 +20,7 @@ from tfdp.gradients.chunks import (
     works_in_sequence,
 )
 from tfdp.gradients.contract import BoundedSum, Engine, needs_whole_lots
-from tfdp.gradients.engines import exact, ghost, lotwise
+from tfdp.gradients.engines import exact, ghost, loop, lotwise
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import UnsupportedModelError
 from tfdp.gradients.rules.per_example_gradient import expecting_rows
@@ -27,17 +28,19 @@ from tfdp.layers.public import uses_batch_statistics
 
 _USUAL_ROWS = 2048
 
-ENGINES = ("auto", "ghost", "vectorized")
+ENGINES = ("auto", "ghost", "vectorized", "loop")
+_TOLD: weakref.WeakSet = weakref.WeakSet()  # models whose way out of the ghost engine was announced
 
 
 def choose_engine(name: str, model) -> Engine:
     """Returns the engine of the given name; "auto" chooses the fastest that is exact for `model`.
 
-    For a model with statistics='batch', "auto" and "vectorized" both mean the lotwise engine.
+    For a model with statistics='batch', every name but "ghost" means the lotwise engine. "auto" never
+    chooses the loop engine, whose cost the caller has to ask for.
 
     Args:
-        name: "auto", "ghost" or "vectorized" (the exact engine).
-        model: a Keras model, which has to be built unless the name is "vectorized".
+        name: "auto", "ghost", "vectorized" (the exact engine) or "loop".
+        model: a Keras model, which has to be built for "auto" and "ghost".
 
     Raises:
         ValueError: there is no such engine, or "ghost" is not exact for the model.
@@ -47,7 +50,10 @@ def choose_engine(name: str, model) -> Engine:
         return lotwise.bounded_sum
     if name == "vectorized":
         return exact.bounded_sum
-    why_not = ghost.supports(model)
+    if name == "loop":
+        return loop.bounded_sum
+    # Where "auto" finds out while it traces the step that it has to take another engine, it does so.
+    why_not = ghost.supports(model, vectorizes=name != "auto")
     if name == "ghost":
         if why_not is not None:
             raise ValueError(
@@ -55,24 +61,36 @@ def choose_engine(name: str, model) -> Engine:
             )
         return ghost.bounded_sum
     if why_not is not None:
-        _log_exact(why_not)
+        _warn_of_exact(model, why_not)
         return exact.bounded_sum
 
     def auto(*arguments):
-        # For some models only the training step shows that a layer is called twice, or that other
-        # code reads its weights.
+        # For some models only the training step shows that a layer is called twice, that other code
+        # reads its weights, or that an operation of the loss cannot be vectorized.
         try:
             return ghost.bounded_sum(*arguments)
-        except UnsupportedModelError as error:
-            _log_exact(str(error))
+        except (UnsupportedModelError, NotImplementedError) as error:
+            _warn_of_exact(model, str(error))
             return exact.bounded_sum(*arguments)
 
     return auto
 
 
-@functools.cache  # a step is traced several times, but each reason is logged once
-def _log_exact(why: str) -> None:
-    logging.info("tfdp uses the exact engine (tf.vectorized_map): %s", why)
+def _warn_of_exact(model, why: str) -> None:
+    """Warns, once for each model, that it leaves the ghost engine, why, and what that costs."""
+    if model in _TOLD:
+        return
+    _TOLD.add(model)
+    weights = sum(math.prod(v.shape) for v in model.trainable_variables)
+    logging.warning(
+        "Model '%s' is trained by the exact engine (tf.vectorized_map), not by the faster ghost "
+        "engine: %s The exact engine keeps a whole gradient of every example, %.3g MB each (bound "
+        "their number with physical_batch_size), and its steps took 1.5 to 8 times as long as plain "
+        "ones where that was measured.",
+        model.name,
+        why,
+        4e-6 * weights,
+    )
 
 
 def bounded_sum(

@@ -75,8 +75,10 @@ _WORKSPACE = {
     "CudnnRNNV2",
     "CudnnRNNV3",
 }
+# Memory for a loop to fill. With `init` it is zero at first; without, it holds what was there before.
+EMPTY = "Empty"
 PRINTS = {"Print", "PrintV2"}  # they print to the screen of the person who trains
-_ALLOWED = _READS | _CALLS | _RANDOM | {*GENERATORS} | _WORKSPACE | PRINTS
+_ALLOWED = _READS | _CALLS | _RANDOM | {*GENERATORS} | _WORKSPACE | PRINTS | {EMPTY}
 # TensorFlow does not declare this op stateful, although it passes tensors on to other calls.
 _REFUSED = {"BatchFunction"}
 _PYTHON = {"EagerPyFunc", "PyFunc", "PyFuncStateless"}
@@ -86,7 +88,7 @@ class Effect(enum.Enum):
     """How an op has to be inspected."""
 
     NONE = "none"
-    LOOK_INSIDE = "calls functions, or has arguments that matter"
+    LOOK_INSIDE = "calls functions, or has arguments or attributes that matter"
     PYTHON = "calls Python code"
     WRITES = "writes, or is not known not to"
 
@@ -103,7 +105,7 @@ def effect_of(op: str) -> Effect:
     if (definition.is_stateful or references) and op not in _ALLOWED:
         return Effect.WRITES
     calls = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
-    return Effect.LOOK_INSIDE if calls or op in GENERATORS or op in PRINTS else Effect.NONE
+    return Effect.LOOK_INSIDE if calls or op in {*GENERATORS, *PRINTS, EMPTY} else Effect.NONE
 
 
 def deed(op: str) -> str:

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._validate import one_of
-from tfdp.gradients.engines import exact
+from tfdp.gradients.engines import exact, loop
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.targets import weighted, without_none
 
@@ -27,7 +27,7 @@ def per_example_gradients(
         sample_weight: float32 [batch]; the gradient of an example is multiplied by its weight. Weights
             of tokens, [batch, tokens], or of several targets go to the loss; see `gradients.targets`.
         method: "vectorized" (`tf.vectorized_map`), or "loop", one example after the other, for models
-            with operations that TensorFlow cannot vectorize; "loop" runs eagerly only.
+            with operations that TensorFlow cannot vectorize.
 
     Returns:
         A list with one float32 tensor [batch, *variable shape] for each variable of
@@ -59,9 +59,8 @@ def per_example_gradients(
     x = tf.nest.map_structure(tf.convert_to_tensor, without_none(x))
     y, weight = weighted(y, sample_weight, tf.shape(tf.nest.flatten(x)[0])[0])
     y = tf.nest.map_structure(tf.convert_to_tensor, y)
-    if method == "vectorized":
-        return exact.per_example_gradients(forward, x, y, weight, tf.constant(0))[0]
-    return _one_by_one(forward, x, y, weight)
+    engine = exact if method == "vectorized" else loop
+    return engine.per_example_gradients(forward, x, y, weight, tf.constant(0))[0]
 
 
 def per_example_gradient_norms(
@@ -83,21 +82,3 @@ def per_example_gradient_norms(
     gradients = per_example_gradients(model, x, y, sample_weight, method=method)
     squares = [tf.reduce_sum(tf.square(tf.reshape(g, [g.shape[0], -1])), 1) for g in gradients]
     return tf.sqrt(tf.add_n(squares))
-
-
-def _one_by_one(forward, x, y, weight):
-    if not tf.executing_eagerly():
-        raise ValueError("Expected method='loop' in eager mode. Found a tf.function around it.")
-    values = [tf.convert_to_tensor(v) for v in forward.variables]
-    found = []
-    for row in range(weight.shape[0]):
-        x_i, y_i = tf.nest.map_structure(lambda leaf, i=row: leaf[i : i + 1], (x, y))
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(values)
-            y_pred, scope, _ = forward.outputs(values, forward.state(row), x_i)
-            loss = forward.loss(scope, x_i, y_i, y_pred) * weight[row]
-        found.append(tape.gradient(loss, values, unconnected_gradients="zero"))
-    return [
-        tf.stack([tf.cast(tf.convert_to_tensor(g[i]), tf.float32) for g in found])
-        for i in range(len(values))
-    ]

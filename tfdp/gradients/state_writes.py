@@ -12,6 +12,7 @@ executed eagerly, what it writes on a later call only, and data that a layer has
 from the start.
 """
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -25,7 +26,7 @@ from tfdp._compat.tensorflow import captured, concrete_function, variable_name
 from tfdp.gradients.counters import formula
 from tfdp.gradients.coupled_losses import refuse_coupled_losses
 from tfdp.gradients.forward import keeps_data
-from tfdp.gradients.op_effects import GENERATORS, Effect, deed, effect_of
+from tfdp.gradients.op_effects import EMPTY, GENERATORS, Effect, deed, effect_of
 from tfdp.gradients.targets import apart
 from tfdp.gradients.vectorizing import layer_of_operation
 
@@ -328,10 +329,10 @@ class _Walk:
         operations = self._trace.graph.get_operations()
         first, self._done = self._done, len(operations)
         for position, operation in enumerate(operations[first:], first):
-            effect = effect_of(operation.type)
+            where = functools.partial(self._where, operation, position)
+            effect = self._effect_of(operation.type, where)
             if effect is Effect.NONE:
                 continue
-            where = functools.partial(self._where, operation, position)
             node = operation.node_def
             moves = operation.type in GENERATORS and self._trace.depends_on_data(
                 operation.inputs[GENERATORS[operation.type]]
@@ -354,12 +355,22 @@ class _Walk:
         if name in self._gradients:
             self._waiting.append((self._gradients[name], where))
         for node in definition.node_def:
-            effect = effect_of(node.op)
+            effect = self._effect_of(node.op, where)
             if effect is not Effect.NONE:
                 moves = node.op in GENERATORS and _depends_on_arguments(
                     definition, node.input[GENERATORS[node.op]]
                 )
                 self._look(node, effect, moves, where, "")
+
+    def _effect_of(self, op, where):
+        """Returns the effect of a node of type `op`, which may be the name of a function that it calls.
+
+        TensorFlow writes calls that way where a loop was built for TensorFlow 1, as that of CTC.
+        """
+        if op in self._functions:
+            self._waiting.append((op, where))
+            return Effect.NONE
+        return effect_of(op)
 
     def _look(self, node, effect, moves, where, target):
         op = f"Op '{node.op}' ('{node.name}')"
@@ -373,6 +384,11 @@ class _Walk:
         if node.op == "PrintV2" and node.attr["output_stream"].s.startswith(b"file://"):
             raise ValueError(
                 f"{op} {where()} prints to a file, {_WHY}. Expected tf.print to the screen only."
+            )
+        if node.op == EMPTY and not node.attr["init"].b:
+            raise ValueError(
+                f"{op} {where()} takes memory without clearing it, where private examples of earlier "
+                "steps may still be without any noise. Expected tf.zeros."
             )
         if moves:
             raise ValueError(
@@ -427,6 +443,7 @@ def _depends_on_arguments(definition, name):
 
 _LIBRARIES = (
     *(re.sub(r"__init__\.py$", "", module.__file__) for module in (tf, keras, np)),
+    contextlib.__file__,
     re.sub(r"gradients/state_writes\.py$", "", __file__),
 )
 

@@ -27,10 +27,21 @@ def vectorized_map(model, function: Callable, rows):
     """
     pfor_random.register()
     pfor_repairs.register()
+    raised = []
+
+    def noticed(row):
+        try:
+            return function(row)
+        except Exception as error:
+            raised.append(error)
+            raise
+
     try:
         with pfor_random.marking_own_seeds():
-            return tf.vectorized_map(function, rows, fallback_to_while_loop=False)
+            return tf.vectorized_map(noticed, rows, fallback_to_while_loop=False)
     except Exception as error:
+        if raised:  # under XLA, TensorFlow wraps it in an error of its own
+            raise raised[-1] from None
         operation = operation_in_conversion(error)
         if operation is None:
             raise
@@ -41,9 +52,10 @@ def vectorized_map(model, function: Callable, rows):
             who = f"Layer '{layer.name}' ({type(layer).__name__})"
         raise NotImplementedError(
             f"{who} uses an operation that tfdp cannot vectorize: the TensorFlow op {operation.type} "
-            f"({_first_line(error)}). It does not fall back to a slow loop over the examples in "
-            "silence. Apply what needs no weights to the data instead (dataset.map), use "
-            "engine='auto' if this is engine='vectorized', or replace the layer; "
+            f"({_first_line(error)}). Expected operations that it can vectorize; it does not fall back "
+            "to a slow loop over the examples in silence. Ask for that loop with "
+            "tfdp.make_private(model, engine='loop'), which trains any model, apply what needs no "
+            "weights to the data instead (dataset.map), or replace the layer; "
             "tfdp.gradients.rules.register takes a rule for a layer of your own."
         ) from error
 

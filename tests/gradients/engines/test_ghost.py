@@ -339,3 +339,14 @@ def test_nothing_is_left_behind():
     for value, variable in zip(weights, model.variables, strict=True):
         np.testing.assert_array_equal(value, variable)
     pickle.loads(pickle.dumps(model))
+
+
+def test_supports_traces_the_pass_that_will_run():
+    def with_a_layer(function):
+        stack = [keras.Input((4,)), layers.Dense(4), layers.Lambda(function, name="own")]
+        return keras.Sequential([*stack, layers.Dense(3)])
+
+    assert ghost.supports(with_a_layer(lambda x: tf.sort(x, axis=-1))) is None
+    unique = with_a_layer(lambda x: x + tf.cast(tf.size(tf.unique(x[0]).y), x.dtype))
+    assert "'own'" in ghost.supports(unique) and "engine='loop'" in ghost.supports(unique)
+    assert ghost.supports(unique, vectorizes=False) is None

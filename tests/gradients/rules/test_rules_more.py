@@ -11,6 +11,7 @@ from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.per_example import per_example_gradients
+from tfdp.gradients.rules import UnsupportedModelError
 from tfdp.gradients.rules.recording import owners
 from tfdp.gradients.rules.separate_rows import rows_are_separate
 from tfdp.gradients.testing import (
@@ -162,11 +163,32 @@ def test_recurrent_with_states_from_another_layer():
     check_model(keras.Model([sequence, start], [output, h, c]), tolerance=3e-5)
 
 
+DROPPING = {
+    "lstm": lambda: layers.LSTM(3, dropout=0.3, recurrent_dropout=0.4),
+    "gru": lambda: layers.GRU(3, dropout=0.3, recurrent_dropout=0.4, return_sequences=True),
+    "simple": lambda: layers.SimpleRNN(3, recurrent_dropout=0.4, go_backwards=True),
+    "bidirectional": lambda: layers.Bidirectional(layers.LSTM(3, recurrent_dropout=0.4)),
+}
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_recurrent_dropout_has_the_masks_of_the_exact_engine(name):
+    check_rule(DROPPING[name](), (5, 2))
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "simple"])
+def test_recurrent_layers_keep_their_loop_row_by_row(name, monkeypatch):
+    taken = []
+    row_by_row = ghost._row_by_row
+    monkeypatch.setattr(ghost, "_row_by_row", lambda *a: taken.append(1) or row_by_row(*a))
+    stack = [layers.Masking(), layers.Dense(3), layers.Lambda(lambda x: x * 1.0), DROPPING[name]()]
+    check_model(keras.Sequential([keras.Input((5, 2)), *stack, layers.Flatten(), layers.Dense(2)]))
+    assert taken
+
+
 def test_recurrent_layers_beyond_the_rule_are_refused():
-    for kind in (layers.LSTM, layers.GRU):
-        layer, reason = kind(3, recurrent_dropout=0.5), "implementation"
-        model = keras.Sequential([keras.Input((4, 2)), layer])
-        assert reason in ghost.supports(model)
+    layer = layers.GRU(3, recurrent_dropout=0.5, reset_after=False)
+    assert "reset_after=False" in ghost.supports(keras.Sequential([keras.Input((4, 2)), layer]))
     cell = layers.RNN(layers.LSTMCell(3), name="by_hand")
     reason = ghost.supports(keras.Sequential([keras.Input((4, 2)), cell]))
     assert "has no rule" in reason
@@ -227,10 +249,20 @@ def test_recurrent_compiled(kind):
     assert_equal_sums(run_engine(ghost.bounded_sum, *arguments, jit_compile=True), plain, 3e-5)
 
 
-def test_recurrent_layers_in_code_of_ones_own_are_refused():
-    model = RowByRow(keras.Sequential([keras.Input((4, 2)), layers.LSTM(3, name="inner")]))
-    model(tf.zeros([2, 4, 2]))
-    assert "'inner'" in ghost.supports(model)
+def test_recurrent_layers_in_code_of_ones_own():
+    inner = keras.Sequential([keras.Input((4, 2)), layers.LSTM(3)])
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4, 4, 2)).astype("float32"), rng.normal(size=(4, 3)).astype("float32")
+    results = []
+    for model in (inner, RowByRow(inner)):
+        model(x)
+        model.compile(loss="mse")
+        assert ghost.supports(model) is None
+        arguments = (Forward(model), GlobalL2Clip(0.1), x, y, tf.ones([4]), 2)
+        results.append(run_engine(ghost.bounded_sum, *arguments))
+    assert_equal_sums(*results)
+    with pytest.raises(UnsupportedModelError, match="XLA cannot run row by row"):
+        run_engine(ghost.bounded_sum, *arguments, jit_compile=True)
 
 
 NOISY = {

@@ -26,8 +26,10 @@ def _unrolled(recurrence, gates, states):
     before, after = [], []
     for step in range(STEPS):
         before.append(states[0])
-        seen = states[0] if recurrence.dropout is None else states[0] * recurrence.dropout
-        product = tf.matmul(seen, tf.stop_gradient(recurrence.kernel)) + recurrence.bias
+        kernels = tf.split(tf.stop_gradient(recurrence.kernel), len(recurrence.dropout), axis=1)
+        pairs = zip(recurrence.dropout, kernels, strict=True)
+        products = [tf.matmul(states[0] * mask, kernel) for mask, kernel in pairs]
+        product = tf.concat(products, axis=1) + recurrence.bias
         new, _ = recurrence.cell.forward(gates[step], product, states)
         if recurrence.mask is not None:
             new = [tf.where(recurrence.mask[step], n, s) for n, s in zip(new, states, strict=True)]
@@ -43,7 +45,8 @@ CELLS = {"taped": (TapedCell(_step, 2 * UNITS), 2), "lstm": (FusedLSTMCell(UNITS
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("shows_steps", [False, True])
 @pytest.mark.parametrize("graph", [False, True])
-def test_gradients_of_gates_and_initial_states(cell, masked, shows_steps, graph):
+@pytest.mark.parametrize("own_masks", [False, True])
+def test_gradients_of_gates_and_initial_states(cell, masked, shows_steps, graph, own_masks):
     cell, parts = CELLS[cell]
     rng = np.random.default_rng(1)
 
@@ -55,7 +58,10 @@ def test_gradients_of_gates_and_initial_states(cell, masked, shows_steps, graph)
         normal(UNITS, parts * UNITS),
         normal(parts * UNITS),
         tf.constant(rng.random((STEPS, ROWS, 1)) < 0.6) if masked else None,
-        tf.constant(2.0 * (rng.random((ROWS, UNITS)) < 0.5), tf.float32),
+        tuple(
+            tf.constant(2.0 * (rng.random((ROWS, UNITS)) < 0.5), tf.float32)
+            for _ in range(parts if own_masks else 1)
+        ),
         shows_steps,
     )
     gates, initial = normal(STEPS, ROWS, parts * UNITS), [normal(ROWS, UNITS), normal(ROWS, UNITS)]

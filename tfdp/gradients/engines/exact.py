@@ -7,58 +7,16 @@ such as TensorFlow's own for the filter gradient of a convolution, which warns o
 `tfdp._compat.pfor_ops`.)
 """
 
-import contextlib
-
-import keras
 import tensorflow as tf
 
 from tfdp._compat import pfor_random, pfor_repairs
-from tfdp._compat.keras import layers_of
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines.ending import bounded
+from tfdp.gradients.engines.steps import vectorizable_loops
 from tfdp.gradients.forward import Forward, losses_of_outputs
-from tfdp.gradients.rules.base import replaced
 from tfdp.gradients.rules.per_example_gradient import Instantiated
 from tfdp.gradients.vectorizing import vectorized_map
-
-
-@contextlib.contextmanager
-def _unrolled(model):
-    """Context with unrolled recurrent layers: the gradient of loops over lists cannot be vectorized."""
-    with contextlib.ExitStack() as stack:
-        for layer in layers_of(model):
-            if isinstance(layer, keras.layers.RNN) and not layer.unroll:
-                stack.enter_context(replaced(layer, inner_loop=_unrolled_loop(layer)))
-        yield
-
-
-def _unrolled_loop(layer):
-    """Returns the unrolled `inner_loop` of a recurrent layer.
-
-    A sequence and its mask are turned round before the loop. Keras' own unrolled loop would turn the
-    sequence round, but not the mask with which it hides outputs (`zero_output_for_mask`).
-    """
-
-    def inner_loop(sequences, initial_state, mask, training=False):
-        if keras.tree.flatten(sequences)[0].shape[1] is None:
-            raise NotImplementedError(
-                f"Layer '{layer.name}' ({type(layer).__name__}) gets sequences of unknown length, and "
-                "the exact engine has to unroll it. Expected sequences of a length that is known while "
-                "the step is traced: pad them all to one length."
-            )
-        if layer.go_backwards:
-            sequences, mask = _turned_round(sequences), _turned_round(mask)
-        with replaced(layer, unroll=True, go_backwards=False):
-            return type(layer).inner_loop(layer, sequences, initial_state, mask, training)
-
-    return inner_loop
-
-
-def _turned_round(sequences):
-    if sequences is None:
-        return None
-    return tf.nest.map_structure(lambda sequence: tf.reverse(sequence, [1]), sequences)
 
 
 def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
@@ -103,7 +61,8 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         parts = losses_of_outputs(forward.model, scope)
         return gradients, loss, parts, tf.nest.map_structure(lambda o: o[0], y_pred), steps
 
-    with _unrolled(forward.model):
+    own = {id(v): value for v, value in zip(forward.variables, values, strict=True)}
+    with vectorizable_loops(forward.model, own):
         gradients, losses, parts, outputs, steps = vectorized_map(
             forward.model, one, (x, y, sample_weight, seeds)
         )

@@ -29,7 +29,7 @@ from tfdp.gradients.vectorizing import vectorized_map
 from tfdp.layers.public import public_layers, uses_batch_statistics
 
 
-def supports(model) -> str | None:
+def supports(model, *, vectorizes: bool = True) -> str | None:
     """Returns None if the engine is exact for `model`, otherwise one sentence with the reason.
 
     Where the shapes of the inputs are known (Sequential and functional models), the model is traced
@@ -38,14 +38,18 @@ def supports(model) -> str | None:
 
     Args:
         model: a built Keras model.
+        vectorizes: whether a model that runs row by row is traced with `tf.vectorized_map`, as its
+            training step is. This takes longer, and tells which operations cannot be vectorized.
     """
     try:
         rules = owners(model)
-        _forward_pass(model, rules)
-        specification = input_specification(model, 1)
+        alone = _forward_pass(model, rules) is _row_by_row and vectorizes
+        # TensorFlow does not vectorize a map over a single row.
+        specification = input_specification(model, 2 if alone else 1)
         if specification is not None:
-            _trace(model, rules, specification)
-    except UnsupportedModelError as error:
+            trace = _trace_alone if alone else _trace
+            trace(model, rules, specification)
+    except (UnsupportedModelError, NotImplementedError) as error:
         return str(error)
     return None
 
@@ -101,6 +105,23 @@ def _trace(model, rules, specification):
         concrete_function(tf.function(run, autograph=False), specification)
     finally:
         forget_losses(model)  # losses from add_loss belong to the graph that is gone
+
+
+def _trace_alone(model, rules, specification):
+    """Does what `_trace` does, for a model that runs row by row, with any loss."""
+    forward = Forward(model)
+    forward.permit([(variable, None) for variable in forward.state_variables])
+    forward.loss = lambda scope, x, y, y_pred: tf.add_n(
+        [tf.reduce_sum(tf.cast(leaf, tf.float32)) for leaf in tf.nest.flatten(y_pred)]
+    )
+
+    def run(x):
+        _row_by_row(forward, rules, x, (), tf.ones([2]), 0)
+
+    try:
+        concrete_function(tf.function(run, autograph=False), specification)
+    finally:
+        forget_losses(model)
 
 
 def bounded_sum(
@@ -197,6 +218,8 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
 
 def _row_by_row(forward, rules, x, y, sample_weight, chunk):
     """Runs each row alone, as a batch of one, vectorized: nothing that the model does can mix rows."""
+    for rule in rules.values():
+        rule.alone = True
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     state = forward.state(chunk)
     rows = tf.shape(sample_weight)[0]
@@ -247,15 +270,18 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
 
 def _merged(rule, calls):
     """Merges the first two axes of tensors [rows, width, ...] that were recorded row by row."""
-    width = calls[0][1].shape[1]
-    leaves = tf.nest.flatten(calls)
-    if width is None or any(leaf.shape[1] != width for leaf in leaves):
+    # The vectorizer may lose the static width of what comes out of a loop.
+    widths = {leaf.shape[1] for leaf in tf.nest.flatten(calls)} - {None}
+    if len(widths) != 1:
         raise UnsupportedModelError(
             f"Layer '{rule.layer.name}' ({type(rule.layer).__name__}) is called on something whose "
             "leading axis is not the batch."
         )
 
+    (width,) = widths
+
     def merge(leaf):
+        leaf = tf.ensure_shape(leaf, [None, width, *leaf.shape[2:]])
         return tf.reshape(leaf, tf.concat([[-1], tf.shape(leaf)[2:]], axis=0))
 
     def shaped(leaf):

@@ -11,8 +11,9 @@ import functools
 import keras
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import inside_xla
 from tfdp.gradients.rules import register
-from tfdp.gradients.rules.base import Rule, replaced
+from tfdp.gradients.rules.base import Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts, on_plain_cpu
 from tfdp.gradients.rules.step_loop import Cell, Recurrence, TapedCell
 
@@ -21,9 +22,9 @@ class _RecurrentRule(Rule):
     """Replaces the layer's `inner_loop`.
 
     States have the order of Keras' cells. So have gates, unless `reorder` gives them another order.
+    The loop has the steps as its first axis. What is recorded has them there, too, unless the layer
+    runs row by row, where the first axis has to be the row's.
     """
-
-    row_by_row = False  # tf.vectorized_map does not vectorize the gradient of every loop
 
     def variables(self):
         cell = self.layer.cell
@@ -34,8 +35,8 @@ class _RecurrentRule(Rule):
         cell = self.layer.cell
         if self.layer.stateful:
             return "is stateful"
-        if (cell.dropout or cell.recurrent_dropout) and getattr(cell, "implementation", 2) == 1:
-            return "uses dropout with implementation=1"
+        if cell.recurrent_dropout and not getattr(cell, "reset_after", True):
+            return "uses recurrent_dropout with reset_after=False"
         return None
 
     def call(self, record, *args, **kwargs):
@@ -85,37 +86,52 @@ class _RecurrentRule(Rule):
 
     def _run(self, record, sequences, initial_state, mask, training):
         layer, cell = self.layer, self.layer.cell
-        if training and cell.dropout:
-            sequences = sequences * cell.get_dropout_mask(sequences[:, 0])[:, tf.newaxis]
-        dropout = None
+        if self.alone and inside_xla():
+            raise UnsupportedModelError(
+                "has a loop, which XLA cannot run row by row, and another layer or code of the model "
+                "could mix the rows of a batch"
+            )
+        dropout = []
         if training and cell.recurrent_dropout:
-            dropout = cell.get_recurrent_dropout_mask(initial_state[0])
+            masks = cell.get_recurrent_dropout_mask(initial_state[0])
+            dropout = self._masks(masks, sequences)
         mask = None if mask is None else keras.tree.flatten(mask)[0]
         if mask is not None:
             mask = tf.transpose(tf.cast(mask, tf.bool))[..., tf.newaxis]
         if layer.go_backwards:
             sequences = tf.reverse(sequences, [1])
             mask = None if mask is None else tf.reverse(mask, [0])
+        inputs = [sequences]
+        if training and cell.dropout:
+            masks = self._masks(cell.get_dropout_mask(sequences[:, 0]), sequences)
+            inputs = [sequences * m[:, tf.newaxis] for m in masks]
 
         weights = map(tf.convert_to_tensor, self.variables())
         kernel, recurrent_kernel, *bias = map(self.reorder, weights)
         input_bias, state_bias = self.biases(bias[0]) if bias else (None, None)
-        gates = _affine(tf.transpose(sequences, [1, 0, 2]), kernel, input_bias)
+        kernels = tf.split(kernel, len(inputs), axis=1)
+        biases = [None] if input_bias is None else tf.split(input_bias, len(inputs))
+        parts = zip(inputs, kernels, biases * (len(inputs) // len(biases)), strict=True)
+        gates = [_affine(tf.transpose(x, [1, 0, 2]), k, b) for x, k, b in parts]
+        gates = gates[0] if len(gates) == 1 else tf.concat(gates, axis=2)
         history = {}
-        gates = record(gates, inputs=sequences, **self._saved(history))
+        gates = self._recorded(record, gates, inputs, history)
 
         recurrence = Recurrence(
             self.cell(gates, recurrent_kernel),
             recurrent_kernel,
             state_bias,
             mask,
-            dropout,
+            tuple(dropout),
             shows_steps=layer.return_sequences,
         )
         before, outputs, states = recurrence.run(gates, initial_state)
-        if dropout is not None:
-            before *= dropout
-        history["before"] = before
+        if self.alone:
+            states = [_with_rows_of(sequences, state, 0) for state in states]
+            if outputs is not None:
+                outputs = _with_rows_of(sequences, outputs, 1)
+        seen = [before * m for m in dropout] if dropout else [before]
+        history["before"] = tf.concat(seen, axis=0) if len(seen) > 1 else seen[0]
         history["factors"] = self.factors(
             tf.stop_gradient(gates), lambda: recurrence.product(before)
         )
@@ -134,22 +150,64 @@ class _RecurrentRule(Rule):
             outputs = tf.where(shown, outputs, tf.zeros_like(outputs))
         return outputs[-1], tf.transpose(outputs, [1, 0, 2]), states
 
+    def _masks(self, masks, sequences):
+        """Returns the masks of a cell: one, or one for each gate in the order of `step`."""
+        masks = list(masks) if isinstance(masks, (list, tuple)) else [masks]
+        if self.alone:
+            masks = [_with_rows_of(sequences, mask, 0) for mask in masks]
+        if len(masks) == 1:
+            return masks
+        return tf.split(self.reorder(tf.concat(masks, axis=-1)), len(masks), axis=-1)
+
+    def _recorded(self, record, gates, inputs, history):
+        """Records the gates, [steps, rows, gates * units], and returns them."""
+        inputs = inputs[0] if len(inputs) == 1 else tf.concat(inputs, axis=1)
+        saved = self._saved(history)
+        if not self.alone:
+            return record(gates, inputs=inputs, **saved)
+        saved = {name: functools.partial(_turned, value) for name, value in saved.items()}
+        return _exchanged(record(_exchanged(gates), inputs=inputs, **saved))
+
     def _saved(self, history):
         return {"states": lambda: history["before"]}
+
+    def _by_rows(self, values):
+        """Returns what was recorded of the steps as float32 [rows, steps, ...]."""
+        values = tf.cast(values, tf.float32)
+        return values if self.alone else _exchanged(values)
+
+    def _products(self, kernel, left, right):
+        """The gradient of a kernel from the states or inputs and the gradient at the gates.
+
+        Args:
+            kernel: the variable.
+            left: [rows, steps, ...]; if every gate has a mask of its own, what the gates multiply
+                stands one gate after the other along the second axis.
+            right: [rows, steps, gates * units].
+        """
+        gates = left.shape[1] // right.shape[1] if right.shape[1] else 1
+        if gates > 1:
+            parts = tf.split(right, gates, axis=2)
+            zero = tf.zeros_like(parts[0])
+            right = tf.concat(
+                [
+                    tf.concat([part if i == j else zero for j in range(gates)], axis=2)
+                    for i, part in enumerate(parts)
+                ],
+                axis=1,
+            )
+        return kernel, OuterProducts(left, right, self.reorder)
 
     def gradients(self, calls):
         (call,) = calls
         cell = self.layer.cell
-        gates = _by_rows(call.gradient)
+        gates = self._by_rows(call.gradient)
         recurrent = gates
         if "factors" in call.saved:
-            recurrent *= _by_rows(call["factors"])
+            recurrent *= self._by_rows(call["factors"])
         found = [
-            (cell.kernel, OuterProducts(call["inputs"], gates, self.reorder)),
-            (
-                cell.recurrent_kernel,
-                OuterProducts(_by_rows(call["states"]), recurrent, self.reorder),
-            ),
+            self._products(cell.kernel, call["inputs"], gates),
+            self._products(cell.recurrent_kernel, self._by_rows(call["states"]), recurrent),
         ]
         if cell.bias is not None:
             bias = self.bias_gradient(tf.reduce_sum(gates, 1), tf.reduce_sum(recurrent, 1))
@@ -184,7 +242,8 @@ class LSTMRule(_RecurrentRule):
         cell = self.layer.cell
         usual = cell.activation is keras.activations.tanh
         usual &= cell.recurrent_activation is keras.activations.sigmoid
-        if usual and gates.dtype == tf.float32 and on_plain_cpu():
+        # TensorFlow cannot vectorize the operation of the fused cell.
+        if usual and not self.alone and gates.dtype == tf.float32 and on_plain_cpu():
             return FusedLSTMCell(cell.units)
         return super().cell(gates, kernel)
 
@@ -265,15 +324,15 @@ class GRURule(_RecurrentRule):
         if cell.reset_after:
             return super().gradients(calls)
         (call,) = calls
-        gates, states = _by_rows(call.gradient), _by_rows(call["states"])
-        reset = _by_rows(call["factors"])[:, :, 2 * cell.units :]
+        gates, states = self._by_rows(call.gradient), self._by_rows(call["states"])
+        reset = self._by_rows(call["factors"])[:, :, 2 * cell.units :]
         # Two parts of the recurrent kernel multiply different states, so the outer products have
         # twice as many positions.
         is_candidate = tf.cast(tf.range(3 * cell.units) >= 2 * cell.units, tf.float32)
         left = tf.concat([states, reset * states], axis=1)
         right = tf.concat([gates * (1 - is_candidate), gates * is_candidate], axis=1)
         found = [
-            (cell.kernel, OuterProducts(call["inputs"], gates)),
+            self._products(cell.kernel, call["inputs"], gates),
             (cell.recurrent_kernel, OuterProducts(left, right)),
         ]
         if cell.bias is not None:
@@ -284,9 +343,23 @@ class GRURule(_RecurrentRule):
         return tf.stack([gates, recurrent], axis=1)
 
 
-def _by_rows(values):
-    """Transposes [steps, rows, ...] to float32 [rows, steps, ...]."""
-    return tf.transpose(tf.cast(values, tf.float32), [1, 0, 2])
+def _exchanged(values):
+    """Exchanges the axes of steps and rows."""
+    return tf.transpose(values, [1, 0, 2])
+
+
+def _turned(value):
+    return _exchanged(value())
+
+
+def _with_rows_of(inputs, values, axis):
+    """Returns `values` with the static number of rows of `inputs`, which vectorized loops lose."""
+    zeros = tf.reshape(
+        tf.zeros_like(inputs[:, 0, 0]), [-1 if i == axis else 1 for i in range(axis + 2)]
+    )
+    sizes = tf.shape(values)
+    static = [1 if i == axis else sizes[i] for i in range(values.shape.rank)]
+    return tf.add_n([values, tf.tile(zeros, static)])
 
 
 def _affine(values, kernel, bias):

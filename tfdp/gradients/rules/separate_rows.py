@@ -180,15 +180,54 @@ def _own_mask(layer):
     return shape is None or shape[0] is None
 
 
+def _ranks(layer):
+    """The ranks of the tensors that a layer is used on in a functional model; empty if unknown."""
+    return [tensor.ndim for tensors, _ in _arguments(layer) for tensor in tensors]
+
+
+def _on_rank(*allowed):
+    """Returns a condition: all tensors have such a rank. With others, rows could be taken for axes."""
+    return lambda layer: bool(_ranks(layer)) and all(rank in allowed for rank in _ranks(layer))
+
+
+def _along_axes_of_rows(axes):
+    """Returns a condition: the axes that `axes` returns for a layer are not the first one."""
+
+    def condition(layer):
+        ranks = _ranks(layer)
+        return bool(ranks) and all(axis % rank for axis in axes(layer) for rank in ranks)
+
+    return condition
+
+
+def _encodes_each_row(layer):
+    """Whether a CategoryEncoding encodes the categories of each row by themselves."""
+    return layer.output_mode in ("one_hot", "multi_hot") and _on_rank(2)(layer)
+
+
+def _numbers_each_entry(layer):
+    """Whether a Discretization or Hashing returns one number for each entry."""
+    return layer.output_mode == "int" and not layer.sparse
+
+
 # Layers that work on rows one by one in some configurations.
 _CONDITIONAL = {
     layers.Activation: lambda layer: True,  # `rows_are_separate` checks its function
     layers.AlphaDropout: _own_mask,
     layers.BatchNormalization: _by_constants,
+    layers.AdditiveAttention: _on_rank(3),
+    layers.Attention: _on_rank(3),
+    layers.CategoryEncoding: _encodes_each_row,
+    layers.CenterCrop: _on_rank(4),
     layers.Concatenate: lambda layer: layer.axis == -1 or layer.axis > 0,
+    layers.Discretization: _numbers_each_entry,
+    layers.Dot: _along_axes_of_rows(lambda layer: _tuple(layer.axes)),
     layers.Dropout: _own_mask,
+    layers.Hashing: _numbers_each_entry,
     layers.Rescaling: _rescales,
+    layers.Resizing: _on_rank(4),
     layers.Softmax: lambda layer: all(a == -1 or a > 0 for a in _tuple(layer.axis)),
+    layers.UnitNormalization: _along_axes_of_rows(lambda layer: _tuple(layer.axis)),
 }
 # Layers with a rule that holds for all axes but the first.
 _NORMALIZATIONS = {
@@ -217,6 +256,7 @@ _ACTIVATIONS = {
 # Layers made of other layers, whose own code keeps rows apart.
 _COMPOSITE = {
     layers.Bidirectional: lambda layer: not layer.stateful,
+    layers.GroupQueryAttention: _on_rank(3),
     layers.MultiHeadAttention: lambda layer: all(axis > 0 for axis in attention_axes(layer)),
     PublicExamples: lambda layer: layer.statistics == "example",
 }

@@ -84,7 +84,9 @@ class Recurrence:
         kernel: [units, g]: the recurrent kernel, which multiplies the first state. It gets no gradient.
         bias: [g], added to the product, or None.
         mask: bool [steps, rows, 1], or None: where it is False, the states stay.
-        dropout: [rows, units], or None: multiplies the first state before the product.
+        dropout: list of masks [rows, units]: one that multiplies the first state before the product, or
+            one for each gate, which multiplies it before the product with this gate's part of the
+            kernel. Without dropout the list is empty.
         shows_steps: whether a gradient through the states after each step is needed.
     """
 
@@ -92,13 +94,31 @@ class Recurrence:
     kernel: tf.Tensor
     bias: tf.Tensor | None = None
     mask: tf.Tensor | None = None
-    dropout: tf.Tensor | None = None
+    dropout: tuple = ()
     shows_steps: bool = True
 
     def product(self, state):
-        """Returns the part of the gates that comes from `state` [..., units]."""
-        product = tf.matmul(state, self.kernel)
+        """Returns the part of the gates that comes from the first state, [..., units]."""
+        if self.dropout:
+            kernels = tf.split(self.kernel, len(self.dropout), axis=1)
+            pairs = zip(self.dropout, kernels, strict=True)
+            product = tf.concat([tf.matmul(state * m, kernel) for m, kernel in pairs], axis=-1)
+        else:
+            product = tf.matmul(state, self.kernel)
         return product if self.bias is None else product + self.bias
+
+    def _at_state(self, d_product):
+        """Returns the gradient at the first state that goes through `product`."""
+        if not self.dropout:
+            return tf.matmul(d_product, self.kernel, transpose_b=True)
+        parts = tf.split(d_product, len(self.dropout), axis=1)
+        kernels = tf.split(self.kernel, len(self.dropout), axis=1)
+        return tf.add_n(
+            [
+                tf.matmul(part, kernel, transpose_b=True) * mask
+                for part, kernel, mask in zip(parts, kernels, self.dropout, strict=True)
+            ]
+        )
 
     def run(self, gates: tf.Tensor, initial: list):
         """Goes through all steps.
@@ -144,9 +164,8 @@ class Recurrence:
             )
 
         def body(step, kept, before, states):
-            seen = states[0] if self.dropout is None else states[0] * self.dropout
             before = [b.write(step, state) for b, state in zip(before, states, strict=True)]
-            new, keep = self.cell.forward(gates[step], self.product(seen), states)
+            new, keep = self.cell.forward(gates[step], self.product(states[0]), states)
             kept = [k.write(step, value) for k, value in zip(kept, keep, strict=True)]
             if self.mask is not None:
                 now = self.mask[step]
@@ -182,11 +201,8 @@ class Recurrence:
                 [b.read(step) for b in before],
                 upstream,
             )
-            d_seen = tf.matmul(d_product, self.kernel, transpose_b=True)
-            if self.dropout is not None:
-                d_seen *= self.dropout
             parts = [[d] for d in d_before]
-            parts[0].append(d_seen)
+            parts[0].append(self._at_state(d_product))
             if self.mask is not None:
                 parts = [[*p, d * stays[step]] for p, d in zip(parts, d_states, strict=True)]
             d_states = [sum(d for d in part if d is not None) for part in parts]
