@@ -243,7 +243,7 @@ def subclassed(kind):
     return compiled(model, "mse")
 
 
-@pytest.mark.parametrize("kind", [Subclassed, MixesRows, Positions])
+@pytest.mark.parametrize("kind", [Subclassed, MixesRows, Positions, Twice])
 def test_subclassed_models_run_row_by_row(kind):
     forward = subclassed(kind)
     x, _ = data(5, (4,))
@@ -254,7 +254,6 @@ def test_subclassed_models_run_row_by_row(kind):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (Twice, "more than once"),
         (Tied, "outside the layer that owns it"),
         (PenaltyByHand, "outside the layer that owns it"),
         (InALoop, "inside a loop"),
@@ -296,12 +295,6 @@ def test_unlisted_operations_run_row_by_row():
     assert_equal_sums(ours, exact)
 
 
-def test_shared_layers_are_refused():
-    a, b, shared = keras.Input((4,)), keras.Input((4,)), layers.Dense(3, name="twin")
-    model = keras.Model([a, b], layers.Add()([shared(a), shared(b)]))
-    assert "'twin'" in ghost.supports(model)
-
-
 def test_unknown_layers_are_refused():
     class Scale(layers.Layer):
         def build(self, shape):
@@ -318,9 +311,9 @@ def test_unknown_layers_are_refused():
 
 def test_wrapped_and_converted_layers_are_refused():
     over_time = layers.TimeDistributed(layers.Dense(2, name="inner"))
-    model = keras.Sequential([keras.Input((3, 4)), over_time])
-    assert "'inner'" in ghost.supports(model)
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="adapted")])
+    model = keras.Sequential([keras.Input((None, 4)), over_time])
+    assert "'inner'" in ghost.supports(model)  # Keras vectorizes over steps of unknown number
+    model = keras.Sequential([keras.Input((4, 3)), layers.Conv1D(2, 2, name="adapted")])
     model.layers[0].enable_lora(1)
     assert "LoRA" in ghost.supports(model)
     model = keras.Sequential([keras.Input((4,)), layers.BatchNormalization(name="batch")])

@@ -10,6 +10,7 @@ raises `UnsupportedModelError`, and `supports` returns the reason beforehand.
 """
 
 import dataclasses
+import itertools
 
 import tensorflow as tf
 
@@ -25,6 +26,7 @@ from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.recording import Recorder, owners
 from tfdp.gradients.rules.separate_rows import rows_are_separate
+from tfdp.gradients.rules.sums import added
 from tfdp.gradients.vectorizing import vectorized_map
 from tfdp.layers.public import public_layers, uses_batch_statistics
 
@@ -122,8 +124,8 @@ def bounded_sum(
     recorded, moments, losses, outputs, state = run(forward, rules, x, y, sample_weight, chunk)
     losses, output_losses = losses
     if works_in_sequence(forward, sample_weight.shape[0]):
-        for recording in recorded.values():
-            recording.calls = [*map(_in_sequence, recording.calls)]
+        for use in itertools.chain.from_iterable(recorded.values()):
+            use.calls = [*map(_in_sequence, use.calls)]
     return bounded(
         _gradients(forward, recorded, moments),
         forward.variables,
@@ -142,12 +144,14 @@ def _gradients(forward, recorded, moments):
 
     The entry is None for variables of layers that were not called.
     """
-    found = {}
-    for rule, recording in recorded.items():
-        for variable, gradient in rule.gradients(recording.calls):
-            if recording.width > 1:
-                gradient = gradient.grouped(recording.width)
-            found[id(variable)] = gradient
+    parts: dict = {}
+    for rule, uses in recorded.items():
+        for use in uses:
+            for variable, gradient in rule.gradients(use.calls):
+                if use.width > 1:
+                    gradient = gradient.grouped(use.width)
+                parts.setdefault(id(variable), []).append(gradient)
+    found = {key: added(gradients) for key, gradients in parts.items()}
     for public in moments:
         public.add_to(found)
     return [found.get(id(v)) for v in forward.variables]
@@ -161,8 +165,8 @@ def _in_sequence(call):
 
 
 @dataclasses.dataclass
-class _Recording:
-    """The recorded calls of one layer.
+class _Use:
+    """What a rule recorded in one call of its layer.
 
     Attributes:
         calls: a list of `Recorded`.
@@ -180,7 +184,7 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
         recorder = Recorder(forward, rules, tape)
         y_pred, scope, new_state = recorder.outputs(values, forward.state(chunk), x)
     *losses, at_outputs = row_losses(recorder, scope, x, y, y_pred, sample_weight)
-    calls = [call for calls in recorder.calls.values() for call in calls]
+    calls = _recorded_calls(recorder)
     calls += [call for public in recorder.moments for call in public.calls]
     gradients = tape.gradient(
         tf.nest.flatten(y_pred),
@@ -191,8 +195,13 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
     for call, gradient in zip(calls, gradients, strict=True):
         gradient = tf.convert_to_tensor(gradient)  # may be IndexedSlices, where a layer gathers
         call.gradient = tf.ensure_shape(gradient, call.output.shape)
-    recorded = {rule: _Recording(calls) for rule, calls in recorder.calls.items()}
+    recorded = {rule: [*map(_Use, uses)] for rule, uses in recorder.uses.items()}
     return recorded, recorder.moments, losses, y_pred, new_state
+
+
+def _recorded_calls(recorder):
+    """All recorded operations, in the order of rules and of their uses."""
+    return [call for uses in recorder.uses.values() for use in uses for call in use]
 
 
 def _row_by_row(forward, rules, x, y, sample_weight, chunk):
@@ -219,11 +228,11 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
             y_pred, scope, new_state = recorder.outputs(values, own, x)
             loss = recorder.loss(scope, x, y, y_pred)
             weighted = loss * weight
-        calls = [call for calls in recorder.calls.values() for call in calls]
+        calls = _recorded_calls(recorder)
         gradients = tape.gradient(
             weighted, [call.output for call in calls], unconnected_gradients="zero"
         )
-        traced["calls"] = {rule: len(calls) for rule, calls in recorder.calls.items()}
+        traced["uses"] = {rule: [*map(len, uses)] for rule, uses in recorder.uses.items()}
         traced["moved"] = [new is not None for new in new_state]
         steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
         outputs = tf.nest.map_structure(lambda leaf: leaf[0], y_pred)
@@ -233,11 +242,11 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
     saved, gradients, losses, outputs, steps = vectorized_map(
         forward.model, one, (x, y, sample_weight, stacked)
     )
-    recorded, position = {}, 0
-    for rule, count in traced["calls"].items():
-        calls = zip(saved[position:][:count], gradients[position:][:count], strict=True)
-        recorded[rule] = _merged(rule, [*calls])
-        position += count
+    pairs = zip(saved, gradients, strict=True)
+    recorded = {
+        rule: [_merged(rule, [*itertools.islice(pairs, count)]) for count in counts]
+        for rule, counts in traced["uses"].items()
+    }
     steps = iter(steps)
     new_state = [
         old + next(steps)[0] if moved else None
@@ -263,4 +272,4 @@ def _merged(rule, calls):
         return tf.ensure_shape(merge(leaf), [None, *leaf.shape[2:]])
 
     merged = tf.nest.map_structure(shaped, calls)
-    return _Recording([Recorded(None, saved, gradient) for saved, gradient in merged], width)
+    return _Use([Recorded(None, saved, gradient) for saved, gradient in merged], width)

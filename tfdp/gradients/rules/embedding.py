@@ -25,17 +25,17 @@ class EmbeddingRule(Rule):
 
     def gradients(self, calls):
         (call,) = calls
-        size, width = table_of(self.layer).shape
-        gradient = call.gradient
-        rows = tf.shape(gradient)[0]
-        positions = gradient.shape[1:-1].num_elements()
-        if positions is None:
-            positions = tf.reduce_prod(tf.shape(gradient)[1:-1])
-        indices = tf.reshape(call["indices"], [rows, positions])
-        indices = tf.where(indices < 0, indices + size, indices)  # as in keras.ops.take
-        return [
-            (
-                table_of(self.layer),
-                Lookups(indices, tf.reshape(gradient, [rows, positions, width]), size),
-            )
-        ]
+        table = table_of(self.layer)
+        return [(table, lookups(call["indices"], call.gradient, table.shape))]
+
+
+def lookups(indices, gradient, shape) -> Lookups:
+    """Returns the gradients of a table of the given shape, from those at the looked-up vectors."""
+    size, width = shape
+    rows = tf.shape(gradient)[0]
+    positions = gradient.shape[1:-1].num_elements()
+    if positions is None:
+        positions = tf.reduce_prod(tf.shape(gradient)[1:-1])
+    indices = tf.reshape(indices, [rows, positions])
+    indices = tf.where(indices < 0, indices + size, indices)  # as in keras.ops.take
+    return Lookups(indices, tf.reshape(gradient, [rows, positions, width]), size)

@@ -2,7 +2,7 @@
 
 A weight that is read outside its layer (a tied kernel, a penalty written by hand) would have a second
 gradient that no rule sees. So the pass runs in a scope that returns a trainable variable's value only
-to the one layer that owns it, while that layer runs; any other read raises. Exceptions are weight
+to the layers that own it, while such a layer runs; any other read raises. Exceptions are weight
 regularizers, whose gradient comes without data, and the pass of the public examples.
 """
 
@@ -23,21 +23,17 @@ def owners(model) -> dict:
     """Returns {layer: rule} for the layers that own trainable variables.
 
     Raises:
-        UnsupportedModelError: a trainable variable has no rule or more than one, or the rule does not
-            cover its layer.
+        UnsupportedModelError: a trainable variable has no rule, or the rule does not cover its layer.
     """
     found: dict = {}
     _collect(model, found, set())
-    counts: dict = {}
-    for rule in found.values():
-        for variable in rule.variables():
-            counts[id(variable)] = counts.get(id(variable), 0) + 1
+    # Several layers may share a variable: the engine adds what their rules find.
+    covered = {id(variable) for rule in found.values() for variable in rule.variables()}
     for variable in model.trainable_variables:
-        if counts.get(id(variable), 0) != 1:
-            how = "no layer that owns it" if id(variable) not in counts else "several layers"
+        if id(variable) not in covered:
             raise UnsupportedModelError(
-                f"Variable '{variable.path}' of model '{model.name}' is reached by {how}, so that "
-                "no rule sees its whole gradient."
+                f"Variable '{variable.path}' of model '{model.name}' is reached by no layer that owns "
+                "it, so that no rule sees its gradient."
             )
     return found
 
@@ -99,11 +95,14 @@ class Recorder(Forward):
         forward: the forward pass to record.
         rules: as `owners` returns them.
         tape: the tape that watches the recorded outputs.
+
+    Attributes:
+        uses: what each rule recorded: one list of operations for each call of its layer, in order.
     """
 
     def __init__(self, forward: Forward, rules: dict, tape: tf.GradientTape):
         vars(self).update(vars(forward))
-        self.calls: dict[Rule, list[Recorded]] = {}
+        self.uses: dict[Rule, list[list[Recorded]]] = {}
         self.moments: list[WatchedMoments] = []
         self._public_calls: list = []
         self._rules = rules
@@ -207,6 +206,36 @@ class Recorder(Forward):
         """Returns a `call` for `layer` that runs its rule and records the rule's operations."""
         where = f"Layer '{layer.name}' ({type(layer).__name__})"
 
+        def call(*args, **kwargs):
+            if in_public_pass():
+                outputs = type(layer).call(layer, *args, **kwargs)
+                self._public_calls.append((layer, outputs))
+                return outputs
+            own = {id(v) for v in rule.variables()}
+            if own & self._open:
+                self._refuse(
+                    f"{where} is called inside a layer whose rule covers its weights as well, so that "
+                    "their gradient would be counted twice."
+                )
+            use: list[Recorded] = []
+            record = self._recording(where, use)
+            before, self._open = self._open, own
+            try:
+                outputs = rule.call(record, *args, **kwargs)
+            except UnsupportedModelError as error:
+                self._refuse(str(error) if self._refusal else f"{where} {error}.")
+            finally:
+                self._open = before
+            for recorded in use:
+                recorded.saved = {k: v() if callable(v) else v for k, v in recorded.saved.items()}
+            self.uses.setdefault(rule, []).append(use)
+            return outputs
+
+        return call
+
+    def _recording(self, where, use):
+        """Returns the function `record` for one use of a layer, which fills the list `use`."""
+
         def record(output, **saved):
             if tf.compat.v1.get_default_graph() is not self._graph:
                 self._refuse(
@@ -214,29 +243,7 @@ class Recorder(Forward):
                     "where its inputs cannot be recorded."
                 )
             self._tape.watch(output)
-            self.calls[rule].append(Recorded(output, saved))
+            use.append(Recorded(output, saved))
             return output
 
-        def call(*args, **kwargs):
-            if in_public_pass():
-                outputs = type(layer).call(layer, *args, **kwargs)
-                self._public_calls.append((layer, outputs))
-                return outputs
-            if rule in self.calls:
-                self._refuse(
-                    f"{where} is called more than once in a forward pass: the norm of a sum of "
-                    "gradients is not the sum of their norms."
-                )
-            self.calls[rule] = []
-            before, self._open = self._open, {id(v) for v in rule.variables()}
-            try:
-                outputs = rule.call(record, *args, **kwargs)
-            except UnsupportedModelError as error:
-                self._refuse(str(error) if self._refusal else f"{where} {error}.")
-            finally:
-                self._open = before
-            for recorded in self.calls[rule]:
-                recorded.saved = {k: v() if callable(v) else v for k, v in recorded.saved.items()}
-            return outputs
-
-        return call
+        return record

@@ -194,6 +194,7 @@ _COMPOSITE = {
     layers.Bidirectional: lambda layer: not layer.stateful,
     layers.MultiHeadAttention: lambda layer: all(axis > 0 for axis in attention_axes(layer)),
     PublicExamples: lambda layer: layer.statistics == "example",
+    layers.TimeDistributed: lambda layer: True,  # calls its layer with all rows of one step
 }
 _CONTAINERS = (keras.Sequential.call, Functional.call)
 
