@@ -15,6 +15,7 @@ Example:
 import functools
 import importlib
 
+from tfdp._compat.keras import has_nothing_of_its_own
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError
 from tfdp.gradients.rules.per_example_gradient import (
     Instantiated,
@@ -119,17 +120,6 @@ def _rule_class(layer_class, lora):
         found = found or _REGISTRY.get((kind, False))
         if found is not None:
             return found
-        if not _is_empty(kind):
+        if not has_nothing_of_its_own(kind):
             return None
     return None
-
-
-def _is_empty(layer_class) -> bool:
-    """Whether a class has nothing of its own but its name and documentation.
-
-    KerasHub has such subclasses, with two attributes about where they are exported.
-    """
-    return all(
-        name.startswith("_api_export_") or (name.startswith("__") and not callable(value))
-        for name, value in vars(layer_class).items()
-    )

@@ -76,6 +76,18 @@ def _never(*args, **kwargs):
     return False
 
 
+def _place():
+    """What distinguishes the body of a loop from the code around it.
+
+    `tf.while_loop` and the like trace their bodies in graphs of their own, `tf.vectorized_map` in the
+    same graph, in a name scope "loop_body" (`parallel_for.control_flow_ops`). Operations there are
+    only a pattern for others: a gradient at them would be silently zero.
+    """
+    scopes = tf.get_current_name_scope().split("/")
+    depth = sum(scope.startswith("loop_body") for scope in scopes)
+    return tf.compat.v1.get_default_graph(), depth
+
+
 class _Scope(keras.StatelessScope):
     """A stateless scope that calls `recorder.on_read` before it returns a variable's value."""
 
@@ -111,7 +123,7 @@ class Recorder(Forward):
         self._open: set = set()
         self._allowed: dict = {}
         self._refusal: UnsupportedModelError | None = None
-        self._graph = tf.compat.v1.get_default_graph()
+        self._place = _place()
 
     def scope(self, values, state):
         mapping = [*zip(self.variables, values, strict=True)]
@@ -237,10 +249,10 @@ class Recorder(Forward):
         """Returns the function `record` for one use of a layer, which fills the list `use`."""
 
         def record(output, **saved):
-            if tf.compat.v1.get_default_graph() is not self._graph:
+            if _place() != self._place:
                 self._refuse(
-                    f"{where} is called inside a loop, a condition or a tf.function of its own, "
-                    "where its inputs cannot be recorded."
+                    f"{where} is called inside a loop, a condition, a vectorized map or a tf.function "
+                    "of its own, where its inputs cannot be recorded."
                 )
             self._tape.watch(output)
             use.append(Recorded(output, saved))
