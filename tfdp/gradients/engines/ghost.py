@@ -148,7 +148,7 @@ def _gradients(forward, recorded, moments):
     for rule, uses in recorded.items():
         for use in uses:
             for variable, gradient in rule.gradients(use.calls):
-                if use.width > 1:
+                if not (isinstance(use.width, int) and use.width == 1):
                     gradient = gradient.grouped(use.width)
                 parts.setdefault(id(variable), []).append(gradient)
     found = {key: added(gradients) for key, gradients in parts.items()}
@@ -170,11 +170,12 @@ class _Use:
 
     Attributes:
         calls: a list of `Recorded`.
-        width: number of recorded rows for each row of the chunk.
+        width: number of recorded rows for each row of the chunk; an int32 scalar if the shapes do
+            not show it.
     """
 
     calls: list
-    width: int = 1
+    width: int | tf.Tensor = 1
 
 
 def _batched(forward, rules, x, y, sample_weight, chunk):
@@ -232,7 +233,11 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         gradients = tape.gradient(
             weighted, [call.output for call in calls], unconnected_gradients="zero"
         )
-        traced["uses"] = {rule: [*map(len, uses)] for rule, uses in recorder.uses.items()}
+        # The vectorizer loses static shapes, so the lengths of the leading axes are noted here.
+        traced["uses"] = {
+            rule: [[call.output.shape[0] for call in use] for use in uses]
+            for rule, uses in recorder.uses.items()
+        }
         traced["moved"] = [new is not None for new in new_state]
         steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
         outputs = tf.nest.map_structure(lambda leaf: leaf[0], y_pred)
@@ -244,8 +249,8 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
     )
     pairs = zip(saved, gradients, strict=True)
     recorded = {
-        rule: [_merged(rule, [*itertools.islice(pairs, count)]) for count in counts]
-        for rule, counts in traced["uses"].items()
+        rule: [_merged(rule, [*itertools.islice(pairs, len(use))], use) for use in uses]
+        for rule, uses in traced["uses"].items()
     }
     steps = iter(steps)
     new_state = [
@@ -255,21 +260,28 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
     return recorded, [], losses, outputs, new_state
 
 
-def _merged(rule, calls):
-    """Merges the first two axes of tensors [rows, width, ...] that were recorded row by row."""
-    width = calls[0][1].shape[1]
+def _merged(rule, calls, widths):
+    """Merges the first two axes of tensors [rows, width, ...] that were recorded row by row.
+
+    Args:
+        rule: the rule that recorded them in one call of its layer.
+        calls: (saved tensors, gradient) for each operation.
+        widths: the static widths of the operations, None where unknown.
+    """
     leaves = tf.nest.flatten(calls)
-    if width is None or any(leaf.shape[1] != width for leaf in leaves):
+    widths = {*widths, *(leaf.shape[1] for leaf in leaves)} - {None}
+    if len(widths) > 1:
         raise UnsupportedModelError(
             f"Layer '{rule.layer.name}' ({type(rule.layer).__name__}) is called on something whose "
             "leading axis is not the batch."
         )
-
-    def merge(leaf):
-        return tf.reshape(leaf, tf.concat([[-1], tf.shape(leaf)[2:]], axis=0))
+    rows = tf.shape(leaves[0])[0]
+    width = widths.pop() if widths else tf.shape(leaves[0])[1]
 
     def shaped(leaf):
-        return tf.ensure_shape(merge(leaf), [None, *leaf.shape[2:]])
+        # A tensor of another width has another number of entries, and fails where shapes are unknown.
+        shape = tf.concat([[rows * width], tf.shape(leaf)[2:]], axis=0)
+        return tf.ensure_shape(tf.reshape(leaf, shape), [None, *leaf.shape[2:]])
 
     merged = tf.nest.map_structure(shaped, calls)
     return _Use([Recorded(None, saved, gradient) for saved, gradient in merged], width)

@@ -38,15 +38,24 @@ def owners(model) -> dict:
     return found
 
 
+def _trained(layer) -> list:
+    """The variables of a layer that are trained, also inside a layer that is frozen itself.
+
+    KerasHub freezes every layer and then unfreezes those that get adapters, deep inside the frozen
+    ones. Keras trains what a model lists, which is any variable with `trainable=True`.
+    """
+    return [variable for variable in layer.variables if variable.trainable]
+
+
 def _collect(layer, found, seen):
-    if id(layer) in seen or not layer.trainable_variables:
+    if id(layer) in seen or not _trained(layer):
         return
     seen.add(id(layer))
     rule = rule_for(layer)
     where = f"Layer '{layer.name}' ({type(layer).__name__})"
     if rule is None:
-        inner = {id(v) for child in children(layer) for v in child.trainable_variables}
-        own = [v for v in layer.trainable_variables if id(v) not in inner]
+        inner = {id(v) for child in children(layer) for v in _trained(child)}
+        own = [v for v in _trained(layer) if id(v) not in inner]
         if own:
             raise UnsupportedModelError(
                 f"{where} owns the trainable variable '{own[0].path}' and has no rule for its "
@@ -63,7 +72,7 @@ def _collect(layer, found, seen):
     if refusal:
         raise UnsupportedModelError(f"{where} {refusal}, which its rule does not cover.")
     covered = {id(v) for v in rule.variables()}
-    for variable in layer.trainable_variables:
+    for variable in _trained(layer):
         if id(variable) not in covered:
             raise UnsupportedModelError(
                 f"{where} owns the trainable variable '{variable.path}', which its rule does not "
