@@ -6,9 +6,12 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tfdp.gradients import rules
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.rules.base import Rule
+from tfdp.gradients.rules.dense import products
 from tfdp.gradients.rules.recording import owners
 from tfdp.gradients.rules.separate_rows import rows_are_separate
 from tfdp.gradients.testing import assert_equal_sums, check_model, loop_bounded_sum, run_engine
@@ -136,6 +139,61 @@ def test_a_tied_table_keeps_its_mask():
     assert_equal_sums(ours, loop_bounded_sum(*arguments, tf.constant(0)), 1e-4)
 
 
+class TiedHead(layers.Layer):
+    """Logits by the table of an Embedding."""
+
+    def __init__(self, embedding):
+        super().__init__()
+        self.embedding = embedding
+
+    def call(self, states):
+        return tf.matmul(states, self.embedding.embeddings, transpose_b=True)
+
+
+class TiedHeadRule(Rule):
+    def variables(self):
+        return self.layer.embedding.trainable_variables
+
+    def call(self, record, states):
+        return record(type(self.layer).call(self.layer, states), states=states)
+
+    def gradients(self, calls):
+        (call,) = calls
+        return [(self.layer.embedding.embeddings, products(call.gradient, call["states"]))]
+
+
+def test_a_layer_of_ones_own_may_share_a_table(monkeypatch):
+    monkeypatch.setitem(rules._REGISTRY, (TiedHead, False), TiedHeadRule)
+    tokens, table = keras.Input((5,), dtype="int32"), layers.Embedding(9, 4)
+    model = keras.Model(tokens, TiedHead(table)(layers.Dense(4)(table(tokens))))
+    check_model(model, integers=9, rows=3, vectorizes=False)
+
+
+def test_a_rule_that_covers_a_layer_inside_counts_it_once(monkeypatch):
+    class Around(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = layers.Dense(3, name="counted")
+
+        def build(self, shape):
+            self.inner.build(shape)
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+    class AroundRule(TiedHeadRule):
+        def variables(self):
+            return self.layer.inner.trainable_variables
+
+        def gradients(self, calls):
+            raise AssertionError("not reached")
+
+    monkeypatch.setitem(rules._REGISTRY, (Around, False), AroundRule)
+    inputs, around = keras.Input((4,)), Around()
+    model = keras.Model(inputs, layers.Add()([around(inputs), around.inner(inputs)]))
+    assert "counted twice" in ghost.supports(model)
+
+
 LORA = {
     "dense": (lambda: layers.Dense(5, activation="tanh"), [(4,)]),
     "dense over positions": (lambda: layers.Dense(5, use_bias=False), [(7, 4)]),
@@ -205,6 +263,15 @@ def test_a_stack_of_kernels_with_adapters_is_left_to_the_exact_engine():
 )
 def test_bfloat16(make):
     check_model(make(), tolerance=0.05, vectorizes=False)
+
+
+def test_eager_steps():
+    model = nested()
+    model.compile(loss="mse")
+    generator = np.random.default_rng(0)
+    x, y = (tf.constant(generator.normal(size=(3, n)), tf.float32) for n in (6, 2))
+    arguments = (Forward(model), GlobalL2Clip(0.1), x, y, tf.ones([3]), tf.constant(0))
+    assert_equal_sums(ghost.bounded_sum(*arguments), loop_bounded_sum(*arguments))
 
 
 class Inside(layers.Layer):

@@ -233,11 +233,7 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         gradients = tape.gradient(
             weighted, [call.output for call in calls], unconnected_gradients="zero"
         )
-        # The vectorizer loses static shapes, so the lengths of the leading axes are noted here.
-        traced["uses"] = {
-            rule: [[call.output.shape[0] for call in use] for use in uses]
-            for rule, uses in recorder.uses.items()
-        }
+        traced["uses"] = {rule: [*map(len, uses)] for rule, uses in recorder.uses.items()}
         traced["moved"] = [new is not None for new in new_state]
         steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
         outputs = tf.nest.map_structure(lambda leaf: leaf[0], y_pred)
@@ -249,8 +245,8 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
     )
     pairs = zip(saved, gradients, strict=True)
     recorded = {
-        rule: [_merged(rule, [*itertools.islice(pairs, len(use))], use) for use in uses]
-        for rule, uses in traced["uses"].items()
+        rule: [_merged(rule, [*itertools.islice(pairs, count)]) for count in counts]
+        for rule, counts in traced["uses"].items()
     }
     steps = iter(steps)
     new_state = [
@@ -260,16 +256,10 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
     return recorded, [], losses, outputs, new_state
 
 
-def _merged(rule, calls, widths):
-    """Merges the first two axes of tensors [rows, width, ...] that were recorded row by row.
-
-    Args:
-        rule: the rule that recorded them in one call of its layer.
-        calls: (saved tensors, gradient) for each operation.
-        widths: the static widths of the operations, None where unknown.
-    """
+def _merged(rule, calls):
+    """Merges the first two axes of tensors [rows, width, ...] that were recorded row by row."""
     leaves = tf.nest.flatten(calls)
-    widths = {*widths, *(leaf.shape[1] for leaf in leaves)} - {None}
+    widths = {leaf.shape[1] for leaf in leaves} - {None}
     if len(widths) > 1:
         raise UnsupportedModelError(
             f"Layer '{rule.layer.name}' ({type(rule.layer).__name__}) is called on something whose "
