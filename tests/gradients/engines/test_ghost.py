@@ -11,7 +11,7 @@ from keras import layers
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.rules import UnsupportedModelError
+from tfdp.gradients.rules import UnsupportedModelError, rule_for
 from tfdp.gradients.rules.recording import owners
 from tfdp.gradients.rules.separate_rows import rows_are_separate
 from tfdp.gradients.testing import assert_equal_sums, check_model, run_engine
@@ -318,6 +318,21 @@ def test_wrapped_and_converted_layers_are_refused():
     assert "LoRA" in ghost.supports(model)
     model = keras.Sequential([keras.Input((4,)), layers.BatchNormalization(name="batch")])
     assert "'batch'" in ghost.supports(model)
+
+
+def test_tensors_of_another_width_fail():
+    layer = layers.Dense(2)
+    layer.build((None, 4))
+    unknown = tf.TensorSpec([None, None, 4])
+
+    @tf.function(input_signature=[unknown, unknown])
+    def merged(inputs, gradient):
+        use = ghost._merged(rule_for(layer), [({"inputs": inputs}, gradient)])
+        return use.calls[0]["inputs"], use.calls[0].gradient
+
+    assert merged(tf.ones([3, 2, 4]), tf.ones([3, 2, 4]))[0].shape == (6, 4)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        merged(tf.ones([3, 2, 4]), tf.ones([3, 1, 4]))
 
 
 def test_nothing_is_left_behind():
