@@ -219,6 +219,12 @@ class Tied(Subclassed):
         return tf.matmul(hidden, self.first.kernel, transpose_b=True)
 
 
+class TiedOtherwise(Subclassed):
+    def call(self, inputs):
+        hidden = self.second(self.first(inputs))
+        return hidden * tf.reduce_sum(self.first.kernel)
+
+
 class PenaltyByHand(Subclassed):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
@@ -243,7 +249,7 @@ def subclassed(kind):
     return compiled(model, "mse")
 
 
-@pytest.mark.parametrize("kind", [Subclassed, MixesRows, Positions, Twice])
+@pytest.mark.parametrize("kind", [Subclassed, MixesRows, Positions, Twice, Tied])
 def test_subclassed_models_run_row_by_row(kind):
     forward = subclassed(kind)
     x, _ = data(5, (4,))
@@ -254,7 +260,7 @@ def test_subclassed_models_run_row_by_row(kind):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (Tied, "outside the layer that owns it"),
+        (TiedOtherwise, "outside the layer that owns it"),
         (PenaltyByHand, "outside the layer that owns it"),
         (InALoop, "inside a loop"),
     ],

@@ -162,6 +162,36 @@ class TiedHeadRule(Rule):
         return [(self.layer.embedding.embeddings, products(call.gradient, call["states"]))]
 
 
+def tied_by_operations(size=9):
+    tokens, table = keras.Input((5,), dtype="int32"), layers.Embedding(size, 4)
+    states = layers.Dense(4, activation="tanh")(table(tokens))
+
+    def logits(states):
+        return keras.ops.matmul(states, keras.ops.transpose(table.embeddings))
+
+    return keras.Model(tokens, layers.Lambda(logits)(states))
+
+
+def tied_in_a_layer():
+    tokens, table = keras.Input((5,), dtype="int32"), layers.Embedding(9, 4)
+    return keras.Model(tokens, TiedHead(table)(layers.Dense(4)(table(tokens))))
+
+
+@pytest.mark.parametrize("make", [tied_by_operations, tied_in_a_layer])
+@pytest.mark.parametrize(
+    "options", [{}, {"jit_compile": True}, {"microbatch_size": 2, "rows": 6}], ids=str
+)
+def test_products_with_a_table_outside_of_its_layer(make, options):
+    check_model(make(), integers=9, **{"rows": 3, **options})
+
+
+def test_other_uses_of_a_table_outside_of_its_layer_are_refused():
+    tokens, table = keras.Input((5,), dtype="int32"), layers.Embedding(9, 4)
+    states = layers.Dense(4)(table(tokens))
+    lengths = layers.Lambda(lambda h: h + tf.norm(table.embeddings))(states)
+    assert "outside the layer that owns it" in ghost.supports(keras.Model(tokens, lengths))
+
+
 def test_a_layer_of_ones_own_may_share_a_table(monkeypatch):
     monkeypatch.setitem(rules._REGISTRY, (TiedHead, False), TiedHeadRule)
     tokens, table = keras.Input((5,), dtype="int32"), layers.Embedding(9, 4)
@@ -319,6 +349,14 @@ def weighted_words(size):
     return keras.Model([tokens, factors], layers.GlobalAveragePooling1D()(logits))
 
 
+def words_by_operations(size):
+    tokens, factors = keras.Input((4,), dtype="int32"), keras.Input((4, 1))
+    table = layers.Embedding(size, 16)
+    hidden = layers.Multiply()([table(tokens), factors])
+    logits = TiedHead(table)(layers.Lambda(lambda h: tf.tanh(h * 1e-3))(hidden))
+    return keras.Model([tokens, factors], layers.GlobalAveragePooling1D()(logits))
+
+
 SIGNS = np.array([1e12, -1e12, 1e12, -1e12], np.float32)
 NEIGHBOURS = {
     "siamese": (difference, lambda rows: [rows((4,)), rows((4,))]),
@@ -329,6 +367,10 @@ NEIGHBOURS = {
     "LoRA": (lambda: pooled(layers.Dense(4), lora=True), lambda rows: [rows((4, 4))]),
     "tied": (
         lambda: weighted_words(9),
+        lambda rows: [np.full((64, 4), 7, np.int32), rows((4, 1))],
+    ),
+    "tied by operations": (
+        lambda: words_by_operations(9000),
         lambda rows: [np.full((64, 4), 7, np.int32), rows((4, 1))],
     ),
     "tied, large": (

@@ -43,10 +43,10 @@ def supports(model) -> str | None:
     """
     try:
         rules = owners(model)
-        _forward_pass(model, rules)
+        alone = _forward_pass(model, rules) is _row_by_row
         specification = input_specification(model, 1)
         if specification is not None:
-            _trace(model, rules, specification)
+            _trace(model, rules, specification, alone)
     except UnsupportedModelError as error:
         return str(error)
     return None
@@ -89,7 +89,7 @@ def _forward_pass(model, rules):
     return _row_by_row
 
 
-def _trace(model, rules, specification):
+def _trace(model, rules, specification, alone):
     forward = Forward(model)
     # Nothing is executed, and `state_writes` is the judge.
     forward.permit([(variable, None) for variable in forward.state_variables])
@@ -97,7 +97,9 @@ def _trace(model, rules, specification):
 
     def run(x):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            Recorder(forward, rules, tape).outputs(values, forward.state(), x)
+            recorder = Recorder(forward, rules, tape, alone)
+            recorder.outputs(values, forward.state(), x)
+            recorder.follow_reads()
 
     try:
         concrete_function(tf.function(run, autograph=False), specification)
@@ -225,9 +227,10 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         own = [tf.ensure_shape(o, s.shape) for o, s in zip(own, state, strict=True)]
         x, y = pfor_repairs.batch_of_one((x, y))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            recorder = Recorder(forward, rules, tape)
+            recorder = Recorder(forward, rules, tape, alone=True)
             y_pred, scope, new_state = recorder.outputs(values, own, x)
             loss = recorder.loss(scope, x, y, y_pred)
+            recorder.follow_reads()
             weighted = loss * weight
         calls = _recorded_calls(recorder)
         gradients = tape.gradient(

@@ -2,7 +2,8 @@
 
 A weight that is read outside its layer (a tied kernel, a penalty written by hand) would have a second
 gradient that no rule sees. So the pass runs in a scope that returns a trainable variable's value only
-to the layers that own it, while such a layer runs; any other read raises. Exceptions are weight
+to the layers that own it, while such a layer runs; any other read raises, unless each row passes alone
+and nothing but products of matrices becomes of the weight (`rules.outside`). Exceptions are weight
 regularizers, whose gradient comes without data, and the pass of the public examples.
 """
 
@@ -16,6 +17,7 @@ from tfdp.gradients.forward import Forward, without_metrics
 from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.moments import WatchedMoments, watched
+from tfdp.gradients.rules.outside import recorded_products
 from tfdp.layers.public import in_public_pass, public_layers
 
 
@@ -105,8 +107,8 @@ class _Scope(keras.StatelessScope):
         self._recorder = recorder
 
     def get_current_value(self, variable):
-        self._recorder.on_read(variable)
-        return super().get_current_value(variable)
+        followed = self._recorder.on_read(variable)
+        return super().get_current_value(variable) if followed is None else followed
 
 
 class Recorder(Forward):
@@ -116,13 +118,17 @@ class Recorder(Forward):
         forward: the forward pass to record.
         rules: as `owners` returns them.
         tape: the tape that watches the recorded outputs.
+        alone: whether the pass is that of a single row, where products with weights outside of their
+            layers can be recorded, too.
 
     Attributes:
         uses: what each rule recorded: one list of operations for each call of its layer, in order.
     """
 
-    def __init__(self, forward: Forward, rules: dict, tape: tf.GradientTape):
+    def __init__(self, forward: Forward, rules: dict, tape: tf.GradientTape, alone: bool = False):
         vars(self).update(vars(forward))
+        self._follows = alone and not tf.executing_eagerly()
+        self._followed: list = []
         self.uses: dict[Rule, list[list[Recorded]]] = {}
         self.moments: list[WatchedMoments] = []
         self._public_calls: list = []
@@ -153,7 +159,9 @@ class Recorder(Forward):
                 for name in SHORTCUTS.get(type(layer), ()):
                     stack.enter_context(replaced(layer, **{name: _never}))
             with self._refusing():
-                return super().outputs(values, state, x)
+                found = super().outputs(values, state, x)
+        self._follows = False  # a loss that reads a weight is refused
+        return found
 
     def loss(self, scope, x, y, y_pred):
         # The penalty of a regularized weight reads it twice: in the loss, and where the penalty is
@@ -165,18 +173,51 @@ class Recorder(Forward):
         return loss
 
     def on_read(self, variable):
-        """Raises UnsupportedModelError where a trainable variable is used outside its layer."""
+        """Examines a read of a variable.
+
+        Returns:
+            A tensor to read instead of the variable's value, which `follow_reads` will follow; or None.
+
+        Raises:
+            UnsupportedModelError: a trainable variable is used outside its layer, and the pass cannot
+                follow what becomes of it.
+        """
         if id(variable) not in self._trainable or id(variable) in self._open:
-            return
+            return None
         if in_public_pass():
-            return  # `watched` computes the gradient through the moments that this pass leaves behind
+            # `watched` computes the gradient through the moments that this pass leaves behind.
+            return None
+        if self._follows and _place() == self._place:
+            read = tf.identity(keras.StatelessScope.get_current_value(self._values, variable))
+            self._tape.watch(read)
+            self._followed.append((variable, read))
+            return read
         left = self._allowed.get(id(variable), 0)
         if left == 0:
-            self._refuse(
-                f"Variable '{variable.path}' of model '{self.model.name}' is used outside the layer "
-                "that owns it, so that no rule sees its whole gradient."
-            )
+            self._refuse_read(variable)
         self._allowed[id(variable)] = left - 1
+        return None
+
+    def _refuse_read(self, variable):
+        self._refuse(
+            f"Variable '{variable.path}' of model '{self.model.name}' is used outside the layer that "
+            "owns it, so that no rule sees its whole gradient."
+        )
+
+    def follow_reads(self) -> None:
+        """Records the products with weights that were read outside of their layers.
+
+        The graph has to show the whole pass, with the loss and without any gradient.
+
+        Raises:
+            UnsupportedModelError: something else becomes of such a weight.
+        """
+        for variable, read in self._followed:
+            found = recorded_products(read, self.model, variable)
+            if found is None:
+                self._refuse_read(variable)
+            for reader, call in found:
+                self.uses[reader] = [[call]]
 
     @contextlib.contextmanager
     def _refusing(self):
