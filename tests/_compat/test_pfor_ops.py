@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat import pfor_repairs
 
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.uniform(size=(4, 2, 5, 6, 3)).astype("float32")
@@ -112,15 +112,3 @@ def test_volume_convolutions(groups, data_format):
 
     assert_vectorized(lambda x: convolution(x, kernel), volumes)
     assert_vectorized(all_of, volumes)
-
-
-def test_gamma_numbers_differ_from_example_to_example():
-    pfor_random.register()
-    seeds = tf.repeat(tf.constant([[1, 2]]), 3000, 0)
-
-    def one(seed):
-        return tf.random.stateless_gamma([2], seed, alpha=[3.0, 5.0])
-
-    drawn = tf.vectorized_map(one, seeds, fallback_to_while_loop=False)
-    assert drawn.shape == (3000, 2) and len(np.unique(drawn)) > 5900
-    np.testing.assert_allclose(tf.reduce_mean(drawn, 0), [3.0, 5.0], rtol=0.05)

@@ -7,6 +7,7 @@ are those of whatever version of Keras is installed.
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import inspect
 import pathlib
@@ -43,6 +44,14 @@ class Case:
         """The name of the layer's class."""
         return self.layer_class.__name__
 
+    @property
+    def value_range(self) -> tuple | None:
+        """The range of the values that a layer for images expects; None where it has none.
+
+        Outside of it, the cast to integers of some of these layers is undefined.
+        """
+        return self.arguments.get("value_range")
+
 
 def files() -> list[str]:
     """The test files of Keras' layers that use `run_layer_test`, relative to `ROOT`."""
@@ -57,10 +66,10 @@ def cases_of(file: str) -> list[Case]:
     """
     try:
         module = importlib.import_module("keras.src.layers." + file[:-3].replace("/", "."))
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if (error.name or "").startswith("keras"):
             raise
-        return []  # a test that needs another package, as that of grain's data
+        return []  # needs another package, as grain, or the conftest of Keras
     found = []
     for name, tests in vars(module).items():
         if not (isinstance(tests, type) and issubclass(tests, testing.TestCase)):
@@ -74,21 +83,28 @@ def cases_of(file: str) -> list[Case]:
 
 
 def _uses_layer_test(tests, method):
-    function = getattr(tests, method)
-    marks = getattr(function, "pytestmark", [])
+    marks = getattr(getattr(tests, method), "pytestmark", [])
     if any(mark.name == "skipif" and mark.args[0] is True for mark in marks):
         return False
+    return method in _methods_with_layer_test(tests)
+
+
+@functools.cache
+def _methods_with_layer_test(tests):
+    """The methods of a class that call `run_layer_test`, themselves or by helpers of the class."""
+    sources, seen = {}, {}
+    for name, value in vars(tests).items():
+        if inspect.isfunction(value):
+            function = inspect.unwrap(value)  # one for all methods of a parameterized test
+            if function not in seen:
+                seen[function] = inspect.getsource(function)
+            sources[name] = seen[function]
     names = {"run_layer_test"}
-    sources = {
-        name: inspect.getsource(inspect.unwrap(value))
-        for name, value in vars(tests).items()
-        if inspect.isfunction(value)
-    }
     while True:  # helpers of the class that call it, and their helpers
         pattern = re.compile(rf"\bself\.({'|'.join(map(re.escape, names))})\(")
         more = {name for name, source in sources.items() if pattern.search(source)} - names
         if not more:
-            return method in names
+            return names
         names |= more
 
 

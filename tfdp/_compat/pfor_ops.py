@@ -10,6 +10,7 @@ import functools
 
 import tensorflow as tf
 
+from tfdp._compat.pfor_conversion import created, looped
 from tfdp._compat.versions import borrowing
 
 # For each operation the inputs with a batch axis. All other inputs are the same for all examples.
@@ -46,14 +47,9 @@ def register() -> None:
         from tensorflow.python.ops.parallel_for import pfor
 
         rules = pfor._pfor_converter_registry
-        create = pfor._create_op
         wrap = pfor.wrap
         own = {name: rules[name] for name in (*_LOOPS_IF_STACKED, *_MERGED_IF_SHARED)}
         own |= {name: rules[name] for name in _MERGED_INTO_SHAPE_IF_SHARED}
-
-    def created(pfor_input, inputs):
-        dtypes = [output.dtype for output in pfor_input.outputs]
-        return create(pfor_input.op_type, inputs, dtypes, pfor_input.op.node_def.attr).outputs
 
     def merged(with_batch, pfor_input, into_shape=False):
         pfor_input.stack_inputs(with_batch)
@@ -86,20 +82,6 @@ def register() -> None:
         pfor_input.expanddim_inputs_for_broadcast()
         given = [pfor_input.input(index).t for index in range(pfor_input.num_inputs)]
         return [wrap(output, True) for output in created(pfor_input, given)]
-
-    def looped(pfor_input):
-        given = [pfor_input.input(index) for index in range(pfor_input.num_inputs)]
-
-        def one(rows):
-            rows = iter(rows)
-            return created(pfor_input, [next(rows) if x.is_stacked else x.t for x in given])
-
-        outputs = tf.map_fn(
-            one,
-            [x.t for x in given if x.is_stacked],
-            fn_output_signature=[tf.TensorSpec(o.shape, o.dtype) for o in pfor_input.outputs],
-        )
-        return [wrap(output, True) for output in outputs]
 
     def looped_if_stacked(name, places, pfor_input):
         if any(pfor_input.input(index).is_stacked for index in places):

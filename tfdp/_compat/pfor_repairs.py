@@ -25,7 +25,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdp._compat import pfor_conv3d, pfor_ops
+from tfdp._compat import pfor_conv3d, pfor_indices, pfor_ops
 from tfdp._compat.versions import borrowing
 
 
@@ -34,6 +34,7 @@ def register() -> None:
     """Replaces TensorFlow's own rules for these ops, once per process, and adds those that it lacks."""
     pfor_ops.register()
     pfor_conv3d.register()
+    pfor_indices.register()
     with borrowing("the rules of tf.vectorized_map"):
         from tensorflow.python.ops.parallel_for import pfor
 

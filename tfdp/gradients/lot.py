@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from tfdp._compat.tensorflow import inside_xla
 from tfdp._validate import one_of
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import (
@@ -23,6 +24,8 @@ from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import UnsupportedModelError
 from tfdp.gradients.rules.per_example_gradient import expecting_rows
 from tfdp.layers.public import uses_batch_statistics
+
+_USUAL_ROWS = 2048
 
 ENGINES = ("auto", "ghost", "vectorized")
 
@@ -47,7 +50,9 @@ def choose_engine(name: str, model) -> Engine:
     why_not = ghost.supports(model)
     if name == "ghost":
         if why_not is not None:
-            raise ValueError(f"The ghost engine is not exact for this model: {why_not}")
+            raise ValueError(
+                f"The ghost engine is not exact for this model: {why_not} Use engine='auto'."
+            )
         return ghost.bounded_sum
     if why_not is not None:
         _log_exact(why_not)
@@ -115,6 +120,7 @@ def bounded_sum(
             x, y, sample_weight = pad_rows((x, y, sample_weight), rows)
         with expecting_rows(expected_rows):
             whole = engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
+        whole = _with_room_for_rounding(whole, static_rows, expected_rows)
         return whole if microbatch_size == 1 else _without_padding(whole, total)
 
     if needs_whole_lots(engine):
@@ -164,7 +170,25 @@ def bounded_sum(
     )
     merged = tf.nest.pack_sequence_as(per_row, [a.concat() for a in arrays])
     merged = dataclasses.replace(first, sums=sums, non_finite=non_finite, **merged)
-    return _without_padding(merged, total)
+    return _without_padding(_with_room_for_rounding(merged, static_rows, expected_rows), total)
+
+
+def _with_room_for_rounding(lot: BoundedSum, rows: int | None, expected: int | None) -> BoundedSum:
+    """Makes the sum a little smaller, by more than float32 rounding can make its sensitivity larger.
+
+    A norm that is rounded down scales its gradient by too much, and one example less may change how
+    the sum of all others is rounded. Measured on a CPU: up to 6e-7 of the clip norm for 256 rows that
+    point the same way, 4e-5 for 16,384; a norm of four million equal entries, up to 4e-7, and 1.1e-5
+    with XLA, which adds them one after the other.
+
+    Args:
+        lot: the sum of a lot.
+        rows, expected: static or expected number of rows. What the sum is multiplied by is public, so
+            it does not depend on the number of rows that there really are.
+    """
+    rows = rows or 2 * (expected or _USUAL_ROWS)
+    room = 2.0**-24 * (16 + rows / 4) + (2.0**-15 if inside_xla() else 0.0)
+    return dataclasses.replace(lot, sums=[part * (1.0 - room) for part in lot.sums])
 
 
 def _per_row(part: BoundedSum) -> dict:

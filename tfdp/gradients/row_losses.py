@@ -103,7 +103,10 @@ def _values(model, scope, y, y_pred):
 
     def values(y_pred):
         predicted = tf.cast(y_pred, loss.dtype)
-        found = loss.call(keras.ops.convert_to_tensor(y, dtype=loss.dtype), predicted)
+        if loss.fn is keras.losses.sparse_categorical_crossentropy:
+            found = _of_classes(loss, y, predicted)
+        else:
+            found = loss.call(keras.ops.convert_to_tensor(y, dtype=loss.dtype), predicted)
         if weights is not None:
             found *= tf.cast(weights, found.dtype)
         reduce = tf.reduce_mean if loss.reduction in _MEANS else tf.reduce_sum
@@ -112,6 +115,19 @@ def _values(model, scope, y, y_pred):
         return tf.cast(found, tf.float32)
 
     return values
+
+
+def _of_classes(loss, y, predicted):
+    """Returns the values of a loss of labels: NaN where a label is no class.
+
+    TensorFlow would end the step with an error on a CPU. A row that is not finite counts zero.
+    """
+    exists = (y >= 0) & (y < tf.cast(predicted.shape[-1], y.dtype))
+    y = keras.ops.convert_to_tensor(tf.where(exists, y, tf.zeros([], y.dtype)), dtype=loss.dtype)
+    found = loss.call(y, predicted)
+    # A product, since the gradient has to be NaN as well.
+    exists = tf.reshape(exists, tf.shape(found))
+    return found * tf.where(exists, tf.ones([], found.dtype), float("nan"))
 
 
 def is_row_by_row(loss) -> bool:

@@ -28,7 +28,8 @@ def vectorized_map(model, function: Callable, rows):
     pfor_random.register()
     pfor_repairs.register()
     try:
-        return tf.vectorized_map(function, rows, fallback_to_while_loop=False)
+        with pfor_random.marking_own_seeds():
+            return tf.vectorized_map(function, rows, fallback_to_while_loop=False)
     except Exception as error:
         operation = operation_in_conversion(error)
         if operation is None:

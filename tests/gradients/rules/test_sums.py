@@ -154,3 +154,13 @@ def test_rows_that_are_not_finite_can_be_removed():
     kept = broken.kept(tf.constant(finite))
     expected = both.kept(tf.constant(finite)).weighted_sum(tf.ones([ROWS]))
     np.testing.assert_array_equal(kept.weighted_sum(tf.ones([ROWS])), expected)
+
+
+@pytest.mark.parametrize("index", [-1, SIZE])
+def test_rows_with_indices_that_do_not_exist_are_not_finite(index):
+    both = tied()
+    indices = tf.tensor_scatter_nd_update(both.lookups.indices, [[0, 2]], [index])
+    bad = LookupsAndProducts(Lookups(indices, both.lookups.vectors, SIZE), both.products)
+    finite = [False, True, True, True]
+    np.testing.assert_array_equal(np.isfinite(bad.square_norms()), finite)
+    np.testing.assert_array_equal(np.isfinite(bad.quick_square_norms()), finite)

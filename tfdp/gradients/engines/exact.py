@@ -12,7 +12,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdp._compat import pfor_repairs
+from tfdp._compat import pfor_random, pfor_repairs
 from tfdp._compat.keras import layers_of
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
@@ -78,9 +78,8 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     state = forward.state(chunk)
     rows = tf.shape(sample_weight)[0]
-    # Every row gets the same seed, which is *marked* as per-example; see pfor_random.
-    stacked = [
-        tf.broadcast_to(value, tf.concat([[rows], tf.shape(value)], 0))
+    seeds = [
+        pfor_random.seeds_of_rows(value, rows)
         for i, value in enumerate(state)
         if forward.is_per_example(i)
     ]
@@ -88,9 +87,9 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
 
     def one(args):
         x_i, y_i, weight, seeds = args
-        seeds = iter(seeds)
-        own = [next(seeds) if forward.is_per_example(i) else s for i, s in enumerate(state)]
-        own = [tf.ensure_shape(o, s.shape) for o, s in zip(own, state, strict=True)]
+        pfor_random.mark_own_seeds(seeds)
+        left = iter(seeds)
+        own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
         x_i, y_i = pfor_repairs.batch_of_one((x_i, y_i))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
@@ -106,7 +105,7 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
 
     with _unrolled(forward.model):
         gradients, losses, parts, outputs, steps = vectorized_map(
-            forward.model, one, (x, y, sample_weight, stacked)
+            forward.model, one, (x, y, sample_weight, seeds)
         )
     # The vectorizer may lose static shapes.
     gradients = [

@@ -14,7 +14,7 @@ import itertools
 
 import tensorflow as tf
 
-from tfdp._compat import pfor_repairs
+from tfdp._compat import pfor_random, pfor_repairs
 from tfdp._compat.keras import forget_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
@@ -212,9 +212,8 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     state = forward.state(chunk)
     rows = tf.shape(sample_weight)[0]
-    # Every row gets the same seed, which is *marked* as per-example; see pfor_random.
-    stacked = [
-        tf.broadcast_to(value, tf.concat([[rows], tf.shape(value)], 0))
+    seeds = [
+        pfor_random.seeds_of_rows(value, rows)
         for i, value in enumerate(state)
         if forward.is_per_example(i)
     ]
@@ -222,9 +221,9 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
 
     def one(args):
         x, y, weight, seeds = args
-        seeds = iter(seeds)
-        own = [next(seeds) if forward.is_per_example(i) else s for i, s in enumerate(state)]
-        own = [tf.ensure_shape(o, s.shape) for o, s in zip(own, state, strict=True)]
+        pfor_random.mark_own_seeds(seeds)
+        left = iter(seeds)
+        own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
         x, y = pfor_repairs.batch_of_one((x, y))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             recorder = Recorder(forward, rules, tape, alone=True)
@@ -244,7 +243,7 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         return [call.saved for call in calls], gradients, losses, outputs, steps
 
     saved, gradients, losses, outputs, steps = vectorized_map(
-        forward.model, one, (x, y, sample_weight, stacked)
+        forward.model, one, (x, y, sample_weight, seeds)
     )
     pairs = zip(saved, gradients, strict=True)
     recorded = {

@@ -20,8 +20,9 @@ class EmbeddingRule(Rule):
         return [table_of(self.layer)]
 
     def call(self, record, inputs):
-        outputs = type(self.layer).call(self.layer, inputs)
-        return record(outputs, indices=tf.cast(inputs, tf.int32))
+        indices, exist = existing_indices(self.layer, inputs)
+        outputs = type(self.layer).call(self.layer, tf.where(exist, indices, 0))
+        return record(outputs, indices=tf.cast(tf.where(exist, indices, -1), tf.int32))
 
     def gradients(self, calls):
         (call,) = calls
@@ -37,5 +38,30 @@ def lookups(indices, gradient, shape) -> Lookups:
     if positions is None:
         positions = tf.reduce_prod(tf.shape(gradient)[1:-1])
     indices = tf.reshape(indices, [rows, positions])
-    indices = tf.where(indices < 0, indices + size, indices)  # as in keras.ops.take
     return Lookups(indices, tf.reshape(gradient, [rows, positions, width]), size)
+
+
+def frozen_call(layer):
+    """Returns a `call` for an Embedding that does not train, which marks rows with bad indices.
+
+    TensorFlow ends the step with an error on a CPU, or silently takes another index. What follows the
+    layer gets NaN instead, so that the gradient of the row counts zero.
+
+    Args:
+        layer: a `keras.layers.Embedding`.
+    """
+
+    def call(inputs):
+        indices, exist = existing_indices(layer, inputs)
+        outputs = type(layer).call(layer, tf.where(exist, indices, 0))
+        nan = tf.constant(float("nan"), outputs.dtype)
+        return tf.where(exist[..., tf.newaxis], outputs, nan)
+
+    return call
+
+
+def existing_indices(layer, inputs):
+    """Returns (rows of the table, bool: whether they exist), as `keras.ops.take` finds them."""
+    indices = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+    indices = tf.where(indices < 0, indices + layer.input_dim, indices)
+    return indices, (indices >= 0) & (indices < layer.input_dim)

@@ -21,7 +21,7 @@ from tfdp.gradients.rules.dense import (
     labels,
     products,
 )
-from tfdp.gradients.rules.embedding import EmbeddingRule, lookups
+from tfdp.gradients.rules.embedding import EmbeddingRule, existing_indices, lookups
 from tfdp.gradients.rules.reversible_embedding import ReversibleEmbeddingRule, with_mask
 
 
@@ -143,10 +143,13 @@ class _LoraTableRule:
 
     def looked_up(self, record, inputs):
         layer = self.layer
-        indices = tf.cast(inputs, tf.int32)
-        low = keras.ops.take(layer.lora_embeddings_a, indices, axis=0)
+        found, exist = existing_indices(layer, inputs)
+        found = tf.where(exist, found, 0)
+        # As in Embedding, a row of data with an index that does not exist counts as not finite.
+        indices = tf.cast(tf.where(exist, found, -1), tf.int32)
+        low = keras.ops.take(layer.lora_embeddings_a, found, axis=0)
         low = record(low, indices=indices) * _scale(layer)
-        outputs = keras.ops.take(table_of(layer), indices, axis=0)
+        outputs = keras.ops.take(table_of(layer), found, axis=0)
         outputs += keras.ops.matmul(low, layer.lora_embeddings_b)
         outputs = keras.ops.cast(outputs, layer.compute_dtype)
         return record(outputs, indices=indices, low=low)

@@ -23,6 +23,7 @@ from tfdp.gradients.rules.per_example_gradient import (
     OuterProducts,
     PerExampleGradient,
     instantiates,
+    rounding,
     zero_rows,
 )
 from tfdp.layers.public import PublicMoments
@@ -183,7 +184,9 @@ class _ThroughMoments(PerExampleGradient):
         cross = tf.reduce_sum(products * self.coefficients, axis=[1, 2])
         # As for Gram matrices, rounding must not understate a norm where the two terms nearly cancel.
         largest = tf.square(tf.sqrt(direct) + tf.sqrt(added))
-        return tf.maximum(direct + 2.0 * cross + added, CANCELLATION * largest)
+        terms = self.base.left.shape[2] + self.base.right.shape[2]
+        square = direct + 2.0 * cross + added + rounding(terms, None) * largest
+        return tf.maximum(square, CANCELLATION * largest)
 
     def weighted_sum(self, weights):
         totals = tf.einsum("n,nkc->kc", weights, self.coefficients)

@@ -16,6 +16,7 @@ from tfdp._compat.keras import SHORTCUTS, children, is_rematerialized, layers_of
 from tfdp.gradients.forward import Forward, without_metrics
 from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
+from tfdp.gradients.rules.embedding import frozen_call
 from tfdp.gradients.rules.moments import WatchedMoments, watched
 from tfdp.gradients.rules.outside import recorded_products
 from tfdp.layers.public import in_public_pass, public_layers
@@ -158,6 +159,8 @@ class Recorder(Forward):
             for layer in layers_of(self.model, itself=True):
                 for name in SHORTCUTS.get(type(layer), ()):
                     stack.enter_context(replaced(layer, **{name: _never}))
+                if type(layer) is keras.layers.Embedding and layer not in self._rules:
+                    stack.enter_context(replaced(layer, call=frozen_call(layer)))
             with self._refusing():
                 found = super().outputs(values, state, x)
         self._follows = False  # a loss that reads a weight is refused

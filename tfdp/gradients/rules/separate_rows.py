@@ -6,6 +6,7 @@ Such a model can run forward on the whole batch at once. Any other model runs ro
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
 from tfdp._compat.keras import (
@@ -17,7 +18,7 @@ from tfdp._compat.keras import (
     uses_of,
 )
 from tfdp.gradients.rules import rule_for
-from tfdp.layers import PublicExamples
+from tfdp.layers import PublicBatchNormalization, PublicExamples
 
 _PLAIN = {
     layers.Add,
@@ -181,13 +182,37 @@ def _own_mask(layer):
 
 # Layers that work on rows one by one in some configurations.
 _CONDITIONAL = {
-    layers.Activation: lambda layer: True,  # `_stock_activation` checks its function
+    layers.Activation: lambda layer: True,  # `rows_are_separate` checks its function
     layers.AlphaDropout: _own_mask,
     layers.BatchNormalization: _by_constants,
     layers.Concatenate: lambda layer: layer.axis == -1 or layer.axis > 0,
     layers.Dropout: _own_mask,
     layers.Rescaling: _rescales,
     layers.Softmax: lambda layer: all(a == -1 or a > 0 for a in _tuple(layer.axis)),
+}
+# Layers with a rule that holds for all axes but the first.
+_NORMALIZATIONS = {
+    layers.GroupNormalization,
+    layers.LayerNormalization,
+    layers.RMSNormalization,
+    PublicBatchNormalization,
+}
+# Functions for `activation=` that work on each entry by itself, or along the last axis: the names of
+# those in `keras.activations`, `keras.ops` and `tf.nn`.
+# fmt: off
+_ACTIVATION_NAMES = [
+    "abs", "celu", "elu", "exp", "exponential", "gelu", "glu", "hard_shrink", "hard_sigmoid",
+    "hard_silu", "hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "log_softmax",
+    "mish", "relu", "relu6", "selu", "sigmoid", "silu", "soft_shrink", "softmax", "softplus",
+    "softsign", "sparse_plus", "sparse_sigmoid", "sparsemax", "square", "squareplus", "swish",
+    "tanh", "tanh_shrink", "threshold",
+]
+# fmt: on
+_ACTIVATIONS = {
+    id(getattr(module, name))
+    for module in (keras.activations, keras.ops, tf.nn, tf.math)
+    for name in _ACTIVATION_NAMES
+    if hasattr(module, name)
 }
 # Layers made of other layers, whose own code keeps rows apart.
 _COMPOSITE = {
@@ -206,8 +231,9 @@ def rows_are_separate(model, rules: dict) -> bool:
         model: a built model.
         rules: {layer: rule}; a layer with a rule does not mix rows, by the rule's contract.
     """
-    if model in rules or (_frozen(model) and rule_for(model) is not None):
-        return _stock_activation(model) and model.activity_regularizer is None
+    if model in rules or _has_a_rule_that_holds(model):
+        separate = _normalizes_within_rows(model) and model.activity_regularizer is None
+        return separate and _activations_are_separate(model, rules)
     if getattr(model, "activity_regularizer", None) is not None or "call" in vars(model):
         return False
     if getattr(type(model), "call", None) in _CONTAINERS:
@@ -218,16 +244,37 @@ def rows_are_separate(model, rules: dict) -> bool:
     if type(model) in _PLAIN or any(is_separate(model) for is_separate in _FUNCTIONS):
         return True
     condition = _CONDITIONAL.get(type(model))
-    return condition is not None and condition(model) and _stock_activation(model)
+    if condition is None or not condition(model):
+        return False
+    return _activations_are_separate(model, rules)
 
 
-def _frozen(layer):
-    return isinstance(layer, layers.Layer) and not layer.trainable_variables
+def _has_a_rule_that_holds(layer):
+    """Whether a layer without trainable weights is of a kind, and so configured, that a rule covers."""
+    if not isinstance(layer, layers.Layer) or layer.trainable_variables:
+        return False
+    rule = rule_for(layer)
+    return rule is not None and rule.refusal() is None
 
 
-def _stock_activation(layer):
+def _normalizes_within_rows(layer):
+    """Whether a normalization along axes has none that is the first, in all its uses.
+
+    An axis that is counted from the end is the first one where the layer is used on few axes.
+    """
+    if type(layer) not in _NORMALIZATIONS:
+        return True
+    ranks = {tensor.ndim for tensors, _ in _arguments(layer) for tensor in tensors}
+    return bool(ranks) and all(axis % rank for axis in _tuple(layer.axis) for rank in ranks)
+
+
+def _activations_are_separate(layer, rules):
+    """Whether the functions that a layer applies to its outputs, or to its state, keep rows apart."""
     for name in ("activation", "recurrent_activation"):
         function = getattr(layer, name, None)
-        if function is not None and not getattr(function, "__module__", "").startswith("keras."):
+        if isinstance(function, keras.Operation):
+            if not rows_are_separate(function, rules):
+                return False
+        elif function is not None and id(function) not in _ACTIVATIONS:
             return False
     return True

@@ -199,7 +199,11 @@ class LookupsAndProducts(PerExampleGradient):
                 tf.reduce_sum(tf.sqrt(_squares(vectors, vanishing)), 1),
             ]
         )
-        return tf.maximum(square, CANCELLATION * tf.square(largest))
+        square = tf.maximum(square, CANCELLATION * tf.square(largest))
+        # `Lookups` has NaN where an index does not exist. It also makes sums here that `weighted_sum`
+        # needs, maybe in a branch of a condition.
+        bad = tf.math.is_nan(self.lookups.square_norms())
+        return tf.where(bad, float("nan"), square)
 
     def weighted_sum(self, weights):
         return self.lookups.weighted_sum(weights) + self.products.weighted_sum(weights)

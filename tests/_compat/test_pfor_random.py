@@ -1,0 +1,118 @@
+"""Random numbers inside `tf.vectorized_map`: own ones for each row, which no other row can change."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp._compat import pfor_random
+from tfdp.gradients.engines import exact, ghost
+from tfdp.gradients.forward import Forward
+from tfdp.gradients.testing import GlobalL2Clip, run_engine
+
+SAMPLERS = {
+    "normal": lambda seed: tf.random.stateless_normal([4], seed),
+    "uniform": lambda seed: tf.random.stateless_uniform([4], seed),
+    "integers": lambda seed: tf.random.stateless_uniform([4], seed, maxval=9999, dtype=tf.int32),
+    "all_integers": lambda seed: tf.random.stateless_uniform([4], seed, None, None, tf.int32),
+    "truncated": lambda seed: tf.random.stateless_truncated_normal([4], seed),
+    "gamma": lambda seed: tf.random.stateless_gamma([4], seed, alpha=[1.0, 2.0, 3.0, 4.0]),
+    "through_a_function": lambda seed: tf.function(tf.random.stateless_normal)([4], seed),
+    "parameters_of_the_row": lambda seed: tf.random.stateless_uniform(
+        [4], seed, 0, tf.cast(seed[1], tf.int32) + 9999, tf.int32
+    ),
+}
+
+
+def vectorized(draw, seeds, own):
+    pfor_random.register()
+
+    def one(seed):
+        if own:
+            pfor_random.mark_own_seeds([seed])
+        return draw(tf.cast(seed, tf.int64))
+
+    @tf.function
+    def run(seeds):
+        with pfor_random.marking_own_seeds():
+            return tf.vectorized_map(one, seeds, fallback_to_while_loop=False)
+
+    return run.get_concrete_function(seeds), run(seeds).numpy()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_rows_draw_numbers_of_their_own_from_own_seeds(name):
+    seeds = pfor_random.seeds_of_rows(tf.constant([1, 2], tf.uint32), tf.constant(50))
+    graph, drawn = vectorized(SAMPLERS[name], seeds, own=True)
+    assert drawn.shape == (50, 4) and len(np.unique(drawn)) > 190
+    kinds = {operation.type for operation in graph.graph.get_operations()}
+    assert bool(kinds & {"While", "StatelessWhile"}) == (name == "parameters_of_the_row")
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_seed_that_is_data_gives_a_row_what_it_draws_alone(name):
+    seeds = tf.constant([[1, 2], [3, 4], [1, 2], [-5, 6]])
+    _, drawn = vectorized(SAMPLERS[name], seeds, own=False)
+    expected = np.stack([SAMPLERS[name](seed).numpy() for seed in seeds])
+    np.testing.assert_array_equal(drawn, expected)
+
+
+def test_an_own_seed_mixed_with_data_is_data():
+    data = tf.constant([7, 8])
+    seeds = tf.constant([[1, 2], [3, 4]])
+    pfor_random.register()
+
+    def one(rows):
+        own, of_row = rows
+        pfor_random.mark_own_seeds([own])
+        return tf.random.stateless_normal([4], tf.stack([own[0], of_row]))
+
+    with pfor_random.marking_own_seeds():
+        drawn = tf.vectorized_map(one, (seeds, data), fallback_to_while_loop=False)
+    expected = [tf.random.stateless_normal([4], [1, 7]), tf.random.stateless_normal([4], [3, 8])]
+    np.testing.assert_array_equal(drawn, expected)
+
+
+def test_gamma_numbers_have_the_right_mean():
+    def draw(seed):
+        return tf.random.stateless_gamma([2], seed, alpha=[3.0, 5.0])
+
+    seeds = pfor_random.seeds_of_rows(tf.constant([1, 2], tf.uint32), tf.constant(3000))
+    _, drawn = vectorized(draw, seeds, own=True)
+    np.testing.assert_allclose(drawn.mean(axis=0), [3.0, 5.0], rtol=0.05)
+
+
+class Noisy(keras.Model):
+    """Adds noise whose seed is the first two numbers of the example."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.drop = keras.layers.Dropout(0.5, seed=3)
+
+    def call(self, x, training=False):
+        seed = tf.cast(x[0, :2], tf.int32)
+        return self.dense(self.drop(x + tf.random.stateless_normal([4], seed), training=training))
+
+
+@pytest.mark.parametrize("engine", [ghost.bounded_sum, exact.bounded_sum])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_one_example_cannot_change_the_noise_of_another(engine, jit_compile):
+    keras.utils.set_random_seed(0)
+    model = Noisy()
+    model(tf.zeros([1, 4]))
+    model.compile(loss="mse")
+    x = np.random.default_rng(0).integers(0, 9, (6, 4)).astype("float32")
+    y = np.full((6, 2), 50.0, "float32")
+    sums = []
+    for first in (x[0], x[0] + 3.0):
+        rows = np.concatenate([first[np.newaxis], x[1:]])
+        arguments = (Forward(model), GlobalL2Clip(1.0), rows, y)
+        for weight in (1.0, 0.0):
+            weights = tf.constant([weight] + [1.0] * 5)
+            lot = run_engine(engine, *arguments, weights, jit_compile=jit_compile)
+            sums.append(np.concatenate([np.ravel(part) for part in lot.sums]))
+    np.testing.assert_allclose(sums[1], sums[3], rtol=1e-5, atol=1e-6)
+    assert np.linalg.norm(sums[0] - sums[1]) <= 1.00001
+    assert np.linalg.norm(sums[2] - sums[3]) <= 1.00001
+    assert np.linalg.norm(sums[0] - sums[2]) > 0.01

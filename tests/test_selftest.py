@@ -1,0 +1,65 @@
+"""`python -m tfdp.selftest` holds here, and fails where a sum, a bound or the noise is wrong."""
+
+import json
+
+import pytest
+
+from tfdp import selftest
+from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.noise.gaussian import NoiseSource
+
+
+@pytest.mark.parametrize("mode", selftest.MODES)
+def test_all_checks_hold(mode, capsys):
+    code = selftest.main([f"--modes={mode}"])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert "14 of 14 checks hold" in said
+
+
+@pytest.mark.parametrize("factor", [2 / 3, 3 / 2])
+def test_wrong_noise_is_found(factor, monkeypatch):
+    right = NoiseSource.gaussians
+    monkeypatch.setattr(
+        NoiseSource, "gaussians", lambda self, stddev, *rest: right(self, stddev * factor, *rest)
+    )
+    assert not selftest._noise("graph")[0]
+
+
+def test_noise_that_repeats_is_found(monkeypatch):
+    monkeypatch.setattr(NoiseSource, "_counter_of", lambda self, draw: 0)
+    assert not selftest._noise("graph")[0]
+
+
+@pytest.mark.parametrize("factor", [2 / 3, 3 / 2])
+def test_a_wrong_bound_is_found(factor, monkeypatch, capsys):
+    right = GlobalL2Clip.scales
+    monkeypatch.setattr(GlobalL2Clip, "scales", lambda self, norms: factor * right(self, norms))
+    monkeypatch.setattr(selftest, "_KINDS", {"dense": selftest._dense})
+    monkeypatch.setattr(selftest, "_noise", lambda mode: (True, ""))
+    selftest._step.cache_clear()
+    assert selftest.main(["--modes=graph", "--json"]) == 1
+    selftest._step.cache_clear()
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    wrong = {check["name"] for check in checks if not check["passed"]}
+    sums = {f"sum, dense, {engine} engine" for engine in ("ghost", "vectorized")}
+    bounds = {f"bound, dense, {engine} engine" for engine in ("ghost", "vectorized")}
+    assert wrong == (sums | bounds if factor > 1 else sums)
+
+
+def test_an_error_is_a_failed_check(monkeypatch):
+    def broken(mode):
+        raise RuntimeError("no such device")
+
+    check = selftest._timed("graph", "noise", broken)
+    assert not check.passed and check.measured == "RuntimeError: no such device"
+
+
+def test_an_unknown_mode_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        selftest.main(["--modes=gpu"])
+    assert (
+        "expected --modes among eager, graph, xla, bfloat16, found gpu" in capsys.readouterr().err
+    )
+    with pytest.raises(ValueError, match="mode"):
+        next(selftest.checks(["gpu"]))

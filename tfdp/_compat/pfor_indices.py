@@ -1,0 +1,104 @@
+"""Keeps an index that does not exist inside its own example, in `tf.vectorized_map`.
+
+For a token beyond the vocabulary or a label that is no class, TensorFlow ends the step with an error on
+a CPU. Under XLA its rules for `tf.vectorized_map` are worse: the gradient of a table is one scatter for
+all examples, with the tables side by side, and an index beyond one table is an entry of the next. Both
+tell of one example what nobody may know, and the second changes what the others add.
+
+With the rules of this module, such an index has a result that is not a number, as if the example had
+held a NaN: its gradient counts zero, and the diagnostics count the example.
+"""
+
+import functools
+
+import tensorflow as tf
+
+from tfdp._compat.versions import borrowing
+
+_INDICES = 1
+_REDUCTIONS = ("Max", "Min", "Prod", "Sum")
+
+
+@functools.cache
+def register() -> None:
+    """Wraps the rules of TensorFlow for these operations, once per process."""
+    with borrowing("the rules of tf.vectorized_map, for indices"):
+        from tensorflow.python.ops.parallel_for import pfor
+
+        rules = pfor._pfor_converter_registry
+        wrap = pfor.wrap
+        gather, gather_nd = rules["GatherV2"], rules["GatherNd"]
+        crossentropy = rules["SparseSoftmaxCrossEntropyWithLogits"]
+        reductions = {name: rules[f"UnsortedSegment{name}"] for name in _REDUCTIONS}
+
+    def replace_indices(pfor_input, good):
+        indices = pfor_input.stacked_input(_INDICES)
+        safe = tf.where(good, indices, tf.zeros([], indices.dtype))
+        pfor_input._inputs[_INDICES] = wrap(safe, True)
+
+    def convert_gather(pfor_input):
+        indices = pfor_input.input(_INDICES)
+        axis = tf.get_static_value(pfor_input.op.inputs[2])
+        # The row of each example itself is found with the number of the example.
+        if not indices.is_stacked or indices.t is pfor_input.pfor.all_indices or axis is None:
+            return gather(pfor_input)
+        values = pfor_input.input(0)
+        size = tf.shape(values.t, indices.t.dtype)[
+            axis + 1 if values.is_stacked and axis >= 0 else axis
+        ]
+        good = (indices.t >= 0) & (indices.t < size)
+        replace_indices(pfor_input, good)
+        found = gather(pfor_input).t
+        return wrap(_poisoned(found, ~_all_of_row(good)), True)
+
+    def convert_gather_nd(pfor_input):
+        pfor_input.stack_inputs([_INDICES])
+        values, indices = pfor_input.input(0), pfor_input.stacked_input(_INDICES)
+        sizes = tf.shape(values.t, indices.dtype)[1 if values.is_stacked else 0 :]
+        good = (indices >= 0) & (indices < sizes[: indices.shape[-1]])
+        replace_indices(pfor_input, good)
+        found = gather_nd(pfor_input).t
+        return wrap(_poisoned(found, ~_all_of_row(good)), True)
+
+    def convert_crossentropy(pfor_input):
+        pfor_input.stack_inputs([0, _INDICES])
+        logits, labels = pfor_input.stacked_input(0), pfor_input.stacked_input(_INDICES)
+        good = (labels >= 0) & (labels < tf.shape(logits, labels.dtype)[-1])
+        replace_indices(pfor_input, good)
+        return [wrap(_poisoned(found.t, ~good), True) for found in crossentropy(pfor_input)]
+
+    def convert_reduction(name, pfor_input):
+        pfor_input.stack_inputs([_INDICES])
+        segments = pfor_input.stacked_input(_INDICES)
+        number = tf.cast(pfor_input.unstacked_input(2), segments.dtype)
+        # Negative numbers of segments are left out.
+        segments = tf.where(segments < number, segments, -tf.ones([], segments.dtype))
+        pfor_input._inputs[_INDICES] = wrap(segments, True)
+        return reductions[name](pfor_input)
+
+    rules["GatherV2"] = convert_gather
+    rules["GatherNd"] = convert_gather_nd
+    rules["SparseSoftmaxCrossEntropyWithLogits"] = convert_crossentropy
+    for name in _REDUCTIONS:
+        rules[f"UnsortedSegment{name}"] = functools.partial(convert_reduction, name)
+
+
+def _all_of_row(values):
+    return tf.reduce_all(values, axis=list(range(1, values.shape.rank)))
+
+
+def _poisoned(values, bad):
+    """Returns `values` with NaN, or for integers the least number, where `bad` is true.
+
+    Args:
+        values: [rows, ...].
+        bad: bool, with the first axes of `values`.
+    """
+    if values.dtype.is_floating:
+        poison = float("nan")
+    elif values.dtype.is_integer:
+        poison = values.dtype.min  # no index either, unless the dtype has no negative numbers
+    else:
+        return values
+    bad = tf.reshape(bad, tf.concat([tf.shape(bad), [1] * (values.shape.rank - bad.shape.rank)], 0))
+    return tf.where(bad, tf.constant(poison, values.dtype), values)

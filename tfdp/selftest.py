@@ -1,0 +1,337 @@
+"""Checks on this machine and its devices that sums, bounds, noise and counting are right.
+
+    python -m tfdp.selftest              # about a minute; exit code 1 if a check fails
+    python -m tfdp.selftest --modes=xla  # one way of running a step only
+    python -m tfdp.selftest --json
+
+Private training depends on how TensorFlow, its drivers and compilers compute. A GPU that multiplies
+with fewer digits, or a compiler that draws other random numbers, would not show in a loss curve. The
+checks use the public interface only, and compare with plain Keras and NumPy.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+MODES = ("eager", "graph", "xla", "bfloat16")
+_ROWS, _CLIP = 8, 1.0
+# Weights that get noise, and the largest deviation in standard errors. Right noise is beyond it once in
+# 50,000 runs of all checks; two thirds of the noise are 94 standard errors off.
+_WEIGHTS, _DEVIATION = 40_000, 5.0
+# bfloat16 keeps 8 binary digits of the numbers between layers.
+_TOLERANCES = {"bfloat16": 0.05}
+_TOLERANCE = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    Attributes:
+        mode: one of `MODES`.
+        name: what was checked.
+        passed: whether it holds.
+        measured: the numbers, in words.
+        seconds: how long it took, tracing included.
+    """
+
+    mode: str
+    name: str
+    passed: bool
+    measured: str
+    seconds: float
+
+
+def checks(modes: Sequence[str] = MODES) -> Iterator[Check]:
+    """Runs the checks and yields their results one by one.
+
+    Args:
+        modes: some of `MODES`: "eager"; "graph", a compiled graph; "xla"; "bfloat16", a graph with the
+            policy mixed_bfloat16.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    from tfdp._validate import one_of
+
+    for mode in modes:
+        one_of("mode", mode, MODES)
+    for mode in modes:
+        for kind in _KINDS:
+            for engine in ("ghost", "vectorized"):
+                yield _timed(mode, f"sum, {kind}, {engine} engine", _sum, kind, engine)
+                yield _timed(mode, f"bound, {kind}, {engine} engine", _bound, kind, engine)
+        yield _timed(mode, "noise", _noise)
+        yield _timed(mode, "counting", _counting)
+
+
+def _timed(mode, name, function, *arguments):
+    start = time.perf_counter()
+    try:
+        passed, measured = function(mode, *arguments)
+    except Exception as error:  # whatever it is, it belongs into the table
+        passed, measured = False, f"{type(error).__name__}: {str(error).strip()[:300]}"
+    return Check(mode, name, bool(passed), measured, time.perf_counter() - start)
+
+
+def _dense():
+    from keras import layers
+
+    return (5,), [layers.Dense(7, activation="tanh"), layers.Dense(3)]
+
+
+def _convolution():
+    from keras import layers
+
+    return (6, 6, 2), [layers.Conv2D(4, 3, activation="tanh"), layers.Flatten(), layers.Dense(3)]
+
+
+def _tokens():
+    from keras import layers
+
+    embedding = layers.Embedding(11, 6)
+    return (5,), [embedding, layers.LayerNormalization(), layers.LSTM(4), layers.Dense(3)]
+
+
+_KINDS = {"dense": _dense, "convolution": _convolution, "tokens": _tokens}
+
+
+def _model(kind):
+    """Returns (model, inputs, labels); model and data are the same in every call."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(0)
+    shape, layers = _KINDS[kind]()
+    generator = np.random.default_rng(0)
+    if kind == "tokens":
+        x = generator.integers(0, 11, (_ROWS, *shape)).astype("int32")
+    else:
+        x = generator.normal(size=(_ROWS, *shape)).astype("float32")
+    model = keras.Sequential([keras.Input(shape, dtype=str(x.dtype)), *layers])
+    return model, x, generator.integers(0, 3, _ROWS)
+
+
+def _loss():
+    import keras
+
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+class _Policy:
+    """Context in which new layers have the dtype policy of a mode."""
+
+    def __init__(self, mode):
+        self._policy = "mixed_bfloat16" if mode == "bfloat16" else "float32"
+
+    def __enter__(self):
+        import keras
+
+        self._before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(self._policy)
+
+    def __exit__(self, *error):
+        import keras
+
+        keras.config.set_dtype_policy(self._before)
+
+
+def _compiled(mode):
+    return {"run_eagerly": mode == "eager", "jit_compile": mode == "xla"}
+
+
+def _flat(weights):
+    import numpy as np
+
+    return np.concatenate([np.ravel(w).astype("float64") for w in weights])
+
+
+class _Step:
+    """A step without noise, which is traced once."""
+
+    def __init__(self, mode, kind, engine):
+        import tfdp
+
+        model, _, _ = _model(kind)
+        self._model = tfdp.make_private(model, engine=engine)
+        optimizer = tfdp.DPKerasSGDOptimizer(
+            l2_norm_clip=_CLIP, noise_multiplier=0.0, learning_rate=1.0
+        )
+        self._model.compile(optimizer, _loss(), **_compiled(mode))
+        self._before = self._model.get_weights()
+
+    def sum(self, x, y, weights):
+        """Returns the sum of clipped gradients that a step subtracts from the weights."""
+        self._model.set_weights(self._before)
+        self._model.train_on_batch(x, y, sample_weight=weights)
+        return (_flat(self._before) - _flat(self._model.get_weights())) * _ROWS
+
+
+_step = functools.lru_cache(maxsize=1)(_Step)
+
+
+def _sum(mode, kind, engine):
+    import numpy as np
+    import tensorflow as tf
+
+    with _Policy(mode):
+        model, x, y = _model(kind)
+        expected = 0.0
+        for row in range(_ROWS):
+            with tf.GradientTape() as tape:
+                loss = _loss()(y[row : row + 1], model(x[row : row + 1], training=True))
+            gradient = tape.gradient(loss, model.trainable_variables)
+            gradient = _flat([tf.convert_to_tensor(part) for part in gradient])
+            expected += gradient / max(1.0, np.linalg.norm(gradient) / _CLIP)
+        found = _step(mode, kind, engine).sum(x, y, np.ones(_ROWS, "float32"))
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    limit = _TOLERANCES.get(mode, _TOLERANCE)
+    return error <= limit, f"relative error {error:.1e} (at most {limit:g})"
+
+
+def _bound(mode, kind, engine):
+    """One example is huge, not finite or absent: the sum moves by at most the clip norm."""
+    import numpy as np
+
+    with _Policy(mode):
+        _, x, y = _model(kind)
+        present = np.ones(_ROWS, "float32")
+        absent = np.where(np.arange(_ROWS) == _ROWS - 1, 0.0, 1.0).astype("float32")
+        step, moved = _step(mode, kind, engine), []
+        without = step.sum(x, y, absent)
+        for value in (3, 11) if kind == "tokens" else (1e4, np.nan):
+            changed = x.copy()
+            changed[-1] = value
+            moved.append(np.linalg.norm(step.sum(changed, y, present) - without))
+    limit = _CLIP * (1 + 1e-4)  # the weights, from which the sum is read, are rounded
+    return max(moved) <= limit, f"moved by {max(moved):.6f} (at most {limit:g})"
+
+
+def _noise(mode):
+    import keras
+    import numpy as np
+
+    import tfdp
+
+    multiplier, steps, deviations = 1.5, 2, []
+    with _Policy(mode):
+        layer = keras.layers.Dense(_WEIGHTS // 40, use_bias=False, kernel_initializer="zeros")
+        model = tfdp.make_private(keras.Sequential([keras.Input((40,)), layer]))
+        optimizer = tfdp.DPKerasSGDOptimizer(
+            l2_norm_clip=_CLIP, noise_multiplier=multiplier, learning_rate=1.0
+        )
+        model.compile(optimizer, "mse", **_compiled(mode))
+        drawn = []
+        for _ in range(steps):
+            before = _flat(model.get_weights())
+            zeros = np.zeros((_ROWS, 40), "float32")
+            # The gradient of a layer whose inputs are zero is zero.
+            model.train_on_batch(zeros, np.zeros((_ROWS, _WEIGHTS // 40), "float32"))
+            drawn.append((_flat(model.get_weights()) - before) * _ROWS / (multiplier * _CLIP))
+    error = 1.0 / math.sqrt(_WEIGHTS)
+    for noise in drawn:
+        deviations.append(abs(noise.mean()) / error)
+        deviations.append(abs(noise.std() - 1.0) / (error / math.sqrt(2)))
+        deviations.append(abs((noise[1:] * noise[:-1]).mean()) / error)
+        # Of a normal distribution, 4.55% are beyond two standard deviations.
+        beyond = math.erfc(math.sqrt(2.0))
+        spread = math.sqrt(beyond * (1 - beyond)) * error
+        deviations.append(abs((np.abs(noise) > 2.0).mean() - beyond) / spread)
+    deviations.append(abs((drawn[0] * drawn[1]).mean()) / error)
+    ratio = min(noise.std() for noise in drawn)
+    words = f"{ratio:.4f} of the accounted noise, worst of {len(deviations)} statistics"
+    worst = max(deviations)
+    return worst <= _DEVIATION, f"{words} {worst:.1f} standard errors (at most {_DEVIATION:g})"
+
+
+def _counting(mode):
+    import numpy as np
+
+    import tfdp
+    from tfdp.accounting import Run, proven
+
+    steps, examples, delta = 7, 80, 1e-5
+    with _Policy(mode):
+        model, _, _ = _model("dense")
+        model = tfdp.make_private(model)
+        optimizer = tfdp.DPKerasSGDOptimizer(
+            l2_norm_clip=_CLIP, noise_multiplier=2.0, learning_rate=0.1
+        )
+        model.compile(optimizer, _loss(), **_compiled(mode))
+        x = np.random.default_rng(1).normal(size=(examples, 5)).astype("float32")
+        y = np.zeros(examples, "int32")
+        model.fit(x, y, batch_size=_ROWS, steps_per_epoch=steps, verbose=0)
+    counted = sum(run.steps for run in model.privacy.ledger.runs)
+    iterations = int(model.optimizer.iterations)
+    stated = model.privacy.spent(delta).epsilon
+    run = Run(
+        mechanism="dpsgd",
+        num_examples=examples,
+        lot_size=_ROWS,
+        steps=steps,
+        sampling="poisson",
+        noise_multiplier=2.0,
+    )
+    # The run that was trained may know more, such as the largest lot; it never states less.
+    expected = proven(run, delta=delta).epsilon
+    right = counted == iterations == steps and math.isclose(stated, expected, rel_tol=0.02)
+    return right, f"{counted} of {steps} steps, epsilon {stated:.4f} (expected {expected:.4f})"
+
+
+def _table(found: Sequence[Check]) -> str:
+    width = max(len(check.name) for check in found)
+    lines = []
+    for check in found:
+        mark = "ok    " if check.passed else "FAILED"
+        lines.append(f"{mark}  {check.mode:9}{check.name:{width}}  {check.measured}")
+    return "\n".join(lines)
+
+
+def _devices() -> str:
+    import keras
+    import tensorflow as tf
+
+    found = [device.device_type for device in tf.config.list_logical_devices()]
+    return f"TensorFlow {tf.__version__}, Keras {keras.__version__}, devices: {', '.join(found)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tfdp.selftest",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--modes", default=",".join(MODES), help="a list with commas")
+    parser.add_argument("--json", action="store_true", help="writes JSON for programs")
+    options = parser.parse_args(arguments)
+    modes = [mode.strip() for mode in options.modes.split(",")]
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown:
+        parser.error(f"expected --modes among {', '.join(MODES)}, found {', '.join(unknown)}")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if not options.json:
+        print(_devices(), flush=True)
+    found = []
+    for check in checks(modes):
+        found.append(check)
+        if not options.json:
+            print(_table([check]), flush=True)
+    failed = [check for check in found if not check.passed]
+    if options.json:
+        rows = [dataclasses.asdict(check) for check in found]
+        print(json.dumps({"devices": _devices(), "checks": rows}, indent=2))
+    else:
+        seconds = sum(check.seconds for check in found)
+        print(f"{len(found) - len(failed)} of {len(found)} checks hold, in {seconds:.0f} seconds.")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
