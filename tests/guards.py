@@ -705,6 +705,24 @@ GUARDS = (
         ),
     ),
     Guard(
+        "terms of a tied table that nearly cancel",
+        "tfdp/gradients/rules/sums.py",
+        "square = tf.maximum(square, CANCELLATION * tf.square(largest))",
+        "square = tf.maximum(square, 0.0)",
+        (
+            "tests/gradients/rules/test_sums.py::test_terms_that_cancel_between_uses_are_bounded_as_they_are_added",
+        ),
+        "huge look-ups and products of one example cancel in its norm, and not in the sum",
+    ),
+    Guard(
+        "the rows of one call stay together",
+        "tfdp/gradients/engines/ghost.py",
+        "shape = tf.concat([[rows * width], tf.shape(leaf)[2:]], axis=0)",
+        "shape = tf.concat([[-1], tf.shape(leaf)[2:]], axis=0)",
+        ("tests/gradients/engines/test_ghost.py::test_tensors_of_another_width_fail",),
+        "a rule's tensors of several widths would be taken for gradients of other rows",
+    ),
+    Guard(
         "layers that mix examples, in training",
         TRAINING,
         "        refuse_mixing_layers(self, self._privacy.public_preprocessing)\n",

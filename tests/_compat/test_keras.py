@@ -243,6 +243,25 @@ def test_remat_mode():
     assert borrowed.is_rematerialized(layer)
 
 
+def test_classes_with_nothing_of_their_own():
+    class Renamed(layers.Dense):
+        """A Dense."""
+
+    class Computes(layers.Dense):
+        def call(self, inputs):
+            return super().call(inputs)
+
+    class Configured(layers.Dense):
+        autocast = False
+
+    assert borrowed.has_nothing_of_its_own(Renamed)
+    assert not borrowed.has_nothing_of_its_own(Computes)
+    assert not borrowed.has_nothing_of_its_own(Configured)
+    # What KerasHub's decorator adds.
+    Renamed._api_export_path = ["some.path"]
+    assert borrowed.has_nothing_of_its_own(Renamed)
+
+
 _KERNELS = {
     "Dense": (lambda: layers.Dense(3), (4,)),
     "EinsumDense": (lambda: layers.EinsumDense("ab,bc->ac", 3), (4,)),

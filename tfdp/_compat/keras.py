@@ -172,6 +172,18 @@ def is_rematerialized(layer) -> bool:
     return borrowed(layer, "_remat_mode") is not None
 
 
+def has_nothing_of_its_own(layer_class) -> bool:
+    """Whether a class differs from its base by its name and documentation at most.
+
+    KerasHub has such subclasses of Keras' layers; `keras_export` gives them two attributes about the
+    place where they are exported (`_api_export_path`, `_api_export_symbol_id`).
+    """
+    return all(
+        name.startswith("_api_export_") or (name.startswith("__") and not callable(value))
+        for name, value in vars(layer_class).items()
+    )
+
+
 def kernel_of(layer):
     """The kernel variable of Dense, EinsumDense or a convolution (`_kernel`).
 

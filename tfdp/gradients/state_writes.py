@@ -20,6 +20,7 @@ import re
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdp._compat.keras import forget_losses, layers_of
 from tfdp._compat.tensorflow import captured, concrete_function, variable_name
@@ -53,6 +54,7 @@ class Pass:
         adds_losses: whether the forward pass adds losses (`add_loss`), which `compute_loss` reads.
         counters: pairs of a variable that the pass assigns without looking at the data, and the
             `counters.formula` of its new value.
+        without_effect: the paths of trained variables that the loss does not depend on.
     """
 
     outputs: object
@@ -60,6 +62,7 @@ class Pass:
     loss_updates_metrics: bool
     adds_losses: bool
     counters: tuple = ()
+    without_effect: tuple = ()
 
 
 def refuse_hidden_state(forward, x, y) -> Pass:
@@ -92,8 +95,35 @@ def refuse_hidden_state(forward, x, y) -> Pass:
             return found
     found = refuse_writes(forward, x, y)
     refuse_coupled_losses(forward.model, x, y, found.outputs)
+    _refuse_without_effect(forward, found.without_effect)
     checked.passes.append((specs, found))
     return found
+
+
+def _refuse_without_effect(forward, paths):
+    """Raises ValueError if the loss depends on no trained variable; warns if it leaves out some.
+
+    Such a variable gets noise without any signal. This concerns no privacy, but the trained model.
+    """
+    if not paths:
+        return
+    shown = ", ".join(f"'{path}'" for path in paths[:3])
+    if len(paths) > 3:
+        shown += f" and {len(paths) - 3} more"
+    model = forward.model.name
+    if len(paths) == len(forward.variables):
+        raise ValueError(
+            f"The loss of model '{model}' depends on none of its trained weights ({shown}), so "
+            "training would spend privacy and move them by noise only. Expected a loss of outputs "
+            "that are computed with them, without stop_gradient or whole numbers in between, and "
+            "layer.trainable = True for the layers that should learn."
+        )
+    logging.warning(
+        "The loss of model '%s' does not depend on the trained weights %s. They get noise and learn "
+        "nothing. Freeze their layers (layer.trainable = False).",
+        model,
+        shown,
+    )
 
 
 def refuse_writes(forward, x, y) -> Pass:
@@ -258,6 +288,9 @@ class _Trace:
         # Functions with a custom gradient may write in their gradient.
         gradients = tape.gradient(loss, values)
         ends("a gradient")
+        pairs = zip(forward.variables, gradients, strict=True)
+        unused = tuple(variable.path for variable, g in pairs if g is None)
+        self.found = dataclasses.replace(self.found, without_effect=unused)
         assigned = [
             (variable, new)
             for variable, new in zip(forward.state_variables, state, strict=True)

@@ -234,7 +234,8 @@ def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size
             losses.append(forward.loss(scope, x_i, y_i, y_pred))
             output_losses.append(losses_of_outputs(forward.model, scope))
             weighted = losses[-1] * sample_weight[row]
-        gradients.append(tape.gradient(weighted, values, unconnected_gradients="zero"))
+        found = tape.gradient(weighted, values, unconnected_gradients="zero")
+        gradients.append([tf.reshape(g, v.shape) for g, v in zip(found, values, strict=True)])
         outputs.append(y_pred)
     stacked = [Instantiated(tf.stack(rows)) for rows in zip(*gradients, strict=True)]
     square_norms = tf.stack([g.square_norms() for g in stacked], axis=1)

@@ -16,6 +16,7 @@ from tfdp._validate import whole
 from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for_lots
 from tfdp.training.checks import check_optimizer
+from tfdp.training.preparing import prepared
 
 
 def training_steps(
@@ -38,6 +39,7 @@ def training_steps(
     epochs = whole("epochs", epochs, 1)
     check_optimizer(model, getattr(model, "optimizer", None))
     model._refuse_nested()
+    x, y, sample_weight = prepared(model, x, y, sample_weight)
     feed = model._privacy.feeder.feed(
         model,
         x,

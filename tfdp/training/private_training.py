@@ -33,6 +33,7 @@ from tfdp.training.checks import (
 from tfdp.training.feeding import Feeder, check_targets
 from tfdp.training.model_privacy import EARLIER_NAMES, ModelPrivacy
 from tfdp.training.planning import planned_fields
+from tfdp.training.preparing import past_preparation, prepared, prepared_validation
 from tfdp.training.steering import names_of_metrics
 from tfdp.training.step import frozen_step, private_step, refuse_replicas
 from tfdp.training.train_function import Epoch, comes_from, in_steps, lean
@@ -206,6 +207,8 @@ class PrivateTraining(AccountedWeights):
         """
         check_optimizer(self, getattr(self, "optimizer", None))
         self._refuse_nested()
+        x, y, sample_weight = prepared(self, x, y, sample_weight)
+        validation_data = prepared_validation(self, validation_data)
         feed = self._privacy.feeder.feed(
             self,
             x,
@@ -228,7 +231,7 @@ class PrivateTraining(AccountedWeights):
         privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
         whole = False
         try:
-            history = super().fit(
+            history = past_preparation(self, PrivateTraining, "fit")(
                 feed.dataset if feed.adapter is None else feed.adapter,
                 shuffle=False,  # the lots are drawn already
                 epochs=epochs,
@@ -250,7 +253,7 @@ class PrivateTraining(AccountedWeights):
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""
         self._refuse_nested()
-        x, y, sample_weight = in_floatx((x, y, sample_weight))
+        x, y, sample_weight = in_floatx(prepared(self, x, y, sample_weight))
         lot_size = int(all_arrays(x)[0].shape[0])
         check_targets(self, y)
         build_for(self, x)
@@ -263,7 +266,8 @@ class PrivateTraining(AccountedWeights):
         self._begin(plan)
         self._privacy.batch = True
         try:
-            return super().train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
+            train_on_batch = past_preparation(self, PrivateTraining, "train_on_batch")
+            return train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
         finally:
             self._privacy.batch = False
             # The values are published until the next step only. Code that takes the values away calls

@@ -10,6 +10,7 @@ raises `UnsupportedModelError`, and `supports` returns the reason beforehand.
 """
 
 import dataclasses
+import itertools
 
 import tensorflow as tf
 
@@ -25,6 +26,7 @@ from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.recording import Recorder, owners
 from tfdp.gradients.rules.separate_rows import rows_are_separate
+from tfdp.gradients.rules.sums import added
 from tfdp.gradients.vectorizing import vectorized_map
 from tfdp.layers.public import public_layers, uses_batch_statistics
 
@@ -43,12 +45,13 @@ def supports(model, *, vectorizes: bool = True) -> str | None:
     """
     try:
         rules = owners(model)
-        alone = _forward_pass(model, rules) is _row_by_row and vectorizes
+        alone = _forward_pass(model, rules) is _row_by_row
         # TensorFlow does not vectorize a map over a single row.
-        specification = input_specification(model, 2 if alone else 1)
-        if specification is not None:
-            trace = _trace_alone if alone else _trace
-            trace(model, rules, specification)
+        specification = input_specification(model, 2 if alone and vectorizes else 1)
+        if specification is not None and alone and vectorizes:
+            _trace_alone(model, rules, specification)
+        elif specification is not None:
+            _trace(model, rules, specification, alone)
     except (UnsupportedModelError, NotImplementedError) as error:
         return str(error)
     return None
@@ -91,7 +94,7 @@ def _forward_pass(model, rules):
     return _row_by_row
 
 
-def _trace(model, rules, specification):
+def _trace(model, rules, specification, alone):
     forward = Forward(model)
     # Nothing is executed, and `state_writes` is the judge.
     forward.permit([(variable, None) for variable in forward.state_variables])
@@ -99,7 +102,9 @@ def _trace(model, rules, specification):
 
     def run(x):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            Recorder(forward, rules, tape).outputs(values, forward.state(), x)
+            recorder = Recorder(forward, rules, tape, alone)
+            recorder.outputs(values, forward.state(), x)
+            recorder.follow_reads()
 
     try:
         concrete_function(tf.function(run, autograph=False), specification)
@@ -143,8 +148,8 @@ def bounded_sum(
     recorded, moments, losses, outputs, state = run(forward, rules, x, y, sample_weight, chunk)
     losses, output_losses = losses
     if works_in_sequence(forward, sample_weight.shape[0]):
-        for recording in recorded.values():
-            recording.calls = [*map(_in_sequence, recording.calls)]
+        for use in itertools.chain.from_iterable(recorded.values()):
+            use.calls = [*map(_in_sequence, use.calls)]
     return bounded(
         _gradients(forward, recorded, moments),
         forward.variables,
@@ -163,12 +168,14 @@ def _gradients(forward, recorded, moments):
 
     The entry is None for variables of layers that were not called.
     """
-    found = {}
-    for rule, recording in recorded.items():
-        for variable, gradient in rule.gradients(recording.calls):
-            if recording.width > 1:
-                gradient = gradient.grouped(recording.width)
-            found[id(variable)] = gradient
+    parts: dict = {}
+    for rule, uses in recorded.items():
+        for use in uses:
+            for variable, gradient in rule.gradients(use.calls):
+                if not (isinstance(use.width, int) and use.width == 1):
+                    gradient = gradient.grouped(use.width)
+                parts.setdefault(id(variable), []).append(gradient)
+    found = {key: added(gradients) for key, gradients in parts.items()}
     for public in moments:
         public.add_to(found)
     return [found.get(id(v)) for v in forward.variables]
@@ -182,16 +189,17 @@ def _in_sequence(call):
 
 
 @dataclasses.dataclass
-class _Recording:
-    """The recorded calls of one layer.
+class _Use:
+    """What a rule recorded in one call of its layer.
 
     Attributes:
         calls: a list of `Recorded`.
-        width: number of recorded rows for each row of the chunk.
+        width: number of recorded rows for each row of the chunk; an int32 scalar if the shapes do
+            not show it.
     """
 
     calls: list
-    width: int = 1
+    width: int | tf.Tensor = 1
 
 
 def _batched(forward, rules, x, y, sample_weight, chunk):
@@ -201,7 +209,7 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
         recorder = Recorder(forward, rules, tape)
         y_pred, scope, new_state = recorder.outputs(values, forward.state(chunk), x)
     *losses, at_outputs = row_losses(recorder, scope, x, y, y_pred, sample_weight)
-    calls = [call for calls in recorder.calls.values() for call in calls]
+    calls = _recorded_calls(recorder)
     calls += [call for public in recorder.moments for call in public.calls]
     gradients = tape.gradient(
         tf.nest.flatten(y_pred),
@@ -212,8 +220,13 @@ def _batched(forward, rules, x, y, sample_weight, chunk):
     for call, gradient in zip(calls, gradients, strict=True):
         gradient = tf.convert_to_tensor(gradient)  # may be IndexedSlices, where a layer gathers
         call.gradient = tf.ensure_shape(gradient, call.output.shape)
-    recorded = {rule: _Recording(calls) for rule, calls in recorder.calls.items()}
+    recorded = {rule: [*map(_Use, uses)] for rule, uses in recorder.uses.items()}
     return recorded, recorder.moments, losses, y_pred, new_state
+
+
+def _recorded_calls(recorder):
+    """All recorded operations, in the order of rules and of their uses."""
+    return [call for uses in recorder.uses.values() for use in uses for call in use]
 
 
 def _row_by_row(forward, rules, x, y, sample_weight, chunk):
@@ -237,15 +250,16 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
         x, y = pfor_repairs.batch_of_one((x, y))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            recorder = Recorder(forward, rules, tape)
+            recorder = Recorder(forward, rules, tape, alone=True)
             y_pred, scope, new_state = recorder.outputs(values, own, x)
             loss = recorder.loss(scope, x, y, y_pred)
+            recorder.follow_reads()
             weighted = loss * weight
-        calls = [call for calls in recorder.calls.values() for call in calls]
+        calls = _recorded_calls(recorder)
         gradients = tape.gradient(
             weighted, [call.output for call in calls], unconnected_gradients="zero"
         )
-        traced["calls"] = {rule: len(calls) for rule, calls in recorder.calls.items()}
+        traced["uses"] = {rule: [*map(len, uses)] for rule, uses in recorder.uses.items()}
         traced["moved"] = [new is not None for new in new_state]
         steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
         outputs = tf.nest.map_structure(lambda leaf: leaf[0], y_pred)
@@ -255,11 +269,11 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
     saved, gradients, losses, outputs, steps = vectorized_map(
         forward.model, one, (x, y, sample_weight, seeds)
     )
-    recorded, position = {}, 0
-    for rule, count in traced["calls"].items():
-        calls = zip(saved[position:][:count], gradients[position:][:count], strict=True)
-        recorded[rule] = _merged(rule, [*calls])
-        position += count
+    pairs = zip(saved, gradients, strict=True)
+    recorded = {
+        rule: [_merged(rule, [*itertools.islice(pairs, count)]) for count in counts]
+        for rule, counts in traced["uses"].items()
+    }
     steps = iter(steps)
     new_state = [
         old + next(steps)[0] if moved else None
@@ -270,22 +284,20 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
 
 def _merged(rule, calls):
     """Merges the first two axes of tensors [rows, width, ...] that were recorded row by row."""
-    # The vectorizer may lose the static width of what comes out of a loop.
-    widths = {leaf.shape[1] for leaf in tf.nest.flatten(calls)} - {None}
-    if len(widths) != 1:
+    leaves = tf.nest.flatten(calls)
+    widths = {leaf.shape[1] for leaf in leaves} - {None}
+    if len(widths) > 1:
         raise UnsupportedModelError(
             f"Layer '{rule.layer.name}' ({type(rule.layer).__name__}) is called on something whose "
             "leading axis is not the batch."
         )
-
-    (width,) = widths
-
-    def merge(leaf):
-        leaf = tf.ensure_shape(leaf, [None, width, *leaf.shape[2:]])
-        return tf.reshape(leaf, tf.concat([[-1], tf.shape(leaf)[2:]], axis=0))
+    rows = tf.shape(leaves[0])[0]
+    width = widths.pop() if widths else tf.shape(leaves[0])[1]
 
     def shaped(leaf):
-        return tf.ensure_shape(merge(leaf), [None, *leaf.shape[2:]])
+        # A tensor of another width has another number of entries, and fails where shapes are unknown.
+        shape = tf.concat([[rows * width], tf.shape(leaf)[2:]], axis=0)
+        return tf.ensure_shape(tf.reshape(leaf, shape), [None, *leaf.shape[2:]])
 
     merged = tf.nest.map_structure(shaped, calls)
-    return _Recording([Recorded(None, saved, gradient) for saved, gradient in merged], width)
+    return _Use([Recorded(None, saved, gradient) for saved, gradient in merged], width)

@@ -15,6 +15,7 @@ Example:
 import functools
 import importlib
 
+from tfdp._compat.keras import has_nothing_of_its_own
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError
 from tfdp.gradients.rules.per_example_gradient import (
     Instantiated,
@@ -35,18 +36,22 @@ __all__ = [
     "rule_for",
 ]
 
-_MODULES = ("dense", "conv", "depthwise", "normalization", "embedding", "recurrent", "noisy")
-_REGISTRY: dict = {}
+_MODULES = (
+    *("dense", "conv", "depthwise", "normalization", "embedding", "recurrent", "noisy"),
+    *("reversible_embedding", "lora"),
+)
+_REGISTRY: dict = {}  # by layer class and whether the layer uses LoRA
 
 
-def register(*layer_classes):
+def register(*layer_classes, lora: bool = False):
     """Class decorator that makes a `Rule` the rule of the given layer classes.
 
-    A subclass of a registered class is *not* covered, because its `call` may do anything; register
-    the subclass itself if the rule holds for it. A later registration replaces an earlier one.
+    A subclass that has anything of its own is *not* covered, because its `call` may do anything;
+    register the subclass itself if the rule holds for it. A later registration replaces an earlier one.
 
     Args:
-        *layer_classes: exact classes of the layers.
+        *layer_classes: classes of the layers.
+        lora: whether the rule is for layers on which `enable_lora` was called, instead of all others.
 
     Example:
         >>> import keras
@@ -73,7 +78,7 @@ def register(*layer_classes):
 
     def decorate(rule_class):
         for layer_class in layer_classes:
-            _REGISTRY[layer_class] = rule_class
+            _REGISTRY[layer_class, lora] = rule_class
         return rule_class
 
     return decorate
@@ -86,7 +91,7 @@ def _load() -> None:
 
 
 def rule_for(layer) -> Rule | None:
-    """Returns the rule of a built layer, or None where its exact class has none.
+    """Returns the rule of a built layer, or None where its class has none.
 
     Example:
         >>> import keras
@@ -96,12 +101,25 @@ def rule_for(layer) -> Rule | None:
         >>> [variable.name for variable in rule_for(dense).variables()]
         ['kernel', 'bias']
         >>> class Own(keras.layers.Dense):
-        ...     pass
+        ...     def call(self, inputs):
+        ...         return super().call(inputs) + 1.0
         >>> rule_for(Own(3)) is None  # its `call` may do anything
         True
     """
     _load()
-    rule_class = _REGISTRY.get(type(layer))
+    rule_class = _rule_class(type(layer), getattr(layer, "lora_enabled", False))
     if rule_class is None or "call" in vars(layer):  # an instance's own `call` may do anything
         return None
     return rule_class(layer)
+
+
+def _rule_class(layer_class, lora):
+    for kind in layer_class.__mro__:
+        # A rule that does not know of LoRA refuses the layer in its own words.
+        found = _REGISTRY.get((kind, True)) if lora else None
+        found = found or _REGISTRY.get((kind, False))
+        if found is not None:
+            return found
+        if not has_nothing_of_its_own(kind):
+            return None
+    return None

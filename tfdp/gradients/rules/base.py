@@ -131,10 +131,12 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def gradients(self, calls: list[Recorded]) -> list[tuple[object, PerExampleGradient]]:
-        """Returns (variable, per-example gradients) for every variable of `variables`.
+        """Returns (variable, per-example gradients) for the variables that one call of the layer used.
+
+        The engine asks for each call of the layer by itself, and adds the answers (`rules.sums`).
 
         Args:
-            calls: one entry per use of `record`, in order.
+            calls: one entry per use of `record` in that call of the layer, in order.
         """
 
 

@@ -18,14 +18,26 @@ class DenseRule(ActivationRule):
 
     def gradients(self, calls):
         (call,) = calls
-        inputs, outputs = call["inputs"], tf.cast(call.gradient, tf.float32)
-        if outputs.shape.rank > 2:
-            inputs, outputs = _positions(inputs), _positions(outputs)
-        found = [(kernel_of(self.layer), OuterProducts(inputs, outputs))]
+        outputs = tf.cast(call.gradient, tf.float32)
+        found = [(kernel_of(self.layer), products(call["inputs"], outputs))]
         if self.layer.bias is not None:
-            bias = tf.reduce_sum(outputs, axis=1) if outputs.shape.rank > 2 else outputs
+            bias = (
+                tf.reduce_sum(by_positions(outputs), axis=1) if outputs.shape.rank > 2 else outputs
+            )
             found.append((self.layer.bias, Instantiated(bias)))
         return found
+
+
+def products(inputs, outputs) -> OuterProducts:
+    """Returns the gradients of a kernel [p, q] between inputs [rows, ..., p] and outputs.
+
+    Args:
+        inputs: [rows, ..., p].
+        outputs: [rows, ..., q], the gradients at the outputs.
+    """
+    if outputs.shape.rank > 2:
+        inputs, outputs = by_positions(inputs), by_positions(outputs)
+    return OuterProducts(inputs, outputs)
 
 
 @register(keras.layers.EinsumDense)
@@ -38,18 +50,23 @@ class EinsumDenseRule(ActivationRule):
     """
 
     def refusal(self):
-        inputs, kernel, outputs = _labels(self.layer.equation, None)
+        return self.refused_equation() or super().refusal()
+
+    def refused_equation(self) -> str | None:
+        """Returns why the rule does not cover the layer's equation, or None if it does."""
+        inputs, kernel, outputs = labels(self.layer.equation, None)
         batch = inputs[0]
         if not outputs or outputs[0] != batch or batch in kernel:
             return f"has the equation '{self.layer.equation}', which moves the batch axis"
         if any(kernel.count(a) > 1 or a not in inputs + outputs for a in kernel):
             return f"has the equation '{self.layer.equation}', which sums over its kernel alone"
-        return super().refusal()
+        return None
 
     def gradients(self, calls):
         (call,) = calls
-        x, g = tf.cast(call["inputs"], tf.float32), tf.cast(call.gradient, tf.float32)
-        found = [(kernel_of(self.layer), self._kernel_gradient(x, g))]
+        x, g = call["inputs"], tf.cast(call.gradient, tf.float32)
+        kernel = kernel_of(self.layer)
+        found = [(kernel, einsum_gradient(self.layer.equation, kernel.shape, x, g))]
         if self.layer.bias is not None:
             # The bias has the last axes of the outputs, with length one along which it is shared.
             shape = self.layer.bias.shape
@@ -60,30 +77,39 @@ class EinsumDenseRule(ActivationRule):
             found.append((self.layer.bias, Instantiated(total)))
         return found
 
-    def _kernel_gradient(self, x, g):
-        inputs, kernel, outputs = _labels(self.layer.equation, x.shape.rank)
-        summed = [i for i, a in enumerate(inputs) if a not in kernel + outputs]
-        if summed:
-            x = tf.reduce_sum(x, axis=summed)
-            inputs = "".join(a for a in inputs if a in kernel + outputs)
-        if any(a in inputs and a in outputs for a in kernel):  # a stack of separate kernels
-            equation = f"{inputs},{outputs}->{inputs[0]}{kernel}"
-            return Instantiated(tf.einsum(equation, x, g))
-        positions = [a for a in inputs[1:] if a in outputs]
-        into = [a for a in kernel if a in inputs]
-        out = [a for a in kernel if a in outputs]
-        sizes = dict(zip(kernel, kernel_of(self.layer).shape, strict=True))
-        order = [[*into, *out].index(a) for a in kernel]
 
-        def finish(total):
-            total = tf.reshape(total, [sizes[a] for a in [*into, *out]])
-            return tf.transpose(total, order)
+def einsum_gradient(equation, shape, x, g):
+    """Returns the per-example gradients of the kernel of `einsum(equation, x, kernel)`.
 
-        left = _arranged(x, inputs, positions, into, sizes)
-        return OuterProducts(left, _arranged(g, outputs, positions, out, sizes), finish)
+    Args:
+        equation: as `EinsumDenseRule` covers it.
+        shape: the kernel's shape.
+        x: inputs, [rows, ...].
+        g: gradients at the outputs, [rows, ...].
+    """
+    inputs, kernel, outputs = labels(equation, x.shape.rank)
+    x, g = tf.cast(x, tf.float32), tf.cast(g, tf.float32)
+    summed = [i for i, a in enumerate(inputs) if a not in kernel + outputs]
+    if summed:
+        x = tf.reduce_sum(x, axis=summed)
+        inputs = "".join(a for a in inputs if a in kernel + outputs)
+    if any(a in inputs and a in outputs for a in kernel):  # a stack of separate kernels
+        return Instantiated(tf.einsum(f"{inputs},{outputs}->{inputs[0]}{kernel}", x, g))
+    shared = [a for a in inputs[1:] if a in outputs]
+    into = [a for a in kernel if a in inputs]
+    out = [a for a in kernel if a in outputs]
+    sizes = dict(zip(kernel, shape, strict=True))
+    order = [[*into, *out].index(a) for a in kernel]
+
+    def finish(total):
+        total = tf.reshape(total, [sizes[a] for a in [*into, *out]])
+        return tf.transpose(total, order)
+
+    left = _arranged(x, inputs, shared, into, sizes)
+    return OuterProducts(left, _arranged(g, outputs, shared, out, sizes), finish)
 
 
-def _labels(equation, rank):
+def labels(equation, rank):
     """Splits an einsum equation into its three terms, with letters for an ellipsis.
 
     Args:
@@ -111,7 +137,7 @@ def _arranged(tensor, labels, positions, features, sizes):
     return tf.reshape(tensor, [-1, count, width])
 
 
-def _positions(tensor):
+def by_positions(tensor):
     """Reshapes [rows, ..., features] to [rows, positions, features]."""
     shape = tensor.shape
     positions = shape[1:-1].num_elements()

@@ -20,25 +20,25 @@ class EmbeddingRule(Rule):
         return [table_of(self.layer)]
 
     def call(self, record, inputs):
-        indices, exist = _indices(self.layer, inputs)
+        indices, exist = existing_indices(self.layer, inputs)
         outputs = type(self.layer).call(self.layer, tf.where(exist, indices, 0))
         return record(outputs, indices=tf.cast(tf.where(exist, indices, -1), tf.int32))
 
     def gradients(self, calls):
         (call,) = calls
-        size, width = table_of(self.layer).shape
-        gradient = call.gradient
-        rows = tf.shape(gradient)[0]
-        positions = gradient.shape[1:-1].num_elements()
-        if positions is None:
-            positions = tf.reduce_prod(tf.shape(gradient)[1:-1])
-        indices = tf.reshape(call["indices"], [rows, positions])
-        return [
-            (
-                table_of(self.layer),
-                Lookups(indices, tf.reshape(gradient, [rows, positions, width]), size),
-            )
-        ]
+        table = table_of(self.layer)
+        return [(table, lookups(call["indices"], call.gradient, table.shape))]
+
+
+def lookups(indices, gradient, shape) -> Lookups:
+    """Returns the gradients of a table of the given shape, from those at the looked-up vectors."""
+    size, width = shape
+    rows = tf.shape(gradient)[0]
+    positions = gradient.shape[1:-1].num_elements()
+    if positions is None:
+        positions = tf.reduce_prod(tf.shape(gradient)[1:-1])
+    indices = tf.reshape(indices, [rows, positions])
+    return Lookups(indices, tf.reshape(gradient, [rows, positions, width]), size)
 
 
 def frozen_call(layer):
@@ -52,7 +52,7 @@ def frozen_call(layer):
     """
 
     def call(inputs):
-        indices, exist = _indices(layer, inputs)
+        indices, exist = existing_indices(layer, inputs)
         outputs = type(layer).call(layer, tf.where(exist, indices, 0))
         nan = tf.constant(float("nan"), outputs.dtype)
         return tf.where(exist[..., tf.newaxis], outputs, nan)
@@ -60,7 +60,7 @@ def frozen_call(layer):
     return call
 
 
-def _indices(layer, inputs):
+def existing_indices(layer, inputs):
     """Returns (rows of the table, bool: whether they exist), as `keras.ops.take` finds them."""
     indices = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
     indices = tf.where(indices < 0, indices + layer.input_dim, indices)

@@ -87,14 +87,16 @@ def watched(all_moments, calls, rules, variables, values, tape, tape_back) -> li
         reached = [i for i, pair in enumerate(zip(*gradients, strict=True)) if pair != (None, None)]
         before = [layer for layer, output in calls if output is moments.inputs]
         own = (
-            rules[before[0]].variables() if before and _is_linear(before[0], moments, rules) else []
+            rules[before[0]].variables()
+            if before and _is_linear(before[0], moments, rules) and _once(before[0], calls)
+            else []
         )
         own = {id(v) for v in own}
         if any(id(variables[i]) not in own for i in reached):
             raise UnsupportedModelError(
                 f"The public moments of layer '{moments.layer.name}' (PublicBatchNormalization) "
                 "depend on other weights than those of one Dense or convolutional layer without "
-                "activation, directly before it."
+                "activation, directly before it and called once."
             )
         jacobians = [
             (
@@ -121,6 +123,11 @@ def _is_linear(layer, moments, rules):
     features = 1 if getattr(layer, "data_format", None) == "channels_first" else rank - 1
     plain = layer.activation is None or layer.activation.__name__ == "linear"
     return plain and moments.layer.axis % rank == features
+
+
+def _once(layer, calls):
+    """Whether a layer was called once: what a second use gives depends on all weights of the first."""
+    return [called for called, _ in calls].count(layer) == 1
 
 
 def through_moments(base, jacobian, coefficients) -> PerExampleGradient:

@@ -70,7 +70,11 @@ class PerExampleGradient(abc.ABC):
 
     @abc.abstractmethod
     def grouped(self, size: int) -> "PerExampleGradient":
-        """Returns sums over `size` consecutive rows; the number of rows is a multiple of `size`."""
+        """Returns sums over `size` consecutive rows; the number of rows is a multiple of `size`.
+
+        Args:
+            size: a number, or an int32 scalar.
+        """
 
     @abc.abstractmethod
     def instantiated(self) -> "Instantiated":
@@ -222,7 +226,8 @@ class OuterProducts(PerExampleGradient):
     def grouped(self, size):
         def merge(factor):
             positions = factor.shape[1]
-            merged = None if positions is None else size * positions
+            known = isinstance(size, int) and positions is not None
+            merged = size * positions if known else None
             shape = tf.stack([-1, size * tf.shape(factor)[1], factor.shape[2]])
             return tf.ensure_shape(tf.reshape(factor, shape), [None, merged, factor.shape[2]])
 

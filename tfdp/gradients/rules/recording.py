@@ -2,7 +2,8 @@
 
 A weight that is read outside its layer (a tied kernel, a penalty written by hand) would have a second
 gradient that no rule sees. So the pass runs in a scope that returns a trainable variable's value only
-to the one layer that owns it, while that layer runs; any other read raises. Exceptions are weight
+to the layers that own it, while such a layer runs; any other read raises, unless each row passes alone
+and nothing but products of matrices becomes of the weight (`rules.outside`). Exceptions are weight
 regularizers, whose gradient comes without data, and the pass of the public examples.
 """
 
@@ -17,6 +18,7 @@ from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.embedding import frozen_call
 from tfdp.gradients.rules.moments import WatchedMoments, watched
+from tfdp.gradients.rules.outside import recorded_products
 from tfdp.layers.public import in_public_pass, public_layers
 
 
@@ -24,34 +26,39 @@ def owners(model) -> dict:
     """Returns {layer: rule} for the layers that own trainable variables.
 
     Raises:
-        UnsupportedModelError: a trainable variable has no rule or more than one, or the rule does not
-            cover its layer.
+        UnsupportedModelError: a trainable variable has no rule, or the rule does not cover its layer.
     """
     found: dict = {}
     _collect(model, found, set())
-    counts: dict = {}
-    for rule in found.values():
-        for variable in rule.variables():
-            counts[id(variable)] = counts.get(id(variable), 0) + 1
+    # Several layers may share a variable: the engine adds what their rules find.
+    covered = {id(variable) for rule in found.values() for variable in rule.variables()}
     for variable in model.trainable_variables:
-        if counts.get(id(variable), 0) != 1:
-            how = "no layer that owns it" if id(variable) not in counts else "several layers"
+        if id(variable) not in covered:
             raise UnsupportedModelError(
-                f"Variable '{variable.path}' of model '{model.name}' is reached by {how}, so that "
-                "no rule sees its whole gradient."
+                f"Variable '{variable.path}' of model '{model.name}' is reached by no layer that owns "
+                "it, so that no rule sees its gradient."
             )
     return found
 
 
+def _trained(layer) -> list:
+    """The variables of a layer that are trained, also inside a layer that is frozen itself.
+
+    KerasHub freezes every layer and then unfreezes those that get adapters, deep inside the frozen
+    ones. Keras trains what a model lists, which is any variable with `trainable=True`.
+    """
+    return [variable for variable in layer.variables if variable.trainable]
+
+
 def _collect(layer, found, seen):
-    if id(layer) in seen or not layer.trainable_variables:
+    if id(layer) in seen or not _trained(layer):
         return
     seen.add(id(layer))
     rule = rule_for(layer)
     where = f"Layer '{layer.name}' ({type(layer).__name__})"
     if rule is None:
-        inner = {id(v) for child in children(layer) for v in child.trainable_variables}
-        own = [v for v in layer.trainable_variables if id(v) not in inner]
+        inner = {id(v) for child in children(layer) for v in _trained(child)}
+        own = [v for v in _trained(layer) if id(v) not in inner]
         if own:
             raise UnsupportedModelError(
                 f"{where} owns the trainable variable '{own[0].path}' and has no rule for its "
@@ -68,7 +75,7 @@ def _collect(layer, found, seen):
     if refusal:
         raise UnsupportedModelError(f"{where} {refusal}, which its rule does not cover.")
     covered = {id(v) for v in rule.variables()}
-    for variable in layer.trainable_variables:
+    for variable in _trained(layer):
         if id(variable) not in covered:
             raise UnsupportedModelError(
                 f"{where} owns the trainable variable '{variable.path}', which its rule does not "
@@ -81,6 +88,18 @@ def _never(*args, **kwargs):
     return False
 
 
+def _place():
+    """What distinguishes the body of a loop from the code around it.
+
+    `tf.while_loop` and the like trace their bodies in graphs of their own, `tf.vectorized_map` in the
+    same graph, in a name scope "loop_body" (`parallel_for.control_flow_ops`). Operations there are
+    only a pattern for others: a gradient at them would be silently zero.
+    """
+    scopes = tf.get_current_name_scope().split("/")
+    depth = sum(scope.startswith("loop_body") for scope in scopes)
+    return tf.compat.v1.get_default_graph(), depth
+
+
 class _Scope(keras.StatelessScope):
     """A stateless scope that calls `recorder.on_read` before it returns a variable's value."""
 
@@ -89,8 +108,8 @@ class _Scope(keras.StatelessScope):
         self._recorder = recorder
 
     def get_current_value(self, variable):
-        self._recorder.on_read(variable)
-        return super().get_current_value(variable)
+        followed = self._recorder.on_read(variable)
+        return super().get_current_value(variable) if followed is None else followed
 
 
 class Recorder(Forward):
@@ -100,11 +119,18 @@ class Recorder(Forward):
         forward: the forward pass to record.
         rules: as `owners` returns them.
         tape: the tape that watches the recorded outputs.
+        alone: whether the pass is that of a single row, where products with weights outside of their
+            layers can be recorded, too.
+
+    Attributes:
+        uses: what each rule recorded: one list of operations for each call of its layer, in order.
     """
 
-    def __init__(self, forward: Forward, rules: dict, tape: tf.GradientTape):
+    def __init__(self, forward: Forward, rules: dict, tape: tf.GradientTape, alone: bool = False):
         vars(self).update(vars(forward))
-        self.calls: dict[Rule, list[Recorded]] = {}
+        self._follows = alone and not tf.executing_eagerly()
+        self._followed: list = []
+        self.uses: dict[Rule, list[list[Recorded]]] = {}
         self.moments: list[WatchedMoments] = []
         self._public_calls: list = []
         self._rules = rules
@@ -113,7 +139,7 @@ class Recorder(Forward):
         self._open: set = set()
         self._allowed: dict = {}
         self._refusal: UnsupportedModelError | None = None
-        self._graph = tf.compat.v1.get_default_graph()
+        self._place = _place()
 
     def scope(self, values, state):
         mapping = [*zip(self.variables, values, strict=True)]
@@ -136,7 +162,9 @@ class Recorder(Forward):
                 if type(layer) is keras.layers.Embedding and layer not in self._rules:
                     stack.enter_context(replaced(layer, call=frozen_call(layer)))
             with self._refusing():
-                return super().outputs(values, state, x)
+                found = super().outputs(values, state, x)
+        self._follows = False  # a loss that reads a weight is refused
+        return found
 
     def loss(self, scope, x, y, y_pred):
         # The penalty of a regularized weight reads it twice: in the loss, and where the penalty is
@@ -148,18 +176,51 @@ class Recorder(Forward):
         return loss
 
     def on_read(self, variable):
-        """Raises UnsupportedModelError where a trainable variable is used outside its layer."""
+        """Examines a read of a variable.
+
+        Returns:
+            A tensor to read instead of the variable's value, which `follow_reads` will follow; or None.
+
+        Raises:
+            UnsupportedModelError: a trainable variable is used outside its layer, and the pass cannot
+                follow what becomes of it.
+        """
         if id(variable) not in self._trainable or id(variable) in self._open:
-            return
+            return None
         if in_public_pass():
-            return  # `watched` computes the gradient through the moments that this pass leaves behind
+            # `watched` computes the gradient through the moments that this pass leaves behind.
+            return None
+        if self._follows and _place() == self._place:
+            read = tf.identity(keras.StatelessScope.get_current_value(self._values, variable))
+            self._tape.watch(read)
+            self._followed.append((variable, read))
+            return read
         left = self._allowed.get(id(variable), 0)
         if left == 0:
-            self._refuse(
-                f"Variable '{variable.path}' of model '{self.model.name}' is used outside the layer "
-                "that owns it, so that no rule sees its whole gradient."
-            )
+            self._refuse_read(variable)
         self._allowed[id(variable)] = left - 1
+        return None
+
+    def _refuse_read(self, variable):
+        self._refuse(
+            f"Variable '{variable.path}' of model '{self.model.name}' is used outside the layer that "
+            "owns it, so that no rule sees its whole gradient."
+        )
+
+    def follow_reads(self) -> None:
+        """Records the products with weights that were read outside of their layers.
+
+        The graph has to show the whole pass, with the loss and without any gradient.
+
+        Raises:
+            UnsupportedModelError: something else becomes of such a weight.
+        """
+        for variable, read in self._followed:
+            found = recorded_products(read, self.model, variable)
+            if found is None:
+                self._refuse_read(variable)
+            for reader, call in found:
+                self.uses[reader] = [[call]]
 
     @contextlib.contextmanager
     def _refusing(self):
@@ -210,36 +271,44 @@ class Recorder(Forward):
         """Returns a `call` for `layer` that runs its rule and records the rule's operations."""
         where = f"Layer '{layer.name}' ({type(layer).__name__})"
 
-        def record(output, **saved):
-            if tf.compat.v1.get_default_graph() is not self._graph:
-                self._refuse(
-                    f"{where} is called inside a loop, a condition or a tf.function of its own, "
-                    "where its inputs cannot be recorded."
-                )
-            self._tape.watch(output)
-            self.calls[rule].append(Recorded(output, saved))
-            return output
-
         def call(*args, **kwargs):
             if in_public_pass():
                 outputs = type(layer).call(layer, *args, **kwargs)
                 self._public_calls.append((layer, outputs))
                 return outputs
-            if rule in self.calls:
+            own = {id(v) for v in rule.variables()}
+            if own & self._open:
                 self._refuse(
-                    f"{where} is called more than once in a forward pass: the norm of a sum of "
-                    "gradients is not the sum of their norms."
+                    f"{where} is called inside a layer whose rule covers its weights as well, so that "
+                    "their gradient would be counted twice."
                 )
-            self.calls[rule] = []
-            before, self._open = self._open, {id(v) for v in rule.variables()}
+            use: list[Recorded] = []
+            record = self._recording(where, use)
+            before, self._open = self._open, own
             try:
                 outputs = rule.call(record, *args, **kwargs)
             except UnsupportedModelError as error:
                 self._refuse(str(error) if self._refusal else f"{where} {error}.")
             finally:
                 self._open = before
-            for recorded in self.calls[rule]:
+            for recorded in use:
                 recorded.saved = {k: v() if callable(v) else v for k, v in recorded.saved.items()}
+            self.uses.setdefault(rule, []).append(use)
             return outputs
 
         return call
+
+    def _recording(self, where, use):
+        """Returns the function `record` for one use of a layer, which fills the list `use`."""
+
+        def record(output, **saved):
+            if _place() != self._place:
+                self._refuse(
+                    f"{where} is called inside a loop, a condition, a vectorized map or a tf.function "
+                    "of its own, where its inputs cannot be recorded."
+                )
+            self._tape.watch(output)
+            use.append(Recorded(output, saved))
+            return output
+
+        return record

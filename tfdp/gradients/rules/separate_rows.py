@@ -259,6 +259,7 @@ _COMPOSITE = {
     layers.GroupQueryAttention: _on_rank(3),
     layers.MultiHeadAttention: lambda layer: all(axis > 0 for axis in attention_axes(layer)),
     PublicExamples: lambda layer: layer.statistics == "example",
+    layers.TimeDistributed: lambda layer: True,  # calls its layer with all rows of one step
 }
 _CONTAINERS = (keras.Sequential.call, Functional.call)
 

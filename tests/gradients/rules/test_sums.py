@@ -1,0 +1,166 @@
+"""Sums over the uses of a variable: equal to written-out gradients, and never measured too small."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp.gradients.rules import Instantiated, Lookups, OuterProducts
+from tfdp.gradients.rules.sums import LookupsAndProducts, added
+
+ROWS, SIZE, WIDTH = 4, 7, 3
+
+
+def normal(*shape, seed=0):
+    return tf.constant(np.random.default_rng(seed).normal(size=shape), tf.float32)
+
+
+def lookups(positions=5, seed=0, scale=1.0):
+    indices = np.random.default_rng(seed).integers(0, SIZE, (ROWS, positions))
+    return Lookups(tf.constant(indices), scale * normal(ROWS, positions, WIDTH, seed=seed), SIZE)
+
+
+def outer(positions=2, seed=1, finish=None):
+    left = normal(ROWS, positions, SIZE, seed=seed)
+    return OuterProducts(left, normal(ROWS, positions, WIDTH, seed=seed + 9), finish)
+
+
+def turned(axis):
+    return lambda total: tf.reverse(total, [axis])
+
+
+def transposed():
+    return OuterProducts(normal(ROWS, 2, WIDTH), normal(ROWS, 2, SIZE, seed=5), tf.transpose)
+
+
+def written_out(part):
+    values = part.instantiated()
+    return tf.stack([values.finish(row) for row in values.values])
+
+
+PARTS = {
+    "products": lambda: [outer(2), outer(3, seed=4), outer(1, seed=7)],
+    "functions made anew": lambda: [outer(2, finish=turned(0)), outer(3, finish=turned(0))],
+    "other functions": lambda: [outer(2, finish=turned(0)), outer(3, finish=turned(1))],
+    "another order": lambda: [outer(2), transposed()],
+    "look-ups": lambda: [lookups(5), lookups(2, seed=3)],
+    "entries": lambda: [Instantiated(normal(ROWS, SIZE, WIDTH)), Instantiated(normal(ROWS, 7, 3))],
+    "entries and products": lambda: [Instantiated(normal(ROWS, SIZE, WIDTH)), outer()],
+    "both kinds": lambda: [lookups(5), outer(2), lookups(1, seed=8), outer(1, seed=6)],
+    "all kinds": lambda: [lookups(5), outer(2), Instantiated(normal(ROWS, SIZE, WIDTH))],
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_equals_the_sum_of_what_is_written_out(kind):
+    parts = PARTS[kind]()
+    total = added(parts)
+    dense = tf.add_n([written_out(part) for part in parts])
+    squares = tf.reduce_sum(tf.square(dense), axis=[1, 2])
+    np.testing.assert_allclose(total.square_norms(), squares, rtol=1e-5)
+    np.testing.assert_allclose(total.quick_square_norms(), squares, rtol=1e-5)
+    np.testing.assert_allclose(written_out(total), dense, atol=1e-5)
+    weights = tf.constant([1.0, 0.5, 0.0, -2.0])
+    expected = tf.einsum("n,npq->pq", weights, dense)
+    np.testing.assert_allclose(total.weighted_sum(weights), expected, atol=1e-5)
+    halves = total.grouped(2)
+    expected = tf.reduce_sum(tf.reshape(dense, [2, 2, SIZE, WIDTH]), axis=1)
+    np.testing.assert_allclose(written_out(halves), expected, atol=1e-5)
+    kept = total.kept(tf.constant([True, False, True, False]))
+    np.testing.assert_array_equal(kept.square_norms()[1::2], 0.0)
+
+
+def test_only_one_part_stays_as_it_is():
+    part = outer()
+    assert added([part]) is part
+
+
+def tied(**scales):
+    return LookupsAndProducts(lookups(5, **scales), outer(2))
+
+
+def test_tied_tables_without_writing_out():
+    both = tied()
+    dense = written_out(both.lookups) + written_out(both.products)
+    squares = tf.reduce_sum(tf.square(dense), axis=[1, 2])
+    np.testing.assert_allclose(both.square_norms(), squares, rtol=1e-5)
+    np.testing.assert_allclose(both.quick_square_norms(), squares, rtol=1e-5)
+    weights = tf.constant([1.0, 0.5, 0.0, -2.0])
+    expected = tf.einsum("n,npq->pq", weights, dense)
+    np.testing.assert_allclose(both.weighted_sum(weights), expected, atol=1e-5)
+    halves = both.grouped(2)
+    dense = tf.reduce_sum(tf.reshape(dense, [2, 2, SIZE, WIDTH]), axis=1)
+    squares = tf.reduce_sum(tf.square(dense), axis=[1, 2])
+    np.testing.assert_allclose(halves.square_norms(), squares, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e17])
+def test_tied_tables_have_norms_where_squares_vanish_or_overflow(size):
+    both = tied()
+    large = LookupsAndProducts(
+        Lookups(both.lookups.indices, size * both.lookups.vectors, SIZE),
+        OuterProducts(size * both.products.left, both.products.right),
+    )
+    norms = tf.sqrt(both.square_norms())
+    np.testing.assert_allclose(tf.sqrt(large.square_norms() / size) / size**0.5, norms, rtol=1e-4)
+    quick = large.quick_square_norms().numpy()
+    assert np.all(~np.isfinite(quick) | (quick >= 0.999 * large.square_norms().numpy()))
+
+
+def cancelling(kind):
+    """Gradients of which row 0 consists of huge terms that cancel, but for what rounding leaves."""
+    huge = np.zeros((ROWS, 2, WIDTH), np.float32)
+    huge[0] = [[1e12] * WIDTH, [-1e12] * WIDTH]
+    huge[1:] = np.random.default_rng(0).normal(size=(ROWS - 1, 2, WIDTH))
+    unit = np.zeros((ROWS, 2, SIZE), np.float32)
+    unit[:, :, 3] = 1.0
+    first = OuterProducts(unit[:, :1], huge[:, :1])
+    if kind == "products":
+        return added([first, OuterProducts(unit[:, 1:], huge[:, 1:])])
+    index = tf.fill([ROWS, 1], 3)
+    if kind == "entries":
+        return added([Instantiated(unit[:, 0, :, None] * huge[:, 0, None]), first])
+    if kind == "written out":
+        return added([first, Lookups(index, huge[:, 1:], SIZE)])
+    return LookupsAndProducts(Lookups(index, huge[:, 1:], SIZE), first)
+
+
+@pytest.mark.parametrize("kind", ["products", "entries", "written out", "tied"])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_terms_that_cancel_between_uses_are_bounded_as_they_are_added(kind, jit_compile):
+    gradients = cancelling(kind)
+
+    @tf.function(jit_compile=jit_compile)
+    def clipped_sum(present):
+        scales = present * tf.minimum(1.0, tf.math.rsqrt(gradients.quick_square_norms() + 1e-30))
+        return gradients.weighted_sum(scales)
+
+    without = clipped_sum(tf.constant([0.0, 1.0, 1.0, 1.0]))
+    moved = tf.norm(clipped_sum(tf.ones([ROWS])) - without)
+    assert moved <= 1.0001
+
+
+def test_rows_that_are_not_finite_can_be_removed():
+    both = tied()
+    broken = LookupsAndProducts(
+        Lookups(
+            both.lookups.indices,
+            tf.concat([[[[np.nan] * WIDTH] * 5], both.lookups.vectors[1:]], 0),
+            SIZE,
+        ),
+        both.products,
+    )
+    finite = np.isfinite(broken.square_norms())
+    np.testing.assert_array_equal(finite, [False, True, True, True])
+    kept = broken.kept(tf.constant(finite))
+    expected = both.kept(tf.constant(finite)).weighted_sum(tf.ones([ROWS]))
+    np.testing.assert_array_equal(kept.weighted_sum(tf.ones([ROWS])), expected)
+
+
+@pytest.mark.parametrize("index", [-1, SIZE])
+def test_rows_with_indices_that_do_not_exist_are_not_finite(index):
+    both = tied()
+    indices = tf.tensor_scatter_nd_update(both.lookups.indices, [[0, 2]], [index])
+    bad = LookupsAndProducts(Lookups(indices, both.lookups.vectors, SIZE), both.products)
+    finite = [False, True, True, True]
+    np.testing.assert_array_equal(np.isfinite(bad.square_norms()), finite)
+    np.testing.assert_array_equal(np.isfinite(bad.quick_square_norms()), finite)

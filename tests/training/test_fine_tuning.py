@@ -1,0 +1,259 @@
+"""Fine-tuning: frozen backbones with a new head, LoRA, and the tasks of KerasHub."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdp
+from tfdp.gradients import state_writes
+from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.engines import ghost
+from tfdp.gradients.forward import Forward
+from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum, run_engine
+
+ROWS, CLASSES = 8, 3
+LOSS = keras.losses.SparseCategoricalCrossentropy
+
+
+def labels(rows=ROWS):
+    return np.random.default_rng(1).integers(0, CLASSES, rows)
+
+
+def images(size=32):
+    return np.random.default_rng(0).uniform(0, 255, (ROWS, size, size, 3)).astype(np.float32)
+
+
+def trained(model, x, y, **options):
+    """Takes two private steps, and returns the paths of the weights that moved."""
+    tfdp.make_private(model, **options)
+    optimizer = tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1)
+    model.compile(optimizer, LOSS(from_logits=True), jit_compile=False)
+    before = model.get_weights()
+    model.fit(x, y, batch_size=4, epochs=1, verbose=0)
+    assert model.privacy.steps_taken == 2
+    pairs = zip(model.weights, before, strict=True)
+    return {v.path for v, old in pairs if not np.array_equal(v.numpy(), old)}
+
+
+def trained_paths(model):
+    return {v.path for v in model.trainable_variables}
+
+
+def equals_a_loop(model, x, y, tolerance=3e-5):
+    """Whether the ghost engine has the clipped sums of a loop over the rows."""
+    assert ghost.supports(model) is None
+    model.compile(loss=LOSS(from_logits=True))
+    x = tf.nest.map_structure(tf.constant, x)
+    arguments = (Forward(model), GlobalL2Clip(0.1), x, tf.constant(y), tf.ones([len(y)]))
+    ours = run_engine(ghost.bounded_sum, *arguments)
+    assert_equal_sums(ours, run_engine(loop_bounded_sum, *arguments), tolerance)
+
+
+# -- keras.applications ----------------------------------------------------------------------------
+
+
+# The beginnings of backbones, which have all kinds of layers that the whole has, in less time.
+BACKBONES = {"MobileNetV2": "block_2_add", "EfficientNetB0": "block2b_add"}
+
+
+def backbone(name):
+    application = getattr(keras.applications, name)
+    whole = application(input_shape=(32, 32, 3), include_top=False, weights=None)
+    base = keras.Model(whole.inputs, whole.get_layer(BACKBONES[name]).output)
+    base.trainable = False
+    for layer in base.layers:
+        if isinstance(layer, layers.Dropout):
+            layer.rate = 0.0  # Keras runs it in training, also in `base(inputs, training=False)`
+    return base
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_new_head_on_a_frozen_backbone(name):
+    base = backbone(name)
+    inputs = keras.Input((32, 32, 3))
+    head = layers.Dense(CLASSES)
+    pooled = layers.GlobalAveragePooling2D()(base(inputs, training=False))
+    model = keras.Model(inputs, head(pooled))
+    x, y = images(), labels()
+    # The head learns as it would on features that the frozen backbone made before.
+    assert ghost.supports(model) is None
+    alone = keras.Sequential([keras.Input(pooled.shape[1:]), head])
+    features = tf.reduce_mean(base(x, training=False), axis=[1, 2])
+    sums = []
+    for network, data in ((model, x), (alone, features)):
+        network.compile(loss=LOSS(from_logits=True))
+        arguments = (Forward(network), GlobalL2Clip(0.1), data, y, tf.ones([ROWS]))
+        sums.append(run_engine(ghost.bounded_sum, *arguments))
+    for ours, expected in zip(sums[0].sums, sums[1].sums, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
+    assert trained(model, x, y) == trained_paths(model) == {v.path for v in head.variables}
+
+
+# -- LoRA ------------------------------------------------------------------------------------------
+
+
+def encoder():
+    tokens = keras.Input((6,), dtype="int32")
+    hidden = layers.Embedding(20, 8, name="table")(tokens)
+    attention = layers.MultiHeadAttention(2, 4, name="attention")
+    hidden = layers.LayerNormalization()(hidden + attention(hidden, hidden))
+    hidden = layers.Dense(16, activation="gelu", name="wide")(hidden)
+    return keras.Model(tokens, layers.GlobalAveragePooling1D()(hidden))
+
+
+def adapted_encoder():
+    base = encoder()
+    base.trainable = False
+    for layer in base._flatten_layers():
+        if layer.name in ("table", "wide", "query", "value"):
+            layer.trainable = True
+            layer.enable_lora(2)
+    tokens = keras.Input((6,), dtype="int32")
+    return keras.Model(tokens, layers.Dense(CLASSES)(base(tokens)))
+
+
+def test_an_encoder_with_adapters():
+    keras.utils.set_random_seed(0)
+    model = adapted_encoder()
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 20, (ROWS, 6)), labels()
+    for variable in model.trainable_variables:
+        variable.assign(generator.normal(0.0, 0.3, variable.shape))
+    equals_a_loop(model, x[:3], y[:3])
+    moved = trained(model, x, y, engine="ghost")
+    assert moved == trained_paths(model)
+    assert len([path for path in moved if "lora" in path]) == 8
+    assert not [path for path in moved if path.endswith("kernel") and "lora" not in path][1:]
+
+
+# -- KerasHub --------------------------------------------------------------------------------------
+
+
+def bert(rows=ROWS):
+    hub = pytest.importorskip("keras_hub", reason="KerasHub is no dependency")
+    keras.utils.set_random_seed(0)
+    base = hub.models.BertBackbone(
+        vocabulary_size=30,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=16,
+        max_sequence_length=6,
+        dropout=0.0,
+    )
+    tokens = np.random.default_rng(0).integers(0, 30, (rows, 6)).astype(np.int32)
+    x = {
+        "token_ids": tokens,
+        "segment_ids": np.zeros_like(tokens),
+        "padding_mask": (tokens > 3).astype(np.int32),
+    }
+    return hub, base, x
+
+
+@pytest.mark.parametrize("way", ["head", "LoRA"])
+def test_a_text_classifier_of_keras_hub(way):
+    hub, base, x = bert()
+    if way == "head":
+        base.trainable = False
+    else:
+        base.enable_lora(2)
+    task = hub.models.BertTextClassifier(
+        backbone=base, num_classes=CLASSES, preprocessor=None, dropout=0.0
+    )
+    assert ghost.supports(task) is None
+    moved = trained(task, x, labels(), engine="ghost")
+    assert moved == trained_paths(task)
+    assert bool([path for path in moved if "lora" in path]) == (way == "LoRA")
+
+
+def test_adapters_of_keras_hub_equal_a_loop():
+    _, base, x = bert(3)
+    base.enable_lora(2)
+    model = keras.Model(base.inputs, layers.Dense(CLASSES)(base.output["pooled_output"]))
+    generator = np.random.default_rng(0)
+    for variable in model.trainable_variables:
+        variable.assign(generator.normal(0.0, 0.5, variable.shape))
+    names = [tensor.name for tensor in base.inputs]
+    equals_a_loop(model, [x[name] for name in names], labels(3))
+
+
+# -- models that prepare their samples -------------------------------------------------------------
+
+
+class Task(keras.Sequential):
+    """Prepares samples in `fit`, as KerasHub's tasks do."""
+
+    def __init__(self, preprocessor):
+        super().__init__([keras.Input((2,)), layers.Dense(CLASSES)])
+        self.preprocessor = preprocessor
+
+    def preprocess_samples(self, x, y=None, sample_weight=None):
+        if self.preprocessor is not None:
+            x = self.preprocessor(x)
+        return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+
+    def fit(self, x=None, y=None, sample_weight=None, **kwargs):
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+        return super().fit(data.map(self.preprocess_samples), **kwargs)
+
+
+def lengths(texts):
+    count = tf.cast(tf.strings.length(texts), tf.float32)
+    return tf.stack([count, -count], axis=1)
+
+
+TEXTS = np.array(["a", "word", "or", "two", "three", "and", "some", "more"])
+
+
+def test_texts_are_prepared_before_lots_are_drawn():
+    model = Task(lengths)
+    y = labels()
+    assert trained(model, TEXTS, y) == trained_paths(model)
+    history = model.fit(TEXTS, y, batch_size=4, validation_data=(TEXTS, y), verbose=0)
+    assert np.isfinite(history.history["val_loss"][0])
+    data = tf.data.Dataset.from_tensor_slices((TEXTS, y)).batch(4)
+    model.fit(data, verbose=0)
+    model.train_on_batch(TEXTS, y)
+    assert model.privacy.ledger.runs[0].sampling.name == "poisson"
+
+
+def test_lots_and_a_preprocessor_are_refused_together():
+    model = tfdp.make_private(Task(lengths))
+    model.compile(
+        tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), LOSS(from_logits=True)
+    )
+    x, y = np.asarray(lengths(TEXTS)), labels()
+    lots = tfdp.data.make_lots("poisson", x, y, lot_size=4)
+    with pytest.raises(ValueError, match="preprocessor"):
+        model.fit(lots)
+    model.preprocessor = None
+    model.fit(lots, epochs=1, verbose=0)
+
+
+# -- what would not learn --------------------------------------------------------------------------
+
+
+def stopped(model):
+    return layers.Lambda(tf.stop_gradient)(model)
+
+
+def test_a_loss_without_trained_weights_raises_before_the_first_step():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, stopped(layers.Dense(CLASSES)(inputs)))
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="none of its trained weights"):
+        trained(model, np.zeros((ROWS, 4), np.float32), labels())
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_trained_weights_that_the_loss_leaves_out_are_named(monkeypatch):
+    said = []
+    monkeypatch.setattr(state_writes.logging, "warning", lambda text, *a: said.append(text % a))
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(4, name="lost")(inputs)
+    model = keras.Model(inputs, layers.Dense(CLASSES)(stopped(hidden)))
+    trained(model, np.zeros((ROWS, 4), np.float32), labels())
+    assert len([text for text in said if "'lost/kernel'" in text]) == 1

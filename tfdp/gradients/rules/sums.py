@@ -1,0 +1,223 @@
+"""Adds the per-example gradients of a variable that a model uses several times.
+
+The norm of a sum is not the sum of the norms, so the uses become one gradient before anything is
+measured. Factors of several uses stay factors: they are further positions of one sum of outer products,
+or further look-ups of one table. A tied embedding has both kinds, for which there is
+`LookupsAndProducts`. Whatever cannot be kept as factors is written out and added entry by entry.
+
+In all these forms, norm and weighted sum are computed from the same tensors, so terms of two uses that
+cancel are bounded as they are added.
+"""
+
+import tensorflow as tf
+
+from tfdp.gradients.rules.per_example_gradient import (
+    CANCELLATION,
+    Instantiated,
+    Lookups,
+    OuterProducts,
+    PerExampleGradient,
+    instantiates,
+)
+from tfdp.gradients.rules.per_example_gradient import _identity as identity
+from tfdp.gradients.rules.per_example_gradient import _normalized as normalized
+
+# Added to squares that were not divided by the largest entry first, as in `OuterProducts`.
+_VANISHING = 1e-24
+
+
+def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
+    """Returns the sum of several per-example gradients of one variable, for the same rows.
+
+    Args:
+        parts: at least one; each describes what one use of the variable contributes.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from tfdp.gradients.rules import OuterProducts
+        >>> from tfdp.gradients.rules.sums import added
+        >>> one = OuterProducts(tf.constant([[3.0]]), tf.constant([[2.0, 0.0]]))
+        >>> other = OuterProducts(tf.constant([[-3.0]]), tf.constant([[2.0, 1.0]]))
+        >>> added([one, other]).instantiated().values.numpy()  # [6, 0] + [-6, -3]
+        array([[[ 0., -3.]]], dtype=float32)
+    """
+    groups: list = []
+    for part in parts:
+        for group in groups:
+            if _same_form(group[0], part):
+                group.append(part)
+                break
+        else:
+            groups.append([part])
+    merged = [group[0] if len(group) == 1 else _merged(group) for group in groups]
+    if len(merged) == 1:
+        return merged[0]
+    if len(merged) == 2:
+        lookups = [part for part in merged if isinstance(part, Lookups)]
+        products = [part for part in merged if isinstance(part, OuterProducts)]
+        if lookups and products and products[0].finish is identity:
+            both = LookupsAndProducts(lookups[0], products[0])
+            return both.instantiated() if both.is_cheaper_instantiated() else both
+    return Instantiated(tf.add_n([_in_layout_of_variable(part) for part in merged]))
+
+
+def _same_form(a, b) -> bool:
+    """Whether the factors or entries of two gradients have the same meaning."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Lookups):
+        return a.size == b.size
+    if isinstance(a, OuterProducts):
+        lengths = [(part.left.shape[2], part.right.shape[2]) for part in (a, b)]
+        return lengths[0] == lengths[1] and _same_function(a.finish, b.finish)
+    if isinstance(a, Instantiated):
+        return a.values.shape[1:] == b.values.shape[1:] and _same_function(a.finish, b.finish)
+    return False
+
+
+def _merged(group):
+    """Returns the sum of gradients of the same form, in that form."""
+
+    def side_by_side(name):
+        return tf.concat([getattr(part, name) for part in group], axis=1)
+
+    first = group[0]
+    if isinstance(first, Lookups):
+        return Lookups(side_by_side("indices"), side_by_side("vectors"), first.size)
+    if isinstance(first, OuterProducts):
+        return OuterProducts(side_by_side("left"), side_by_side("right"), first.finish)
+    return Instantiated(tf.add_n([part.values for part in group]), first.finish)
+
+
+def _same_function(f, g) -> bool:
+    """Whether two functions are known to be the same: one code with equal enclosed values.
+
+    A rule makes the function `finish` anew for each use of its layer.
+    """
+    if f == g:
+        return True
+    code = getattr(f, "__code__", None)
+    if code is None or code is not getattr(g, "__code__", None):
+        return False
+    if (f.__defaults__, f.__kwdefaults__) != (g.__defaults__, g.__kwdefaults__):
+        return False
+    if getattr(f, "__self__", None) is not getattr(g, "__self__", None):
+        return False
+    cells = zip(f.__closure__ or (), g.__closure__ or (), strict=True)
+    return all(_equal(a.cell_contents, b.cell_contents) for a, b in cells)
+
+
+def _equal(a, b):
+    if a is b:
+        return True
+    if callable(a) and callable(b):
+        return _same_function(a, b)
+    plain = (int, str, tuple, list, dict, tf.TensorShape)
+    return isinstance(a, plain) and type(a) is type(b) and a == b
+
+
+def _in_layout_of_variable(part):
+    """Returns float32 [rows, *shape of the variable]."""
+    part = part.instantiated()
+    if part.finish is identity:
+        return part.values
+    return tf.vectorized_map(part.finish, part.values, fallback_to_while_loop=False)
+
+
+class LookupsAndProducts(PerExampleGradient):
+    """Gradients of a table that was looked up in and multiplied by: a tied embedding.
+
+    A look-up of row i is an outer product whose left factor is the unit vector of i. So the Gram
+    matrices over all positions of both kinds give the norm. The left one has, between a look-up and an
+    output position, the entry of the output's left factor at the looked-up index. No gradient
+    [table, width] of a row is written out.
+
+    Args:
+        lookups: `Lookups` of a table [size, width].
+        products: `OuterProducts` [size] ⊗ [width].
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from tfdp.gradients.rules import Lookups, OuterProducts
+        >>> from tfdp.gradients.rules.sums import LookupsAndProducts
+        >>> lookups = Lookups(tf.constant([[1]]), tf.constant([[[4.0]]]), size=2)
+        >>> products = OuterProducts(tf.constant([[3.0, -1.0]]), tf.constant([[1.0]]))
+        >>> both = LookupsAndProducts(lookups, products)
+        >>> both.weighted_sum(tf.constant([1.0])).numpy()[:, 0]
+        array([3., 3.], dtype=float32)
+        >>> both.square_norms().numpy()
+        array([18.], dtype=float32)
+    """
+
+    def __init__(self, lookups: Lookups, products: OuterProducts):
+        self.lookups, self.products = lookups, products
+
+    def is_cheaper_instantiated(self) -> bool:
+        """Whether the gradient should be written out; see `per_example_gradient.instantiates`."""
+        counts = self.lookups.indices.shape[1], self.products.left.shape[1]
+        positions = None if None in counts else sum(counts)
+        rows, _, size = self.products.left.shape
+        return instantiates(rows, positions, size, self.products.right.shape[2])
+
+    def instantiated(self):
+        parts = (self.lookups, self.products)
+        return Instantiated(tf.add_n([_in_layout_of_variable(part) for part in parts]))
+
+    def square_norms(self):
+        # As in `OuterProducts.square_norms`, each row is divided by its largest entries first.
+        left, left_scale = normalized(self.products.left)
+        right, right_scale = normalized(self.products.right)
+        vectors, scale = normalized(self.lookups.vectors)
+        largest = tf.maximum(tf.maximum(left_scale * right_scale, scale), 1e-37)
+        right *= (left_scale * right_scale / largest)[:, tf.newaxis, tf.newaxis]
+        vectors *= (scale / largest)[:, tf.newaxis, tf.newaxis]
+        return self._square_norms(left, right, vectors) * tf.square(largest)
+
+    def quick_square_norms(self):
+        products = self.products
+        return self._square_norms(products.left, products.right, self.lookups.vectors, _VANISHING)
+
+    def _square_norms(self, left, right, vectors, vanishing=0.0):
+        indices = tf.clip_by_value(self.lookups.indices, 0, self.lookups.size - 1)
+        met = tf.gather(left, indices, axis=2, batch_dims=1)  # [rows, products, lookups]
+        same = tf.equal(indices[:, :, tf.newaxis], indices[:, tf.newaxis])
+        among_products = _gram(left) * _gram(right)
+        between = met * tf.matmul(right, vectors, transpose_b=True)
+        # `tf.where`, because the vectors at other indices need not be finite together.
+        among_lookups = tf.where(same, _gram(vectors), 0.0)
+        square = tf.add_n(
+            [
+                tf.reduce_sum(among_products, axis=[1, 2]),
+                2.0 * tf.reduce_sum(between, axis=[1, 2]),
+                tf.reduce_sum(among_lookups, axis=[1, 2]),
+            ]
+        )
+        # As in `OuterProducts`, rounding must not understate a norm where terms nearly cancel.
+        largest = tf.add_n(
+            [
+                tf.reduce_sum(tf.sqrt(_squares(left, vanishing) * _squares(right, vanishing)), 1),
+                tf.reduce_sum(tf.sqrt(_squares(vectors, vanishing)), 1),
+            ]
+        )
+        square = tf.maximum(square, CANCELLATION * tf.square(largest))
+        # `Lookups` has NaN where an index does not exist. It also makes sums here that `weighted_sum`
+        # needs, maybe in a branch of a condition.
+        bad = tf.math.is_nan(self.lookups.square_norms())
+        return tf.where(bad, float("nan"), square)
+
+    def weighted_sum(self, weights):
+        return self.lookups.weighted_sum(weights) + self.products.weighted_sum(weights)
+
+    def kept(self, keep):
+        return LookupsAndProducts(self.lookups.kept(keep), self.products.kept(keep))
+
+    def grouped(self, size):
+        return LookupsAndProducts(self.lookups.grouped(size), self.products.grouped(size))
+
+
+def _gram(factor):
+    return tf.matmul(factor, factor, transpose_b=True)
+
+
+def _squares(factor, vanishing):
+    return tf.reduce_sum(tf.square(factor), axis=2) + vanishing
