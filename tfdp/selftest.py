@@ -271,7 +271,7 @@ def _counting(mode):
     iterations = int(model.optimizer.iterations)
     stated = model.privacy.spent(delta).epsilon
     run = Run(
-        mechanism="dpsgd",
+        mechanism=optimizer.mechanism.name,
         num_examples=examples,
         lot_size=_ROWS,
         steps=steps,
