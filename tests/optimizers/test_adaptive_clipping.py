@@ -257,7 +257,8 @@ def test_a_step_by_hand(setting):
         clip *= np.exp(-0.7 * (fraction - 0.3))
     fit(model, rows=16)
     assert optimizer.scalars([])["l2_norm_clip"] == pytest.approx(clip, rel=1e-5)
-    np.testing.assert_allclose(weights(model), weights(reference), atol=2e-6)
+    # With XLA, sums leave 3e-5 of themselves as room for rounding.
+    np.testing.assert_allclose(weights(model), weights(reference), atol=1e-5)
 
 
 def norms_and_sum(model, x, y, clip):
