@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tensorflow as tf
 
 from tfdp import selftest
 from tfdp.gradients.bounds import GlobalL2Clip
@@ -26,8 +27,33 @@ def test_wrong_noise_is_found(factor, monkeypatch):
     assert not selftest._noise("graph")[0]
 
 
+def _halves(noise):
+    half = tf.reshape(noise, [-1])[: tf.size(noise) // 2]
+    return tf.reshape(tf.concat([half, -half], 0), noise.shape)
+
+
+BROKEN = {
+    "the_same_for_all_variables": lambda noise: [noise[0]] * len(noise),
+    "half_is_minus_the_other_half": lambda noise: [_halves(part) for part in noise],
+    "uniform": lambda noise: [tf.sign(part) * tf.abs(part) ** 0.9 for part in noise],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_noise_that_is_not_independent_or_not_normal_is_found(name, monkeypatch):
+    right = NoiseSource.gaussians
+    monkeypatch.setattr(NoiseSource, "gaussians", lambda *given: BROKEN[name](right(*given)))
+    assert not selftest._noise("graph")[0]
+
+
 def test_noise_that_repeats_is_found(monkeypatch):
     monkeypatch.setattr(NoiseSource, "_counter_of", lambda self, draw: 0)
+    assert not selftest._noise("graph")[0]
+
+
+def test_runs_with_the_same_noise_are_found(monkeypatch):
+    right = NoiseSource.__init__
+    monkeypatch.setattr(NoiseSource, "__init__", lambda self, seed=None: right(self, 1))
     assert not selftest._noise("graph")[0]
 
 

@@ -49,7 +49,7 @@ def register() -> None:
         good = (indices.t >= 0) & (indices.t < size)
         replace_indices(pfor_input, good)
         found = gather(pfor_input).t
-        return wrap(_poisoned(found, ~_all_of_row(good)), True)
+        return wrap(poisoned(found, ~all_of_row(good)), True)
 
     def convert_gather_nd(pfor_input):
         pfor_input.stack_inputs([_INDICES])
@@ -58,14 +58,14 @@ def register() -> None:
         good = (indices >= 0) & (indices < sizes[: indices.shape[-1]])
         replace_indices(pfor_input, good)
         found = gather_nd(pfor_input).t
-        return wrap(_poisoned(found, ~_all_of_row(good)), True)
+        return wrap(poisoned(found, ~all_of_row(good)), True)
 
     def convert_crossentropy(pfor_input):
         pfor_input.stack_inputs([0, _INDICES])
         logits, labels = pfor_input.stacked_input(0), pfor_input.stacked_input(_INDICES)
         good = (labels >= 0) & (labels < tf.shape(logits, labels.dtype)[-1])
         replace_indices(pfor_input, good)
-        return [wrap(_poisoned(found.t, ~good), True) for found in crossentropy(pfor_input)]
+        return [wrap(poisoned(found.t, ~good), True) for found in crossentropy(pfor_input)]
 
     def convert_reduction(name, pfor_input):
         pfor_input.stack_inputs([_INDICES])
@@ -83,11 +83,12 @@ def register() -> None:
         rules[f"UnsortedSegment{name}"] = functools.partial(convert_reduction, name)
 
 
-def _all_of_row(values):
+def all_of_row(values):
+    """Returns bool [rows]: whether all entries of a row are true."""
     return tf.reduce_all(values, axis=list(range(1, values.shape.rank)))
 
 
-def _poisoned(values, bad):
+def poisoned(values, bad):
     """Returns `values` with NaN, or for integers the least number, where `bad` is true.
 
     Args:

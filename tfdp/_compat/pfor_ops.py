@@ -11,6 +11,7 @@ import functools
 import tensorflow as tf
 
 from tfdp._compat.pfor_conversion import created, looped
+from tfdp._compat.pfor_indices import all_of_row, poisoned
 from tfdp._compat.versions import borrowing
 
 # For each operation the inputs with a batch axis. All other inputs are the same for all examples.
@@ -88,12 +89,17 @@ def register() -> None:
         pfor_input.stack_inputs([0, 1])
         indices, updates = pfor_input.stacked_input(0), pfor_input.stacked_input(1)
         shape, rows = pfor_input.unstacked_input(2), pfor_input.pfor.loop_len_vector
+        # A place that does not exist would end the step with an error on a CPU.
+        sizes = tf.cast(shape[: indices.shape[-1]], indices.dtype)
+        exist = tf.reduce_all((indices >= 0) & (indices < sizes), axis=-1)
+        indices = tf.where(exist[..., tf.newaxis], indices, tf.zeros([], indices.dtype))
         numbers = tf.range(tf.cast(rows[0], indices.dtype))
         numbers = tf.reshape(numbers, [-1] + [1] * (indices.shape.rank - 1))
         numbers = tf.broadcast_to(numbers, tf.concat([tf.shape(indices)[:-1], [1]], 0))
         indices = tf.concat([numbers, indices], -1)
         shape = tf.concat([tf.cast(rows, shape.dtype), shape], 0)
-        return wrap(tf.scatter_nd(indices, updates, shape), True)
+        found = tf.scatter_nd(indices, updates, shape)
+        return wrap(poisoned(found, ~all_of_row(exist)), True)
 
     def looped_if_stacked(name, places, pfor_input):
         if any(pfor_input.input(index).is_stacked for index in places):

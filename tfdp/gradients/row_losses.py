@@ -15,6 +15,7 @@ from tfdp._compat.keras import (
 )
 from tfdp.gradients.forward import losses_of_outputs
 from tfdp.gradients.rules import UnsupportedModelError
+from tfdp.gradients.rules.recording import has_own_compute_loss
 from tfdp.gradients.targets import apart
 from tfdp.gradients.vectorizing import vectorized_map
 
@@ -81,7 +82,7 @@ def _values(model, scope, y, y_pred):
     Keras' own losses with no more than its usual arguments, no losses from `add_loss`. The function
     saves most of the vectorizer's cost (some 80 small operations).
     """
-    if type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model):
+    if has_own_compute_loss(model):
         return None
     compiled = compiled_loss(model)
     if type(compiled) is not CompileLoss or scope.losses:

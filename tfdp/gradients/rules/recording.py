@@ -112,6 +112,11 @@ class _Scope(keras.StatelessScope):
         return super().get_current_value(variable) if followed is None else followed
 
 
+def has_own_compute_loss(model) -> bool:
+    """Whether a model does not compute its loss as `keras.Model` does."""
+    return type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
+
+
 class Recorder(Forward):
     """A forward pass that records what the rules need, and refuses reads that no rule would see.
 
@@ -169,7 +174,13 @@ class Recorder(Forward):
     def loss(self, scope, x, y, y_pred):
         # The penalty of a regularized weight reads it twice: in the loss, and where the penalty is
         # subtracted again. The gradient of the penalty comes later, without the data.
-        self._allowed = {id(v): 2 for v in self.variables if v.regularizer is not None}
+        regularized = [v for v in self.variables if v.regularizer is not None]
+        if regularized and has_own_compute_loss(self.model):
+            raise UnsupportedModelError(
+                f"Variable '{regularized[0].path}' has a regularizer, and model '{self.model.name}' a "
+                "`compute_loss` of its own, which may read the variable for something else."
+            )
+        self._allowed = {id(v): 2 for v in regularized}
         with self._refusing():
             loss = super().loss(scope, x, y, y_pred)
         self._allowed = {}

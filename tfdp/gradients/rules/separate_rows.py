@@ -171,7 +171,11 @@ def _rescales(layer):
     """Whether a Rescaling has numbers, or a number for each feature, which no batch is broadcast to."""
     factors = np.ndim(layer.scale), np.ndim(layer.offset)
     used_on = [tensor.ndim for tensors, _ in _arguments(layer) for tensor in tensors]
-    return max(factors) == 0 or (max(factors) == 1 and min(used_on, default=0) > 1)
+    if max(factors) == 0:
+        return True
+    # With channels first, Keras puts the factors along the first axis of a tensor [rows, features].
+    last = keras.config.image_data_format() == "channels_last"
+    return last and max(factors) == 1 and min(used_on, default=0) > 1
 
 
 def _own_mask(layer):
@@ -198,6 +202,30 @@ def _along_axes_of_rows(axes):
         return bool(ranks) and all(axis % rank for axis in axes(layer) for rank in ranks)
 
     return condition
+
+
+def _attends_within_rows(layer):
+    """Whether a MultiHeadAttention attends along axes of a row, with a mask for each row if any.
+
+    Keras takes the first axis of a mask with fewer axes for that of the queries.
+    """
+    ranks = _ranks(layer)
+    if not ranks or any(axis <= 0 for axis in attention_axes(layer)):
+        return False
+    return {*ranks} == {3} or (len({*ranks}) == 1 and len(ranks) <= 2 * len(uses_of(layer)))
+
+
+def _distributes_a_known_layer(layer):
+    """Whether the layer inside a TimeDistributed keeps rows apart on tensors with one axis less.
+
+    Its uses elsewhere have other ranks, so no condition on ranks can be trusted.
+    """
+    inner, ranks = layer.layer, _ranks(layer)
+    if not ranks or min(ranks) < 3:
+        return False
+    if type(inner) in _NORMALIZATIONS:
+        return all(axis % (rank - 1) for axis in _tuple(inner.axis) for rank in ranks)
+    return type(inner) not in _CONDITIONAL or type(inner) in (layers.Activation, layers.Dropout)
 
 
 def _encodes_each_row(layer):
@@ -257,9 +285,9 @@ _ACTIVATIONS = {
 _COMPOSITE = {
     layers.Bidirectional: lambda layer: not layer.stateful,
     layers.GroupQueryAttention: _on_rank(3),
-    layers.MultiHeadAttention: lambda layer: all(axis > 0 for axis in attention_axes(layer)),
+    layers.MultiHeadAttention: _attends_within_rows,
     PublicExamples: lambda layer: layer.statistics == "example",
-    layers.TimeDistributed: lambda layer: True,  # calls its layer with all rows of one step
+    layers.TimeDistributed: _distributes_a_known_layer,
 }
 _CONTAINERS = (keras.Sequential.call, Functional.call)
 
@@ -279,6 +307,8 @@ def rows_are_separate(model, rules: dict) -> bool:
     if getattr(type(model), "call", None) in _CONTAINERS:
         inner = model.layers if isinstance(model, keras.Sequential) else model.operations
         return all(rows_are_separate(operation, rules) for operation in inner)
+    if min(_ranks_if_used(model), default=2) < 2 and not _keeps_single_numbers_apart(model):
+        return False
     if type(model) in _COMPOSITE and _COMPOSITE[type(model)](model):
         return all(rows_are_separate(inner, rules) for inner in children(model))
     if type(model) in _PLAIN or any(is_separate(model) for is_separate in _FUNCTIONS):
@@ -287,6 +317,17 @@ def rows_are_separate(model, rules: dict) -> bool:
     if condition is None or not condition(model):
         return False
     return _activations_are_separate(model, rules)
+
+
+def _ranks_if_used(operation):
+    return _ranks(operation) if isinstance(operation, keras.Operation) else []
+
+
+def _keeps_single_numbers_apart(operation):
+    """Whether an operation keeps rows apart where a row is one number, so that axis -1 is theirs."""
+    if type(operation) in (layers.InputLayer, layers.Identity, layers.Reshape):
+        return True
+    return _elementwise(operation) or _along_later_axes(operation)
 
 
 def _has_a_rule_that_holds(layer):
