@@ -123,3 +123,35 @@ def test_volume_convolutions(groups, data_format):
 
     assert_vectorized(lambda x: convolution(x, kernel), volumes)
     assert_vectorized(all_of, volumes)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_an_index_that_does_not_exist_stays_in_its_row(jit_compile):
+    pfor_repairs.register()
+    tables = tf.reshape(tf.range(24.0), [3, 2, 4])
+    indices = tf.constant([[[0], [3]], [[1], [9]], [[2], [-1]]])
+    targets = tf.constant([[0, 1], [2, 7], [1, 1]])
+
+    def one(row):
+        table, index, target = row
+        with tf.GradientTape() as tape:
+            tape.watch(table)
+            gathered = tf.gather_nd(table, index, batch_dims=1)
+            total = tf.reduce_sum(gathered**2)
+        scattered = tf.scatter_nd(target[:, tf.newaxis], gathered, [4])
+        segments = tf.math.unsorted_segment_sum(gathered, target, 4)
+        return gathered, tape.gradient(total, table), scattered, segments
+
+    @tf.function(jit_compile=jit_compile)
+    def run(indices, targets):
+        rows = (tables, indices, targets)
+        return tf.vectorized_map(one, rows, fallback_to_while_loop=False)
+
+    found = run(indices, targets)
+    good = run(tf.constant([[[0], [3]], [[1], [0]], [[2], [0]]]), tf.constant([[0, 1]] * 3))
+    for part, expected in zip(found, good, strict=True):
+        np.testing.assert_array_equal(part[0], expected[0])
+    assert np.all(np.isnan(found[0][1:]).any(axis=1)) and np.all(
+        np.isnan(found[1][1:]).any(axis=(1, 2))
+    )
+    assert np.isnan(found[2][1]).all()

@@ -100,7 +100,7 @@ class Instantiated(PerExampleGradient):
 
     def __init__(self, values: tf.Tensor, finish: Callable | None = None):
         self.values = tf.cast(values, tf.float32)
-        self.finish = finish or _identity
+        self.finish = finish or identity
 
     def square_norms(self):
         return _row_squares(self._flat())
@@ -155,7 +155,7 @@ class OuterProducts(PerExampleGradient):
         self._flat = (left, right) if left.shape.rank == 2 else None
         self.left = left if self._flat is None else left[:, tf.newaxis]
         self.right = right if self._flat is None else right[:, tf.newaxis]
-        self.finish = finish or _identity
+        self.finish = finish or identity
         self._products: Instantiated | None = None
 
     def instantiated(self):
@@ -178,8 +178,8 @@ class OuterProducts(PerExampleGradient):
         # Products of squares overflow or vanish long before the products themselves, and a gradient
         # whose computed norm vanished would not be clipped. After division by the largest entry of
         # each row, only numbers that are negligible beside that entry can vanish.
-        left, left_scale = _normalized(self.left)
-        right, right_scale = _normalized(self.right)
+        left, left_scale = normalized(self.left)
+        right, right_scale = normalized(self.right)
         return self._square_norms(left, right) * tf.square(left_scale * right_scale)
 
     @staticmethod
@@ -407,7 +407,8 @@ def rounding(terms: int, positions: int | None) -> float:
     return _UNIT * (2.0 + math.sqrt(terms)) / math.sqrt((positions or 2) / 2)
 
 
-def _identity(total):
+def identity(total):
+    """Returns its argument: the `finish` of gradients that are in the variable's shape already."""
     return total
 
 
@@ -430,7 +431,7 @@ def _row_squares(values):
     return tf.square(tf.math.reduce_euclidean_norm(values, axis=1))
 
 
-def _normalized(factor):
+def normalized(factor):
     """Divides each row by its largest absolute value; returns (quotients, these values [rows])."""
     scale = tf.reduce_max(tf.abs(factor), axis=[1, 2])
     inverse = 1.0 / tf.maximum(scale, 1e-37)

@@ -17,10 +17,11 @@ from tfdp.gradients.rules.per_example_gradient import (
     Lookups,
     OuterProducts,
     PerExampleGradient,
+    identity,
     instantiates,
+    normalized,
+    rounding,
 )
-from tfdp.gradients.rules.per_example_gradient import _identity as identity
-from tfdp.gradients.rules.per_example_gradient import _normalized as normalized
 
 # Added to squares that were not divided by the largest entry first, as in `OuterProducts`.
 _VANISHING = 1e-24
@@ -31,15 +32,6 @@ def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
 
     Args:
         parts: at least one; each describes what one use of the variable contributes.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from tfdp.gradients.rules import OuterProducts
-        >>> from tfdp.gradients.rules.sums import added
-        >>> one = OuterProducts(tf.constant([[3.0]]), tf.constant([[2.0, 0.0]]))
-        >>> other = OuterProducts(tf.constant([[-3.0]]), tf.constant([[2.0, 1.0]]))
-        >>> added([one, other]).instantiated().values.numpy()  # [6, 0] + [-6, -3]
-        array([[[ 0., -3.]]], dtype=float32)
     """
     groups: list = []
     for part in parts:
@@ -135,18 +127,6 @@ class LookupsAndProducts(PerExampleGradient):
     Args:
         lookups: `Lookups` of a table [size, width].
         products: `OuterProducts` [size] ⊗ [width].
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from tfdp.gradients.rules import Lookups, OuterProducts
-        >>> from tfdp.gradients.rules.sums import LookupsAndProducts
-        >>> lookups = Lookups(tf.constant([[1]]), tf.constant([[[4.0]]]), size=2)
-        >>> products = OuterProducts(tf.constant([[3.0, -1.0]]), tf.constant([[1.0]]))
-        >>> both = LookupsAndProducts(lookups, products)
-        >>> both.weighted_sum(tf.constant([1.0])).numpy()[:, 0]
-        array([3., 3.], dtype=float32)
-        >>> both.square_norms().numpy()
-        array([18.], dtype=float32)
     """
 
     def __init__(self, lookups: Lookups, products: OuterProducts):
@@ -199,7 +179,9 @@ class LookupsAndProducts(PerExampleGradient):
                 tf.reduce_sum(tf.sqrt(_squares(vectors, vanishing)), 1),
             ]
         )
-        square = tf.maximum(square, CANCELLATION * tf.square(largest))
+        largest = tf.square(largest)
+        square += rounding(left.shape[2] + right.shape[2], None) * largest
+        square = tf.maximum(square, CANCELLATION * largest)
         # `Lookups` has NaN where an index does not exist. It also makes sums here that `weighted_sum`
         # needs, maybe in a branch of a condition.
         bad = tf.math.is_nan(self.lookups.square_norms())
