@@ -139,7 +139,8 @@ def test_chunks_are_told_apart_and_their_sums_add_up():
     x = tf.reshape(tf.range(10.0), (5, 2))
     forward = Forward(model())
     lot = bounded_sum(fake, forward, None, x, x, tf.ones(5), physical_batch_size=2)
-    assert float(lot.sums[0]) == 45.0 + 3000.0  # chunks 0, 1 and 2
+    # Chunks 0, 1 and 2; the sum leaves a millionth of itself as room for rounding.
+    assert float(lot.sums[0]) == pytest.approx(45.0 + 3000.0, rel=2e-6)
     assert int(lot.non_finite) == 3
     np.testing.assert_array_equal(lot.outputs, x)
     np.testing.assert_array_equal(lot.present, [True] * 5 + [False])
@@ -312,7 +313,7 @@ def test_expected_rows_decide_between_ways_of_equal_result():
     draw = np.random.default_rng(0)
     x = tf.constant(draw.normal(size=(4, 9, 9, 6)), tf.float32)
     y = tf.constant(draw.normal(size=(4, 600)), tf.float32)
-    few, many = run(4), run(100_000)
+    few, many = run(4), run(1_200)
     # Few rows: the graph instantiates gradients. Many rows: it uses Gram matrices.
     assert len(seen[0].node) != len(seen[1].node)
     for a, b in zip(few, many, strict=True):
