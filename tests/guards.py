@@ -1498,6 +1498,81 @@ GUARDS = (
         "a layer that was refused is executed",
     ),
     Guard(
+        "engine: a seed that is data",
+        "tfdp/_compat/pfor_random.py",
+        "        if tensor.ref() in own:\n            found = True\n",
+        "        if tensor.ref() in own or not own:\n            return True\n",
+        (
+            "tests/_compat/test_pfor_random.py::test_a_seed_that_is_data_gives_a_row_what_it_draws_alone[normal]",
+        ),
+        "the seed of one example is that of all others",
+    ),
+    Guard(
+        "engine: an index beyond the table",
+        "tfdp/_compat/pfor_indices.py",
+        "        segments = tf.where(segments < number, segments, -tf.ones([], segments.dtype))\n",
+        "",
+        (
+            "tests/_compat/test_pfor_ops.py::test_a_segment_that_does_not_exist_is_none_of_the_next_row[True]",
+        ),
+        "the gradient of one example is added to that of the next",
+    ),
+    Guard(
+        "engine: lookups are added once",
+        "tfdp/gradients/rules/per_example_gradient.py",
+        "        return self._added().weighted_sum(weights, self.size)\n",
+        "        vectors = self.vectors * weights[:, tf.newaxis, tf.newaxis]\n"
+        "        flat = tf.reshape(vectors, [-1, self.vectors.shape[2]])\n"
+        "        indices = tf.reshape(self.indices, [-1])\n"
+        "        return tf.math.unsorted_segment_sum(flat, indices, self.size)\n",
+        (
+            "tests/gradients/engines/test_adversarial.py::test_no_example_moves_the_sum_by_more_than_the_clip_norm[embedding-ghost-False]",
+        ),
+        "huge gradients that cancel round all other examples away",
+    ),
+    Guard(
+        "engine: rows of single numbers",
+        "tfdp/gradients/rules/separate_rows.py",
+        "    if min(_ranks_if_used(model), default=2) < 2 and not _keeps_single_numbers_apart(model):\n"
+        "        return False\n",
+        "",
+        (
+            "tests/gradients/rules/test_separate_rows.py::test_models_whose_last_axis_is_the_batch_are_not_trusted[softmax]",
+        ),
+        "a softmax over the batch runs as one over features",
+    ),
+    Guard(
+        "engine: activations by name",
+        "tfdp/gradients/rules/separate_rows.py",
+        "        elif function is not None and id(function) not in _ACTIVATIONS:\n"
+        "            return False\n",
+        "",
+        (
+            "tests/gradients/rules/test_separate_rows.py::test_layers_that_mix_rows_of_two_axes_are_not_trusted[flip]",
+        ),
+        "an activation of one's own runs over the whole batch",
+    ),
+    Guard(
+        "engine: a mask of attention without rows",
+        "tfdp/gradients/rules/separate_rows.py",
+        "    return {*ranks} == {3} or",
+        "    return True or",
+        (
+            "tests/gradients/rules/test_separate_rows.py::test_models_whose_last_axis_is_the_batch_are_not_trusted[attention]",
+        ),
+        "the mask of one example hides positions of all others",
+    ),
+    Guard(
+        "engine: room for rounding",
+        "tfdp/gradients/lot.py",
+        "sums=[part * (1.0 - room) for part in lot.sums]",
+        "sums=[*lot.sums]",
+        (
+            "tests/gradients/test_rounding.py::test_one_row_less_moves_a_large_sum_by_less_than_the_clip_norm[2048-None-False-ghost]",
+        ),
+        "rounding makes the sensitivity larger than the clip norm",
+    ),
+    Guard(
         "random state is known by its owner",
         "tfdp/gradients/random_state.py",
         "    return _once(g.state for g in generators if isinstance(g, keras.random.SeedGenerator))",

@@ -155,3 +155,18 @@ def test_an_index_that_does_not_exist_stays_in_its_row(jit_compile):
         np.isnan(found[1][1:]).any(axis=(1, 2))
     )
     assert np.isnan(found[2][1]).all()
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_segment_that_does_not_exist_is_none_of_the_next_row(jit_compile):
+    pfor_repairs.register()
+    targets = tf.constant([[0, 1], [2, 7], [1, -3]])
+
+    @tf.function(jit_compile=jit_compile)
+    def run(targets):
+        def one(target):
+            return tf.math.unsorted_segment_sum(tf.ones([2]), target, 4)
+
+        return tf.vectorized_map(one, targets, fallback_to_while_loop=False)
+
+    np.testing.assert_array_equal(run(targets), [[1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]])
