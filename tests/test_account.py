@@ -12,6 +12,7 @@ from helpers import LOSS, data, fit, plain, private, sgd, si_dpsgd, steps, weigh
 from keras import layers
 
 import tfdp
+from tfdp import account
 from tfdp.accounting import BudgetExhausted, Ledger
 
 DELTA = 1e-5
@@ -558,3 +559,57 @@ def test_a_plainly_trained_part_leaves_nothing_proven():
     inner = plain_fit(plain())
     outer = tfdp.make_private(keras.Sequential([keras.Input((4,)), inner, layers.Dense(3)]))
     assert infinite(go_on(outer))
+
+
+CHANGES = {
+    "assign": lambda v: v.assign(v + 1.0),
+    "assign_add": lambda v: v.assign_add(tf.ones(v.shape)),
+    "one entry": lambda v: v._value.scatter_nd_add([[0] * len(v.shape)], [9.0]),
+    "twice to and fro": lambda v: (
+        v.assign_add(tf.ones(v.shape)),
+        v.assign_add(2 * tf.ones(v.shape)),
+    ),
+    "in a graph": lambda v: tf.function(lambda: v.assign_add(tf.ones(v.shape)))(),
+    "under XLA": lambda v: tf.function(lambda: v.assign_add(tf.ones(v.shape)), jit_compile=True)(),
+}
+
+
+@pytest.mark.parametrize("again", [1, 3])
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_a_change_in_place_is_seen_however_often_it_was_looked_before(change, again):
+    variable = keras.Variable(np.arange(12, dtype="float32").reshape(3, 4))
+    seen = set()
+    for _ in range(again):
+        digest = account._look_at(variable).digest
+        assert account._look_at(variable).digest == digest
+        assert digest not in seen
+        seen.add(digest)
+        CHANGES[change](variable)
+    fresh = keras.Variable(variable.numpy())
+    assert account._look_at(variable).digest == account._look_at(fresh).digest
+
+
+def test_values_that_did_not_change_are_read_once():
+    variable = keras.Variable(np.arange(12, dtype="float32"))
+    first = account._look_at(variable)
+    assert account._look_at(variable) is first
+    account.forget_looks([variable])
+    assert account._look_at(variable) is not first
+
+
+def test_a_callback_of_ones_own_costs_one_digest_a_step(monkeypatch):
+    model = private()
+    counted = []
+    sha256 = account.hashlib.sha256
+    monkeypatch.setattr(account.hashlib, "sha256", lambda data: counted.append(1) or sha256(data))
+
+    def count(epochs):
+        counted.clear()
+        own = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+        fit(model, epochs=epochs, callbacks=[own])
+        return len(counted)
+
+    count(1)
+    per_epoch = count(3) - count(2)
+    floats = sum(keras.backend.is_float_dtype(v.dtype) for v in model.weights)
+    assert per_epoch <= floats * (3 + 2)  # three steps, and the beginning and the end of the epoch

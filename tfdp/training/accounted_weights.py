@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from tfdp._compat.keras import moving_averages
-from tfdp.account import Account, account_of, ledger_in_file
+from tfdp.account import Account, account_of, forget_looks, ledger_in_file
 from tfdp.accounting import Run
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
@@ -203,7 +203,7 @@ class _Remember(keras.callbacks.Callback):
 class _RememberSteps(_Remember):
     """Notes the weights after every step, too.
 
-    This computes digests of all weights at each step, so it is used only if another callback may
+    This computes digests of all weights once a step, so it is used only if another callback may
     change weights between steps.
     """
 
@@ -224,6 +224,7 @@ class _Examine(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.examine()
+        forget_looks(self.model.weights)
 
     def on_epoch_end(self, epoch, logs=None):
         self.examine()
@@ -244,6 +245,7 @@ class _ExamineSteps(_Examine):
 
     def on_train_batch_begin(self, batch, logs=None):
         self.examine()
+        forget_looks(self.model.weights)
 
     def on_train_batch_end(self, batch, logs=None):
         self.examine()

@@ -72,11 +72,10 @@ class LotMetrics:
         losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
         loss_tracker(self._model).update_state(losses + penalty, sample_weight=weights)
         self._update_output_losses(lot.output_losses, sample_weight, weights)
+        build_metrics(self._model, y, lot.outputs)
         y, finer = apart(y)
         x, y = with_none(x), with_none(y)
         compiled = compile_metrics(self._model)
-        if compiled is not None and not compiled.built:
-            compiled.build(y, lot.outputs)
         if finer is not None:
             return self._with_examples(present, x, y, lot.outputs, finer)
         if self._weights_suffice(compiled, lot.outputs):
@@ -144,6 +143,19 @@ class LotMetrics:
             value = scope.get_current_value(variable)
             if value is not None:
                 variable.assign(value)
+
+
+def build_metrics(model, y, outputs) -> None:
+    """Makes the variables of the compiled metrics, if they are not made yet.
+
+    Args:
+        model: a compiled Keras model.
+        y: the targets of a lot, as in `LotMetrics.update`; only their shapes and dtypes matter.
+        outputs: a structure like the model's outputs, tensors or `tf.TensorSpec`s [rows, ...].
+    """
+    compiled = compile_metrics(model)
+    if compiled is not None and not compiled.built:
+        compiled.build(with_none(apart(y)[0]), outputs)
 
 
 def overrides(model, method: str) -> bool:

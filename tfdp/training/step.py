@@ -15,7 +15,7 @@ from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.state_writes import refuse_hidden_state
 from tfdp.gradients.targets import weighted, without_none
 from tfdp.session import Session
-from tfdp.training.lot_metrics import Figures, LotMetrics
+from tfdp.training.lot_metrics import Figures, LotMetrics, build_metrics
 
 
 def private_step(model, session: Session, data, engine: str, diagnostics) -> dict:
@@ -85,6 +85,24 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     diagnostics.update(lot, noise_scale)
     figures = Figures(lot.losses, lot.output_losses, lot.outputs)
     return metrics.update(x, y, sample_weight, figures, penalty)
+
+
+def prepare_step(model, data) -> None:
+    """Does what belongs to the first step only, so that the step itself is traced once.
+
+    The model is examined, and its metrics get their variables: TensorFlow traces a function that makes
+    variables twice. Nothing is computed and no step is counted.
+
+    Args:
+        model: a compiled private model.
+        data: a lot, as in `private_step`; only shapes and dtypes matter.
+
+    Raises:
+        ValueError: the model keeps what it sees, as in `private_step`.
+    """
+    x, y, _ = _unpacked(data)
+    forward = Forward(model, frozen=not model.trainable_variables)
+    build_metrics(model, y, refuse_hidden_state(forward, x, y).outputs)
 
 
 def frozen_step(model, data) -> dict:

@@ -16,6 +16,7 @@ from tfdp._compat.tensorflow import (
     iterator_of,
     resource_of,
 )
+from tfdp.training.step import prepare_step
 
 
 class Epoch:
@@ -113,6 +114,8 @@ def lean(model, keras_function: Callable) -> Callable:
         ),
     )
 
+    prepare = without_optionals(model, functools.partial(prepare_step, model))
+
     @functools.cache
     def on_resource(spec):
         """A concrete function that takes one step on an iterator of type `spec`.
@@ -121,11 +124,15 @@ def lean(model, keras_function: Callable) -> Callable:
         iterator's type.
         """
 
-        def next_step(resource):
-            return step(iterator_of(spec, resource).get_next())
+        def traced(step):
+            def on_next(resource):
+                return step(iterator_of(spec, resource).get_next())
 
-        traced = tf.function(next_step, autograph=False)
-        return concrete_function(traced, tf.TensorSpec([], tf.resource))
+            on_next = tf.function(on_next, autograph=False)
+            return concrete_function(on_next, tf.TensorSpec([], tf.resource))
+
+        traced(prepare)
+        return traced(step)
 
     calls = weakref.WeakKeyDictionary()
 
