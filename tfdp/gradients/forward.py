@@ -23,6 +23,7 @@ from tfdp.gradients.random_state import noise_states, seed_states
 from tfdp.gradients.targets import apart, with_none
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
+_PRIME = 1009  # a number of rows
 
 
 def input_specification(model, rows: int):
@@ -188,28 +189,25 @@ class Forward:
     def row_bytes(self) -> int | None:
         """About how many bytes of floats a pass computes for one row; None where shapes are unknown.
 
-        The bytes are counted on graphs that are never executed. The count includes neither tensors
+        The bytes are counted on a graph that is never executed. The count includes neither tensors
         inside loops nor those that an engine adds.
         """
+        specification = input_specification(self.model, _PRIME)
+        if specification is None:
+            return None
         values = [tf.convert_to_tensor(v) for v in self.variables]
 
-        def made_of(rows):
-            def run(x):
-                return self.outputs(values, self.state(), x)[0]
+        def run(x):
+            return self.outputs(values, self.state(), x)[0]
 
-            specification = input_specification(self.model, rows)
-            concrete = concrete_function(tf.function(run, autograph=False), specification)
-            operations = concrete.graph.get_operations()
-            outputs = [o for operation in operations for o in operation.outputs]
-            numbers = [o for o in outputs if o.dtype.is_floating]
-            return sum((o.shape.num_elements() or 0) * o.dtype.size for o in numbers)
-
-        if input_specification(self.model, 1) is None:
-            return None
         try:
-            return made_of(3) - made_of(2)  # leaves out what does not depend on the rows
+            concrete = concrete_function(tf.function(run, autograph=False), specification)
         finally:
-            forget_losses(self.model)  # losses from add_loss belong to these graphs
+            forget_losses(self.model)  # losses from add_loss belong to this graph
+        outputs = [o for operation in concrete.graph.get_operations() for o in operation.outputs]
+        sizes = [(o.shape.num_elements() or 0, o.dtype) for o in outputs if o.dtype.is_floating]
+        # What does not depend on the rows, such as weights, is no multiple of so large a prime.
+        return sum(size // _PRIME * dtype.size for size, dtype in sizes if size % _PRIME == 0)
 
     def loss(self, scope, x, y, y_pred):
         """Returns the loss of the examples in a batch, as `model.compute_loss` reduces it.

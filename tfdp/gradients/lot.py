@@ -52,8 +52,8 @@ def choose_engine(name: str, model) -> Engine:
         return exact.bounded_sum
     if name == "loop":
         return loop.bounded_sum
-    # Where "auto" finds out while it traces the step that it has to take another engine, it does so.
-    why_not = ghost.supports(model, vectorizes=name != "auto")
+    # "auto" finds out while it traces the step whether it has to take another engine.
+    why_not = ghost.supports(model, traces=name != "auto")
     if name == "ghost":
         if why_not is not None:
             raise ValueError(

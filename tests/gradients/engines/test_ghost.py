@@ -363,4 +363,4 @@ def test_supports_traces_the_pass_that_will_run():
     assert ghost.supports(with_a_layer(lambda x: tf.sort(x, axis=-1))) is None
     unique = with_a_layer(lambda x: x + tf.cast(tf.size(tf.unique(x[0]).y), x.dtype))
     assert "'own'" in ghost.supports(unique) and "engine='loop'" in ghost.supports(unique)
-    assert ghost.supports(unique, vectorizes=False) is None
+    assert ghost.supports(unique, traces=False) is None

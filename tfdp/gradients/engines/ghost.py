@@ -31,7 +31,7 @@ from tfdp.gradients.vectorizing import vectorized_map
 from tfdp.layers.public import public_layers, uses_batch_statistics
 
 
-def supports(model, *, vectorizes: bool = True) -> str | None:
+def supports(model, *, traces: bool = True) -> str | None:
     """Returns None if the engine is exact for `model`, otherwise one sentence with the reason.
 
     Where the shapes of the inputs are known (Sequential and functional models), the model is traced
@@ -40,18 +40,15 @@ def supports(model, *, vectorizes: bool = True) -> str | None:
 
     Args:
         model: a built Keras model.
-        vectorizes: whether a model that runs row by row is traced with `tf.vectorized_map`, as its
-            training step is. This takes longer, and tells which operations cannot be vectorized.
+        traces: whether the model is traced; only layers and rules are looked at otherwise.
     """
     try:
         rules = owners(model)
         alone = _forward_pass(model, rules) is _row_by_row
         # TensorFlow does not vectorize a map over a single row.
-        specification = input_specification(model, 2 if alone and vectorizes else 1)
-        if specification is not None and alone and vectorizes:
-            _trace_alone(model, rules, specification)
-        elif specification is not None:
-            _trace(model, rules, specification, alone)
+        specification = input_specification(model, 2 if alone else 1) if traces else None
+        if specification is not None:
+            (_trace_alone if alone else _trace)(model, rules, specification)
     except (UnsupportedModelError, NotImplementedError) as error:
         return str(error)
     return None
@@ -94,7 +91,7 @@ def _forward_pass(model, rules):
     return _row_by_row
 
 
-def _trace(model, rules, specification, alone):
+def _trace(model, rules, specification):
     forward = Forward(model)
     # Nothing is executed, and `state_writes` is the judge.
     forward.permit([(variable, None) for variable in forward.state_variables])
@@ -102,9 +99,7 @@ def _trace(model, rules, specification, alone):
 
     def run(x):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            recorder = Recorder(forward, rules, tape, alone)
-            recorder.outputs(values, forward.state(), x)
-            recorder.follow_reads()
+            Recorder(forward, rules, tape).outputs(values, forward.state(), x)
 
     try:
         concrete_function(tf.function(run, autograph=False), specification)
