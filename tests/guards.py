@@ -687,6 +687,25 @@ GUARDS = (
         "a model makes a function that trains without bound and noise",
     ),
     Guard(
+        "weights without a rule inside of a loop",
+        "tfdp/gradients/rules/recording.py",
+        "        if self._follows and _place() == self._place:\n",
+        "        if self._follows:\n",
+        (
+            "tests/gradients/engines/test_ghost.py::"
+            "test_unknown_layers_with_weights_in_a_loop_are_refused",
+        ),
+        "what is read there is only a pattern; its part of the gradient would be missing in the norm",
+    ),
+    Guard(
+        "indices beyond a table that no rule covers",
+        "tfdp/gradients/rules/outside.py",
+        "        return tf.where(exist, indices, -1)\n",
+        "        return indices\n",
+        ("tests/gradients/rules/test_outside.py::test_indices_that_wrap_around",),
+        "an index of 64 bits counts as another row of the table",
+    ),
+    Guard(
         "gradients do not see metrics",
         FORWARD,
         "        mapping += without_metrics(self.model)\n",

@@ -301,18 +301,19 @@ def test_unlisted_operations_run_row_by_row():
     assert_equal_sums(ours, exact)
 
 
-def test_unknown_layers_are_refused():
-    class Scale(layers.Layer):
+def test_unknown_layers_with_weights_in_a_loop_are_refused():
+    class Twice(layers.Layer):
         def build(self, shape):
             self.factor = self.add_weight(shape=shape[-1:])
 
         def call(self, inputs):
-            return inputs * self.factor
+            def step(i, x):
+                return i + 1, x * self.factor
 
-    model = keras.Sequential([keras.Input((4,)), Scale(name="odd"), layers.Dense(2)])
-    reason = ghost.supports(model)
-    assert "'odd'" in reason
-    assert "Scale" in reason
+            return tf.while_loop(lambda i, x: i < 2, step, [0, inputs])[1]
+
+    model = keras.Sequential([keras.Input((4,)), Twice(name="odd"), layers.Dense(2)])
+    assert "'odd' (Twice) has no rule" in ghost.supports(model)
 
 
 def test_wrapped_and_converted_layers_are_refused():
