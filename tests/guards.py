@@ -698,6 +698,25 @@ GUARDS = (
         "what is read there is only a pattern; its part of the gradient would be missing in the norm",
     ),
     Guard(
+        "indices in the loop engine",
+        "tfdp/gradients/engines/loop.py",
+        "with checked(vectorized=False), tf.GradientTape(",
+        "with tf.GradientTape(",
+        (
+            "tests/_compat/test_checked_indices.py::"
+            "test_labels_that_are_no_class_in_the_loop_engine",
+        ),
+        "one example ends the training of all on a CPU, and changes nothing on a GPU",
+    ),
+    Guard(
+        "indices that do not exist make gradients that are not finite",
+        "tfdp/_compat/checked_indices.py",
+        'factor = tf.where(tf.reduce_all(good), 1.0, float("nan"))',
+        "factor = tf.ones([])",
+        ("tests/_compat/test_checked_indices.py::test_a_row_with_a_bad_index_counts_zero",),
+        "a row with a bad index is trained on as if the index were zero",
+    ),
+    Guard(
         "indices beyond a table that no rule covers",
         "tfdp/gradients/rules/outside.py",
         "        return tf.where(exist, indices, -1)\n",

@@ -16,6 +16,7 @@ import itertools
 import tensorflow as tf
 
 from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat.checked_indices import checked
 from tfdp._compat.keras import forget_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
@@ -250,7 +251,7 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         left = iter(seeds)
         own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
         x, y = pfor_repairs.batch_of_one((x, y))
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with checked(vectorized=True), tf.GradientTape(watch_accessed_variables=False) as tape:
             recorder = Recorder(forward, rules, tape, alone=True)
             y_pred, scope, new_state = recorder.outputs(values, own, x)
             loss = recorder.loss(scope, x, y, y_pred)
