@@ -356,6 +356,35 @@ def test_nothing_is_left_behind():
     pickle.loads(pickle.dumps(model))
 
 
+def words_per_text(x):
+    return x + tf.cast(tf.size(tf.unique(x[0]).y), x.dtype)
+
+
+class Branch(layers.Layer):
+    """Applies another layer to rows with a positive sum."""
+
+    def __init__(self, inner):
+        super().__init__(name="around")
+        self.inner = inner
+
+    def call(self, x):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: self.inner(x), lambda: x)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Branch(words_per_text), "around"),
+        (lambda: Branch(layers.Lambda(words_per_text, name="inside")), "inside"),
+        (lambda: layers.Lambda(tf.function(words_per_text), name="traced"), "traced"),
+    ],
+)
+def test_operations_inside_of_branches_and_functions_are_named_with_their_layer(make, name):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4), make(), layers.Dense(3)])
+    reason = ghost.supports(model)
+    assert reason.startswith(f"Layer '{name}'") and "TensorFlow op Unique (No pfor" in reason
+
+
 def test_supports_traces_the_pass_that_will_run():
     def with_a_layer(function):
         stack = [keras.Input((4,)), layers.Dense(4), layers.Lambda(function, name="own")]
