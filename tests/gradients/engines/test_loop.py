@@ -122,6 +122,7 @@ def test_rows_chunks_and_steps_draw_numbers_of_their_own():
 
 @pytest.mark.parametrize("name", ["sort", "ctc", "scan", "map_fn"])
 def test_it_trains_what_the_other_engines_refuse(name):
+    keras.utils.set_random_seed(0)  # with some weights, steps of this size diverge
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(8, 6)).astype("float32"), rng.normal(size=(8, 2)).astype("float32")
     loss, head = "mse", [layers.Dense(2)]
