@@ -139,7 +139,8 @@ def test_it_trains_what_the_other_engines_refuse(name):
     model = tfdp.make_private(keras.Sequential([*stack, *head]), engine="loop")
     model.compile(sgd(noise=0.0, clip=1e6, rate=0.01), loss=loss, jit_compile=False)
     before = model.get_weights()[0]
-    history = model.fit(x, y, batch_size=4, epochs=3, verbose=0).history["loss"]
+    # Always the same rows: the lots of `fit` are drawn, and their losses need not fall.
+    history = [float(model.train_on_batch(x, y)) for _ in range(4)]
     assert np.all(np.isfinite(history)) and history[-1] < history[0]
     assert np.any(before != model.get_weights()[0])
 
