@@ -687,6 +687,44 @@ GUARDS = (
         "a model makes a function that trains without bound and noise",
     ),
     Guard(
+        "weights without a rule inside of a loop",
+        "tfdp/gradients/rules/recording.py",
+        "        if self._follows and _place() == self._place:\n",
+        "        if self._follows:\n",
+        (
+            "tests/gradients/engines/test_ghost.py::"
+            "test_unknown_layers_with_weights_in_a_loop_are_refused",
+        ),
+        "what is read there is only a pattern; its part of the gradient would be missing in the norm",
+    ),
+    Guard(
+        "indices in the loop engine",
+        "tfdp/gradients/engines/loop.py",
+        "with checked(vectorized=False), tf.GradientTape(",
+        "with tf.GradientTape(",
+        (
+            "tests/_compat/test_checked_indices.py::"
+            "test_labels_that_are_no_class_in_the_loop_engine",
+        ),
+        "one example ends the training of all on a CPU, and changes nothing on a GPU",
+    ),
+    Guard(
+        "indices that do not exist make gradients that are not finite",
+        "tfdp/_compat/checked_indices.py",
+        'factor = tf.where(tf.reduce_all(good), 1.0, float("nan"))',
+        "factor = tf.ones([])",
+        ("tests/_compat/test_checked_indices.py::test_a_row_with_a_bad_index_counts_zero",),
+        "a row with a bad index is trained on as if the index were zero",
+    ),
+    Guard(
+        "indices beyond a table that no rule covers",
+        "tfdp/gradients/rules/outside.py",
+        "        return tf.where(exist, indices, -1)\n",
+        "        return indices\n",
+        ("tests/gradients/rules/test_outside.py::test_indices_that_wrap_around",),
+        "an index of 64 bits counts as another row of the table",
+    ),
+    Guard(
         "gradients do not see metrics",
         FORWARD,
         "        mapping += without_metrics(self.model)\n",

@@ -25,22 +25,25 @@ def inside_xla() -> bool:
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
-def operation_in_conversion(error: BaseException | None) -> tf.Operation | None:
-    """The operation that `tf.vectorized_map` was vectorizing when an error was raised, or None.
+def operations_in_conversion(error: BaseException | None) -> list:
+    """The operations that `tf.vectorized_map` was vectorizing when an error was raised.
 
-    It is a local variable of `PFor._convert_helper` (`y_op`), found in the traceback of the error or of
-    one that it was made from, as in eager mode.
+    The first one caused the error. If it is in a branch of a condition, in the body of a loop or in a
+    function, the operations around it follow. They are a local variable of `PFor._convert_helper`
+    (`y_op`), found in the tracebacks of the error and of those that it was made from: in eager mode
+    and by AutoGraph.
     """
+    found: dict = {}
     while error is not None:
-        found, trace = None, error.__traceback__
+        trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_name == "_convert_helper":
-                found = trace.tb_frame.f_locals.get("y_op", found)
+                operation = trace.tb_frame.f_locals.get("y_op")
+                if isinstance(operation, tf.Operation):
+                    found[id(operation)] = operation
             trace = trace.tb_next
-        if isinstance(found, tf.Operation):
-            return found
         error = error.__cause__ or error.__context__
-    return None
+    return [*reversed(found.values())]
 
 
 # -- data sets ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdp._compat import pfor_random, pfor_repairs
 from tfdp._compat.keras import layers_of
-from tfdp._compat.tensorflow import operation_in_conversion
+from tfdp._compat.tensorflow import operations_in_conversion
 
 
 def vectorized_map(model, function: Callable, rows):
@@ -42,18 +42,20 @@ def vectorized_map(model, function: Callable, rows):
     except Exception as error:
         if raised:  # under XLA, TensorFlow wraps it in an error of its own
             raise raised[-1] from None
-        operation = operation_in_conversion(error)
-        if operation is None:
+        operations = operations_in_conversion(error)
+        if not operations:
             raise
-        layer = layer_of_operation(model, operation.name)
+        # Inside a function of its own, an operation's name does not begin with that of its layer.
+        layers = (layer_of_operation(model, operation.name) for operation in operations)
+        layer = next((layer for layer in layers if layer is not None), None)
         if layer is None:
             who = f"The loss or code of model '{model.name}' outside of its layers"
         else:
             who = f"Layer '{layer.name}' ({type(layer).__name__})"
         raise NotImplementedError(
-            f"{who} uses an operation that tfdp cannot vectorize: the TensorFlow op {operation.type} "
-            f"({_first_line(error)}). Expected operations that it can vectorize; it does not fall back "
-            "to a slow loop over the examples in silence. Ask for that loop with "
+            f"{who} uses an operation that tfdp cannot vectorize: the TensorFlow op "
+            f"{operations[0].type} ({_reason(error)}). Expected operations that it can vectorize; "
+            "it does not fall back to a slow loop over the examples in silence. Ask for that loop with "
             "tfdp.make_private(model, engine='loop'), which trains any model, apply what needs no "
             "weights to the data instead (dataset.map), or replace the layer; "
             "tfdp.gradients.rules.register takes a rule for a layer of your own."
@@ -72,5 +74,8 @@ def layer_of_operation(model, name: str):
     return None
 
 
-def _first_line(error):
+def _reason(error):
+    """Returns the first line of the error from which all others were made."""
+    while (error.__cause__ or error.__context__) is not None:
+        error = error.__cause__ or error.__context__
     return str(error).strip().partition("\n")[0].rstrip(".")[:200]

@@ -301,18 +301,19 @@ def test_unlisted_operations_run_row_by_row():
     assert_equal_sums(ours, exact)
 
 
-def test_unknown_layers_are_refused():
-    class Scale(layers.Layer):
+def test_unknown_layers_with_weights_in_a_loop_are_refused():
+    class Twice(layers.Layer):
         def build(self, shape):
             self.factor = self.add_weight(shape=shape[-1:])
 
         def call(self, inputs):
-            return inputs * self.factor
+            def step(i, x):
+                return i + 1, x * self.factor
 
-    model = keras.Sequential([keras.Input((4,)), Scale(name="odd"), layers.Dense(2)])
-    reason = ghost.supports(model)
-    assert "'odd'" in reason
-    assert "Scale" in reason
+            return tf.while_loop(lambda i, x: i < 2, step, [0, inputs])[1]
+
+    model = keras.Sequential([keras.Input((4,)), Twice(name="odd"), layers.Dense(2)])
+    assert "'odd' (Twice) has no rule" in ghost.supports(model)
 
 
 def test_wrapped_and_converted_layers_are_refused():
@@ -353,6 +354,35 @@ def test_nothing_is_left_behind():
     for value, variable in zip(weights, model.variables, strict=True):
         np.testing.assert_array_equal(value, variable)
     pickle.loads(pickle.dumps(model))
+
+
+def words_per_text(x):
+    return x + tf.cast(tf.size(tf.unique(x[0]).y), x.dtype)
+
+
+class Branch(layers.Layer):
+    """Applies another layer to rows with a positive sum."""
+
+    def __init__(self, inner):
+        super().__init__(name="around")
+        self.inner = inner
+
+    def call(self, x):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: self.inner(x), lambda: x)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Branch(words_per_text), "around"),
+        (lambda: Branch(layers.Lambda(words_per_text, name="inside")), "inside"),
+        (lambda: layers.Lambda(tf.function(words_per_text), name="traced"), "traced"),
+    ],
+)
+def test_operations_inside_of_branches_and_functions_are_named_with_their_layer(make, name):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4), make(), layers.Dense(3)])
+    reason = ghost.supports(model)
+    assert reason.startswith(f"Layer '{name}'") and "TensorFlow op Unique (No pfor" in reason
 
 
 def test_supports_traces_the_pass_that_will_run():

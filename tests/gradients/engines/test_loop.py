@@ -122,6 +122,7 @@ def test_rows_chunks_and_steps_draw_numbers_of_their_own():
 
 @pytest.mark.parametrize("name", ["sort", "ctc", "scan", "map_fn"])
 def test_it_trains_what_the_other_engines_refuse(name):
+    keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(8, 6)).astype("float32"), rng.normal(size=(8, 2)).astype("float32")
     loss, head = "mse", [layers.Dense(2)]
@@ -136,9 +137,10 @@ def test_it_trains_what_the_other_engines_refuse(name):
     }
     stack = [keras.Input((6,)), layers.Dense(6), layers.Lambda(functions[name])]
     model = tfdp.make_private(keras.Sequential([*stack, *head]), engine="loop")
-    model.compile(sgd(noise=0.0, clip=1e6, rate=0.1), loss=loss, jit_compile=False)
+    model.compile(sgd(noise=0.0, clip=1e6, rate=0.01), loss=loss, jit_compile=False)
     before = model.get_weights()[0]
-    history = model.fit(x, y, batch_size=4, epochs=3, verbose=0).history["loss"]
+    # Always the same rows: the lots of `fit` are drawn, and their losses need not fall.
+    history = [float(model.train_on_batch(x, y)) for _ in range(4)]
     assert np.all(np.isfinite(history)) and history[-1] < history[0]
     assert np.any(before != model.get_weights()[0])
 

@@ -5,8 +5,9 @@ layers' outputs. The input and the output gradient of a layer give the norm of i
 and, once the bound has returned the scale of each example, the weighted sum over examples (Goodfellow
 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping").
 
-The engine is exact for every model that it accepts. A model with a weight that no rule accounts for
-raises `UnsupportedModelError`, and `supports` returns the reason beforehand.
+The engine is exact for every model that it accepts. Where no rule accounts for a weight, each row
+passes alone, and the graph shows what becomes of the weight (`rules.outside`). A model where that
+fails raises `UnsupportedModelError`, and `supports` returns the reason beforehand.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import itertools
 import tensorflow as tf
 
 from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat.checked_indices import checked
 from tfdp._compat.keras import forget_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
@@ -24,7 +26,7 @@ from tfdp.gradients.engines.ending import bounded
 from tfdp.gradients.forward import Forward, input_specification, losses_of_outputs
 from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
-from tfdp.gradients.rules.recording import Recorder, owners
+from tfdp.gradients.rules.recording import Recorder, owners, without_rule
 from tfdp.gradients.rules.separate_rows import rows_are_separate
 from tfdp.gradients.rules.sums import added
 from tfdp.gradients.vectorizing import vectorized_map
@@ -74,7 +76,7 @@ def _forward_pass(model, rules):
             f"Model '{model.name}' has PublicExamples with gradient='exact', which needs a pass back "
             "through all public examples for every private one."
         )
-    if rows_are_separate(model, rules):
+    if not without_rule(model, rules) and rows_are_separate(model, rules):
         return _batched
     if "local" in gradients:
         raise UnsupportedModelError(
@@ -244,7 +246,7 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         left = iter(seeds)
         own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
         x, y = pfor_repairs.batch_of_one((x, y))
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with checked(vectorized=True), tf.GradientTape(watch_accessed_variables=False) as tape:
             recorder = Recorder(forward, rules, tape, alone=True)
             y_pred, scope, new_state = recorder.outputs(values, own, x)
             loss = recorder.loss(scope, x, y, y_pred)

@@ -2,9 +2,10 @@
 
 A weight that is read outside its layer (a tied kernel, a penalty written by hand) would have a second
 gradient that no rule sees. So the pass runs in a scope that returns a trainable variable's value only
-to the layers that own it, while such a layer runs; any other read raises, unless each row passes alone
-and nothing but products of matrices becomes of the weight (`rules.outside`). Exceptions are weight
-regularizers, whose gradient comes without data, and the pass of the public examples.
+to the layers that own it, while such a layer runs. Any other read raises, unless each row passes
+alone and the graph shows what becomes of the weight (`rules.outside`), which also covers layers without
+a rule. Exceptions are weight regularizers, whose gradient comes without data, and the pass of the
+public examples.
 """
 
 import contextlib
@@ -12,33 +13,45 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import SHORTCUTS, children, is_rematerialized, layers_of
+from tfdp._compat.keras import (
+    SHORTCUTS,
+    children,
+    is_rematerialized,
+    layers_of,
+    normalizes_by_batch,
+)
 from tfdp.gradients.forward import Forward, without_metrics
 from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.embedding import frozen_call
 from tfdp.gradients.rules.moments import WatchedMoments, watched
-from tfdp.gradients.rules.outside import recorded_products
+from tfdp.gradients.rules.outside import recorded_uses, whole_read
 from tfdp.layers.public import in_public_pass, public_layers
 
 
 def owners(model) -> dict:
-    """Returns {layer: rule} for the layers that own trainable variables.
+    """Returns {layer: rule} for the layers that own trainable variables and have a rule.
 
     Raises:
-        UnsupportedModelError: a trainable variable has no rule, or the rule does not cover its layer.
+        UnsupportedModelError: a rule does not cover its layer, or a layer needs batch statistics.
     """
     found: dict = {}
     _collect(model, found, set())
-    # Several layers may share a variable: the engine adds what their rules find.
-    covered = {id(variable) for rule in found.values() for variable in rule.variables()}
-    for variable in model.trainable_variables:
-        if id(variable) not in covered:
-            raise UnsupportedModelError(
-                f"Variable '{variable.path}' of model '{model.name}' is reached by no layer that owns "
-                "it, so that no rule sees its gradient."
-            )
     return found
+
+
+def without_rule(model, rules: dict) -> list:
+    """Returns the trainable variables of a model that no rule covers.
+
+    Where each row passes alone, their gradients are found from the graph (`rules.outside`).
+    """
+    covered = _covered(rules)
+    return [variable for variable in model.trainable_variables if id(variable) not in covered]
+
+
+def _covered(rules):
+    # Several layers may share a variable: the engine adds what their rules find.
+    return {id(variable) for rule in rules.values() for variable in rule.variables()}
 
 
 def _trained(layer) -> list:
@@ -57,13 +70,8 @@ def _collect(layer, found, seen):
     rule = rule_for(layer)
     where = f"Layer '{layer.name}' ({type(layer).__name__})"
     if rule is None:
-        inner = {id(v) for child in children(layer) for v in _trained(child)}
-        own = [v for v in _trained(layer) if id(v) not in inner]
-        if own:
-            raise UnsupportedModelError(
-                f"{where} owns the trainable variable '{own[0].path}' and has no rule for its "
-                "per-example gradients."
-            )
+        if normalizes_by_batch(layer):
+            raise UnsupportedModelError(f"{where} normalizes by statistics of the batch.")
         for child in children(layer):
             _collect(child, found, seen)
         return
@@ -82,6 +90,15 @@ def _collect(layer, found, seen):
                 "cover."
             )
     found[layer] = rule
+
+
+def _of_layer(model, variable):
+    """Names the innermost layer with a variable, for a message."""
+    for layer in reversed(layers_of(model, itself=True)):
+        inside = [v for child in children(layer) for v in child.variables]
+        if any(v is variable for v in layer.variables) and not any(v is variable for v in inside):
+            return f" of layer '{layer.name}' ({type(layer).__name__})"
+    return ""
 
 
 def _never(*args, **kwargs):
@@ -141,6 +158,7 @@ class Recorder(Forward):
         self._rules = rules
         self._tape = tape
         self._trainable = {id(v) for v in forward.variables}
+        self._without_rule = self._trainable - _covered(rules)
         self._open: set = set()
         self._allowed: dict = {}
         self._refusal: UnsupportedModelError | None = None
@@ -202,9 +220,12 @@ class Recorder(Forward):
             # `watched` computes the gradient through the moments that this pass leaves behind.
             return None
         if self._follows and _place() == self._place:
-            read = tf.identity(keras.StatelessScope.get_current_value(self._values, variable))
-            self._tape.watch(read)
-            self._followed.append((variable, read))
+            value = keras.StatelessScope.get_current_value(self._values, variable)
+            # With an axis for the row, so that the gradient of a whole weight is one of a row.
+            watched_value = tf.identity(value)[tf.newaxis]
+            self._tape.watch(watched_value)
+            read = watched_value[0]
+            self._followed.append((variable, watched_value, read))
             return read
         left = self._allowed.get(id(variable), 0)
         if left == 0:
@@ -213,23 +234,33 @@ class Recorder(Forward):
         return None
 
     def _refuse_read(self, variable):
+        path, model = f"'{variable.path}'", f"'{self.model.name}'"
+        if id(variable) in self._without_rule:
+            self._refuse(
+                f"Variable {path}{_of_layer(self.model, variable)} has no rule, and is read by the "
+                "loss, or inside a loop, a condition, a vectorized map or a tf.function, where nothing "
+                "shows what becomes of it."
+            )
         self._refuse(
-            f"Variable '{variable.path}' of model '{self.model.name}' is used outside the layer that "
-            "owns it, so that no rule sees its whole gradient."
+            f"Variable {path} of model {model} is used outside the layer that owns it, so that no rule "
+            "sees its whole gradient."
         )
 
     def follow_reads(self) -> None:
-        """Records the products with weights that were read outside of their layers.
+        """Records what becomes of weights that were read where no rule runs.
 
         The graph has to show the whole pass, with the loss and without any gradient.
 
         Raises:
-            UnsupportedModelError: something else becomes of such a weight.
+            UnsupportedModelError: it has a rule, and something else becomes of it than products,
+                look-ups and slices.
         """
-        for variable, read in self._followed:
-            found = recorded_products(read, self.model, variable)
+        for variable, watched_value, read in self._followed:
+            found = recorded_uses(read, self.model, variable)
             if found is None:
-                self._refuse_read(variable)
+                if id(variable) not in self._without_rule:
+                    self._refuse_read(variable)
+                found = [whole_read(watched_value, self.model, variable)]
             for reader, call in found:
                 self.uses[reader] = [[call]]
 
