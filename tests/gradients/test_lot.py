@@ -96,7 +96,7 @@ def test_the_same_check_catches_a_bound_that_does_not_clip(engine):
     assert removed > declared["sensitivity"] * 1.5
 
 
-def test_choice_of_the_engine():
+def test_choice_of_the_engine(monkeypatch):
     from tfdp.gradients.engines import exact, ghost
 
     assert choose_engine("ghost", model()) is ghost.bounded_sum
@@ -111,7 +111,12 @@ def test_choice_of_the_engine():
 
     x = keras.Input((4,))
     beyond = keras.Model(x, InALoop(4)(x))
-    assert choose_engine("auto", beyond) is exact.bounded_sum
+    beyond.compile("sgd", "mse")
+    auto = choose_engine("auto", beyond)
+    monkeypatch.setattr(exact, "bounded_sum", lambda forward, *arguments: arguments[1])
+    forward, bound, rows = Forward(beyond), GlobalL2Clip(1.0), tf.ones([2, 4])
+    traced = tf.function(lambda x: auto(forward, bound, x, x, x[:, 0], tf.constant(0)))
+    np.testing.assert_array_equal(traced(rows), rows)  # what the exact engine was given
     with pytest.raises(ValueError, match="not exact"):
         choose_engine("ghost", beyond)
 
