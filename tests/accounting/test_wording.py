@@ -177,6 +177,13 @@ def test_delta_is_compared_with_the_number_of_examples():
     assert Statement.of([], 0.5).warnings == ()
 
 
+def test_microbatches_are_named_with_what_they_cost():
+    alone, of_ten = (Statement.of(DPSGD.with_(microbatch_size=m), DELTA) for m in (1, 10))
+    assert "clip" not in alone.executed[0]
+    assert "of 10 examples at a time" in of_ten.executed[0]
+    assert "by twice the clip norm" in of_ten.executed[0]
+
+
 def test_markdown_is_a_section_of_a_model_card():
     text = Statement.of([DPSGD, SI], DELTA).markdown()
     assert text.startswith("## Privacy\n\n> **Warning:**")

@@ -251,3 +251,10 @@ def test_an_unbuilt_model_is_built_for_lots_and_structures():
 def test_a_model_that_does_not_fit_the_data_is_refused():
     with pytest.raises(ValueError, match=r"cannot be built for inputs of shape \(None, 3\)"):
         unbuilt(keras.Sequential([keras.layers.Conv2D(2, 3)]))
+
+
+@pytest.mark.parametrize(("delta", "warns"), [(1 / N, True), (0.5 / N, False)])
+def test_a_delta_that_protects_nobody_is_warned_of(delta, warns, caplog):
+    with caplog.at_level("WARNING"):
+        calibrated(delta=delta)
+    assert any("is not below 1/N" in r.getMessage() for r in caplog.records) == warns

@@ -233,6 +233,12 @@ def _executed(run: Run) -> str:
     lots = "nominally" if run.sampling.coin_flips else "lots of"
     nominal = " (a nominal number)" if run.sampling.nominal else ""
     clipping = " (adaptive clipping included)" if run.contribution.adaptive_clipping else ""
+    size = run.contribution.microbatch_size
+    if size > 1:
+        clipping += (
+            f", clipping the mean gradient of {size} examples at a time, so that one example can "
+            "change it by twice the clip norm"
+        )
     return (
         f"{run.mechanism_name}, {run.steps} steps with {run.sampling.words}, {lots} "
         f"{run.lot_size} out of {run.num_examples} examples{nominal}"

@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from tfdp._other_libraries import WITH_EPSILON, answers, keywords_of
 from tfdp._validate import did_you_mean, positive, refuse
-from tfdp.accounting import PrivacyBudget, noise_for
+from tfdp.accounting import PrivacyBudget, delta_warning, noise_for
 from tfdp.data import Lots, make_lots
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
 from tfdp.training.building import build_for, build_for_lots
@@ -73,7 +74,7 @@ def make_private_with_epsilon(
         data: arrays (x, y) or (x, y, sample_weight); `tfdp.data.Lots`; or a `tf.data.Dataset` of
             batches, which is accounted without amplification by sampling.
         epsilon: the budget, above 0.
-        delta: the probability parameter, in (0, 1) and below 1/N.
+        delta: the probability parameter, in (0, 1); a warning says so if it is not below 1/N.
         epochs: number of passes over the data that are planned, above 0; it is rounded to steps.
         batch_size: nominal lot size; for arrays only, and needed there.
         sampling: how lots are drawn from arrays, as in `tfdp.data.make_lots`.
@@ -116,6 +117,9 @@ def make_private_with_epsilon(
     per_epoch = data.steps_per_epoch if isinstance(data, Lots) else plan.steps
     plan = dataclasses.replace(plan, steps=max(1, round(epochs * per_epoch)))
     run = planned_run(model, plan, optimizer, model._account.start)
+    too_large = delta_warning(delta, run.num_examples)
+    if too_large:
+        logging.warning("%s", too_large)
     noise = noise_for(budget.epsilon, budget.delta, run, kind, adjacency)
     model.privacy.ledger.add_budget(budget)
     return Calibrated(model, _private(optimizer, None, noise_multiplier=noise), data)
