@@ -7,6 +7,27 @@ import tensorflow as tf
 from tfdp._compat import pfor_repairs
 
 
+@pytest.mark.parametrize("shares", ["inputs", "gradients", "neither"])
+def test_depthwise_filter_gradients(shares):
+    pfor_repairs.register()
+    draw = np.random.default_rng(0).normal
+    images = tf.constant(draw(size=(7, 6, 5, 5, 2)), tf.float32)
+    kernel = tf.constant(draw(size=(3, 3, 2, 2)), tf.float32)
+    at_outputs = tf.constant(draw(size=(7, 6, 5, 5, 4)), tf.float32)
+
+    def one(i):
+        inputs = images[0] if shares == "inputs" else tf.gather(images, i)
+        gradient = at_outputs[0] if shares == "gradients" else tf.gather(at_outputs, i)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(kernel)
+            outputs = tf.nn.depthwise_conv2d(inputs, kernel, [1, 1, 1, 1], "SAME")
+        return tape.gradient(outputs, kernel, output_gradients=gradient)
+
+    rows = tf.range(7)
+    vectorized = tf.vectorized_map(one, rows, fallback_to_while_loop=False)
+    np.testing.assert_allclose(vectorized, [one(i) for i in rows], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_filter_gradients_of_inputs_that_all_rows_share(groups):
     pfor_repairs.register()

@@ -6,8 +6,8 @@ a weight that all rows share, is exactly that product; EinsumDense and MultiHead
 This module computes such products as one plain matrix product, which is also faster.
 
 For the filter gradient of a convolution in groups, where all rows share the inputs (public examples),
-TensorFlow 2.21 silently merges the rows into the channels and mixes the groups up. This module repeats
-the inputs for each row instead.
+TensorFlow 2.21 silently merges the rows into the channels and mixes the groups up; for that of a
+depthwise convolution, it has no rule then. This module repeats the inputs for each row instead.
 
 For a bias that is added along the first axis after the batch (NCHW), TensorFlow's rules expect exactly
 four axes. Keras makes such an operation of any weight with a single axis longer than one that is added
@@ -41,6 +41,7 @@ def register() -> None:
         rules = pfor._pfor_converter_registry
         product_rule = rules["BatchMatMulV2"]
         filter_rule = rules["Conv2DBackpropFilter"]
+        depthwise_rule = rules["DepthwiseConv2dNativeBackpropFilter"]
         bias_rule = rules["BiasAdd"]
 
     def convert_product(pfor_input):
@@ -74,6 +75,10 @@ def register() -> None:
                 pfor_input.stack_inputs(stack_indices=[0])
         return filter_rule(pfor_input)
 
+    def convert_depthwise_gradient(pfor_input):
+        pfor_input.stack_inputs(stack_indices=[0, 2])
+        return depthwise_rule(pfor_input)
+
     def convert_bias(pfor_input):
         values, bias = pfor_input.input(0), pfor_input.input(1)
         if pfor_input.get_attr("data_format") != b"NCHW" or not bias.is_stacked:
@@ -100,6 +105,7 @@ def register() -> None:
 
     rules["BatchMatMulV2"] = convert_product
     rules["Conv2DBackpropFilter"] = convert_filter_gradient
+    rules["DepthwiseConv2dNativeBackpropFilter"] = convert_depthwise_gradient
     rules["BiasAdd"] = convert_bias
     rules["BiasAddGrad"] = convert_bias_gradient
     rules["Softmax"] = functools.partial(convert_softmax, tf.nn.softmax)
