@@ -60,18 +60,19 @@ def choose_engine(name: str, model) -> Engine:
                 f"The ghost engine is not exact for this model: {why_not} Use engine='auto'."
             )
         return ghost.bounded_sum
-    if why_not is not None:
-        _warn_of_exact(model, why_not)
-        return exact.bounded_sum
 
     def auto(*arguments):
         # For some models only the training step shows that a layer is called twice, that other code
         # reads its weights, or that an operation of the loss cannot be vectorized.
-        try:
-            return ghost.bounded_sum(*arguments)
-        except (UnsupportedModelError, NotImplementedError) as error:
-            _warn_of_exact(model, str(error))
-            return exact.bounded_sum(*arguments)
+        reason = why_not
+        if reason is None:
+            try:
+                return ghost.bounded_sum(*arguments)
+            except (UnsupportedModelError, NotImplementedError) as error:
+                reason = str(error)
+        lot = exact.bounded_sum(*arguments)
+        _warn_of_exact(model, reason)  # only now: the exact engine may have refused the model, too
+        return lot
 
     return auto
 

@@ -49,16 +49,19 @@ def vectorized_map(model, function: Callable, rows):
         layers = (layer_of_operation(model, operation.name) for operation in operations)
         layer = next((layer for layer in layers if layer is not None), None)
         if layer is None:
-            who = f"The loss or code of model '{model.name}' outside of its layers"
+            who = f"Model '{model.name}' (its loss, code outside of its layers, or a gradient)"
+            instead = "or write that part with other operations."
         else:
             who = f"Layer '{layer.name}' ({type(layer).__name__})"
+            instead = (
+                "apply what needs no weights to the data instead (dataset.map), or replace the layer; "
+                "tfdp.gradients.rules.register takes a rule for a layer of your own."
+            )
         raise NotImplementedError(
             f"{who} uses an operation that tfdp cannot vectorize: the TensorFlow op "
             f"{operations[0].type} ({_reason(error)}). Expected operations that it can vectorize; "
             "it does not fall back to a slow loop over the examples in silence. Ask for that loop with "
-            "tfdp.make_private(model, engine='loop'), which trains any model, apply what needs no "
-            "weights to the data instead (dataset.map), or replace the layer; "
-            "tfdp.gradients.rules.register takes a rule for a layer of your own."
+            f"tfdp.make_private(model, engine='loop'), which trains any model, {instead}"
         ) from error
 
 

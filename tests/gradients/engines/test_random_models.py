@@ -294,6 +294,14 @@ class Own(layers.Layer):
         return keras.ops.tanh(x) * self.factor
 
 
+class OwnInALoop(Own):
+    """A layer whose weight is read where no rule can follow it."""
+
+    def call(self, x):
+        step = super().call
+        return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, step(x)), [0, x])[1]
+
+
 def subclassed_twin():
     model = Shared()
     model(np.zeros((1, 3)))
@@ -320,7 +328,7 @@ def test_leaving_the_ghost_engine_is_said_once(monkeypatch):
     told = []
     monkeypatch.setattr(engines.logging, "warning", lambda text, *rest: told.append(text % rest))
     x = keras.Input((3,))
-    model = keras.Model(x, Own(name="mine")(x))
+    model = keras.Model(x, OwnInALoop(name="mine")(x))
     model.compile(loss="mse")
     rows, y = np.random.default_rng(0).normal(size=(2, ROWS, 3)).astype("float32")
     arguments = (Forward(model), MedianClip(1.0), rows, y, tf.ones([ROWS]))
@@ -416,7 +424,9 @@ class Dilate(layers.Layer):
         )
 
 
-def test_what_no_engine_covers_is_an_error_that_says_what_to_do():
+def test_what_no_engine_covers_is_an_error_that_says_what_to_do(monkeypatch):
+    told = []
+    monkeypatch.setattr(engines.logging, "warning", lambda text, *rest: told.append(text % rest))
     x = keras.Input((3, 3, 2))
     model = keras.Model(x, Dilate(name="dilate")(x))
     model.compile(loss="mse")
@@ -425,6 +435,19 @@ def test_what_no_engine_covers_is_an_error_that_says_what_to_do():
     with pytest.raises(
         NotImplementedError, match=r"'dilate'.*Dilation2D.*rules.register takes a rule"
     ):
+        run_engine(choose_engine("auto", model), *arguments)
+    assert told == []  # the exact engine, which refuses the model, is not recommended before
+
+
+def test_a_loss_that_cannot_be_vectorized_is_not_taken_for_a_layer():
+    x = keras.Input((3,))
+    model = keras.Model(x, layers.Dense(2, name="mine")(x))
+    model.compile(
+        loss=lambda y, y_pred: y_pred[:, 0] + tf.cast(tf.size(tf.unique(y[0]).y), "float32")
+    )
+    ones = np.ones((2, 3), "float32")
+    arguments = (Forward(model), MedianClip(1.0), ones, ones, tf.ones([2]))
+    with pytest.raises(NotImplementedError, match=r"\(its loss, .*engine='loop'.*that part with"):
         run_engine(choose_engine("auto", model), *arguments)
 
 
