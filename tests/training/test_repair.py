@@ -1,5 +1,8 @@
 """`tfdp.fix` replaces batch normalization and keeps everything else."""
 
+import copy
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -336,6 +339,35 @@ def test_layers_in_attributes_lists_tuples_and_dicts(make):
     gamma = keras.ops.convert_to_numpy(block.by_name["list"][0].gamma)
     fixed.fit(x, x[:, :2], batch_size=4, verbose=0)
     assert not np.array_equal(block.by_name["list"][0].gamma, gamma)  # it is called, and trains
+
+
+@pytest.mark.parametrize("make", [subclassed, graph_of_blocks], ids=lambda f: f.__name__)
+def test_a_file_that_could_not_be_loaded_is_not_written(make, tmp_path):
+    fixed = tfdp.make_private(tfdp.fix(make()))
+    fixed.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), "mse")
+    x = draw(4, 4)
+    whole = keras.callbacks.ModelCheckpoint(tmp_path / "whole.keras")
+    for write in (
+        lambda: fixed.save(tmp_path / "whole.keras"),
+        lambda: tfdp.export(fixed, tmp_path / "release.keras"),
+        lambda: fixed.fit(x, x[:, :2], batch_size=4, verbose=0, callbacks=[whole]),
+        lambda: pickle.dumps(fixed),
+        lambda: copy.deepcopy(fixed),
+    ):
+        with pytest.raises(ValueError, match=r"from tfdp\.fix.*Expected save_weights"):
+            write()
+    assert fixed.privacy.steps_taken == 0 and not [*tmp_path.iterdir()]
+    weights = tmp_path / "w.weights.h5"
+    partly = keras.callbacks.ModelCheckpoint(weights, save_weights_only=True)
+    fixed.fit(x, x[:, :2], batch_size=4, verbose=0, callbacks=[partly])
+    again = tfdp.make_private(tfdp.fix(make()))
+    again.load_weights(weights)
+    block = fixed.layers[0] if make is subclassed else fixed.get_layer("block")
+    (forgotten,) = block.in_a_set  # Keras saves no layers in sets
+    forgotten = {v.path for v in forgotten.variables}
+    for a, b in zip(fixed.variables, again.variables, strict=True):
+        if a.path not in forgotten:
+            np.testing.assert_array_equal(a, b)
 
 
 class NeedsAnArgument(keras.Model):

@@ -12,6 +12,7 @@ from tfdp.account import Account, account_of, forget_looks, ledger_in_file
 from tfdp.accounting import Run
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
+from tfdp.training.checks import refuse_unsavable
 from tfdp.training.steering import refuse_steering
 
 
@@ -85,6 +86,7 @@ class AccountedWeights:
 
     def save(self, filepath, *args, **kwargs):
         """`keras.Model.save`; formats that hold no ledger are refused."""
+        refuse_unsavable(self)
         self._check_saving(filepath)
         return super().save(filepath, *args, **kwargs)
 
@@ -134,7 +136,10 @@ def bracketed(model, callbacks, training_metrics):
     refuse_steering(given, training_metrics)
     for callback in given:
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
-            _refuse_legacy(callback.filepath)  # not only after the steps of an epoch are spent
+            # Not only after the steps of an epoch are spent.
+            _refuse_legacy(callback.filepath)
+            if not callback.save_weights_only:
+                refuse_unsavable(model)
     between = any(_acts_between_steps(callback) for callback in given)
     swaps = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in given)
     first = (_RememberSteps if between else _Remember)(swaps)

@@ -20,7 +20,7 @@ from tfdp._other_libraries import ON_A_MODEL, answers, refuse_misspelt
 from tfdp.accounting import PrivacyBudget
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.optimizers.made import make_again, origin_of
-from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
+from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step, refuse_unsavable
 from tfdp.training.private_training import PrivateTraining
 
 __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_private"]
@@ -28,6 +28,7 @@ __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_p
 
 def _reduce(model):
     """`__reduce__` for copies and pickles: they carry ledger, budget and settings, compiled or not."""
+    refuse_unsavable(model)  # a copy is made from what would be in a file
     made = origin_of(type(getattr(model, "optimizer", None)))
     return _rebuild, (pickled(model), model._portrait(), made)
 

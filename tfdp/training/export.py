@@ -6,6 +6,7 @@ import keras
 
 from tfdp._files import replaced_whole
 from tfdp.gradients.random_state import seed_states
+from tfdp.training.checks import refuse_unsavable
 
 
 def plain_class(cls: type) -> type:
@@ -23,8 +24,10 @@ def plain_copy(model: keras.Model) -> keras.Model:
         model: a private or a plain Keras model, built.
 
     Raises:
-        ValueError: the model is subclassed without `get_config`, so Keras cannot copy it.
+        ValueError: the model is subclassed without `get_config`, so Keras cannot copy it; or
+            `tfdp.fix` exchanged layers that the copy would not have.
     """
+    refuse_unsavable(model)
     cls = plain_class(type(model))
     try:
         copy = cls.from_config(model.get_config())

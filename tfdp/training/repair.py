@@ -17,6 +17,7 @@ from tfdp._compat.keras import (
 )
 from tfdp._validate import one_of, whole
 from tfdp.layers import PublicBatchNormalization, PublicExamples
+from tfdp.training.checks import FIXED_INSIDE
 
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"
 NORMALIZATIONS = ("group", "instance")
@@ -266,6 +267,7 @@ class _Repair:
             new = self._exchanged(value)
             if new is not value:
                 setattr(layer, name, new)
+        vars(layer)[FIXED_INSIDE] = True
         return layer
 
     def _exchanged(self, value):
