@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp
+from tfdp.gradients.coupled_losses import refuse_coupled_losses
 
 L = keras.losses
 ROWS = 8
@@ -180,3 +181,45 @@ def test_outputs_that_are_as_long_as_the_lot_by_chance_are_not(units):
         head = [layers.Dense(ROWS * ROWS), layers.Reshape(units)]
         y = np.zeros((ROWS, *units), "float32")
     trained(model(head=head), "mse", y)
+
+
+class OwnLoss(keras.Model):
+    """A model whose whole loss is a function of targets and outputs."""
+
+    def __init__(self, function, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.function = function
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return self.function(y, y_pred)
+
+
+def _squares(y, y_pred):
+    return keras.ops.square(y - y_pred)
+
+
+def _similarities(y, y_pred):
+    z = keras.ops.normalize(y_pred, axis=-1)
+    return keras.ops.logsumexp(z @ keras.ops.transpose(z), -1)
+
+
+OWN = {
+    "mean": (lambda y, p: keras.ops.mean(_squares(y, p)), False),
+    "sum": (lambda y, p: keras.ops.sum(_squares(y, p)), False),
+    "random": (lambda y, p: keras.ops.mean(_squares(y, p) * keras.random.uniform((4, 1))), False),
+    "not computable": (lambda y, p: keras.ops.mean(p @ keras.ops.ones((9, 9))), False),
+    "pairs": (lambda y, p: keras.ops.mean(_similarities(y, p)), True),
+    "centred": (lambda y, p: keras.ops.mean(_squares(p, keras.ops.mean(p, axis=0))), True),
+}
+
+
+@pytest.mark.parametrize("name", list(OWN))
+def test_a_compute_loss_that_compares_examples_is_warned_of(name, caplog):
+    function, warns = OWN[name]
+    x = keras.Input((3,))
+    model = OwnLoss(function, x, keras.layers.Dense(2)(x))
+    model.compile("sgd")
+    specs = tf.TensorSpec([8, 3]), tf.TensorSpec([8, 2]), tf.TensorSpec([8, 2])
+    with caplog.at_level("WARNING"):
+        refuse_coupled_losses(model, *specs)
+    assert any("compares examples" in r.getMessage() for r in caplog.records) == warns

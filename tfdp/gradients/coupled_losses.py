@@ -5,9 +5,10 @@ only. That is what Keras computes with a whole batch if, and only if, the loss o
 on the other rows. A contrastive loss, which compares rows, has nothing to compare in a single row: its
 gradient is often zero, and the model would learn noise in silence.
 
-So each loss is tried on a few rows of made-up numbers, together and one by one. A loss of one's own
-is not tried, but outputs that have an entry for each pair of rows, which only such losses need, are
-refused. This does not concern privacy, which holds for any loss that gets one row at a time.
+So each loss is tried on a few rows of made-up numbers, together and one by one. Outputs that have an
+entry for each pair of rows, which only such losses need, are refused. A `compute_loss` of one's own is
+tried as a whole, and warned of, since it may be meant. This does not concern privacy, which holds for
+any loss that gets one row at a time.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from absl import logging
 from tfdp._compat.keras import compiled_loss, compute_loss_as_keras, flat_losses, forget_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.row_losses import is_row_by_row
+from tfdp.gradients.rules.recording import has_own_compute_loss
 from tfdp.gradients.targets import apart, with_none
 
 _ROWS = 4
@@ -35,6 +37,8 @@ def refuse_coupled_losses(model, x, y, y_pred) -> None:
             dtypes matter. y may be `WeightedTargets`.
     """
     _refuse_pairs_of_rows(model, x, y_pred)
+    if has_own_compute_loss(model):
+        _try_own_loss(model, x, y, y_pred)
     compiled = compiled_loss(model)
     if compiled is None or not compiled.built:
         return
@@ -42,17 +46,53 @@ def refuse_coupled_losses(model, x, y, y_pred) -> None:
     flat = all(len(leaf.shape) >= 2 for leaf in tf.nest.flatten(y_pred))
     if flat and all(map(is_row_by_row, losses)):
         return
-    x, y = with_none(x), with_none(apart(y)[0])
-    specs = keras.tree.map_structure(_spec, (x, y, y_pred))
-    rng = np.random.default_rng(0)
+    specs = _specs(x, y, y_pred)
     try:
         with tf.init_scope(), keras.StatelessScope() as scope:
-            data = keras.tree.map_structure(_bits, specs[:2])
-            predicted = keras.tree.map_structure(lambda spec: _fractions(spec, rng), specs[2])
-            _judge(model, losses, scope, (*data, predicted))
+            _judge(model, losses, scope, _made_up(specs))
     except _Inconclusive as error:
         logging.info("The losses of model '%s' could not be tried: %s", model.name, error)
         _judge_shapes(model, losses, specs)
+
+
+def _specs(x, y, y_pred):
+    return keras.tree.map_structure(_spec, (with_none(x), with_none(apart(y)[0]), y_pred))
+
+
+def _made_up(specs):
+    """Returns numbers for (x, y, y_pred)."""
+    rng = np.random.default_rng(0)
+    data = keras.tree.map_structure(_bits, specs[:2])
+    return *data, keras.tree.map_structure(lambda spec: _fractions(spec, rng), specs[2])
+
+
+def _try_own_loss(model, x, y, y_pred):
+    """Warns if the loss of a few rows is neither the mean nor the sum of their losses alone."""
+
+    def loss(data):
+        return float(compute_loss_as_keras(model, *data, None))
+
+    try:
+        # In one scope, where random numbers move on, so that a loss that draws them is noticed.
+        with tf.init_scope(), keras.StatelessScope():
+            data = _made_up(_specs(x, y, y_pred))
+            whole, again = loss(data), loss(data)
+            alone = [loss(_row(data, row)) for row in range(_ROWS)]
+    except Exception as error:
+        logging.info("The compute_loss of model '%s' could not be tried: %s", model.name, error)
+        return
+    if not _close(whole, again) or _close(whole, np.mean(alone)) or _close(whole, np.sum(alone)):
+        return
+    logging.warning(
+        "The compute_loss of model '%s' compares examples, or scales with their number: for %d rows of "
+        "made-up numbers it is %.4g, and the mean over the rows alone %.4g. Private training takes the "
+        "loss of each example alone, where nothing is left to compare. Make what is compared one "
+        "example, or return a mean over the rows.",
+        model.name,
+        _ROWS,
+        whole,
+        np.mean(alone),
+    )
 
 
 def _refuse_pairs_of_rows(model, x, y_pred):
@@ -211,7 +251,9 @@ def _close(a, b) -> bool:
 
 
 def _row(tree, row):
-    return tf.nest.map_structure(lambda leaf: leaf[row : row + 1], tree)
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else leaf[row : row + 1], tree
+    )
 
 
 def _spec(leaf):
