@@ -589,6 +589,17 @@ def test_a_change_in_place_is_seen_however_often_it_was_looked_before(change, ag
     assert account._look_at(variable).digest == account._look_at(fresh).digest
 
 
+def test_copies_are_never_taken_for_one_memory(monkeypatch):
+    # A tensor in a device's memory is copied to where NumPy can see it.
+    class OnADevice:
+        def __init__(self, values):
+            self.values = values
+
+    monkeypatch.setattr(account, "memoryview", lambda t: t.values.copy(), raising=False)
+    a, b = OnADevice(np.zeros(1000)), OnADevice(np.ones(1000))
+    assert not any(account._in_one_place(a, b) for _ in range(20))
+
+
 def test_values_that_did_not_change_are_read_once():
     variable = keras.Variable(np.arange(12, dtype="float32"))
     first = account._look_at(variable)

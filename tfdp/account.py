@@ -297,10 +297,11 @@ def _look_at(variable) -> _Look:
 def _in_one_place(a: tf.Tensor, b: tf.Tensor) -> bool:
     """Whether two tensors of one variable have the same memory; False where that is unknown."""
     try:
-        places = [np.asarray(memoryview(tensor)).ctypes.data for tensor in (a, b)]
-    except (TypeError, ValueError):  # NumPy cannot name the dtype, or the memory is a device's
+        # Both are held at once: copies, as of a device's memory, then never have the same address.
+        first, second = (np.asarray(memoryview(tensor)) for tensor in (a, b))
+    except (TypeError, ValueError):  # NumPy cannot name the dtype
         return False
-    return a.shape == b.shape and places[0] == places[1]
+    return first.shape == second.shape and first.ctypes.data == second.ctypes.data
 
 
 def forget_looks(variables: Sequence[keras.Variable]) -> None:
