@@ -12,6 +12,7 @@ from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward, losses_of_outputs
 from tfdp.gradients.rules.per_example_gradient import Instantiated
+from tfdp.gradients.rules.recording import owners
 
 
 def check_rule(
@@ -36,13 +37,15 @@ def check_rule(
         seed: seed of weights and inputs.
 
     Raises:
-        AssertionError: the results differ, or the ghost engine does not support the layer.
+        AssertionError: the results differ, or a weight has no rule (the ghost engine may train it
+            all the same, by what the graph shows).
     """
     inputs = [keras.Input(s, dtype="int32" if integers else None) for s in input_shapes]
-    outputs = keras.tree.flatten(layer(*inputs))
-    check_model(
-        keras.Model(inputs, outputs), rows=rows, integers=integers, tolerance=tolerance, seed=seed
-    )
+    model = keras.Model(inputs, keras.tree.flatten(layer(*inputs)))
+    covered = {id(v) for rule in owners(model).values() for v in rule.variables()}
+    missing = [v.path for v in model.trainable_variables if id(v) not in covered]
+    assert not missing, f"No rule covers {missing} of '{layer.name}' ({type(layer).__name__})."
+    check_model(model, rows=rows, integers=integers, tolerance=tolerance, seed=seed)
 
 
 def check_model(
