@@ -561,54 +561,24 @@ def test_a_plainly_trained_part_leaves_nothing_proven():
     assert infinite(go_on(outer))
 
 
-CHANGES = {
-    "assign": lambda v: v.assign(v + 1.0),
-    "assign_add": lambda v: v.assign_add(tf.ones(v.shape)),
-    "one entry": lambda v: v._value.scatter_nd_add([[0] * len(v.shape)], [9.0]),
-    "twice to and fro": lambda v: (
-        v.assign_add(tf.ones(v.shape)),
-        v.assign_add(2 * tf.ones(v.shape)),
-    ),
-    "in a graph": lambda v: tf.function(lambda: v.assign_add(tf.ones(v.shape)))(),
-    "under XLA": lambda v: tf.function(lambda: v.assign_add(tf.ones(v.shape)), jit_compile=True)(),
-}
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end"])
+@pytest.mark.parametrize("when", ["first", "middle", "last"])
+def test_a_change_past_tensorflow_between_steps_is_seen(hook, when):
+    class Writes(keras.callbacks.Callback):
+        """Writes into the memory of a weight, which TensorFlow does not notice."""
+
+    def write(self, batch, logs=None):
+        if batch == ("first", "middle", "last").index(when):
+            kernel = tf.convert_to_tensor(self.model.trainable_variables[0])
+            kernel.__array__()[0, 0] += 1.0
+
+    setattr(Writes, hook, write)
+    model = private()
+    fit(model, callbacks=[Writes()])
+    assert model.privacy.spent(DELTA).epsilon == float("inf")
 
 
-@pytest.mark.parametrize("again", [1, 3])
-@pytest.mark.parametrize("change", list(CHANGES))
-def test_a_change_in_place_is_seen_however_often_it_was_looked_before(change, again):
-    variable = keras.Variable(np.arange(12, dtype="float32").reshape(3, 4))
-    seen = set()
-    for _ in range(again):
-        digest = account._look_at(variable).digest
-        assert account._look_at(variable).digest == digest
-        assert digest not in seen
-        seen.add(digest)
-        CHANGES[change](variable)
-    fresh = keras.Variable(variable.numpy())
-    assert account._look_at(variable).digest == account._look_at(fresh).digest
-
-
-def test_copies_are_never_taken_for_one_memory(monkeypatch):
-    # A tensor in a device's memory is copied to where NumPy can see it.
-    class OnADevice:
-        def __init__(self, values):
-            self.values = values
-
-    monkeypatch.setattr(account, "memoryview", lambda t: t.values.copy(), raising=False)
-    a, b = OnADevice(np.zeros(1000)), OnADevice(np.ones(1000))
-    assert not any(account._in_one_place(a, b) for _ in range(20))
-
-
-def test_values_that_did_not_change_are_read_once():
-    variable = keras.Variable(np.arange(12, dtype="float32"))
-    first = account._look_at(variable)
-    assert account._look_at(variable) is first
-    account.forget_looks([variable])
-    assert account._look_at(variable) is not first
-
-
-def test_a_callback_of_ones_own_costs_one_digest_a_step(monkeypatch):
+def test_a_callback_of_ones_own_costs_two_digests_a_step(monkeypatch):
     model = private()
     counted = []
     sha256 = account.hashlib.sha256
@@ -623,4 +593,4 @@ def test_a_callback_of_ones_own_costs_one_digest_a_step(monkeypatch):
     count(1)
     per_epoch = count(3) - count(2)
     floats = sum(keras.backend.is_float_dtype(v.dtype) for v in model.weights)
-    assert per_epoch <= floats * (3 + 2)  # three steps, and the beginning and the end of the epoch
+    assert per_epoch <= floats * (2 * 3 + 3)  # three steps, and the ends of the epoch

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from tfdp._compat.keras import moving_averages
-from tfdp.account import Account, account_of, forget_looks, ledger_in_file
+from tfdp.account import Account, account_of, ledger_in_file
 from tfdp.accounting import Run
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
@@ -208,7 +208,7 @@ class _Remember(keras.callbacks.Callback):
 class _RememberSteps(_Remember):
     """Notes the weights after every step, too.
 
-    This computes digests of all weights once a step, so it is used only if another callback may
+    This computes digests of all weights at each step, so it is used only if another callback may
     change weights between steps.
     """
 
@@ -229,7 +229,6 @@ class _Examine(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.examine()
-        forget_looks(self.model.weights)
 
     def on_epoch_end(self, epoch, logs=None):
         self.examine()
@@ -246,13 +245,9 @@ class _Examine(keras.callbacks.Callback):
 
 
 class _ExamineSteps(_Examine):
-    """Looks for changes between steps, too."""
+    """Looks for changes between steps, too: before each step, and at the end of the epoch."""
 
     def on_train_batch_begin(self, batch, logs=None):
-        self.examine()
-        forget_looks(self.model.weights)
-
-    def on_train_batch_end(self, batch, logs=None):
         self.examine()
 
 
