@@ -12,7 +12,7 @@ from benchmarks import overhead, scale, summary
 from benchmarks.environments import NoEnvironment, interpreter, make_cache
 from benchmarks.measure import measure
 from benchmarks.results import Results
-from benchmarks.subjects import LOTS, MODELS, PEERS, family_of, groups
+from benchmarks.subjects import LOTS, MODELS, PEERS, REALISTIC, family_of, groups
 
 DEFAULT_PEERS = (
     "tfdp",
@@ -70,7 +70,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     number = _positive(float)
-    add("--models", type=_names(MODELS), default=",".join(MODELS), help="comma-separated")
+    everything = (*MODELS, *REALISTIC)
+    add("--models", type=_names(everything), default=",".join(MODELS), help="comma-separated")
     add("--lots", type=_lots, default=",".join(map(str, LOTS)), help="lot sizes, comma-separated")
     add("--peers", type=_names(PEERS), default=",".join(DEFAULT_PEERS), help="comma-separated")
     add("--json", type=Path, help="file of results, resumed; by default results.json in the cache")
@@ -92,13 +93,15 @@ def parser() -> argparse.ArgumentParser:
 def plan(models, lots, peers, repeats):
     """Yields (round, model, lot, subject), one whole round after the other.
 
+    Realistic models are measured with tfdp's own engine and without privacy only.
+
     The baseline and the peers of one family follow each other. Odd rounds reverse their order, so
     that the baseline is not always the first.
     """
     for number in range(repeats):
         for model in models:
             for lot in lots:
-                for group in groups(peers):
+                for group in groups(["tfdp"] if model in REALISTIC else peers):
                     for subject in group if number % 2 == 0 else reversed(group):
                         yield number, model, lot, subject
 

@@ -88,7 +88,7 @@ def _short(found: list[Row]) -> list[str]:
             for row in found
             if (row.model, row.lot) == (mine.model, mine.lot)
             and row.step_ms is not None
-            and PEERS.get(row.subject, "tfdp") != "tfdp"
+            and PEERS.get(row.subject, "tfdp") not in ("tfdp", "tfdp_xla")
         ]
         if mine.subject != "tfdp" or mine.step_ms is None:
             continue

@@ -13,6 +13,16 @@ MODELS = (
     "bilstm",
     "transformer",
 )
+# Models as people bring them, which are measured with and without tfdp only.
+REALISTIC = (
+    "mobilenet_v2",
+    "efficientnet_b0",
+    "u_net",
+    "lstm",
+    "encoder",
+    "encoder_lora",
+    "bert_base",
+)
 LOTS = (64, 256, 1024)
 
 
@@ -50,6 +60,7 @@ FAMILIES = {
     family.name: family
     for family in (
         Family("tfdp", "keras_tf", "run_tfdp.py", own_environment=False),
+        Family("tfdp_xla", "keras_tf_xla", "run_tfdp.py", own_environment=False),
         Family("tf_privacy", "keras2_tf", "run_tf_privacy.py", python="3.11"),
         Family("opacus", "pytorch", "run_opacus.py"),
         Family("jax_privacy", "keras_jax", "run_jax_privacy.py"),
@@ -59,6 +70,7 @@ FAMILIES = {
 PEERS = {
     "tfdp": "tfdp",
     "tfdp_vectorized": "tfdp",
+    "tfdp_xla": "tfdp_xla",
     "tf_privacy": "tf_privacy",
     "tf_privacy_fast": "tf_privacy",
     "tf_privacy_vectorized": "tf_privacy",
@@ -70,6 +82,8 @@ LABELS = {
     "keras_tf": "Keras 3 on TensorFlow, no privacy",
     "tfdp": "tfdp",
     "tfdp_vectorized": "tfdp, exact engine (vectorized_map)",
+    "keras_tf_xla": "Keras 3 on TensorFlow, no privacy, XLA",
+    "tfdp_xla": "tfdp, XLA",
     "keras2_tf": "Keras 2 on TensorFlow 2.15, no privacy",
     "tf_privacy": "TensorFlow Privacy, DPModel",
     "tf_privacy_fast": "TensorFlow Privacy, fast clipping",

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.results import REASONS
-from benchmarks.subjects import LABELS, MODELS, family_of
+from benchmarks.subjects import LABELS, MODELS, REALISTIC, family_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Row:
         ratio: step time over the step time of the baseline in the same round; None for a baseline.
         peak_mib: highest resident memory of the process, in MiB.
         memory_ratio: `peak_mib` over that of the baseline in the same round; None for a baseline.
+        first_step: seconds to the end of the first step, tracing and compilation included.
+        first_ratio: `first_step` over that of the baseline in the same round; None for a baseline.
         reason: why nothing was measured, or None.
     """
 
@@ -50,6 +52,8 @@ class Row:
     ratio: Spread | None
     peak_mib: Spread | None
     memory_ratio: Spread | None
+    first_step: Spread | None
+    first_ratio: Spread | None
     reason: str | None
 
 
@@ -59,7 +63,7 @@ def rows(content: dict) -> list[Row]:
     for record in content["records"]:
         key = (record["model"], record["lot"], record["subject"])
         cells.setdefault(key, {})[record["round"]] = record
-    order = {name: i for i, name in enumerate((*MODELS, *LABELS))}
+    order = {name: i for i, name in enumerate((*MODELS, *REALISTIC, *LABELS))}
     return [
         _row(key, cells)
         for key in sorted(cells, key=lambda key: (order[key[0]], key[1], order[key[2]]))
@@ -88,6 +92,8 @@ def _row(key, cells):
         ratio=Spread.of(r["step_ms"] / b["step_ms"] for r, b in pairs),
         peak_mib=Spread.of(r["peak_mib"] for r in measured.values()),
         memory_ratio=Spread.of(r["peak_mib"] / b["peak_mib"] for r, b in pairs),
+        first_step=Spread.of(r["first_step_seconds"] for r in measured.values()),
+        first_ratio=Spread.of(r["first_step_seconds"] / b["first_step_seconds"] for r, b in pairs),
         reason=reason,
     )
 

@@ -8,6 +8,7 @@ its framework.
 import contextlib
 import json
 import resource
+import statistics
 import sys
 import time
 import traceback
@@ -22,13 +23,24 @@ SHAPES = {
     "resnet18": (32, 32, 3),
     "bilstm": (64,),
     "transformer": (64,),
+    "mobilenet_v2": (96, 96, 3),
+    "efficientnet_b0": (64, 64, 3),
+    "u_net": (64, 64, 3),
+    "lstm": (64,),
+    "encoder": (128,),
+    "encoder_lora": (128,),
+    "bert_base": (128,),
 }
+# Models with a label for each pixel.
+SEGMENTATION = ("u_net",)
+# Lots in an epoch: enough that what an epoch costs beside its steps is small, as in real trainings.
+_LOTS = {"mlp": 64, "tutorial_cnn": 32, "lenet5": 32, "bilstm": 16, "transformer": 16, "lstm": 16}
+_LOTS_OF_LARGE_MODELS = 4
 # Hyperparameters do not change the time of a step. These values keep the weights finite.
 LEARNING_RATE = 0.01
 L2_NORM_CLIP = 1.0
 NOISE_MULTIPLIER = 1.1
-LOTS_OF_DATA = 16
-_FEWEST_STEPS = 3
+_FEWEST_TIMES = 3
 
 
 class Enough(Exception):
@@ -44,50 +56,52 @@ class Unsupported(Exception):
 
 
 class Clock:
-    """Measures the time from the end of one step to the end of the next, data included.
+    """Measures the time of a step, as the mean over the steps between two ticks, data included.
 
     Args:
         spec: a dict with "steps", the number of steps to time; "warmup", the number of steps before
             them; "seconds", the time after which fewer steps of either kind are enough; and
-            "max_step_seconds", the limit on the time of the second step.
+            "max_step_seconds", the limit on the time of a step.
     """
 
     def __init__(self, spec):
         self.spec = spec
         self.durations = []
-        self.first = None
+        self.timed = 0
         self.count = 0
         self.warm = 0.0
         self.start_mib = memory_mib("VmRSS")
         self.last = time.perf_counter()
 
-    def pause(self):
-        """Excludes the next step from the times, because it includes work done once per epoch."""
-        if self.count:
-            self.last = None
-
-    def tick(self):
-        """Marks the end of a step."""
+    def tick(self, steps=1):
+        """Marks the end of some steps, all of those since the last tick."""
         now = time.perf_counter()
-        elapsed = None if self.last is None else now - self.last
+        elapsed = now - self.last
         self.last = now
-        self.count += 1
-        if self.count == 1:
-            self.first = elapsed
+        before, self.count = self.count, self.count + steps
+        if not before:
+            self.first = elapsed, steps
             return
-        if elapsed is None:
-            return
-        if elapsed > self.spec["max_step_seconds"] and self.count == 2:
-            raise TooSlow(f"a step takes {elapsed:.0f} s")
-        if self.count <= self.spec["warmup"] and self.warm <= self.spec["seconds"]:
+        if elapsed / steps > self.spec["max_step_seconds"]:
+            raise TooSlow(f"a step takes {elapsed / steps:.0f} s")
+        # An epoch takes long enough to be timed once those before it have warmed up.
+        if before < self.spec["warmup"] and self.warm <= self.spec["seconds"]:
             self.warm += elapsed
             return
-        self.durations.append(elapsed)
-        done = len(self.durations)
-        if done >= self.spec["steps"]:
+        self.durations.append(elapsed / steps)
+        self.timed += elapsed
+        enough = len(self.durations) >= _FEWEST_TIMES
+        slow = self.timed > self.spec["seconds"]
+        if slow and (enough or steps >= _FEWEST_TIMES):
             raise Enough
-        if done >= _FEWEST_STEPS and sum(self.durations) > self.spec["seconds"]:
+        if enough and self.count >= self.spec["warmup"] + self.spec["steps"]:
             raise Enough
+
+    @property
+    def first_step_seconds(self):
+        """The first step: the time to the first tick, less the other steps before it."""
+        elapsed, steps = self.first
+        return elapsed - (steps - 1) * statistics.median(self.durations)
 
 
 def memory_mib(field):
@@ -107,9 +121,16 @@ def memory_mib(field):
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
+def lots(spec):
+    """Returns the number of lots in an epoch."""
+    if "examples" in spec:
+        return spec["examples"] // spec["lot"]
+    return _LOTS.get(spec["model"], _LOTS_OF_LARGE_MODELS)
+
+
 def examples(spec):
-    """Returns the number of examples: `spec["examples"]`, or `LOTS_OF_DATA` lots by default."""
-    return spec["examples"] if "examples" in spec else LOTS_OF_DATA * spec["lot"]
+    """Returns the number of examples: `spec["examples"]`, or whole lots by default."""
+    return spec["examples"] if "examples" in spec else lots(spec) * spec["lot"]
 
 
 def data(spec):
@@ -122,14 +143,13 @@ def data(spec):
         x = generator.integers(1, TOKENS, (count, *shape)).astype("int32")
     else:
         x = generator.standard_normal((count, *shape), dtype="float32")
-    return x, generator.integers(0, CLASSES, count).astype("int32")
+    labels = shape[:2] if spec["model"] in SEGMENTATION else ()
+    return x, generator.integers(0, CLASSES, (count, *labels)).astype("int32")
 
 
 def epochs(spec):
     """Returns a number of epochs that is large enough for the clock to stop the training."""
-    whole = spec["warmup"] + spec["steps"]
-    steps = spec["examples"] // spec["lot"] if "examples" in spec else LOTS_OF_DATA
-    return 2 + whole // max(steps - 1, 1)  # the first step of an epoch does not count
+    return 2 + _FEWEST_TIMES + (spec["warmup"] + spec["steps"]) // lots(spec)
 
 
 def fit(keras, model, clock, x, y):
@@ -148,13 +168,12 @@ def fit(keras, model, clock, x, y):
 def _ticks(keras, clock):
 
     class Ticks(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            clock.pause()
-
-        def on_train_batch_end(self, batch, logs=None):
+        # Not once a step: tfdp looks for changed weights around every hook of a callback that it
+        # does not know, and few trainings have one between steps.
+        def on_epoch_end(self, epoch, logs=None):
             for value in (logs or {}).values():
-                float(value)  # waits until the framework has computed the step
-            clock.tick()
+                float(value)  # waits until the framework has computed the steps
+            clock.tick(lots(clock.spec))
 
     return Ticks()
 
@@ -187,7 +206,7 @@ def main(run):
     if clock is not None and clock.durations and not answer.keys() & {"failed", "skipped"}:
         answer |= {
             "durations": clock.durations,
-            "first_step_seconds": clock.first,
+            "first_step_seconds": clock.first_step_seconds,
             "start_mib": clock.start_mib,
             "peak_mib": memory_mib("VmHWM"),
         }

@@ -41,8 +41,9 @@ def run(spec, start):
             criterion = rest[0]
     clock = start()
     try:
-        for step in range(protocol.epochs(spec) * protocol.LOTS_OF_DATA):
-            first = step % protocol.LOTS_OF_DATA * lot
+        lots = protocol.lots(spec)
+        for step in range(protocol.epochs(spec) * lots):
+            first = step % lots * lot
             optimizer.zero_grad()
             loss = criterion(model(x[first : first + lot]), y[first : first + lot])
             loss.backward()

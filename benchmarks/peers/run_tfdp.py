@@ -2,7 +2,8 @@
 
 import protocol
 
-ENGINES = {"tfdp": "auto", "tfdp_vectorized": "vectorized"}
+ENGINES = {"tfdp": "auto", "tfdp_vectorized": "vectorized", "tfdp_xla": "auto"}
+COMPILED = ("tfdp_xla", "keras_tf_xla")
 
 
 def run(spec, start):
@@ -12,7 +13,7 @@ def run(spec, start):
     import tfdp
 
     x, y = protocol.data(spec)
-    model = tfdp.models.build(spec["model"], protocol.SHAPES[spec["model"]], protocol.CLASSES)
+    model = _build(spec)
     if spec["subject"] in ENGINES:
         tfdp.make_private(
             model,
@@ -30,10 +31,21 @@ def run(spec, start):
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
+        jit_compile=True if spec["subject"] in COMPILED else "auto",
     )
     protocol.fit(keras, model, start(), x, y)
     versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
     return {"versions": versions | {"tfdp": tfdp.__version__}}
+
+
+def _build(spec):
+    import realistic
+
+    import tfdp
+
+    if spec["model"] in realistic.BUILDERS:
+        return realistic.build(spec["model"])
+    return tfdp.models.build(spec["model"], protocol.SHAPES[spec["model"]], protocol.CLASSES)
 
 
 if __name__ == "__main__":

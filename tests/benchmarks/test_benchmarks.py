@@ -85,7 +85,7 @@ class TestPlan:
 
     def test_peers_do_not_use_tfdp(self):
         for path in (subjects.HERE / "peers").glob("*.py"):
-            ours = path.name in ("run_tfdp.py", "run_overhead.py")
+            ours = path.name in ("run_tfdp.py", "run_overhead.py", "realistic.py")
             assert ours or "import tfdp" not in path.read_text()
 
 
@@ -142,7 +142,7 @@ class TestClock:
         self.tick(clock, 9.0, 0.1, 0.01, 0.02, 0.03, 0.04)
         with pytest.raises(protocol.Enough):
             self.tick(clock, 0.05)
-        assert clock.first == pytest.approx(9.0)
+        assert clock.first_step_seconds == pytest.approx(9.0)
         assert clock.durations == pytest.approx([0.01, 0.02, 0.03, 0.04, 0.05])
 
     def test_slow_steps_are_fewer(self, protocol):
@@ -157,14 +157,32 @@ class TestClock:
         with pytest.raises(protocol.TooSlow, match="25 s"):
             self.tick(clock, 100.0, 25.0)
 
-    def test_what_comes_once_an_epoch_does_not_count(self, protocol):
+    def test_epochs(self, protocol):
+        clock = protocol.Clock({**SPEC, "seconds": 10.0})
+        for seconds in (9.0, 0.8, 0.4):  # 4 steps each; the first, at least 2 steps, warms up
+            self.now += seconds
+            clock.tick(4)
+        self.now += 0.6
+        with pytest.raises(protocol.Enough):
+            clock.tick(4)
+        assert clock.durations == pytest.approx([0.2, 0.1, 0.15])
+        assert clock.first_step_seconds == pytest.approx(9.0 - 3 * 0.15)
+
+    def test_one_long_epoch_is_enough(self, protocol):
         clock = protocol.Clock(SPEC)
-        clock.pause()
-        self.tick(clock, 1.0, 0.1)
-        clock.pause()
-        self.tick(clock, 5.0, 0.2)
-        assert clock.durations == pytest.approx([0.2])
-        assert protocol.epochs(SPEC) * (protocol.LOTS_OF_DATA - 1) > SPEC["steps"] + SPEC["warmup"]
+        self.now += 9.0
+        clock.tick(4)
+        self.now += 8.0
+        with pytest.raises(protocol.Enough):
+            clock.tick(4)
+        assert clock.durations == pytest.approx([2.0])
+
+    @pytest.mark.parametrize("model", [*subjects.MODELS, *subjects.REALISTIC])
+    def test_there_are_epochs_enough(self, protocol, model):
+        spec = {**SPEC, "model": model, "lot": 8, "steps": 300}
+        steps = (protocol.epochs(spec) - 1) * protocol.lots(spec)  # the first warms up
+        assert steps >= spec["steps"] + spec["warmup"]
+        assert protocol.epochs(spec) >= 4
 
 
 class TestResults:
@@ -248,7 +266,8 @@ class TestCommand:
 
         def pretend(python, family, spec, **bounds):
             seen.append(spec["subject"])
-            return {"step_ms": 1.0 + len(seen), "peak_mib": 5.0, "versions": {"a": "1"}}
+            times = {"step_ms": 1.0 + len(seen), "first_step_seconds": 1.0, "peak_mib": 5.0}
+            return times | {"versions": {"a": "1"}}
 
         monkeypatch.setattr(command, "measure", pretend)
         return seen
