@@ -66,3 +66,62 @@ def test_a_bias_along_the_first_axis_after_the_batch(rank, whose):
     vectorized = tf.vectorized_map(one, tf.range(6), fallback_to_while_loop=False)
     for ours, rows in zip(vectorized, zip(*map(one, range(6)), strict=True), strict=True):
         np.testing.assert_allclose(ours, rows, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "groups", "strides", "dilations", "padding"),
+    [
+        (1, 1, 2, 1, "SAME"),
+        (1, 1, 1, 1, "VALID"),
+        (1, 1, 1, 2, "VALID"),
+        (3, 1, 2, 1, "VALID"),
+        (3, 1, 1, 2, "SAME"),
+        (8, 1, 2, 1, "SAME"),
+        (8, 1, 1, 2, "VALID"),
+        (8, 2, 2, 1, "SAME"),
+        (3, 1, 1, 1, [[0, 0], [1, 0], [2, 1], [0, 0]]),
+    ],
+)
+@pytest.mark.parametrize("images", [1, 2])
+def test_filter_gradients_of_rows(images, channels, groups, strides, dilations, padding, compiled):
+    pfor_repairs.register()
+    draw = np.random.default_rng(0).normal
+    inputs = tf.constant(draw(size=(5, images, 9, 11, channels)), tf.float32)
+    kernel = tf.constant(draw(size=(3, 2, channels // groups, 4)), tf.float32)
+
+    def convolved(row):
+        return tf.nn.conv2d(row, kernel, strides, padding, dilations=dilations)
+
+    gradients = tf.constant(draw(size=(5, *convolved(inputs[0]).shape)), tf.float32)
+
+    def one(args):
+        row, gradient = args
+        if images == 1:  # as the engine gives it, with an unknown length
+            row, gradient = pfor_repairs.batch_of_one((row[0], gradient[0]))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(kernel)
+            outputs = convolved(row)
+        return tape.gradient(outputs, kernel, output_gradients=gradient)
+
+    @tf.function(jit_compile=compiled)
+    def vectorized():
+        return tf.vectorized_map(one, (inputs, gradients), fallback_to_while_loop=False)
+
+    singly = [one((inputs[i], gradients[i])) for i in range(5)]
+    np.testing.assert_allclose(vectorized(), singly, rtol=1e-4, atol=1e-4)
+
+
+def test_filter_gradients_of_rows_are_no_loop():
+    pfor_repairs.register()
+    kernel = tf.ones([3, 3, 2, 4])
+
+    def one(row):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(kernel)
+            outputs = tf.nn.conv2d(row, kernel, 1, "SAME")
+        return tape.gradient(outputs, kernel)
+
+    images = tf.TensorSpec([None, 1, 5, 5, 2])
+    graph = tf.function(lambda x: tf.vectorized_map(one, x)).get_concrete_function(images).graph
+    assert not [op.type for op in graph.get_operations() if "While" in op.type]

@@ -3,13 +3,15 @@
 On a CPU, TensorFlow has neither groups nor channels first for these operations, so Keras compiles such
 layers with XLA. The vectorizer takes the compiled function apart. Therefore these rules compute group
 by group, with channels last. Convolutions and their input gradients merge the examples with the batch
-axis. The filter gradient is a loop over the examples.
+axis. The filter gradient is a product with patches.
 """
 
 import functools
 
 import tensorflow as tf
 
+from tfdp._compat.kernel_gradients import kernel_gradients
+from tfdp._compat.patches import Window
 from tfdp._compat.versions import borrowing
 
 
@@ -67,25 +69,20 @@ def _input_gradient(pfor_input):
 
 def _filter_gradient(pfor_input):
     pfor_input.stack_inputs([0, 2])
-    width = tf.get_static_value(pfor_input.unstacked_input(1))
-    shape = pfor_input.op.outputs[0].shape if width is None else tf.TensorShape(width)
+    sizes = tf.get_static_value(pfor_input.unstacked_input(1))
+    shape = (*(pfor_input.op.outputs[0].shape if sizes is None else sizes),)
+    images, upstream = pfor_input.stacked_input(0), pfor_input.stacked_input(2)
     options = _options(pfor_input)
-
-    def one(rows):
-        images, upstream = (_channels_last(pfor_input, value) for value in rows)
-        groups = images.shape[-1] // shape[-2]
-        sizes = [*shape[:-1], shape[-1] // groups]
-        pairs = zip(tf.split(images, groups, -1), tf.split(upstream, groups, -1), strict=True)
-        parts = [
-            tf.raw_ops.Conv3DBackpropFilterV2(
-                input=x, filter_sizes=sizes, out_backprop=g, **options
-            )
-            for x, g in pairs
-        ]
-        return tf.concat(parts, -1)
-
-    stacked = (pfor_input.stacked_input(0), pfor_input.stacked_input(2))
-    return tf.map_fn(one, stacked, fn_output_signature=tf.TensorSpec(shape, stacked[0].dtype))
+    window = Window(
+        tuple(map(int, shape[:3])),
+        tuple(options["strides"][1:4]),
+        tuple(options["dilations"][1:4]),
+        options["padding"].lower(),
+    )
+    upstream_rows = tf.shape(upstream)[0]
+    images, upstream = (_channels_last(pfor_input, _merged(t)) for t in (images, upstream))
+    upstream = tf.reshape(upstream, [upstream_rows, -1, upstream.shape[-1]])
+    return kernel_gradients(images, upstream, window, tuple(map(int, shape)))
 
 
 def _options(pfor_input):

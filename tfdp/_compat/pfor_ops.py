@@ -2,8 +2,7 @@
 
 Where the inputs have a batch axis, the examples are merged with it, so one operation serves them all.
 Where that is not possible (slices that begin elsewhere for each example), the rule loops over the
-examples, for this operation alone; so does TensorFlow's own rule for the filter gradient of a 2-D
-convolution. `pfor_conv3d` has the rules for 3-D convolutions.
+examples, for this operation alone. `pfor_conv3d` has the rules for 3-D convolutions.
 """
 
 import functools

@@ -5,6 +5,10 @@ bounds ("free(): invalid pointer", or wrong numbers). A batch of one under `tf.v
 a weight that all rows share, is exactly that product; EinsumDense and MultiHeadAttention compute it.
 This module computes such products as one plain matrix product, which is also faster.
 
+TensorFlow's rule for the filter gradient of a convolution is a loop over the examples, and fails where
+the padding is explicit. This module computes it from patches; it loops only over images of unknown
+size and under explicit padding.
+
 For the filter gradient of a convolution in groups, where all rows share the inputs (public examples),
 TensorFlow 2.21 silently merges the rows into the channels and mixes the groups up; for that of a
 depthwise convolution, it has no rule then. This module repeats the inputs for each row instead.
@@ -26,6 +30,9 @@ import functools
 import tensorflow as tf
 
 from tfdp._compat import pfor_conv3d, pfor_indices, pfor_ops
+from tfdp._compat.kernel_gradients import kernel_gradients
+from tfdp._compat.patches import Window
+from tfdp._compat.pfor_conversion import looped
 from tfdp._compat.versions import borrowing
 
 
@@ -71,9 +78,11 @@ def register() -> None:
         if not inputs.is_stacked:
             axis = 1 if pfor_input.get_attr("data_format") == b"NCHW" else 3
             sizes = tf.get_static_value(pfor_input.unstacked_input(1))
-            if sizes is None or sizes[2] != inputs.t.shape[axis]:
-                pfor_input.stack_inputs(stack_indices=[0])
-        return filter_rule(pfor_input)
+            if sizes is not None and sizes[2] == inputs.t.shape[axis]:
+                return filter_rule(pfor_input)
+        pfor_input.stack_inputs([0, 2])
+        found = _filter_gradients(pfor_input)
+        return looped(pfor_input) if found is None else pfor.wrap(found, True)
 
     def convert_depthwise_gradient(pfor_input):
         pfor_input.stack_inputs(stack_indices=[0, 2])
@@ -111,6 +120,26 @@ def register() -> None:
     rules["Softmax"] = functools.partial(convert_softmax, tf.nn.softmax)
     rules["LogSoftmax"] = functools.partial(convert_softmax, tf.nn.log_softmax)
     rules.setdefault("PlaceholderWithDefault", convert_identity)
+
+
+def _filter_gradients(pfor_input):
+    """The filter gradient of each example; None where it has to be computed one by one."""
+    padding = pfor_input.get_attr("padding").decode().lower()
+    shape = tf.get_static_value(pfor_input.unstacked_input(1))
+    images, upstream = pfor_input.stacked_input(0), pfor_input.stacked_input(2)
+    space = slice(1, 3)
+    if pfor_input.get_attr("data_format") == b"NCHW":
+        images, upstream = (tf.transpose(t, [0, 1, 3, 4, 2]) for t in (images, upstream))
+        space = slice(2, 4)
+    if padding == "explicit" or shape is None or not images.shape[2:].is_fully_defined():
+        return None
+    strides, dilations = (tuple(pfor_input.get_attr(n)[space]) for n in ("strides", "dilations"))
+    return kernel_gradients(
+        tf.reshape(images, [-1, *images.shape[2:]]),
+        tf.reshape(upstream, [tf.shape(upstream)[0], -1, upstream.shape[-1]]),
+        Window(tuple(shape[:2].tolist()), strides, dilations, padding),
+        tuple(shape.tolist()),
+    )
 
 
 def batch_of_one(tree):

@@ -102,3 +102,8 @@ def variable_name(handle) -> str | None:
     """
     found = re.search(r'ResourceHandle\(name="([^"]+?)(/\d+)?"', repr(handle))
     return found[1] if found else None
+
+
+def on_plain_cpu() -> bool:
+    """Whether operations run on a CPU without XLA; some methods were measured only there."""
+    return not (inside_xla() or tf.config.list_logical_devices("GPU"))

@@ -2,9 +2,8 @@
 
 Each example passes through the model alone, as a batch of one, so nothing can mix examples. Norm and
 gradient come from the same forward pass. For an op that TensorFlow cannot vectorize the engine raises
-an error; it never falls back to a loop over the examples. (The rules for a few operations contain one,
-such as TensorFlow's own for the filter gradient of a convolution, which warns of it, and those of
-`tfdp._compat.pfor_ops`.)
+an error; it never falls back to a loop over the examples. (The rules for a few operations contain one;
+see `tfdp._compat.pfor_ops`.)
 """
 
 import tensorflow as tf

@@ -6,15 +6,11 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import kernel_of
+from tfdp._compat.kernel_gradients import flat, is_one_plane, kernel_gradients, products_by_rows
+from tfdp._compat.patches import THIN_CHANNELS, Window, patches
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
-from tfdp.gradients.rules.patches import THIN_CHANNELS, Window, patches
-from tfdp.gradients.rules.per_example_gradient import (
-    Instantiated,
-    OuterProducts,
-    instantiates,
-    on_plain_cpu,
-)
+from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts, instantiates
 
 
 @register(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
@@ -64,57 +60,16 @@ class ConvTransposeRule(ActivationRule):
 def _kernel_gradient(inputs, outputs, window, groups, filters):
     channels = inputs.shape[-1]
     shape = (*window.size, channels // groups, filters)
-    if groups > 1:
-        return Instantiated(_grouped_kernel(patches(inputs, window), outputs, groups, shape))
-    if _is_one_plane(inputs, outputs, window):
-        return Instantiated(_plane_kernels(inputs, outputs, window, filters))
     offsets = math.prod(window.size)
+    if groups > 1 or is_one_plane(inputs, outputs, window):
+        return Instantiated(kernel_gradients(inputs, outputs, window, shape))
     if (
         channels > THIN_CHANNELS
         and inputs.shape[1:-1].is_fully_defined()
         and instantiates(inputs.shape[0], outputs.shape[1], offsets * channels, filters)
     ):
-        # One product for each row of the kernel, so that the patches are never copied into one tensor.
-        rows = [flat(row) for row in window.rows(window.pad(inputs))]
-        products = tf.stack([tf.matmul(outputs, row, transpose_a=True) for row in rows], axis=1)
-
-        def from_rows(total):  # [offsets before the last axis, filters, last axis * channels]
-            return tf.reshape(tf.transpose(total, [0, 2, 1]), shape)
-
-        return Instantiated(products, from_rows)
+        return Instantiated(*products_by_rows(inputs, outputs, window, shape))
     return OuterProducts(patches(inputs, window), outputs, lambda total: tf.reshape(total, shape))
-
-
-def _is_one_plane(inputs, outputs, window):
-    """Whether a depthwise gradient over the rows is the fastest method (measured: 1.4 times).
-
-    This holds for images of one channel. TensorFlow's operation requires equal strides. The methods of
-    XLA and of GPUs differ and were not measured.
-    """
-    if inputs.shape.rank != 4 or inputs.shape[-1] != 1 or not inputs.shape[1:].is_fully_defined():
-        return False
-    if window.strides[0] != window.strides[1] or max(window.dilation) > 1:
-        return False
-    if math.prod(window.positions(window.pad(inputs))) != outputs.shape[1]:
-        return False
-    return on_plain_cpu()
-
-
-def _plane_kernels(inputs, outputs, window, filters):
-    """Returns gradients [rows, *window.size, 1, filters]: the rows become the channels of one image."""
-    rows = tf.shape(inputs)[0]
-    height, width = window.positions(window.pad(inputs))
-    outputs = tf.reshape(outputs, [rows, height, width, filters])
-    kernels = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
-        input=tf.transpose(inputs, [3, 1, 2, 0]),
-        filter_sizes=tf.stack([*window.size, rows, filters]),
-        out_backprop=tf.reshape(
-            tf.transpose(outputs, [1, 2, 0, 3]), [1, height, width, rows * filters]
-        ),
-        strides=[1, *window.strides, 1],
-        padding=window.padding.upper(),
-    )
-    return tf.transpose(kernels, [2, 0, 1, 3])[:, :, :, tf.newaxis]
 
 
 def channels_last(layer, tensor):
@@ -123,22 +78,3 @@ def channels_last(layer, tensor):
         return tensor
     rank = tensor.shape.rank
     return tf.transpose(tensor, [0, *range(2, rank), 1])
-
-
-def flat(tensor):
-    """Reshapes [rows, *spatial, channels] to [rows, positions, channels]."""
-    positions = tensor.shape[1:-1].num_elements()
-    if positions is None:
-        positions = tf.reduce_prod(tf.shape(tensor)[1:-1])
-    return tf.reshape(tensor, [tf.shape(tensor)[0], positions, tensor.shape[-1]])
-
-
-def _grouped_kernel(seen, outputs, groups, shape):
-    """Returns gradients [rows, *shape] where each group of filters sees only its group of channels."""
-    rows, positions = tf.shape(seen)[0], tf.shape(seen)[1]
-    width, filters = shape[-2:]
-    offsets = seen.shape[2] // (groups * width)
-    seen = tf.reshape(seen, [rows, positions, offsets, groups, width])
-    outputs = tf.reshape(outputs, [rows, positions, groups, filters // groups])
-    products = tf.einsum("ntkgc,ntgf->nkcgf", seen, outputs)
-    return tf.reshape(products, [rows, *shape])

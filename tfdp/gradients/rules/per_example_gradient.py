@@ -418,11 +418,6 @@ def zero_rows(values: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
     return tf.where(keep, values, tf.zeros([], values.dtype))
 
 
-def on_plain_cpu() -> bool:
-    """Whether operations run on a CPU without XLA; some methods were measured only there."""
-    return not (inside_xla() or tf.config.list_logical_devices("GPU"))
-
-
 def _row_squares(values):
     """Returns float32 [rows]: sums of squares of `values` [rows, n]."""
     if inside_xla():

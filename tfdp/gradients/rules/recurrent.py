@@ -11,10 +11,10 @@ import functools
 import keras
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import inside_xla
+from tfdp._compat.tensorflow import inside_xla, on_plain_cpu
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import Rule, UnsupportedModelError, replaced
-from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts, on_plain_cpu
+from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
 from tfdp.gradients.rules.step_loop import Cell, Recurrence, TapedCell
 
 
