@@ -8,7 +8,7 @@ from pathlib import Path
 from absl import flags as absl_flags
 from absl import logging
 
-from benchmarks import overhead, scale, summary
+from benchmarks import overhead, scale, summary, vocabulary
 from benchmarks.environments import NoEnvironment, interpreter, make_cache
 from benchmarks.measure import measure
 from benchmarks.results import Results
@@ -85,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
     add("--memory_gib", type=number, default=12.0, help="memory at which a process is ended")
     add("--cache", type=Path, default=Path(".benchmarks"), help="folder of the environments")
     add("--scale", action="store_true", help="measures memory and time of large lots instead")
+    add("--vocabulary", action="store_true", help="measures large embeddings instead")
     add("--overhead", action="store_true", help="measures what is not the step instead")
     add("--note", default="", help="sentence that the report prints, such as on other load")
     return made
@@ -118,12 +119,15 @@ def main(arguments=None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if flags.scale or flags.overhead:
+    if flags.scale or flags.vocabulary or flags.overhead:
         if flags.scale:
-            _scale(flags, spec, results)
+            _points(flags, spec, results, "scale", scale, "lot")
+        if flags.vocabulary:
+            _points(flags, spec, results, "vocabulary", vocabulary, "vocabulary")
         if flags.overhead:
             _overhead(flags, spec, results)
-        print("\n".join(scale.lines(results.content) + overhead.lines(results.content)))
+        for section in (scale, vocabulary, overhead):
+            print("\n".join(section.lines(results.content)))
         return 0
     deadline = None if flags.minutes is None else time.monotonic() + 60 * flags.minutes
     todo = list(plan(flags.models, flags.lots, flags.peers, flags.repeats))
@@ -141,18 +145,18 @@ def main(arguments=None) -> int:
     return 0
 
 
-def _scale(flags, spec, results):
-    records = results.section("scale")
-    known = {(r["round"], r["subject"], r["lot"]) for r in records}
-    for number, subject, lot in scale.plan(flags.repeats):
-        if (number, subject, lot) in known:
+def _points(flags, spec, results, section, module, name):
+    """Measures the points (round, subject, value of `name`) of a module with `plan` and `spec`."""
+    records = results.section(section)
+    known = {(r["round"], r["subject"], r[name]) for r in records}
+    for number, subject, value in module.plan(flags.repeats):
+        if (number, subject, value) in known:
             continue
-        own = {**spec, **scale.spec(subject, lot)}
-        record = _measured(flags, family_of(subject), own)
+        record = _measured(flags, family_of(subject), {**spec, **module.spec(subject, value)})
         record.pop("versions", None)
-        records.append({"round": number, "subject": subject, "lot": lot, **record})
+        records.append({"round": number, "subject": subject, name: value, **record})
         results.save()
-        logging.info("%s  %d: %s", subject, lot, record)
+        logging.info("%s  %d: %s", subject, value, record)
 
 
 def _overhead(flags, spec, results):

@@ -100,7 +100,7 @@ def _record(answer):
         "mean_ms": round(statistics.fmean(milliseconds), 4),
         "min_ms": round(min(milliseconds), 4),
         "max_ms": round(max(milliseconds), 4),
-        "steps": len(durations),
+        "times": len(durations),
         "first_step_seconds": round(answer["first_step_seconds"], 3),
         "start_mib": round(answer["start_mib"], 1),
         "peak_mib": round(answer["peak_mib"], 1),

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import overhead, plot, scale
+from benchmarks import overhead, plot, scale, vocabulary
 from benchmarks.results import load
 from benchmarks.subjects import HERE, LABELS, PEERS, family_of
 from benchmarks.summary import Row, number, rows, spread
@@ -38,7 +38,7 @@ table says so.
 
     pip install -e ".[dev]"
     python -m benchmarks --json=results.json --minutes=60
-    python -m benchmarks --json=results.json --scale
+    python -m benchmarks --json=results.json --scale --vocabulary
     python -m benchmarks --json=results.json --overhead
     python -m benchmarks.report results.json
 
@@ -72,6 +72,7 @@ def text(content: dict, picture: str) -> str:
         *_short(found),
         *_tables(found),
         *scale.lines(content),
+        *vocabulary.lines(content),
         *overhead.lines(content),
         *_versions(content),
         _HOW.format(**content["settings"]),

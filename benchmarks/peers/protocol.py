@@ -140,7 +140,8 @@ def data(spec):
     generator = np.random.default_rng(0)
     count, shape = examples(spec), SHAPES[spec["model"]]
     if len(shape) == 1:
-        x = generator.integers(1, TOKENS, (count, *shape)).astype("int32")
+        tokens = min(spec.get("vocabulary", TOKENS), TOKENS)
+        x = generator.integers(1, tokens, (count, *shape)).astype("int32")
     else:
         x = generator.standard_normal((count, *shape), dtype="float32")
     labels = shape[:2] if spec["model"] in SEGMENTATION else ()

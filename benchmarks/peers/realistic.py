@@ -5,9 +5,14 @@ import protocol
 from keras import layers, ops
 
 
-def build(name):
-    """Builds a model of `BUILDERS` with the inputs of `protocol.SHAPES`, without batch statistics."""
-    return BUILDERS[name](protocol.SHAPES[name])
+def build(name, **options):
+    """Builds a model of `BUILDERS` with the inputs of `protocol.SHAPES`, without batch statistics.
+
+    Args:
+        name: a name in `BUILDERS`.
+        options: what the model is called with: `vocabulary`, a number of tokens, for "lstm".
+    """
+    return BUILDERS[name](protocol.SHAPES[name], **options)
 
 
 def _application(make):
@@ -47,9 +52,9 @@ def _u_net(shape):
     return keras.Model(inputs, layers.Conv2D(protocol.CLASSES, 1)(x))
 
 
-def _lstm(shape):
+def _lstm(shape, vocabulary=20_000):
     tokens = keras.Input(shape, dtype="int32")
-    x = layers.Embedding(20_000, 100)(tokens)
+    x = layers.Embedding(vocabulary, 100)(tokens)
     return keras.Model(tokens, layers.Dense(protocol.CLASSES)(layers.LSTM(128)(x)))
 
 

@@ -44,7 +44,8 @@ def _build(spec):
     import tfdp
 
     if spec["model"] in realistic.BUILDERS:
-        return realistic.build(spec["model"])
+        options = {name: spec[name] for name in ("vocabulary",) if name in spec}
+        return realistic.build(spec["model"], **options)
     return tfdp.models.build(spec["model"], protocol.SHAPES[spec["model"]], protocol.CLASSES)
 
 

@@ -95,7 +95,7 @@ class TestMeasure:
         answer |= {"peak_mib": 12, "versions": {"a": "1"}}
         record = run(tmp_path, f"print('noise'); print({json.dumps(json.dumps(answer))})")
         assert record["step_ms"] == 3.0
-        assert (record["min_ms"], record["max_ms"], record["steps"]) == (2.0, 4.0, 3)
+        assert (record["min_ms"], record["max_ms"], record["times"]) == (2.0, 4.0, 3)
         assert record["peak_mib"] == 12
         assert record["versions"] == {"a": "1"}
 
@@ -371,7 +371,7 @@ def test_measures_tfdp():
     spec = {**SPEC, "model": "mlp", "lot": 8, "subject": "tfdp"}
     record = measure(Path(sys.executable), family, spec, timeout=300.0, memory_gib=4.0)
     assert record["step_ms"] > 0
-    assert record["steps"] == 5
+    assert record["times"] == 3
     assert record["peak_mib"] >= record["start_mib"] > 50
     assert record["versions"].keys() == {"tensorflow", "keras", "tfdp"}
 

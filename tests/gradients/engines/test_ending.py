@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdp.gradients.bounds import GlobalL2Clip, PerLayerL2Clip
 from tfdp.gradients.engines.ending import bounded
-from tfdp.gradients.rules import Instantiated, OuterProducts
+from tfdp.gradients.rules import Instantiated, Lookups, OuterProducts
 
 ROWS = 8
 
@@ -65,18 +65,34 @@ def test_a_bad_row_changes_no_bit_of_the_others(bound, bad):
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=["global", "per_layer"])
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_what_overflows_on_the_quick_way_only_is_clipped_and_not_dropped(bound, jit_compile):
+def test_a_row_whose_squares_overflow_counts_as_not_finite(bound, jit_compile):
     sums, norms, clipped, non_finite, _ = run(ones(), bound, (1e25, 1e-25), jit_compile)
-    equal = run(ones(), bound, (1.0, 1e-30), jit_compile)
-    assert int(non_finite) == 0
-    np.testing.assert_allclose(norms[3], np.sqrt(600), rtol=1e-5)
-    assert clipped[3] == 1.0
-    rows = np.delete(np.arange(ROWS), 3)
-    np.testing.assert_allclose(np.array(norms)[rows], np.array(equal[1])[rows], rtol=1e-6)
-    moved = sum(np.sum((np.array(a, float) - b) ** 2) for a, b in zip(sums, equal[0], strict=True))
-    np.testing.assert_allclose(
-        np.sqrt(moved), 1 / np.sqrt(1 if bound is BOUNDS[0] else 2), rtol=1e-4
-    )
+    without = run(ones(3), bound, None, jit_compile)
+    assert int(non_finite) == 1
+    assert clipped[3] == 0.0
+    np.testing.assert_array_equal(norms, without[1])
+    for a, b in zip(sums, without[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("microbatch_size", [2, 4])
+def test_a_bad_index_removes_its_row_from_its_microbatch(microbatch_size):
+    table, generator = Variable(6, 3), np.random.default_rng(0)
+    vectors = tf.constant(generator.normal(size=(ROWS, 2, 3)), tf.float32)
+    indices = np.arange(2 * ROWS).reshape(ROWS, 2) % 6
+
+    def end(indices, weight):
+        parts = [Lookups(tf.constant(indices), vectors, 6)]
+        rest = dict(losses=None, output_losses=None, outputs=0, state=[])
+        return bounded(parts, [table], BOUNDS[0], tf.constant(weight), microbatch_size, **rest)
+
+    bad = indices.copy()
+    bad[3, 1] = 6
+    found, without = end(bad, ones()), end(indices, ones(3))
+    assert (int(found.non_finite), int(without.non_finite)) == (1, 0)
+    np.testing.assert_allclose(found.norms, without.norms, rtol=1e-6)
+    np.testing.assert_allclose(found.sums[0], without.sums[0], rtol=1e-6)
+    assert np.all(np.isfinite(found.sums[0]))
 
 
 def test_absent_rows_count_zero_whatever_their_gradients_are():

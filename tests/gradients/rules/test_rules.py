@@ -268,28 +268,23 @@ def test_outer_products_equal_what_they_stand_for(positions):
         )
 
 
-def test_norms_survive_factors_of_extreme_size():
-    # Squared separately, one factor overflows and the other underflows. An example could choose
-    # such factors, and a norm of zero would not be clipped.
-    left, right = tf.fill([1, 1, 2], 3e25), tf.fill([1, 1, 2], 1e-25)
-    norm = tf.sqrt(OuterProducts(left, right).square_norms())
-    tf.debugging.assert_near(norm, [6.0], rtol=1e-5)
-
-
 @pytest.mark.parametrize("positions", [1, 5])
 @pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e-19, 1e-17, 1e-12, 1.0, 1e12, 1e17, 1e19, 1e30])
-def test_quick_norms_never_understate(positions, scale):
+def test_norms_never_understate(positions, scale):
+    # Squared separately, one factor overflows and the other underflows. An example could choose such
+    # factors, and a norm of zero would not be clipped.
     # With five positions of 300 and 200 numbers, the norms are computed by Gram matrices.
     left, right = scale * _random(4, positions, 300), _random(4, positions, 200) / scale
     if positions == 1:
         left, right = left[:, 0], right[:, 0]
     products = OuterProducts(left, right)
-    careful, quick = products.square_norms(), products.quick_square_norms()
+    found = np.array(products.square_norms(), float)
     assert products._products is None
-    careful, quick = np.array(careful), np.array(quick)
-    assert np.all(~np.isfinite(quick) | (quick >= careful * (1 - 1e-5)))
+    left, right = (np.array(f, float).reshape(4, positions, -1) for f in (left, right))
+    exact = np.square(np.einsum("ntp,ntq->npq", left, right)).sum(axis=(1, 2))
+    assert np.all(~np.isfinite(found) | (found >= exact * (1 - 1e-5)))
     if 1e-10 < scale < 1e10:
-        np.testing.assert_allclose(quick, careful, rtol=1e-5)
+        np.testing.assert_allclose(found, exact, rtol=1e-4)
 
 
 def test_cancellation_never_understates_a_norm():
@@ -303,7 +298,6 @@ def test_cancellation_never_understates_a_norm():
     assert products._products is None  # computed by Gram matrices
     exact = Instantiated(tf.matmul(left, right, transpose_a=True)).square_norms()[0]
     assert ours >= exact
-    assert products.quick_square_norms()[0] >= exact
 
 
 def test_lookups_add_up_before_they_are_squared():

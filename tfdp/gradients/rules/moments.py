@@ -18,12 +18,11 @@ from tfdp.gradients.rules.base import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.conv import ConvRule
 from tfdp.gradients.rules.dense import DenseRule
 from tfdp.gradients.rules.per_example_gradient import (
-    CANCELLATION,
     Instantiated,
     OuterProducts,
     PerExampleGradient,
     instantiates,
-    rounding,
+    strict,
     zero_rows,
 )
 from tfdp.layers.public import PublicMoments
@@ -185,17 +184,23 @@ class _ThroughMoments(PerExampleGradient):
         # As for Gram matrices, rounding must not understate a norm where the two terms nearly cancel.
         largest = tf.square(tf.sqrt(direct) + tf.sqrt(added))
         terms = self.base.left.shape[2] + self.base.right.shape[2]
-        square = direct + 2.0 * cross + added + rounding(terms, None) * largest
-        return tf.maximum(square, CANCELLATION * largest)
+        return strict(direct + 2.0 * cross + added, largest, terms, None)
 
     def weighted_sum(self, weights):
         totals = tf.einsum("n,nkc->kc", weights, self.coefficients)
         added = tf.einsum("kc,kpc->pc", totals, self.jacobian)
         return self.base.weighted_sum(weights) + tf.reshape(added, self.shape)
 
-    def kept(self, keep):
-        coefficients = zero_rows(self.coefficients, keep)
-        return _ThroughMoments(self.base.kept(keep), self.jacobian, coefficients, self.shape)
+    def factors(self):
+        return [*self.base.factors(), self.coefficients]
+
+    def kept_factors(self, keep):
+        return [*self.base.kept_factors(keep), zero_rows(self.coefficients, keep)]
+
+    def with_factors(self, factors):
+        *factors, coefficients = factors
+        base = self.base.with_factors(factors)
+        return _ThroughMoments(base, self.jacobian, coefficients, self.shape)
 
     def grouped(self, size):
         coefficients = tf.reshape(self.coefficients, [-1, size, *self.coefficients.shape[1:]])

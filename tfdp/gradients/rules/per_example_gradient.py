@@ -1,8 +1,9 @@
 """Per-example gradients of one variable, kept as factors for as long as that is cheaper.
 
 The classes have all that the ghost engine needs of a gradient: squared norms of the rows, a weighted
-sum of the rows, removal of rows, and sums of consecutive rows. A rule says *what* the gradient is
-(usually a sum of outer products over positions); these classes choose *how* it is cheapest to compute.
+sum of the rows, the tensors whose rows can be removed, and sums of consecutive rows. A rule says *what*
+the gradient is (usually a sum of outer products over positions); these classes choose *how* it is
+cheapest to compute.
 """
 
 import abc
@@ -28,7 +29,7 @@ CANCELLATION = 1e-4
 _UNIT = 2.0**-24  # rounding error of one float32 operation
 # Added to the squared norm of a factor that was not divided by its largest entry first. It is more
 # than float32 arithmetic loses where squares vanish, and negligible beside other squared norms.
-_VANISHING = 1e-24
+VANISHING = 1e-24
 
 
 class PerExampleGradient(abc.ABC):
@@ -47,26 +48,30 @@ class PerExampleGradient(abc.ABC):
 
     @abc.abstractmethod
     def square_norms(self) -> tf.Tensor:
-        """Returns float32 [rows]: squared L2 norms; not finite where a gradient is not."""
+        """Returns float32 [rows]: squared L2 norms.
 
-    def quick_square_norms(self) -> tf.Tensor:
-        """Returns float32 [rows]: squared L2 norms, computed more cheaply than by `square_norms`.
-
-        A result may be non-finite where that of `square_norms` is finite; the caller then falls back
-        to `square_norms`. A result never understates a norm.
+        They are not finite where a gradient is not, and where the square of its norm, or of the norms
+        of its factors, is no number in float32 (from about 1e19). They never understate a norm.
         """
-        return self.square_norms()
 
     @abc.abstractmethod
     def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
         """Returns the sum over rows of `weights[row] * gradient[row]`, of the variable's shape."""
 
     @abc.abstractmethod
-    def kept(self, keep: tf.Tensor) -> "PerExampleGradient":
-        """Returns the gradients with exact zeros in rows where `keep` (bool [rows]) is False.
+    def factors(self) -> list[tf.Tensor]:
+        """Returns the tensors of which the gradients are made, or were computed already."""
 
-        Multiplication by a weight of zero is not enough: 0 * NaN is NaN.
+    @abc.abstractmethod
+    def kept_factors(self, keep: tf.Tensor) -> list[tf.Tensor]:
+        """Returns `factors` with zeros for rows where `keep` (bool [rows]) is False.
+
+        Multiplication by a weight of zero would not be enough: 0 * NaN is NaN.
         """
+
+    @abc.abstractmethod
+    def with_factors(self, factors: list[tf.Tensor]) -> "PerExampleGradient":
+        """Returns the gradients that are made of other tensors, in the order of `factors`."""
 
     @abc.abstractmethod
     def grouped(self, size: int) -> "PerExampleGradient":
@@ -114,8 +119,14 @@ class Instantiated(PerExampleGradient):
             return self.values
         return tf.reshape(self.values, [-1, self.values.shape[1:].num_elements()])
 
-    def kept(self, keep):
-        return Instantiated(zero_rows(self.values, keep), self.finish)
+    def factors(self):
+        return [self.values]
+
+    def kept_factors(self, keep):
+        return [zero_rows(self.values, keep)]
+
+    def with_factors(self, factors):
+        return Instantiated(*factors, self.finish)
 
     def grouped(self, size):
         merged = tf.reshape(self.values, [-1, size, *self.values.shape[1:]])
@@ -175,37 +186,20 @@ class OuterProducts(PerExampleGradient):
         rows, positions, p = self.left.shape
         if instantiates(rows, positions, p, self.right.shape[2]):
             return self.instantiated().square_norms()
-        # Products of squares overflow or vanish long before the products themselves, and a gradient
-        # whose computed norm vanished would not be clipped. After division by the largest entry of
-        # each row, only numbers that are negligible beside that entry can vanish.
-        left, left_scale = normalized(self.left)
-        right, right_scale = normalized(self.right)
-        return self._square_norms(left, right) * tf.square(left_scale * right_scale)
-
-    @staticmethod
-    def _square_norms(left, right, vanishing=0.0):
-        left_squares = tf.reduce_sum(tf.square(left), axis=2) + vanishing
-        right_squares = tf.reduce_sum(tf.square(right), axis=2) + vanishing
-        if left.shape[1] == 1:
-            return left_squares[:, 0] * right_squares[:, 0]
-        left_gram = tf.matmul(left, left, transpose_b=True)
-        right_gram = tf.matmul(right, right, transpose_b=True)
-        square = tf.reduce_sum(left_gram * right_gram, axis=[1, 2])
-        largest = tf.square(tf.reduce_sum(tf.sqrt(left_squares * right_squares), axis=1))
-        terms = left.shape[2] + right.shape[2]
-        square += rounding(terms, left.shape[1]) * largest
-        return tf.maximum(square, CANCELLATION * largest)
-
-    def quick_square_norms(self):
-        rows, positions, p = self.left.shape
-        if instantiates(rows, positions, p, self.right.shape[2]):
-            return self.instantiated().square_norms()
-        # This is `square_norms` without the division by the largest entries. A factor that overflows
-        # makes its row infinite; _VANISHING makes up for squares that vanish.
+        # Products of squares overflow or vanish long before the products themselves. A factor that
+        # overflows makes its row infinite; VANISHING makes up for squares that vanish.
         if self._flat is not None:
             left, right = map(_row_squares, self._flat)
-            return (left + _VANISHING) * (right + _VANISHING)
-        return self._square_norms(self.left, self.right, _VANISHING)
+            return (left + VANISHING) * (right + VANISHING)
+        left_squares = tf.reduce_sum(tf.square(self.left), axis=2) + VANISHING
+        right_squares = tf.reduce_sum(tf.square(self.right), axis=2) + VANISHING
+        if positions == 1:
+            return left_squares[:, 0] * right_squares[:, 0]
+        left_gram = tf.matmul(self.left, self.left, transpose_b=True)
+        right_gram = tf.matmul(self.right, self.right, transpose_b=True)
+        square = tf.reduce_sum(left_gram * right_gram, axis=[1, 2])
+        largest = tf.square(tf.reduce_sum(tf.sqrt(left_squares * right_squares), axis=1))
+        return strict(square, largest, p + self.right.shape[2], positions)
 
     def weighted_sum(self, weights):
         if self._products is not None:
@@ -218,10 +212,18 @@ class OuterProducts(PerExampleGradient):
         right = tf.reshape(right, [-1, self.right.shape[2]])
         return self.finish(tf.matmul(left, right, transpose_a=True))
 
-    def kept(self, keep):
+    def factors(self):
         if self._products is not None:
-            return self._products.kept(keep)
-        return OuterProducts(zero_rows(self.left, keep), zero_rows(self.right, keep), self.finish)
+            return self._products.factors()
+        return list(self._flat or (self.left, self.right))
+
+    def kept_factors(self, keep):
+        return [zero_rows(factor, keep) for factor in self.factors()]
+
+    def with_factors(self, factors):
+        if self._products is not None:
+            return self._products.with_factors(factors)
+        return OuterProducts(*factors, self.finish)
 
     def grouped(self, size):
         def merge(factor):
@@ -277,10 +279,18 @@ class Lookups(PerExampleGradient):
     def weighted_sum(self, weights):
         return self._added().weighted_sum(weights, self.size)
 
-    def kept(self, keep):
-        kept = Lookups(self.indices, zero_rows(self.vectors, keep), self.size)
-        kept._sums = self._added().kept(keep)
-        return kept
+    def factors(self):
+        return [self.indices, self.vectors, self._added().sums]
+
+    def kept_factors(self, keep):
+        sums = zero_rows(self._added().sums, tf.gather(keep, self._added().rows))
+        return [zero_rows(self.indices, keep), zero_rows(self.vectors, keep), sums]
+
+    def with_factors(self, factors):
+        indices, vectors, sums = factors
+        found = Lookups(indices, vectors, self.size)
+        found._sums = dataclasses.replace(self._added(), sums=sums)
+        return found
 
     def grouped(self, size):
         positions = tf.shape(self.indices)[1]
@@ -352,10 +362,6 @@ class _SumsOfLookups:
         indices = tf.where(self.indices < size, self.indices, -1)  # negative ones are left out
         return tf.math.unsorted_segment_sum(weighted, indices, size)
 
-    def kept(self, keep):
-        sums = zero_rows(self.sums, tf.gather(keep, self.rows))
-        return dataclasses.replace(self, sums=sums)
-
 
 @contextlib.contextmanager
 def expecting_rows(rows: int | None):
@@ -407,6 +413,17 @@ def rounding(terms: int, positions: int | None) -> float:
     return _UNIT * (2.0 + math.sqrt(terms)) / math.sqrt((positions or 2) / 2)
 
 
+def strict(square, largest, terms: int, positions: int | None):
+    """Raises squared norms that rounding may have understated because terms cancel.
+
+    Args:
+        square: float32 [rows]: squared norms, from Gram matrices.
+        largest: float32 [rows]: the squares of the triangle inequality's bounds.
+        terms, positions: as in `rounding`.
+    """
+    return tf.maximum(square + rounding(terms, positions) * largest, CANCELLATION * largest)
+
+
 def identity(total):
     """Returns its argument: the `finish` of gradients that are in the variable's shape already."""
     return total
@@ -424,10 +441,3 @@ def _row_squares(values):
         return tf.reduce_sum(tf.square(values), axis=1)  # XLA lacks the operation below
     # This operation reads the values once and does not write squares (measured: half the time).
     return tf.square(tf.math.reduce_euclidean_norm(values, axis=1))
-
-
-def normalized(factor):
-    """Divides each row by its largest absolute value; returns (quotients, these values [rows])."""
-    scale = tf.reduce_max(tf.abs(factor), axis=[1, 2])
-    inverse = 1.0 / tf.maximum(scale, 1e-37)
-    return factor * inverse[:, tf.newaxis, tf.newaxis], scale

@@ -12,19 +12,15 @@ cancel are bounded as they are added.
 import tensorflow as tf
 
 from tfdp.gradients.rules.per_example_gradient import (
-    CANCELLATION,
+    VANISHING,
     Instantiated,
     Lookups,
     OuterProducts,
     PerExampleGradient,
     identity,
     instantiates,
-    normalized,
-    rounding,
+    strict,
 )
-
-# Added to squares that were not divided by the largest entry first, as in `OuterProducts`.
-_VANISHING = 1e-24
 
 
 def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
@@ -144,20 +140,7 @@ class LookupsAndProducts(PerExampleGradient):
         return Instantiated(tf.add_n([_in_layout_of_variable(part) for part in parts]))
 
     def square_norms(self):
-        # As in `OuterProducts.square_norms`, each row is divided by its largest entries first.
-        left, left_scale = normalized(self.products.left)
-        right, right_scale = normalized(self.products.right)
-        vectors, scale = normalized(self.lookups.vectors)
-        largest = tf.maximum(tf.maximum(left_scale * right_scale, scale), 1e-37)
-        right *= (left_scale * right_scale / largest)[:, tf.newaxis, tf.newaxis]
-        vectors *= (scale / largest)[:, tf.newaxis, tf.newaxis]
-        return self._square_norms(left, right, vectors) * tf.square(largest)
-
-    def quick_square_norms(self):
-        products = self.products
-        return self._square_norms(products.left, products.right, self.lookups.vectors, _VANISHING)
-
-    def _square_norms(self, left, right, vectors, vanishing=0.0):
+        left, right, vectors = self.products.left, self.products.right, self.lookups.vectors
         indices = tf.clip_by_value(self.lookups.indices, 0, self.lookups.size - 1)
         met = tf.gather(left, indices, axis=2, batch_dims=1)  # [rows, products, lookups]
         same = tf.equal(indices[:, :, tf.newaxis], indices[:, tf.newaxis])
@@ -175,23 +158,29 @@ class LookupsAndProducts(PerExampleGradient):
         # As in `OuterProducts`, rounding must not understate a norm where terms nearly cancel.
         largest = tf.add_n(
             [
-                tf.reduce_sum(tf.sqrt(_squares(left, vanishing) * _squares(right, vanishing)), 1),
-                tf.reduce_sum(tf.sqrt(_squares(vectors, vanishing)), 1),
+                tf.reduce_sum(tf.sqrt(_squares(left) * _squares(right)), axis=1),
+                tf.reduce_sum(tf.sqrt(_squares(vectors)), axis=1),
             ]
         )
-        largest = tf.square(largest)
-        square += rounding(left.shape[2] + right.shape[2], None) * largest
-        square = tf.maximum(square, CANCELLATION * largest)
-        # `Lookups` has NaN where an index does not exist. It also makes sums here that `weighted_sum`
-        # needs, maybe in a branch of a condition.
+        square = strict(square, tf.square(largest), left.shape[2] + right.shape[2], None)
+        # `Lookups` has NaN where an index does not exist.
         bad = tf.math.is_nan(self.lookups.square_norms())
         return tf.where(bad, float("nan"), square)
 
     def weighted_sum(self, weights):
         return self.lookups.weighted_sum(weights) + self.products.weighted_sum(weights)
 
-    def kept(self, keep):
-        return LookupsAndProducts(self.lookups.kept(keep), self.products.kept(keep))
+    def factors(self):
+        return self.lookups.factors() + self.products.factors()
+
+    def kept_factors(self, keep):
+        return self.lookups.kept_factors(keep) + self.products.kept_factors(keep)
+
+    def with_factors(self, factors):
+        count = len(self.lookups.factors())
+        return LookupsAndProducts(
+            self.lookups.with_factors(factors[:count]), self.products.with_factors(factors[count:])
+        )
 
     def grouped(self, size):
         return LookupsAndProducts(self.lookups.grouped(size), self.products.grouped(size))
@@ -201,5 +190,5 @@ def _gram(factor):
     return tf.matmul(factor, factor, transpose_b=True)
 
 
-def _squares(factor, vanishing):
-    return tf.reduce_sum(tf.square(factor), axis=2) + vanishing
+def _squares(factor):
+    return tf.reduce_sum(tf.square(factor), axis=2) + VANISHING
