@@ -250,7 +250,8 @@ class TestReport:
         assert "**Invented numbers, for a test.**" in text
         assert "2026-01-02" in text
         assert "| 64 | **tfdp** | 1.5 (1.2 to 3) | 1.5 (1.2 to 1.5) | 660 | 1.10 |" in text
-        assert "| mlp | 64 | 1.5 | 1.5 | 1.10 | Opacus, ghost clipping | 4.5 |  | 3 |" in text
+        assert "| mlp | 64 | 1.5 | 1.5 (1.2 to 1.5) | 1.1 | 1 | 1 | 1.10 |" in text
+        assert "| mlp | 64 | 1.5 | Opacus, ghost clipping | 4.5 |  | 3 |" in text
         assert "not supported: no rule" in text
         assert "tfdp 0.1.0" in text
 
