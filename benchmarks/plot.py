@@ -48,7 +48,14 @@ def draw(rows: list[Row], labels: dict[str, str], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    timed = [row for row in rows if row.step_ms is not None]
+    timed = [
+        row
+        for row in rows
+        if row.step_ms is not None
+        and row.model in MODELS
+        and (row.subject in _MARKERS or family_of(row.subject).name in _COLOURS)
+        and "microbatches" not in row.subject
+    ]
     lots = sorted({row.lot for row in timed})
     models = [model for model in MODELS if any(row.model == model for row in timed)]
     width = min(17.0, max(12.5, 1.6 + 0.8 * len(lots) * len(models)))

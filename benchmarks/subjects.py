@@ -88,6 +88,8 @@ FAMILIES = {
 PEERS = {
     "tfdp": "tfdp",
     "tfdp_vectorized": "tfdp",
+    "tfdp_microbatches": "tfdp",
+    "tfdp_vectorized_microbatches": "tfdp",
     "tfdp_xla": "tfdp_xla",
     "tf_privacy": "tf_privacy",
     "tf_privacy_fast": "tf_privacy",
@@ -100,6 +102,8 @@ LABELS = {
     "keras_tf": "Keras 3 on TensorFlow, no privacy",
     "tfdp": "tfdp",
     "tfdp_vectorized": "tfdp, exact engine (vectorized_map)",
+    "tfdp_microbatches": "tfdp, microbatches of 4",
+    "tfdp_vectorized_microbatches": "tfdp, exact engine, microbatches of 4",
     "keras_tf_xla": "Keras 3 on TensorFlow, no privacy, XLA",
     "tfdp_xla": "tfdp, XLA",
     "keras2_tf": "Keras 2 on TensorFlow 2.15, no privacy",

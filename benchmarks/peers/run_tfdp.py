@@ -2,7 +2,14 @@
 
 import protocol
 
-ENGINES = {"tfdp": "auto", "tfdp_vectorized": "vectorized", "tfdp_xla": "auto"}
+ENGINES = {
+    "tfdp": "auto",
+    "tfdp_vectorized": "vectorized",
+    "tfdp_microbatches": "auto",
+    "tfdp_vectorized_microbatches": "vectorized",
+    "tfdp_xla": "auto",
+}
+MICROBATCH_SIZE = 4
 COMPILED = ("tfdp_xla", "keras_tf_xla")
 
 
@@ -24,6 +31,7 @@ def run(spec, start):
             learning_rate=protocol.LEARNING_RATE,
             l2_norm_clip=protocol.L2_NORM_CLIP,
             noise_multiplier=protocol.NOISE_MULTIPLIER,
+            num_microbatches=_microbatches(spec),
         )
     else:
         optimizer = keras.optimizers.SGD(protocol.LEARNING_RATE)
@@ -36,6 +44,10 @@ def run(spec, start):
     protocol.fit(keras, model, start(), x, y)
     versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
     return {"versions": versions | {"tfdp": tfdp.__version__}}
+
+
+def _microbatches(spec):
+    return spec["lot"] // MICROBATCH_SIZE if "microbatches" in spec["subject"] else None
 
 
 def _build(spec):

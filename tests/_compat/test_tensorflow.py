@@ -186,17 +186,19 @@ def test_pfor_input():
         rules["BatchMatMulV2"] = own
 
 
-def test_batch_of_one_has_no_static_length():
+def test_the_length_of_a_batch_of_one_is_unknown_only_where_it_has_no_other_axis():
     shapes = []
 
     @tf.function
-    def run(x):
-        one = pfor_repairs.batch_of_one(x)
-        shapes.append(one.shape.as_list())
+    def run(tree):
+        one = pfor_repairs.batch_of_one(tree)
+        shapes.extend(leaf.shape.as_list() for leaf in one)
         return one
 
-    np.testing.assert_array_equal(run(tf.constant([1.0, 2.0])), [[1.0, 2.0]])
-    assert shapes == [[None, 2]]
+    found = run((tf.constant([1.0, 2.0]), tf.constant(3.0)))
+    np.testing.assert_array_equal(found[0], [[1.0, 2.0]])
+    np.testing.assert_array_equal(found[1], [3.0])
+    assert shapes == [[1, 2], [None]]
 
 
 def test_products_with_a_shared_matrix_are_plain_products():

@@ -19,17 +19,13 @@ to something of whatever rank, such as the bias of an EinsumDense with `bias_axe
 
 With oneDNN, a softmax of six axes ends with "could not create a primitive descriptor"; attention over
 two axes of an example has as many, with that of the examples. This module merges all axes but the last.
-
-Keras 3.15 treats an added tensor as a bias if exactly one of its axes is longer than one. In a batch
-of one, this can be an ordinary tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor along
-the wrong axis. Therefore `batch_of_one` makes the leading dimension of a batch of one unknown.
 """
 
 import functools
 
 import tensorflow as tf
 
-from tfdp._compat import pfor_conv3d, pfor_indices, pfor_ops
+from tfdp._compat import addition, pfor_conv3d, pfor_indices, pfor_ops
 from tfdp._compat.kernel_gradients import kernel_gradients
 from tfdp._compat.patches import Window
 from tfdp._compat.pfor_conversion import looped
@@ -39,6 +35,7 @@ from tfdp._compat.versions import borrowing
 @functools.cache
 def register() -> None:
     """Replaces TensorFlow's own rules for these ops, once per process, and adds those that it lacks."""
+    addition.register()
     pfor_ops.register()
     pfor_conv3d.register()
     pfor_indices.register()
@@ -47,6 +44,7 @@ def register() -> None:
 
         rules = pfor._pfor_converter_registry
         product_rule = rules["BatchMatMulV2"]
+        plain_rule = rules["MatMul"]
         filter_rule = rules["Conv2DBackpropFilter"]
         depthwise_rule = rules["DepthwiseConv2dNativeBackpropFilter"]
         bias_rule = rules["BiasAdd"]
@@ -63,15 +61,19 @@ def register() -> None:
         stacked = stacked.t
         for _ in range(extra):
             stacked = tf.expand_dims(stacked, 1)
-        matrix = tf.reshape(shared.t, tf.shape(shared.t)[-2:])
+        matrix = shared.t[(0,) * (shape.rank - 2)] if shape.rank > 2 else shared.t
         if pfor_input.get_attr("adj_x"):
             stacked = tf.linalg.adjoint(stacked)
         if pfor_input.get_attr("adj_y"):
             matrix = tf.linalg.adjoint(matrix)
-        product = tf.matmul(tf.reshape(stacked, tf.stack([-1, tf.shape(matrix)[0]])), matrix)
-        whole = tf.concat([tf.shape(stacked)[:-1], tf.shape(matrix)[1:]], axis=0)
-        static = [*stacked.shape[:-1], matrix.shape[1]]
-        return pfor.wrap(tf.ensure_shape(tf.reshape(product, whole), static), True)
+        return pfor.wrap(tf.ensure_shape(*_product(stacked, matrix)), True)
+
+    def convert_plain_product(pfor_input):
+        stacked, shared = pfor_input.input(0), pfor_input.input(1)
+        if shared.is_stacked or not stacked.is_stacked or pfor_input.get_attr("transpose_a"):
+            return plain_rule(pfor_input)
+        matrix = tf.transpose(shared.t) if pfor_input.get_attr("transpose_b") else shared.t
+        return pfor.wrap(tf.ensure_shape(*_product(stacked.t, matrix)), True)
 
     def convert_filter_gradient(pfor_input):
         inputs = pfor_input.input(0)
@@ -113,6 +115,7 @@ def register() -> None:
         return pfor.wrap(value.t, value.is_stacked)
 
     rules["BatchMatMulV2"] = convert_product
+    rules["MatMul"] = convert_plain_product
     rules["Conv2DBackpropFilter"] = convert_filter_gradient
     rules["DepthwiseConv2dNativeBackpropFilter"] = convert_depthwise_gradient
     rules["BiasAdd"] = convert_bias
@@ -120,6 +123,20 @@ def register() -> None:
     rules["Softmax"] = functools.partial(convert_softmax, tf.nn.softmax)
     rules["LogSoftmax"] = functools.partial(convert_softmax, tf.nn.log_softmax)
     rules.setdefault("PlaceholderWithDefault", convert_identity)
+
+
+def _product(stacked, matrix):
+    """Multiplies [..., p] with [p, q] as one matrix product; returns (product, its static shape)."""
+    static = [*stacked.shape[:-1], matrix.shape[1]]
+    product = tf.matmul(tf.reshape(stacked, [-1, _length(matrix, 0)]), matrix)
+    if static.count(None) < 2:
+        return tf.reshape(product, [-1 if n is None else n for n in static]), static
+    whole = tf.concat([tf.shape(stacked)[:-1], [_length(matrix, 1)]], axis=0)
+    return tf.reshape(product, whole), static
+
+
+def _length(tensor, axis):
+    return tensor.shape[axis] if tensor.shape[axis] is not None else tf.shape(tensor)[axis]
 
 
 def _filter_gradients(pfor_input):
@@ -143,12 +160,17 @@ def _filter_gradients(pfor_input):
 
 
 def batch_of_one(tree):
-    """Reshapes every leaf [...], which is one example, to [1, ...] with a dynamic leading dimension."""
+    """Gives every leaf [...], which is one example, a leading axis of length one.
 
+    Where shapes are known, the vectorized graph has far fewer operations. But the length of a tensor
+    with no other axis stays unknown, because layers of Keras would take an axis of length one for one
+    of features.
+    """
     register()
 
     def grown(leaf):
-        shape = [None, *leaf.shape]
-        return tf.raw_ops.PlaceholderWithDefault(input=leaf[tf.newaxis], shape=shape)
+        if leaf.shape.rank:
+            return leaf[tf.newaxis]
+        return tf.raw_ops.PlaceholderWithDefault(input=leaf[tf.newaxis], shape=[None])
 
     return tf.nest.map_structure(grown, tree)
