@@ -203,18 +203,52 @@ def test_large_passes_work_in_turn_with_equal_results(monkeypatch):
 
         graph = sums.get_concrete_function(tf.constant(x), tf.constant(y)).graph
         (loop,) = [o for o in graph.get_operations() if o.type in ("While", "StatelessWhile")]
-        waits_for = [c for i in loop.inputs if i.op.type == "Const" for c in i.op.control_inputs]
-        late = [o for o in graph.get_operations() if o.type == "Identity" and o.control_inputs]
-        return sums(tf.constant(x), tf.constant(y)), waits_for, len(late)
+        late = [
+            node
+            for function in graph.as_graph_def().library.function
+            for node in function.node_def
+            if node.op == "Identity" and any(name.startswith("^") for name in node.input)
+        ]
+        parallel = loop.get_attr("parallel_iterations")
+        return sums(tf.constant(x), tf.constant(y)), parallel, len(late)
 
-    at_once, waits_for, identities = traced()
-    assert not waits_for
+    at_once, parallel, identities = traced()
+    assert parallel == 2
     monkeypatch.setattr(chunking, "_LARGE_BYTES", 0)
-    in_turn, waits_for, late = traced()
-    assert len(waits_for) == len(in_turn)  # one control input for every sum of the first chunk
+    in_turn, parallel, late = traced()
+    assert parallel == 1
     assert late == identities + 2  # the inputs of the two layers
     for ours, theirs in zip(in_turn, at_once, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_the_model_is_traced_once_for_all_chunks():
+    traces = []
+
+    @keras.saving.register_keras_serializable("test_lot")
+    class Counted(layers.Dense):
+        def call(self, inputs):
+            traces.append(self)
+            return super().call(inputs)
+
+    made = keras.Sequential([keras.Input((3,)), Counted(2)])
+    made.compile(loss="mse")
+    forward = Forward(made)
+    x, y = tf.ones([6, 3]), tf.ones([6, 2])
+
+    def operations(physical_batch_size):
+        @tf.function(autograph=False)
+        def sums(x, y):
+            arguments = (forward, GlobalL2Clip(0.5), x, y, tf.ones(6))
+            engine = choose_engine("vectorized", made)
+            return bounded_sum(engine, *arguments, physical_batch_size=physical_batch_size).sums
+
+        traces.clear()
+        sums.get_concrete_function(x, y)
+        return len(traces)
+
+    assert forward.row_bytes  # traces the model, too
+    assert operations(2) == operations(6) > 0
 
 
 @hypothesis.given(st.integers(0, 5000), st.integers(1, 300), st.integers(1, 7))

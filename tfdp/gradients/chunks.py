@@ -92,6 +92,7 @@ def suitable_rows(forward, rows, expected, microbatch_size):
         expected: about how many rows are expected where `rows` is None; None where that is unknown.
         microbatch_size: the result is a multiple of it.
     """
+    usual = rows or expected
     if rows is None and expected is not None:
         rows = expected + 2 * math.isqrt(expected)  # few Poisson lots are larger
     least, most = _CHUNK_ROWS
@@ -101,10 +102,10 @@ def suitable_rows(forward, rows, expected, microbatch_size):
     if not any(isinstance(layer, chunked) for layer in layers_of(forward.model)):
         return None
     limit = max(_CHUNK_BYTES // forward.row_bytes, least) if forward.row_bytes else most
-    chunks = max(int(rows / limit + 0.5), math.ceil(rows / most))
+    chunks = max(int(usual / limit + 0.5), math.ceil(rows / most))
     if chunks < 2:
         return None
-    # Rounded up, so that a lot of the usual size does not need one more chunk.
+    # As many rows as let larger lots have no more chunks than the usual one.
     return math.ceil(math.ceil(rows / chunks) / microbatch_size) * microbatch_size
 
 

@@ -11,6 +11,7 @@ from absl import logging
 from tfdp._compat.tensorflow import inside_xla
 from tfdp._validate import one_of
 from tfdp.gradients.bounds import L2Clip
+from tfdp.gradients.chunk_loop import sum_of_chunks
 from tfdp.gradients.chunks import (
     balanced,
     number_of_rows,
@@ -158,37 +159,8 @@ def bounded_sum(
         with expecting_rows(physical_batch_size):
             return engine(forward, bound, *part, chunk, microbatch_size)
 
-    # The first chunk is computed outside the loop, because the loop needs the structure of its
-    # results. There always is a first chunk: an empty lot is one chunk of padding.
-    first = run(tf.constant(0))
-    per_row = _per_row(first)
-    leaves = tf.nest.flatten(per_row)
-    arrays = [
-        tf.TensorArray(leaf.dtype, size=chunks, element_shape=leaf.shape).write(0, leaf)
-        for leaf in leaves
-    ]
-
-    def body(chunk, sums, non_finite, arrays):
-        part = run(chunk)
-        rows = _per_row(part)
-        sums = [a + b for a, b in zip(sums, part.sums, strict=True)]
-        arrays = [
-            a.write(chunk, leaf) for a, leaf in zip(arrays, tf.nest.flatten(rows), strict=True)
-        ]
-        return chunk + 1, sums, non_finite + part.non_finite, arrays
-
-    with tf.control_dependencies(
-        first.sums if works_in_sequence(forward, physical_batch_size) else []
-    ):
-        second = tf.constant(1)
-    _, sums, non_finite, arrays = tf.while_loop(
-        lambda chunk, *_: chunk < chunks,
-        body,
-        (second, first.sums, first.non_finite, arrays),
-        parallel_iterations=1,
-    )
-    merged = tf.nest.pack_sequence_as(per_row, [a.concat() for a in arrays])
-    merged = dataclasses.replace(first, sums=sums, non_finite=non_finite, **merged)
+    # An empty lot is one chunk of padding.
+    merged = sum_of_chunks(run, chunks, works_in_sequence(forward, physical_batch_size))
     return _without_padding(_with_room_for_rounding(merged, static_rows, expected_rows), total)
 
 
@@ -208,12 +180,6 @@ def _with_room_for_rounding(lot: BoundedSum, rows: int | None, expected: int | N
     rows = rows or 2 * (expected or _USUAL_ROWS)
     room = 2.0**-24 * (16 + rows / 4) + (2.0**-15 if inside_xla() else 0.0)
     return dataclasses.replace(lot, sums=[part * (1.0 - room) for part in lot.sums])
-
-
-def _per_row(part: BoundedSum) -> dict:
-    """The fields of a chunk's result that have an entry for every row or microbatch."""
-    names = ("norms", "present", "clipped", "losses", "output_losses", "outputs")
-    return {name: getattr(part, name) for name in names}
 
 
 def _without_padding(lot: BoundedSum, rows) -> BoundedSum:

@@ -23,10 +23,14 @@ class _AffineRule(Rule):
         """Returns a context in which the layer's own `call` only normalizes."""
         raise NotImplementedError
 
+    def normalized(self, inputs):
+        """Returns the inputs normalized, without gamma and beta."""
+        with self.plain():
+            return type(self.layer).call(self.layer, inputs)
+
     def call(self, record, inputs):
         gamma, beta = self.layer.gamma, self.layer.beta
-        with self.plain():
-            normalized = type(self.layer).call(self.layer, inputs)
+        normalized = self.normalized(inputs)
         rank = normalized.shape.rank
         axes = self.axes(rank)
         shape = [normalized.shape[i] if i in axes else 1 for i in range(rank)]
@@ -76,6 +80,47 @@ class GroupNormalizationRule(_AffineRule):
 
     def plain(self):
         return replaced(self.layer, scale=False, center=False)
+
+    def normalized(self, inputs):
+        rank = inputs.shape.rank
+        if self.axes(rank) != [rank - 1] or not inputs.shape[1:].is_fully_defined():
+            return super().normalized(inputs)
+        groups, channels = self.layer.groups, inputs.shape[-1]
+        split = tf.reshape(
+            inputs, [-1, inputs.shape[1:-1].num_elements(), groups, channels // groups]
+        )
+        normalized = _normalized_groups(tf.cast(split, tf.float32), self.layer.epsilon)
+        return tf.cast(
+            tf.reshape(normalized, [-1, *inputs.shape[1:]]),
+            keras.backend.standardize_dtype(inputs.dtype),
+        )
+
+
+def _normalized_groups(values, epsilon):
+    """Normalizes [rows, positions, groups, channels] over positions and channels.
+
+    Mean and variance are sums over one axis after the other, which take a quarter of the time of a sum
+    over both on a CPU, and so do those of the gradient (measured).
+    """
+    count = values.shape[1] * values.shape[3]
+
+    def mean(values):
+        total = tf.reduce_sum(tf.reduce_sum(values, axis=1), axis=-1)
+        return (total / count)[:, tf.newaxis, :, tf.newaxis]
+
+    @tf.custom_gradient
+    def normalize(values):
+        centered = values - mean(values)
+        inverse = tf.math.rsqrt(mean(tf.square(centered)) + epsilon)
+        normalized = centered * inverse
+
+        def gradient(upstream):
+            along = mean(upstream * normalized)
+            return inverse * (upstream - mean(upstream) - normalized * along)
+
+        return normalized, gradient
+
+    return normalize(values)
 
 
 @register(PublicBatchNormalization)
