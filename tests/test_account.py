@@ -594,3 +594,12 @@ def test_a_callback_of_ones_own_costs_two_digests_a_step(monkeypatch):
     per_epoch = count(3) - count(2)
     floats = sum(keras.backend.is_float_dtype(v.dtype) for v in model.weights)
     assert per_epoch <= floats * (2 * 3 + 3)  # three steps, and the ends of the epoch
+
+
+def test_a_callback_that_gets_a_hook_between_steps_during_fit_is_refused():
+    class Late(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.on_train_batch_end = lambda batch, logs=None: None
+
+    with pytest.raises(RuntimeError, match="Callback Late got a hook between steps"):
+        fit(private(), callbacks=[Late()])

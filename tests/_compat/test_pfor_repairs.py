@@ -125,3 +125,13 @@ def test_filter_gradients_of_rows_are_no_loop():
     images = tf.TensorSpec([None, 1, 5, 5, 2])
     graph = tf.function(lambda x: tf.vectorized_map(one, x)).get_concrete_function(images).graph
     assert not [op.type for op in graph.get_operations() if "While" in op.type]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("shape", [(1, 4), (2, 1, 3, 1), (2, 3)])
+def test_a_squeeze_without_axes_keeps_the_rows(rows, shape):
+    pfor_repairs.register()
+    values = tf.constant(np.random.default_rng(0).normal(size=(rows, *shape)), tf.float32)
+    found = tf.function(lambda x: tf.vectorized_map(tf.squeeze, x))(values)
+    assert found.shape == (rows, *(n for n in shape if n > 1))
+    np.testing.assert_array_equal(tf.reshape(found, [-1]), tf.reshape(values, [-1]))

@@ -46,6 +46,8 @@ def _is_no_bias(shape, added) -> bool:
     place = long[0] + len(shape) - len(added)  # in the shape of the sum
     if place < 0 or len(added) > len(shape):
         return True
+    if len(added) > 1 and list(shape) == list(added):
+        return True  # a sum of equals, for which Keras would remove axes first
     if shape[place] not in (1, length):
         return False  # no sum at all for NumPy
     return place != (len(shape) - 1 if shape[-1] == length else 1)

@@ -48,6 +48,7 @@ def register() -> None:
         filter_rule = rules["Conv2DBackpropFilter"]
         depthwise_rule = rules["DepthwiseConv2dNativeBackpropFilter"]
         bias_rule = rules["BiasAdd"]
+        squeeze_rule = rules["Squeeze"]
 
     def convert_product(pfor_input):
         stacked, shared = pfor_input.input(0), pfor_input.input(1)
@@ -110,6 +111,15 @@ def register() -> None:
         flat = tf.reshape(values, tf.stack([-1, tf.shape(values)[-1]]))
         return pfor.wrap(tf.reshape(op(flat), tf.shape(values)), True)
 
+    def convert_squeeze(pfor_input):
+        # Without named axes, TensorFlow's rule would also remove the axis of the rows if there is one.
+        shape = pfor_input.op.inputs[0].shape
+        if pfor_input.get_attr("squeeze_dims") or not shape.is_fully_defined():
+            return squeeze_rule(pfor_input)
+        axes = [place + 1 for place, length in enumerate(shape) if length == 1]
+        values = pfor_input.stacked_input(0)
+        return pfor.wrap(tf.squeeze(values, axes) if axes else values, True)
+
     def convert_identity(pfor_input):
         value = pfor_input.input(0)
         return pfor.wrap(value.t, value.is_stacked)
@@ -118,6 +128,7 @@ def register() -> None:
     rules["MatMul"] = convert_plain_product
     rules["Conv2DBackpropFilter"] = convert_filter_gradient
     rules["DepthwiseConv2dNativeBackpropFilter"] = convert_depthwise_gradient
+    rules["Squeeze"] = convert_squeeze
     rules["BiasAdd"] = convert_bias
     rules["BiasAddGrad"] = convert_bias_gradient
     rules["Softmax"] = functools.partial(convert_softmax, tf.nn.softmax)

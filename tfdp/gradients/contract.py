@@ -25,7 +25,8 @@ class BoundedSum:
         sums: float32 tensors, one per trainable variable: the sum of the bounded gradients.
         norms: float32 [microbatches]: L2 norms of the gradients before bounding, 0 where no example is
             present with a finite gradient.
-        present: bool [microbatches]: whether some example of the microbatch is present.
+        present: bool [microbatches]: whether some example of the microbatch is present, and the
+            square of its norm is a number.
         clipped: float32 [microbatches]: 1 where the bound shortened the gradient.
         non_finite: int32 scalar: number of examples that count zero because their gradient is not
             finite.

@@ -143,7 +143,7 @@ def bracketed(model, callbacks, training_metrics):
     between = any(_acts_between_steps(callback) for callback in given)
     swaps = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in given)
     first = (_RememberSteps if between else _Remember)(swaps)
-    last = (_ExamineSteps if between else _Examine)(first)
+    last = _ExamineSteps(first) if between else _Examine(first, given)
     given = [first, *given, last]
     if not a_list:
         return given
@@ -221,13 +221,22 @@ class _Examine(keras.callbacks.Callback):
 
     Args:
         first: the callback that runs before all others.
+        others: those that must not act between steps, since nothing would look for their changes.
     """
 
-    def __init__(self, first: _Remember):
+    def __init__(self, first: _Remember, others=()):
         super().__init__()
-        self._first = first
+        self._first, self._others = first, others
 
     def on_epoch_begin(self, epoch, logs=None):
+        for callback in self._others:
+            if _acts_between_steps(callback):  # a hook that it got after `fit` began
+                raise RuntimeError(
+                    f"Callback {type(callback).__name__} got a hook between steps (such as "
+                    "on_train_batch_end) after fit began, when it was decided that nothing has to "
+                    "look for changed weights between steps. Expected a callback that has all its "
+                    "hooks before fit. Define the hook as a method of its class."
+                )
         self.examine()
 
     def on_epoch_end(self, epoch, logs=None):

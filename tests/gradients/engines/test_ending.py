@@ -95,6 +95,18 @@ def test_a_bad_index_removes_its_row_from_its_microbatch(microbatch_size):
     assert np.all(np.isfinite(found.sums[0]))
 
 
+def test_a_microbatch_whose_squares_overflow_counts_zero():
+    large = np.ones((ROWS, 20), np.float32)
+    large[2:4] = 5e18  # five such numbers have a square, their doubles have none
+    parts = [Instantiated(tf.constant(large[:, :5])), None, None]
+    rest = dict(losses=None, output_losses=None, outputs=0, state=[])
+    found = bounded(parts, VARIABLES[2:] + VARIABLES[:2], BOUNDS[0], tf.ones(ROWS), 2, **rest)
+    np.testing.assert_allclose(found.norms, [np.sqrt(5), 0, np.sqrt(5), np.sqrt(5)], rtol=1e-6)
+    assert int(found.non_finite) == 2
+    np.testing.assert_array_equal(found.present, [True, False, True, True])
+    np.testing.assert_allclose(found.sums[0], 3 / np.sqrt(5) * np.ones(5), rtol=1e-5)
+
+
 def test_absent_rows_count_zero_whatever_their_gradients_are():
     # A broken rule, which gives a gradient to an absent row.
     sums, norms, clipped, _, present = run(ones(2, 3), BOUNDS[0])

@@ -10,6 +10,7 @@ from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import exact
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum
+from tfdp.gradients.per_example import per_example_gradients
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -269,3 +270,20 @@ def test_an_op_that_cannot_be_vectorized_is_named():
         NotImplementedError, match=r"'odd' \(Odd\) .* cannot vectorize: .* op Unique"
     ):
         run(model, x, y, np.ones(5))
+
+
+@pytest.mark.parametrize("layer", [layers.LSTM, layers.GRU, layers.SimpleRNN])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_recurrent_layers_with_one_row(layer, rows):
+    model = keras.Sequential([keras.Input((5, 3)), layer(4), layers.Dense(2)])
+    model.compile(loss="mse")
+    draw = np.random.default_rng(0).normal
+    x, y = draw(size=(rows, 5, 3)).astype("float32"), draw(size=(rows, 2)).astype("float32")
+    run = tf.function(lambda x, y: per_example_gradients(model, x, y), autograph=False)
+    found = run(tf.constant(x), tf.constant(y))
+    for row in range(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x[row : row + 1]) - y[row : row + 1]))
+        expected = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours[row], theirs, rtol=1e-4, atol=1e-6)

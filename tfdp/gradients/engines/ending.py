@@ -41,6 +41,11 @@ def bounded(
         gradients = [None if g is None else g.grouped(microbatch_size) for g in gradients]
         any_present = tf.reduce_any(tf.reshape(present, [-1, microbatch_size]), axis=1)
         square_norms = _square_norms(gradients, any_present) / microbatch_size**2
+        # The squares of a sum may overflow where those of its rows do not.
+        exists = tf.math.is_finite(tf.reduce_sum(square_norms, axis=1))
+        square_norms = tf.where(exists[:, tf.newaxis], square_norms, 0.0)
+        any_present &= exists
+        finite &= tf.repeat(exists, microbatch_size)
     else:
         # Nearly every lot is finite. A weight of zero then removes an absent row, and nothing has to be
         # written to large tensors.
