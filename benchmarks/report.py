@@ -12,16 +12,16 @@ from benchmarks.summary import Row, number, rows, spread
 _HOW = """\
 ## What is measured
 
-One process per measurement: an epoch (at least {warmup} steps) to warm up, then epochs until {steps}
-steps and three epochs are timed, or {seconds:g} s are over (at least one epoch). A time is the mean
-step of an epoch, from the end of one epoch to the end of the next, and of those the median; the table
-shows the median over rounds and, in parentheses, the smallest and the largest round. Nothing runs
-between steps: tfdp looks for changed weights around each hook of a callback that it does not know,
-and few trainings have one. PyTorch's steps are timed one by one. An epoch has 64 lots for the MLP, 32
-for the small convolutional networks, 16 for the recurrent ones and the transformer, 4 for the others.
-The first step is the first epoch less the other steps in it. A round measures a framework without
-privacy and with it, one right after the other, in changing order; a ratio is of two times of one
-round. Memory is the highest resident memory of the process, framework and data included.
+One process per measurement: one step, the first, then an epoch (at least {warmup} steps) to warm up,
+then epochs until {steps} steps and three epochs are timed, or {seconds:g} s are over (at least one
+epoch). A time is the mean step of an epoch, from the end of one epoch to the end of the next, and of
+those the median; the table shows the median over rounds and, in parentheses, the smallest and the
+largest round. Nothing runs between steps: tfdp looks for changed weights around each hook of a
+callback that it does not know, and few trainings have one. PyTorch's steps are timed one by one. An
+epoch has 64 lots for the MLP, 32 for the small convolutional networks, 16 for the recurrent ones and
+the transformer, 4 for the others. A round measures a framework without privacy and with it, one right
+after the other, in changing order; a ratio is of two times of one round. Memory is the highest
+resident memory of the process, framework and data included.
 
 * **tfdp**: all of `model.fit` on a private model: drawing Poisson lots, padding, gradients, clipping,
   noise, update, accuracy. Without privacy: `fit` of the same Keras model, batches of the same size.

@@ -8,7 +8,6 @@ its framework.
 import contextlib
 import json
 import resource
-import statistics
 import sys
 import time
 import traceback
@@ -80,11 +79,10 @@ class Clock:
         self.last = now
         before, self.count = self.count, self.count + steps
         if not before:
-            self.first = elapsed, steps
+            self.first = elapsed / steps
             return
         if elapsed / steps > self.spec["max_step_seconds"]:
             raise TooSlow(f"a step takes {elapsed / steps:.0f} s")
-        # An epoch takes long enough to be timed once those before it have warmed up.
         if before < self.spec["warmup"] and self.warm <= self.spec["seconds"]:
             self.warm += elapsed
             return
@@ -96,12 +94,6 @@ class Clock:
             raise Enough
         if enough and self.count >= self.spec["warmup"] + self.spec["steps"]:
             raise Enough
-
-    @property
-    def first_step_seconds(self):
-        """The first step: the time to the first tick, less the other steps before it."""
-        elapsed, steps = self.first
-        return elapsed - (steps - 1) * statistics.median(self.durations)
 
 
 def memory_mib(field):
@@ -154,19 +146,15 @@ def epochs(spec):
 
 
 def fit(keras, model, clock, x, y):
-    """Trains a compiled model of Keras 2 or 3 until the clock stops it."""
+    """Trains a compiled model of Keras 2 or 3 until the clock stops it: one step, then epochs."""
+    rest = {"batch_size": clock.spec["lot"], "verbose": 0}
+    model.fit(x, y, steps_per_epoch=1, callbacks=[_ticks(keras, clock, 1)], **rest)
     with contextlib.suppress(Enough):
-        model.fit(
-            x,
-            y,
-            batch_size=clock.spec["lot"],
-            epochs=epochs(clock.spec),
-            verbose=0,
-            callbacks=[_ticks(keras, clock)],
-        )
+        ticks = _ticks(keras, clock, lots(clock.spec))
+        model.fit(x, y, epochs=epochs(clock.spec), callbacks=[ticks], **rest)
 
 
-def _ticks(keras, clock):
+def _ticks(keras, clock, steps):
 
     class Ticks(keras.callbacks.Callback):
         # Not once a step: tfdp looks for changed weights around every hook of a callback that it
@@ -174,7 +162,7 @@ def _ticks(keras, clock):
         def on_epoch_end(self, epoch, logs=None):
             for value in (logs or {}).values():
                 float(value)  # waits until the framework has computed the steps
-            clock.tick(lots(clock.spec))
+            clock.tick(steps)
 
     return Ticks()
 
@@ -207,7 +195,7 @@ def main(run):
     if clock is not None and clock.durations and not answer.keys() & {"failed", "skipped"}:
         answer |= {
             "durations": clock.durations,
-            "first_step_seconds": clock.first_step_seconds,
+            "first_step_seconds": clock.first,
             "start_mib": clock.start_mib,
             "peak_mib": memory_mib("VmHWM"),
         }
