@@ -71,7 +71,8 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     number = _positive(float)
     everything = (*MODELS, *REALISTIC)
-    add("--models", type=_names(everything), default=",".join(MODELS), help="comma-separated")
+    also = f"comma-separated; also {', '.join(REALISTIC)}"
+    add("--models", type=_names(everything), default=",".join(MODELS), help=also)
     add("--lots", type=_lots, default=",".join(map(str, LOTS)), help="lot sizes, comma-separated")
     add("--peers", type=_names(PEERS), default=",".join(DEFAULT_PEERS), help="comma-separated")
     add("--json", type=Path, help="file of results, resumed; by default results.json in the cache")
