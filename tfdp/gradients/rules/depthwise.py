@@ -3,10 +3,11 @@
 import keras
 import tensorflow as tf
 
+from tfdp._compat.kernel_gradients import flat
 from tfdp._compat.patches import Window
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
-from tfdp.gradients.rules.conv import channels_last, flat
+from tfdp.gradients.rules.conv import channels_last
 from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
 
 

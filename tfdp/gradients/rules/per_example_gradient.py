@@ -51,7 +51,8 @@ class PerExampleGradient(abc.ABC):
         """Returns float32 [rows]: squared L2 norms.
 
         They are not finite where a gradient is not, and where the square of its norm, or of the norms
-        of its factors, is no number in float32 (from about 1e19). They never understate a norm.
+        of its factors, is no number in float32 (from about 1e19). They understate no norm by more than
+        the rounding of a sum of squares, or than what vanishes below 1e-19.
         """
 
     @abc.abstractmethod
