@@ -41,6 +41,12 @@ flags.DEFINE_string(
     "point of a --sweep has a folder in it.",
 )
 flags.DEFINE_bool("overwrite", False, "Replace an earlier result in --model_dir.")
+flags.DEFINE_bool(
+    "audit",
+    False,
+    "Attack the training afterwards: train again with canaries, and compare what they show with both "
+    "epsilons. `python -m tfdp.auditing` has more settings.",
+)
 
 
 def parse(argv):
@@ -66,6 +72,8 @@ def main(argv):
 
     try:
         points = command_line.points(sys.argv, RECIPES)
+        if FLAGS.audit and points[0].values:
+            raise ValueError("Expected --audit with a single training. Found a --sweep.")
         folder, train = _place(points)
     except ValueError as error:
         return _refuse(error)
@@ -119,6 +127,20 @@ def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> No
         return
     print()
     report.print_table(result, console.console(), _shown(folder.path))
+    if FLAGS.audit:
+        _audit(point, folder.path)
+
+
+def _audit(point, folder):
+    """Audits the settings of a result and puts what was found beside it."""
+    from tfdp.experiments import audited
+
+    print("\nAudit: trains again, with 500 canaries.", flush=True)
+    found = audited.audit_experiment(point.experiment)
+    files = [os.path.join(folder, name) for name in audited.FILES]
+    audited.report(
+        found, point.experiment.guarantee, console.console(), *files, command=point.command
+    )
 
 
 def _announce(point, folder):

@@ -21,6 +21,8 @@ WRITTEN_LATER = {
     "model_card.md",
     "run.json",
     "epochs.png",
+    "audit.png",
+    "audit.json",
     "docs/decisions/<topic>.md",
     "flags/defaults/fashion_mnist_<mechanism>.cfg",
 }

@@ -19,6 +19,7 @@ import tfdp
 ROOT = pathlib.Path(tfdp.__file__).resolve().parent
 ROOMS = (
     "accounting",
+    "auditing",
     "callbacks",
     "data",
     "experiments",

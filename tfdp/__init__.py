@@ -52,6 +52,7 @@ _PUBLIC = {
 }
 _ROOMS = (
     "accounting",
+    "auditing",
     "callbacks",
     "data",
     "gradients",

@@ -15,6 +15,7 @@ import sys
 
 # Classes that may stand in a file, by the module that has them.
 CLASSES = {
+    "tfdp.layers.gate": ("CanaryGate",),
     "tfdp.layers": (
         *("NoisyConv1D", "NoisyConv2D", "NoisyConv3D", "NoisyDense"),
         *("PublicBatchNormalization", "PublicExamples"),

@@ -190,6 +190,11 @@ class Session:
         with tf.control_dependencies([self._spent.assign_add(tf.cast(allowed, tf.int64))]):
             return tf.identity(allowed)
 
+    @property
+    def counted(self) -> tf.Tensor:
+        """Number of steps that the device has counted, as an int64 scalar tensor."""
+        return tf.identity(self._spent)
+
     # -- the ledger ------------------------------------------------------------------------------
 
     @property

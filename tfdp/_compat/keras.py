@@ -4,6 +4,7 @@ The borrowed names, except those in `SINCE`, were seen in both Keras 3.12.4 and 
 is missing, `borrowed` raises an ImportError; a default value would hide the change.
 """
 
+import contextlib
 import functools
 import io
 
@@ -422,3 +423,22 @@ def function_of(metric):
 def compile_arguments(model) -> dict:
     """The arguments that a compiled model was compiled with, as objects (`_compile_config`)."""
     return dict(borrowed(model, "_compile_config").config)
+
+
+@contextlib.contextmanager
+def watched_update(optimizer, seen):
+    """Context in which `seen` gets the list of gradients of every update by a Keras optimizer.
+
+    The gradients are those that the update rule gets, `BaseOptimizer._backend_apply_gradients`.
+    """
+    apply = borrowed(optimizer, "_backend_apply_gradients")
+
+    def watched(gradients, variables):
+        seen(gradients)
+        return apply(gradients, variables)
+
+    object.__setattr__(optimizer, "_backend_apply_gradients", watched)
+    try:
+        yield
+    finally:
+        object.__delattr__(optimizer, "_backend_apply_gradients")

@@ -1,6 +1,7 @@
 """Runs one experiment, from its settings to a trained model and its two guarantees."""
 
 import dataclasses
+import operator
 import time
 from collections.abc import Callable
 
@@ -91,6 +92,7 @@ def run(
     log_dir: str | None = None,
     verbose: int | str = "auto",
     before_training: Callable[[keras.Model], None] | None = None,
+    world=None,
 ) -> Result:
     """Trains a model, evaluates the release and computes both guarantees.
 
@@ -100,6 +102,8 @@ def run(
         verbose: as in `keras.Model.fit`.
         before_training: a function that is called with the compiled model after all settings have
             been checked and before the first step.
+        world: the canaries of an audit (`tfdp.auditing.DiracWorld`), which become part of the data and
+            of the model; None trains without.
 
     Raises:
         ValueError: the settings do not fit together, or do not fit the data.
@@ -124,6 +128,8 @@ def run(
             "mnist or cifar10."
         )
     data.check_labels(dataset.y_train, dataset.num_classes)
+    if world is not None:
+        dataset = _with_canaries(dataset, world)
     check_number(experiment, len(dataset.y_train))
     experiment = complete(experiment, len(dataset.y_train))
     lots = data.make_lots(
@@ -149,6 +155,8 @@ def run(
         public_data=_public_data(experiment),
         statistics=experiment.statistics,
     )
+    if world is not None:
+        model = world.model(model)
     planned = plan(experiment, lots, steps, model.trainable_variables)
     if experiment.noise_multiplier is None and experiment.private:
         planned = planned.with_(
@@ -186,7 +194,7 @@ def run(
     if before_training is not None:
         before_training(model)
     times = _StepTimes()
-    callbacks = [times]
+    callbacks = [times, *(() if world is None else world.callbacks)]
     if private:
         callbacks.append(
             PrivacyProgress(experiment.delta, experiment.guarantee, experiment.adjacency)
@@ -224,6 +232,12 @@ def run(
         advice=None if advice is None else advice.sentence,
         history=history,
     )
+
+
+def _with_canaries(dataset, world):
+    """The data set with the canaries among its training examples, and none in its test split."""
+    x, y = world.data(dataset.x_train, dataset.y_train)
+    return dataclasses.replace(dataset, x_train=x, y_train=y, x_test=world.inputs(dataset.x_test))
 
 
 def _weigh_every_label(x, y, weight):
@@ -281,14 +295,16 @@ def test_accuracy(model, dataset) -> float:
     # In parts, since the logits of every character of a large test split would fill the memory.
     for first in range(0, len(dataset.y_test), 5000):
         part = slice(first, first + 5000)
-        logits = released.predict(dataset.x_test[part], batch_size=500, verbose=0)
+        x = keras.tree.map_structure(operator.itemgetter(part), dataset.x_test)
+        logits = released.predict(x, batch_size=500, verbose=0)
         right += np.sum(np.argmax(logits, axis=-1) == dataset.y_test[part])
         total += dataset.y_test[part].size
     return float(right / total)
 
 
 def _check_finite(model, x, when):
-    if not np.isfinite(model.predict(x[:64], verbose=0)).all():
+    first = keras.tree.map_structure(operator.itemgetter(slice(64)), x)
+    if not np.isfinite(model.predict(first, verbose=0)).all():
         raise FloatingPointError(f"The model's output is not a finite number {when}.")
 
 

@@ -10,6 +10,8 @@ import os
 import stat
 
 MODEL, RECORD, CARD, LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
+# What `train.py --audit` adds to a finished result.
+AUDIT = ("audit.json", "audit.png")
 DIGESTS = {"model_sha256": MODEL, "model_card_sha256": CARD}
 # How the temporary file of a model ends that is being written; see tfdp/_files.py.
 _TEMPORARY = ".partial.keras"
@@ -59,7 +61,7 @@ def digest(path: str) -> str:
 
 
 def _is_known(name, unfinished) -> bool:
-    return name in (MODEL, RECORD, CARD) or (unfinished and name.endswith(_TEMPORARY))
+    return name in (MODEL, RECORD, CARD, *AUDIT) or (unfinished and name.endswith(_TEMPORARY))
 
 
 def _strange_event_file(folder) -> str | None:

@@ -90,6 +90,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     Attributes:
         mechanism: class of the accounting's mechanism that a run of this optimizer is accounted as.
         title: name of the mechanism in messages.
+        mean_factor: factor on the noisy mean in the gradient that the update rule is given.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -107,6 +108,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
     mechanism = DPSGD
     title = "DP-SGD"
+    mean_factor = 1.0
 
     l2_norm_clip = Accounted()
     noise_multiplier = Accounted()
@@ -357,6 +359,16 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """
         del session
         return True
+
+    @property
+    def adaptive_clipping(self) -> AdaptiveClipping | None:
+        """How the clip norm follows the gradients; None where it does not."""
+        return self._adaptive
+
+    @property
+    def secret_means(self) -> list:
+        """Un-noised values around which weights are drawn; empty where there are none."""
+        return []
 
     @property
     def next_turn(self) -> int:

@@ -74,6 +74,8 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
         ValueError: an argument is invalid, or `momentum` or `nesterov` is set.
     """
 
+    mean_factor = 0.5
+
     composition = Accounted()
 
     def __init__(
@@ -119,7 +121,7 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
         return super().update(bounded, session, variables, regularization)
 
     def _private_mean(self, total, divisor, penalty):
-        return 0.5 * super()._private_mean(total, divisor, penalty)
+        return self.mean_factor * super()._private_mean(total, divisor, penalty)
 
     def get_config(self):
         return super().get_config() | {"composition": self.composition}

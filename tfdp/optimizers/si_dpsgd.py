@@ -235,6 +235,11 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         first = int(self.iterations.numpy())
         self._hidden = _Hidden(self._hidden.rule, variables, first, session.run.momentum > 0)
 
+    @property
+    def secret_means(self) -> list:
+        """The means after the last step, float64; see the module's guarantee."""
+        return list(self._hidden.means)
+
     def continues(self, session) -> bool:
         """False if the weights are not those that this optimizer assigned last."""
         variables, shown = session.variables, self._hidden.shown

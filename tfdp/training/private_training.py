@@ -54,6 +54,7 @@ class _Privacy:
         self.epoch = Epoch()  # the steps that the running epoch has left
         self.batch = False  # whether train_on_batch may run its one step
         self.feeding = False  # whether a step of fit or train_on_batch is running
+        self.watch = None  # called with every lot before its step (`auditing.record`)
         # Whether Keras is making the train function; the function that counts steps (or None).
         self.making, self.guarded = False, None
         self.public_preprocessing = ()
@@ -477,6 +478,8 @@ class PrivateTraining(AccountedWeights):
                 "train_step was called by something that does not know how lots are drawn. Expected "
                 "model.fit(...), or model.train_on_batch(...) in a loop of your own."
             )
+        if privacy.watch is not None:
+            privacy.watch(data)
         # Again for each trace: a callback may have unfrozen a layer since the fit began.
         with tf.init_scope():  # it reads values of layers, which have none inside of a trace
             refuse_mixing_layers(self, privacy.public_preprocessing)

@@ -41,6 +41,7 @@ class Mechanism:
         the step of its paper.
       adaptive_clipping: Whether each step is private by itself, so that the clip norm may depend on
         earlier releases.
+      adds_at_least: Whether training may add more noise than the multiplier says.
       usual_sampling: Name of the sampling scheme that goes with this mechanism where none is chosen.
       other_noise_needs: Name of the only sampling scheme for which noise that is not Gaussian has a
         proof, or None if the mechanism leaves no choice of the noise.
@@ -69,6 +70,7 @@ class Mechanism:
     settings: ClassVar[tuple[str, ...]] = ()
     update_rules: ClassVar[str] = "any"
     adaptive_clipping: ClassVar[bool] = False
+    adds_at_least: ClassVar[bool] = False
     usual_sampling: ClassVar[str] = "poisson"
     other_noise_needs: ClassVar[str | None] = None
     segments_note: ClassVar[str | None] = None

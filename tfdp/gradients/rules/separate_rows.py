@@ -19,8 +19,10 @@ from tfdp._compat.keras import (
 )
 from tfdp.gradients.rules import rule_for
 from tfdp.layers import PublicBatchNormalization, PublicExamples
+from tfdp.layers.gate import CanaryGate
 
 _PLAIN = {
+    CanaryGate,
     layers.Add,
     layers.Average,
     layers.ELU,

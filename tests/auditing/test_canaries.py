@@ -1,0 +1,142 @@
+"""Dirac canaries: one reserved direction each, at the whole clip norm, and nothing for null records."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import LOSS, data, plain, sgd
+from keras import layers
+
+import tfdp
+from tfdp.auditing import DiracCanaries
+
+COUNT, CLIP = 12, 0.5
+
+
+def world(seed=0, **options):
+    return DiracCanaries(COUNT, blanks=3).world(seed, **options)
+
+
+def sums(model, x, y, engine):
+    """The bounded sum of a lot with one step without noise."""
+    made = tfdp.make_private(model, engine=engine)
+    made.compile(sgd(noise=0.0, clip=CLIP, rate=1.0), LOSS)
+    before = [v.numpy() for v in made.trainable_variables]
+    rows = len(y)
+    made.fit(x, y, batch_size=rows, shuffle=False, verbose=0)
+    moved = [b - v.numpy() for b, v in zip(before, made.trainable_variables, strict=True)]
+    return dict(zip([v.path for v in made.trainable_variables], moved, strict=True)), rows
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vectorized", "loop"])
+def test_canaries_move_their_own_weight_by_the_clip_norm(engine):
+    drawn = world()
+    x, y = data(24)
+    moved, rows = sums(drawn.model(plain()), *drawn.data(x, y), engine=engine)
+    (own,) = (value for path, value in moved.items() if "canary_weights" in path)
+    own = -own[:, 0] * rows
+    np.testing.assert_allclose(own[:COUNT], CLIP * drawn.included, rtol=2e-3)
+    assert np.all(own[COUNT:] == 0.0)
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vectorized"])
+def test_the_rest_of_the_model_trains_as_without_canaries(engine):
+    drawn = world()
+    x, y = data(24)
+    with_canaries, rows = sums(drawn.model(plain()), *drawn.data(x, y), engine=engine)
+    alone, fewer = sums(plain(), x, y, engine=engine)
+    rest = [value * rows for path, value in with_canaries.items() if "canary" not in path]
+    for a, b in zip(rest, (value * fewer for value in alone.values()), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def models():
+    image = keras.Sequential(
+        [keras.Input((6, 6, 1)), layers.Conv2D(2, 3), layers.Flatten(), layers.Dense(3)]
+    )
+    text = keras.Sequential(
+        [keras.Input((5,), dtype="int32"), layers.Embedding(7, 4), layers.LSTM(3), layers.Dense(3)]
+    )
+    one, other = keras.Input((2,), name="one"), keras.Input((3,), name="other")
+    joined = keras.Model(
+        {"one": one, "other": other}, layers.Dense(3)(layers.Concatenate()([one, other]))
+    )
+    rng = np.random.default_rng(0)
+    yield "image", image, rng.normal(size=(10, 6, 6, 1)).astype("float32")
+    yield "text", text, rng.integers(0, 7, (10, 5)).astype("int32")
+    features = {"one": rng.normal(size=(10, 2)), "other": rng.normal(size=(10, 3))}
+    yield "several inputs", joined, {k: v.astype("float32") for k, v in features.items()}
+
+
+@pytest.mark.parametrize("name", ["image", "text", "several inputs"])
+def test_any_model_takes_canaries(name):
+    (model, x) = next((m, x) for n, m, x in models() if n == name)
+    drawn = world()
+    y = np.arange(10) % 3
+    made = tfdp.make_private(drawn.model(model))
+    made.compile(sgd(noise=0.0, clip=CLIP, rate=1.0), LOSS)
+    made.fit(*drawn.data(x, y), batch_size=10 + COUNT, shuffle=False, verbose=0)
+    seen = drawn.observed(made)
+    assert seen.shape == (1, COUNT + 3)
+    np.testing.assert_allclose(seen[0, :COUNT] * (10 + COUNT), CLIP * drawn.included, rtol=2e-3)
+    np.testing.assert_array_equal(
+        made.predict(drawn.inputs(x), verbose=0), model.predict(x, verbose=0)
+    )
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae", "huber", "binary_crossentropy"])
+def test_the_loss_does_not_matter(loss):
+    base = keras.Sequential([keras.Input((4,)), layers.Dense(1, activation="sigmoid")])
+    drawn = world()
+    x, _ = data(8)
+    made = tfdp.make_private(drawn.model(base))
+    made.compile(sgd(noise=0.0, clip=CLIP, rate=1.0), loss)
+    made.fit(*drawn.data(x, np.ones((8, 1))), batch_size=8 + COUNT, shuffle=False, verbose=0)
+    np.testing.assert_allclose(
+        drawn.observed(made)[-1, :COUNT] * (8 + COUNT), CLIP * drawn.included, rtol=2e-3
+    )
+
+
+def test_rows_of_weight_zero_count_nothing_even_if_they_are_canaries():
+    drawn = world(included=np.ones(COUNT, bool))
+    x, y = data(8)
+    x, y, weight = drawn.data(x, y, np.ones(8, "float32"))
+    weight[:5] = 0.0
+    made = tfdp.make_private(drawn.model(plain()))
+    made.compile(sgd(noise=0.0, clip=CLIP, rate=1.0), LOSS)
+    made.fit(x, y, sample_weight=weight, batch_size=8 + COUNT, shuffle=False, verbose=0)
+    own = drawn.observed(made)[-1, :COUNT]
+    assert np.all(own[5:] > 0) and np.all(own[:5] == 0)
+
+
+def test_worlds_differ_in_their_coins_only():
+    first, same, other = world(1), world(1), world(2)
+    assert np.array_equal(first.included, same.included)
+    assert not np.array_equal(first.included, other.included)
+    x, y = data(8)
+    (a, _), (b, _) = first.data(x, y), other.data(x, y)
+    changed = (a[1] != b[1]).any(axis=1)
+    assert np.array_equal(changed[:COUNT], first.included != other.included)
+    assert not changed[COUNT:].any()
+    with pytest.raises(ValueError, match="12 booleans"):
+        world(included=[True])
+
+
+def test_the_released_weights_of_every_step_are_seen():
+    drawn = world()
+    made = tfdp.make_private(drawn.model(plain()))
+    made.compile(sgd(noise=1.0), LOSS)
+    x, y = data(20)
+    made.fit(*drawn.data(x, y), batch_size=8, epochs=2, verbose=0, callbacks=drawn.callbacks)
+    seen = drawn.observed(made)
+    assert len(seen) == made.privacy.steps_taken and np.all(np.diff(seen, axis=0) != 0)
+
+
+def test_the_gate_is_saved_and_loaded(tmp_path):
+    drawn = world()
+    model = drawn.model(plain())
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    x = drawn.inputs(data(4)[0])
+    np.testing.assert_array_equal(model.predict(x, verbose=0), loaded.predict(x, verbose=0))
+    assert tf.executing_eagerly()

@@ -1,0 +1,145 @@
+"""Record and replay: sound trainings pass, each planted fault is found, and the step is named."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfdp
+from tests.auditing.faults import FAULTS, L, N, examples, network, sgd, si_dpsgd, usual
+from tfdp.accounting import Strategy
+from tfdp.auditing import record, replay
+
+
+def recorded(training, folder):
+    model, train = training()
+    with record(model, folder):
+        train()
+    return model
+
+
+def trained(optimizer, model=None, sampling="poisson", epochs=3, lot_size=L, **options):
+    def training():
+        made = tfdp.make_private(network() if model is None else model, **options)
+        made.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        x, y = examples()
+        lots = tfdp.data.make_lots(sampling, x, y, lot_size=lot_size)
+        return made, lambda: made.fit(lots, epochs=epochs, verbose=0)
+
+    return training
+
+
+def langevin(kind, **options):
+    return kind(learning_rate=0.3, l2_norm_clip=0.1, noise_multiplier=1.0, **options)
+
+
+def matrix():
+    return tfdp.MatrixDPSGDOptimizer(
+        learning_rate=0.3, l2_norm_clip=0.1, noise_multiplier=1.0,
+        strategy=Strategy(name="banded_toeplitz", coefficients=(1.0, 0.5, 0.3)),
+    )  # fmt: skip
+
+
+def discrete(**options):
+    return tfdp.DiscreteSGDOptimizer(
+        learning_rate=0.3, l2_norm_clip=0.1, noise_multiplier=1.0, denoise=False, **options
+    )
+
+
+SOUND = {
+    "dpsgd": lambda: trained(sgd()),
+    "momentum": lambda: trained(sgd(momentum=0.9)),
+    "adam": lambda: trained(tfdp.DPKerasAdamOptimizer(l2_norm_clip=0.1, noise_multiplier=1.0)),
+    "per layer": lambda: trained(sgd(clipping="per_layer")),
+    "automatic": lambda: trained(sgd(clipping="automatic")),
+    "adaptive": lambda: trained(sgd(clipping="adaptive")),
+    "microbatches": lambda: trained(sgd(num_microbatches=L // 2)),
+    "cyclic": lambda: trained(sgd(), sampling="cyclic"),
+    "shuffle": lambda: trained(sgd(), sampling="shuffle"),
+    "fixed size": lambda: trained(sgd(), sampling="fixed_size"),
+    "si_dpsgd": lambda: trained(si_dpsgd(), sampling="cyclic"),
+    "dp_dropout": lambda: trained(langevin(tfdp.DPDropoutOptimizer)),
+    "sgld": lambda: trained(langevin(tfdp.SGLDOptimizer, num_examples=N)),
+    "matrix": lambda: trained(matrix(), sampling="cyclic"),
+    "student_t": lambda: trained(discrete(noise="student_t", encode=False)),
+    "encoded": lambda: trained(discrete(noise="gaussian", encode=True)),
+    "dropout": lambda: trained(sgd(), network(layers.Dropout(0.5))),
+    "chunks": lambda: trained(sgd(), physical_batch_size=8),
+    "loop": lambda: trained(sgd(), engine="loop"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_training_passes(name, tmp_path):
+    model = recorded(SOUND[name](), tmp_path / "r")
+    found = replay(tmp_path / "r")
+    assert found.passed, str(found)
+    assert found.steps == model.privacy.steps_taken
+    assert "pass" in str(found)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(name, seed, tmp_path):
+    keras.utils.set_random_seed(seed)
+    fault = FAULTS[name]
+    with fault.planted():
+        recorded(fault.training, tmp_path / "r")
+        found = replay(tmp_path / "r")
+    assert not found.passed and found.p_value < 1e-6, str(found)
+    assert found.failures and "FAIL" in str(found)
+
+
+def test_recording_changes_nothing_that_is_trained(tmp_path):
+    x, y = examples()
+    made = []
+    for recording in (False, True):
+        keras.utils.set_random_seed(0)
+        model = tfdp.make_private(network())
+        model.compile(sgd(seed=1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        lots = tfdp.data.make_lots("cyclic", x, y, lot_size=L)
+        if recording:
+            with record(model, tmp_path / "r"):
+                model.fit(lots, epochs=1, verbose=0)
+        else:
+            model.fit(lots, epochs=1, verbose=0)
+        made.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+    np.testing.assert_allclose(*made, atol=1e-6)
+    before = len(list((tmp_path / "r").iterdir()))
+    model.fit(lots, epochs=1, verbose=0)  # nothing is recorded any more
+    assert len(list((tmp_path / "r").iterdir())) == before
+
+
+def test_a_recording_is_a_secret(tmp_path):
+    recorded(usual, tmp_path / "r")
+    assert (tmp_path / "r").stat().st_mode & 0o077 == 0
+
+
+def test_what_cannot_be_recorded_is_refused(tmp_path):
+    plain = network()
+    with pytest.raises(ValueError, match="private model"), record(plain, tmp_path / "a"):
+        pass
+    made, _ = usual()
+    (tmp_path / "b").mkdir(mode=0o700)
+    (tmp_path / "b" / "file").write_text("x")
+    with pytest.raises(ValueError, match="empty folder"), record(made, tmp_path / "b"):
+        pass
+    made.compile(sgd(), "mse", jit_compile=True)
+    with pytest.raises(ValueError, match="XLA"), record(made, tmp_path / "c"):
+        pass
+    with pytest.raises(ValueError, match="recording"):
+        replay(tmp_path / "nowhere")
+
+
+def test_weights_that_others_moved_are_named(tmp_path):
+    """A file of the recording is edited: the weights before a step are not those after the last."""
+    recorded(usual, tmp_path / "r")
+    path = tmp_path / "r" / "step_000005.npz"
+    with np.load(path) as file:
+        content = dict(file)
+    name = next(key for key in content if key.endswith(".before"))
+    content[name] = content[name] + 1.0
+    np.savez(path, **content)
+    found = replay(tmp_path / "r")
+    assert not found.passed
+    assert any(f.name in ("weights", "update") and f.step == 5 for f in found.failures)

@@ -1,0 +1,132 @@
+"""Command line: `python -m tfdp.auditing` with the flags of train.py, and those of the audit.
+
+    python -m tfdp.auditing --mechanism=dpsgd --epsilon=2
+    python -m tfdp.auditing --flagfile=flags/audit/si_dpsgd_claimed.cfg --plot=audit.png
+    python -m tfdp.auditing replay FOLDER
+
+The exit status is 1 if the guarantee that --guarantee asks for is refuted (or the replay fails), 0 if
+it stands, and 2 if the audit could not be made.
+"""
+
+import functools
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from absl import app, flags, logging
+
+from tfdp.experiments import command_line, console
+
+FLAGS = flags.FLAGS
+_RECIPES = Path(__file__).resolve().parents[2] / "flags" / "defaults"
+_PROGRAM = "python -m tfdp.auditing"
+
+command_line.define(sweeps=False)
+flags.adopt_module_key_flags(command_line)
+flags.DEFINE_integer(
+    "canaries", 500, "How many canaries there are in each training.", lower_bound=1
+)
+flags.DEFINE_integer("runs", 1, "How many trainings are made.", lower_bound=1)
+flags.DEFINE_integer(
+    "guesses",
+    None,
+    "How many canaries are guessed in each training, the surest ones. It has to be chosen before "
+    "results are seen; without it a half of up to 50 canaries, a quarter of up to 200, a tenth above.",
+    lower_bound=1,
+)
+flags.DEFINE_enum(
+    "observe",
+    "every",
+    ["every", "last"],
+    "What the attacker sees: the weights after every step, which is what proven guarantees are "
+    "about, or those of the last step.",
+)
+flags.DEFINE_float("confidence", 0.95, "The confidence of the lower bound.", 0.0, 1.0)
+flags.DEFINE_integer("coins", 0, "The seed of the coins that include canaries.", lower_bound=0)
+flags.DEFINE_string("json", None, "A file for the whole result.")
+flags.DEFINE_string("plot", None, "A file for the picture: .png, .pdf or .svg.")
+
+
+def parse(argv):
+    """Parses the flags, or refuses what cannot be parsed in one sentence."""
+    try:
+        arguments = command_line.parse(argv)
+        if arguments[1:2] != ["replay"] and len(arguments) > 1:
+            raise ValueError(f"Expected flags only. Found {' '.join(arguments[1:])}.")
+    except ValueError as error:
+        sys.exit(_refuse(error))
+    return arguments
+
+
+def main(argv):
+    if argv[1:2] == ["replay"]:
+        return _replay(argv[2:])
+    logging.set_verbosity(logging.WARNING)
+    try:
+        recipes = _RECIPES if _RECIPES.is_dir() else None
+        (point,) = command_line.points(sys.argv, recipes)
+        with console.quiet_tensorflow():
+            return _audit(point)
+    except (ValueError, OSError) as error:
+        return _refuse(error)
+    except Exception:
+        # Not Python's own status 1, which would say that something was refuted.
+        traceback.print_exc()
+        return 2
+
+
+def _audit(point) -> int:
+    for file, endings in ((FLAGS.json, None), (FLAGS.plot, (".png", ".pdf", ".svg"))):
+        _check_file(file, endings)
+    from tfdp.experiments.audited import audit_experiment, report
+
+    if point.read:
+        print(f"Settings: {', '.join(point.read)}")
+    sys.stdout.flush()
+    found = audit_experiment(
+        point.experiment,
+        canaries=FLAGS.canaries,
+        runs=FLAGS.runs,
+        guesses=FLAGS.guesses,
+        observe=FLAGS.observe,
+        confidence=FLAGS.confidence,
+        seed=FLAGS.coins,
+    )
+    kind = point.experiment.guarantee
+    return report(found, kind, console.console(), FLAGS.json, FLAGS.plot, point.command)
+
+
+def _check_file(file, endings):
+    """Raises ValueError before a training if its result could not be written."""
+    if file is None:
+        return
+    path = Path(file)
+    if endings and path.suffix.lower() not in endings:
+        raise ValueError(f"Expected --plot to end with {', '.join(endings)}. Received {file}.")
+    if not os.access(path.parent, os.W_OK) or path.is_dir():
+        raise ValueError(f"Expected a file in a folder that can be written. Received {file}.")
+
+
+def _replay(folders) -> int:
+    """Replays a recording and says pass, or names the step."""
+    if len(folders) != 1:
+        return _refuse(f"Expected `replay FOLDER`. Found {len(folders)} folders.")
+    try:
+        with console.quiet_tensorflow():
+            from tfdp.auditing import replay
+
+            found = replay(folders[0])
+    except (ValueError, KeyError) as error:
+        return _refuse(error)
+    print(found)
+    return 0 if found.passed else 1
+
+
+def _refuse(error):
+    print(f"{_PROGRAM}: error: {error}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    console.guarded(functools.partial(app.run, main, flags_parser=parse))

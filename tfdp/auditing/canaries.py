@@ -1,0 +1,261 @@
+"""Canaries: training examples that an audit includes or leaves out by the toss of a coin.
+
+A *world* is one draw of the coins. It changes a model and its data for one training: an included canary
+is in the data as itself, an absent one as a null record that contributes nothing. So two worlds that
+differ in one coin are zero_out neighbours, and both have the same number of records.
+"""
+
+import keras
+import numpy as np
+
+from tfdp._compat.keras import input_structure
+from tfdp._validate import whole
+from tfdp.auditing.effects import Effect, effect_over_noise
+from tfdp.auditing.scores import MOST_STRETCHES, Scores, in_stretches, matched_filter
+from tfdp.layers.gate import CanaryGate
+
+_WEIGHTS = "canary_weights"
+
+
+class DiracCanaries:
+    """Canaries whose gradient is one reserved weight: the strongest that a clip norm allows.
+
+    The audited model gets an input more, which says of each row which canary it is, and an embedding
+    with one weight for each canary. The gradient of an included canary is a multiple of the unit
+    vector of its weight, clipped to the clip norm; no other example has a gradient there. The rest of
+    the model trains as it would, and every mechanism treats the reserved weights as it treats all
+    others. Only a loss without any gradient at the first example silences canaries, such as a hinge
+    loss that is satisfied. Further weights stay blank: they show the noise alone.
+
+    Args:
+        count: number of canaries, at least 1. About half of them are included.
+        blanks: number of weights that no example ever touches.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> from tfdp import auditing
+        >>> x = np.random.default_rng(0).normal(size=(200, 3)).astype("float32")
+        >>> y = (x[:, :1] > 0).astype("float32")
+        >>> def train(world):
+        ...     model = world.model(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+        ...     model = tfdp.make_private(model)
+        ...     model.compile(tfdp.DPKerasSGDOptimizer(
+        ...         learning_rate=0.1, l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
+        ...     model.fit(*world.data(x, y), batch_size=100, epochs=2, verbose=0,
+        ...               callbacks=world.callbacks)
+        ...     return model
+        >>> audit = auditing.audit(train, auditing.DiracCanaries(100), delta=1e-4, seed=1)
+        >>> audit.bound.epsilon <= audit.stated("proven").epsilon
+        True
+    """
+
+    def __init__(self, count: int, blanks: int = 2000):
+        self.count = whole("count", count, 1)
+        self.blanks = whole("blanks", blanks, 0)
+
+    def world(self, seed: int, included=None) -> "DiracWorld":
+        """Draws which canaries are included.
+
+        Args:
+            seed: decides the coins; anyone who knows it knows them, so it is part of the audit's
+                record and of nothing that is released.
+            included: bool [count], the coins themselves, instead of those of the seed.
+        """
+        if included is None:
+            included = np.random.default_rng(seed).random(self.count) < 0.5
+        included = np.asarray(included, bool)
+        if included.shape != (self.count,):
+            raise ValueError(
+                f"Expected included to hold {self.count} booleans, one for each canary. Received shape "
+                f"{included.shape}."
+            )
+        return DiracWorld(included, self.blanks)
+
+
+class DiracWorld:
+    """One draw of `DiracCanaries`.
+
+    Attributes:
+        included: bool [canaries].
+        callbacks: Keras callbacks that `fit` has to get for the released weights of every step to be
+            observed; without them, only those of the last step are.
+
+    Example:
+        >>> import numpy as np
+        >>> from tfdp.auditing import DiracCanaries
+        >>> world = DiracCanaries(3).world(seed=0, included=[True, False, True])
+        >>> (x, numbers), y = world.data(np.zeros((2, 5)), np.zeros(2))
+        >>> x.shape, numbers[:, 0]  # a canary, a null record, a canary, two ordinary rows
+        ((5, 5), array([0, 4, 2, 3, 3], dtype=int32))
+    """
+
+    def __init__(self, included: np.ndarray, blanks: int):
+        self.included = included
+        self.callbacks = [_Transcript()]
+        self._blanks = blanks
+
+    def model(self, base: keras.Model) -> keras.Model:
+        """A model with the reserved weights around `base`, to be made private, compiled and fitted.
+
+        Args:
+            base: a built Keras model.
+
+        Raises:
+            ValueError: the inputs of the model are not known.
+
+        Returns:
+            A functional model. Its inputs are those of `base` and, as the last one (or under the name
+            "canary"), the number of the canary of each row, int32 [rows, 1].
+        """
+        try:
+            given = input_structure(base)
+        except (AttributeError, ValueError) as error:
+            raise ValueError(
+                f"Expected a functional or Sequential model with Input layers. Received {base.name!r}, "
+                "whose inputs are not known. Wrap it: x = keras.Input(shape); "
+                "keras.Model(x, model(x)); or audit with ExampleCanaries, which change no model."
+            ) from error
+        if isinstance(given, (list, tuple)) and len(given) == 1:
+            (given,) = given
+        inputs = keras.tree.map_structure(
+            lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name), given
+        )
+        if any(t.name == "canary" for t in keras.tree.flatten(given)):
+            raise ValueError(
+                "Expected no input named 'canary', which is the canaries' own. Rename it."
+            )
+        number = keras.Input((1,), dtype="int32", name="canary")
+        count = len(self.included)
+        value = keras.layers.Embedding(
+            count + 2 + self._blanks,
+            1,
+            embeddings_initializer="zeros",
+            dtype="float32",
+            name=_WEIGHTS,
+        )(number)
+        outputs = keras.tree.map_structure(
+            lambda output: CanaryGate(count, dtype=output.dtype)(output, value, number),
+            base(inputs),
+        )
+        return keras.Model(_with(inputs, number), outputs, name=f"{base.name}_with_canaries")
+
+    def data(self, x, y, sample_weight=None):
+        """The examples of a training with the canaries among them.
+
+        Canaries come first, so that schemes which leave out the end of the data keep them. They have
+        features and labels of the first examples, which have no effect as long as the loss has a
+        gradient there: it is the number of the canary that decides the gradient.
+
+        Args:
+            x: array, or list, tuple or dictionary of arrays [examples, ...].
+            y: arrays of labels, as Keras takes them.
+            sample_weight: arrays of weights; canaries have weight 1. None if there are none.
+
+        Returns:
+            (x, y), or (x, y, sample_weight), with the canaries; x has the numbers of the canaries as
+            its last part.
+        """
+        count = len(self.included)
+        rows = len(keras.tree.flatten(x)[0])
+        copied = np.arange(count) % rows
+
+        def extended(values):
+            values = np.asarray(values)
+            return np.concatenate([values[copied], values])
+
+        def weighted(values):
+            values = np.asarray(values)
+            return np.concatenate([np.ones_like(values[copied]), values])
+
+        # As `CanaryGate` reads them: `count` is an ordinary row, and `count + 1` a null record.
+        own = np.where(self.included, np.arange(count), count + 1)
+        numbers = np.concatenate([own, np.full(rows, count)]).astype("int32")[:, None]
+        x, y = (keras.tree.map_structure(extended, part) for part in (x, y))
+        if sample_weight is None:
+            return _with(x, numbers), y
+        return _with(x, numbers), y, keras.tree.map_structure(weighted, sample_weight)
+
+    def inputs(self, x):
+        """Examples that are no canaries, as inputs of the model that `self.model` made.
+
+        Args:
+            x: as in `data`.
+        """
+        rows = len(keras.tree.flatten(x)[0])
+        return _with(x, np.full((rows, 1), len(self.included), "int32"))
+
+    def attack(self, model, observe: str, confidence: float) -> tuple[Scores, Effect | None]:
+        """What an attacker makes of the trained model.
+
+        Args:
+            model: the trained model that `self.model` made.
+            observe: "every" release or the "last" one.
+            confidence: of the interval of the effect.
+
+        Returns:
+            (scores, effect over noise or None if there is too little to estimate it from).
+        """
+        count, seen = len(self.included), self.observed(model)
+        canaries, blanks = seen[:, :count], seen[:, count:]
+        if observe == "last":
+            canaries, blanks = canaries[-1:], blanks[-1:]
+        values, _ = matched_filter(canaries, blanks)
+        return Scores(values, self.included), self._effect(canaries, blanks, confidence)
+
+    def seen(self, observe: str) -> str:
+        """What `attack` sees, in words."""
+        steps = len(self.callbacks[0].seen)
+        if observe == "last" or steps < 2:
+            return "the weights at the end"
+        return f"{steps:,} released weights along the training"
+
+    def _effect(self, canaries, blanks, confidence):
+        """Effect over noise, in means over stretches of the training where there are many releases."""
+        absent = np.concatenate([canaries[:, ~self.included], blanks], axis=1)
+        number = min(MOST_STRETCHES, len(canaries), absent.shape[1] // 20)
+        try:
+            inside, outside = (
+                in_stretches(v, number) for v in (canaries[:, self.included], absent)
+            )
+            return effect_over_noise(inside.T, outside.T, confidence)
+        except ValueError:  # too few canaries, or no noise
+            return None
+
+    def observed(self, model) -> np.ndarray:
+        """The released values of canaries and blanks: float64 [releases, canaries + blanks].
+
+        The last row holds the weights of `model` as they are; the rows before, those that the
+        callback saw after every step.
+
+        Args:
+            model: the trained model that `self.model` made.
+        """
+        seen = [*self.callbacks[0].seen]
+        last = _reserved_weights(model)
+        if not seen or not np.array_equal(seen[-1], last):
+            seen.append(last)
+        values = np.asarray(seen, float)
+        count = len(self.included)
+        return np.delete(values, [count, count + 1], axis=1)
+
+
+def _with(inputs, last):
+    """Adds an input to a structure of inputs."""
+    if isinstance(inputs, dict):
+        return {**inputs, "canary": last}
+    return (*inputs, last) if isinstance(inputs, (list, tuple)) else (inputs, last)
+
+
+def _reserved_weights(model) -> np.ndarray:
+    return model.get_layer(_WEIGHTS).embeddings.numpy()[:, 0]
+
+
+class _Transcript(keras.callbacks.Callback):
+    """Keeps the reserved weights after every step; it reads weights and changes none."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(_reserved_weights(self.model))

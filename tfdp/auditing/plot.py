@@ -1,0 +1,127 @@
+"""The picture of an audit: the lower bound beside what is stated, and the ROC below what is allowed."""
+
+from pathlib import Path
+
+import numpy as np
+
+from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
+from tfdp.auditing.report import rounded_down, verdict
+from tfdp.auditing.running import Audit
+from tfdp.auditing.tradeoffs import ApproximateDP
+
+# Hues of the palette of Okabe and Ito, which is safe for the colour-blind.
+_PROVEN, _CLAIMED, _ATTACK, _GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
+_FEW = 10
+_STATED = {"claimed": _CLAIMED, "proven": _PROVEN}
+
+
+def draw(audit: Audit, path: str | Path) -> None:
+    """Draws an audit into a file.
+
+    Args:
+        audit: the audit.
+        path: file name that ends with .png, .pdf or .svg.
+
+    Raises:
+        ImportError: matplotlib is not installed (`pip install 'tfdp[plot]'`).
+
+    Example:
+        >>> from tfdp.experiments import Experiment, audit_experiment
+        >>> experiment = Experiment(
+        ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
+        ...     steps=3, noise_multiplier=4.0)
+        >>> found = audit_experiment(experiment, canaries=40)
+        >>> from tfdp.auditing import draw
+        >>> import os
+        >>> draw(found, "audit.svg")
+        >>> os.path.exists("audit.svg")
+        True
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(10.5, 4.6), gridspec_kw={"width_ratios": (1, 1.15)}
+    )
+    _epsilons(left, audit)
+    _roc(right, audit)
+    kind = "claimed" if "claimed" in audit.guarantees and audit.refutes("claimed") else "proven"
+    kind = kind if kind in audit.guarantees else "claimed"
+    figure.suptitle(verdict(audit, kind).partition(" (")[0], x=0.01, ha="left", fontsize=12)
+    for axis in (left, right):
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _epsilons(axis, audit):
+    """The lower bound as a bar, and what is stated as lines: a line inside the bar is refuted."""
+    stated = {kind: g.epsilon for kind, g in audit.guarantees.items()}
+    finite = [
+        e for e in (*stated.values(), audit.bound.epsilon, audit.bound.ceiling) if np.isfinite(e)
+    ]
+    top = 1.15 * max([*(e for e in finite if e <= VACUOUS_ABOVE), audit.bound.ceiling, 1.0])
+    axis.bar([0], [audit.bound.epsilon], width=0.5, color=_ATTACK, zorder=2)
+    axis.annotate(
+        f"attack: at least {rounded_down(audit.bound.epsilon)}", (0, audit.bound.epsilon),
+        xytext=(0, 4),
+        textcoords="offset points", ha="center", fontsize=10, color=_ATTACK,
+    )  # fmt: skip
+    axis.plot([-0.25, 0.25], 2 * [audit.bound.ceiling], color=_GREY, linewidth=1, linestyle=":")
+    axis.annotate(
+        f"most that {audit.bound.counts['guesses']:,} guesses can show", (0.27, audit.bound.ceiling),
+        va="center", fontsize=9, color=_GREY,
+    )  # fmt: skip
+    for kind, epsilon in stated.items():
+        words = f"{kind}: {format_epsilon(epsilon)}"
+        if epsilon <= top:
+            axis.axhline(epsilon, color=_STATED[kind], linewidth=2, zorder=3)
+            axis.annotate(
+                words, (1.45, epsilon), xytext=(0, 3), textcoords="offset points", ha="right",
+                fontsize=10, color=_STATED[kind],
+            )  # fmt: skip
+        else:
+            axis.annotate(
+                f"{words} (above)", (1.45, top), va="top", ha="right", fontsize=10,
+                color=_STATED[kind],
+            )  # fmt: skip
+    axis.set_xlim(-0.45, 1.5)
+    axis.set_ylim(0, top)
+    axis.set_xticks([])
+    axis.set_ylabel(f"epsilon at delta = {audit.bound.delta:g}")
+    axis.set_title("Lower bound and what is stated", loc="left", fontsize=11)
+
+
+def _roc(axis, audit):
+    """The attack's true against its false positives, and what each stated epsilon allows."""
+    fpr, tpr = audit.scores.roc()
+    absent = int(np.sum(~audit.scores.included))
+    least = 0.5 / max(1, absent)
+    grid = np.geomspace(least, 1.0, 400)
+    for kind, guarantee in audit.guarantees.items():
+        allowed = ApproximateDP(guarantee.epsilon, guarantee.delta).largest_tpr(grid)
+        axis.plot(grid, allowed, color=_STATED[kind], linewidth=2, label=f"allowed, {kind}")
+    axis.plot(grid, grid, color=_GREY, linewidth=1, linestyle=":", label="guessing")
+    # Rates of a few canaries are chance, and may lie above what is allowed.
+    sure = int(np.searchsorted(fpr, _FEW / max(1, absent)))
+    fpr = np.maximum(fpr, least)
+    style = {"where": "post", "color": _ATTACK, "linewidth": 1.6}
+    axis.step(fpr[sure:], tpr[sure:], label="attack", **style)
+    axis.step(
+        fpr[: sure + 1], tpr[: sure + 1], alpha=0.4, linestyle=(0, (2, 2)),
+        label=f"attack, below {_FEW} false positives", **style,
+    )  # fmt: skip
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(least, 1.0)
+    axis.set_ylim(least, 1.15)
+    axis.set_xlabel("false positive rate")
+    axis.set_ylabel("true positive rate")
+    axis.set_title("Attack on the canaries", loc="left", fontsize=11)
+    axis.grid(color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.legend(frameon=False, fontsize=9, loc="lower right")

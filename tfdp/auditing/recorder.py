@@ -1,0 +1,175 @@
+"""Records what private steps really do: lots, bounded sums, gradients and weights of every step.
+
+The recorder looks from outside: at the data that reach a training step, at what the optimizer is given,
+at what it gives to the Keras update rule, and at the weights before and after. It trusts nothing that
+the library says of its noise.
+
+A recording is a secret: it holds the training data and un-noised sums. Delete it after the replay.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp._compat.keras import watched_update
+from tfdp._files import secret_folder
+from tfdp.training.dp_model import PrivateTraining
+
+ABOUT, MODEL = "about.json", "model.keras"
+
+
+@contextlib.contextmanager
+def record(model, folder: str | os.PathLike) -> Iterator[None]:
+    """Context in which every private step of a model is recorded into a secret folder.
+
+    Recording copies all weights, sums and the lot of every step to files, so it is for short trainings
+    of small models. It must not be kept, and nothing in it may be released.
+
+    Args:
+        model: a private model, compiled and built, that is not compiled with XLA.
+        folder: the folder to make; it must not exist, or be empty.
+
+    Raises:
+        ValueError: the model cannot be recorded, or the folder is not empty.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> from tfdp import auditing
+        >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
+        >>> x = np.random.default_rng(0).normal(size=(100, 2)).astype("float32")
+        >>> with auditing.record(model, "recording"):
+        ...     _ = model.fit(x, x[:, :1], batch_size=20, epochs=4, verbose=0)
+        >>> auditing.replay("recording").passed
+        True
+    """
+    if not isinstance(model, PrivateTraining) or not getattr(model, "compiled", False):
+        raise ValueError(
+            f"Expected a compiled private model. Received a {type(model).__name__} that is not one. "
+            "Call tfdp.make_private(model) and model.compile first."
+        )
+    if not model.built:
+        raise ValueError(
+            "Expected a model that was built. Call it once on data, or give it an Input."
+        )
+    if model.jit_compile is True:
+        raise ValueError(
+            "Expected a model that is not compiled with XLA, which cannot call the recorder. Found "
+            "jit_compile=True. Compile with jit_compile=False for the recording."
+        )
+    folder = secret_folder(folder)
+    if os.listdir(folder):
+        raise ValueError(f"Expected an empty folder for the recording. Found files in {folder}.")
+    model.save(os.path.join(folder, MODEL))
+    recorder = _Recorder(model, folder)
+    with recorder.installed():
+        try:
+            yield
+        finally:
+            recorder.finish()
+
+
+class _Recorder:
+    """Writes one file for each step, and what the steps were accounted as.
+
+    Args:
+        model: the private model.
+        folder: an existing folder.
+    """
+
+    def __init__(self, model, folder):
+        self._model, self._folder, self._steps = model, folder, 0
+        self._layout, self._lot, self._state, self._given = None, None, None, None
+        self._run_ids = []
+
+    @contextlib.contextmanager
+    def installed(self):
+        """Context in which the model's steps pass through this recorder."""
+        model, optimizer = self._model, self._model.optimizer
+        update = optimizer.update
+
+        def watch(data):
+            self._lot = data
+            self._state = [tf.identity(v) for v in model.non_trainable_variables]
+
+        def recorded_update(bounded, session, variables, regularization):
+            before = [tf.identity(v) for v in variables]
+            self._given = None
+            iteration = tf.identity(optimizer.iterations)
+            rate = tf.cast(tf.identity(optimizer.learning_rate), tf.float64)
+            scale = update(bounded, session, variables, regularization)
+            given = [] if self._given is None else self._given
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(self._lot)
+            parts = {
+                "x": x,
+                "y": y,
+                "weight": weight,
+                "state": self._state,
+                "sums": list(bounded.sums),
+                "before": before,
+                "given": list(given),
+                "after": [tf.convert_to_tensor(v) for v in variables],
+                "means": [tf.convert_to_tensor(v) for v in optimizer.secret_means],
+                "clip": tf.cast(bounded.l2_norm_clip, tf.float32),
+                "penalty": [
+                    tf.zeros(v.shape) if p is None else tf.cast(p, tf.float32)
+                    for p, v in zip(regularization, variables, strict=True)
+                ],
+                "rate": rate,
+                "iteration": tf.cast(iteration, tf.int64),
+                "scale": tf.cast(scale, tf.float32),
+                "counted": session.counted,
+            }
+            self._layout = {
+                k: tf.nest.map_structure(lambda t: None, parts[k]) for k in ("x", "y", "weight")
+            }
+            run_id = session.run_id
+            flat = [(k, t) for k, v in parts.items() for t in tf.nest.flatten(v) if t is not None]
+            names = [name for name, _ in flat]
+            with tf.control_dependencies([tf.convert_to_tensor(v) for v in variables]):
+                tf.numpy_function(
+                    lambda *values: self._keep(run_id, names, values), [t for _, t in flat], []
+                )
+            return scale
+
+        def given(gradients):
+            self._given = [tf.identity(g) for g in gradients]
+
+        model._privacy.watch = watch
+        object.__setattr__(optimizer, "update", recorded_update)
+        try:
+            with watched_update(optimizer, given):
+                model.train_function = None  # so that the next step is traced with the recorder
+                yield
+        finally:
+            model._privacy.watch = None
+            object.__delattr__(optimizer, "update")
+            model.train_function = None
+
+    def _keep(self, run_id, names, values):
+        self._run_ids.append(run_id)
+        content = {
+            f"{i:04d}.{name}": v for i, (name, v) in enumerate(zip(names, values, strict=True))
+        }
+        np.savez(os.path.join(self._folder, f"step_{self._steps:06d}.npz"), **content)
+        self._steps += 1
+
+    def finish(self):
+        """Writes what the recorded steps were accounted as."""
+        model = self._model
+        about = {
+            "steps": self._steps,
+            "layout": self._layout,
+            "run_ids": self._run_ids,
+            "runs": {name: run.to_dict() for name, run in model.privacy.ledger.entries.items()},
+            "engine": model._privacy.engine,
+            "mean_factor": model.optimizer.mean_factor,
+            "trainable": [[v.name, *v.shape] for v in model.trainable_variables],
+        }
+        with open(os.path.join(self._folder, ABOUT), "w") as file:
+            json.dump(about, file, indent=2)
