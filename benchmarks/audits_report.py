@@ -5,9 +5,8 @@ from pathlib import Path
 
 from scipy import stats
 
+from tfdp._palette import ATTACK, CLAIMED, PROVEN
 from tfdp.accounting.guarantee import format_epsilon
-
-_PROVEN, _CLAIMED, _ATTACK, _GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
 
 def write_text(records: dict, canaries: int, path: Path) -> None:
@@ -93,14 +92,14 @@ def write_plot(records: dict, path: Path) -> None:
     for row, name in enumerate(reversed(names)):
         found = [*records[name].values()]
         bounds = [max(least, one["bound"]) for one in found]
-        axis.plot(bounds, [row] * len(bounds), "|", color=_ATTACK, markersize=11, alpha=0.6)
-        for kind, color in (("claimed", _CLAIMED), ("proven", _PROVEN)):
+        axis.plot(bounds, [row] * len(bounds), "|", color=ATTACK, markersize=11, alpha=0.6)
+        for kind, color in (("claimed", CLAIMED), ("proven", PROVEN)):
             stated = statistics.median(one[kind] for one in found)
             axis.plot([stated], [row], "D", color=color, markersize=7, zorder=3)
     for label, color, marker in (
-        ("lower bounds of the audits (0 at the left edge)", _ATTACK, "|"),
-        ("claimed", _CLAIMED, "D"),
-        ("proven", _PROVEN, "D"),
+        ("lower bounds of the audits (0 at the left edge)", ATTACK, "|"),
+        ("claimed", CLAIMED, "D"),
+        ("proven", PROVEN, "D"),
     ):
         axis.plot([], [], marker, color=color, label=label, markersize=8)
     axis.set_xscale("log")

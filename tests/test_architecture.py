@@ -25,7 +25,7 @@ LEVELS = [
     ["layers", "noise"],
     ["accounting", "data"],
     ["_compat", "_files", "_other_libraries", "_registration"],
-    ["_validate"],
+    ["_palette", "_validate"],
 ]
 # Commands that stand above all rooms, in whichever folder they are.
 COMMANDS = {"tfdp.auditing.__main__"}

@@ -51,8 +51,8 @@ def alarms_of_audits(runs):
 
 
 def most(runs, rate):
-    """As many alarms as happen by chance once in 10,000 times."""
-    return scipy.stats.binom.isf(1e-4, runs, rate)
+    """As many alarms as happen by chance once in a million times."""
+    return scipy.stats.binom.isf(1e-6, runs, rate)
 
 
 def test_few_sound_replays_fail(tmp_path):

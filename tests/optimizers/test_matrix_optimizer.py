@@ -14,7 +14,7 @@ import tfdp
 from tfdp.accounting import BudgetExhausted, PrivacyBudget, Run, Strategy, proven
 from tfdp.accounting.strategies import inverse, prefix_noise
 from tfdp.data import make_lots
-from tfdp.optimizers import make_matrix_optimizer_class
+from tfdp.optimizers import dp_keras_optimizer, make_matrix_optimizer_class
 
 DELTA, L, STEPS = 1e-5, 8, 12
 BANDED = Strategy(name="banded_toeplitz", coefficients=(1.0, 0.5, 0.25, -0.125))
@@ -155,14 +155,13 @@ def test_a_change_of_the_run_starts_afresh():
     assert not accepts(np.concatenate([first, second]), BANDED, 3.0)
 
 
-def test_a_step_that_was_counted_and_not_finished_ends_the_run():
+def test_a_step_that_was_counted_and_not_finished_ends_the_run(monkeypatch):
     model = private(matrix(), compiled={"run_eagerly": True})
     fit(model)
-    made = model.optimizer._private_mean
-    model.optimizer._private_mean = lambda *_: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        model.fit(model._session.plan.lots, verbose=0)
-    model.optimizer._private_mean = made
+    with monkeypatch.context() as patch:
+        patch.setattr(dp_keras_optimizer, "mean_of", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.fit(model._session.plan.lots, verbose=0)
     assert model._session.spent == 4
     noise = model.optimizer._correlated
     noise._steps.assign(3)  # as if the step had failed before its noise was made

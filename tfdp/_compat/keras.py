@@ -442,3 +442,23 @@ def watched_update(optimizer, seen):
         yield
     finally:
         object.__delattr__(optimizer, "_backend_apply_gradients")
+
+
+def decayed(optimizer, variables) -> list[bool]:
+    """For each variable, whether an optimizer decays it (`BaseOptimizer._use_weight_decay`)."""
+    decides = borrowed(optimizer, "_use_weight_decay")
+    return [bool(decides(variable)) for variable in variables]
+
+
+def decay_only(optimizer, variables, which) -> None:
+    """Makes an optimizer decay those of its variables for which `which` is True."""
+    key = borrowed(optimizer, "_var_key")
+    decided = {key(variable): yes for variable, yes in zip(variables, which, strict=True)}
+    borrowed(optimizer, "_use_weight_decay")
+    object.__setattr__(optimizer, "_use_weight_decay", lambda variable: decided[key(variable)])
+
+
+def updates_as(kind: type, base: type) -> bool:
+    """Whether an optimizer class takes the members that make its update from the class `base`."""
+    members = ("update_step", "_backend_update_step", "_backend_apply_gradients")
+    return all(getattr(kind, name, None) is getattr(base, name, None) for name in members)

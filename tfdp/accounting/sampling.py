@@ -58,6 +58,8 @@ class Sampling:
     coin_flips: ClassVar[bool] = False
     # Whether each pass over the data is cut into whole lots, without a smaller last lot.
     whole_epochs: ClassVar[bool] = False
+    # Whether every pass has the same lots in the same order.
+    fixed_order: ClassVar[bool] = False
     # Some schemes have these three as fields; these constants hold for all other schemes.
     groups: ClassVar[int] = 1
     max_lot_size: ClassVar[int | None] = None
@@ -342,6 +344,7 @@ class Cyclic(_Epochs):
 
     name: ClassVar[str] = "cyclic"
     words: ClassVar[str] = "epochs in one fixed order"
+    fixed_order: ClassVar[bool] = True
 
     def squares(self, response: "Response", steps: np.ndarray) -> tuple[np.ndarray, str]:
         return response.cyclic(self.steps_per_epoch, steps)

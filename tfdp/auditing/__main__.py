@@ -1,4 +1,4 @@
-"""Command line: `python -m tfdp.auditing` with the flags of train.py, and those of the audit.
+"""Command line: `python -m tfdp.auditing` with the settings of train.py, and those of the audit.
 
     python -m tfdp.auditing --mechanism=dpsgd --epsilon=2
     python -m tfdp.auditing --flagfile=flags/audit/si_dpsgd_claimed.cfg --plot=audit.png
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
+from tfdp.accounting.command import plot
 from tfdp.experiments import command_line, console
 
 FLAGS = flags.FLAGS
@@ -77,8 +78,10 @@ def main(argv):
 
 
 def _audit(point) -> int:
-    for file, endings in ((FLAGS.json, None), (FLAGS.plot, (".png", ".pdf", ".svg"))):
-        _check_file(file, endings)
+    if FLAGS.plot is not None:
+        plot.check(FLAGS.plot)
+    for file in filter(None, (FLAGS.json, FLAGS.plot)):
+        _check_file(file)
     from tfdp.experiments.audited import audit_experiment, report
 
     if point.read:
@@ -97,13 +100,9 @@ def _audit(point) -> int:
     return report(found, kind, console.console(), FLAGS.json, FLAGS.plot, point.command)
 
 
-def _check_file(file, endings):
+def _check_file(file):
     """Raises ValueError before a training if its result could not be written."""
-    if file is None:
-        return
     path = Path(file)
-    if endings and path.suffix.lower() not in endings:
-        raise ValueError(f"Expected --plot to end with {', '.join(endings)}. Received {file}.")
     if not os.access(path.parent, os.W_OK) or path.is_dir():
         raise ValueError(f"Expected a file in a folder that can be written. Received {file}.")
 

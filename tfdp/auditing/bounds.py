@@ -18,8 +18,6 @@ from tfdp._validate import fraction, one_of, refuse, whole
 from tfdp.accounting.guarantee import check_delta
 from tfdp.auditing.tradeoffs import HYPOTHESES, Tradeoff, largest_refuted, of_epsilon
 
-METHODS = ("one_run", "one_run_gaussian", "many_runs", "many_runs_gaussian")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LowerBound:
@@ -29,7 +27,7 @@ class LowerBound:
         epsilon: the bound; 0 if nothing was shown.
         delta: probability in (0, 1).
         confidence: probability, in (0, 1), with which a true statement is not contradicted.
-        method: one of `METHODS`.
+        method: "one_run" or "many_runs", with "_gaussian" for that hypothesis.
         ceiling: the bound that an attack without any error would have given.
         conditions: sentences that have to be true for the bound to hold.
         counts: what the bound was computed from.
@@ -75,7 +73,7 @@ def one_run(
             independently of all others.
         delta: the delta of the epsilon, in (0, 1).
         confidence: in (0, 1).
-        hypothesis: "approximate" tests (epsilon, delta)-DP (Steinke et al. 2023, Theorem 5.2 with
+        hypothesis: "approximate" tests (epsilon, delta)-DP (Steinke et al. 2023, with
             abstentions). "gaussian" tests the trade-off curve of the Gaussian mechanism with this
             epsilon at delta (Mahloujifar et al. 2024): a tighter bound, under a narrower hypothesis.
 
@@ -132,7 +130,7 @@ def one_run_p_value(
 
     Under pure DP each guess is right with probability at most q = e^epsilon / (1 + e^epsilon) whatever
     the others were, so the number is at most binomial; delta adds what the second term bounds (Steinke
-    et al. 2023, Theorem 5.2).
+    et al. 2023).
 
     Args:
         correct, guesses, canaries: as in `one_run`.

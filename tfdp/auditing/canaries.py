@@ -10,6 +10,7 @@ import numpy as np
 
 from tfdp._compat.keras import input_structure
 from tfdp._validate import whole
+from tfdp.auditing.coins import toss
 from tfdp.auditing.effects import Effect, effect_over_noise
 from tfdp.auditing.scores import MOST_STRETCHES, Scores, in_stretches, matched_filter
 from tfdp.layers.gate import CanaryGate
@@ -24,8 +25,8 @@ class DiracCanaries:
     with one weight for each canary. The gradient of an included canary is a multiple of the unit
     vector of its weight, clipped to the clip norm; no other example has a gradient there. The rest of
     the model trains as it would, and every mechanism treats the reserved weights as it treats all
-    others. Only a loss without any gradient at the first example silences canaries, such as a hinge
-    loss that is satisfied. Further weights stay blank: they show the noise alone.
+    others. Only a loss without a gradient at the canaries' rows silences them, such as a hinge loss
+    that is satisfied, or one that is saturated. Further weights stay blank: they show the noise alone.
 
     Args:
         count: number of canaries, at least 1. About half of them are included.
@@ -61,15 +62,7 @@ class DiracCanaries:
                 record and of nothing that is released.
             included: bool [count], the coins themselves, instead of those of the seed.
         """
-        if included is None:
-            included = np.random.default_rng(seed).random(self.count) < 0.5
-        included = np.asarray(included, bool)
-        if included.shape != (self.count,):
-            raise ValueError(
-                f"Expected included to hold {self.count} booleans, one for each canary. Received shape "
-                f"{included.shape}."
-            )
-        return DiracWorld(included, self.blanks)
+        return DiracWorld(toss(self.count, seed, included), self.blanks)
 
 
 class DiracWorld:

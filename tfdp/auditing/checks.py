@@ -96,8 +96,10 @@ def repetitions(lots, run) -> list[Finding]:
     if run.groups > 1 or len(lots) < 2:
         return []
     sets = [frozenset(lot) for lot in lots]
-    if not run.sampling.random_lots:
+    if run.sampling.whole_epochs:
         return _in_epochs(sets, run)
+    if not run.sampling.random_lots:
+        return []
     counts, shared = collections.Counter(), 0
     for lot in sets:
         counts.update(lot)
@@ -134,7 +136,7 @@ def _in_epochs(sets, run):
         if len(set(epoch)) < len(epoch):
             words = "a lot comes twice in one epoch"
             return [Finding("lots of an epoch", 0.0, words, first)]
-    if run.sampling.name == "cyclic":
+    if run.sampling.fixed_order:
         for step in range(length, len(sets)):
             if sets[step] != sets[step - length]:
                 words = f"the lot is not that of {length} steps before"

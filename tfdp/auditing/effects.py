@@ -123,8 +123,8 @@ def _rows(name, values):
 def _noncentrality(f: float, first: int, second: int, probability: float) -> float:
     """The noncentrality at which an F variable is at most `f` with the given probability; 0 if none.
 
-    For large noncentralities the distribution is continued by the normal one of its cube root (the
-    relative error of the root is below 1e-4 there).
+    For large noncentralities the distribution is continued by the normal one of its cube root; its
+    probabilities were within 6e-4 of SciPy's for 1 to 48 releases and 50 to 30,000 degrees of freedom.
     """
 
     def below(noncentrality):

@@ -19,13 +19,12 @@ from scipy import special
 
 from tfdp._validate import whole
 from tfdp.accounting.guarantee import Guarantee
+from tfdp.auditing.coins import seed_of, toss
 from tfdp.auditing.scores import Scores
 from tfdp.auditing.tradeoffs import ApproximateDP
 
 # The least standard deviation of confidences: with few shadow models, some would seem to have none.
 _LEAST_SPREAD = 1e-3
-# Keeps the coins apart from what a user draws with the same seed.
-_COINS = int.from_bytes(b"coins of examples")
 
 
 class ExampleCanaries:
@@ -59,9 +58,7 @@ class ExampleCanaries:
 
     def world(self, seed, included=None) -> "ExampleWorld":
         """Draws which examples are included; arguments as in `DiracCanaries.world`."""
-        if included is None:
-            included = np.random.default_rng(seed).random(self.count) < 0.5
-        return ExampleWorld(self, np.asarray(included, bool))
+        return ExampleWorld(self, toss(self.count, seed, included))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -205,7 +202,7 @@ def membership_inference(
     models = whole("models", models, 4)
     values, coins, guarantee = [], [], None
     for number in range(models):
-        world = canaries.world(seed=[_COINS, seed, number])
+        world = canaries.world(seed=seed_of(b"coins of examples", seed, number))
         model = train(world)
         values.append(np.asarray(confidence(model, canaries.x, canaries.y), float))
         coins.append(world.included)

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
+from tfdp._palette import ATTACK, CLAIMED, GREY, PROVEN
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
 from tfdp.auditing.report import rounded_down, verdict
 from tfdp.auditing.running import Audit
 from tfdp.auditing.tradeoffs import ApproximateDP
 
-# Hues of the palette of Okabe and Ito, which is safe for the colour-blind.
-_PROVEN, _CLAIMED, _ATTACK, _GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 _FEW = 10
-_STATED = {"claimed": _CLAIMED, "proven": _PROVEN}
+_STATED = {"claimed": CLAIMED, "proven": PROVEN}
 
 
 def draw(audit: Audit, path: str | Path) -> None:
@@ -65,16 +64,16 @@ def _epsilons(axis, audit):
         e for e in (*stated.values(), audit.bound.epsilon, audit.bound.ceiling) if np.isfinite(e)
     ]
     top = 1.15 * max([*(e for e in finite if e <= VACUOUS_ABOVE), audit.bound.ceiling, 1.0])
-    axis.bar([0], [audit.bound.epsilon], width=0.5, color=_ATTACK, zorder=2)
+    axis.bar([0], [audit.bound.epsilon], width=0.5, color=ATTACK, zorder=2)
     axis.annotate(
         f"attack: at least {rounded_down(audit.bound.epsilon)}", (0, audit.bound.epsilon),
         xytext=(0, 4),
-        textcoords="offset points", ha="center", fontsize=10, color=_ATTACK,
+        textcoords="offset points", ha="center", fontsize=10, color=ATTACK,
     )  # fmt: skip
-    axis.plot([-0.25, 0.25], 2 * [audit.bound.ceiling], color=_GREY, linewidth=1, linestyle=":")
+    axis.plot([-0.25, 0.25], 2 * [audit.bound.ceiling], color=GREY, linewidth=1, linestyle=":")
     axis.annotate(
         f"most that {audit.bound.counts['guesses']:,} guesses can show", (0.27, audit.bound.ceiling),
-        va="center", fontsize=9, color=_GREY,
+        va="center", fontsize=9, color=GREY,
     )  # fmt: skip
     for kind, epsilon in stated.items():
         words = f"{kind}: {format_epsilon(epsilon)}"
@@ -105,11 +104,11 @@ def _roc(axis, audit):
     for kind, guarantee in audit.guarantees.items():
         allowed = ApproximateDP(guarantee.epsilon, guarantee.delta).largest_tpr(grid)
         axis.plot(grid, allowed, color=_STATED[kind], linewidth=2, label=f"allowed, {kind}")
-    axis.plot(grid, grid, color=_GREY, linewidth=1, linestyle=":", label="guessing")
+    axis.plot(grid, grid, color=GREY, linewidth=1, linestyle=":", label="guessing")
     # Rates of a few canaries are chance, and may lie above what is allowed.
     sure = int(np.searchsorted(fpr, _FEW / max(1, absent)))
     fpr = np.maximum(fpr, least)
-    style = {"where": "post", "color": _ATTACK, "linewidth": 1.6}
+    style = {"where": "post", "color": ATTACK, "linewidth": 1.6}
     axis.step(fpr[sure:], tpr[sure:], label="attack", **style)
     axis.step(
         fpr[: sure + 1], tpr[: sure + 1], alpha=0.4, linestyle=(0, (2, 2)),

@@ -1,8 +1,9 @@
 """Records what private steps really do: lots, bounded sums, gradients and weights of every step.
 
 The recorder looks from outside: at the data that reach a training step, at what the optimizer is given,
-at what it gives to the Keras update rule, and at the weights before and after. It trusts nothing that
-the library says of its noise.
+at what it gives to the Keras update rule, and at the weights before and after. What the library says of
+its noise is compared with these. (Two of its figures are used: the scale that SGLD reports, which can
+only raise what is expected, and the noise that adaptive clipping leaves for the sum.)
 
 A recording is a secret: it holds the training data and un-noised sums. Delete it after the replay.
 """
@@ -16,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.keras import watched_update
+from tfdp._compat.keras import decayed, watched_update
 from tfdp._files import secret_folder
 from tfdp.training.dp_model import PrivateTraining
 
@@ -36,6 +37,7 @@ def record(model, folder: str | os.PathLike) -> Iterator[None]:
 
     Raises:
         ValueError: the model cannot be recorded, or the folder is not empty.
+        RuntimeError: the model was compiled anew inside the context.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -86,6 +88,7 @@ class _Recorder:
         self._model, self._folder, self._steps = model, folder, 0
         self._layout, self._lot, self._state, self._given = None, None, None, None
         self._run_ids = []
+        self._optimizer = model.optimizer
 
     @contextlib.contextmanager
     def installed(self):
@@ -114,7 +117,7 @@ class _Recorder:
                 "before": before,
                 "given": list(given),
                 "after": [tf.convert_to_tensor(v) for v in variables],
-                "means": [tf.convert_to_tensor(v) for v in optimizer.secret_means],
+                "means": [tf.convert_to_tensor(v) for v in optimizer._secret_means()],
                 "clip": tf.cast(bounded.l2_norm_clip, tf.float32),
                 "penalty": [
                     tf.zeros(v.shape) if p is None else tf.cast(p, tf.float32)
@@ -162,6 +165,11 @@ class _Recorder:
     def finish(self):
         """Writes what the recorded steps were accounted as."""
         model = self._model
+        if model.optimizer is not self._optimizer:
+            raise RuntimeError(
+                "The model was compiled anew while it was recorded, so its later steps are not in the "
+                "recording, which is not ended. Compile the model before."
+            )
         about = {
             "steps": self._steps,
             "layout": self._layout,
@@ -169,6 +177,7 @@ class _Recorder:
             "runs": {name: run.to_dict() for name, run in model.privacy.ledger.entries.items()},
             "engine": model._privacy.engine,
             "mean_factor": model.optimizer.mean_factor,
+            "decayed": decayed(model.optimizer, model.trainable_variables),
             "trainable": [[v.name, *v.shape] for v in model.trainable_variables],
         }
         with open(os.path.join(self._folder, ABOUT), "w") as file:

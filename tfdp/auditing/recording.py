@@ -83,7 +83,7 @@ class Step:
         """The noisy sum that the update rule was given, flat; None where it has no such sum."""
         if not self.given:
             return None
-        return self.divisor * (_flat(self.given) / self.mean_factor - _flat(self.penalty))
+        return self.divisor * (flat(self.given) / self.mean_factor - flat(self.penalty))
 
     @property
     def divisor(self) -> int:
@@ -93,7 +93,7 @@ class Step:
     @property
     def total(self) -> np.ndarray:
         """The bounded sum, flat, float64."""
-        return _flat(self.sums)
+        return flat(self.sums)
 
 
 class Recording:
@@ -130,6 +130,11 @@ class Recording:
     def trainable(self) -> list[list]:
         """Name and shape of each trainable variable, in order."""
         return self._about["trainable"]
+
+    @property
+    def decayed(self) -> list[bool]:
+        """For each trainable variable, whether weight decay is for it."""
+        return self._about["decayed"]
 
     @property
     def engine(self) -> str:
@@ -182,5 +187,7 @@ def _leaves(structure):
         yield structure
 
 
-def _flat(arrays) -> np.ndarray:
-    return np.concatenate([np.ravel(a).astype(float) for a in arrays]) if arrays else np.zeros(0)
+def flat(arrays) -> np.ndarray:
+    """Arrays, one after the other, as one float64 vector."""
+    parts = [np.ravel(np.asarray(array)).astype(float) for array in arrays]
+    return np.concatenate(parts) if parts else np.zeros(0)

@@ -1,9 +1,10 @@
 """The audit: trains with canaries, guesses which were included, and compares with what is stated.
 
-Formal guarantee: if a stated epsilon is true, then the bound of the audit exceeds it with a probability
-of at most 1 - confidence, over the coins of the canaries and the randomness of the trainings. It rests
-on the coins alone: nothing is assumed about the training, which is why a bound that exceeds the stated
-epsilon refutes the statement. A bound that does not exceed it proves nothing.
+Formal guarantee: if a stated epsilon is true for zero_out neighbours, then the bound of the audit
+exceeds it with a probability of at most 1 - confidence, over the coins of the canaries and the
+randomness of the trainings. It rests on the coins alone: nothing is assumed about the training, which
+is why a bound that exceeds the stated epsilon refutes the statement. A bound that does not exceed it
+proves nothing.
 """
 
 import dataclasses
@@ -15,12 +16,11 @@ from scipy import special
 from tfdp._validate import fraction, one_of, positive, whole
 from tfdp.accounting.guarantee import KINDS, Guarantee, check_delta
 from tfdp.auditing.bounds import LowerBound, clopper_pearson, many_runs, one_run, usual_guesses
+from tfdp.auditing.coins import seed_of
 from tfdp.auditing.effects import Effect
 from tfdp.auditing.scores import Scores
 
 OBSERVED = ("every", "last")
-# Keeps the coins apart from what a user draws with the same seed.
-_COINS = int.from_bytes(b"coins of canaries")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,7 +156,7 @@ def audit(
         )
     scores, effect, found, correct = [], None, None, 0
     for number in range(runs):
-        world = canaries.world(seed=[_COINS, seed, number])
+        world = canaries.world(seed=seed_of(b"coins of canaries", seed, number))
         model = train(world)
         seen, of_run = world.attack(model, observe, confidence)
         scores.append(seen)

@@ -38,7 +38,6 @@ _LEAST_CLIP, _LEAST_NOISE = 1e-20, 1e-25
 # Methods that decide which noise is added to which sums, and how the noise is accounted.
 _NOISE_MAKING = {
     "update", "add_noise", "bound", "run_fields", "tables", "microbatch_size", "_stddev",
-    "_private_mean",
 }  # fmt: skip
 
 
@@ -52,6 +51,12 @@ class _Secrets:
 
 # Name of the weights' digests in a file; they show whether the weights were trained after saving.
 _DIGESTS_KEY = "tfdp_digests"
+
+
+def mean_of(total, divisor: int, penalty):
+    """The mean over a nominal lot, and the gradient of the weight regularizers (or None) added."""
+    mean = total / tf.constant(float(divisor), total.dtype)
+    return mean if penalty is None else mean + tf.cast(penalty, total.dtype)
 
 
 class DPKerasOptimizer(keras.optimizers.Optimizer):
@@ -365,9 +370,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """How the clip norm follows the gradients; None where it does not."""
         return self._adaptive
 
-    @property
-    def secret_means(self) -> list:
-        """Un-noised values around which weights are drawn; empty where there are none."""
+    def _secret_means(self) -> list:
+        """Un-noised values around which weights are drawn; only the recorder of audits reads them."""
         return []
 
     @property
@@ -404,7 +408,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """
         sums, scale = self.add_noise(bounded, session)
         gradients = [
-            self._private_mean(total, session.divisor, penalty)
+            self.mean_factor * mean_of(total, session.divisor, penalty)
             for total, penalty in zip(sums, regularization, strict=True)
         ]
         gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
@@ -457,11 +461,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         traced. The registration is never removed, and it keeps the whole graph in memory.
         """
         return list(grads_and_vars)
-
-    @staticmethod
-    def _private_mean(total, divisor, penalty):
-        mean = total / tf.constant(float(divisor), total.dtype)
-        return mean if penalty is None else mean + tf.cast(penalty, total.dtype)
 
     def apply(self, grads, trainable_variables=None):
         """Refuses: gradients that were not bounded and summed by an engine are not private."""

@@ -120,8 +120,5 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
         self._divisor = session.divisor
         return super().update(bounded, session, variables, regularization)
 
-    def _private_mean(self, total, divisor, penalty):
-        return self.mean_factor * super()._private_mean(total, divisor, penalty)
-
     def get_config(self):
         return super().get_config() | {"composition": self.composition}

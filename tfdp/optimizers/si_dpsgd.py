@@ -12,8 +12,8 @@ coordinate that crosses a rounding boundary by a whole unit in the last place.
 
 Formal guarantee: an observer of every theta sees a matrix mechanism with noise on prefix sums
 (`accounting.mechanisms.si_dpsgd`); there is no guarantee against an observer of any mu. The means are
-held where Keras and TensorFlow do not save them; only `release_means`, which the accounting covers,
-gives access to them.
+held where Keras and TensorFlow do not save them. `release_means`, which the accounting covers, gives
+access to them, and so does the recorder of `tfdp.auditing`, whose folder is a secret.
 """
 
 import math
@@ -28,7 +28,7 @@ from tfdp._validate import flag, fraction, one_of, positive
 from tfdp.accounting.guarantee import check_kind
 from tfdp.accounting.mechanisms.si_dpsgd import RELEASES, SIDPSGD
 from tfdp.optimizers.accounted import Accounted
-from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
+from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer, mean_of
 
 _REFUSED = (
     "use_ema",
@@ -235,9 +235,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         first = int(self.iterations.numpy())
         self._hidden = _Hidden(self._hidden.rule, variables, first, session.run.momentum > 0)
 
-    @property
-    def secret_means(self) -> list:
-        """The means after the last step, float64; see the module's guarantee."""
+    def _secret_means(self) -> list:
         return list(self._hidden.means)
 
     def continues(self, session) -> bool:
@@ -265,7 +263,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         scale = self._stddev(session.value("noise_multiplier"), bounded, session)
         noise = self._secrets.noise.gaussians(scale, [v.shape for v in variables])
         gradients = [
-            self._private_mean(tf.cast(total, tf.float64), session.divisor, penalty)
+            mean_of(tf.cast(total, tf.float64), session.divisor, penalty)
             for total, penalty in zip(bounded.sums, regularization, strict=True)
         ]
         self._move_means(gradients, rate, session.run)

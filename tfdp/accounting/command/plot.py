@@ -4,13 +4,12 @@ import importlib.util
 import math
 from pathlib import Path
 
+from tfdp._palette import CLAIMED, GREY, PROVEN
 from tfdp.accounting.command.flags import FlagError
 from tfdp.accounting.command.table import Table, title
 from tfdp.accounting.guarantee import VACUOUS_ABOVE
 
 _SUFFIXES = (".png", ".pdf", ".svg")
-# Two hues of the palette of Okabe and Ito, which is safe for the colour-blind.
-_PROVEN, _CLAIMED, _GREY = "#0072B2", "#D55E00", "#666666"
 _AXES = {
     "noise_multiplier": "noise multiplier (noise over clip norm)",
     "epochs": "epochs",
@@ -78,7 +77,7 @@ def _headings(axis, table: Table) -> None:
     )  # fmt: skip
     axis.annotate(
         settings, (0, 1), xytext=(0, 8), xycoords="axes fraction", textcoords="offset points",
-        va="bottom", color=_GREY, fontsize=9.5,
+        va="bottom", color=GREY, fontsize=9.5,
     )  # fmt: skip
 
 
@@ -88,8 +87,8 @@ def _epsilon_curves(axis, table: Table) -> list[float]:
     axis.set_ylabel("epsilon" if delta is None else f"epsilon (at delta = {delta:g})")
     drawn = []
     curves = (
-        ("proven", [each.proven.epsilon for each in table.answers], _PROVEN, "o-"),
-        ("claimed by the paper's formula", [e.claimed.epsilon for e in table.answers], _CLAIMED, "s--"),
+        ("proven", [each.proven.epsilon for each in table.answers], PROVEN, "o-"),
+        ("claimed by the paper's formula", [e.claimed.epsilon for e in table.answers], CLAIMED, "s--"),
     )  # fmt: skip
     for label, values, colour, style in curves:
         finite = [value if math.isfinite(value) else math.nan for value in values]
@@ -99,10 +98,10 @@ def _epsilon_curves(axis, table: Table) -> list[float]:
         axis.plot(table.values, finite, style, color=colour, label=label, markersize=5)
         drawn += [value for value in finite if not math.isnan(value)]
     if drawn and max(drawn) > VACUOUS_ABOVE:
-        axis.axhline(VACUOUS_ABOVE, color=_GREY, linewidth=0.9, linestyle=":")
+        axis.axhline(VACUOUS_ABOVE, color=GREY, linewidth=0.9, linestyle=":")
         axis.annotate(
             f"above {VACUOUS_ABOVE:g}: vacuous", (1, VACUOUS_ABOVE), xytext=(-4, 3), ha="right",
-            xycoords=("axes fraction", "data"), textcoords="offset points", color=_GREY, fontsize=9,
+            xycoords=("axes fraction", "data"), textcoords="offset points", color=GREY, fontsize=9,
         )  # fmt: skip
     return drawn
 
@@ -114,7 +113,7 @@ def _noise_curve(axis, table: Table) -> list[float]:
     budget = "each epsilon" if table.name == "epsilon" else f"epsilon {flags.epsilon:g}"
     label = f"noise for {flags.guarantee} {budget}"
     noises = table.noises()
-    colour = _PROVEN if flags.guarantee == "proven" else _CLAIMED
+    colour = PROVEN if flags.guarantee == "proven" else CLAIMED
     axis.plot(table.values, noises, "o-", color=colour, label=label, markersize=5)
     return [noise for noise in noises if math.isfinite(noise)]
 
