@@ -16,6 +16,7 @@ from tfdp.data import make_lots
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 
 L, STEPS, NOISE, DELTA = 32, 80, 7.1, 1e-5
+SURE = 0.999999
 
 
 def released(statistics, with_outlier):
@@ -58,7 +59,7 @@ def test_batch_statistics_as_written_are_refuted():
     bound = many_runs(int(np.sum(inside < 0)), STEPS, int(np.sum(outside < 0)), STEPS, delta=DELTA)
     assert bound.epsilon > 5 * claimed(run, DELTA).epsilon
     assert bound.epsilon <= proven(run, DELTA).epsilon
-    effect = effect_over_noise(inside, outside, confidence=0.999)
+    effect = effect_over_noise(inside, outside, confidence=SURE)
     assert effect.holds((2 * L - 1) / NOISE)
     assert proven(run, DELTA).mu == pytest.approx((2 * L - 1) / NOISE)
 
@@ -66,7 +67,8 @@ def test_batch_statistics_as_written_are_refuted():
 def test_statistics_of_the_example_and_public_rows_stand():
     inside, run = released("example", True)
     outside, _ = released("example", False)
-    effect = effect_over_noise(inside, outside, confidence=0.999)
+    effect = effect_over_noise(inside, outside, confidence=SURE)
     assert effect.low <= proven(run, DELTA).mu == pytest.approx(1 / NOISE)
     tp, fp = int(np.sum(inside < np.median(outside))), STEPS // 2
-    assert many_runs(tp, STEPS, fp, STEPS, delta=DELTA).epsilon <= proven(run, DELTA).epsilon
+    bound = many_runs(tp, STEPS, fp, STEPS, delta=DELTA, confidence=SURE)
+    assert bound.epsilon <= proven(run, DELTA).epsilon
