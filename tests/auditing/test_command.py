@@ -1,6 +1,7 @@
 """The command: exit statuses, words and files."""
 
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -27,6 +28,23 @@ def test_a_sound_training_stands(tmp_path):
     assert content["bound"]["epsilon"] <= content["stated"]["proven"]["epsilon"] <= 2.0
 
 
+def test_the_released_model_is_attacked(tmp_path):
+    files = {name: tmp_path / f"roc.{name}" for name in ("json", "png")}
+    result = audit(
+        "membership", "--mechanism=dpsgd", "--epsilon=2", *FAST[:-1], "--models=4", "--examples=50",
+        f"--json={files['json']}", f"--plot={files['png']}",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "LiRA" in result.stdout and "proven epsilon 2" in " ".join(result.stdout.split())
+    content = json.loads(files["json"].read_text())
+    assert (content["models"], content["examples"]) == (4, 50) and files["png"].stat().st_size > 0
+    assert [row["fpr"] for row in content["rates"]] == [0.001, 0.01, 0.1]
+    # What is proven at many deltas allows less than epsilon and delta of the report alone.
+    stated = content["guarantee"]
+    alone = 0.1 * math.exp(stated["epsilon"]) + stated["delta"]
+    assert 0.1 < content["rates"][2]["allowed"] < 0.7 * alone
+
+
 def test_the_recipe_is_refuted():
     path = ROOT / "flags" / "audit" / "si_dpsgd_claimed.cfg"
     result = audit(f"--flagfile={path}")
@@ -44,6 +62,8 @@ def test_the_recipe_is_refuted():
         (["replay"], "replay FOLDER"),
         (["replay", "nowhere"], "recording"),
         (["word"], "Found word"),
+        (["membership", "--examples=5000"], "Expected examples"),
+        (["membership", "--insecure_seed=1", "--mechanism=dpsgd"], "same noise"),
     ],
 )
 def test_what_cannot_be_audited_has_status_2(arguments, words):

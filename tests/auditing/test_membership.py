@@ -1,13 +1,17 @@
 """Black-box attacks: strong against a model that remembers, held down by what is proven."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
 import tfdp
-from tfdp.auditing import ApproximateDP, ExampleCanaries, membership_inference
+from tfdp.accounting import Run, proven
+from tfdp.auditing import ApproximateDP, ExampleCanaries, GaussianDP, membership_inference
 from tfdp.auditing.membership import log_odds
+from tfdp.auditing.tradeoffs import of_guarantees
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -42,10 +46,10 @@ def test_a_model_that_remembers_is_attacked_and_a_private_one_is_not():
     assert open_model.loss.auc > 0.7 and open_model.lira.auc > 0.7
     assert open_model.guarantee is None and open_model.table()[0][3] is None
     closed = membership_inference(private, canaries(), models=6)
-    assert abs(closed.loss.auc - 0.5) < 0.12 and abs(closed.lira.auc - 0.5) < 0.12
+    assert abs(closed.loss.auc - 0.5) < 0.17 and abs(closed.lira.auc - 0.5) < 0.17
     fpr, of_loss, of_lira, allowed = closed.table()[-1]
-    expected = ApproximateDP(closed.guarantee.epsilon, 1e-5).largest_tpr(fpr)
-    assert allowed == pytest.approx(float(expected)) and max(of_loss, of_lira) < allowed
+    assert allowed < ApproximateDP(closed.guarantee.epsilon, 1e-5).largest_tpr(fpr)
+    assert max(of_loss, of_lira) < allowed
 
 
 def test_absent_examples_count_nothing():
@@ -61,6 +65,33 @@ def test_absent_examples_count_nothing():
         moved.append(model.get_weights()[0])
         own.x[5:] = 1e3  # what nobody sees
     np.testing.assert_array_equal(*moved)
+
+
+def test_examples_that_are_among_the_data_are_left_out_there():
+    x, y = np.arange(10.0)[:, None], np.arange(10)
+    rows = np.array([7, 2])
+    own = ExampleCanaries(x[rows], y[rows], rows)
+    seen, labels, weight = own.world(0, included=[True, False]).data(x, y)
+    assert (
+        seen[:, 0].tolist() == [7, 2, 0, 1, 3, 4, 5, 6, 8, 9]
+        and labels.tolist() == seen[:, 0].tolist()
+    )
+    assert weight.tolist() == [1.0, 0.0] + 8 * [1.0]
+    with pytest.raises(ValueError, match="different"):
+        ExampleCanaries(x[rows], y[rows], [2, 2])
+
+
+def test_all_deltas_together_allow_less():
+    exact = GaussianDP(1.0)
+    run = Run(
+        mechanism="dpsgd", sampling="cyclic", num_examples=10, lot_size=10, steps=1,
+        noise_multiplier=1.0,
+    )  # fmt: skip
+    curve = of_guarantees(functools.partial(proven, run), 1e-5)
+    rates = np.geomspace(1e-4, 0.5, 20)
+    assert np.all(curve.largest_tpr(rates) >= exact.largest_tpr(rates) - 1e-9)
+    assert np.all(curve.largest_tpr(rates) <= 1.15 * exact.largest_tpr(rates))
+    np.testing.assert_allclose(curve.least_fpr(curve.largest_tpr(rates)), rates, rtol=1e-9)
 
 
 def test_logits_and_probabilities_give_the_same_confidence():

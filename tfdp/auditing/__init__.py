@@ -17,6 +17,7 @@ Example:
 import importlib
 
 _PUBLIC = {
+    "AllOf": "tradeoffs",
     "ApproximateDP": "tradeoffs",
     "Audit": "running",
     "DiracCanaries": "canaries",
@@ -31,10 +32,12 @@ _PUBLIC = {
     "audit": "running",
     "clopper_pearson": "bounds",
     "draw": "plot",
+    "draw_membership": "plot",
     "effect_over_noise": "effects",
     "many_runs": "bounds",
     "membership_inference": "membership",
     "one_run": "bounds",
+    "print_membership": "report",
     "print_table": "report",
     "record": "recorder",
     "replay": "replaying",

@@ -2,10 +2,12 @@
 
     python -m tfdp.auditing --mechanism=dpsgd --epsilon=2
     python -m tfdp.auditing --flagfile=flags/audit/si_dpsgd_claimed.cfg --plot=audit.png
+    python -m tfdp.auditing membership --mechanism=dpsgd --epsilon=2 --plot=roc.png
     python -m tfdp.auditing replay FOLDER
 
-The exit status is 1 if the guarantee that --guarantee asks for is refuted (or the replay fails), 0 if
-it stands, and 2 if the audit could not be made.
+`membership` shows what an attacker gets who sees the released model only. The exit status is 1 if the
+guarantee that --guarantee asks for is refuted (or the replay fails), 0 if it stands, and 2 if the audit
+could not be made.
 """
 
 import functools
@@ -30,6 +32,15 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer("runs", 1, "How many trainings are made.", lower_bound=1)
 flags.DEFINE_integer(
+    "models", 16, "With `membership`, how many models are trained and attacked.", lower_bound=4
+)
+flags.DEFINE_integer(
+    "examples",
+    500,
+    "With `membership`, how many training examples coins include or leave out.",
+    lower_bound=1,
+)
+flags.DEFINE_integer(
     "guesses",
     None,
     "How many canaries are guessed in each training, the surest ones. It has to be chosen before "
@@ -53,8 +64,11 @@ def parse(argv):
     """Parses the flags, or refuses what cannot be parsed in one sentence."""
     try:
         arguments = command_line.parse(argv)
-        if arguments[1:2] != ["replay"] and len(arguments) > 1:
-            raise ValueError(f"Expected flags only. Found {' '.join(arguments[1:])}.")
+        known = arguments[1:2] == ["replay"] or arguments[1:] == ["membership"]
+        if len(arguments) > 1 and not known:
+            raise ValueError(
+                f"Expected flags only, or membership or replay first. Found {' '.join(arguments[1:])}."
+            )
     except ValueError as error:
         sys.exit(_refuse(error))
     return arguments
@@ -68,7 +82,7 @@ def main(argv):
         recipes = _RECIPES if _RECIPES.is_dir() else None
         (point,) = command_line.points(sys.argv, recipes)
         with console.quiet_tensorflow():
-            return _audit(point)
+            return _membership(point) if argv[1:] else _audit(point)
     except (ValueError, OSError) as error:
         return _refuse(error)
     except Exception:
@@ -77,16 +91,31 @@ def main(argv):
         return 2
 
 
-def _audit(point) -> int:
+def _prepare(point):
+    """Refuses files that could not be written before a training, and says what was read."""
     if FLAGS.plot is not None:
         plot.check(FLAGS.plot)
     for file in filter(None, (FLAGS.json, FLAGS.plot)):
         _check_file(file)
+    if point.read:
+        print(f"Settings: {', '.join(point.read)}", flush=True)
+
+
+def _membership(point) -> int:
+    _prepare(point)
+    from tfdp.experiments.audited import attack_experiment, report_attack
+
+    found = attack_experiment(
+        point.experiment, examples=FLAGS.examples, models=FLAGS.models, seed=FLAGS.coins
+    )
+    report_attack(found, console.console(), FLAGS.json, FLAGS.plot, point.command)
+    return 0
+
+
+def _audit(point) -> int:
+    _prepare(point)
     from tfdp.experiments.audited import audit_experiment, report
 
-    if point.read:
-        print(f"Settings: {', '.join(point.read)}")
-    sys.stdout.flush()
     found = audit_experiment(
         point.experiment,
         canaries=FLAGS.canaries,

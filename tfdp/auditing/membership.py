@@ -21,7 +21,7 @@ from tfdp._validate import whole
 from tfdp.accounting.guarantee import Guarantee
 from tfdp.auditing.coins import seed_of, toss
 from tfdp.auditing.scores import Scores
-from tfdp.auditing.tradeoffs import ApproximateDP
+from tfdp.auditing.tradeoffs import ApproximateDP, Tradeoff, of_guarantees
 
 # The least standard deviation of confidences: with few shadow models, some would seem to have none.
 _LEAST_SPREAD = 1e-3
@@ -35,6 +35,8 @@ class ExampleCanaries:
     Args:
         x: array, or structure of arrays [examples, ...].
         y: array of integer labels [examples].
+        rows: int array [examples], where these examples are in the data that `ExampleWorld.data` gets,
+            which leaves them out there; None if they are not among these.
 
     Example:
         >>> import numpy as np
@@ -45,15 +47,21 @@ class ExampleCanaries:
         ((7, 2), [1.0, 1.0, 1.0], True)
     """
 
-    def __init__(self, x, y):
+    def __init__(self, x, y, rows=None):
         self.x = keras.tree.map_structure(np.asarray, x)
         self.y = np.asarray(y)
         self.count = len(self.y)
-        rows = {len(leaf) for leaf in keras.tree.flatten(self.x)}
-        if self.y.ndim != 1 or rows != {self.count}:
+        self.rows = np.zeros(0, int) if rows is None else np.asarray(rows, int)
+        lengths = {len(leaf) for leaf in keras.tree.flatten(self.x)}
+        if self.y.ndim != 1 or lengths != {self.count}:
             raise ValueError(
                 "Expected examples and one label for each of them. Received lengths "
-                f"{sorted(rows)} and labels of shape {self.y.shape}."
+                f"{sorted(lengths)} and labels of shape {self.y.shape}."
+            )
+        if rows is not None and len(set(self.rows.tolist())) != self.count:
+            raise ValueError(
+                f"Expected rows to hold {self.count} different numbers, one for each example. Received "
+                f"{len(self.rows)}, {len(set(self.rows.tolist()))} of them different."
             )
 
     def world(self, seed, included=None) -> "ExampleWorld":
@@ -87,6 +95,10 @@ class ExampleWorld:
         """Returns `base`: examples need no change of the model."""
         return base
 
+    def inputs(self, x):
+        """Returns `x`: examples need no change of the inputs."""
+        return x
+
     def attack(self, model, observe: str, confidence: float) -> tuple[Scores, None]:
         """The last model's confidence in each example as its score; see `DiracWorld.attack`."""
         del observe, confidence
@@ -101,12 +113,16 @@ class ExampleWorld:
         """Returns (x, y, sample_weight) of a training: the canaries, then other examples.
 
         Args:
-            x, y: other examples, which are always included; None for none.
+            x, y: other examples, which are always included (but for the canaries' own `rows` of them);
+                None for none.
         """
         own = self.canaries
         weight = self.included.astype("float32")
         if x is None:
             return own.x, own.y, weight
+        if len(own.rows):
+            x = keras.tree.map_structure(lambda a: np.delete(a, own.rows, axis=0), x)
+            y = np.delete(y, own.rows, axis=0)
         x = keras.tree.map_structure(lambda a, b: np.concatenate([b, np.asarray(a)]), x, own.x)
         y = np.concatenate([own.y, np.asarray(y)])
         return x, y, np.concatenate([weight, np.ones(len(y) - own.count, "float32")])
@@ -136,8 +152,9 @@ class Membership:
 
     Attributes:
         loss, lira: scores of all examples in all models.
-        guarantee: the proven guarantee of the trainings, or None if the models state none.
+        guarantee: the loosest proven guarantee of the trainings, or None if the models state none.
         models: number of models.
+        allowed: what is proven, at every delta, or None. By default that of the guarantee alone.
 
     Example:
         >>> import numpy as np
@@ -151,15 +168,31 @@ class Membership:
     lira: Scores
     guarantee: Guarantee | None
     models: int
+    allowed: Tradeoff | None = None
+
+    def __post_init__(self):
+        if self.guarantee is not None and self.allowed is None:
+            curve = ApproximateDP(self.guarantee.epsilon, self.guarantee.delta)
+            object.__setattr__(self, "allowed", curve)
+
+    def to_dict(self) -> dict:
+        """A JSON-safe dictionary."""
+        return {
+            "models": self.models,
+            "examples": len(self.loss.values) // self.models,
+            "guarantee": None if self.guarantee is None else self.guarantee.to_dict(),
+            "auc": {"loss": self.loss.auc, "lira": self.lira.auc},
+            "rates": [
+                dict(zip(("fpr", "loss", "lira", "allowed"), row, strict=True))
+                for row in self.table()
+            ],
+        }
 
     def table(self, rates=(0.001, 0.01, 0.1)) -> list[tuple]:
         """Rows (false positive rate, rate of the loss attack, of LiRA, largest that is allowed)."""
         rows = []
         for fpr in rates:
-            allowed = None
-            if self.guarantee is not None:
-                curve = ApproximateDP(self.guarantee.epsilon, self.guarantee.delta)
-                allowed = float(curve.largest_tpr(fpr))
+            allowed = None if self.allowed is None else float(self.allowed.largest_tpr(fpr))
             rows.append((fpr, self.loss.tpr_at(fpr), self.lira.tpr_at(fpr), allowed))
         return rows
 
@@ -200,7 +233,7 @@ def membership_inference(
         True
     """
     models = whole("models", models, 4)
-    values, coins, guarantee = [], [], None
+    values, coins, guarantee, allowed = [], [], None, None
     for number in range(models):
         world = canaries.world(seed=seed_of(b"coins of examples", seed, number))
         model = train(world)
@@ -208,15 +241,15 @@ def membership_inference(
         coins.append(world.included)
         if hasattr(model, "privacy"):
             stated = model.privacy.spent(delta)
-            guarantee = (
-                stated if guarantee is None or stated.epsilon < guarantee.epsilon else guarantee
-            )
+            # The scores of all models are pooled, and together they obey the loosest.
+            if guarantee is None or stated.epsilon > guarantee.epsilon:
+                guarantee, allowed = stated, of_guarantees(model.privacy.spent, delta)
     values, coins = np.stack(values), np.stack(coins)
     loss = Scores.of(Scores(v, c) for v, c in zip(values, coins, strict=True))
     lira = Scores.of(
         Scores(_likelihood_ratio(values, coins, number), coins[number]) for number in range(models)
     )
-    return Membership(loss=loss, lira=lira, guarantee=guarantee, models=models)
+    return Membership(loss=loss, lira=lira, guarantee=guarantee, models=models, allowed=allowed)
 
 
 def _likelihood_ratio(values, coins, target):

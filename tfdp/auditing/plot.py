@@ -6,6 +6,7 @@ import numpy as np
 
 from tfdp._palette import ATTACK, CLAIMED, GREY, PROVEN
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
+from tfdp.auditing.membership import Membership
 from tfdp.auditing.report import rounded_down, verdict
 from tfdp.auditing.running import Audit
 from tfdp.auditing.tradeoffs import ApproximateDP
@@ -36,11 +37,7 @@ def draw(audit: Audit, path: str | Path) -> None:
         >>> os.path.exists("audit.svg")
         True
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(10.5, 4.6), gridspec_kw={"width_ratios": (1, 1.15)}
     )
@@ -49,12 +46,7 @@ def draw(audit: Audit, path: str | Path) -> None:
     kind = "claimed" if "claimed" in audit.guarantees and audit.refutes("claimed") else "proven"
     kind = kind if kind in audit.guarantees else "claimed"
     figure.suptitle(verdict(audit, kind).partition(" (")[0], x=0.01, ha="left", fontsize=12)
-    for axis in (left, right):
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    _save(pyplot, figure, path)
 
 
 def _epsilons(axis, audit):
@@ -97,30 +89,99 @@ def _epsilons(axis, audit):
 
 def _roc(axis, audit):
     """The attack's true against its false positives, and what each stated epsilon allows."""
-    fpr, tpr = audit.scores.roc()
-    absent = int(np.sum(~audit.scores.included))
-    least = 0.5 / max(1, absent)
+    allowed = {
+        f"allowed, {kind}": (ApproximateDP(stated.epsilon, stated.delta), _STATED[kind])
+        for kind, stated in audit.guarantees.items()
+    }
+    _curves(axis, {"attack": (audit.scores, ATTACK)}, allowed)
+    axis.set_title("Attack on the canaries", loc="left", fontsize=11)
+
+
+def _curves(axis, attacks, allowed):
+    """ROCs on logarithmic axes below what is allowed.
+
+    Args:
+        axis: the axis.
+        attacks: (scores, colour) by name.
+        allowed: (trade-off curve, colour) by name.
+    """
+    absent = max(1, *(int(np.sum(~scores.included)) for scores, _ in attacks.values()))
+    least = 0.5 / absent
     grid = np.geomspace(least, 1.0, 400)
-    for kind, guarantee in audit.guarantees.items():
-        allowed = ApproximateDP(guarantee.epsilon, guarantee.delta).largest_tpr(grid)
-        axis.plot(grid, allowed, color=_STATED[kind], linewidth=2, label=f"allowed, {kind}")
+    for name, (curve, color) in allowed.items():
+        axis.plot(grid, curve.largest_tpr(grid), color=color, linewidth=2, label=name)
+    for name, (scores, color) in attacks.items():
+        fpr, tpr = scores.roc()
+        # Rates of a few examples are chance, and may lie above what is allowed.
+        sure = int(np.searchsorted(fpr, _FEW / absent))
+        fpr = np.maximum(fpr, least)
+        style = {"where": "post", "color": color, "linewidth": 1.6}
+        axis.step(fpr[sure:], tpr[sure:], label=name, **style)
+        axis.step(
+            fpr[: sure + 1], tpr[: sure + 1], alpha=0.4, linestyle=(0, (2, 2)),
+            label=f"{name}, below {_FEW} false positives", **style,
+        )  # fmt: skip
     axis.plot(grid, grid, color=GREY, linewidth=1, linestyle=":", label="guessing")
-    # Rates of a few canaries are chance, and may lie above what is allowed.
-    sure = int(np.searchsorted(fpr, _FEW / max(1, absent)))
-    fpr = np.maximum(fpr, least)
-    style = {"where": "post", "color": ATTACK, "linewidth": 1.6}
-    axis.step(fpr[sure:], tpr[sure:], label="attack", **style)
-    axis.step(
-        fpr[: sure + 1], tpr[: sure + 1], alpha=0.4, linestyle=(0, (2, 2)),
-        label=f"attack, below {_FEW} false positives", **style,
-    )  # fmt: skip
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlim(least, 1.0)
     axis.set_ylim(least, 1.15)
     axis.set_xlabel("false positive rate")
     axis.set_ylabel("true positive rate")
-    axis.set_title("Attack on the canaries", loc="left", fontsize=11)
     axis.grid(color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
     axis.legend(frameon=False, fontsize=9, loc="lower right")
+
+
+def draw_membership(found: Membership, path: str | Path) -> None:
+    """Draws the ROCs of black-box attacks into a file, below what is proven.
+
+    Args:
+        found: the attacks.
+        path: file name that ends with .png, .pdf or .svg.
+
+    Raises:
+        ImportError: matplotlib is not installed (`pip install 'tfdp[plot]'`).
+
+    Example:
+        >>> import numpy as np
+        >>> from tfdp.auditing import Membership, Scores, draw_membership
+        >>> draws = np.random.default_rng(0)
+        >>> scores = Scores(draws.normal(size=400), draws.random(400) < 0.5)
+        >>> found = Membership(loss=scores, lira=scores, guarantee=None, models=1)
+        >>> draw_membership(found, "roc.svg")
+        >>> import os
+        >>> os.path.exists("roc.svg")
+        True
+    """
+    pyplot = _pyplot()
+    figure, axis = pyplot.subplots(figsize=(6.4, 5.2))
+    allowed = {}
+    if found.allowed is not None:
+        words = f"allowed, proven {format_epsilon(found.guarantee.epsilon)}"
+        allowed = {words: (found.allowed, PROVEN)}
+    attacks = {"LiRA": (found.lira, ATTACK), "loss threshold": (found.loss, CLAIMED)}
+    _curves(axis, attacks, allowed)
+    examples = len(found.loss.values) // found.models
+    axis.set_title(
+        f"Membership of {examples:,} examples in {found.models} models", loc="left", fontsize=11
+    )
+    _save(pyplot, figure, path)
+
+
+def _pyplot():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(pyplot, figure, path):
+    for axis in figure.axes:
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,9 +1,11 @@
 """The result of an audit for people: a verdict in one sentence, and a table."""
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from tfdp.accounting.guarantee import format_epsilon
+from tfdp.auditing.membership import Membership
 from tfdp.auditing.running import Audit
 
 _NAMES = {
@@ -96,6 +98,45 @@ def print_table(audit: Audit, console: Console | None = None) -> None:
     console.print(
         f"{count['canaries']:,} canaries in {runs}, each in or out by a coin of seed {audit.seed}; "
         f"observed: {audit.observed}; area under the ROC {audit.scores.auc:.3f}.",
+        highlight=False,
+    )
+
+
+def print_membership(found: Membership, console: Console | None = None) -> None:
+    """Prints what black-box attacks found out, beside what is proven.
+
+    Args:
+        found: the attacks.
+        console: the console to print to; by default the terminal.
+
+    Example:
+        >>> import numpy as np
+        >>> from tfdp.auditing import Membership, Scores, print_membership
+        >>> scores = Scores(np.arange(4.0), np.array([False, False, True, True]))
+        >>> print_membership(Membership(loss=scores, lira=scores, guarantee=None, models=1))
+        Membership inference on the released model
+        ...LiRA...
+    """
+    table = Table(
+        title="Membership inference on the released model", title_justify="left", pad_edge=False
+    )
+    table.add_column("false positive rate")
+    for name in ("loss threshold", "LiRA", "allowed by what is proven"):
+        table.add_column(name, justify="right")
+    for fpr, *rates in found.table():
+        shown = ["-" if rate is None else f"{100 * rate:.2f}%" for rate in rates]
+        table.add_row(f"{100 * fpr:g}%", *shown)
+    table.add_row("area under the ROC", f"{found.loss.auc:.3f}", f"{found.lira.auc:.3f}", "")
+    console = console or Console()
+    console.print(table)
+    proven = "nothing is proven"
+    if found.guarantee is not None:
+        epsilon, delta = found.guarantee.epsilon, found.guarantee.delta
+        proven = f"proven epsilon {format_epsilon(epsilon)} at delta = {delta:g}"
+    absent = int(np.sum(~found.loss.included))
+    console.print(
+        f"True positive rates of {len(found.loss.values):,} guesses about {found.models} models, "
+        f"{absent:,} of them about absent examples; {proven}. Weak attacks prove nothing.",
         highlight=False,
     )
 

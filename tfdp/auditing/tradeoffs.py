@@ -94,6 +94,41 @@ class GaussianDP:
         return special.ndtr(special.ndtri(tpr) - self.mu)
 
 
+@dataclasses.dataclass(frozen=True)
+class AllOf:
+    """What several guarantees of one training allow together: what none of them forbids.
+
+    Attributes:
+        curves: the trade-off curves, at least one.
+
+    Example:
+        >>> from tfdp.auditing import AllOf, ApproximateDP
+        >>> both = AllOf((ApproximateDP(1.0, 1e-2), ApproximateDP(3.0, 1e-6)))
+        >>> print(f"{both.largest_tpr(1e-4):.4f} {both.largest_tpr(0.1):.4f}")
+        0.0020 0.2818
+    """
+
+    curves: tuple[Tradeoff, ...]
+
+    def largest_tpr(self, fpr):
+        return np.min([curve.largest_tpr(fpr) for curve in self.curves], axis=0)
+
+    def least_fpr(self, tpr):
+        return np.max([curve.least_fpr(tpr) for curve in self.curves], axis=0)
+
+
+def of_guarantees(stated, delta: float) -> AllOf:
+    """The trade-off curve of what a training states at many deltas.
+
+    Args:
+        stated: a function of delta that returns the `Guarantee`.
+        delta: the delta of the report, which is one of the many.
+    """
+    found = [stated(d) for d in (*np.geomspace(0.3, 1e-9, 18), delta)]
+    curves = [ApproximateDP(guarantee.epsilon, guarantee.delta) for guarantee in found]
+    return AllOf(tuple(curves))
+
+
 HYPOTHESES = ("approximate", "gaussian")
 
 

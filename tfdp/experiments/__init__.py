@@ -22,6 +22,7 @@ _PUBLIC = {
     "Result": "experiment",
     "run": "experiment",
     "run_into": "saving",
+    "attack_experiment": "audited",
     "audit_experiment": "audited",
     "ResultError": "partial_folder",
     "ResultFolder": "result_folder",

@@ -4,15 +4,30 @@ import importlib.util
 import json
 import os
 
+import keras
+import numpy as np
 from rich.console import Console
 
+from tfdp import data
 from tfdp._files import replaced_whole
-from tfdp.auditing import Audit, DiracCanaries, audit, draw, print_table, verdict
+from tfdp.auditing import (
+    Audit,
+    DiracCanaries,
+    ExampleCanaries,
+    Membership,
+    audit,
+    draw,
+    draw_membership,
+    membership_inference,
+    print_membership,
+    print_table,
+    verdict,
+)
 from tfdp.experiments.experiment import run
 from tfdp.experiments.result_files import AUDIT as FILES
 from tfdp.experiments.settings import Experiment
 
-__all__ = ["FILES", "audit_experiment", "report"]
+__all__ = ["FILES", "attack_experiment", "audit_experiment", "report", "report_attack"]
 
 
 def audit_experiment(
@@ -77,6 +92,70 @@ def audit_experiment(
     )
 
 
+def attack_experiment(
+    experiment: Experiment, *, examples: int = 500, models: int = 16, seed: int = 0
+) -> Membership:
+    """Runs the black-box attacks on an experiment: what one gets who sees the released model only.
+
+    Args:
+        experiment: the settings, with or without privacy.
+        examples: number of training examples that coins include or leave out.
+        models: as in `tfdp.auditing.membership_inference`.
+        seed: decides which examples these are, and their coins.
+
+    Raises:
+        ValueError: the data set has fewer training examples, or has no single label for each.
+
+    Example:
+        >>> from tfdp.experiments import Experiment, attack_experiment
+        >>> experiment = Experiment(
+        ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
+        ...     steps=3, noise_multiplier=4.0)
+        >>> found = attack_experiment(experiment, examples=100, models=4)
+        >>> found.models, 0.2 < found.lira.auc < 0.8
+        (4, True)
+    """
+    dataset = data.load(experiment.dataset, experiment.data_dir)
+    if not 1 <= examples <= len(dataset.y_train):
+        raise ValueError(
+            f"Expected examples to be in [1, {len(dataset.y_train)}], the training examples of "
+            f"{experiment.dataset}. Received {examples}."
+        )
+    if experiment.insecure_seed is not None:
+        raise ValueError(
+            "Expected insecure_seed to be unset: all models would have the same noise. Received "
+            f"{experiment.insecure_seed}."
+        )
+    draw = np.random.default_rng([int.from_bytes(b"examples"), seed])
+    rows = draw.choice(len(dataset.y_train), examples, replace=False)
+    canaries = ExampleCanaries(dataset.x_train[rows], dataset.y_train[rows], rows)
+
+    def train(world):
+        keras.utils.clear_session()
+        return run(experiment, verbose=0, world=world).model
+
+    return membership_inference(train, canaries, models=models, delta=experiment.delta, seed=seed)
+
+
+def report_attack(
+    found: Membership,
+    console: Console | None = None,
+    json_file: str | os.PathLike | None = None,
+    plot_file: str | os.PathLike | None = None,
+    command: str | None = None,
+) -> None:
+    """Prints black-box attacks, writes them for programs and draws them.
+
+    Args:
+        found: the attacks.
+        console, json_file, plot_file, command: as in `report`.
+    """
+    console = console or Console()
+    print_membership(found, console)
+    _write(json_file, {"command": command, **found.to_dict()})
+    _draw(draw_membership, found, plot_file, console)
+
+
 def report(
     found: Audit,
     kind: str,
@@ -101,14 +180,22 @@ def report(
     console = console or Console()
     print_table(found, console)
     console.print(verdict(found, kind), highlight=False)
-    if json_file is not None:
-        content = {"command": command, "guarantee": kind, **found.to_dict()}
-        with replaced_whole(json_file) as path, open(path, "w") as file:
-            json.dump(content, file, indent=2)
-            file.write("\n")
-    if plot_file is not None:
-        if importlib.util.find_spec("matplotlib") is None:
-            console.print("No picture: matplotlib is not installed (pip install 'tfdp\\[plot]').")
-        else:
-            draw(found, plot_file)
+    _write(json_file, {"command": command, "guarantee": kind, **found.to_dict()})
+    _draw(draw, found, plot_file, console)
     return 1 if found.refutes(kind) else 0
+
+
+def _write(file, content):
+    if file is not None:
+        with replaced_whole(file) as path, open(path, "w") as opened:
+            json.dump(content, opened, indent=2)
+            opened.write("\n")
+
+
+def _draw(drawing, found, file, console):
+    if file is None:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        console.print("No picture: matplotlib is not installed (pip install 'tfdp\\[plot]').")
+    else:
+        drawing(found, file)

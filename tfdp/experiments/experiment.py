@@ -102,8 +102,8 @@ def run(
         verbose: as in `keras.Model.fit`.
         before_training: a function that is called with the compiled model after all settings have
             been checked and before the first step.
-        world: the canaries of an audit (`tfdp.auditing.DiracWorld`), which become part of the data and
-            of the model; None trains without.
+        world: the canaries of an audit (a `tfdp.auditing.DiracWorld` or `ExampleWorld`), which become
+            part of the data and of the model; None trains without.
 
     Raises:
         ValueError: the settings do not fit together, or do not fit the data.
@@ -128,8 +128,9 @@ def run(
             "mnist or cifar10."
         )
     data.check_labels(dataset.y_train, dataset.num_classes)
+    sample_weight = None
     if world is not None:
-        dataset = _with_canaries(dataset, world)
+        dataset, sample_weight = _with_canaries(dataset, world)
     check_number(experiment, len(dataset.y_train))
     experiment = complete(experiment, len(dataset.y_train))
     lots = data.make_lots(
@@ -137,6 +138,7 @@ def run(
         dataset.x_train,
         dataset.y_train,
         lot_size=experiment.batch_size,
+        sample_weight=sample_weight,
         physical_batch_size=experiment.physical_batch_size,
         seed=experiment.insecure_seed,
         groups=experiment.groups,
@@ -235,9 +237,12 @@ def run(
 
 
 def _with_canaries(dataset, world):
-    """The data set with the canaries among its training examples, and none in its test split."""
-    x, y = world.data(dataset.x_train, dataset.y_train)
-    return dataclasses.replace(dataset, x_train=x, y_train=y, x_test=world.inputs(dataset.x_test))
+    """The data set with the canaries among its training examples, and the weights of these or None."""
+    x, y, *weight = world.data(dataset.x_train, dataset.y_train)
+    changed = dataclasses.replace(
+        dataset, x_train=x, y_train=y, x_test=world.inputs(dataset.x_test)
+    )
+    return changed, weight[0] if weight else None
 
 
 def _weigh_every_label(x, y, weight):
