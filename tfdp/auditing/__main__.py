@@ -2,7 +2,7 @@
 
     python -m tfdp.auditing --mechanism=dpsgd --epsilon=2
     python -m tfdp.auditing --flagfile=flags/audit/si_dpsgd_claimed.cfg --plot=audit.png
-    python -m tfdp.auditing membership --mechanism=dpsgd --epsilon=2 --plot=roc.png
+    python -m tfdp.auditing membership --mechanism=dpsgd --epsilon=2 --plot=membership.png
     python -m tfdp.auditing replay FOLDER
 
 `membership` shows what an attacker gets who sees the released model only. The exit status is 1 if the
