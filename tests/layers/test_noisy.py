@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfdp
 from tfdp.layers import NoisyConv, NoisyConv1D, NoisyConv2D, NoisyConv3D, NoisyDense
 
-SIGNIFICANCE = 1e-6
+SIGNIFICANCE = 1e-9
 
 
 def dense(**options):

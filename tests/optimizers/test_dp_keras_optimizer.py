@@ -57,8 +57,8 @@ def test_noise_once_per_lot_with_the_right_scale(physical_batch_size):
         tail, square = scipy.stats.chi2(len(drawn)), (drawn**2).sum() / stddev**2
         return min(tail.cdf(square), tail.sf(square))
 
-    assert p_value(0.6) > 1e-6
-    assert max(p_value(0.4), p_value(0.9)) < 1e-6
+    assert p_value(0.6) > 1e-9
+    assert max(p_value(0.4), p_value(0.9)) < 1e-9
 
 
 def wide():
@@ -99,7 +99,7 @@ def test_global_seeds_do_not_reach_the_noise_and_a_users_seed_does():
         fit(model)
         return weights(model)
 
-    assert not np.any(trained() == trained())
+    assert np.mean(trained() == trained()) < 0.1  # a few float32 numbers may be equal by chance
     np.testing.assert_array_equal(trained(seed=3), trained(seed=3))
 
 

@@ -44,6 +44,7 @@ def toeplitz(column, steps):
 
 # -- the noise -----------------------------------------------------------------------------------
 
+SIGNIFICANCE = 1e-9  # there are many tests, and the noise is secret
 Z, TINY = 3e6, 1e-6  # noise with standard deviation 3 around sums with norms of at most 8e-6
 
 
@@ -92,7 +93,7 @@ def accepts(noise, strategy, stddev):
     largest = np.abs(correlation).max() * math.sqrt(weights_)
     values = [tail.cdf(square), tail.sf(square), scipy.stats.kstest(z.ravel(), "norm").pvalue]
     values.append(2 * scipy.stats.norm.sf(largest) * len(correlation))
-    return min(values) > 1e-6
+    return min(values) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -112,7 +113,8 @@ def test_the_noise_has_the_covariance_of_the_strategy_and_no_other(name):
     for factor, good in ((1.0, True), (2 / 3, False), (3 / 2, False)):
         statistic = squares / (factor * predicted) ** 2
         p_values = np.minimum(tail.cdf(statistic), tail.sf(statistic))
-        assert np.all(p_values > 1e-6) if good else np.all(p_values < 1e-6)
+        found = p_values > SIGNIFICANCE
+        assert np.all(found) if good else not np.any(found)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_however_the_step_runs(compiled, options):
     predicted = 3.0 * prefix_noise(BANDED.first(STEPS), STEPS)[-1]
     square = ((weights(model) - before) ** 2).sum() / predicted**2
     tail = scipy.stats.chi2(before.size)
-    assert min(tail.cdf(square), tail.sf(square)) > 1e-6
+    assert min(tail.cdf(square), tail.sf(square)) > SIGNIFICANCE
 
 
 def test_fits_of_one_run_share_one_stream_of_noise():
@@ -362,7 +364,8 @@ def test_a_model_that_was_saved_and_loaded_starts_a_new_segment(tmp_path):
         assert not accepts(np.concatenate([first, noise]), BANDED, 3.0)
     both = np.concatenate([toeplitz(BANDED.first(6), 6) @ noise for noise in rest])
     assert np.abs(np.corrcoef(both) - np.eye(12)).max() < 0.25  # and independent of each other
-    assert np.array_equal(first, first) and not np.any(np.isclose(rest[0], rest[1], rtol=1e-6))
+    # By chance, three pairs in ten million are as close.
+    assert np.mean(np.isclose(rest[0], rest[1], rtol=1e-6)) < 1e-2
 
 
 @pytest.fixture

@@ -80,8 +80,8 @@ def test_noise_on_the_weights_is_fresh_each_step_with_the_right_scale():
 
     right = 0.5 * CLIP * 3.0 / L
     for values in drawn:
-        assert p_value(values, right) > 1e-6
-        assert max(p_value(values, right * 2 / 3), p_value(values, right * 3 / 2)) < 1e-6
+        assert p_value(values, right) > 1e-9
+        assert max(p_value(values, right * 2 / 3), p_value(values, right * 3 / 2)) < 1e-9
     assert abs(np.corrcoef(*drawn)[0, 1]) < 0.1
 
 
