@@ -240,7 +240,7 @@ def test_any_update_rule(base):
     model = private(made(l2_norm_clip=1.0, noise_multiplier=1.0, codebook_size=2))
     before = weights(model)
     fit(model)
-    assert np.all(weights(model) != before)
+    assert np.mean(weights(model) != before) > 0.9  # a weight may come back to where it was
     for bad in (made, int):
         with pytest.raises(TypeError):
             optimizers.make_discrete_optimizer_class(bad)
