@@ -151,13 +151,14 @@ class StepSuite:
             seconds = ()
 
             def on_train_batch_begin(self, batch, logs=None):
-                self.start = time.perf_counter()
+                self.start = time.process_time()
 
             def on_train_batch_end(self, batch, logs=None):
-                self.seconds += (time.perf_counter() - self.start,)
+                self.seconds += (time.process_time() - self.start,)
 
         model = private(self.optimizer(1.0), plain(), {"jit_compile": True})
         clock = Clock()
         model.fit(*data(10 * L), batch_size=L, callbacks=[clock], verbose=0)
-        # A compilation takes about a second, a step takes milliseconds.
-        assert sum(clock.seconds[2:]) < clock.seconds[0] / 4
+        # A compilation takes about a second, a step takes milliseconds. Time of the processor does
+        # not depend on other processes; one step may have met the garbage collector.
+        assert sum(sorted(clock.seconds[2:])[:-1]) < clock.seconds[0] / 4
