@@ -334,7 +334,8 @@ def test_no_number_is_drawn_twice():
     """noise_addition_test.py, test_noise_unique: over steps, places, variables and keys."""
     sources = [NoiseSource(), NoiseSource()]
     drawn = [flat(s.gaussians(1.0, [(4,), (4,)])) for _ in range(3) for s in sources]
-    assert len(set(np.concatenate(drawn).tolist())) == 3 * 2 * 8
+    # Two float32 numbers may be equal by chance, once in 60,000 runs.
+    assert len(set(np.concatenate(drawn).tolist())) >= 3 * 2 * 8 - 2
 
 
 SHAPES = {"scalar": [()], "vector": [(10,)], "two": [(6, 6), (6, 6)]}

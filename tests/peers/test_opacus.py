@@ -262,11 +262,11 @@ def proven_steps(model):
 @pytest.mark.parametrize(("noise", "steps"), [(0.5, 3), (5.0, 5)])
 def test_level_of_the_noise(noise, steps):
     """test_noise_level: sum of squares steps * weights * (noise * rate / lot)^2 to within 15%."""
-    model = private(linear(2000, bias=False), clip=1.0, noise=noise, rate=0.3)
-    x, y = np.zeros((8, 2000), "float32"), np.zeros((8, 1), "float32")
+    model = private(linear(4000, bias=False), clip=1.0, noise=noise, rate=0.3)
+    x, y = np.zeros((8, 4000), "float32"), np.zeros((8, 1), "float32")
     for _ in range(steps):
         model.train_on_batch(x, y)
-    expected = steps * 2000 * (noise * 0.3 / 8) ** 2
+    expected = steps * 4000 * (noise * 0.3 / 8) ** 2
     assert np.sum(np.square(flat(model.get_weights()))) == pytest.approx(expected, rel=0.15)
 
 
