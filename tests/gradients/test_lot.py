@@ -251,6 +251,7 @@ def test_the_model_is_traced_once_for_all_chunks():
     assert operations(2) == operations(6) > 0
 
 
+@hypothesis.settings(deadline=None)
 @hypothesis.given(st.integers(0, 5000), st.integers(1, 300), st.integers(1, 7))
 def test_chunks_are_few_and_of_one_size(rows, limit, multiple):
     limit = -(-limit // multiple) * multiple
