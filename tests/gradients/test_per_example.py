@@ -11,7 +11,6 @@ from tfdp.gradients import per_example_gradient_norms, per_example_gradients
 
 ROWS = 5
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-RNG = np.random.default_rng(0)
 
 
 def dense():
@@ -53,8 +52,9 @@ def compiled(make):
 
 
 def data(model):
-    x = RNG.normal(size=(ROWS, *model.input_shape[1:])).astype("float32")
-    return x, RNG.integers(0, 3, ROWS)
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(ROWS, *model.input_shape[1:])).astype("float32")
+    return x, draw.integers(0, 3, ROWS)
 
 
 def by_hand(model, x, y, weight=None):

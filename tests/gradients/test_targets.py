@@ -13,8 +13,7 @@ from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.targets import WeightedTargets, apart, weighted, with_none, without_none
 
 ROWS, TOKENS = 6, 5
-DRAW = np.random.default_rng(0)
-TOKEN_WEIGHTS = DRAW.choice([0.0, 1.0, 2.5], (ROWS, TOKENS)).astype("float32")
+TOKEN_WEIGHTS = np.random.default_rng(0).choice([0.0, 1.0, 2.5], (ROWS, TOKENS)).astype("float32")
 TOKEN_WEIGHTS[1] = 0.0  # an absent row
 ROW_WEIGHTS = np.array([1.0, 0.0, 2.0, 0.5, 1.0, 3.0], "float32")
 
@@ -31,7 +30,7 @@ def language_model(mask=False, loss_options=None, **options):
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, **(loss_options or {}))
     model.compile(loss=loss, **options)
-    x = DRAW.integers(0, 7, (ROWS, TOKENS)).astype("int32")
+    x = np.random.default_rng(1).integers(0, 7, (ROWS, TOKENS)).astype("int32")
     x[:, 0] = 1  # no row is masked as a whole
     return model, x, (x * 3 + 1) % 7
 
@@ -46,7 +45,7 @@ def two_outputs(kind=dict):
     losses = {"tokens": "mae", "whole": "mse"} if kind is dict else ["mae", "mse"]
     loss_weights = {"tokens": 2.0, "whole": 0.5} if kind is dict else [2.0, 0.5]
     model.compile(loss=losses, loss_weights=loss_weights)
-    x = DRAW.normal(size=(ROWS, TOKENS, 2)).astype("float32")
+    x = np.random.default_rng(1).normal(size=(ROWS, TOKENS, 2)).astype("float32")
     y = {"tokens": x[..., :1] + 1, "whole": x[:, 0, :1]}
     return model, x, y if kind is dict else kind(y.values())
 

@@ -15,7 +15,6 @@ from tfdp.gradients.lot import ENGINES, bounded_sum, choose_engine
 from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum, run_engine
 
 ROWS = 5
-RNG = np.random.default_rng(0)
 
 
 def compiled(*stack, loss="mse"):
@@ -52,7 +51,8 @@ def searched():
 
 def run(engine, model, weight=None, **options):
     shape = (ROWS, *model.input_shape[1:])
-    x, y = RNG.normal(size=shape), RNG.normal(size=(ROWS, 3))
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=shape), draw.normal(size=(ROWS, 3))
     weight = tf.ones([ROWS]) if weight is None else tf.constant(weight, tf.float32)
     arguments = (Forward(model), GlobalL2Clip(0.3), tf.constant(x, "float32"))
     arguments += (tf.constant(y, "float32"), weight)
@@ -92,7 +92,8 @@ def test_microbatches_and_chunks_are_those_of_the_exact_engine():
 
 def test_a_bad_row_changes_no_bit_of_the_others():
     model = dense()
-    x, y = RNG.normal(size=(4, 6)).astype("float32"), np.zeros((4, 3), "float32")
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+    y = np.zeros((4, 3), "float32")
     arguments = (Forward(model), GlobalL2Clip(0.3))
     good = run_engine(loop.bounded_sum, *arguments, x, y, tf.constant([1.0, 0.0, 1.0, 1.0]))
     x[1] = np.nan
