@@ -45,7 +45,8 @@ class DiracCanaries:
         ...     model.fit(*world.data(x, y), batch_size=100, epochs=2, verbose=0,
         ...               callbacks=world.callbacks)
         ...     return model
-        >>> audit = auditing.audit(train, auditing.DiracCanaries(100), delta=1e-4, seed=1)
+        >>> audit = auditing.audit(
+        ...     train, auditing.DiracCanaries(100), delta=1e-4, confidence=0.999, seed=1)
         >>> audit.bound.epsilon <= audit.stated("proven").epsilon
         True
     """

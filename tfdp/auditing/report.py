@@ -28,7 +28,7 @@ def verdict(audit: Audit, kind: str) -> str:
         >>> experiment = Experiment(
         ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
         ...     steps=3, noise_multiplier=4.0)
-        >>> found = audit_experiment(experiment, canaries=40)
+        >>> found = audit_experiment(experiment, canaries=40, confidence=0.999)
         >>> from tfdp.auditing import verdict
         >>> print(verdict(found, "proven"))
         The proven epsilon 0.926... stands: ...An audit that finds nothing proves nothing.
@@ -61,7 +61,7 @@ def print_table(audit: Audit, console: Console | None = None) -> None:
         >>> experiment = Experiment(
         ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
         ...     steps=3, noise_multiplier=4.0)
-        >>> found = audit_experiment(experiment, canaries=40)
+        >>> found = audit_experiment(experiment, canaries=40, confidence=0.999)
         >>> from tfdp.auditing import print_table
         >>> print_table(found)
         Audit

@@ -42,7 +42,7 @@ class Audit:
         >>> experiment = Experiment(
         ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
         ...     steps=3, noise_multiplier=4.0)
-        >>> found = audit_experiment(experiment, canaries=40)
+        >>> found = audit_experiment(experiment, canaries=40, confidence=0.999)
         >>> found.bound.method, found.runs, found.refutes("proven")
         ('one_run', 1, False)
         >>> sorted(found.to_dict())[:4]

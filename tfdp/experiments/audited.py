@@ -61,7 +61,7 @@ def audit_experiment(
         >>> experiment = Experiment(
         ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
         ...     steps=3, noise_multiplier=4.0)
-        >>> found = audit_experiment(experiment, canaries=100)
+        >>> found = audit_experiment(experiment, canaries=100, confidence=0.9999)
         >>> found.refutes("proven")
         False
     """
