@@ -2,6 +2,7 @@
 
 import gc
 
+import hypothesis
 import keras
 import pytest
 from tensorflow.python.framework import ops
@@ -36,6 +37,11 @@ FAST = (
     "test_guards.py",
     "test_validate.py",
 )
+
+# One run decides, so examples that hypothesis draws are the same in every run. The slow lane asks for
+# new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 # Nothing that was imported is freed again, so the collector need not examine it again and again.
 gc.collect()
