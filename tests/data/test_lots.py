@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tfdp import data
 
-# A correct sampler fails one of these tests once in a million runs.
-SIGNIFICANCE = 1e-6
+# A correct sampler fails one of these tests once in a billion runs.
+SIGNIFICANCE = 1e-9
 
 
 def make(sampling="poisson", num_examples=50, lot_size=10, **options):
@@ -80,7 +80,8 @@ class TestPoisson:
             row[drawn] = 1
         correlation = np.corrcoef(member, rowvar=False)[np.triu_indices(50, 1)]
         # There are 1,225 correlations, each about N(0, 1/n). Fixed lots of 10 would give -1/49.
-        assert np.abs(correlation).max() * np.sqrt(len(draws)) < scipy.stats.norm.isf(1e-6 / 2450)
+        limit = scipy.stats.norm.isf(SIGNIFICANCE / 2450)
+        assert np.abs(correlation).max() * np.sqrt(len(draws)) < limit
 
     def test_successive_lots_are_independent(self, draws):
         sizes = np.array([d.size for d in draws])
@@ -246,7 +247,8 @@ class TestWithoutReplacement:
         shuffled = take_indices(make("shuffle", num_examples=6, lot_size=3), 2_000)
         common = [np.intersect1d(a, b).size for a, b in itertools.pairwise(shuffled)]
         expected = 1_999 * scipy.stats.hypergeom(6, 3, 3).pmf(range(4))
-        assert scipy.stats.chisquare(np.bincount(common, minlength=4), expected).pvalue < 1e-6
+        found = scipy.stats.chisquare(np.bincount(common, minlength=4), expected).pvalue
+        assert found < SIGNIFICANCE
 
     def test_a_lot_may_be_everyone(self):
         for drawn in take_indices(make("fixed_size", num_examples=7, lot_size=7), 3):
