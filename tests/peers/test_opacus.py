@@ -458,7 +458,7 @@ def test_a_schedule_of_the_noise(name):
     x, y = np.zeros((2, 4000), "float32"), np.zeros((2, 1), "float32")
     spread = [np.std(mean_gradient(model, x, y)) * 2 for _ in noises]
     # Not the weights but the label 0 keeps the gradient at zero, since x is zero.
-    np.testing.assert_allclose(spread, noises, rtol=0.06)
+    np.testing.assert_allclose(spread, noises, rtol=0.07)
     run = proven_steps(model)
     one = [run.with_(steps=1, noise_multiplier=z) for z in noises]
     together = proven_composition(one, 1e-5)
