@@ -74,6 +74,8 @@ def main(argv):
         points = command_line.points(sys.argv, RECIPES)
         if FLAGS.audit and points[0].values:
             raise ValueError("Expected --audit with a single training. Found a --sweep.")
+        if FLAGS.audit and not points[0].experiment.private:
+            raise ValueError("Expected --audit with a private mechanism. Found --mechanism=none.")
         folder, train = _place(points)
     except ValueError as error:
         return _refuse(error)
@@ -135,7 +137,11 @@ def _audit(point, folder):
     """Audits the settings of a result and puts what was found beside it."""
     from tfdp.experiments import audited
 
-    print("\nAudit: trains again, with 500 canaries.", flush=True)
+    print(
+        "\nAudit: trains again, with 500 canaries among the records. With more records, noise and "
+        "epsilons\nare others: those below are the audited training's.",
+        flush=True,
+    )
     found = audited.audit_experiment(point.experiment)
     files = [os.path.join(folder, name) for name in audited.FILES]
     audited.report(

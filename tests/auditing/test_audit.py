@@ -138,3 +138,58 @@ def test_what_cannot_be_audited_is_refused():
             lambda world: world.model(keras.Sequential([keras.Input((3,)), layers.Dense(2)])),
             auditing.DiracCanaries(5, blanks=0),
         )
+
+
+def small(world):
+    model = world.model(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    model = tfdp.make_private(model)
+    model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0), "mse")
+    x, y = world.data(np.zeros((20, 2), "float32"), np.ones((20, 1), "float32"))
+    model.fit(x, y, batch_size=20, verbose=0)
+    return model
+
+
+def without_return(world):
+    small(world)
+
+
+def without_canaries(world):
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+def private_before(world):
+    return world.model(tfdp.make_private(without_canaries(world)))
+
+
+@pytest.mark.parametrize(
+    ("train", "options", "words"),
+    [
+        (without_return, {}, "return model"),
+        (without_canaries, {"stated": {"claimed": 1.0}}, "world.model"),
+        (private_before, {}, "make_private\\(world.model"),
+        (small, {"stated": 1.0}, "by kind"),
+        (small, {"stated": {"true": 1.0}}, "claimed"),
+    ],
+)
+def test_mistakes_of_a_train_function_are_named(train, options, words):
+    with pytest.raises(ValueError, match=words):
+        auditing.audit(train, auditing.DiracCanaries(20), **options)
+
+
+def test_what_an_audit_could_not_have_refuted_is_said():
+    found = auditing.audit(small, auditing.DiracCanaries(20, blanks=10), stated={"proven": 30.0})
+    assert "could not have refuted" in auditing.verdict(found, "proven")
+    assert str(found) == auditing.verdict(found, "proven")
+    with pytest.raises(ValueError, match="DiracCanaries"):
+        auditing.audit(small, 20)
+
+
+def test_callbacks_that_were_forgotten_are_named(caplog):
+    found = auditing.audit(small, auditing.DiracCanaries(20, blanks=10))
+    assert "callbacks=world.callbacks" in caplog.text and "at the end" in found.observed
+
+
+def test_lists_of_numbers_are_data():
+    world = auditing.DiracCanaries(2).world(seed=0)
+    (x, numbers), y = world.data([1.0, 2.0, 3.0], [0, 1, 0])
+    assert x.shape == (5,) and y.tolist() == [0, 1, 0, 1, 0] and numbers.shape == (5, 1)

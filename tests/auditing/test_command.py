@@ -62,6 +62,11 @@ def test_the_recipe_is_refuted():
         (["replay"], "replay FOLDER"),
         (["replay", "nowhere"], "recording"),
         (["word"], "Found word"),
+        (["memebership"], "Did you mean 'membership'"),
+        (["membership", "--canaries=9"], "Found --canaries"),
+        (["replay", "--epsilon=7", "folder"], "Found --epsilon"),
+        (["--models=8"], "Found --models"),
+        (["--dataset=mnist", "--data_dir=nowhere"], "--data_dir"),
         (["membership", "--examples=5000"], "Expected examples"),
         (["membership", "--insecure_seed=1", "--mechanism=dpsgd"], "same noise"),
     ],
@@ -70,6 +75,14 @@ def test_what_cannot_be_audited_has_status_2(arguments, words):
     result = audit(*arguments)
     assert result.returncode == 2
     assert words in result.stderr and "Traceback" not in result.stderr
+
+
+def test_help_has_the_values_that_are_taken():
+    result = audit("--help")
+    assert result.returncode == 0 and not result.stderr
+    said = " ".join(result.stdout.split())
+    assert "python -m tfdp.auditing membership" in said and "--canaries" in said
+    assert "[linear]" in said  # of the recipe, which is what runs
 
 
 def test_a_training_is_audited_afterwards(tmp_path):

@@ -107,3 +107,28 @@ def test_examples_without_labels_are_refused():
         ExampleCanaries(np.zeros((3, 2)), np.zeros((3, 2)))
     with pytest.raises(ValueError, match="label"):
         ExampleCanaries(np.zeros((3, 2)), np.zeros(4))
+
+
+def test_models_with_one_output():
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
+    logit = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    probability = keras.Sequential([logit, layers.Activation("sigmoid")])
+    y = np.array([0, 1, 1, 0, 0, 1])
+    signs = 2 * y - 1
+    np.testing.assert_allclose(log_odds(logit, x, y), signs * logit(x).numpy()[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(
+        log_odds(logit, x, y), log_odds(probability, x, y), rtol=1e-3, atol=1e-4
+    )
+    for labels in (y + 0.5, y + 1):
+        with pytest.raises(ValueError, match="confidence="):
+            log_odds(logit, x, labels)
+
+
+def test_rows_have_to_be_those_of_the_canaries():
+    x, y = np.arange(10.0)[:, None], np.arange(10)
+    for rows in ([1, 2], [1, 12]):
+        own = ExampleCanaries(x[:2], y[:2, None], rows)
+        with pytest.raises(ValueError, match="the same order"):
+            own.world(0).data(x, y)
+    with pytest.raises(ValueError, match="at least 0"):
+        ExampleCanaries(x[:2], y[:2], [-1, 0])

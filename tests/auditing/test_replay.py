@@ -202,3 +202,42 @@ def test_weights_that_others_moved_are_named(tmp_path):
     found = replay(tmp_path / "r")
     assert not found.passed
     assert any(f.name in ("weights", "update") and f.step == 5 for f in found.failures)
+
+
+class Unregistered(layers.Dense):
+    pass
+
+
+def test_a_model_that_cannot_be_loaded_is_given(tmp_path):
+    def network():
+        return keras.Sequential([keras.Input((6,)), Unregistered(4)])
+
+    made, train = usual(network())
+    with record(made, tmp_path / "r"):
+        train()
+    with pytest.raises(ValueError, match="registered"):
+        replay(tmp_path / "r")
+    again, _ = usual(network())
+    assert replay(tmp_path / "r", again, significance=1e-6).passed
+    other, _ = usual(keras.Sequential([keras.Input((6,)), layers.Dense(5)]))
+    with pytest.raises(ValueError, match="shapes"):
+        replay(tmp_path / "r", other)
+    with pytest.raises(ValueError, match="compiled"):
+        replay(tmp_path / "r", network())
+
+
+def test_an_exception_is_part_of_the_verdict(tmp_path):
+    made, train = usual(epochs=1)
+    with pytest.raises(KeyError), record(made, tmp_path / "r"):
+        train()
+        raise KeyError
+    assert "exception" in str(replay(tmp_path / "r", significance=1e-6))
+
+
+def test_lots_of_everybody(tmp_path):
+    x, y = examples()
+    made, _ = usual()
+    with record(made, tmp_path / "r"):
+        made.fit(tfdp.data.make_lots("poisson", x, y, lot_size=N), epochs=3, verbose=0)
+    found = replay(tmp_path / "r", significance=1e-6)
+    assert found.passed and "nan" not in str(found)

@@ -41,7 +41,7 @@ _PUBLIC = {
     "print_table": "report",
     "record": "recorder",
     "replay": "replaying",
-    "verdict": "report",
+    "verdict": "wording",
 }
 
 __all__ = [*_PUBLIC]

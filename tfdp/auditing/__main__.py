@@ -18,8 +18,10 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
+from tfdp._validate import did_you_mean
 from tfdp.accounting.command import plot
-from tfdp.experiments import command_line, console
+from tfdp.experiments import command_line, console, help_text
+from tfdp.experiments.settings import SETTINGS
 
 FLAGS = flags.FLAGS
 _RECIPES = Path(__file__).resolve().parents[2] / "flags" / "defaults"
@@ -60,35 +62,73 @@ flags.DEFINE_string("json", None, "A file for the whole result.")
 flags.DEFINE_string("plot", None, "A file for the picture: .png, .pdf or .svg.")
 
 
+# Flags of one task only; given with another one they are refused.
+_OWN = {
+    "audit": {"canaries", "runs", "guesses", "observe", "confidence", "coins", "json", "plot"},
+    "membership": {"models", "examples", "coins", "json", "plot"},
+    "replay": set(),
+}
+_HINTS = "Expected flags only, or membership or replay before them."
+
+
 def parse(argv):
-    """Parses the flags, or refuses what cannot be parsed in one sentence."""
+    """Parses the flags, or prints --help, or refuses what cannot be parsed in one sentence."""
     try:
-        arguments = command_line.parse(argv)
-        known = arguments[1:2] == ["replay"] or arguments[1:] == ["membership"]
-        if len(arguments) > 1 and not known:
+        arguments = command_line.parse(help_text.without_asking(argv))
+        task = _task(arguments)
+        given = {name for name in FLAGS if FLAGS[name].present}
+        others = set().union(*_OWN.values()) - _OWN[task]
+        useless = given & ((others | {*SETTINGS}) if task == "replay" else others)
+        if useless:
             raise ValueError(
-                f"Expected flags only, or membership or replay first. Found {' '.join(arguments[1:])}."
+                f"Expected flags that {task} uses. Found --{sorted(useless)[0]}, which it does not."
             )
+        if help_text.is_asked(argv):
+            (point,) = command_line.points(help_text.without_asking(argv), _recipes())
+            print(help_text.text(point))
+            sys.exit(0)
     except ValueError as error:
         sys.exit(_refuse(error))
     return arguments
 
 
+def _task(arguments) -> str:
+    """What is to be done: "audit", "membership" or "replay"."""
+    if len(arguments) == 1:
+        return "audit"
+    if arguments[1] == "replay" or arguments[1:] == ["membership"]:
+        return arguments[1]
+    found = " ".join(arguments[1:])
+    near = did_you_mean(arguments[1], ("membership", "replay"))
+    raise ValueError(f"{_HINTS} Found {found}.{near}")
+
+
+def _recipes() -> Path | None:
+    return _RECIPES if _RECIPES.is_dir() else None
+
+
 def main(argv):
-    if argv[1:2] == ["replay"]:
-        return _replay(argv[2:])
     logging.set_verbosity(logging.WARNING)
+    task = _task(argv)
     try:
-        recipes = _RECIPES if _RECIPES.is_dir() else None
-        (point,) = command_line.points(sys.argv, recipes)
+        if task == "replay":
+            return _replay(argv[2:])
+        (point,) = command_line.points(sys.argv, _recipes())
         with console.quiet_tensorflow():
-            return _membership(point) if argv[1:] else _audit(point)
-    except (ValueError, OSError) as error:
+            return _membership(point) if task == "membership" else _audit(point)
+    except _expected() as error:
         return _refuse(error)
     except Exception:
         # Not Python's own status 1, which would say that something was refuted.
         traceback.print_exc()
         return 2
+
+
+def _expected() -> tuple:
+    """Errors that one sentence explains; imported late, since this imports TensorFlow."""
+    from tfdp.data import DataUnavailable
+
+    return ValueError, OSError, DataUnavailable
 
 
 def _prepare(point):
@@ -140,13 +180,10 @@ def _replay(folders) -> int:
     """Replays a recording and says pass, or names the step."""
     if len(folders) != 1:
         return _refuse(f"Expected `replay FOLDER`. Found {len(folders)} folders.")
-    try:
-        with console.quiet_tensorflow():
-            from tfdp.auditing import replay
+    with console.quiet_tensorflow():
+        from tfdp.auditing import replay
 
-            found = replay(folders[0])
-    except (ValueError, KeyError) as error:
-        return _refuse(error)
+        found = replay(folders[0])
     print(found)
     return 0 if found.passed else 1
 

@@ -14,6 +14,7 @@ from tfdp.auditing.coins import toss
 from tfdp.auditing.effects import Effect, effect_over_noise
 from tfdp.auditing.scores import MOST_STRETCHES, Scores, in_stretches, matched_filter
 from tfdp.layers.gate import CanaryGate
+from tfdp.training.dp_model import PrivateTraining
 
 _WEIGHTS = "canary_weights"
 
@@ -101,6 +102,11 @@ class DiracWorld:
             A functional model. Its inputs are those of `base` and, as the last one (or under the name
             "canary"), the number of the canary of each row, int32 [rows, 1].
         """
+        if isinstance(base, PrivateTraining):
+            raise ValueError(
+                "Expected a model that is not private yet, since the canaries' weights become part of "
+                "it. Received a private one. Call tfdp.make_private(world.model(model))."
+            )
         try:
             given = input_structure(base)
         except (AttributeError, ValueError) as error:
@@ -149,6 +155,7 @@ class DiracWorld:
             (x, y), or (x, y, sample_weight), with the canaries; x has the numbers of the canaries as
             its last part.
         """
+        x, y = _as_array(x), _as_array(y)
         count = len(self.included)
         rows = len(keras.tree.flatten(x)[0])
         copied = np.arange(count) % rows
@@ -189,6 +196,11 @@ class DiracWorld:
         Returns:
             (scores, effect over noise or None if there is too little to estimate it from).
         """
+        if _WEIGHTS not in [layer.name for layer in model.layers]:
+            raise ValueError(
+                f"Expected the model that world.model made. Received {model.name!r}, which has no "
+                "weights of the canaries. In train, begin with model = world.model(model)."
+            )
         count, seen = len(self.included), self.observed(model)
         canaries, blanks = seen[:, :count], seen[:, count:]
         if observe == "last":
@@ -196,9 +208,14 @@ class DiracWorld:
         values, _ = matched_filter(canaries, blanks)
         return Scores(values, self.included), self._effect(canaries, blanks, confidence)
 
+    @property
+    def steps_seen(self) -> int:
+        """Number of steps after which the callback saw the weights."""
+        return len(self.callbacks[0].seen)
+
     def seen(self, observe: str) -> str:
         """What `attack` sees, in words."""
-        steps = len(self.callbacks[0].seen)
+        steps = self.steps_seen
         if observe == "last" or steps < 2:
             return "the weights at the end"
         return f"{steps:,} released weights along the training"
@@ -231,6 +248,13 @@ class DiracWorld:
         values = np.asarray(seen, float)
         count = len(self.included)
         return np.delete(values, [count, count + 1], axis=1)
+
+
+def _as_array(values):
+    """A list of numbers, which Keras takes for one array, as an array."""
+    if isinstance(values, (list, tuple)) and values and np.ndim(values[0]) == 0:
+        return np.asarray(values)
+    return values
 
 
 def _with(inputs, last):

@@ -60,6 +60,12 @@ def lot_sizes(sizes, run) -> list[Finding]:
                 found.append(Finding("lot size", 0.0, words, int(wrong[0])))
         return found
     n, q = run.num_examples, run.sampling_probability
+    if q >= 1:
+        wrong = np.flatnonzero(sizes != n)
+        if not len(wrong):
+            return found
+        words = f"a lot has {sizes[wrong[0]]} of {n} examples, and each is in every lot"
+        return [*found, Finding("lot size", 0.0, words, int(wrong[0]))]
     total = stats.binomtest(int(sizes.sum()), n * len(sizes), q).pvalue
     found.append(
         Finding("mean lot size", float(total), f"{sizes.mean():.1f} of {n * q:.1f} expected")
@@ -114,7 +120,7 @@ def repetitions(lots, run) -> list[Finding]:
         words = f"{shared} examples in common, {expected:.0f} expected"
         p = 2.0 * float(stats.norm.sf(abs(z)))
         found.append(Finding("overlap of neighbouring lots", p, words))
-    if not run.sampling.coin_flips:
+    if not run.sampling.coin_flips or run.sampling_probability >= 1:
         return found
     n, q = run.num_examples, run.sampling_probability
     # Records that look alike are drawn as one, twice as often; they make the spread larger only.

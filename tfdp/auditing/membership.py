@@ -20,6 +20,7 @@ from scipy import special
 from tfdp._validate import whole
 from tfdp.accounting.guarantee import Guarantee
 from tfdp.auditing.coins import seed_of, toss
+from tfdp.auditing.running import trained
 from tfdp.auditing.scores import Scores
 from tfdp.auditing.tradeoffs import ApproximateDP, Tradeoff, of_guarantees
 
@@ -34,7 +35,7 @@ class ExampleCanaries:
 
     Args:
         x: array, or structure of arrays [examples, ...].
-        y: array of integer labels [examples].
+        y: array of integer labels [examples], or [examples, 1].
         rows: int array [examples], where these examples are in the data that `ExampleWorld.data` gets,
             which leaves them out there; None if they are not among these.
 
@@ -50,19 +51,24 @@ class ExampleCanaries:
     def __init__(self, x, y, rows=None):
         self.x = keras.tree.map_structure(np.asarray, x)
         self.y = np.asarray(y)
+        if self.y.shape[1:] == (1,):
+            self.y = self.y[:, 0]
         self.count = len(self.y)
         self.rows = np.zeros(0, int) if rows is None else np.asarray(rows, int)
         lengths = {len(leaf) for leaf in keras.tree.flatten(self.x)}
         if self.y.ndim != 1 or lengths != {self.count}:
             raise ValueError(
-                "Expected examples and one label for each of them. Received lengths "
-                f"{sorted(lengths)} and labels of shape {self.y.shape}."
+                "Expected examples and one integer label for each of them, an array of shape "
+                f"(examples,). Received lengths {sorted(lengths)} and labels of shape {self.y.shape}. "
+                "Of one-hot labels take y.argmax(axis=1)."
             )
         if rows is not None and len(set(self.rows.tolist())) != self.count:
             raise ValueError(
                 f"Expected rows to hold {self.count} different numbers, one for each example. Received "
                 f"{len(self.rows)}, {len(set(self.rows.tolist()))} of them different."
             )
+        if np.any(self.rows < 0):
+            raise ValueError(f"Expected rows of at least 0. Received {int(self.rows.min())}.")
 
     def world(self, seed, included=None) -> "ExampleWorld":
         """Draws which examples are included; arguments as in `DiracCanaries.world`."""
@@ -121,21 +127,46 @@ class ExampleWorld:
         if x is None:
             return own.x, own.y, weight
         if len(own.rows):
+            self._check_rows(x)
             x = keras.tree.map_structure(lambda a: np.delete(a, own.rows, axis=0), x)
             y = np.delete(y, own.rows, axis=0)
         x = keras.tree.map_structure(lambda a, b: np.concatenate([b, np.asarray(a)]), x, own.x)
         y = np.concatenate([own.y, np.asarray(y)])
         return x, y, np.concatenate([weight, np.ones(len(y) - own.count, "float32")])
 
+    def _check_rows(self, x):
+        own = self.canaries
+        given, mine = (np.asarray(keras.tree.flatten(part)[0]) for part in (x, own.x))
+        if own.rows.max() >= len(given) or not np.array_equal(given[own.rows], mine):
+            raise ValueError(
+                f"Expected the examples themselves at their rows of the {len(given)} given ones. Found "
+                "others. Pass the data that the canaries were taken from, in the same order."
+            )
+
 
 def log_odds(model, x, y) -> np.ndarray:
     """The model's confidence in the labels, log(p / (1 - p)): float64 [examples].
 
     Args:
-        model: a classifier with outputs [examples, classes]: logits, or probabilities that sum to 1.
+        model: a classifier with outputs [examples, classes]: logits, or probabilities that sum to 1; or
+            [examples, 1], the logit or the probability of label 1.
         x, y: examples and their integer labels.
+
+    Raises:
+        ValueError: the labels are no indices of the outputs.
     """
     outputs = np.asarray(model.predict(x, verbose=0, batch_size=500), float)
+    if outputs.ndim == 2 and outputs.shape[1] == 1:
+        probable = outputs.min() >= 0 and outputs.max() <= 1
+        other = 1.0 - outputs if probable else np.zeros_like(outputs)
+        outputs = np.concatenate([other, outputs], axis=1)
+    known = np.issubdtype(np.asarray(y).dtype, np.integer)
+    if outputs.ndim != 2 or not known or np.min(y) < 0 or np.max(y) >= outputs.shape[1]:
+        raise ValueError(
+            f"Expected integer labels that are indices of outputs [examples, classes]. Found outputs "
+            f"of shape {outputs.shape} and labels such as {np.unique(y)[:5]}. For another model pass "
+            "confidence=, a function of (model, x, y)."
+        )
     sums = outputs.sum(axis=1)
     probabilities = outputs.min() >= 0 and np.allclose(sums, 1.0, atol=1e-3)
     logs = np.log(np.maximum(outputs, 1e-30)) if probabilities else outputs
@@ -188,6 +219,14 @@ class Membership:
             ],
         }
 
+    def __str__(self):
+        rows = [
+            f"{100 * fpr:g}% false positives: loss threshold {100 * loss:.2f}%, LiRA {100 * lira:.2f}%"
+            + ("" if allowed is None else f", allowed {100 * allowed:.2f}%")
+            for fpr, loss, lira, allowed in self.table()
+        ]
+        return "\n".join([f"Found examples in {self.models} models:", *rows])
+
     def table(self, rates=(0.001, 0.01, 0.1)) -> list[tuple]:
         """Rows (false positive rate, rate of the loss attack, of LiRA, largest that is allowed)."""
         rows = []
@@ -236,7 +275,7 @@ def membership_inference(
     values, coins, guarantee, allowed = [], [], None, None
     for number in range(models):
         world = canaries.world(seed=seed_of(b"coins of examples", seed, number))
-        model = train(world)
+        model = trained(train, world)
         values.append(np.asarray(confidence(model, canaries.x, canaries.y), float))
         coins.append(world.included)
         if hasattr(model, "privacy"):

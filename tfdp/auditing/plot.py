@@ -7,9 +7,8 @@ import numpy as np
 from tfdp._palette import ATTACK, CLAIMED, GREY, PROVEN
 from tfdp.accounting.guarantee import VACUOUS_ABOVE, format_epsilon
 from tfdp.auditing.membership import Membership
-from tfdp.auditing.report import rounded_down, verdict
 from tfdp.auditing.running import Audit
-from tfdp.auditing.tradeoffs import ApproximateDP
+from tfdp.auditing.wording import rounded_down, verdict
 
 _FEW = 10
 _STATED = {"claimed": CLAIMED, "proven": PROVEN}
@@ -67,6 +66,7 @@ def _epsilons(axis, audit):
         f"most that {audit.bound.counts['guesses']:,} guesses can show", (0.27, audit.bound.ceiling),
         va="center", fontsize=9, color=GREY,
     )  # fmt: skip
+    above = 0  # statements that are beyond the axis, one below the other
     for kind, epsilon in stated.items():
         words = f"{kind}: {format_epsilon(epsilon)}"
         if epsilon <= top:
@@ -77,9 +77,10 @@ def _epsilons(axis, audit):
             )  # fmt: skip
         else:
             axis.annotate(
-                f"{words} (above)", (1.45, top), va="top", ha="right", fontsize=10,
-                color=_STATED[kind],
+                f"{words} (above)", (1.45, top), xytext=(0, -14 * above), textcoords="offset points",
+                va="top", ha="right", fontsize=10, color=_STATED[kind],
             )  # fmt: skip
+            above += 1
     axis.set_xlim(-0.45, 1.5)
     axis.set_ylim(0, top)
     axis.set_xticks([])
@@ -90,8 +91,7 @@ def _epsilons(axis, audit):
 def _roc(axis, audit):
     """The attack's true against its false positives, and what each stated epsilon allows."""
     allowed = {
-        f"allowed, {kind}": (ApproximateDP(stated.epsilon, stated.delta), _STATED[kind])
-        for kind, stated in audit.guarantees.items()
+        f"allowed, {kind}": (audit.allowed(kind), _STATED[kind]) for kind in audit.guarantees
     }
     _curves(axis, {"attack": (audit.scores, ATTACK)}, allowed)
     axis.set_title("Attack on the canaries", loc="left", fontsize=11)

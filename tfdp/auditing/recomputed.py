@@ -30,12 +30,6 @@ class Recomputed:
 
     def __init__(self, model, recording):
         self._model = model
-        found = [[v.name, *v.shape] for v in model.trainable_variables]
-        if found != recording.trainable:
-            raise ValueError(
-                f"Expected a model with the trainable variables {recording.trainable} of the "
-                f"recording. Found {found}."
-            )
         self._forward = Forward(model)
         self._engine = choose_engine(recording.engine, model)
         self._sum = tf.function(self._bounded, autograph=False, reduce_retracing=True)

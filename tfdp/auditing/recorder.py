@@ -72,6 +72,7 @@ def record(model, folder: str | os.PathLike) -> Iterator[None]:
     with recorder.installed():
         try:
             yield
+            recorder.whole = True
         finally:
             recorder.finish()
 
@@ -89,6 +90,7 @@ class _Recorder:
         self._layout, self._lot, self._state, self._given = None, None, None, None
         self._run_ids = []
         self._optimizer = model.optimizer
+        self.whole = False  # whether the training ended without an exception
 
     @contextlib.contextmanager
     def installed(self):
@@ -172,13 +174,14 @@ class _Recorder:
             )
         about = {
             "steps": self._steps,
+            "whole": self.whole,
             "layout": self._layout,
             "run_ids": self._run_ids,
             "runs": {name: run.to_dict() for name, run in model.privacy.ledger.entries.items()},
             "engine": model._privacy.engine,
             "mean_factor": model.optimizer.mean_factor,
             "decayed": decayed(model.optimizer, model.trainable_variables),
-            "trainable": [[v.name, *v.shape] for v in model.trainable_variables],
+            "trainable": [[*v.shape] for v in model.trainable_variables],
         }
         with open(os.path.join(self._folder, ABOUT), "w") as file:
             json.dump(about, file, indent=2)

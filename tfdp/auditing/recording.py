@@ -128,8 +128,13 @@ class Recording:
 
     @property
     def trainable(self) -> list[list]:
-        """Name and shape of each trainable variable, in order."""
+        """The shape of each trainable variable, in order."""
         return self._about["trainable"]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the recorded training ended without an exception."""
+        return self._about["whole"]
 
     @property
     def decayed(self) -> list[bool]:

@@ -21,6 +21,7 @@ from tfdp.auditing.implied_noise import accounted_law, implied_noise
 from tfdp.auditing.recomputed import Recomputed
 from tfdp.auditing.recording import Recording, Step
 from tfdp.auditing.update_rules import update_rule
+from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import assumed_sensitivity
 
 
@@ -97,7 +98,8 @@ def replay(
         significance: probability, in (0, 1), with which a sound training fails.
 
     Raises:
-        ValueError: the folder holds no recording.
+        ValueError: the folder holds no recording, or its model cannot be loaded, or `model` is
+            another one.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -115,14 +117,42 @@ def replay(
     significance = fraction("significance", significance)
     if not len(recording):
         raise ValueError(f"Expected at least one recorded step. Found none in {recording.path}.")
-    if model is None:
-        model = keras.models.load_model(recording.model_file)
+    model = _loaded(recording) if model is None else model
+    _check_model(model, recording)
     findings, left_out = [], []
+    if not recording.whole:
+        left_out.append("what came after the exception that ended the training")
     for part in (_counting, _lots, _updates, _noise):
         part(recording, model, findings, left_out)
     chosen = np.unique(np.linspace(0, len(recording) - 1, steps).round().astype(int))
     _sums(recording, model, chosen, rows, findings, left_out)
     return Replay(tuple(findings), tuple(left_out), significance, len(recording))
+
+
+def _loaded(recording):
+    try:
+        return keras.models.load_model(recording.model_file)
+    except Exception as error:  # Keras raises many, whose texts are pages
+        raise ValueError(
+            f"The recorded model cannot be loaded here ({type(error).__name__}), usually because it "
+            "has a layer or a loss of your own. Expected it registered by "
+            "keras.saving.register_keras_serializable, or a model of the same architecture: "
+            "replay(folder, model)."
+        ) from error
+
+
+def _check_model(model, recording):
+    if not isinstance(getattr(model, "optimizer", None), DPKerasOptimizer):
+        raise ValueError(
+            "Expected a model that is compiled as the recorded one was, with its private optimizer. "
+            f"Found {getattr(model, 'optimizer', None)!r}."
+        )
+    found = [[*v.shape] for v in model.trainable_variables]
+    if found != recording.trainable:
+        raise ValueError(
+            f"Expected a model with trainable variables of the shapes {recording.trainable} of the "
+            f"recording. Found {found}."
+        )
 
 
 def _all(recording):

@@ -1,4 +1,6 @@
-"""The result of an audit for people: a verdict in one sentence, and a table."""
+"""The result of an audit for people: a table."""
+
+import math
 
 import numpy as np
 from rich.console import Console
@@ -7,6 +9,7 @@ from rich.table import Table
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.auditing.membership import Membership
 from tfdp.auditing.running import Audit
+from tfdp.auditing.wording import rounded_down
 
 _NAMES = {
     "one_run": "coins alone",
@@ -14,39 +17,6 @@ _NAMES = {
     "many_runs": "if canaries are independent",
     "many_runs_gaussian": "if both",
 }
-
-
-def verdict(audit: Audit, kind: str) -> str:
-    """Says in a sentence or two what the audit found about a stated guarantee.
-
-    Args:
-        audit: the audit.
-        kind: "claimed" or "proven".
-
-    Example:
-        >>> from tfdp.experiments import Experiment, audit_experiment
-        >>> experiment = Experiment(
-        ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
-        ...     steps=3, noise_multiplier=4.0)
-        >>> found = audit_experiment(experiment, canaries=40, confidence=0.999)
-        >>> from tfdp.auditing import verdict
-        >>> print(verdict(found, "proven"))
-        The proven epsilon 0.926... stands: ...An audit that finds nothing proves nothing.
-    """
-    stated, bound = audit.stated(kind), audit.bound
-    shown = rounded_down(bound.epsilon)
-    sure = f"{100 * bound.confidence:g}% confidence, delta = {bound.delta:g}"
-    if audit.refutes(kind):
-        return (
-            f"The {kind} epsilon {format_epsilon(stated.epsilon)} is refuted: epsilon is at least "
-            f"{shown} ({sure})."
-        )
-    most = f"more than {rounded_down(bound.ceiling)} with {bound.counts['guesses']:,} guesses"
-    return (
-        f"The {kind} epsilon {format_epsilon(stated.epsilon)} stands: the attack shows at least "
-        f"{shown} ({sure}), and could not have shown {most}. An audit that finds nothing proves "
-        "nothing."
-    )
 
 
 def print_table(audit: Audit, console: Console | None = None) -> None:
@@ -80,7 +50,8 @@ def print_table(audit: Audit, console: Console | None = None) -> None:
     for kind in ("claimed", "proven"):
         if kind in audit.guarantees:
             stated = audit.guarantees[kind]
-            said = "[bold red]refuted[/]" if audit.refutes(kind) else "stands"
+            said = "stands" if math.isfinite(stated.epsilon) else "nothing refutes it"
+            said = "[bold red]refuted[/]" if audit.refutes(kind) else said
             table.add_row(f"{kind}", format_epsilon(stated.epsilon), said)
     mu = _mu(audit)
     if audit.effect is not None and mu is not None:  # otherwise the effect itself is random
@@ -90,14 +61,16 @@ def print_table(audit: Audit, console: Console | None = None) -> None:
             "effect over noise",
             f"{effect.mu:.3g}",
             f"{effect.low:.3g} to {effect.high:.3g} ({100 * effect.confidence:g}%) in "
-            f"{effect.releases} means of releases; accounted, for the worst place: {mu:.3g}",
+            f"{effect.releases} means of releases; accounted for the record that moves most: at most "
+            f"{mu:.3g}",
         )
     console = console or Console()
     console.print(table)
     runs = "one training" if audit.runs == 1 else f"{audit.runs} trainings"
+    among = "" if audit.records is None else f", among {audit.records:,} records"
     console.print(
-        f"{count['canaries']:,} canaries in {runs}, each in or out by a coin of seed {audit.seed}; "
-        f"observed: {audit.observed}; area under the ROC {audit.scores.auc:.3f}.",
+        f"{count['canaries']:,} canaries in {runs}, each in or out by a coin of seed {audit.seed}"
+        f"{among}; observed: {audit.observed}; area under the ROC {audit.scores.auc:.3f}.",
         highlight=False,
     )
 
@@ -143,7 +116,7 @@ def print_membership(found: Membership, console: Console | None = None) -> None:
 
 def _evidence(bound):
     c = bound.counts
-    most = f"(at most {rounded_down(bound.ceiling)})"
+    most = f"(all right would show {rounded_down(bound.ceiling)})"
     if "guesses" in c:
         return f"{c['correct']:,} of {c['guesses']:,} guesses right {most}"
     return (
@@ -154,11 +127,3 @@ def _evidence(bound):
 
 def _mu(audit):
     return getattr(audit.guarantees.get("proven"), "mu", None)
-
-
-def rounded_down(epsilon: float) -> str:
-    """Three digits, rounded down: a lower bound is not made larger by its print."""
-    if epsilon == 0:
-        return "0"
-    text = f"{epsilon:.3g}"
-    return text if float(text) <= epsilon else f"{epsilon * (1 - 5e-3):.3g}"

@@ -8,17 +8,23 @@ proves nothing.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
+import keras
 import numpy as np
+from absl import logging
 from scipy import special
 
 from tfdp._validate import fraction, one_of, positive, whole
+from tfdp.accounting.composition import guarantee_of_all
 from tfdp.accounting.guarantee import KINDS, Guarantee, check_delta
 from tfdp.auditing.bounds import LowerBound, clopper_pearson, many_runs, one_run, usual_guesses
 from tfdp.auditing.coins import seed_of
 from tfdp.auditing.effects import Effect
 from tfdp.auditing.scores import Scores
+from tfdp.auditing.tradeoffs import ApproximateDP, Tradeoff, of_guarantees
+from tfdp.auditing.wording import verdict
 
 OBSERVED = ("every", "last")
 
@@ -36,6 +42,8 @@ class Audit:
         guarantees: what is stated, by kind ("claimed", "proven").
         runs, seed: as in `audit`.
         observed: what the attacker saw, in words.
+        records: number of records of the audited training, canaries among them; None if unknown.
+        stated_at: by kind a function of delta that returns what is stated there, where that is known.
 
     Example:
         >>> from tfdp.experiments import Experiment, audit_experiment
@@ -57,6 +65,11 @@ class Audit:
     runs: int
     seed: int
     observed: str
+    records: int | None = None
+    stated_at: Mapping[str, Callable[[float], Guarantee]] = dataclasses.field(default_factory=dict)
+
+    def __str__(self):
+        return "\n".join(verdict(self, kind) for kind in self.guarantees)
 
     def stated(self, kind: str) -> Guarantee:
         """The guarantee of a kind.
@@ -74,6 +87,13 @@ class Audit:
             )
         return self.guarantees[kind]
 
+    def allowed(self, kind: str) -> Tradeoff:
+        """The trade-off curve that a stated guarantee allows, at all deltas where that is known."""
+        stated = self.stated(kind)
+        if kind not in self.stated_at:
+            return ApproximateDP(stated.epsilon, stated.delta)
+        return of_guarantees(self.stated_at[kind], stated.delta)
+
     def refutes(self, kind: str) -> bool:
         """Whether the lower bound exceeds the stated epsilon of a kind."""
         return self.bound.epsilon > self.stated(kind).epsilon
@@ -89,6 +109,7 @@ class Audit:
             "runs": self.runs,
             "seed": self.seed,
             "observed": self.observed,
+            "records": self.records,
             "auc": self.scores.auc,
         }
 
@@ -147,6 +168,10 @@ def audit(
     """
     delta, confidence = check_delta(delta), fraction("confidence", confidence)
     runs, seed = whole("runs", runs, 1), whole("seed", seed, 0)
+    if not hasattr(canaries, "world"):
+        raise ValueError(f"Expected canaries such as DiracCanaries(200). Received: {canaries!r}")
+    if stated is not None:
+        stated = _given(stated, delta, adjacency)
     one_of("observe", observe, OBSERVED)
     guesses = usual_guesses(canaries.count) if guesses is None else whole("guesses", guesses, 1)
     if guesses > canaries.count:
@@ -157,12 +182,19 @@ def audit(
     scores, effect, found, correct = [], None, None, 0
     for number in range(runs):
         world = canaries.world(seed=seed_of(b"coins of canaries", seed, number))
-        model = train(world)
+        model = trained(train, world)
+        if observe == "every" and world.callbacks and not world.steps_seen:
+            logging.warning(
+                "No step was observed, only the weights at the end: give fit callbacks=world.callbacks "
+                "to observe every release."
+            )
         seen, of_run = world.attack(model, observe, confidence)
         scores.append(seen)
         correct += seen.guesses(guesses)
         effect = of_run if number == 0 else effect
-        found = _loosest(found, _stated(model, stated, delta, adjacency))
+        privacy = None if stated is not None else _privacy(model)
+        of_this = stated or {kind: privacy.spent(delta, kind, adjacency) for kind in KINDS}
+        found = _loosest(found, of_this)
     pooled = Scores.of(scores)
     count = {"correct": correct, "guesses": guesses * runs, "canaries": canaries.count * runs}
     limits = {"delta": delta, "confidence": confidence}
@@ -180,7 +212,36 @@ def audit(
         runs=runs,
         seed=seed,
         observed=world.seen(observe),
+        records=None if privacy is None else _records(privacy),
+        stated_at=_at_all_deltas(privacy, adjacency),
     )
+
+
+def trained(train: Callable, world) -> keras.Model:
+    """The model that a user's function has trained in a world; ValueError if it returns none."""
+    model = train(world)
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            "Expected train(world) to return the model that it trained. Received: "
+            f"{type(model).__name__}. End it with `return model`."
+        )
+    return model
+
+
+def _records(privacy) -> int | None:
+    run = privacy.current_run
+    return None if run is None else run.num_examples
+
+
+def _at_all_deltas(privacy, adjacency):
+    if privacy is None:
+        return {}
+    runs = tuple(privacy.ledger.runs)  # of the last run, and not the model with its data
+
+    def at(kind, delta):
+        return guarantee_of_all(kind, runs, delta, adjacency)
+
+    return {kind: functools.partial(at, kind) for kind in KINDS}
 
 
 def _by_threshold(scores: Scores, limits: dict, hypothesis: str) -> LowerBound | None:
@@ -202,21 +263,29 @@ def _promise(counts):
     return float(special.ndtri(least) - special.ndtri(most))
 
 
-def _stated(model, stated, delta, adjacency) -> dict[str, Guarantee]:
-    if stated is not None:
-        return {
-            one_of("stated", kind, KINDS): Guarantee(
-                epsilon=positive("stated", epsilon),
-                delta=delta,
-                kind=kind,
-                adjacency=adjacency,
-                sampling="unknown",
-                released="what the user says",
-                mechanism="unknown",
-                assumptions=(),
-            )
-            for kind, epsilon in stated.items()
-        }
+def _given(stated, delta, adjacency) -> dict[str, Guarantee]:
+    """Guarantees from epsilons that a user states."""
+    if not isinstance(stated, Mapping) or not stated:
+        raise ValueError(
+            "Expected stated to hold epsilons by kind, such as {'claimed': 1.0}. Received: "
+            f"{stated!r}"
+        )
+    return {
+        one_of("stated", kind, KINDS): Guarantee(
+            epsilon=positive("stated", epsilon),
+            delta=delta,
+            kind=kind,
+            adjacency=adjacency,
+            sampling="unknown",
+            released="what the user says",
+            mechanism="unknown",
+            assumptions=(),
+        )
+        for kind, epsilon in stated.items()
+    }
+
+
+def _privacy(model):
     privacy = getattr(model, "privacy", None)
     if privacy is None:
         raise ValueError(
@@ -224,7 +293,7 @@ def _stated(model, stated, delta, adjacency) -> dict[str, Guarantee]:
             f"{type(model).__name__} that states none. Return the model that tfdp.make_private made, "
             "or pass stated={'claimed': 1.0}."
         )
-    return {kind: privacy.spent(delta, kind=kind, adjacency=adjacency) for kind in KINDS}
+    return privacy
 
 
 def _loosest(known, new):

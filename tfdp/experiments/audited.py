@@ -68,7 +68,8 @@ def audit_experiment(
     if not experiment.private:
         raise ValueError(
             "Expected an experiment with a private mechanism. Received mechanism='none', which states "
-            "no epsilon that an audit could refute."
+            "no epsilon that an audit could refute. To see what an attacker gets from its model: "
+            "python -m tfdp.auditing membership --mechanism=none"
         )
     if experiment.insecure_seed is not None and runs > 1:
         raise ValueError(
@@ -152,7 +153,7 @@ def report_attack(
     """
     console = console or Console()
     print_membership(found, console)
-    _write(json_file, {"command": command, **found.to_dict()})
+    _write(json_file, {"training": command, **found.to_dict()})
     _draw(draw_membership, found, plot_file, console)
 
 
@@ -172,7 +173,7 @@ def report(
         console: the console to print to; by default the terminal.
         json_file, plot_file: files to write; None writes none. The picture is left out, which is said,
             if matplotlib is missing.
-        command: the command that makes the training, for the JSON file.
+        command: the command of the training without the audit, for the JSON file.
 
     Returns:
         1 if the guarantee is refuted, 0 if it stands.
@@ -180,7 +181,7 @@ def report(
     console = console or Console()
     print_table(found, console)
     console.print(verdict(found, kind), highlight=False)
-    _write(json_file, {"command": command, "guarantee": kind, **found.to_dict()})
+    _write(json_file, {"training": command, "guarantee": kind, **found.to_dict()})
     _draw(draw, found, plot_file, console)
     return 1 if found.refutes(kind) else 0
 
