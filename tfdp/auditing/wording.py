@@ -17,7 +17,7 @@ def verdict(audit, kind: str) -> str:
         >>> experiment = Experiment(
         ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
         ...     steps=3, noise_multiplier=4.0)
-        >>> found = audit_experiment(experiment, canaries=40, confidence=0.999)
+        >>> found = audit_experiment(experiment, canaries=200, confidence=0.999)
         >>> from tfdp.auditing import verdict
         >>> print(verdict(found, "proven"))
         The proven epsilon 0.926... stands: ...An audit that finds nothing proves nothing.
