@@ -29,7 +29,10 @@ def write_text(records: dict, canaries: int, path: Path) -> None:
         "![Lower bounds and what is stated](audits.png)",
         "",
         "*Bound*: from the coins alone, median and largest of all audits. *Above*: how many bounds are "
-        "above the stated epsilon, and the probability of so many or more if it were true. "
+        "above the stated epsilon, and the probability of so many or more if it were true; "
+        "*refuted* where that is below one in a million. "
+        "A bound of 0 means that the 50 guesses were not right more often than chance allows at 95%; "
+        "the bound for Gaussian mechanisms uses all canaries and sees more. "
         "*Of proven*: the median bound over the proven epsilon; then the same of the bound for "
         "Gaussian mechanisms with independent canaries, which rests on more. *Effect*: effect over "
         "noise, over the accounted mu, mean and standard error; it is below 1 where canaries take "
