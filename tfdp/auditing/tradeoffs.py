@@ -124,7 +124,7 @@ def of_guarantees(stated, delta: float) -> AllOf:
         stated: a function of delta that returns the `Guarantee`.
         delta: the delta of the report, which is one of the many.
     """
-    found = [stated(d) for d in (*np.geomspace(0.3, 1e-9, 18), delta)]
+    found = [stated(d) for d in (*np.geomspace(0.3, 1e-9, 30), delta)]
     curves = [ApproximateDP(guarantee.epsilon, guarantee.delta) for guarantee in found]
     return AllOf(tuple(curves))
 
