@@ -1,0 +1,475 @@
+"""Trainings that are interrupted go on: in the same run, with nothing spent unseen."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tfdp
+from tfdp.accounting import Strategy, proven
+from tfdp.training.backup_folder import BackupError, BackupFolder
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+N, L, EPOCHS = 60, 10, 4
+STEPS = N // L * EPOCHS
+
+
+class Crash(Exception):
+    pass
+
+
+def data():
+    x = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")
+    return x, x @ np.array([[1.0], [-2.0], [0.5]], "float32")
+
+
+def options(**more):
+    return {"l2_norm_clip": 1.0, "noise_multiplier": 2.0, "learning_rate": 0.1} | more
+
+
+def matrix(**more):
+    strategy = Strategy(name="banded_toeplitz", coefficients=(1.0, 0.5, 0.25))
+    return tfdp.MatrixDPSGDOptimizer(**options(strategy=strategy, **more))
+
+
+def langevin(kind, **more):
+    return lambda: kind(**options(**more))
+
+
+MECHANISMS = {
+    "dpsgd": lambda: tfdp.DPKerasSGDOptimizer(**options(momentum=0.9)),
+    "adam": lambda: tfdp.DPKerasAdamOptimizer(**options()),
+    "adaptive": lambda: tfdp.DPKerasSGDOptimizer(**options(clipping="adaptive")),
+    "si_dpsgd": lambda: tfdp.SIDPSGDOptimizer(**options(momentum=0.5)),
+    "matrix": matrix,
+    "dp_dropout": langevin(tfdp.DPDropoutOptimizer),
+    "sgld": langevin(tfdp.SGLDOptimizer, num_examples=N),
+    "discrete_sgd": langevin(tfdp.DiscreteSGDOptimizer, noise="student_t", denoise=False),
+}
+SAMPLINGS = {
+    "poisson": {}, "cyclic": {}, "shuffle": {}, "fixed_size": {}, "with_replacement": {},
+    "cyclic_poisson": {"groups": 3},
+}  # fmt: skip
+
+
+class Training:
+    """A program that trains, and that is run again after a crash.
+
+    Attributes:
+        seen: what each execution of the program saw after its steps: (steps counted, weights).
+    """
+
+    def __init__(self, folder, make=MECHANISMS["dpsgd"], sampling="cyclic", **backup):
+        self.folder, self.make, self.sampling = folder, make, sampling
+        self.backup, self.seen = {"save_freq": 1} | backup, []
+
+    def run(self, crash_after=None, model=None, epochs=EPOCHS):
+        keras.utils.set_random_seed(3)
+        if model is None:
+            network = [keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)]
+            model = tfdp.make_private(keras.Sequential(network))
+            model.compile(self.make(), "mse")
+        seen = []
+
+        def after(batch, logs):
+            if not seen or model.privacy.steps_taken > seen[-1][0]:
+                seen.append((model.privacy.steps_taken, model.get_weights()))
+            if model.privacy.steps_taken == crash_after:
+                raise Crash
+
+        self.seen.append(seen)
+        self.lots = tfdp.data.make_lots(
+            self.sampling, *data(), lot_size=L, **SAMPLINGS[self.sampling]
+        )
+        model.fit(
+            self.lots, epochs=epochs, verbose=0,
+            callbacks=[
+                tfdp.callbacks.BackupAndRestore(self.folder, **self.backup),
+                keras.callbacks.LambdaCallback(on_train_batch_end=after),
+            ],
+        )  # fmt: skip
+        return model
+
+    def crash(self, after, **more):
+        with pytest.raises(Crash):
+            self.run(after, **more)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_every_mechanism_goes_on(mechanism, sampling, tmp_path):
+    if mechanism == "matrix" and sampling in ("fixed_size", "with_replacement"):
+        pytest.skip("nothing is proven about correlated noise with these lots")
+    training = Training(tmp_path / "b", MECHANISMS[mechanism], sampling)
+    training.crash(7)
+    training.crash(15)
+    model = training.run()
+    (run,) = model.privacy.ledger.runs
+    assert run.steps == STEPS == int(model.optimizer.iterations.numpy())
+    # Nothing is lost where a state follows each step and steps that were not begun are given back.
+    assert [[n for n, _ in seen] for seen in training.seen] == [
+        [*range(1, 8)], [*range(8, 16)], [*range(16, STEPS + 1)],
+    ]  # fmt: skip
+    whole = Training(tmp_path / "c", MECHANISMS[mechanism], sampling).run()
+    assert model.privacy.spent(1e-5).epsilon == whole.privacy.spent(1e-5).epsilon
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_seeded_training_goes_on_with_the_same_numbers(tmp_path):
+    """With noise from a seed, the weights are those of a training without a crash, bit by bit."""
+    weights = []
+    for crashes in ((), (5, 13)):
+        make = lambda: tfdp.DPKerasSGDOptimizer(**options(momentum=0.9, seed=1))  # noqa: E731
+        training = Training(tmp_path / str(len(crashes)), make)
+        for step in crashes:
+            training.crash(step)
+        weights.append(training.run().get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def killed(monkeypatch):
+    """As by SIGKILL: nothing is given back."""
+    monkeypatch.setattr(tfdp.callbacks.BackupAndRestore, "_give_back", lambda *_: None)
+
+
+def test_steps_that_are_lost_stay_counted(tmp_path, monkeypatch):
+    killed(monkeypatch)
+    training = Training(tmp_path / "b", save_freq=5)
+    training.crash(9)  # after the fifth step a state; steps 6 to 9 are lost
+    folder = BackupFolder(tmp_path / "b")
+    about, arrays = folder.read()
+    reserved = folder.reserved(about["run_id"])
+    assert about["steps"] in (6, 1) and reserved >= 9
+    model = training.run()
+    steps = [n for n, _ in training.seen[1]]
+    assert steps == [*range(reserved + 1, STEPS + 1)]
+    (run,) = model.privacy.ledger.runs
+    assert run.steps == STEPS
+
+
+@pytest.mark.parametrize("sampling", ["cyclic", "shuffle"])
+def test_no_example_takes_part_twice_in_an_epoch(sampling, tmp_path, monkeypatch):
+    killed(monkeypatch)
+    seen = []
+    original = tfdp.training.private_training.private_step
+
+    def spy(model, session, lot, *rest):
+        import tensorflow as tf
+
+        def note(x, weight):
+            seen[-1].append(sorted(x[weight > 0, 0].tolist()))
+
+        tf.numpy_function(note, [lot[0], lot[2]], [])
+        return original(model, session, lot, *rest)
+
+    monkeypatch.setattr(tfdp.training.private_training, "private_step", spy)
+    training = Training(tmp_path / "b", sampling=sampling, save_freq=4)
+    for after in (8, 16, None):
+        seen.append([])
+        if after is None:
+            training.run()
+        else:
+            training.crash(after)
+    first = [n for n, _ in training.seen[0]]
+    assert first == [*range(1, 9)]
+    # Step s is lot (s - 1) mod 6 of its epoch, in whichever process it was.
+    by_epoch = {}
+    for steps, lots in zip(training.seen, seen, strict=True):
+        for (step, _), lot in zip(steps, lots[-len(steps) :], strict=True):
+            by_epoch.setdefault((step - 1) // 6, []).append(lot)
+    for lots in by_epoch.values():
+        everyone = [value for lot in lots for value in lot]
+        assert len(everyone) == len(set(everyone))
+    if sampling == "cyclic":
+        assert by_epoch[0] == [sorted(part) for part in np.split(data()[0][:, 0], 6)]
+
+
+def test_correlated_noise_goes_on_behind_lost_steps(tmp_path, monkeypatch):
+    """The noise of steps before and after a crash has the covariance of one training."""
+    killed(monkeypatch)
+    drawn = []
+    original = tfdp.optimizers.matrix.CorrelatedNoise.correlate
+
+    def spy(self, fresh):
+        made = original(self, fresh)
+        import tensorflow as tf
+
+        tf.numpy_function(
+            lambda n, *ys: drawn.append((int(n), np.concatenate([y.ravel() for y in ys]))),
+            [self._steps, *made], [],
+        )  # fmt: skip
+        return made
+
+    monkeypatch.setattr(tfdp.optimizers.matrix.CorrelatedNoise, "correlate", spy)
+    training = Training(tmp_path / "b", lambda: matrix(seed=5), save_freq=6)
+    training.crash(11)
+    before = dict(drawn)
+    drawn.clear()
+    training.run()
+    after = dict(drawn)
+    both = sorted(before.keys() & after.keys())
+    assert len(both) >= 2  # the noise of lost steps was made again
+    for step in both:
+        np.testing.assert_allclose(before[step], after[step], rtol=1e-4, atol=1e-5)
+    assert sorted(before.keys() | after.keys()) == [*range(1, STEPS + 1)]
+
+
+def test_means_go_on_without_velocity_behind_lost_steps(tmp_path, monkeypatch):
+    make = lambda: tfdp.SIDPSGDOptimizer(**options(momentum=0.5))  # noqa: E731
+    for lost in (False, True):
+        training = Training(tmp_path / str(lost), make, save_freq=1 if not lost else 4)
+        with monkeypatch.context() as patch:
+            if lost:
+                killed(patch)
+            training.crash(7)
+        folder = BackupFolder(training.folder)
+        _, arrays = folder.read()
+        velocities = {n: a for n, a in arrays.items() if n.startswith("secret.velocity")}
+        assert velocities and all(np.any(v) for v in velocities.values())
+        began = []
+
+        class Look(tfdp.SIDPSGDOptimizer):
+            mechanism = tfdp.SIDPSGDOptimizer.mechanism
+
+            def take_up_secrets(self, *arguments):
+                super().take_up_secrets(*arguments)
+                began.extend(v.numpy() for v in self._hidden.velocities)
+
+        training.make = lambda: Look(**options(momentum=0.5))
+        training.run()
+        assert all(np.any(v) != lost for v in began) and began
+
+
+def test_other_trainings_are_refused(tmp_path):
+    training = Training(tmp_path / "b")
+    training.crash(5)
+    for make, words in (
+        (lambda: tfdp.DPKerasSGDOptimizer(**options(momentum=0.9, noise_multiplier=3.0)), "noise"),
+        (MECHANISMS["adam"], "other model or optimizer|another model"),
+    ):
+        training.make = make
+        with pytest.raises(ValueError, match=words):
+            training.run()
+    training.make = MECHANISMS["dpsgd"]
+    training.sampling = "poisson"
+    with pytest.raises(ValueError, match="other data|other settings"):
+        training.run()
+    training.sampling = "cyclic"
+    assert training.run().privacy.steps_taken == STEPS
+
+
+def test_other_data_are_refused(tmp_path, monkeypatch):
+    training = Training(tmp_path / "b")
+    training.crash(5)
+    x, y = data()
+    monkeypatch.setitem(globals(), "data", lambda: (x[::-1], y))
+    with pytest.raises(BackupError, match="same order"):
+        training.run()
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "foreign", "reservation", "mode"])
+def test_damaged_backups_are_refused(damage, tmp_path):
+    training = Training(tmp_path / "b")
+    training.crash(5)
+    state, reserved = tmp_path / "b" / "state.npz", tmp_path / "b" / "reserved"
+    content = bytearray(state.read_bytes())
+    if damage == "cut":
+        state.write_bytes(content[:-100])
+    elif damage == "changed":
+        content[len(content) // 2] ^= 1
+        state.write_bytes(content)
+    elif damage == "foreign":
+        np.savez(state, a=1)
+    elif damage == "reservation":
+        reserved.write_bytes(b"x" * 1024)
+    else:
+        (tmp_path / "b").chmod(0o755)
+    with pytest.raises(BackupError, match="Expected"):
+        training.run()
+
+
+def test_a_half_that_was_being_written_does_not_count(tmp_path):
+    folder = BackupFolder(tmp_path / "b")
+    folder.enter()
+    folder.reserve("a", 5)
+    folder.reserve("a", 9)
+    content = bytearray((tmp_path / "b" / "reserved").read_bytes())
+    content[100] ^= 1
+    (tmp_path / "b" / "reserved").write_bytes(content)
+    assert folder.reserved("a") in (5, 9) and folder.reserved("b") == 0
+    folder.leave()
+
+
+def test_one_process_at_a_time(tmp_path):
+    folder = BackupFolder(tmp_path / "b")
+    folder.enter()
+    with pytest.raises(BackupError, match="another process"):
+        BackupFolder(tmp_path / "b").enter()
+    folder.leave()
+    assert (tmp_path / "b").stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_loses_no_count(tmp_path, monkeypatch):
+    """States cannot be written any more; reservations can, since their file has its size."""
+    killed(monkeypatch)
+    written = []
+
+    def full(self, about, arrays):
+        written.append(about["steps"])
+        if len(written) > 1:
+            raise OSError(28, "No space left on device")
+        return original(self, about, arrays)
+
+    original = BackupFolder.write
+    with monkeypatch.context() as patch:
+        patch.setattr(BackupFolder, "write", full)
+        training = Training(tmp_path / "b")
+        training.crash(9)
+    model = training.run()
+    (run,) = model.privacy.ledger.runs
+    assert run.steps == STEPS and training.seen[1][0][0] > 9
+
+
+PROGRAM = """
+import json, sys
+import numpy as np
+sys.path[:0] = {path!r}
+import keras
+import tfdp
+from tests.training import test_backup
+made = test_backup.MECHANISMS[{mechanism!r}]
+training = test_backup.Training({folder!r}, made, {sampling!r}, save_freq=3)
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        print("step", self.model.privacy.steps_taken, flush=True)
+original = keras.callbacks.LambdaCallback
+keras.callbacks.LambdaCallback = lambda **_: Slow()
+model = training.run()
+(run,) = model.privacy.ledger.runs
+print("done", run.steps, int(model.optimizer.iterations.numpy()), flush=True)
+"""
+
+
+def program(folder, mechanism, sampling):
+    text = PROGRAM.format(
+        path=[str(ROOT)], folder=str(folder), mechanism=mechanism, sampling=sampling
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "sampling", "number"),
+    [
+        ("dpsgd", "poisson", signal.SIGKILL),
+        ("matrix", "cyclic", signal.SIGKILL),
+        ("si_dpsgd", "shuffle", signal.SIGTERM),
+        ("dpsgd", "cyclic", signal.SIGINT),
+    ],
+)
+def test_a_killed_program_goes_on(mechanism, sampling, number, tmp_path):
+    process = program(tmp_path / "b", mechanism, sampling)
+    last = 0
+    for line in process.stdout:
+        if line.startswith("step"):
+            last = int(line.split()[1])
+            if last == 8:
+                process.send_signal(number)
+    error = process.stderr.read()
+    code = process.wait()
+    if number == signal.SIGKILL:
+        assert code == -number
+    else:
+        assert "Stopped after step" in error and code in (1, 130, 143, -number), error
+    ended = program(tmp_path / "b", mechanism, sampling)
+    out, error = ended.communicate()
+    assert f"done {STEPS} {STEPS}" in out, error
+    first = int(out.split()[1])
+    # What the first process showed is behind the second one, and after a signal nothing is lost.
+    assert first > last or last == STEPS
+    if number != signal.SIGKILL:
+        assert first == last + 1
+
+
+def test_the_statement_says_the_same_as_without_a_crash(tmp_path):
+    training = Training(tmp_path / "b")
+    training.crash(10)
+    model = training.run()
+    (run,) = model.privacy.ledger.runs
+    assert proven(run, 1e-5).epsilon == model.privacy.spent(1e-5).epsilon
+    assert json.loads(model.privacy.ledger.to_json())
+
+
+def test_user_batches_go_on_behind_those_that_were_taken(tmp_path):
+    import tensorflow as tf
+
+    x, y = data()
+    taken = []
+
+    def train(stop=None):
+        model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+        model.compile(MECHANISMS["dpsgd"](), "mse")
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(L)
+
+        def after(batch, logs):
+            taken.append(model.privacy.steps_taken)
+            if model.privacy.steps_taken == stop:
+                raise Crash
+
+        model.fit(batches, epochs=2, verbose=0, callbacks=[
+            tfdp.callbacks.BackupAndRestore(tmp_path / "b", save_freq=1),
+            keras.callbacks.LambdaCallback(on_train_batch_end=after)])  # fmt: skip
+        return model
+
+    with pytest.raises(Crash):
+        train(4)
+    model = train()
+    assert model.privacy.steps_taken == 12 and max(taken) == 12
+
+
+def test_a_second_fit_with_the_same_folder_begins_anew(tmp_path):
+    training = Training(tmp_path / "b")
+    model = training.run()
+    training.run(model=model)
+    assert sum(run.steps for run in model.privacy.ledger.runs) == 2 * STEPS
+
+
+def test_the_state_of_a_finished_training_can_be_kept(tmp_path):
+    training = Training(tmp_path / "b", delete_checkpoint=False)
+    first = training.run()
+    again = training.run()
+    assert again.privacy.steps_taken == STEPS and not training.seen[1]
+    for one, other in zip(first.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_executions_of_several_steps(tmp_path):
+    training = Training(tmp_path / "b")
+    original = keras.Model.compile
+
+    def several(stop=None):
+        model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+        model.compile(MECHANISMS["dpsgd"](), "mse", steps_per_execution=4)
+        return model
+
+    training.crash(10, model=several())  # the second execution of the second epoch: 4, 2, 4
+    model = training.run(model=several())
+    assert model.privacy.steps_taken == STEPS and original is keras.Model.compile
+
+
+def test_two_backups_are_refused(tmp_path):
+    model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    model.compile(MECHANISMS["dpsgd"](), "mse")
+    two = [tfdp.callbacks.BackupAndRestore(tmp_path / name) for name in "ab"]
+    with pytest.raises(ValueError, match="at most one"):
+        model.fit(*data(), verbose=0, callbacks=two)
+    assert os.listdir(tmp_path) == []
