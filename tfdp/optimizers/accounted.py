@@ -39,6 +39,7 @@ class SavedRun:
         first_iteration: the optimizer's iteration at the run's first step.
         run: the description of the run.
         turn: number of the next lot, counted from the first turn of the first group.
+        fingerprint: fingerprint of the examples; None if they have no fixed place.
     """
 
     run_id: str
@@ -46,6 +47,7 @@ class SavedRun:
     first_iteration: int
     run: Run
     turn: int = 0
+    fingerprint: str | None = None
 
 
 def check_same_run(run: Run, fields: dict, reason: str) -> None:
@@ -62,6 +64,26 @@ def check_same_run(run: Run, fields: dict, reason: str) -> None:
         raise ValueError(
             f"{reason} Expected { {k: expected.get(k) for k in other} }. Found "
             f"{ {k: found.get(k) for k in other} }."
+        )
+
+
+def check_same_place(saved: SavedRun, plan) -> None:
+    """Raises ValueError if examples have places, and the next lots are not those that come next.
+
+    Args:
+        saved: the run that is to go on.
+        plan: how the next steps draw their examples (`tfdp.session.Plan`).
+    """
+    run = saved.run
+    if not run.has_places:
+        return
+    start = saved.steps % run.steps_per_epoch if run.sampling.whole_epochs else 0
+    expected = (start, saved.turn % run.groups, saved.fingerprint)
+    found = (plan.start, plan.turn, None if plan.lots is None else plan.lots.fingerprint())
+    if expected != found:
+        raise ValueError(
+            "The saved run goes on with the lots that come next, of the same examples in the same "
+            f"order. Expected (place in the epoch, turn, fingerprint) {expected}. Found {found}."
         )
 
 

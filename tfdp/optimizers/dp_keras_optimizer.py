@@ -28,7 +28,7 @@ from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.contract import BoundedSum
 from tfdp.noise.gaussian import NoiseSource
-from tfdp.optimizers.accounted import Accounted, SavedRun, check_same_run
+from tfdp.optimizers.accounted import Accounted, SavedRun, check_same_place, check_same_run
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 from tfdp.optimizers.made import origin_of, unpickled_as
 from tfdp.session import Session
@@ -396,12 +396,14 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         Raises:
             ValueError: a saved run waits to be continued, and these steps do not belong to it.
         """
-        del plan, variables
+        del variables
         waiting, self._secrets.waiting = self._secrets.waiting, None
         if waiting is not None:
             check_same_run(waiting.run, fields, "The saved run had other settings.")
+            check_same_place(waiting, plan)
             # The noise has a new key, but for a user's seed, whose draws must not be repeated.
             self._secrets.noise.advance_to(int(self.iterations.numpy()))
+            self._secrets.noise.renew_after_fork()
         return waiting
 
     def secret_state(self) -> dict[str, np.ndarray]:
@@ -419,8 +421,12 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             variables: the trainable variables, with the values of the state.
         """
 
-    def go_on_with(self, saved: SavedRun) -> None:
-        """Sets the run that the next steps continue; their settings are compared with it then."""
+    def go_on_with(self, saved: SavedRun | None) -> None:
+        """Sets the run that the next steps continue; their settings are compared with it then.
+
+        Args:
+            saved: the run; None if no run waits any more.
+        """
         self._secrets.waiting = saved
 
     def update(self, bounded: BoundedSum, session: Session, variables, regularization):

@@ -139,6 +139,8 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         table = np.ravel(saved.run.noise_multiplier)
         for step in range(saved.steps - lost, saved.steps):
             noise.correlate(source.gaussians(float(table[step % len(table)]), shapes))
+        # No draw is used again, where this process has the old key itself, or a user's seed.
+        self._secrets.noise.advance_to(int(source.draws.numpy()))
         self._correlated = noise
 
     # -- across processes ------------------------------------------------------------------------

@@ -243,7 +243,8 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         state = {f"mean_{i}": mean.numpy() for i, mean in enumerate(hidden.means)}
         state |= {f"velocity_{i}": v.numpy() for i, v in enumerate(hidden.velocities)}
         if hidden.rule is not None:
-            state |= {f"rule_{i}": np.asarray(v) for i, v in enumerate(hidden.rule.variables)}
+            rule = enumerate(hidden.rule.variables)
+            state |= {f"rule_{i}": keras.ops.convert_to_numpy(v) for i, v in rule}
         return state
 
     def take_up_secrets(self, state, saved, lost, variables):

@@ -108,7 +108,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             found = self._folder.read()
             if found is None:
                 order = feed.plan.lots.new_order() if needs_order(feed) else None
-                self._place = Place(epoch, 0, order)
+                self._place = Place(epoch, order=order)
             else:
                 about, arrays = found
                 reserved = self._folder.reserved(about["run_id"])
@@ -122,7 +122,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._give_back(model)
             raise
         finally:
+            model.optimizer.go_on_with(None)
             if self._worker is not None:
+                self._wait()
                 self._worker.shutdown()
                 self._worker = None
             self._folder.leave()
@@ -144,7 +146,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             steps: number of steps of the next execution.
         """
         if session.run_id != self._run_id:
-            # Reservations are those of the run in the state.
+            # The state of a run has no more steps than the run has reserved.
+            self._folder.reserve(session.run_id, session.spent, opening=True)
             self._run_id, self._reserved = session.run_id, session.spent
             self._save(wait=True)
         self._begun = steps
@@ -174,7 +177,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         steps, self._begun = self._begun, 0
         if not steps:
             return  # a step that lay behind
-        self._place = dataclasses.replace(self._place, step=self._place.step + steps)
+        place = self._place
+        self._place = dataclasses.replace(place, step=place.step + steps, taken=place.taken + steps)
         self._measure(steps)
         if self._signal is not None:
             self._stop()
@@ -217,8 +221,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _save(self, wait: bool = False):
         """Writes the state, in a thread of its own unless `wait`; a later state waits for it."""
-        if self._pending is not None and not self._pending.done() and not wait:
-            return
+        busy = self._pending is not None and not self._pending.done()
+        if busy and not wait and self._save_freq is None:
+            return  # with the next step
         self._wait()
         started = time.monotonic()
         state = take_state(self.model, self.model._session, self._place, self._fingerprint)
@@ -269,6 +274,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _stop(self):
         number, session = self._signal, self.model._session
+        if session is None or session.run_id != self._run_id:
+            raise KeyboardInterrupt  # before the first step
         words = f"Stopped after step {session.spent:,} of {session.run.steps:,}."
         try:
             self._save(wait=True)
@@ -281,6 +288,40 @@ class BackupAndRestore(keras.callbacks.Callback):
         if number == signal.SIGTERM:
             raise SystemExit(128 + number)
         raise KeyboardInterrupt
+
+
+class _Passing(keras.callbacks.CallbackList):
+    """Callbacks that hear nothing of steps that lie behind, which have no logs."""
+
+    _quiet = False
+
+    def on_train_batch_begin(self, batch, logs=None):
+        privacy = self.model._privacy
+        steps = privacy.epoch.next_execution(self.model.steps_per_execution)
+        self._quiet = 0 < steps <= privacy.backup.behind
+        if not self._quiet:
+            super().on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self._quiet:
+            super().on_train_batch_end(batch, logs)
+
+
+def past_steps_behind(callbacks, model, place: Place, **params):
+    """The callbacks of a fit that begins at a place, which hear only of steps that are taken.
+
+    Args:
+        callbacks: a list of callbacks, or a `CallbackList`.
+        model: a private model.
+        place: the place.
+        **params: what Keras tells callbacks.
+    """
+    if not place.step:
+        return callbacks
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return _Passing(callbacks.callbacks, model=model, **callbacks.params)
+    progress = params["verbose"] != 0
+    return _Passing(callbacks, add_history=True, add_progbar=progress, model=model, **params)
 
 
 @contextlib.contextmanager

@@ -3,9 +3,10 @@
 Two files, each of which is whole at any moment:
 
 * `state`: what `BackupFolder.write` was given, replaced by renaming, with a SHA-256 digest;
-* `reserved`: the number of steps that may have been begun. It has its final size from the beginning and
-  is written in place, alternately in two halves, so that it can be written on a full disk, and a half
-  that was being written when the process died does not count.
+* `reserved`: the number of steps that may have been begun. It has its final size from the beginning
+  and is written in place, so that it can be written on a full disk: alternately in two halves, each of
+  which has two copies. A copy that was being written when the process died does not count. Damage to
+  one copy changes nothing, and damage to both copies of a half, which no kill can do, is an error.
 
 Formal guarantee: `reserve` returns only after the number is on the disk, so a process that reserves
 steps before it begins them never begins one that the next reader does not know of. This is about
@@ -19,6 +20,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Mapping
@@ -29,7 +31,8 @@ from tfdp._files import replaced_whole, secret_folder, sync_folder
 
 STATE, RESERVED, LOCK = "state.npz", "reserved", "lock"
 _MAGIC = b"tfdp training state 1\n"
-_HALF = 512
+_COPY = 512
+_SIZE = 4 * _COPY  # two halves of two copies each
 
 
 class BackupError(ValueError):
@@ -54,11 +57,13 @@ class BackupFolder:
             BackupError: another process has it, or other users may enter it.
             OSError: the folder cannot be made or written.
         """
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        parent = os.path.dirname(self.path)
+        os.makedirs(parent, exist_ok=True)
         try:
             secret_folder(self.path)
         except ValueError as error:
             raise BackupError(str(error)) from error
+        sync_folder(parent)
         lock = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,9 +77,31 @@ class BackupFolder:
             os.close(lock)
             raise
         self._lock = lock
+        try:
+            self._tidy(parent)
+            self._make_reserved()
+        except BaseException:
+            self.leave()
+            raise
+
+    def _tidy(self, parent):
+        """Removes what a process that died left behind."""
         for name in os.listdir(self.path):
-            if ".partial" in name:  # a state that was being written when its process died
+            if ".partial" in name:  # a file that was being written
                 os.unlink(os.path.join(self.path, name))
+        for name in os.listdir(parent):
+            if re.fullmatch(
+                re.escape(os.path.basename(self.path)) + r"\.[0-9a-f]{16}\.ended", name
+            ):
+                shutil.rmtree(os.path.join(parent, name))  # a folder that was being removed
+
+    def _make_reserved(self):
+        """Makes the file of reservations, in a folder that has no state yet."""
+        path = os.path.join(self.path, RESERVED)
+        if os.path.lexists(path) or os.path.lexists(os.path.join(self.path, STATE)):
+            return
+        with replaced_whole(path) as partial:
+            _write_new(partial, (b" " * _SIZE,))
 
     def leave(self) -> None:
         """Gives the folder back; what is in it stays."""
@@ -84,9 +111,11 @@ class BackupFolder:
         self._file = self._lock = None
 
     def clear(self) -> None:
-        """Removes the folder and everything in it."""
-        shutil.rmtree(self.path)
+        """Removes the folder and everything in it; a kill leaves all of it, or nothing that counts."""
+        ended = f"{self.path}.{os.urandom(8).hex()}.ended"
+        os.rename(self.path, ended)
         sync_folder(os.path.dirname(self.path))
+        shutil.rmtree(ended)
 
     def write(self, about: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
         """Replaces the state.
@@ -104,21 +133,25 @@ class BackupFolder:
         content = content.getbuffer()
         digest = hashlib.sha256(content).hexdigest().encode() + b"\n"
         with replaced_whole(os.path.join(self.path, STATE)) as partial:
-            handle = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.writelines((_MAGIC, digest, content))
+            _write_new(partial, (_MAGIC, digest, content))
 
     def read(self) -> tuple[dict, dict[str, np.ndarray]] | None:
         """Returns (about, arrays) of the state; None if there is none.
 
         Raises:
-            BackupError: the state is damaged, or not one.
+            BackupError: the state is damaged, or not one, or missing although steps were begun.
         """
         path = os.path.join(self.path, STATE)
         try:
             with open(path, "rb") as file:
                 magic, digest, content = file.readline(), file.readline(), file.read()
         except FileNotFoundError:
+            last = max(self._reservations(), key=lambda each: each["count"], default=None)
+            if last is not None and not last["opening"]:
+                raise BackupError(
+                    f"Expected the state of a training in {path}. Found none, although steps were "
+                    f"begun. {_GO}"
+                ) from None
             return None
         if magic != _MAGIC:
             raise BackupError(
@@ -137,61 +170,64 @@ class BackupFolder:
             raise BackupError(f"Expected arrays in {path}. Found: {error}. {_GO}") from error
         return about, named
 
-    def reserve(self, run_id: str, steps: int) -> None:
+    def reserve(self, run_id: str, steps: int, opening: bool = False) -> None:
         """Notes on the disk that a run may have taken so many steps.
+
+        What the run in the state has reserved stays readable until this is called a second time for
+        another run, so that the state can be replaced in between.
 
         Args:
             run_id: id of the run in the ledger.
             steps: number of steps since its beginning.
+            opening: whether no state of this run has been written yet.
 
         Raises:
             OSError: the number could not be written.
         """
         if self._file is None:
-            self._file = self._opened()
+            count = max((each["count"] for each in self._reservations()), default=0)
+            self._file = os.open(os.path.join(self.path, RESERVED), os.O_RDWR)
+            self._count = count
         self._count += 1
-        text = json.dumps({"run_id": run_id, "steps": steps, "count": self._count})
-        half = f"{hashlib.sha256(text.encode()).hexdigest()} {text}".ljust(_HALF).encode()
-        os.pwrite(self._file, half, _HALF * (self._count % 2))
+        about = {"run_id": run_id, "steps": steps, "count": self._count, "opening": opening}
+        text = json.dumps(about)
+        copy = f"{hashlib.sha256(text.encode()).hexdigest()} {text}".ljust(_COPY).encode()
+        place = 2 * _COPY * (self._count % 2)
+        os.pwrite(self._file, copy, place)
         os.fsync(self._file)
-
-    def _opened(self):
-        path = os.path.join(self.path, RESERVED)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            self._count = max((found["count"] for found in _halves(handle)), default=0)
-            if os.fstat(handle).st_size < 2 * _HALF:
-                os.pwrite(handle, b" " * 2 * _HALF, 0)
-                os.fsync(handle)
-                sync_folder(self.path)
-        except BaseException:
-            os.close(handle)
-            raise
-        return handle
+        os.pwrite(self._file, copy, place + _COPY)  # only against damage
 
     def reserved(self, run_id: str) -> int:
         """Returns the number of steps that a run has reserved; 0 if none.
 
         Raises:
-            BackupError: there is a reservation that cannot be read.
+            BackupError: there is no reservation that can be read.
         """
+        own = [each for each in self._reservations() if each["run_id"] == run_id]
+        return max(own, key=lambda each: each["count"], default={"steps": 0})["steps"]
+
+    def _reservations(self) -> list[dict]:
+        """All reservations that can be read."""
         path = os.path.join(self.path, RESERVED)
         try:
-            handle = os.open(path, os.O_RDONLY)
+            with open(path, "rb") as file:
+                content = file.read()
         except FileNotFoundError:
-            return 0
-        try:
-            halves, size = _halves(handle), os.fstat(handle).st_size
-            blank = not os.pread(handle, 2 * _HALF, 0).strip()
-        finally:
-            os.close(handle)
-        if (not halves and not blank) or size != 2 * _HALF:
+            content = b""
+        halves = [content[: _SIZE // 2], content[_SIZE // 2 :]]
+        found = [_copies(half) for half in halves]
+        last = max((each["count"] for copies in found for each in copies), default=0)
+        # The second copy of a half that was not written yet is blank.
+        whole = [
+            bool(copies) or (last < 2 and not half[_COPY:].strip(b" "))
+            for copies, half in zip(found, halves, strict=True)
+        ]
+        if len(content) != _SIZE or not all(whole):
             raise BackupError(
-                f"Expected {path} to say how many steps were begun. Found neither of its halves "
-                f"whole. {_GO}"
+                f"Expected {path} to say how many steps were begun. Found that it was cut, changed or "
+                f"removed. {_GO}"
             )
-        last = max(halves, key=lambda half: half["count"], default={"run_id": None})
-        return last["steps"] if last["run_id"] == run_id else 0
+        return [*found[0], *found[1]]
 
 
 _GO = (
@@ -200,12 +236,17 @@ _GO = (
 )
 
 
-def _halves(handle) -> list[dict]:
-    """The halves of the file of reservations that are whole."""
+def _write_new(path, parts):
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.writelines(parts)
+
+
+def _copies(half: bytes) -> list[dict]:
+    """The copies of a reservation that are whole."""
     found = []
-    for number in range(2):
-        half = os.pread(handle, _HALF, _HALF * number).decode(errors="replace").strip()
-        digest, _, text = half.partition(" ")
+    for copy in (half[:_COPY], half[_COPY:]):
+        digest, _, text = copy.decode(errors="replace").strip().partition(" ")
         if text and hashlib.sha256(text.encode()).hexdigest() == digest:
             found.append(json.loads(text))
     return found

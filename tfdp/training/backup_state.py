@@ -8,6 +8,7 @@ docs/decisions/crashes.md for the proof that the run's statement covers this.
 
 import dataclasses
 
+import keras
 import numpy as np
 
 from tfdp.accounting import Ledger
@@ -32,9 +33,8 @@ def take_state(
         fingerprint: that of the examples (`fingerprint_of`).
     """
     optimizer = model.optimizer
-    # Copies, since arrays of variables can share the memory that later steps write.
-    arrays = {f"model.{i}": np.array(v) for i, v in enumerate(_variables(model))}
-    arrays |= {f"optimizer.{i}": np.array(v) for i, v in enumerate(optimizer.variables)}
+    arrays = {f"model.{i}": _copy(v) for i, v in enumerate(_variables(model))}
+    arrays |= {f"optimizer.{i}": _copy(v) for i, v in enumerate(optimizer.variables)}
     arrays |= {
         f"secret.{name}": np.array(value) for name, value in optimizer.secret_state().items()
     }
@@ -47,6 +47,7 @@ def take_state(
         "turn": session.next_turn,
         "epoch": place.epoch,
         "step": place.step,
+        "taken": place.taken,
         "order": None if place.order is None else place.order.hex(),
         "fingerprint": fingerprint,
         "shapes": _shapes(model),
@@ -100,13 +101,20 @@ def give_state(
         )
     ledger = Ledger.from_json(about["ledger"])
     run_id, kept = about["run_id"], about["steps"]
+    if reserved < kept:
+        raise BackupError(
+            f"Expected at least the {kept} steps of the state to be reserved. Found {reserved}: the "
+            "two files of the folder are not of the same moment. Restore both."
+        )
     known = account.ledger.entries.get(run_id)
     # This process may have gone on with the same run itself, after an interrupt.
     counted = max(kept, reserved, 0 if known is None else known.steps)
     ledger.record(run_id, counted)
     lost = counted - kept
     run = ledger.entries[run_id]
-    saved = SavedRun(run_id, counted, about["first_iteration"], run, about["turn"] + lost)
+    saved = SavedRun(
+        run_id, counted, about["first_iteration"], run, about["turn"] + lost, fingerprint
+    )
     account.close_session()
     account.bring(ledger)
     for i, variable in enumerate(_variables(model)):
@@ -119,15 +127,21 @@ def give_state(
     optimizer.go_on_with(saved)
     account.remember(model.weights)
     order = None if about["order"] is None else bytes.fromhex(about["order"])
-    return _later(Place(about["epoch"], about["step"], order), lost, feed.steps)
+    place = Place(about["epoch"], about["step"], about["taken"], order)
+    return _later(place, lost, feed.steps)
 
 
 def _later(place: Place, steps: int, length: int | None) -> Place:
     """The place so many steps later."""
-    step = place.step + steps
+    place, step = dataclasses.replace(place, taken=place.taken + steps), place.step + steps
     if length is None:
         return dataclasses.replace(place, step=step)
     return dataclasses.replace(place, epoch=place.epoch + step // length, step=step % length)
+
+
+def _copy(variable) -> np.ndarray:
+    """The value, in memory that later steps do not write."""
+    return keras.ops.convert_to_numpy(variable).copy()
 
 
 def _variables(model) -> list:

@@ -154,11 +154,13 @@ class Place:
     Attributes:
         epoch: index of its first epoch, as Keras counts.
         step: number of steps of this epoch that lie behind.
+        taken: number of lots that lie behind since the data began, in all epochs.
         order: secret order of shuffled lots, or None.
     """
 
     epoch: int
     step: int = 0
+    taken: int = 0
     order: bytes | None = None
 
 
@@ -171,13 +173,16 @@ def placed(feed: Feed, place: Place, turn: int) -> Feed:
         turn: the group that the first lot comes from (modulo the number of groups).
     """
     lots = feed.plan.lots
-    if lots is None or (place.step == 0 and place.order is None and turn == feed.plan.turn):
+    if lots is None or (place.taken == 0 and place.order is None and turn == feed.plan.turn):
         return feed  # the batches that lie behind are taken from the data, and thrown away
-    start = 0
-    if sampling_class(lots.sampling).whole_epochs:
-        start = place.step % lots.steps_per_epoch
+    kind, start, left_out = sampling_class(lots.sampling), 0, 0
+    if kind.whole_epochs:
+        start = place.taken % lots.steps_per_epoch
+    if kind.whole_epochs or lots.seeded:  # else lots are drawn afresh
+        left_out = start if kind.fixed_order else place.taken
     plan = dataclasses.replace(feed.plan, turn=turn % lots.groups, start=start)
-    dataset = lots.as_dataset(plan.turn, start=start, order=place.order)
+    first = (plan.turn - left_out) % lots.groups
+    dataset = lots.as_dataset(first, start=left_out, order=place.order)
     return dataclasses.replace(feed, dataset=dataset, plan=plan)
 
 

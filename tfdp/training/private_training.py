@@ -23,7 +23,7 @@ from tfdp.gradients.precision import keep_float32_products
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.accounted_weights import AccountedWeights, bracketed
-from tfdp.training.backup import backup_among, kept_safe
+from tfdp.training.backup import backup_among, kept_safe, past_steps_behind
 from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.checks import (
@@ -235,6 +235,9 @@ class PrivateTraining(AccountedWeights):
             self._begin(plan)
             privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
             privacy.backup, whole = backup, False
+            callbacks = past_steps_behind(
+                callbacks, self, place, verbose=verbose, epochs=epochs, steps=feed.steps
+            )
             try:
                 history = past_preparation(self, PrivateTraining, "fit")(
                     feed.dataset if feed.adapter is None else feed.adapter,
@@ -347,6 +350,12 @@ class PrivateTraining(AccountedWeights):
             first, done = resumed.first_iteration, resumed.steps
         else:
             first, done = int(optimizer.iterations.numpy()), 0
+        if plan.start and plan.start != done % plan.lots.steps_per_epoch:
+            raise RuntimeError(
+                "A callback changed the weights of a training that goes on in the middle of an epoch, "
+                "and a new run begins with an epoch. Expected the weights of the saved state. Leave "
+                "out the callback."
+            )
         steps = plan.steps
         if steps is None:
             steps = 1 if goes_on and done < session.run.steps else OPEN_ENDED
