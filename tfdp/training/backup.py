@@ -35,6 +35,11 @@ class BackupAndRestore(keras.callbacks.Callback):
     Ctrl-C and SIGTERM let the step end; the state is written, and one line says what was spent. A
     second Ctrl-C ends at once.
 
+    Other callbacks hear only of steps that are taken: after a restart, the first step of the epoch that
+    they hear of has a later number. What they kept themselves, and the metrics of the epoch so far,
+    begin anew. When `fit` has ended, the folder is removed: save the model then, or pass
+    `delete_checkpoint=False`, and `fit` of a restarted program gives the trained weights.
+
     The folder is a secret: it holds un-noised values of some mechanisms. Only its owner may enter it.
     Do not copy it: two trainings that go on from one state cost more than their ledgers say.
 
@@ -180,17 +185,23 @@ class BackupAndRestore(keras.callbacks.Callback):
         place = self._place
         self._place = dataclasses.replace(place, step=place.step + steps, taken=place.taken + steps)
         self._measure(steps)
-        if self._signal is not None:
-            self._stop()
         if self._is_due():
             self._save()
 
-    def on_epoch_end(self, epoch, logs=None):
-        self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=0)
-        if self._save_freq == "epoch":
-            self._save()
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._signal is not None:  # all callbacks have heard of the step before
+            self._stop()
+
+    def on_test_begin(self, logs=None):
         if self._signal is not None:
             self._stop()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=0)
+        if self._signal is not None:
+            self._stop()
+        if self._save_freq == "epoch":
+            self._save()
 
     def on_train_end(self, logs=None):
         if self._delete:
