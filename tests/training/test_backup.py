@@ -1,5 +1,6 @@
 """Trainings that are interrupted go on: in the same run, with nothing spent unseen."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -7,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import keras
 import numpy as np
@@ -436,29 +438,166 @@ def test_a_full_disk_loses_no_count(tmp_path, monkeypatch):
     assert run.steps == STEPS and training.seen[1][0][0] > 9
 
 
+# -- kills between file operations ---------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+@contextlib.contextmanager
+def dying(folder, at):
+    """Context in which the process dies at file operation number `at`, and changes no file any more.
+
+    Operations are those on names that begin with `folder`, and those on open files. A write in place
+    dies in its middle. Yields a list with the number of operations.
+    """
+    count, names = [0], ("open", "replace", "rename", "unlink", "rmdir", "fsync", "pwrite", "mkdir")
+    originals = {name: getattr(os, name) for name in names}
+
+    def patched(name):
+        def operation(target, *arguments, **options):
+            original = originals[name]
+            ours = isinstance(target, int) or str(target).startswith(str(folder))
+            if ours or "dir_fd" in options:
+                count[0] += 1
+                if at is not None and count[0] == at and name == "pwrite":
+                    original(target, arguments[0][: len(arguments[0]) // 3], arguments[1])
+                if at is not None and count[0] >= at:
+                    raise Killed(f"{name} {target}")
+            return None if name == "fsync" else original(target, *arguments, **options)
+
+        return operation
+
+    with contextlib.ExitStack() as patches:
+        patches.callback(lambda: [setattr(os, name, f) for name, f in originals.items()])
+        for name in names:
+            setattr(os, name, patched(name))
+        yield count
+
+
+class Counter:
+    """A program that counts to 12 with a backup folder, in the order of operations of a training."""
+
+    def __init__(self, path):
+        self.path, self.begun = path, []
+
+    def run(self):
+        folder = BackupFolder(self.path)
+        try:
+            folder.enter()
+            found = folder.read()
+            steps = 0
+            if found is not None:
+                steps = max(found[0]["steps"], folder.reserved("run"))
+                assert folder.reserved("run") >= found[0]["steps"]
+            assert steps >= max(self.begun, default=0)
+            folder.reserve("run", steps, opening=True)
+            folder.write({"steps": steps}, {"array": np.arange(3)})
+            reserved = steps
+            for step in range(steps + 1, 13):
+                if step > reserved:
+                    reserved = min(step + 1, 12)
+                    folder.reserve("run", reserved)
+                self.begun.append(step)
+                if step % 3 == 0:
+                    folder.write({"steps": step}, {"array": np.arange(3)})
+            folder.clear()
+        finally:
+            folder.leave()
+
+
+def test_no_kill_between_file_operations_spends_unseen(tmp_path):
+    with dying(tmp_path, None) as count:
+        Counter(tmp_path / "whole" / "b").run()
+    assert count[0] > 50
+    for at in range(1, count[0] + 1):
+        for again in (None, 1, 5, 9, 14, 20, 26, 33, 41):
+            program = Counter(tmp_path / f"{at} {again}" / "b")
+            for number in (at, again, None):
+                if program.begun and not os.path.exists(program.path):
+                    break  # it has ended, and a further run is another training
+                with dying(program.path, number), contextlib.suppress(Killed):
+                    program.run()
+            # No step was begun twice.
+            assert program.begun and program.begun == sorted(set(program.begun))
+            left = [*program.path.parent.iterdir()]
+            assert not left or (len(left) == 1 and left[0].suffix == ".ended")
+
+
+def kill_at(training, number):
+    """Runs a training that dies at a file operation; returns whether it did."""
+    with dying(training.folder, number):
+        try:
+            training.run()
+        except Killed:
+            return True
+    return False
+
+
+def check_kill_between_file_operations(folder, number, mechanism, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(backup_module, "_AHEAD", 0.0)
+        training = Training(folder / "b", MECHANISMS[mechanism], "shuffle", save_freq=3)
+        died = kill_at(training, number)
+        if not died or (training.seen[0] and not training.folder.exists()):
+            return died  # it had ended
+        model = training.run()
+    (run,) = model.privacy.ledger.runs
+    assert run.steps == STEPS == int(model.optimizer.iterations.numpy())
+    steps = [n for seen in training.seen for n, _ in seen]
+    assert steps == sorted(set(steps))
+    return True
+
+
+@pytest.mark.parametrize("number", [3, 14, 40])
+def test_a_kill_between_file_operations(number, tmp_path, monkeypatch):
+    assert check_kill_between_file_operations(tmp_path, number, "dpsgd", monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", ["dpsgd", "si_dpsgd", "matrix"])
+def test_a_kill_between_any_two_file_operations(mechanism, tmp_path, monkeypatch):
+    number = 1
+    while check_kill_between_file_operations(
+        tmp_path / str(number), number, mechanism, monkeypatch
+    ):
+        number += 3
+    assert number > 90
+
+
+# -- kills of processes --------------------------------------------------------------------------
+
 PROGRAM = """
-import json, sys
+import sys, time
 import numpy as np
 sys.path[:0] = {path!r}
 import keras
 import tfdp
 from tests.training import test_backup
 made = test_backup.MECHANISMS[{mechanism!r}]
-training = test_backup.Training({folder!r}, made, {sampling!r}, save_freq=3)
+training = test_backup.Training({folder!r}, made, {sampling!r}, save_freq=3, delete_checkpoint=False)
 class Slow(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         print("step", self.model.privacy.steps_taken, flush=True)
+        time.sleep({pause})
 original = keras.callbacks.LambdaCallback
 keras.callbacks.LambdaCallback = lambda **_: Slow()
-model = training.run()
+model = training.run(epochs={epochs})
 (run,) = model.privacy.ledger.runs
-print("done", run.steps, int(model.optimizer.iterations.numpy()), flush=True)
+spent = model.privacy.spent(1e-5).epsilon
+print("done", run.steps, int(model.optimizer.iterations.numpy()), spent, flush=True)
 """
 
 
-def program(folder, mechanism, sampling):
+def program(folder, mechanism, sampling, epochs=EPOCHS, pause=0):
     text = PROGRAM.format(
-        path=[str(ROOT)], folder=str(folder), mechanism=mechanism, sampling=sampling
+        path=[str(ROOT)],
+        folder=str(folder),
+        mechanism=mechanism,
+        sampling=sampling,
+        epochs=epochs,
+        pause=pause,
     )
     return subprocess.Popen(
         [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -496,6 +635,46 @@ def test_a_killed_program_goes_on(mechanism, sampling, number, tmp_path):
     assert first > last or last == STEPS
     if number != signal.SIGKILL:
         assert first == last + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_kills_at_random_moments(mechanism, tmp_path):
+    """A program is killed several times; the last execution ends with all steps in one run."""
+    rng, last, epochs, kills = np.random.default_rng(), 0, 40, 0
+    sampling = {"matrix": "cyclic", "si_dpsgd": "shuffle"}.get(mechanism, QUICK[mechanism])
+    # The third kill may come before the first step, so it counts from the start of the program.
+    delays = [*rng.uniform(0.0, 1.5, 2), rng.uniform(0.0, 8.0), rng.uniform(0.0, 1.5), 1e6]
+    for number, delay in enumerate(delays):
+        process = program(tmp_path / "b", mechanism, sampling, epochs, 0.02)
+        killer = threading.Timer(delay, process.kill)
+        if number == 2:
+            killer.start()
+        first, done = None, None
+        for line in process.stdout:
+            word, *numbers = line.split()
+            if word == "done":
+                done = numbers
+            elif word == "step":
+                if first is None:
+                    first = int(numbers[0])
+                    assert first > last, (delays, first, last)
+                    if number != 2:
+                        killer.start()
+                last = int(numbers[0])
+        error = process.stderr.read()
+        process.wait()
+        killer.cancel()
+        if done is not None:
+            break
+        assert process.returncode == -signal.SIGKILL, error
+        kills += 1
+    total = epochs * N // L
+    assert kills and done[:2] == [str(total)] * 2, (done, error)
+    assert os.listdir(tmp_path) == ["b"]
+    assert sorted(os.listdir(tmp_path / "b")) == ["lock", "reserved", "state.npz"]
+    whole = Training(tmp_path / "c", MECHANISMS[mechanism], sampling).run(epochs=epochs)
+    assert whole.privacy.spent(1e-5).epsilon == float(done[2])
 
 
 def test_the_statement_says_the_same_as_without_a_crash(tmp_path):
