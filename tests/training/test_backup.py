@@ -558,7 +558,8 @@ def test_a_kill_between_file_operations(number, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["dpsgd", "si_dpsgd", "matrix"])
 def test_a_kill_between_any_two_file_operations(mechanism, tmp_path, monkeypatch):
-    number = 1
+    # Every third operation, from another one for each mechanism.
+    number = {"dpsgd": 1, "si_dpsgd": 2, "matrix": 3}[mechanism]
     while check_kill_between_file_operations(
         tmp_path / str(number), number, mechanism, monkeypatch
     ):
@@ -579,7 +580,8 @@ made = test_backup.MECHANISMS[{mechanism!r}]
 training = test_backup.Training({folder!r}, made, {sampling!r}, save_freq=3, delete_checkpoint=False)
 class Slow(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        print("step", self.model.privacy.steps_taken, flush=True)
+        sys.stdout.write(f"step {{self.model.privacy.steps_taken}}\\n")  # whole, or not at all
+        sys.stdout.flush()
         time.sleep({pause})
 original = keras.callbacks.LambdaCallback
 keras.callbacks.LambdaCallback = lambda **_: Slow()

@@ -128,11 +128,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             raise
         finally:
             model.optimizer.go_on_with(None)
-            if self._worker is not None:
+            try:
                 self._wait()
-                self._worker.shutdown()
-                self._worker = None
-            self._folder.leave()
+            finally:
+                if self._worker is not None:
+                    self._worker.shutdown()
+                    self._worker = None
+                self._folder.leave()
 
     @property
     def behind(self) -> int:
