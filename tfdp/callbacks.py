@@ -21,9 +21,16 @@ import keras
 import tensorflow as tf
 
 from tfdp.accounting import epsilon_curve
+from tfdp.training.backup import BackupAndRestore
 from tfdp.training.dp_model import PrivateTraining
 
-__all__ = ["EpsilonCurve", "PrivacyProgress", "PrivacyTensorBoard", "StopAtBudget"]
+__all__ = [
+    "BackupAndRestore",
+    "EpsilonCurve",
+    "PrivacyProgress",
+    "PrivacyTensorBoard",
+    "StopAtBudget",
+]
 
 
 def _private(model) -> PrivateTraining:

@@ -41,6 +41,7 @@ class Plan:
         lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
         insecure_seed: whether secret draws come from a user's seed.
         physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
+        start: place of the first lot in its epoch, where epochs are whole.
     """
 
     sampling: str
@@ -53,6 +54,7 @@ class Plan:
     lots: object = None
     insecure_seed: bool = False
     physical_batch_size: int | None = None
+    start: int = 0
 
 
 class Session:
@@ -245,7 +247,8 @@ class Session:
             return plan.lots is self.plan.lots and plan.turn == self.next_turn % plan.groups
         if not self.run.sampling.whole_epochs:
             return True
-        return plan.lots is self.plan.lots and self.spent % self.run.steps_per_epoch == 0
+        at = self.spent % self.run.steps_per_epoch
+        return plan.lots is self.plan.lots and plan.start == at
 
     def extend(self, run: Run) -> None:
         """Replaces the run by a longer description of the same training.

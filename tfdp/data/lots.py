@@ -40,7 +40,7 @@ from tfdp.data.arrays import (
     each_array,
     with_padding_row,
 )
-from tfdp.data.randomness import RandomWords
+from tfdp.data.randomness import RandomWords, RepeatedWords
 
 # Lots are padded to a multiple of this number of rows if no physical batch size is given.
 _ROUNDING = 8
@@ -50,8 +50,9 @@ class Lots(abc.ABC):
     """Endless lots from arrays that fit in memory (they are copied once).
 
     Every iteration over the dataset starts a new epoch with fresh randomness: two iterators never
-    have the same draws, not even under a seed. A seeded run is nevertheless reproducible, since the
-    draws of the k-th iterator are a function of the seed and of k only.
+    have the same draws, not even under a seed (unless one order is asked for). A seeded run is
+    nevertheless reproducible, since the draws of the k-th iterator are a function of the seed and of
+    k only.
 
     Attributes:
         sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
@@ -205,13 +206,27 @@ class Lots(abc.ABC):
         """Returns a number of rows that is enough for every lot, or for nearly every Poisson lot."""
         return self.lot_size
 
-    def indices(self, turn: int = 0) -> tf.data.Dataset:
+    def new_order(self) -> bytes:
+        """Returns a new secret for the argument `order` of `as_dataset`."""
+        return self._random.new_secret()
+
+    def _in_order(self, order: bytes | None) -> "Lots":
+        """These lots with the draws of a given secret; None leaves them as they are."""
+        if order is None:
+            return self
+        lots = object.__new__(type(self))
+        lots.__dict__.update(self.__dict__ | {"_random": RepeatedWords(order)})
+        return lots
+
+    def indices(
+        self, turn: int = 0, *, start: int = 0, order: bytes | None = None
+    ) -> tf.data.Dataset:
         """Returns the infinite dataset of the example indices of each lot, for inspection.
 
         Every iterator has its own draws, which are not the draws of `as_dataset()`.
 
         Args:
-            turn: as in `as_dataset`.
+            turn, start, order: as in `as_dataset`.
 
         Raises:
             ValueError: `turn` is not the number of a group.
@@ -226,9 +241,13 @@ class Lots(abc.ABC):
             )
         remedy = "Pass the number of a group."
         turn = whole("turn", turn, 0, self.groups - 1, remedy=remedy)
-        return self._random.new_stream().flat_map(lambda random: self._draw(random, turn))
+        start, lots = whole("start", start, 0), self._in_order(order)
+        drawn = lots._random.new_stream().flat_map(lambda random: lots._draw(random, turn))
+        return drawn.skip(start) if start else drawn
 
-    def as_dataset(self, turn: int = 0) -> tf.data.Dataset:
+    def as_dataset(
+        self, turn: int = 0, *, start: int = 0, order: bytes | None = None
+    ) -> tf.data.Dataset:
         """Returns the lots as an infinite dataset of `(x, y, sample_weight)`.
 
         Every element has `padded_size` rows (more only when a Poisson lot overflows; with
@@ -239,6 +258,9 @@ class Lots(abc.ABC):
 
         Args:
             turn: the group that the first lot comes from, if groups take turns.
+            start: number of lots that are left out at the beginning.
+            order: secret of `new_order`, with which every iterator draws the same lots, for a training
+                that goes on in another process. None gives every iterator draws of its own.
 
         Returns:
             A `tf.data.Dataset` with this object as its attribute `tfdp_lots`.
@@ -247,7 +269,7 @@ class Lots(abc.ABC):
             ValueError: `turn` is not the number of a group.
             RuntimeError: this process is not the one that made the lots.
         """
-        dataset = self.indices(turn).map(self._gather)
+        dataset = self.indices(turn, start=start, order=order).map(self._gather)
         # Declares that the dataset is infinite, so that a trainer can require a number of steps.
         dataset = dataset.apply(
             tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)

@@ -21,6 +21,9 @@ class RandomWords:
 
     def __init__(self, seed: int | None = None):
         secret = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+        self._take(secret)
+
+    def _take(self, secret):
         with tf.device("CPU:0"):
             self._key = tf.constant(secret[:1])
             self._counter = tf.constant(secret[1])
@@ -30,6 +33,12 @@ class RandomWords:
     def new_stream(self) -> tf.data.Dataset:
         """Returns a dataset with one element: a new stream number for every iterator."""
         return tf.data.Dataset.range(1).map(lambda _: self._streams.assign_add(1))
+
+    def new_secret(self) -> bytes:
+        """Returns 16 bytes for a `RepeatedWords`, from a stream of their own."""
+        stream = self._streams.assign_add(1)
+        words = self.words(stream, tf.constant(0, tf.int64), 2, tf.uint64)
+        return words.numpy().astype("<u8").tobytes()
 
     def words(
         self, stream: tf.Tensor, position: tf.Tensor, count: int | tf.Tensor, dtype: tf.DType
@@ -54,3 +63,18 @@ class RandomWords:
             alg=_PHILOX,
             dtype=dtype,
         )
+
+
+class RepeatedWords(RandomWords):
+    """Words of a given secret, the same in every stream: for one sequence that goes on elsewhere.
+
+    Args:
+        secret: 16 bytes, as from `RandomWords.new_secret`.
+    """
+
+    def __init__(self, secret: bytes):
+        self._take(np.frombuffer(secret, "<u8").astype(np.uint64))
+
+    def new_stream(self) -> tf.data.Dataset:
+        """Returns a dataset with one element: the number of the only stream."""
+        return tf.data.Dataset.from_tensors(tf.zeros([], tf.int64))

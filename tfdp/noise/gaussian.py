@@ -19,6 +19,7 @@ import math
 import os
 import struct
 
+import numpy as np
 import tensorflow as tf
 
 _PHILOX = 1
@@ -62,6 +63,24 @@ class NoiseSource:
         # A plain tf.Variable, which Keras does not track: saving or restoring the optimizer must not
         # move the draw number back.
         self.draws = tf.Variable(0, dtype=tf.int64, trainable=False, name="noise_draws")
+
+    @classmethod
+    def at(cls, key: np.ndarray, draws: int) -> "NoiseSource":
+        """A source that repeats the draws of another one after its first `draws` draws.
+
+        Only for noise that was drawn and lost; fresh noise needs a key of its own.
+
+        Args:
+            key, draws: the result of `state` of the other source.
+        """
+        source = cls()
+        source._key, source._base = (int(word) for word in key)
+        source.draws.assign(draws)
+        return source
+
+    def state(self) -> tuple[np.ndarray, int]:
+        """(key, number of draws so far) for `at`: a secret, which reveals all noise."""
+        return np.array([self._key, self._base], np.int64), int(self.draws.numpy())
 
     def advance_to(self, draws: int) -> None:
         """Skips the first `draws` draws, unless more draws than that were made already."""

@@ -28,7 +28,7 @@ from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.contract import BoundedSum
 from tfdp.noise.gaussian import NoiseSource
-from tfdp.optimizers.accounted import Accounted, SavedRun
+from tfdp.optimizers.accounted import Accounted, SavedRun, check_same_place, check_same_run
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 from tfdp.optimizers.made import origin_of, unpickled_as
 from tfdp.session import Session
@@ -46,6 +46,7 @@ class _Secrets:
 
     def __init__(self, seed):
         self.noise = NoiseSource(seed)
+        self.waiting: SavedRun | None = None  # the run of another process that is to go on
         self.account = Account()  # becomes the account of the weights once the optimizer is built
 
 
@@ -377,11 +378,15 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     @property
     def next_turn(self) -> int:
         """Number of the next lot; modulo the number of groups, the group whose turn it is."""
-        session = self._account.session
+        session, waiting = self._account.session, self._secrets.waiting
+        if waiting is not None:
+            return waiting.turn
         return 0 if session is None else session.next_turn
 
     def resume(self, plan, fields: dict, variables) -> SavedRun | None:
         """The saved run of the ledger that the next steps continue; None starts a new run.
+
+        A run that waits is taken up once.
 
         Args:
             plan: how the next steps draw their examples (`tfdp.session.Plan`).
@@ -391,7 +396,38 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         Raises:
             ValueError: a saved run waits to be continued, and these steps do not belong to it.
         """
-        del plan, fields, variables
+        del variables
+        waiting, self._secrets.waiting = self._secrets.waiting, None
+        if waiting is not None:
+            check_same_run(waiting.run, fields, "The saved run had other settings.")
+            check_same_place(waiting, plan)
+            # The noise has a new key, but for a user's seed, whose draws must not be repeated.
+            self._secrets.noise.advance_to(int(self.iterations.numpy()))
+            self._secrets.noise.renew_after_fork()
+        return waiting
+
+    def secret_state(self) -> dict[str, np.ndarray]:
+        """What only a continued run needs besides weights and slots; a secret, never released."""
+        return {}
+
+    def take_up_secrets(self, state: dict, saved: SavedRun, lost: int, variables) -> None:
+        """Takes over the `secret_state` of another process, so that its run goes on here.
+
+        Args:
+            state: from `secret_state`, after `saved.steps - lost` steps.
+            saved: the run, with the steps that were counted.
+            lost: number of steps that were counted after the state was made, and whose results are
+                lost.
+            variables: the trainable variables, with the values of the state.
+        """
+
+    def go_on_with(self, saved: SavedRun | None) -> None:
+        """Sets the run that the next steps continue; their settings are compared with it then.
+
+        Args:
+            saved: the run; None if no run waits any more.
+        """
+        self._secrets.waiting = saved
 
     def update(self, bounded: BoundedSum, session: Session, variables, regularization):
         """Adds the noise, once for the lot, and applies the update rule.

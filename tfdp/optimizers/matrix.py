@@ -25,8 +25,9 @@ from tfdp.accounting import strategy as make_strategy
 from tfdp.accounting.mechanisms.matrix import Matrix
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 from tfdp.noise.correlated import CorrelatedNoise
+from tfdp.noise.gaussian import NoiseSource
 from tfdp.noise.secret_file import read_once, write_secret
-from tfdp.optimizers.accounted import Accounted, SavedRun
+from tfdp.optimizers.accounted import Accounted, SavedRun, check_same_run
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import check_base, described
 from tfdp.optimizers.made import made
@@ -43,16 +44,12 @@ class _Loaded:
     """A noise state that was read from its file and that no session has taken up yet.
 
     Attributes:
-        saved: the place of the run in the ledger.
-        run: the description of the run.
-        turn: number of the next lot, counted from the first turn of the first group.
+        saved: the run and its place in the ledger.
         fingerprint: fingerprint of the examples; None if examples have no fixed place.
         noise: the result of `CorrelatedNoise.state`.
     """
 
     saved: SavedRun
-    run: Run
-    turn: int
     fingerprint: str | None
     noise: dict[str, np.ndarray]
 
@@ -125,6 +122,27 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         # has exactly the same strategy.
         return super().get_config() | {"strategy": dataclasses.asdict(self.strategy)}
 
+    def secret_state(self):
+        if self._correlated is None:
+            return {}
+        key, draws = self._secrets.noise.state()
+        return {"key": key, "draws": np.int64(draws), **self._correlated.state()}
+
+    def take_up_secrets(self, state, saved, lost, variables):
+        shapes = [v.shape for v in variables]
+        noise = CorrelatedNoise(self.strategy, shapes)
+        own = dict(state)
+        source = NoiseSource.at(own.pop("key"), int(own.pop("draws")))
+        noise.take_up(own)
+        # The noise of the lost steps, which is a function of the key and the step: the noise of later
+        # steps is correlated with it.
+        table = np.ravel(saved.run.noise_multiplier)
+        for step in range(saved.steps - lost, saved.steps):
+            noise.correlate(source.gaussians(float(table[step % len(table)]), shapes))
+        # No draw is used again, where this process has the old key itself, or a user's seed.
+        self._secrets.noise.advance_to(int(source.draws.numpy()))
+        self._correlated = noise
+
     # -- across processes ------------------------------------------------------------------------
 
     def save_noise_state(self, path: str | os.PathLike) -> None:
@@ -166,14 +184,13 @@ class MatrixDPOptimizer(DPKerasOptimizer):
                 "The run is in the middle of an epoch, and lots begin with an epoch. Expected a "
                 f"multiple of {run.steps_per_epoch} steps. Found {run.steps}."
             )
-        placed = _has_places(run)
         about = {
             "version": _VERSION,
             "run_id": entry.run_id,
             "run": run.to_dict(),
             "first_iteration": entry.first_iteration,
             "turn": entry.next_turn,
-            "fingerprint": entry.plan.lots.fingerprint() if placed else None,
+            "fingerprint": entry.plan.lots.fingerprint() if run.has_places else None,
         }
         about = np.frombuffer(json.dumps(about).encode(), np.uint8)
         write_secret(path, {"about": about, **noise.state()})
@@ -198,9 +215,9 @@ class MatrixDPOptimizer(DPKerasOptimizer):
             loaded = _parse(arrays)
             self._check(loaded)
             mine = {name: getattr(self, name) for name in _OWN_FIELDS}
-            if mine != _named(loaded.run, _OWN_FIELDS):
+            if mine != _named(loaded.saved.run, _OWN_FIELDS):
                 raise ValueError(
-                    f"{_OTHER_RUN} Expected {_named(loaded.run, _OWN_FIELDS)}. Found {mine}."
+                    f"{_OTHER_RUN} Expected {_named(loaded.saved.run, _OWN_FIELDS)}. Found {mine}."
                 )
         used = (loaded.saved.run_id, loaded.saved.steps)
         if used in _USED:
@@ -215,24 +232,18 @@ class MatrixDPOptimizer(DPKerasOptimizer):
 
     @property
     def next_turn(self) -> int:
-        return super().next_turn if self._loaded is None else self._loaded.turn
+        return super().next_turn if self._loaded is None else self._loaded.saved.turn
 
     def resume(self, plan, fields, variables):
         loaded = self._loaded
         if loaded is None:
-            return None
+            return super().resume(plan, fields, variables)
         self._check(loaded)
-        run = loaded.run
-        now = Run(steps=run.steps, **fields)
-        expected, found = _flat(run), _flat(now)
-        other = sorted(k for k in {*expected, *found} if expected.get(k) != found.get(k))
-        if other:
-            raise ValueError(
-                f"{_OTHER_RUN} Expected { {k: expected.get(k) for k in other} }. Found "
-                f"{ {k: found.get(k) for k in other} }."
-            )
-        if _has_places(run) and (
-            plan.turn != loaded.turn % run.groups or plan.lots.fingerprint() != loaded.fingerprint
+        run = loaded.saved.run
+        check_same_run(run, fields, _OTHER_RUN)
+        if run.has_places and (
+            plan.turn != loaded.saved.turn % run.groups
+            or plan.lots.fingerprint() != loaded.fingerprint
         ):
             raise ValueError(
                 f"{_OTHER_RUN} Expected the lots of its run: the same examples in the same order. "
@@ -267,18 +278,6 @@ class MatrixDPOptimizer(DPKerasOptimizer):
 _OTHER_RUN = "The noise state belongs to another run, or was used already."
 
 
-def _has_places(run: Run) -> bool:
-    """Whether every example has a fixed place or group, so that only the same data continue the run."""
-    return run.sampling.whole_epochs or run.groups > 1
-
-
-def _flat(run: Run) -> dict:
-    """The fields of a run's parts by name, without the number of steps."""
-    parts = [run.mechanism, run.sampling, run.contribution]
-    own = {"sampling": run.sampling_name, "start": run.start, "insecure_seed": run.insecure_seed}
-    return own | {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part)}
-
-
 def _named(run: Run, names) -> dict:
     return {name: getattr(run, name) for name in names}
 
@@ -290,8 +289,8 @@ def _parse(arrays: dict[str, np.ndarray]) -> _Loaded:
         if about["version"] != _VERSION:
             raise ValueError(f"unknown version {about['version']!r}")
         run = Run.from_dict(about["run"])
-        saved = SavedRun(about["run_id"], run.steps, about["first_iteration"])
-        return _Loaded(saved, run, about["turn"], about["fingerprint"], noise)
+        saved = SavedRun(about["run_id"], run.steps, about["first_iteration"], run, about["turn"])
+        return _Loaded(saved, about["fingerprint"], noise)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"Expected a file of save_noise_state. Found {error!r}.") from error
 

@@ -238,6 +238,30 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     def _secret_means(self) -> list:
         return list(self._hidden.means)
 
+    def secret_state(self):
+        hidden = self._hidden
+        state = {f"mean_{i}": mean.numpy() for i, mean in enumerate(hidden.means)}
+        state |= {f"velocity_{i}": v.numpy() for i, v in enumerate(hidden.velocities)}
+        if hidden.rule is not None:
+            rule = enumerate(hidden.rule.variables)
+            state |= {f"rule_{i}": keras.ops.convert_to_numpy(v) for i, v in rule}
+        return state
+
+    def take_up_secrets(self, state, saved, lost, variables):
+        """Goes on with the means of the last step that was saved; see docs/decisions/crashes.md.
+
+        After lost steps velocities start at zero, so that no earlier record moves a later mean by
+        more than it would have without the loss.
+        """
+        made = _Hidden(self._hidden.rule, variables, saved.first_iteration, saved.run.momentum > 0)
+        for i, mean in enumerate(made.means):
+            mean.assign(state[f"mean_{i}"])
+        for i, velocity in enumerate(made.velocities):
+            velocity.assign(state[f"velocity_{i}"] * (lost == 0))
+        for i, variable in enumerate([] if made.rule is None else made.rule.variables):
+            variable.assign(state[f"rule_{i}"])
+        self._hidden = made
+
     def continues(self, session) -> bool:
         """False if the weights are not those that this optimizer assigned last."""
         variables, shown = session.variables, self._hidden.shown

@@ -44,9 +44,9 @@ class Feed:
     validation_data: object
     adapter: DataAdapter | None = None
 
-    def planned(self, epochs: int) -> Plan:
-        """The plan of a training of so many epochs."""
-        steps = None if self.steps is None else max(0, epochs) * self.steps
+    def planned(self, epochs: int, behind: int = 0) -> Plan:
+        """The plan of a training of so many epochs, but for the steps that lie behind."""
+        steps = None if self.steps is None else max(0, epochs * self.steps - behind)
         return dataclasses.replace(self.plan, steps=steps)
 
 
@@ -145,6 +145,52 @@ class Feeder:
         words = [self._seed, self._fed, int(model.optimizer.iterations.numpy())]
         self._fed += 1
         return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a training begins, or goes on.
+
+    Attributes:
+        epoch: index of its first epoch, as Keras counts.
+        step: number of steps of this epoch that lie behind.
+        taken: number of lots that lie behind since the data began, in all epochs.
+        order: secret order of shuffled lots, or None.
+    """
+
+    epoch: int
+    step: int = 0
+    taken: int = 0
+    order: bytes | None = None
+
+
+def placed(feed: Feed, place: Place, turn: int) -> Feed:
+    """The feed of a training that begins at a place; its beginning is the feed itself.
+
+    Args:
+        feed: the feed, from its beginning.
+        place: the place.
+        turn: the group that the first lot comes from (modulo the number of groups).
+    """
+    lots = feed.plan.lots
+    if lots is None or (place.taken == 0 and place.order is None and turn == feed.plan.turn):
+        return feed  # the batches that lie behind are taken from the data, and thrown away
+    kind, start, left_out = sampling_class(lots.sampling), 0, 0
+    if kind.whole_epochs:
+        start = place.taken % lots.steps_per_epoch
+    if kind.whole_epochs or lots.seeded:  # else lots are drawn afresh
+        left_out = start if kind.fixed_order else place.taken
+    plan = dataclasses.replace(feed.plan, turn=turn % lots.groups, start=start)
+    first = (plan.turn - left_out) % lots.groups
+    dataset = lots.as_dataset(first, start=left_out, order=place.order)
+    return dataclasses.replace(feed, dataset=dataset, plan=plan)
+
+
+def needs_order(feed: Feed) -> bool:
+    """Whether a place in the feed's lots means something only together with their secret order."""
+    lots = feed.plan.lots
+    kind = None if lots is None else sampling_class(lots.sampling)
+    return kind is not None and kind.whole_epochs and not kind.fixed_order
 
 
 def plan_of(lots: Lots, physical_batch_size: int | None = None, turn: int = 0) -> Plan:

@@ -23,6 +23,7 @@ from tfdp.gradients.precision import keep_float32_products
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.accounted_weights import AccountedWeights, bracketed
+from tfdp.training.backup import backup_among, kept_safe, past_steps_behind
 from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.checks import (
@@ -30,7 +31,7 @@ from tfdp.training.checks import (
     refuse_mixing_layers,
     refuse_own_train_step,
 )
-from tfdp.training.feeding import Feeder, check_targets
+from tfdp.training.feeding import Feeder, check_targets, placed
 from tfdp.training.model_privacy import EARLIER_NAMES, ModelPrivacy
 from tfdp.training.planning import planned_fields
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
@@ -54,6 +55,7 @@ class _Privacy:
         self.epoch = Epoch()  # the steps that the running epoch has left
         self.batch = False  # whether train_on_batch may run its one step
         self.feeding = False  # whether a step of fit or train_on_batch is running
+        self.backup = None  # the callback that keeps the running fit safe from crashes
         self.watch = None  # called with every lot before its step (`auditing.record`)
         # Whether Keras is making the train function; the function that counts steps (or None).
         self.making, self.guarded = False, None
@@ -225,31 +227,36 @@ class PrivateTraining(AccountedWeights):
             turn=self.optimizer.next_turn,
         )
         build_for_lots(self, feed.dataset)
+        backup, privacy = backup_among(callbacks), self._privacy
         callbacks = bracketed(self, callbacks, names_of_metrics(self))
-        plan = feed.planned(epochs - initial_epoch)
-        self._begin(plan)
-        privacy = self._privacy
-        privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
-        whole = False
-        try:
-            history = past_preparation(self, PrivateTraining, "fit")(
-                feed.dataset if feed.adapter is None else feed.adapter,
-                shuffle=False,  # the lots are drawn already
-                epochs=epochs,
-                verbose=verbose,
-                callbacks=callbacks,
-                validation_data=feed.validation_data,
-                initial_epoch=initial_epoch,
-                steps_per_epoch=feed.steps_per_epoch,
-                validation_batch_size=validation_batch_size or batch_size,
-                **kwargs,
+        with kept_safe(backup, self, feed, initial_epoch) as place:
+            feed = placed(feed, place, self.optimizer.next_turn)
+            plan = feed.planned(epochs - place.epoch, place.step)
+            self._begin(plan)
+            privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
+            privacy.backup, whole = backup, False
+            callbacks = past_steps_behind(
+                callbacks, self, place, verbose=verbose, epochs=epochs, steps=feed.steps
             )
-            whole = True
-            return history
-        finally:
-            privacy.plan = privacy.feed = None
-            if not whole:  # else the first callback of `bracketed` has noted the weights
-                self._look()
+            try:
+                history = past_preparation(self, PrivateTraining, "fit")(
+                    feed.dataset if feed.adapter is None else feed.adapter,
+                    shuffle=False,  # the lots are drawn already
+                    epochs=epochs,
+                    verbose=verbose,
+                    callbacks=callbacks,
+                    validation_data=feed.validation_data,
+                    initial_epoch=place.epoch,
+                    steps_per_epoch=feed.steps_per_epoch,
+                    validation_batch_size=validation_batch_size or batch_size,
+                    **kwargs,
+                )
+                whole = True
+                return history
+            finally:
+                privacy.plan = privacy.feed = privacy.backup = None
+                if not whole:  # else the first callback of `bracketed` has noted the weights
+                    self._look()
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""
@@ -343,6 +350,12 @@ class PrivateTraining(AccountedWeights):
             first, done = resumed.first_iteration, resumed.steps
         else:
             first, done = int(optimizer.iterations.numpy()), 0
+        if plan.start and plan.start != done % plan.lots.steps_per_epoch:
+            raise RuntimeError(
+                "A callback changed the weights of a training that goes on in the middle of an epoch, "
+                "and a new run begins with an epoch. Expected the weights of the saved state. Leave "
+                "out the callback."
+            )
         steps = plan.steps
         if steps is None:
             steps = 1 if goes_on and done < session.run.steps else OPEN_ENDED
@@ -351,6 +364,7 @@ class PrivateTraining(AccountedWeights):
         if goes_on and done + steps <= session.run.steps:
             return
         known = session.run if goes_on else None
+        known = known if resumed is None else resumed.run
         tables = optimizer.tables(variables, first, done + steps, known)
         run = Run(steps=done + steps, **tables, **fields)
         if goes_on:
@@ -386,6 +400,12 @@ class PrivateTraining(AccountedWeights):
             self._check_feed(iterator)
             if privacy.feeding:
                 raise RuntimeError("Two steps at a time. Expected one training in one thread.")
+            steps = 1 if from_batch else privacy.epoch.next_execution(self.steps_per_execution)
+            backup = None if from_batch else privacy.backup
+            if backup is not None and backup.behind:
+                steps -= self._pass_by(iterator, backup, steps)
+                if not steps:
+                    return {}
             if privacy.plan is not None:
                 # Between the beginning of fit and its first step, callbacks may have restored weights
                 # or a ledger, so the session is opened anew.
@@ -395,7 +415,6 @@ class PrivateTraining(AccountedWeights):
                     self.make_train_function()
                     return self.train_function(iterator)
             session = self._session
-            steps = 1 if from_batch else privacy.epoch.next_execution(self.steps_per_execution)
             if session is None and not self.trainable_variables:
                 privacy.epoch.count(steps)
                 with _flag(privacy):
@@ -408,12 +427,24 @@ class PrivateTraining(AccountedWeights):
             if not from_batch and self._extend(session, steps):
                 return self.train_function(iterator)
             session.authorize(steps)
+            if backup is not None:
+                backup.before(session, steps)
             privacy.epoch.count(steps)
             with _flag(privacy):
                 return inner(iterator, steps)
 
         privacy.guarded = guarded
         self.train_function = guarded
+
+    def _pass_by(self, iterator, backup, steps):
+        """Passes by the next steps of an epoch that lie behind it; returns how many."""
+        steps = min(steps, backup.behind)
+        if self._privacy.feed.plan.lots is None:
+            for _ in range(steps):
+                next(iterator)  # a user's batches, which begin anew
+        self._privacy.epoch.count(steps)
+        backup.pass_by(steps)
+        return steps
 
     def _extend(self, session, steps):
         """Describes further steps of a fit whose length is unknown; returns whether a trace is void."""

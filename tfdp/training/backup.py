@@ -1,0 +1,363 @@
+"""The callback that keeps a training safe from crashes, with the habits of Keras' BackupAndRestore."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import threading
+import time
+
+import keras
+from absl import logging
+
+from tfdp._validate import finite, whole
+from tfdp.training.backup_folder import BackupFolder
+from tfdp.training.backup_state import fingerprint_of, give_state, take_state
+from tfdp.training.feeding import Feed, Place, needs_order
+
+# Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
+_AHEAD = 1.0
+_MOST_AHEAD = 10_000
+# The time that states take from the training is at most this share of it.
+_SHARE = 0.01
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Keeps the state of a private training in a secret folder, and goes on from there after a crash.
+
+    Run the same program again after a kill, and `fit` goes on where it was, in the middle of an epoch,
+    too: in the same run of the ledger, with the same noise multiplier, for the steps that were left.
+    Steps that were taken after the last state are lost to the weights and stay counted, so that the
+    proven epsilon is that of a training without a crash, and never below the truth.
+
+    Ctrl-C and SIGTERM let the step end; the state is written, and one line says what was spent. A
+    second Ctrl-C ends at once.
+
+    Other callbacks hear only of steps that are taken: after a restart, the first step of the epoch that
+    they hear of has a later number. What they kept themselves, and the metrics of the epoch so far,
+    begin anew. When `fit` has ended, the folder is removed: save the model then, or pass
+    `delete_checkpoint=False`, and `fit` of a restarted program gives the trained weights.
+
+    The folder is a secret: it holds un-noised values of some mechanisms. Only its owner may enter it.
+    Do not copy it: two trainings that go on from one state cost more than their ledgers say.
+
+    Args:
+        backup_dir: the folder, one for each call of `fit`.
+        save_freq: None saves the state every `seconds`; "epoch" at the end of each epoch; an integer
+            after so many steps.
+        seconds: time between two states, at least 0; it is longer where a state takes more than a
+            hundredth of it.
+        delete_checkpoint: whether the folder is removed when `fit` has ended.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> x = np.random.default_rng(0).normal(size=(100, 2)).astype("float32")
+        >>> def train(stop_after=None):
+        ...     model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        ...     model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
+        ...     def crash(batch, logs):
+        ...         if model.privacy.steps_taken == stop_after:
+        ...             raise KeyboardInterrupt
+        ...     model.fit(x, x[:, :1], batch_size=20, epochs=4, verbose=0, callbacks=[
+        ...         tfdp.callbacks.BackupAndRestore("backup", save_freq=1),
+        ...         keras.callbacks.LambdaCallback(on_train_batch_end=crash)])
+        ...     return model
+        >>> try:
+        ...     train(stop_after=7)
+        ... except KeyboardInterrupt:
+        ...     model = train()
+        >>> model.privacy.steps_taken
+        20
+    """
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike,
+        save_freq: str | int | None = None,
+        *,
+        seconds: float = 30.0,
+        delete_checkpoint: bool = True,
+    ):
+        super().__init__()
+        if save_freq not in (None, "epoch"):
+            save_freq = whole("save_freq", save_freq, 1)
+        self._save_freq, self._seconds = save_freq, finite("seconds", seconds, 0)
+        self._delete = delete_checkpoint
+        self._folder = BackupFolder(backup_dir)
+        self._worker, self._pending = None, None
+        self._place, self._behind = Place(0), 0
+        self._run_id, self._reserved = None, 0
+        self._signal, self._handlers = None, {}
+        self._since, self._steps_since, self._cost = 0.0, 0, 0.0
+        self._speed = None  # steps in a second
+        self._warned = False
+
+    # -- what `fit` calls ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def attached(self, model, feed: Feed, epoch: int):
+        """Context of one fit, which gives the place where the training begins or goes on.
+
+        Args:
+            model: a private model that is compiled and built.
+            feed: what the fit draws from.
+            epoch: the first epoch of a training from its beginning.
+        """
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        self._fingerprint = fingerprint_of(feed)
+        self._folder.enter()
+        try:
+            found = self._folder.read()
+            if found is None:
+                order = feed.plan.lots.new_order() if needs_order(feed) else None
+                self._place = Place(epoch, order=order)
+            else:
+                about, arrays = found
+                reserved = self._folder.reserved(about["run_id"])
+                self._place = give_state(model, feed, about, arrays, reserved, self._fingerprint)
+            self._behind = self._place.step
+            self._run_id, self._reserved, self._signal, self._speed = None, 0, None, None
+            self._worker = concurrent.futures.ThreadPoolExecutor(1, "tfdp backup")
+            with self._handled():
+                yield self._place
+        except BaseException:
+            self._give_back(model)
+            raise
+        finally:
+            model.optimizer.go_on_with(None)
+            try:
+                self._wait()
+            finally:
+                if self._worker is not None:
+                    self._worker.shutdown()
+                    self._worker = None
+                self._folder.leave()
+
+    @property
+    def behind(self) -> int:
+        """Number of steps of the running epoch that lie behind it and are not taken again."""
+        return self._behind
+
+    def pass_by(self, steps: int) -> None:
+        """Notes that so many steps of the epoch were passed by."""
+        self._behind -= steps
+
+    def before(self, session, steps: int) -> None:
+        """Reserves steps on the disk before they begin.
+
+        Args:
+            session: the open session.
+            steps: number of steps of the next execution.
+        """
+        if session.run_id != self._run_id:
+            # The state of a run has no more steps than the run has reserved.
+            self._folder.reserve(session.run_id, session.spent, opening=True)
+            self._run_id, self._reserved = session.run_id, session.spent
+            self._save(wait=True)
+        self._begun = steps
+        needed = session.spent + steps
+        if needed > self._reserved:
+            ahead = 1 if self._speed is None else math.ceil(_AHEAD * self._speed)
+            ahead = max(needed, min(session.spent + ahead, session.spent + _MOST_AHEAD))
+            ahead = int(min(ahead, max(needed, session.run.steps)))
+            self._folder.reserve(session.run_id, ahead)
+            self._reserved = ahead
+
+    def _give_back(self, model):
+        """Gives back steps that were reserved and not begun, where an exception ends the training."""
+        session = model._session
+        if session is not None and session.run_id == self._run_id:
+            with contextlib.suppress(OSError):  # then they stay counted
+                self._folder.reserve(session.run_id, session.spent)
+
+    # -- hooks -----------------------------------------------------------------------------------
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch != self._place.epoch:
+            self._place = dataclasses.replace(self._place, epoch=epoch, step=0)
+        self._steps_since, self._since = 0, time.monotonic()
+
+    def on_train_batch_end(self, batch, logs=None):
+        steps, self._begun = self._begun, 0
+        if not steps:
+            return  # a step that lay behind
+        place = self._place
+        self._place = dataclasses.replace(place, step=place.step + steps, taken=place.taken + steps)
+        self._measure(steps)
+        if self._is_due():
+            self._save()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._signal is not None:  # all callbacks have heard of the step before
+            self._stop()
+
+    def on_test_begin(self, logs=None):
+        if self._signal is not None:
+            self._stop()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=0)
+        if self._signal is not None:
+            self._stop()
+        if self._save_freq == "epoch":
+            self._save()
+
+    def on_train_end(self, logs=None):
+        if self._delete:
+            self._wait()
+            self._folder.clear()
+        elif self._run_id is not None:
+            self._save(wait=True)
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    _begun = 0
+
+    def _measure(self, steps):
+        now = time.monotonic()
+        self._steps_since += steps
+        if self._steps_since > steps and now > self._since:  # not the first one, which is traced
+            self._speed = self._steps_since / (now - self._since)
+
+    def _is_due(self):
+        if self._save_freq == "epoch":
+            return False
+        if self._save_freq is not None:
+            self._steps_unsaved += 1
+            return self._steps_unsaved >= self._save_freq
+        return time.monotonic() - self._saved_at >= max(self._seconds, self._cost / _SHARE)
+
+    _saved_at, _steps_unsaved = -math.inf, 0
+
+    def _save(self, wait: bool = False):
+        """Writes the state, in a thread of its own unless `wait`; a later state waits for it."""
+        busy = self._pending is not None and not self._pending.done()
+        if busy and not wait and self._save_freq is None:
+            return  # with the next step
+        self._wait()
+        started = time.monotonic()
+        state = take_state(self.model, self.model._session, self._place, self._fingerprint)
+        if wait:
+            self._folder.write(*state)
+        else:
+            self._pending = self._worker.submit(self._folder.write, *state)
+        self._saved_at, self._steps_unsaved = time.monotonic(), 0
+        self._cost = self._saved_at - started
+
+    def _wait(self):
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except OSError as error:
+            if not self._warned:
+                logging.warning(
+                    "The state of the training could not be written to %s: %s. The training goes on; "
+                    "a crash would lose what came after the last state.", self._folder.path, error,
+                )  # fmt: skip
+            self._warned = True
+
+    # -- signals ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _handled(self):
+        """Context in which Ctrl-C and SIGTERM end the training after a step."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may set handlers, and only it is interrupted
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def note(number, frame):
+            if self._signal is not None:  # the second one
+                signal.signal(signal.SIGINT, before[signal.SIGINT])
+                raise KeyboardInterrupt
+            self._signal = number
+
+        try:
+            for number in before:
+                signal.signal(number, note)
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self):
+        number, session = self._signal, self.model._session
+        if session is None or session.run_id != self._run_id:
+            raise KeyboardInterrupt  # before the first step
+        words = f"Stopped after step {session.spent:,} of {session.run.steps:,}."
+        try:
+            self._save(wait=True)
+            # Steps that were reserved and not begun are given back.
+            self._folder.reserve(session.run_id, session.spent)
+            words += f" The state is in {self._folder.path}; the same program goes on from there."
+        except OSError as error:
+            words += f" The last state could not be written: {error}. The one before it is kept."
+        logging.warning("%s", words)
+        if number == signal.SIGTERM:
+            raise SystemExit(128 + number)
+        raise KeyboardInterrupt
+
+
+class _Passing(keras.callbacks.CallbackList):
+    """Callbacks that hear nothing of steps that lie behind, which have no logs."""
+
+    _quiet = False
+
+    def on_train_batch_begin(self, batch, logs=None):
+        privacy = self.model._privacy
+        steps = privacy.epoch.next_execution(self.model.steps_per_execution)
+        self._quiet = 0 < steps <= privacy.backup.behind
+        if not self._quiet:
+            super().on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self._quiet:
+            super().on_train_batch_end(batch, logs)
+
+
+def past_steps_behind(callbacks, model, place: Place, **params):
+    """The callbacks of a fit that begins at a place, which hear only of steps that are taken.
+
+    Args:
+        callbacks: a list of callbacks, or a `CallbackList`.
+        model: a private model.
+        place: the place.
+        **params: what Keras tells callbacks.
+    """
+    if not place.step:
+        return callbacks
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return _Passing(callbacks.callbacks, model=model, **callbacks.params)
+    progress = params["verbose"] != 0
+    return _Passing(callbacks, add_history=True, add_progbar=progress, model=model, **params)
+
+
+@contextlib.contextmanager
+def kept_safe(backup: BackupAndRestore | None, model, feed: Feed, epoch: int):
+    """Context of one fit, which gives the place where it begins; see `BackupAndRestore.attached`."""
+    if backup is None:
+        yield Place(epoch)
+        return
+    with backup.attached(model, feed, epoch) as place:
+        yield place
+
+
+def backup_among(callbacks) -> BackupAndRestore | None:
+    """The backup among the callbacks of a fit, or None.
+
+    Raises:
+        ValueError: there are two.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    found = [c for c in keras.tree.flatten(callbacks) if isinstance(c, BackupAndRestore)]
+    if len(found) > 1:
+        raise ValueError(
+            f"Expected at most one BackupAndRestore. Received {len(found)}. Leave out the others."
+        )
+    return found[0] if found else None

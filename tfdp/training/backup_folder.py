@@ -1,0 +1,252 @@
+"""The folder of an unfinished training: its last state, and how far it may have gone since.
+
+Two files, each of which is whole at any moment:
+
+* `state`: what `BackupFolder.write` was given, replaced by renaming, with a SHA-256 digest;
+* `reserved`: the number of steps that may have been begun. It has its final size from the beginning
+  and is written in place, so that it can be written on a full disk: alternately in two halves, each of
+  which has two copies. A copy that was being written when the process died does not count. Damage to
+  one copy changes nothing, and damage to both copies of a half, which no kill can do, is an error.
+
+Formal guarantee: `reserve` returns only after the number is on the disk, so a process that reserves
+steps before it begins them never begins one that the next reader does not know of. This is about
+processes that are killed; a disk that loses what fsync confirmed can lose a reservation.
+
+Everything in the folder is a secret: the state holds the mechanism's un-noised values.
+"""
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Mapping
+
+import numpy as np
+
+from tfdp._files import replaced_whole, secret_folder, sync_folder
+
+STATE, RESERVED, LOCK = "state.npz", "reserved", "lock"
+_MAGIC = b"tfdp training state 1\n"
+_COPY = 512
+_SIZE = 4 * _COPY  # two halves of two copies each
+
+
+class BackupError(ValueError):
+    """A backup cannot be used: it is damaged, of another training, or in use."""
+
+
+class BackupFolder:
+    """A folder in which one process at a time keeps the state of a training.
+
+    Args:
+        path: the folder; it is made when it is first entered, for its owner only.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = os.path.abspath(path)
+        self._lock, self._file, self._count = None, None, 0
+
+    def enter(self) -> None:
+        """Takes the folder for this process.
+
+        Raises:
+            BackupError: another process has it, or other users may enter it.
+            OSError: the folder cannot be made or written.
+        """
+        parent = os.path.dirname(self.path)
+        os.makedirs(parent, exist_ok=True)
+        try:
+            secret_folder(self.path)
+        except ValueError as error:
+            raise BackupError(str(error)) from error
+        sync_folder(parent)
+        lock = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise BackupError(
+                f"Expected one training at a time in {self.path}. Found another process that trains "
+                "there. Wait for it, or choose another folder."
+            ) from error
+        except BaseException:
+            os.close(lock)
+            raise
+        self._lock = lock
+        try:
+            self._tidy(parent)
+            self._make_reserved()
+        except BaseException:
+            self.leave()
+            raise
+
+    def _tidy(self, parent):
+        """Removes what a process that died left behind."""
+        for name in os.listdir(self.path):
+            if ".partial" in name:  # a file that was being written
+                os.unlink(os.path.join(self.path, name))
+        for name in os.listdir(parent):
+            if re.fullmatch(
+                re.escape(os.path.basename(self.path)) + r"\.[0-9a-f]{16}\.ended", name
+            ):
+                shutil.rmtree(os.path.join(parent, name))  # a folder that was being removed
+
+    def _make_reserved(self):
+        """Makes the file of reservations, in a folder that has no state yet."""
+        path = os.path.join(self.path, RESERVED)
+        if os.path.lexists(path) or os.path.lexists(os.path.join(self.path, STATE)):
+            return
+        with replaced_whole(path) as partial:
+            _write_new(partial, (b" " * _SIZE,))
+
+    def leave(self) -> None:
+        """Gives the folder back; what is in it stays."""
+        for handle in (self._file, self._lock):
+            if handle is not None:
+                os.close(handle)
+        self._file = self._lock = None
+
+    def clear(self) -> None:
+        """Removes the folder and everything in it; a kill leaves all of it, or nothing that counts."""
+        ended = f"{self.path}.{os.urandom(8).hex()}.ended"
+        os.rename(self.path, ended)
+        sync_folder(os.path.dirname(self.path))
+        shutil.rmtree(ended)
+
+    def write(self, about: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
+        """Replaces the state.
+
+        Args:
+            about: JSON-safe.
+            arrays: arrays by name.
+
+        Raises:
+            OSError: the state could not be written; the one before is still there.
+        """
+        content = io.BytesIO()
+        text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        np.savez(content, about=text, **{f"array.{name}": a for name, a in arrays.items()})
+        content = content.getbuffer()
+        digest = hashlib.sha256(content).hexdigest().encode() + b"\n"
+        with replaced_whole(os.path.join(self.path, STATE)) as partial:
+            _write_new(partial, (_MAGIC, digest, content))
+
+    def read(self) -> tuple[dict, dict[str, np.ndarray]] | None:
+        """Returns (about, arrays) of the state; None if there is none.
+
+        Raises:
+            BackupError: the state is damaged, or not one, or missing although steps were begun.
+        """
+        path = os.path.join(self.path, STATE)
+        try:
+            with open(path, "rb") as file:
+                magic, digest, content = file.readline(), file.readline(), file.read()
+        except FileNotFoundError:
+            last = max(self._reservations(), key=lambda each: each["count"], default=None)
+            if last is not None and not last["opening"]:
+                raise BackupError(
+                    f"Expected the state of a training in {path}. Found none, although steps were "
+                    f"begun. {_GO}"
+                ) from None
+            return None
+        if magic != _MAGIC:
+            raise BackupError(
+                f"Expected the state of a training in {path}. Found another file. {_GO}"
+            )
+        if hashlib.sha256(content).hexdigest().encode() + b"\n" != digest:
+            raise BackupError(
+                f"Expected {path} to have the SHA-256 digest that it names. Found another: it was "
+                f"cut or changed. {_GO}"
+            )
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                about = json.loads(bytes(arrays["about"]))
+                named = {n.partition(".")[2]: arrays[n] for n in arrays.files if n != "about"}
+        except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+            raise BackupError(f"Expected arrays in {path}. Found: {error}. {_GO}") from error
+        return about, named
+
+    def reserve(self, run_id: str, steps: int, opening: bool = False) -> None:
+        """Notes on the disk that a run may have taken so many steps.
+
+        What the run in the state has reserved stays readable until this is called a second time for
+        another run, so that the state can be replaced in between.
+
+        Args:
+            run_id: id of the run in the ledger.
+            steps: number of steps since its beginning.
+            opening: whether no state of this run has been written yet.
+
+        Raises:
+            OSError: the number could not be written.
+        """
+        if self._file is None:
+            count = max((each["count"] for each in self._reservations()), default=0)
+            self._file = os.open(os.path.join(self.path, RESERVED), os.O_RDWR)
+            self._count = count
+        self._count += 1
+        about = {"run_id": run_id, "steps": steps, "count": self._count, "opening": opening}
+        text = json.dumps(about)
+        copy = f"{hashlib.sha256(text.encode()).hexdigest()} {text}".ljust(_COPY).encode()
+        place = 2 * _COPY * (self._count % 2)
+        os.pwrite(self._file, copy, place)
+        os.fsync(self._file)
+        os.pwrite(self._file, copy, place + _COPY)  # only against damage
+
+    def reserved(self, run_id: str) -> int:
+        """Returns the number of steps that a run has reserved; 0 if none.
+
+        Raises:
+            BackupError: there is no reservation that can be read.
+        """
+        own = [each for each in self._reservations() if each["run_id"] == run_id]
+        return max(own, key=lambda each: each["count"], default={"steps": 0})["steps"]
+
+    def _reservations(self) -> list[dict]:
+        """All reservations that can be read."""
+        path = os.path.join(self.path, RESERVED)
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            content = b""
+        halves = [content[: _SIZE // 2], content[_SIZE // 2 :]]
+        found = [_copies(half) for half in halves]
+        last = max((each["count"] for copies in found for each in copies), default=0)
+        # The second copy of a half that was not written yet is blank.
+        whole = [
+            bool(copies) or (last < 2 and not half[_COPY:].strip(b" "))
+            for copies, half in zip(found, halves, strict=True)
+        ]
+        if len(content) != _SIZE or not all(whole):
+            raise BackupError(
+                f"Expected {path} to say how many steps were begun. Found that it was cut, changed or "
+                f"removed. {_GO}"
+            )
+        return [*found[0], *found[1]]
+
+
+_GO = (
+    "What that training had spent is not known any more. Restore the folder from a copy of the same "
+    "moment, or remove it to begin anew with fresh weights, and release nothing of the old training."
+)
+
+
+def _write_new(path, parts):
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.writelines(parts)
+
+
+def _copies(half: bytes) -> list[dict]:
+    """The copies of a reservation that are whole."""
+    found = []
+    for copy in (half[:_COPY], half[_COPY:]):
+        digest, _, text = copy.decode(errors="replace").strip().partition(" ")
+        if text and hashlib.sha256(text.encode()).hexdigest() == digest:
+            found.append(json.loads(text))
+    return found

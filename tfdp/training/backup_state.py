@@ -1,0 +1,160 @@
+"""The state of an unfinished training: taken from a model, and given to the model of another process.
+
+Formal guarantee: the other process goes on with the same run of the ledger. Steps that were begun after
+the state was taken are lost and stay counted: the weights of the state go on as the weights after them,
+and neither their lots (where examples have places) nor their noise are used again. See
+docs/decisions/crashes.md for the proof that the run's statement covers this.
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+
+from tfdp.accounting import Ledger
+from tfdp.accounting.sampling import sampling_class
+from tfdp.optimizers.accounted import SavedRun
+from tfdp.session import Session
+from tfdp.training.backup_folder import BackupError
+from tfdp.training.feeding import Place
+
+_VERSION = 1
+
+
+def take_state(
+    model, session: Session, place: Place, fingerprint: str | None
+) -> tuple[dict, dict[str, np.ndarray]]:
+    """Returns the state of a private model after its last step: (about, arrays), for a `BackupFolder`.
+
+    Args:
+        model: a private model in training, between two steps.
+        session: its open session.
+        place: the place of the next step.
+        fingerprint: that of the examples (`fingerprint_of`).
+    """
+    optimizer = model.optimizer
+    arrays = {f"model.{i}": _copy(v) for i, v in enumerate(_variables(model))}
+    arrays |= {f"optimizer.{i}": _copy(v) for i, v in enumerate(optimizer.variables)}
+    arrays |= {
+        f"secret.{name}": np.array(value) for name, value in optimizer.secret_state().items()
+    }
+    about = {
+        "version": _VERSION,
+        "ledger": model._account.ledger.to_json(),
+        "run_id": session.run_id,
+        "first_iteration": session.first_iteration,
+        "steps": session.spent,
+        "turn": session.next_turn,
+        "epoch": place.epoch,
+        "step": place.step,
+        "taken": place.taken,
+        "order": None if place.order is None else place.order.hex(),
+        "fingerprint": fingerprint,
+        "shapes": _shapes(model),
+    }
+    return about, arrays
+
+
+def fingerprint_of(feed) -> str | None:
+    """Fingerprint of the examples of a feed; None if they have no places."""
+    lots = feed.plan.lots
+    if lots is None or not (sampling_class(lots.sampling).whole_epochs or lots.groups > 1):
+        return None
+    return lots.fingerprint()
+
+
+def give_state(
+    model, feed, about: dict, arrays: dict, reserved: int, fingerprint: str | None
+) -> Place:
+    """Puts a state into a model, so that its next `fit` goes on with the saved run.
+
+    Args:
+        model: a compiled private model that is built.
+        feed: what the next fit draws from.
+        about, arrays: the state.
+        reserved: number of steps of the run that may have been begun.
+        fingerprint: that of the examples (`fingerprint_of`).
+
+    Returns:
+        The place of the next step.
+
+    Raises:
+        BackupError: the state is of another model or of other data.
+    """
+    optimizer, account = model.optimizer, model._account
+    if about.get("version") != _VERSION:
+        raise BackupError(
+            f"Expected a training state of version {_VERSION}. Found {about.get('version')!r}. Go on "
+            "with the version of tfdp that wrote it."
+        )
+    if about["shapes"] != _shapes(model):
+        raise BackupError(
+            "The backup is of another model or optimizer. Expected variables of the shapes "
+            f"{_differing(about['shapes'], _shapes(model))}. Found "
+            f"{_differing(_shapes(model), about['shapes'])}. Use the model of that "
+            "training, or another folder."
+        )
+    if about["fingerprint"] != fingerprint:
+        raise BackupError(
+            "The backup is of other data. Expected the same examples in the same order, since every "
+            "example has its place. Found others. Use the data of that training, or another folder."
+        )
+    ledger = Ledger.from_json(about["ledger"])
+    run_id, kept = about["run_id"], about["steps"]
+    if reserved < kept:
+        raise BackupError(
+            f"Expected at least the {kept} steps of the state to be reserved. Found {reserved}: the "
+            "two files of the folder are not of the same moment. Restore both."
+        )
+    known = account.ledger.entries.get(run_id)
+    # This process may have gone on with the same run itself, after an interrupt.
+    counted = max(kept, reserved, 0 if known is None else known.steps)
+    ledger.record(run_id, counted)
+    lost = counted - kept
+    run = ledger.entries[run_id]
+    saved = SavedRun(
+        run_id, counted, about["first_iteration"], run, about["turn"] + lost, fingerprint
+    )
+    account.close_session()
+    account.bring(ledger)
+    for i, variable in enumerate(_variables(model)):
+        variable.assign(arrays[f"model.{i}"])
+    for i, variable in enumerate(optimizer.variables):
+        variable.assign(arrays[f"optimizer.{i}"])
+    optimizer.iterations.assign(about["first_iteration"] + counted)
+    secrets = {n.partition(".")[2]: a for n, a in arrays.items() if n.startswith("secret.")}
+    optimizer.take_up_secrets(secrets, saved, lost, model.trainable_variables)
+    optimizer.go_on_with(saved)
+    account.remember(model.weights)
+    order = None if about["order"] is None else bytes.fromhex(about["order"])
+    place = Place(about["epoch"], about["step"], about["taken"], order)
+    return _later(place, lost, feed.steps)
+
+
+def _later(place: Place, steps: int, length: int | None) -> Place:
+    """The place so many steps later."""
+    place, step = dataclasses.replace(place, taken=place.taken + steps), place.step + steps
+    if length is None:
+        return dataclasses.replace(place, step=step)
+    return dataclasses.replace(place, epoch=place.epoch + step // length, step=step % length)
+
+
+def _copy(variable) -> np.ndarray:
+    """The value, in memory that later steps do not write."""
+    return keras.ops.convert_to_numpy(variable).copy()
+
+
+def _variables(model) -> list:
+    """Weights and random states; metrics begin anew."""
+    metrics = {id(v) for v in model.metrics_variables}
+    return [v for v in model.variables if id(v) not in metrics]
+
+
+def _shapes(model) -> list:
+    both = (*_variables(model), *model.optimizer.variables)
+    return [[str(v.dtype), *v.shape] for v in both]
+
+
+def _differing(shapes, others) -> list:
+    found = [a for a, b in zip(shapes, [*others, *([None] * len(shapes))], strict=False) if a != b]
+    return found[:3]
