@@ -21,6 +21,8 @@ from tfdp.gradients.bounds import GlobalL2Clip, L2Clip
 from tfdp.gradients.engines import ghost
 from tfdp.noise.gaussian import NoiseSource
 from tfdp.optimizers import DPKerasOptimizer, SIDPSGDOptimizer
+from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
+from tfdp.training import private_training
 from tfdp.training import step as step_module
 
 N, L, CLIP, NOISE = 300, 30, 0.1, 1.0
@@ -326,7 +328,129 @@ def _in_order():
     return made, lambda: made.fit(lots, epochs=2, verbose=0)
 
 
+def _from(sampling, epochs=3, **options):
+    """A training on lots of a sampling scheme."""
+
+    def training():
+        made, _ = usual()
+        x, y = examples()
+        lots = tfdp.data.make_lots(sampling, x, y, lot_size=options.pop("lot_size", L), **options)
+        return made, lambda: made.fit(lots, epochs=epochs, verbose=0)
+
+    return training
+
+
+def _overlapping(original):
+    def broken(self, random, turn):
+        numbers = tf.data.Dataset.counter()
+        return numbers.map(lambda n: 15 * (n % 10) + tf.range(L, dtype=tf.int64))
+
+    return broken
+
+
+def _always_the_first(original):
+    """The first example is in every lot, in the place of another one."""
+
+    def broken(self, random, turn):
+        def change(lot):
+            others = tf.boolean_mask(lot, lot != 0)
+            return tf.concat([tf.zeros([1], lot.dtype), others[: tf.size(lot) - 1]], axis=0)
+
+        return original(self, random, turn).map(change)
+
+    return broken
+
+
+def _no_turns(original):
+    def broken(self, random, turn):
+        return original(self, random, turn).map(lambda lot: lot - lot % self.groups)
+
+    return broken
+
+
+def _less_noise_beside_a_count(original):
+    return property(lambda self: 2.0 / 3.0 * original.fget(self))
+
+
+def _more_examples(original):
+    def broken(model, plan, optimizer, start):
+        fields = original(model, plan, optimizer, start)
+        return fields | {"num_examples": 2 * fields["num_examples"]}
+
+    return broken
+
+
+def _sums_as_penalties(original):
+    def broken(self, bounded, session, variables, regularization):
+        penalties = [0.5 * total / session.divisor for total in bounded.sums]
+        return original(self, bounded, session, variables, penalties)
+
+    return broken
+
+
+def _in_another_place(original):
+    """The noise of every second step is that of the step before, four places on."""
+
+    def broken(self, stddev, shapes):
+        noise = original(self, stddev, shapes)
+        if "kept" not in vars(self):
+            with tf.init_scope():
+                self.kept = [tf.Variable(tf.zeros(s)) for s in shapes]
+        again = self.draws % 2 == 0
+        made = []
+        for new, old in zip(noise, self.kept, strict=True):
+            moved = tf.reshape(tf.roll(tf.reshape(old, [-1]), 4, axis=0), old.shape)
+            made.append(tf.where(again, moved, new))
+            old.assign(made[-1])
+        return made
+
+    return broken
+
+
+def _cut_tails(original):
+    def broken(self, stddev, shapes):
+        limit = 2.5 * stddev
+        return [tf.clip_by_value(n, -limit, limit) for n in original(self, stddev, shapes)]
+
+    return broken
+
+
+def _a_little_of_the_sums(original):
+    def broken(self, bounded, session, variables, regularization):
+        scale = original(self, bounded, session, variables, regularization)
+        for variable, total in zip(variables, bounded.sums, strict=True):
+            variable.assign_sub(3e-6 * total)
+        return scale
+
+    return broken
+
+
+def _adam():
+    adam = tfdp.DPKerasAdamOptimizer(learning_rate=1e-3, l2_norm_clip=CLIP, noise_multiplier=NOISE)
+    return usual(optimizer=adam, epochs=6)
+
+
 FAULTS = {
+    "lots that overlap": Fault(((schemes.CyclicLots, "_draw", _overlapping),), _from("cyclic")),
+    "one example in every lot of an epoch": Fault(
+        ((schemes.ShuffledLots, "_draw", _always_the_first),), _from("shuffle")
+    ),
+    "one example in every lot of fixed size": Fault(
+        ((schemes.FixedSizeLots, "_draw", _always_the_first),), _from("fixed_size")
+    ),
+    "groups without turns": Fault(
+        ((schemes.CyclicPoissonLots, "_draw", _no_turns),), _from("cyclic_poisson", groups=5)
+    ),
+    "less noise beside the count": Fault(
+        ((AdaptiveClipping, "sum_noise", _less_noise_beside_a_count),), _adaptive
+    ),
+    "twice as many examples accounted": Fault(
+        ((private_training, "planned_fields", _more_examples),)
+    ),
+    "sums as penalties": Fault(((DPKerasOptimizer, "update", _sums_as_penalties),)),
+    "noise again in other places": Fault(((NoiseSource, "gaussians", _in_another_place),)),
+    "noise without tails": Fault(((NoiseSource, "gaussians", _cut_tails),)),
+    "a little of the sums": Fault(((DPKerasOptimizer, "update", _a_little_of_the_sums),), _adam),
     "no clip": Fault(((GlobalL2Clip, "scales", _no_clip),)),
     "two thirds of the noise": Fault(((DPKerasOptimizer, "_stddev", _two_thirds),)),
     "noise for each chunk": Fault(((step_module, "bounded_sum", _noise_per_chunk),), _in_chunks),

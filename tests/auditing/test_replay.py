@@ -1,5 +1,7 @@
 """Record and replay: sound trainings pass, each planted fault is found, and the step is named."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -80,8 +82,8 @@ SOUND = {
 }
 # Where the order of lots is not checked, the clip norm moves, or no row can be clipped by another way.
 INCOMPLETE = (
-    "shuffle", "fixed size", "adaptive", "dropout", "encoded", "automatic", "per layer", "microbatches",
-    "dp_dropout", "sgld",
+    "shuffle", "adaptive", "dropout", "encoded", "automatic", "per layer", "microbatches",
+    "dp_dropout", "sgld", "decayed",
 )  # fmt: skip
 
 
@@ -241,3 +243,90 @@ def test_lots_of_everybody(tmp_path):
         made.fit(tfdp.data.make_lots("poisson", x, y, lot_size=N), epochs=3, verbose=0)
     found = replay(tmp_path / "r", significance=1e-6)
     assert found.passed and "nan" not in str(found)
+
+
+def with_lots(make, epochs=4):
+    def training():
+        made, _ = usual()
+        return made, lambda: made.fit(make(*examples()), epochs=epochs, verbose=0)
+
+    return training
+
+
+def blank(x):
+    x = x.copy()
+    x[:150] = 0.0
+    return x
+
+
+LOTS = {
+    "keep_last": lambda x, y: tfdp.data.CyclicLots(x, y, 70, keep_last=True),
+    "nominal": lambda x, y: tfdp.data.PoissonLots(x, y, L, nominal_examples=400),
+    "groups": lambda x, y: tfdp.data.make_lots("cyclic_poisson", x, y, lot_size=L, groups=4),
+    "with replacement": lambda x, y: tfdp.data.make_lots("with_replacement", x, y, lot_size=L),
+    "equal records": lambda x, y: tfdp.data.make_lots(
+        "poisson", np.repeat(x[:30], 10, 0), np.repeat(y[:30], 10), lot_size=L
+    ),
+    "equal records in order": lambda x, y: tfdp.data.make_lots(
+        "cyclic", np.tile(x[:15], (20, 1)), np.tile(y[:15], 20), lot_size=L
+    ),
+    "records of zeros": lambda x, y: tfdp.data.make_lots("poisson", blank(x), y, lot_size=L),
+    "only zeros": lambda x, y: tfdp.data.make_lots("cyclic", 0 * x, 0 * y, lot_size=L),
+    "records of zeros without weight": lambda x, y: tfdp.data.make_lots(
+        "poisson", blank(x), y, lot_size=L, sample_weight=x[:, 0] > 0
+    ),
+    "few of many": lambda x, y: tfdp.data.make_lots(
+        "poisson", np.random.default_rng(1).normal(size=(9000, 6)).astype("float32"),
+        np.tile(y, 30), lot_size=90,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOTS)
+def test_sound_lots_pass(name, tmp_path):
+    recorded(with_lots(LOTS[name], 1 if name == "few of many" else 4), tmp_path / "r")
+    found = replay(tmp_path / "r", steps=2, significance=1e-6)
+    assert found.passed, str(found)
+
+
+@pytest.mark.parametrize("what", ["weights", "averages", "adam"])
+def test_what_happens_between_two_fits_is_no_fault(what, tmp_path):
+    optimizer = sgd(use_ema=True) if what == "averages" else None
+    if what == "adam":
+        optimizer = tfdp.DPKerasAdamOptimizer(l2_norm_clip=0.1, noise_multiplier=1.0)
+    made, train = usual(optimizer=optimizer, epochs=1)
+    with record(made, tmp_path / "r"):
+        train()
+        if what != "averages":
+            made.set_weights([w + 1.0 for w in made.get_weights()])
+        train()
+    found = replay(tmp_path / "r", significance=1e-6)
+    assert found.passed and "between two fits" in str(found), str(found)
+
+
+def test_other_trainable_variables_are_named(tmp_path):
+    made, train = usual(epochs=1)
+    with record(made, tmp_path / "r"):
+        train()
+        made.layers[0].trainable = False
+        train()
+    with pytest.raises(ValueError, match="trainable variables in all steps"):
+        replay(tmp_path / "r")
+
+
+def test_one_recording_at_a_time(tmp_path):
+    made, _ = usual()
+    with (
+        record(made, tmp_path / "r"),
+        pytest.raises(ValueError, match="one recording"),
+        record(made, tmp_path / "s"),
+    ):
+        pass
+
+
+def test_a_run_that_the_ledger_lost_is_a_fault(tmp_path):
+    recorded(usual, tmp_path / "r")
+    path = tmp_path / "r" / "about.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps(about | {"runs": {}}))
+    assert not replay(tmp_path / "r").passed

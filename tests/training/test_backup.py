@@ -725,7 +725,8 @@ def test_the_state_of_a_finished_training_can_be_kept(tmp_path):
     training = Training(tmp_path / "b", delete_checkpoint=False)
     first = training.run()
     again = training.run()
-    assert again.privacy.steps_taken == STEPS and not training.seen[1]
+    (run,) = again.privacy.ledger.runs
+    assert run.steps == STEPS and not training.seen[1]
     for one, other in zip(first.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -751,3 +752,17 @@ def test_two_backups_are_refused(tmp_path):
     with pytest.raises(ValueError, match="at most one"):
         model.fit(*data(), verbose=0, callbacks=two)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_run_whose_state_is_left_goes_on_from_there_only(tmp_path):
+    """Steps that nobody reserves are another run, so no two trainings go on from one state."""
+    training = Training(tmp_path / "b", matrix)
+    network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    model = tfdp.make_private(network)
+    model.compile(matrix(), "mse")
+    training.crash(7, model=model)
+    model.fit(training.lots, epochs=1, verbose=0)
+    assert sorted(run.steps for run in model.privacy.ledger.runs) == [6, 7]
+    other = training.run()
+    (run,) = other.privacy.ledger.runs
+    assert run.steps == STEPS

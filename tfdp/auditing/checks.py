@@ -1,10 +1,9 @@
-"""The statistical checks of a replay: lots of the accounted law, noise of the accounted law.
+"""The statistical checks of a replay: noise of the accounted law.
 
 Each returns findings with a p-value: the probability that a sound training looks as bad. Everything
 here is NumPy and SciPy.
 """
 
-import collections
 import dataclasses
 import itertools
 import math
@@ -32,122 +31,6 @@ class Finding:
     p_value: float
     detail: str
     step: int | None = None
-
-
-# -- lots --------------------------------------------------------------------------------------------
-
-
-def lot_sizes(sizes, run) -> list[Finding]:
-    """Whether lots have the sizes of their sampling scheme.
-
-    Args:
-        sizes: number of examples in each lot.
-        run: what the steps were accounted as (`accounting.Run`).
-    """
-    sizes, trials = np.asarray(sizes), run.sampling.trials()
-    found = []
-    largest = run.sampling.largest_lot
-    if largest is not None and sizes.max(initial=0) > largest:
-        step = int(np.argmax(sizes))
-        found.append(
-            Finding("lot size", 0.0, f"a lot has {sizes[step]}, more than {largest}", step)
-        )
-    if not run.sampling.coin_flips or run.groups > 1 or run.sampling.max_lot_size is not None:
-        if run.sampling.whole_epochs or (trials is not None and trials[0] > 1):
-            wrong = np.flatnonzero(sizes != run.lot_size)
-            if len(wrong):
-                words = f"a lot has {sizes[wrong[0]]} examples, not {run.lot_size}"
-                found.append(Finding("lot size", 0.0, words, int(wrong[0])))
-        return found
-    n, q = run.num_examples, run.sampling_probability
-    if q >= 1:
-        wrong = np.flatnonzero(sizes != n)
-        if not len(wrong):
-            return found
-        words = f"a lot has {sizes[wrong[0]]} of {n} examples, and each is in every lot"
-        return [*found, Finding("lot size", 0.0, words, int(wrong[0]))]
-    total = stats.binomtest(int(sizes.sum()), n * len(sizes), q).pvalue
-    found.append(
-        Finding("mean lot size", float(total), f"{sizes.mean():.1f} of {n * q:.1f} expected")
-    )
-    # Lots that were cut pile up at one size, which no larger lot exceeds. The size is chosen by the
-    # data, so the probability is taken times the number of sizes.
-    most = int(sizes.max())
-    piled = int(np.sum(sizes == most))
-    p = float(stats.binom.sf(piled - 1, len(sizes), stats.binom.pmf(most, n, q))) * n
-    words = f"{piled} of {len(sizes)} lots have {most} examples, and none has more"
-    found.append(Finding("largest lots", min(1.0, p), words))
-    spread = float(np.sum((sizes - n * q) ** 2) / (n * q * (1 - q)))
-    p = _two_sided(stats.chi2(len(sizes)), spread)
-    found.append(
-        Finding(
-            "spread of lot sizes", p, f"{spread / len(sizes):.2f} of the variance of coin flips"
-        )
-    )
-    return found
-
-
-def repetitions(lots, run) -> list[Finding]:
-    """Whether examples come back as in independent lots, or in fixed places as in epochs.
-
-    Lots that are drawn independently: given in how many of T lots an example is, all places are equally
-    likely, so the number of neighbouring lots that share it has a known mean and variance; this holds
-    for records that look alike, too. An example that is drawn far too often, or examples that are all
-    drawn equally often, are no coin flips.
-
-    Args:
-        lots: for each step a list of hashable examples.
-        run: what the steps were accounted as.
-    """
-    if run.groups > 1 or len(lots) < 2:
-        return []
-    sets = [frozenset(lot) for lot in lots]
-    if run.sampling.whole_epochs:
-        return _in_epochs(sets, run)
-    if not run.sampling.random_lots:
-        return []
-    counts, shared = collections.Counter(), 0
-    for lot in sets:
-        counts.update(lot)
-    for one, other in itertools.pairwise(sets):
-        shared += len(one & other)
-    t, c = len(lots), np.array([*counts.values()], float)
-    expected = float(np.sum(c * (c - 1) / t))
-    variance = float(np.sum(c * (c - 1) * (t - c) * (t - c + 1) / (t**2 * max(1, t - 1))))
-    found = []
-    if variance > 0:
-        z = (shared - expected) / math.sqrt(variance)
-        words = f"{shared} examples in common, {expected:.0f} expected"
-        p = 2.0 * float(stats.norm.sf(abs(z)))
-        found.append(Finding("overlap of neighbouring lots", p, words))
-    if not run.sampling.coin_flips or run.sampling_probability >= 1:
-        return found
-    n, q = run.num_examples, run.sampling_probability
-    # Records that look alike are drawn as one, twice as often; they make the spread larger only.
-    p = float(stats.binom.sf(c.max() - 1, 2 * t, q)) * n
-    words = f"one example is in {c.max():.0f} of {t} lots, {t * q:.1f} are expected"
-    found.append(Finding("most drawn example", min(1.0, p), words))
-    spread = (np.sum((c - t * q) ** 2) + max(0, n - len(c)) * (t * q) ** 2) / (t * q * (1 - q))
-    p = float(stats.chi2.cdf(spread, n))
-    words = f"counts of examples have {spread / n:.2f} of the variance of coin flips"
-    found.append(Finding("spread of draws", p, words))
-    return found
-
-
-def _in_epochs(sets, run):
-    """Lots of one epoch are different; in a fixed order, they come back after an epoch."""
-    length = run.steps_per_epoch
-    for first in range(0, len(sets) - length + 1, length):
-        epoch = sets[first : first + length]
-        if len(set(epoch)) < len(epoch):
-            words = "a lot comes twice in one epoch"
-            return [Finding("lots of an epoch", 0.0, words, first)]
-    if run.sampling.fixed_order:
-        for step in range(length, len(sets)):
-            if sets[step] != sets[step - length]:
-                words = f"the lot is not that of {length} steps before"
-                return [Finding("order of lots", 0.0, words, step)]
-    return []
 
 
 # -- noise -------------------------------------------------------------------------------------------
@@ -185,6 +68,10 @@ def noise_law(noise, cdf, sizes) -> tuple[list[Finding], np.ndarray]:
     p, ratio = by_variable[worst]
     words = f"{ratio:.3f} of the accounted variance in variable {worst}"
     found.append(Finding("variance in each variable", min(1.0, p * len(by_variable)), words))
+    size, most = normal.size, float(np.max(np.abs(normal)))
+    within = size * math.log1p(-2.0 * float(stats.norm.sf(most)))
+    p = min(1.0, 2.0 * min(math.exp(within), -math.expm1(within)))
+    found.append(Finding("largest noise", p, f"{most:.2f} standard deviations in {size:,} draws"))
     p, ratio = _variance(normal)
     words = f"{ratio:.3f} of the accounted variance"
     found.append(Finding("variance of the noise, all steps", p, words))
@@ -194,7 +81,7 @@ def noise_law(noise, cdf, sizes) -> tuple[list[Finding], np.ndarray]:
 def _variance(values) -> tuple[float, float]:
     """(p-value, mean square) of numbers that should be N(0, 1)."""
     mean = float(np.mean(values**2))
-    return _two_sided(stats.chi2(values.size), mean * values.size), mean
+    return two_sided(stats.chi2(values.size), mean * values.size), mean
 
 
 def whiteness(noise, sums) -> list[Finding]:
@@ -207,7 +94,16 @@ def whiteness(noise, sums) -> list[Finding]:
     found = []
     unit = noise / np.linalg.norm(noise, axis=1, keepdims=True)
     steps, entries = noise.shape
-    if steps > 1:
+    if steps > 1 and entries >= 50:
+        closest = [
+            stats.kstwobign.cdf(math.sqrt(entries / 2.0) * _distance(one, other))
+            for one, other in itertools.pairwise(noise)
+        ]
+        worst = int(np.argmin(closest))
+        p = min(1.0, float(closest[worst]) * len(closest))
+        words = f"how alike steps {worst} and {worst + 1} are, whatever the order of weights"
+        found.append(Finding("noise in another order", p, words, worst + 1))
+    if steps > 1 and entries >= 10:
         products = unit @ unit.T
         rows, columns = np.triu_indices(steps, 1)
         common = np.abs(products[rows, columns])
@@ -241,6 +137,11 @@ def whiteness(noise, sums) -> list[Finding]:
     return found
 
 
+def _distance(one, other) -> float:
+    """Largest distance of two empirical distribution functions."""
+    return float(stats.ks_2samp(one, other, method="asymp").statistic)
+
+
 def _of_correlation(value, entries):
     """Two-sided p-value of a correlation of independent unit vectors (exact for Gaussian entries)."""
     if value >= 1.0 - 1e-12:
@@ -249,5 +150,6 @@ def _of_correlation(value, entries):
     return 2.0 * float(stats.t.sf(t, max(1, entries - 1)))
 
 
-def _two_sided(law, value) -> float:
-    return min(1.0, 2.0 * min(float(law.cdf(value)), float(law.sf(value))))
+def two_sided(law, value, step: int = 0) -> float:
+    """Two-sided p-value of a number under a SciPy law; `step` is 1 for laws on whole numbers."""
+    return min(1.0, 2.0 * min(float(law.cdf(value)), float(law.sf(value - step))))

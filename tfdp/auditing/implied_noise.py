@@ -1,6 +1,5 @@
 """The noise of recorded steps, from the weights that were really given out, and its accounted law."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -32,6 +31,10 @@ def implied_noise(steps: list[Step], optimizer):
         rates = run.mechanism.schedule("learning_rates", steps[-1].counted)
         noise = []
         for step in steps:
+            spacing = np.max(np.abs(flat(step.after)), initial=0.0) * np.finfo(np.float32).eps
+            scale = rates[step.counted - 1] * step.clip * accounted[step.number - steps[0].number]
+            if scale / step.divisor < 100 * spacing:
+                return None, "it is as small as the rounding of the weights"
             drawn = flat(step.after) - flat(step.means)
             noise.append(drawn * step.divisor / (rates[step.counted - 1] * step.clip))
     elif any(step.noisy is None for step in steps):
@@ -47,9 +50,7 @@ def implied_noise(steps: list[Step], optimizer):
     if run.contribution.adaptive_clipping:
         # The multiplier is shared with the noise on the count, so the noise on the sum is larger.
         shared = optimizer.adaptive_clipping
-        accounted = np.array(
-            [dataclasses.replace(shared, noise_multiplier=float(z)).sum_noise for z in accounted]
-        )
+        accounted = accounted / np.sqrt(1.0 - (accounted / (2.0 * shared.count_noise)) ** 2)
     elif run.mechanism.adds_at_least:
         accounted = np.maximum(accounted, [step.scale / step.clip for step in steps])
     return noise / accounted[:, None], None

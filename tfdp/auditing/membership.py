@@ -183,7 +183,7 @@ class Membership:
 
     Attributes:
         loss, lira: scores of all examples in all models.
-        guarantee: the loosest proven guarantee of the trainings, or None if the models state none.
+        guarantee: the proven guarantee of each training, or None if the models state none.
         models: number of models.
         allowed: what is proven, at every delta, or None. By default that of the guarantee alone.
 
@@ -255,6 +255,9 @@ def membership_inference(
         confidence: a function (model, x, y) -> [examples]; larger where the model knows an example.
         seed: decides the coins.
 
+    Raises:
+        ValueError: an argument is not in its range, or the trainings state different epsilons.
+
     Example:
         >>> import keras, numpy as np, tfdp
         >>> from tfdp import auditing
@@ -280,9 +283,14 @@ def membership_inference(
         coins.append(world.included)
         if hasattr(model, "privacy"):
             stated = model.privacy.spent(delta)
-            # The scores of all models are pooled, and together they obey the loosest.
-            if guarantee is None or stated.epsilon > guarantee.epsilon:
+            if guarantee is None:
                 guarantee, allowed = stated, of_guarantees(model.privacy.spent, delta)
+            elif not np.isclose(stated.epsilon, guarantee.epsilon):
+                raise ValueError(
+                    "Expected train to make the same training in every world, since the scores of all "
+                    f"models are pooled. Found proven epsilons {guarantee.epsilon:g} and "
+                    f"{stated.epsilon:g}."
+                )
     values, coins = np.stack(values), np.stack(coins)
     loss = Scores.of(Scores(v, c) for v, c in zip(values, coins, strict=True))
     lira = Scores.of(

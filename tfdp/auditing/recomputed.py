@@ -86,11 +86,28 @@ class Recomputed:
     def _deterministic(self):
         return not seed_states(self._model)
 
+    def penalty_error(self, step) -> float:
+        """Largest error of the recorded gradients of the weight regularizers, over the largest one."""
+        variables = self._model.trainable_variables
+        with tf.GradientTape() as tape:
+            penalties = [tf.zeros([])]
+            for v in variables:
+                if v.regularizer is not None:
+                    penalties.append(tf.cast(v.regularizer(v), tf.float32))
+            total = tf.add_n(penalties)
+        own = tape.gradient(
+            total, [v.value for v in variables],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )  # fmt: skip
+        own, found = flat([tf.convert_to_tensor(g) for g in own]), flat(step.penalty)
+        return float(np.max(np.abs(own - found)) / (np.max(np.abs(own)) or 1.0))
+
     def has_reference(self, step) -> bool:
         """Whether the sum can be computed row by row, without the engine."""
         plain = step.run.microbatch_size == 1 and not step.run.batch_statistics
         clipped = getattr(self._model.optimizer, "clipping", None) == "global"
         encoded = getattr(self._model.optimizer, "encode", False)
+        plain = plain and (step.weight is None or isinstance(step.weight, np.ndarray))
         return self._deterministic and plain and clipped and not encoded
 
     def reference(self, step) -> np.ndarray:
@@ -98,6 +115,8 @@ class Recomputed:
         total = np.zeros_like(step.total)
         for row in np.flatnonzero(step.present):
             gradient = self._own(step, row)
+            if not np.isfinite(gradient).all():
+                continue  # such an example counts nothing
             total += gradient * min(1.0, step.clip / max(np.linalg.norm(gradient), 1e-30))
         return total
 

@@ -9,6 +9,7 @@ A recording is a secret: it holds the training data and un-noised sums. Delete i
 """
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from tfdp._compat.keras import decayed, watched_update
 from tfdp._files import secret_folder
 from tfdp.training.dp_model import PrivateTraining
 
-ABOUT, MODEL = "about.json", "model.keras"
+ABOUT, MODEL, FINAL = "about.json", "model.keras", "final.npz"
 
 
 @contextlib.contextmanager
@@ -68,6 +69,8 @@ def record(model, folder: str | os.PathLike) -> Iterator[None]:
     if os.listdir(folder):
         raise ValueError(f"Expected an empty folder for the recording. Found files in {folder}.")
     model.save(os.path.join(folder, MODEL))
+    if model._privacy.watch is not None:
+        raise ValueError("Expected one recording of a model at a time. Found another one running.")
     recorder = _Recorder(model, folder)
     with recorder.installed():
         try:
@@ -88,7 +91,8 @@ class _Recorder:
     def __init__(self, model, folder):
         self._model, self._folder, self._steps = model, folder, 0
         self._layout, self._lot, self._state, self._given = None, None, None, None
-        self._run_ids = []
+        self._run_ids, self._fits = [], []
+        self._feed, self._fit = None, -1
         self._optimizer = model.optimizer
         self.whole = False  # whether the training ended without an exception
 
@@ -134,7 +138,12 @@ class _Recorder:
                 k: tf.nest.map_structure(lambda t: None, parts[k]) for k in ("x", "y", "weight")
             }
             run_id = session.run_id
-            flat = [(k, t) for k, v in parts.items() for t in tf.nest.flatten(v) if t is not None]
+            flat = [
+                (k, _exact(t))
+                for k, v in parts.items()
+                for t in tf.nest.flatten(v)
+                if t is not None
+            ]
             names = [name for name, _ in flat]
             with tf.control_dependencies([tf.convert_to_tensor(v) for v in variables]):
                 tf.numpy_function(
@@ -158,11 +167,25 @@ class _Recorder:
 
     def _keep(self, run_id, names, values):
         self._run_ids.append(run_id)
+        self._note_fit()
+        self._fits.append(self._fit)
         content = {
             f"{i:04d}.{name}": v for i, (name, v) in enumerate(zip(names, values, strict=True))
         }
         np.savez(os.path.join(self._folder, f"step_{self._steps:06d}.npz"), **content)
         self._steps += 1
+
+    def _note_fit(self):
+        """Counts calls of `fit`, and writes the keys of the examples that each draws from."""
+        feed = self._model._privacy.feed
+        if feed is not None and feed is self._feed:
+            return
+        self._feed, self._fit = feed, self._fit + 1
+        lots = None if feed is None else feed.plan.lots
+        if lots is not None:
+            keys, filled = row_keys(lots.arrays(), len(keras.tree.flatten(lots.inputs)))
+            path = os.path.join(self._folder, f"examples_{self._fit:06d}.npz")
+            np.savez(path, keys=keys, filled=filled)
 
     def finish(self):
         """Writes what the recorded steps were accounted as."""
@@ -172,11 +195,14 @@ class _Recorder:
                 "The model was compiled anew while it was recorded, so its later steps are not in the "
                 "recording, which is not ended. Compile the model before."
             )
+        final = {f"{i:04d}": _exact(v).numpy() for i, v in enumerate(model.trainable_variables)}
+        np.savez(os.path.join(self._folder, FINAL), **final)
         about = {
             "steps": self._steps,
             "whole": self.whole,
             "layout": self._layout,
             "run_ids": self._run_ids,
+            "fits": self._fits,
             "runs": {name: run.to_dict() for name, run in model.privacy.ledger.entries.items()},
             "engine": model._privacy.engine,
             "mean_factor": model.optimizer.mean_factor,
@@ -185,3 +211,27 @@ class _Recorder:
         }
         with open(os.path.join(self._folder, ABOUT), "w") as file:
             json.dump(about, file, indent=2)
+
+
+def _exact(value):
+    """A tensor in a type that NumPy's files have."""
+    value = tf.convert_to_tensor(value)
+    return tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value
+
+
+def row_keys(leaves, inputs: int) -> tuple[np.ndarray, np.ndarray]:
+    """A number for each row, equal for equal rows, and whether any of its features is not zero.
+
+    Args:
+        leaves: arrays [rows, ...] of inputs and then of targets.
+        inputs: how many of them are inputs.
+
+    Returns:
+        (uint64 [rows], bool [rows]).
+    """
+    leaves = [np.ascontiguousarray(leaf) for leaf in leaves]
+    rows = len(leaves[0])
+    flat = [leaf.reshape(rows, -1).view(np.uint8).reshape(rows, -1) for leaf in leaves]
+    digests = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in np.hstack(flat)]
+    filled = [leaf.reshape(rows, -1).astype(bool).any(axis=1) for leaf in leaves[:inputs]]
+    return np.frombuffer(b"".join(digests), np.uint64), np.any(filled, axis=0)

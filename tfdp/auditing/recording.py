@@ -8,7 +8,7 @@ import os
 import numpy as np
 
 from tfdp.accounting import Run
-from tfdp.auditing.recorder import ABOUT, MODEL
+from tfdp.auditing.recorder import ABOUT, FINAL, MODEL, row_keys
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,6 +31,7 @@ class Step:
         penalty: gradients of the weight regularizers, which the update rule is given as well.
         rate: the learning rate.
         iteration: number of steps that the optimizer had taken before.
+        fit: number of the call of `fit` (or of `train_on_batch`) that took it.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Step:
     penalty: list
     rate: float
     iteration: int
+    fit: int
 
     @property
     def rows(self) -> int:
@@ -72,11 +74,15 @@ class Step:
         filled = [c.reshape(len(c), -1).astype(bool).any(axis=1) for c in contents]
         return self.present | np.any(filled, axis=0)
 
-    @functools.cached_property
-    def keys(self) -> list[bytes]:
-        """A text for each example, equal for equal examples."""
-        leaves = [np.ascontiguousarray(leaf) for part in (self.x, self.y) for leaf in _leaves(part)]
-        return [b"|".join(leaf[i].tobytes() for leaf in leaves) for i in np.flatnonzero(self.drawn)]
+    def keys(self, blank: bool) -> list[int]:
+        """The keys of the rows that are no padding (`recorder.row_keys`).
+
+        Args:
+            blank: whether to leave out all rows without features, which padding looks like.
+        """
+        leaves = [leaf for part in (self.x, self.y) for leaf in _leaves(part)]
+        keys, filled = row_keys(leaves, len([*_leaves(self.x)]))
+        return keys[filled if blank else self.drawn].tolist()
 
     @property
     def noisy(self) -> np.ndarray | None:
@@ -127,6 +133,17 @@ class Recording:
         return self._about["steps"]
 
     @property
+    def missing_runs(self) -> set[str]:
+        """Ids of runs that steps were counted in and that are not in the ledger."""
+        return {*self._about["run_ids"]} - {*self.runs}
+
+    @property
+    def final(self) -> list[np.ndarray]:
+        """The trainable variables when the recording ended."""
+        with np.load(os.path.join(self.path, FINAL), allow_pickle=False) as file:
+            return [file[name] for name in sorted(file.files)]
+
+    @property
     def trainable(self) -> list[list]:
         """The shape of each trainable variable, in order."""
         return self._about["trainable"]
@@ -161,7 +178,16 @@ class Recording:
             **{name: parts[name] for name in _LISTS},
             **single,
             mean_factor=self._about["mean_factor"],
+            fit=self._about["fits"][number],
         )
+
+    def examples(self, fit: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """(keys, whether each has features) of the examples that a fit drew from; None if unknown."""
+        path = os.path.join(self.path, f"examples_{fit:06d}.npz")
+        if not os.path.exists(path):
+            return None
+        with np.load(path, allow_pickle=False) as file:
+            return file["keys"], file["filled"]
 
 
 _PARTS = (

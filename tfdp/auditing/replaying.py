@@ -13,11 +13,13 @@ import os
 
 import keras
 import numpy as np
+from scipy import stats
 
 from tfdp._validate import fraction, whole
 from tfdp.auditing import checks
 from tfdp.auditing.checks import Finding
 from tfdp.auditing.implied_noise import accounted_law, implied_noise
+from tfdp.auditing.lot_checks import check_lots
 from tfdp.auditing.recomputed import Recomputed
 from tfdp.auditing.recording import Recording, Step
 from tfdp.auditing.update_rules import update_rule
@@ -117,9 +119,16 @@ def replay(
     significance = fraction("significance", significance)
     if not len(recording):
         raise ValueError(f"Expected at least one recorded step. Found none in {recording.path}.")
-    model = _loaded(recording) if model is None else model
+    missing = recording.missing_runs
+    if missing:
+        words = f"{len(missing)} runs that steps were counted in are not in the ledger"
+        return Replay((Finding("ledger", 0.0, words),), (), significance, len(recording))
+    loaded = model is None
+    model = _loaded(recording) if loaded else model
+    _check_steps(recording)
     _check_model(model, recording)
     findings, left_out = [], []
+    left_out += _around(recording, model if loaded else None)
     if not recording.whole:
         left_out.append("what came after the exception that ended the training")
     for part in (_counting, _lots, _updates, _noise):
@@ -153,6 +162,37 @@ def _check_model(model, recording):
             f"Expected a model with trainable variables of the shapes {recording.trainable} of the "
             f"recording. Found {found}."
         )
+
+
+def _check_steps(recording):
+    for step in _all(recording):
+        shapes = [[*value.shape] for value in step.before]
+        if shapes != recording.trainable:
+            raise ValueError(
+                f"Expected the same trainable variables in all steps, {recording.trainable}. Found "
+                f"{shapes} in step {step.number}. Record each part of such a training by itself."
+            )
+
+
+def _around(recording, model):
+    """What was changed before the first step and after the last, in words.
+
+    Args:
+        model: the model as it was when the recording began; None if that is not known.
+    """
+    first, last = recording.step(0), recording.step(len(recording) - 1)
+    found = []
+    if model is not None and not _equal(
+        [v.numpy() for v in model.trainable_variables], first.before
+    ):
+        found.append("what changed the weights before the first step")
+    if not _equal(recording.final, last.after):
+        found.append("what changed the weights after the last step")
+    return found
+
+
+def _equal(some, others):
+    return len(some) == len(others) and all(map(np.array_equal, some, others))
 
 
 def _all(recording):
@@ -193,13 +233,26 @@ def _counting(recording, model, findings, left_out):
 
 def _lots(recording, model, findings, left_out):
     del model
-    for steps in _by_run(recording):
-        run = steps[0].run
-        found = checks.lot_sizes([int(step.drawn.sum()) for step in steps], run)
-        found += checks.repetitions([step.keys for step in steps], run)
-        findings += found or [Finding("lots", 1.0, "the sizes are those of the scheme")]
-        if not (run.sampling.coin_flips or run.sampling.fixed_order):
-            left_out.append(f"whether lots are drawn as they should be ({run.sampling.words})")
+    for fit, steps in itertools.groupby(_all(recording), key=lambda step: step.fit):
+        steps = list(steps)
+        run, known = steps[0].run, recording.examples(fit)
+        # Examples without features look like padding: where coins decide, the others are checked.
+        blank = known is not None and not known[1].all()
+        keys, others = None, 0
+        if blank:
+            others = int((~known[1]).sum())
+            left_out.append(f"how {others} examples without features are drawn")
+        if known is not None and (not blank or (run.sampling.coin_flips and run.groups == 1)):
+            keys = known[0][known[1]].tolist()
+        lots = [step.keys(blank) for step in steps]
+        places = [step.counted - 1 for step in steps]
+        found = check_lots(lots, places, run, keys or None, others)
+        first = steps[0].number
+        findings += [
+            f if f.step is None else dataclasses.replace(f, step=first + f.step) for f in found
+        ] or [Finding("lots", 1.0, "they are those of the scheme")]
+        if keys is None or run.sampling.name == "shuffle":
+            left_out.append(f"how lots are drawn ({run.sampling.words})")
 
 
 # -- updates -----------------------------------------------------------------------------------------
@@ -208,27 +261,54 @@ def _lots(recording, model, findings, left_out):
 def _updates(recording, model, findings, left_out):
     """The weights moved by the update rule, from what it was given, and nothing else moved them."""
     before, rule, why = None, None, None
+    products, squares = 0.0, 0.0
     for step in _all(recording):
-        if before is not None and step.run is before.run:
-            for name, was, now in (
-                ("weights", before.after, step.before),
-                ("state", _numbers(before), _numbers(step)),
-            ):
-                if not all(np.array_equal(a, b) for a, b in zip(was, now, strict=True)):
-                    words = f"the {name} before it are not those of the step before"
-                    findings.append(Finding(name, 0.0, words, step.number))
-                    return
         if before is None:
             rule, why = update_rule(model, step, recording.decayed)
+        else:
+            changed = _changed(before, step)
+            if changed is not None and step.fit == before.fit:
+                words = f"the {changed} before it are not those of the step before"
+                findings.append(Finding(changed, 0.0, words, step.number))
+                return
+            if changed is not None:
+                left_out.append(
+                    f"what changed {changed} before step {step.number}, between two fits"
+                )
+                if not step.means and rule is not None:
+                    rule, why = None, "a fit began with changed weights"
         before = step
-        wrong = None if rule is None else rule.wrong(step)
-        if wrong is not None:
-            findings.append(Finding("update", 0.0, wrong, step.number))
-            return
+        if rule is None:
+            continue
+        for (error, allowed), total in zip(rule.errors(step), step.sums, strict=True):
+            worst = float(np.max(np.abs(error), initial=0.0))
+            if not worst <= allowed:
+                words = (
+                    f"a weight differs by {worst:.2g} from what the update rule makes of its input"
+                )
+                findings.append(Finding("update", 0.0, words, step.number))
+                return
+            product = error * total
+            products, squares = products + np.sum(product), squares + np.sum(product**2)
     if rule is None:
         left_out.append(f"the update rule ({why})")
-    else:
-        findings.append(Finding("update", 1.0, "the weights are those that the update rule makes"))
+        return
+    findings.append(Finding("update", 1.0, "the weights are those that the update rule makes"))
+    if squares > 0:
+        p = 2.0 * float(stats.norm.sf(abs(products) / np.sqrt(squares)))
+        words = "projection on the sums of what rounding leaves of the updates"
+        findings.append(Finding("updates and sums", min(1.0, p), words))
+
+
+def _changed(before, step) -> str | None:
+    """What is not as the step before left it: "weights", "state" or None."""
+    for name, was, now in (
+        ("weights", before.after, step.before),
+        ("state", _numbers(before), _numbers(step)),
+    ):
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(was, now, strict=True)):
+            return name
+    return None
 
 
 def _numbers(step):
@@ -275,11 +355,16 @@ def _sums(recording, model, chosen, rows, findings, left_out):
     for number in chosen:
         step = recording.step(number)
         again.go_to(step)
+        error = again.penalty_error(step)
+        if not error <= 1e-3:
+            words = f"gradients of the regularizers differ by {error:.2g} from those at the weights"
+            findings.append(Finding("regularizers", 0.0, words, int(number)))
+            return
         whole_sum = again.sum_without(step)
         size = float(np.linalg.norm(step.total))
         error = float(np.linalg.norm(whole_sum - step.total))
         tolerance = again.tolerance
-        if error > tolerance * (size + step.clip):
+        if not error <= tolerance * (size + step.clip):
             words = f"differs by {error / step.clip:.2g} C from the sum that is computed again"
             findings.append(Finding("sum", 0.0, words, int(number)))
             return
@@ -287,13 +372,13 @@ def _sums(recording, model, chosen, rows, findings, left_out):
         for row in again.rows_to_take_out(step, rows):
             moved = float(np.linalg.norm(again.sum_without(step, row) - whole_sum)) / step.clip
             worst = max(worst, moved / allowed)
-            if moved > allowed * (1 + tolerance):
+            if not moved <= allowed * (1 + tolerance):
                 words = f"moves by {moved:.4g} C without row {row}, and {allowed:g} C are accounted"
                 findings.append(Finding("sensitivity", 0.0, words, int(number)))
                 return
         if again.has_reference(step):
             error = float(np.linalg.norm(again.reference(step) - step.total))
-            if error > tolerance * (size + step.clip):
+            if not error <= tolerance * (size + step.clip):
                 words = f"differs by {error / step.clip:.2g} C from clipping row by row"
                 findings.append(Finding("sum, row by row", 0.0, words, int(number)))
                 return

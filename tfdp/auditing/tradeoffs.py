@@ -87,10 +87,14 @@ class GaussianDP:
 
     def largest_tpr(self, fpr):
         fpr = np.asarray(fpr, float)
+        if math.isinf(self.mu):
+            return np.ones_like(fpr)
         return special.ndtr(special.ndtri(fpr) + self.mu)
 
     def least_fpr(self, tpr):
         tpr = np.asarray(tpr, float)
+        if math.isinf(self.mu):
+            return np.zeros_like(tpr)
         return special.ndtr(special.ndtri(tpr) - self.mu)
 
 

@@ -187,6 +187,10 @@ class Lots(abc.ABC):
         # The last row is the padding.
         return each_array(lambda column: column.numpy()[:-1], self._columns[0])
 
+    def arrays(self) -> list[np.ndarray]:
+        """All arrays of inputs and targets, in the order in which `tf.nest` flattens them."""
+        return [column.numpy()[:-1] for column in all_arrays(self._columns[:2])]
+
     @abc.abstractmethod
     def _draw(self, random: tf.Tensor, turn: int) -> tf.data.Dataset:
         """Returns the infinite dataset of the int64 indices of each lot, beginning with a new epoch.

@@ -32,6 +32,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     Steps that were taken after the last state are lost to the weights and stay counted, so that the
     proven epsilon is that of a training without a crash, and never below the truth.
 
+    A run whose state is left in the folder goes on from there only: another `fit`, without this
+    callback, begins a new run.
+
     Ctrl-C and SIGTERM let the step end; the state is written, and one line says what was spent. A
     second Ctrl-C ends at once.
 
@@ -45,7 +48,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Args:
         backup_dir: the folder, one for each call of `fit`.
-        save_freq: None saves the state every `seconds`; "epoch" at the end of each epoch; an integer
+        save_freq: None saves the state every `seconds`; "epoch" after each epoch; an integer
             after so many steps.
         seconds: time between two states, at least 0; it is longer where a state takes more than a
             hundredth of it.
@@ -130,6 +133,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             model.optimizer.go_on_with(None)
             try:
                 self._wait()
+                if self._folder.holds_state:
+                    # Whoever reads the state goes on with the run, so nobody else may.
+                    model._account.close_session()
             finally:
                 if self._worker is not None:
                     self._worker.shutdown()
@@ -179,6 +185,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         if epoch != self._place.epoch:
             self._place = dataclasses.replace(self._place, epoch=epoch, step=0)
         self._steps_since, self._since = 0, time.monotonic()
+        # Not at the end of an epoch, where callbacks may show averages in place of the weights.
+        if self._save_freq == "epoch" and self._run_id is not None:
+            self._save()
 
     def on_train_batch_end(self, batch, logs=None):
         steps, self._begun = self._begun, 0
@@ -200,10 +209,6 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=0)
-        if self._signal is not None:
-            self._stop()
-        if self._save_freq == "epoch":
-            self._save()
 
     def on_train_end(self, logs=None):
         if self._delete:

@@ -135,6 +135,11 @@ class BackupFolder:
         with replaced_whole(os.path.join(self.path, STATE)) as partial:
             _write_new(partial, (_MAGIC, digest, content))
 
+    @property
+    def holds_state(self) -> bool:
+        """Whether there is a state that somebody could go on from."""
+        return os.path.exists(os.path.join(self.path, STATE))
+
     def read(self) -> tuple[dict, dict[str, np.ndarray]] | None:
         """Returns (about, arrays) of the state; None if there is none.
 
