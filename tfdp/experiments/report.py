@@ -57,6 +57,7 @@ def record(result: Result) -> dict:
         "seconds": result.seconds,
         "advice": result.advice,
         "statement": result.statement.to_dict(),
+        "training": {"restarts": result.restarts, "lost_steps": result.lost_steps},
         "settings": experiment.recorded(),
     }
 
@@ -92,6 +93,8 @@ def card(result: Result, command: str | None = None) -> str:
     if experiment.private:
         lines.append(f"- Noise multiplier: {run.noise_multiplier:.4g}; {_clip_norm(run)}")
     lines.append(f"- Test accuracy: {100 * result.test_accuracy:.2f}%")
+    if result.restarts:
+        lines.append(f"- Interrupted: {_interrupted(result)}")
     if command is not None:
         lines += ["", "Such a model is made by", "", f"    {command}"]
     return "\n".join([*lines, "", result.statement.markdown()])
@@ -136,6 +139,8 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
     rule = update_rule(experiment)
     table.add_row("Model", f"{network(experiment)}, trained with {_title(result)}, {rule}")
     table.add_row("Steps", _steps(result))
+    if result.restarts:
+        table.add_row("Interrupted", _interrupted(result))
     if experiment.private:
         table.add_row(
             "Noise", f"multiplier z = {result.run.noise_multiplier:.4g}, {_clip_norm(result.run)}"
@@ -196,6 +201,16 @@ def _steps(result) -> str:
     if math.isfinite(result.seconds_per_step):
         words += f", {1e3 * result.seconds_per_step:.1f} ms a step"
     return escape(words)
+
+
+def _interrupted(result) -> str:
+    """Says how often the training went on, and what that has cost."""
+    times = "once" if result.restarts == 1 else f"{result.restarts} times"
+    lost = result.lost_steps
+    if not lost:
+        return f"{times}; no step was lost"
+    steps = "1 step that a crash lost is" if lost == 1 else f"{lost:,} steps that crashes lost are"
+    return f"{times}; {steps} counted and not in the weights"
 
 
 def _comparison(result) -> str:

@@ -10,8 +10,8 @@ The digests detect mixed and damaged files. They do not detect an editor who cha
 digest.
 
 While the result `NAME` is being made, it is in the folder `NAME.partial` (`partial_folder.py`). Files
-that must never be in the result are in the folder `NAME.secret`. This module does not import
-TensorFlow.
+that must never be in the result are in the folder `NAME.secret`: the state of the training, with which
+it goes on after a crash (`unfinished.py`). This module does not import TensorFlow.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ from tfdp.experiments.result_files import (
     read_record,
     strange_entry,
 )
+from tfdp.experiments.unfinished import UnfinishedError
 
 # Bytes for everything but the model: record, card and log of the digits take 17 kB together.
 _SMALL = 2**20
@@ -53,13 +54,15 @@ class ResultFolder:
 
     Entering reserves the place for this process, and refuses if a result could not be written there
     or would overwrite another one. Files are written into `NAME.partial`. Leaving without `commit`
-    removes `NAME.partial`, and an earlier result stays as it was.
+    removes `NAME.partial`, and an earlier result stays as it was. If the training has left a state
+    (`checkpoints`), its log stays in `NAME.partial`, and whoever enters next can go on.
 
     Args:
         path: the folder of the finished result.
         overwrite: whether the result may replace an earlier result. Nothing else is ever replaced.
         numbered: whether to use a new folder `path`_001, `path`_002, ... instead, with the number
             after the largest one in use. Processes that start together get different numbers.
+        resume: whether a training that has left a state goes on; if not, it is discarded.
 
     Attributes:
         path: absolute path of the result; None until entered, if the folder is numbered.
@@ -78,7 +81,14 @@ class ResultFolder:
         3
     """
 
-    def __init__(self, path: str | os.PathLike, *, overwrite: bool = False, numbered: bool = False):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        *,
+        overwrite: bool = False,
+        numbered: bool = False,
+        resume: bool = True,
+    ):
         if overwrite and numbered:
             raise ResultError(
                 "Expected `overwrite` with the name of a folder. Found it without: a numbered folder "
@@ -86,9 +96,10 @@ class ResultFolder:
             )
         path = os.path.abspath(path)
         self._base = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-        self._overwrite, self._numbered = overwrite, numbered
+        self._overwrite, self._numbered, self._resume = overwrite, numbered, resume
         self._partial = None
         self._committed = False
+        self._training_id = None
         self.path = None if numbered else self._base
 
     @property
@@ -106,6 +117,42 @@ class ResultFolder:
             ValueError: the path is not a folder, or other users may enter it.
         """
         return secret_folder(f"{self._open().target}.secret")
+
+    def checkpoints(self, settings: Mapping) -> str:
+        """Returns the path of a folder for the state of this training, inside of `secrets()`.
+
+        It holds the state of an unfinished training that is to go on, or does not exist yet. `commit`
+        removes it. Without `commit`, a state in it stays for the next process.
+
+        Args:
+            settings: the settings of the training, JSON-safe. A training goes on with its own only.
+
+        Raises:
+            ResultError: the unfinished training is damaged, or has other settings.
+        """
+        unfinished = self._open().unfinished
+        if not self._resume:
+            unfinished.discard()
+        self.secrets()
+        try:
+            self._training_id = unfinished.take_up(settings)
+        except UnfinishedError as error:
+            raise ResultError(str(error)) from error
+        return unfinished.backup_dir
+
+    def abandon(self) -> None:
+        """Removes the state of the training, which nobody shall go on with."""
+        self._open().unfinished.discard()
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether there is a state that the next process can go on from."""
+        return self._partial is not None and self._partial.unfinished.holds_state
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this process will go on with an unfinished training."""
+        return self._resume and self.holds_state and not self._partial.unfinished.is_over
 
     def check_space(self, model_bytes: int) -> None:
         """Raises ResultError if the disk has less free space than the model and the rest need.
@@ -141,18 +188,25 @@ class ResultFolder:
         work = self._open().result
         try:
             self._partial.check_held()
+            if self._training_id is not None:
+                record = {
+                    **record,
+                    "training": {"id": self._training_id, **record.get("training", {})},
+                }
             digests = _write(work, record, card, save_model, self._partial.check_held)
             self._put_in_place()
         except OSError as error:
             raise ResultError(
                 f"Expected to write the result to {self.path}. Found: {_words(error)}. {self._lost()} "
-                "Make room, or choose another folder, and train again."
+                f"{self._remedy()}"
             ) from error
         except ResultError as error:
             raise type(error)(f"{error} {self._lost()}") from error
         self._committed = True
         with _warned(self.path):
             sync_folder(os.path.dirname(self.path))
+            if self._training_id is not None:
+                self._partial.unfinished.discard()
         return digests
 
     def __enter__(self):
@@ -171,13 +225,21 @@ class ResultFolder:
         return self
 
     def __exit__(self, *exception):
-        self._partial.release(made_one=self._committed)
-        self._partial = None
+        partial, self._partial = self._partial, None
+        if self._training_id is not None and not partial.unfinished.holds_state:
+            with contextlib.suppress(OSError):
+                partial.unfinished.discard()
+        partial.release(made_one=self._committed)
 
     def _enter(self, target):
         _check_outside(target)
-        self._checked(target)  # refuses a target that cannot be replaced before a folder is made
-        partial = PartialFolder(target)
+        try:
+            # Refuses a target that cannot be replaced before a folder is made.
+            self._checked(target)
+        except ResultExists:
+            _clear_finished(target)
+            raise
+        partial = PartialFolder(target, resume=self._resume)
         partial.acquire()
         try:
             # The target is checked again: a run that ended meanwhile may have put a result there,
@@ -227,10 +289,18 @@ class ResultFolder:
         before = "is as it was"
         if os.path.lexists(previous := self._partial.previous):
             before = f"is in {previous} (the next run of this name brings it back)"
+        lost = "is lost"
+        if self.holds_state:
+            lost = f"is kept, as the state of a training in {self._partial.unfinished.path}"
         return (
             f"Nothing of it is there, what was there before {before}, and the model that was trained "
-            "is lost."
+            f"{lost}."
         )
+
+    def _remedy(self) -> str:
+        if self.holds_state:
+            return "Make room, and run the same command again: it goes on from there."
+        return "Make room, or choose another folder, and train again."
 
     def _put_in_place(self):
         partial = self._partial
@@ -254,6 +324,21 @@ class ResultFolder:
                 raise
         else:
             _move_aside(partial)
+
+
+def _clear_finished(target) -> None:
+    """Clears what is left beside a result if its process died after it had put it in place."""
+    partial = PartialFolder(target)
+    if not (partial.unfinished.is_over and os.path.lexists(partial.path)):
+        return
+    try:
+        partial.acquire(make=False)
+        partial.unfinished.discard()
+        partial.release(made_one=True)
+    except ResultBusy:
+        pass
+    except (ResultError, OSError) as error:
+        logging.warning("What is left beside %s was not cleared: %s", target, error)
 
 
 def new_folder(path: str | os.PathLike) -> str:
