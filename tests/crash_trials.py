@@ -1,7 +1,6 @@
-"""Kills `train.py` at random moments until it has finished, for every mechanism; the table of docs/crashes.md.
+"""Kills `train.py` at random moments until it has finished: the table of docs/crashes.md.
 
     python -m tests.crash_trials [--kills=20] [--mechanisms=dpsgd,matrix] [--out=FILE.json]
-    python -m tests.crash_trials --page=docs/crashes.md --out=FILE.json
 
 Each training is killed with SIGKILL `kills` times, at moments that are uniform over the time from the
 start of the process to `window` seconds after its first epoch, and then left alone. The same training
@@ -28,7 +27,8 @@ TRIALS = {
     "dpsgd, fixed size": ["--mechanism=dpsgd", "--sampling=fixed_size"],
     "dpsgd, Adam": ["--mechanism=dpsgd", "--optimizer=adam", "--learning_rate=0.01"],
     "dpsgd, adaptive clipping": [
-        "--mechanism=dpsgd", "--clipping=adaptive", "--target_quantile=0.5", "--quantile_learning_rate=0.2",
+        "--mechanism=dpsgd", "--clipping=adaptive", "--target_quantile=0.5",
+        "--quantile_learning_rate=0.2",
     ],
     "dpsgd, public batch normalization": ["--mechanism=dpsgd", "--normalization=batch"],
     "si_dpsgd": ["--mechanism=si_dpsgd", "--learning_rate=0.01"],
@@ -115,7 +115,8 @@ def row(name, kills, window, steps, every, rng):
 def page(rows):
     """The table in Markdown."""
     lines = [
-        "| training | kills | went on | steps | lost | seconds lost by a kill | proven epsilon | accuracy | without kills |",
+        "| training | kills | went on | steps | lost | seconds lost by a kill | proven epsilon | "
+        "accuracy | without kills |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for each in rows:

@@ -88,6 +88,7 @@ class PlainBackup(keras.callbacks.Callback):
             found = self._folder.read()
             if found is not None:
                 self._give(model, *found)
+            self._save()
             with self._interruptions:
                 yield self._steps
                 self._save()

@@ -302,7 +302,8 @@ def _fit(model, train_data, steps, per_epoch, callbacks, backup, **options) -> d
         if isinstance(backup, PlainBackup):
             behind = stack.enter_context(backup.attached(model, steps))
             epochs |= backup.epochs
-        # The callback of a private training goes on where it was in each of the fits.
+        elif backup is not None:  # it goes on where it was in each of the fits
+            backup.total_steps = steps
         for first, number, length in parts(steps, per_epoch, behind):
             part = model.fit(
                 train_data,

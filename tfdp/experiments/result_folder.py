@@ -28,6 +28,7 @@ from absl import logging
 
 from tfdp._files import exchange, secret_folder, sync_folder, sync_tree
 from tfdp.experiments.partial_folder import PartialFolder, ResultBusy, ResultError, clear_leftovers
+from tfdp.experiments.places import check_outside, check_replaceable, look
 from tfdp.experiments.result_files import (
     CARD,
     DIGESTS,
@@ -35,9 +36,7 @@ from tfdp.experiments.result_files import (
     MODEL,
     RECORD,
     digest,
-    is_result,
     read_record,
-    strange_entry,
 )
 from tfdp.experiments.unfinished import UnfinishedError
 
@@ -232,7 +231,7 @@ class ResultFolder:
         partial.release(made_one=self._committed)
 
     def _enter(self, target):
-        _check_outside(target)
+        check_outside(target)
         try:
             # Refuses a target that cannot be replaced before a folder is made.
             self._checked(target)
@@ -275,14 +274,14 @@ class ResultFolder:
         """Returns the state of the target as `_look` does; refuses one that may not be replaced."""
         if self._numbered and os.path.lexists(target):
             raise ResultExists(f"Expected a new folder. Found {target} there already.")
-        state = _look(target)
+        state = look(target)
         if state == "result" and not self._overwrite:
             raise ResultExists(
                 f"Expected a new folder for the result. Found a finished one in {target}. Choose "
                 "another folder, or say --overwrite (in Python: overwrite=True) to replace it."
             )
         if state is not None:
-            _check_replaceable(target)
+            check_replaceable(target)
         return state
 
     def _lost(self) -> str:
@@ -318,7 +317,7 @@ class ResultFolder:
             # The partial folder, which will be removed, now holds what was at the target. If that
             # is no result after all, the two are swapped back.
             try:
-                _look(partial.result)
+                look(partial.result)
             except BaseException:
                 exchange(partial.result, partial.target)
                 raise
@@ -329,7 +328,7 @@ class ResultFolder:
 def _clear_finished(target) -> None:
     """Clears what is left beside a result if its process died after it had put it in place."""
     partial = PartialFolder(target)
-    if not (partial.unfinished.is_over and os.path.lexists(partial.path)):
+    if not (os.path.lexists(partial.path) and partial.unfinished.is_over):
         return
     try:
         partial.acquire(make=False)
@@ -379,7 +378,7 @@ def check(folder: str | os.PathLike) -> dict:
         digest of run.json, ...
     """
     folder = os.fspath(folder)
-    if _look(folder) != "result":
+    if look(folder) != "result":
         raise ResultError(f"Expected the folder of a result. Found nothing in {folder}.")
     record = read_record(folder)
     for key, name in DIGESTS.items():
@@ -420,85 +419,12 @@ def _move_aside(partial):
     """
     partial.move_previous()
     try:
-        _look(partial.previous)
+        look(partial.previous)
         sync_folder(partial.path)
         os.rename(partial.result, partial.target)
     except BaseException:
         os.rename(partial.previous, partial.target)
         raise
-
-
-def _look(path) -> str | None:
-    """Returns what is at a path: None for nothing, "empty" for an empty folder, or "result".
-
-    Raises:
-        ResultError: something else is at the path.
-    """
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return None
-    if stat.S_ISLNK(found.st_mode):
-        raise ResultError(
-            f"Expected a folder. Found a symbolic link: {path}. Name the folder that it points to."
-        )
-    if not stat.S_ISDIR(found.st_mode):
-        raise ResultError(f"Expected a folder. Found a file: {path}. Choose another name.")
-    if not os.listdir(path):
-        return "empty"
-    if foreign := _foreign(path):
-        raise ResultError(
-            f"Expected a result, or an empty folder. Found {foreign} in {path}. Such a folder is never "
-            "replaced: choose another one, or move it away."
-        )
-    return "result"
-
-
-def _foreign(folder) -> str | None:
-    """Returns an entry that no result has, or what is wrong with run.json; None for a result."""
-    return strange_entry(folder) or (None if is_result(folder) else f"no {RECORD} with digests")
-
-
-def _check_outside(target) -> None:
-    """Refuses a place inside a folder that belongs to another result: it would spoil that result."""
-    folder = target
-    while True:
-        kind = None
-        if folder.endswith((".partial", ".secret")):
-            kind = "a folder beside a result, for unfinished files or secrets"
-        elif folder != target and _is_result(folder):
-            kind = "a finished result"
-        if kind:
-            raise ResultError(
-                f"Expected a place outside the folders of other results. Found {target} in {folder}, "
-                f"{kind}. Choose another folder."
-            )
-        if folder == (folder := os.path.dirname(folder)):
-            return
-
-
-def _is_result(folder) -> bool:
-    with contextlib.suppress(OSError):  # nothing is written into a folder that cannot be read
-        return os.path.isfile(os.path.join(folder, RECORD)) and is_result(folder)
-    return False
-
-
-def _check_replaceable(target) -> None:
-    """Refuses, before the training, a folder that the system could not replace after it."""
-    found = os.stat(target)
-    if os.path.ismount(target):
-        problem, remedy = "a mount point", "Choose a folder in it"
-    elif os.path.samestat(found, os.stat(os.curdir)):
-        problem, remedy = "the current folder", "Choose a folder in it"
-    elif os.geteuid() not in (0, found.st_uid):
-        problem, remedy = f"a folder of user {found.st_uid}", "Choose another one"
-    elif not os.access(target, os.W_OK | os.X_OK):
-        problem, remedy = "a read-only folder", "Choose another one"
-    else:
-        return
-    raise ResultError(
-        f"Expected a folder that a result can take the place of. Found {problem}: {target}. {remedy}."
-    )
 
 
 def _last_number(folder, name) -> int:

@@ -48,9 +48,9 @@ class Unfinished:
 
     @property
     def is_over(self) -> bool:
-        """Whether the result of this training is in its place already."""
+        """Whether the result of this training is in its place already, or nothing is left of it."""
         if not os.path.lexists(self._about):
-            return False
+            return not os.path.lexists(self.backup_dir)
         with contextlib.suppress(UnfinishedError, OSError):
             return self._read()["id"] == read_record(self._target).get("training", {}).get("id")
         return False

@@ -60,6 +60,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     Attributes:
         restarts: how often the training went on from a state, in all processes.
         lost_steps: how many steps were counted and are not in the weights, in all processes.
+        total_steps: the number of steps that an interruption names; None names that of the run so far
+            planned, which is smaller where several calls of `fit` make one training.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -97,7 +99,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._save_freq, self._seconds = save_freq, finite("seconds", seconds, 0)
         self._delete = delete_checkpoint
         self._delta = None if delta is None else check_delta(delta)
-        self.restarts, self.lost_steps = 0, 0
+        self.restarts, self.lost_steps, self.total_steps = 0, 0, None
         self._earlier, self._old_history, self._own_run = {}, None, None
         self._folder = BackupFolder(backup_dir)
         self._worker, self._pending = None, None
@@ -330,7 +332,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         session = self.model._session
         if self._cleared or session is None or session.run_id != self._run_id:
             self._interruptions.end()  # before the first step, or after the last state
-        spent = f"Stopped after step {session.spent:,} of {session.run.steps:,}{self._epsilon()}."
+        total = self.total_steps or session.run.steps
+        spent = f"Stopped after step {session.spent:,} of {total:,}{self._epsilon()}."
         try:
             self._save(wait=True)
             # Steps that were reserved and not begun are given back.

@@ -52,6 +52,7 @@ def take_state(
         "order": None if place.order is None else place.order.hex(),
         "fingerprint": fingerprint,
         "shapes": shapes_of(model),
+        "length": model._privacy.feed.steps,
         "told": told,
     }
     return about, arrays
@@ -130,7 +131,7 @@ def give_state(
     account.remember(model.weights)
     order = None if about["order"] is None else bytes.fromhex(about["order"])
     place = Place(about["epoch"], about["step"], about["taken"], order)
-    return _later(place, lost, feed.steps)
+    return _later(place, lost, about["length"])
 
 
 def _later(place: Place, steps: int, length: int | None) -> Place:
