@@ -14,7 +14,7 @@ from tfdp.training.backup_state import copy_of, differing, shapes_of, state_vari
 from tfdp.training.interruptions import Interruptions
 
 # The time that states take from a plain training is at most this share of it.
-_SHARE = 0.01
+_SHARE = 0.005
 _VERSION = "plain 1"
 
 

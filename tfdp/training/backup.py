@@ -19,10 +19,11 @@ from tfdp.training.feeding import Feed, Place, needs_order
 from tfdp.training.interruptions import Interruptions
 
 # Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
+# It is longer where writing the reservation takes more than the share below.
 _AHEAD = 1.0
 _MOST_AHEAD = 10_000
-# The time that states take from the training is at most this share of it.
-_SHARE = 0.01
+# The times that states and reservations take from the training are each at most this share of it.
+_SHARE = 0.005
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -51,8 +52,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup_dir: the folder, one for each call of `fit`.
         save_freq: None saves the state every `seconds`; "epoch" after each epoch; an integer
             after so many steps.
-        seconds: time between two states, at least 0; it is longer where a state takes more than a
-            hundredth of it.
+        seconds: time between two states, at least 0; it is longer where a state takes more than half
+            a hundredth of it.
         delete_checkpoint: whether the folder is removed when `fit` has ended.
         delta: that of the epsilon which an interruption states, in (0, 1); None takes that of the
             model's budget, and states the number of steps alone where there is none.
@@ -107,7 +108,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._run_id, self._reserved = None, 0
         self._interruptions = Interruptions()
         self._since, self._steps_since, self._cost = 0.0, 0, 0.0
-        self._speed = None  # steps in a second
+        self._speed, self._reserving = None, 0.0  # steps in a second, seconds for a reservation
         self._warned = False
 
     # -- what `fit` calls ------------------------------------------------------------------------
@@ -205,10 +206,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._begun = steps
         needed = session.spent + steps
         if needed > self._reserved:
-            ahead = 1 if self._speed is None else math.ceil(_AHEAD * self._speed)
+            seconds = max(_AHEAD, self._reserving / _SHARE)
+            ahead = 1 if self._speed is None else math.ceil(seconds * self._speed)
             ahead = max(needed, min(session.spent + ahead, session.spent + _MOST_AHEAD))
             ahead = int(min(ahead, max(needed, session.run.steps)))
+            started = time.monotonic()
             self._folder.reserve(session.run_id, ahead)
+            self._reserving = time.monotonic() - started
             self._reserved = ahead
 
     def _give_back(self, model):
