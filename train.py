@@ -139,22 +139,8 @@ def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> No
     folder = ResultFolder(model_dir, overwrite=FLAGS.overwrite, numbered=numbered, resume=resume)
     # Entered before TensorFlow is imported: a place that cannot be written is refused at once.
     with folder:
-        # TensorBoard can read the log during the training; the commit moves it with the result.
-        _announce(point, folder)
-        if folder.goes_on:
-            print(
-                f"Goes on with the unfinished training in {_shown(folder.path)}.secret.", flush=True
-            )
-        from tfdp.experiments.saving import run_into
-
         try:
-            result = run_into(
-                folder,
-                point.experiment,
-                console.verbosity(),
-                point.command,
-                **parsing.checkpoint_every(FLAGS.checkpoint_every),
-            )
+            result = _train_into(folder, point)
         except BaseException as ended:
             _say_how_to_go_on(ended, point, folder)
             raise
@@ -169,12 +155,25 @@ def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> No
         _audit(point, folder.path)
 
 
+def _train_into(folder, point):
+    # TensorBoard can read the log during the training; the commit moves it with the result.
+    _announce(point, folder)
+    if folder.goes_on:
+        print(f"Goes on with the unfinished training in {_shown(folder.path)}.secret.", flush=True)
+    from tfdp.experiments.saving import run_into
+
+    every = parsing.checkpoint_every(FLAGS.checkpoint_every)
+    return run_into(folder, point.experiment, console.verbosity(), point.command, **every)
+
+
 def _say_how_to_go_on(ended, point, folder):
-    """Tells of the state that an unfinished training has left."""
-    if not folder.holds_state:
+    """Tells of the state that an unfinished training has left, unless the error tells what to do."""
+    if folder.is_in_place or not folder.holds_state or isinstance(ended, ValueError):
         return
     again = "the same command goes on from there"
-    if not FLAGS.model_dir:
+    if FLAGS.resume == "never":
+        again = "the same command without --resume=never goes on from there"
+    elif not FLAGS.model_dir:
         of_all = os.path.dirname(folder.path) if point.values else folder.path
         again = f"add --model_dir={_shown(of_all)} to the command to go on from there"
     said = f"The state of the training is kept in {_shown(folder.path)}.secret: {again}."

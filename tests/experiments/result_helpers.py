@@ -43,9 +43,8 @@ def make(path, which, stateful=False, **options):
 
 def keep_state(folder, which):
     """Does what a training does with its state: goes on from one, or writes one."""
-    backup = folder.checkpoints({"which": which})
+    backup, _ = folder.checkpoints({"which": which})
     if not folder.holds_state:
-        os.makedirs(backup, 0o700, exist_ok=True)
         with replaced_whole(os.path.join(backup, STATE)) as partial, open(partial, "w") as file:
             file.write(f"state {which}")
 

@@ -167,8 +167,54 @@ def test_the_state_of_another_training_is_refused(tmp_path):
     state = tmp_path / "a.secret" / "backup"
     state.rename(tmp_path / "a.secret" / "aside")
     (tmp_path / "b.secret" / "backup").rename(state)
-    with pytest.raises(ValueError, match="noise_multiplier"):
+    with pytest.raises(ValueError, match="somebody has moved it"):
         train(tmp_path / "a", settings())
+
+
+@pytest.mark.parametrize("mechanism", ["dpsgd", "si_dpsgd", "none"])
+def test_a_disk_that_is_full_for_a_while_loses_no_step(tmp_path, mechanism):
+    """Between the two fits of a training, too: the weights in memory go on."""
+
+    def full(self, about, arrays):
+        if about["steps"] and about["steps"] < STEPS:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        written(self, about, arrays)
+
+    written = BackupFolder.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BackupFolder, "write", full)
+        result = train(tmp_path / "r", settings(mechanism))
+    assert (result.restarts, result.lost_steps) == (0, 0)
+    assert read(tmp_path / "r")["steps"] == STEPS
+
+
+def test_noise_is_not_gone_on_with_unless_its_key_is_kept(tmp_path):
+    def full(self, about, arrays):
+        if about["steps"]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        written(self, about, arrays)
+
+    written = BackupFolder.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BackupFolder, "write", full)
+        with pytest.raises(ResultError, match="run the same command again"):
+            train(tmp_path / "r", settings("matrix"))
+    train(tmp_path / "r", settings("matrix"))
+    assert read(tmp_path / "r")["training"]["lost_steps"] == 6
+
+
+def test_time_is_that_of_all_processes(tmp_path):
+    with pytest.raises(Crash):
+        train(tmp_path / "r", settings(), 7)
+    result = train(tmp_path / "r", settings())
+    assert result.seconds > 0.1  # of the first process, which traced
+
+
+def test_a_training_with_a_seed_for_its_noise_does_not_go_on_without(tmp_path):
+    with pytest.raises(Crash):
+        train(tmp_path / "r", settings(insecure_seed=1), 4)
+    with pytest.raises(ResultError, match=r"--insecure_seed=True\. Found --insecure_seed=False"):
+        train(tmp_path / "r", settings())
 
 
 @pytest.mark.parametrize("behind", range(26))

@@ -1,8 +1,10 @@
 """A training that was interrupted stays beside its result until the result is in place."""
 
+import hashlib
 import json
 import os
 import pathlib
+import signal
 import sys
 
 import pytest
@@ -90,7 +92,7 @@ def test_never_discards_the_training_and_its_log(tmp_path):
     leave(tmp_path / "r")
     with ResultFolder(tmp_path / "r", resume=False) as folder:
         assert not folder.goes_on and not os.path.exists(folder.log_dir)
-        assert folder.checkpoints({"which": "other"}).endswith("r.secret/backup")
+        assert folder.checkpoints({"which": "other"})[0].endswith("r.secret/backup")
         assert not folder.holds_state
 
 
@@ -142,6 +144,76 @@ def test_a_finished_training_is_not_gone_on_with_when_it_is_overwritten(tmp_path
         assert folder.holds_state and not folder.goes_on
         folder.checkpoints({"which": "other"})
         assert not folder.holds_state
+
+
+def test_a_state_that_was_removed_is_refused_again_and_again(tmp_path):
+    """What its training had spent stays unknown, so nothing of the folder may be cleared."""
+    leave(tmp_path / "r")
+    backup = tmp_path / "r.secret" / "backup"
+    (backup / "reserved").write_text('{"steps": 447}')
+    (backup / STATE).unlink()
+    for _ in range(2):
+        with pytest.raises(Crash), ResultFolder(tmp_path / "r") as folder:
+            folder.checkpoints({"which": "new"})
+            raise Crash  # as reading the state does
+        assert names(backup) == ["reserved"]
+    (backup / "reserved").unlink()
+    backup.rmdir()
+    for _ in range(2):
+        with (
+            pytest.raises(ResultError, match="was removed"),
+            ResultFolder(tmp_path / "r") as folder,
+        ):
+            folder.checkpoints({"which": "new"})
+        assert names(tmp_path / "r.secret") == ["training.json"]
+
+
+def test_an_interruption_waits_until_the_result_is_in_its_place(tmp_path, monkeypatch):
+    moved = os.rename
+
+    def interrupted(source, target):
+        if str(target) == str(tmp_path / "r"):
+            os.kill(os.getpid(), signal.SIGINT)
+        moved(source, target)
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt) as ended:
+        make(tmp_path / "r", "new", stateful=True)
+    assert ended.value.__notes__ == [f"The result is in its place: {tmp_path / 'r'}."]
+    assert state(tmp_path / "r") == "new" and names(tmp_path) == ["r"]
+
+
+def test_secrets_beside_a_result_are_cleared_without_a_partial_folder(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Unfinished, "discard", lambda self: None)
+        make(tmp_path / "r", "new", stateful=True)
+    assert names(tmp_path) == ["r", "r.secret"]
+    with pytest.raises(ResultExists):
+        make(tmp_path / "r", "other")
+    assert names(tmp_path) == ["r"]
+
+
+@pytest.mark.parametrize("entry", ["backup", "training.json"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_never_clears_whatever_is_in_the_place_of_a_training(tmp_path, entry, kind):
+    secret = tmp_path / "r.secret"
+    secret.mkdir(0o700)
+    if kind == "file":
+        (secret / entry).touch()
+    if kind == "folder":
+        (secret / entry / "x").mkdir(parents=True)
+    if kind == "link":
+        (secret / entry).symlink_to(tmp_path)
+    make(tmp_path / "r", "new", stateful=True, resume=False)
+    assert names(tmp_path) == ["r"]
+
+
+def test_settings_that_say_nothing_are_refused(tmp_path):
+    leave(tmp_path / "r")
+    digest = hashlib.sha256(b"[]").hexdigest()
+    (tmp_path / "r.secret" / "training.json").write_text(f"{digest}\n[]\n")
+    with pytest.raises(ResultError, match="something else"):
+        leave(tmp_path / "r")
 
 
 def test_other_secrets_stay(tmp_path):

@@ -153,6 +153,7 @@ def test_a_seeded_training_goes_on_with_the_same_numbers(tmp_path):
 def killed(monkeypatch, ahead=0.0):
     """As by SIGKILL: nothing is given back. Steps are reserved for so many seconds."""
     monkeypatch.setattr(backup_module, "_AHEAD", ahead)
+    monkeypatch.setattr(backup_module, "_SHARE", float("inf"))  # however slow the disk is
     monkeypatch.setattr(tfdp.callbacks.BackupAndRestore, "_give_back", lambda *_: None)
 
 

@@ -7,11 +7,11 @@ import time
 import keras
 from absl import logging
 
+from tfdp._interruptions import Interruptions
 from tfdp._validate import finite, whole
 from tfdp.callbacks import BackupAndRestore
 from tfdp.training.backup_folder import BackupError, BackupFolder
 from tfdp.training.backup_state import copy_of, differing, shapes_of, state_variables
-from tfdp.training.interruptions import Interruptions
 
 # The time that states take from a plain training is at most this share of it.
 _SHARE = 0.005
@@ -24,11 +24,13 @@ class Checkpoints:
 
     Attributes:
         folder: the folder, a secret; it is left as it is at the end of the training.
+        training_id: whose states these are; those of another training are refused.
         steps: a state is written after so many steps; None writes them by time.
         seconds: time between two states.
     """
 
     folder: str
+    training_id: str | None = None
     steps: int | None = None
     seconds: float = 30.0
 
@@ -36,16 +38,18 @@ class Checkpoints:
         whole("steps", self.steps, 1, optional=True)
         finite("seconds", self.seconds, 0)
 
-    def callback(self, experiment):
-        """The callback for a training of an experiment."""
+    def callback(self, experiment, total_steps: int):
+        """The callback for a training of an experiment with so many steps."""
         if experiment.private:
-            return BackupAndRestore(
+            backup = BackupAndRestore(
                 self.folder,
                 self.steps,
                 seconds=self.seconds,
                 delete_checkpoint=False,
                 delta=experiment.delta,
             )
+            backup.belong_to(self.training_id, total_steps)
+            return backup
         return PlainBackup(self)
 
 
@@ -59,12 +63,13 @@ class PlainBackup(keras.callbacks.Callback):
         checkpoints: where, and how often.
 
     Attributes:
-        restarts, lost_steps: as for `BackupAndRestore`; no step is counted and lost here.
+        restarts, lost_steps, earlier_seconds: as for `BackupAndRestore`; no step is counted and lost.
     """
 
     def __init__(self, checkpoints: Checkpoints):
         super().__init__()
-        self.restarts, self.lost_steps = 0, 0
+        self.restarts, self.lost_steps, self.earlier_seconds = 0, 0, 0.0
+        self._since = time.monotonic()
         self._settings, self._folder = checkpoints, BackupFolder(checkpoints.folder)
         self._interruptions = Interruptions()
         self._steps, self._saved_steps, self._saved_at, self._cost = 0, 0, time.monotonic(), 0.0
@@ -107,7 +112,13 @@ class PlainBackup(keras.callbacks.Callback):
         for name, variables in _named(model):
             for i, variable in enumerate(variables):
                 variable.assign(arrays[f"{name}.{i}"])
+        if about["training_id"] != self._settings.training_id:
+            raise BackupError(
+                f"Expected the state of this training in {self._folder.path}. Found that of another "
+                "one: somebody has moved it. Put it back."
+            )
         self._steps = self._saved_steps = about["steps"]
+        self.earlier_seconds = about["seconds"]
         self.restarts = about["restarts"] + 1
         self.epochs = {int(epoch): logs for epoch, logs in about["epochs"]}
 
@@ -136,6 +147,8 @@ class PlainBackup(keras.callbacks.Callback):
             "version": _VERSION,
             "steps": self._steps,
             "restarts": self.restarts,
+            "training_id": self._settings.training_id,
+            "seconds": self.earlier_seconds + time.monotonic() - self._since,
             "epochs": list(self.epochs.items()),
             "shapes": shapes_of(model),
         }

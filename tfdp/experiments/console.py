@@ -22,10 +22,7 @@ _FILTER = Path(__file__).with_name("stderr_filter.py")
 # The width of what is printed where there is no terminal.
 _WIDTH = 100
 _WIDEST = 120
-_DISCARDED = (
-    "The unfinished model is discarded, together with the record of what it had spent: nothing of it "
-    "is released."
-)
+_NOTHING = "Nothing was written, and nothing is released."
 
 
 class Terminated(KeyboardInterrupt):
@@ -60,7 +57,7 @@ def guarded(command: Callable[[], object]) -> None:
 def interrupted(interruption: KeyboardInterrupt) -> int:
     """Says that the command was interrupted, and what its notes say; returns the exit status."""
     asked = isinstance(interruption, Terminated)
-    notes = getattr(interruption, "__notes__", None) or [_DISCARDED]
+    notes = getattr(interruption, "__notes__", None) or [_NOTHING]
     print(
         f"\ntrain.py: {'terminated' if asked else 'interrupted'}. {' '.join(notes)}",
         file=sys.stderr,

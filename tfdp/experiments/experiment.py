@@ -35,8 +35,7 @@ class Result:
         seconds: time of the whole training.
         advice: a sentence about a better mechanism at the same proven epsilon, or None.
         history: for each of Keras' metrics, its value in every epoch.
-        restarts: how often the training went on after it was interrupted; the times are then those
-            of the last process.
+        restarts: how often the training went on after it was interrupted.
         lost_steps: how many steps are counted and are not in the weights, since a crash lost them.
 
     Example:
@@ -225,7 +224,7 @@ def run(
         train_data = train_data.map(_weigh_every_label)
     # Keras would warn that it does not shuffle a dataset.
     options = {} if private else {"shuffle": False}
-    backup = None if checkpoints is None else checkpoints.callback(experiment)
+    backup = None if checkpoints is None else checkpoints.callback(experiment, steps)
     history = _fit(
         model,
         train_data,
@@ -250,7 +249,7 @@ def run(
         test_accuracy=test_accuracy(model, dataset),
         statement=said,
         seconds_per_step=times.mean,
-        seconds=seconds,
+        seconds=seconds + (0.0 if backup is None else backup.earlier_seconds),
         advice=None if advice is None else advice.sentence,
         history=history,
         restarts=0 if backup is None else backup.restarts,
@@ -302,8 +301,7 @@ def _fit(model, train_data, steps, per_epoch, callbacks, backup, **options) -> d
         if isinstance(backup, PlainBackup):
             behind = stack.enter_context(backup.attached(model, steps))
             epochs |= backup.epochs
-        elif backup is not None:  # it goes on where it was in each of the fits
-            backup.total_steps = steps
+        # The callback of a private training goes on where it was in each of the fits.
         for first, number, length in parts(steps, per_epoch, behind):
             part = model.fit(
                 train_data,

@@ -28,7 +28,8 @@ def finished(folder: str | os.PathLike, experiment: Experiment) -> dict | None:
         return None
     record = check(folder)
     wanted = json.loads(json.dumps(complete(experiment, record["num_examples"]).recorded()))
-    found = record["settings"]
+    wanted["insecure_seed"] = experiment.insecure_seed is not None
+    found = record["settings"] | {"insecure_seed": record["insecure_seed"]}
     names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     if names:
         raise ResultError(

@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from absl import logging
 
 from tfdp._files import exchange, secret_folder, sync_folder, sync_tree
+from tfdp._interruptions import Interruptions
 from tfdp.experiments.partial_folder import PartialFolder, ResultBusy, ResultError, clear_leftovers
 from tfdp.experiments.places import check_outside, check_replaceable, look
 from tfdp.experiments.result_files import (
@@ -117,11 +118,11 @@ class ResultFolder:
         """
         return secret_folder(f"{self._open().target}.secret")
 
-    def checkpoints(self, settings: Mapping) -> str:
-        """Returns the path of a folder for the state of this training, inside of `secrets()`.
+    def checkpoints(self, settings: Mapping) -> tuple[str, str]:
+        """Returns (path of a folder for the state of this training, id of the training).
 
-        It holds the state of an unfinished training that is to go on, or does not exist yet. `commit`
-        removes it. Without `commit`, a state in it stays for the next process.
+        The folder is inside of `secrets()`. It holds the state of an unfinished training that is to go
+        on, or is empty. `commit` removes it. Without `commit`, a state in it stays.
 
         Args:
             settings: the settings of the training, JSON-safe. A training goes on with its own only.
@@ -130,14 +131,19 @@ class ResultFolder:
             ResultError: the unfinished training is damaged, or has other settings.
         """
         unfinished = self._open().unfinished
-        if not self._resume:
-            unfinished.discard()
-        self.secrets()
         try:
+            if not self._resume:
+                unfinished.discard()
+            self.secrets()
             self._training_id = unfinished.take_up(settings)
         except UnfinishedError as error:
             raise ResultError(str(error)) from error
-        return unfinished.backup_dir
+        except OSError as error:
+            raise ResultError(
+                f"Expected a place for the state of the training in {unfinished.path}. Found: "
+                f"{_words(error)}. Mend that, or choose another folder."
+            ) from error
+        return unfinished.backup_dir, self._training_id
 
     def abandon(self) -> None:
         """Removes the state of the training, which nobody shall go on with."""
@@ -147,6 +153,11 @@ class ResultFolder:
     def holds_state(self) -> bool:
         """Whether there is a state that the next process can go on from."""
         return self._partial is not None and self._partial.unfinished.holds_state
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether `commit` has put the result in its place."""
+        return self._committed
 
     @property
     def goes_on(self) -> bool:
@@ -193,7 +204,12 @@ class ResultFolder:
                     "training": {"id": self._training_id, **record.get("training", {})},
                 }
             digests = _write(work, record, card, save_model, self._partial.check_held)
-            self._put_in_place()
+            with Interruptions() as interruptions:
+                self._put_in_place()
+                self._committed = True
+                self._clear_state()
+                if interruptions.number is not None:
+                    interruptions.end(f"The result is in its place: {self.path}.")
         except OSError as error:
             raise ResultError(
                 f"Expected to write the result to {self.path}. Found: {_words(error)}. {self._lost()} "
@@ -201,12 +217,13 @@ class ResultFolder:
             ) from error
         except ResultError as error:
             raise type(error)(f"{error} {self._lost()}") from error
-        self._committed = True
+        return digests
+
+    def _clear_state(self):
         with _warned(self.path):
             sync_folder(os.path.dirname(self.path))
             if self._training_id is not None:
                 self._partial.unfinished.discard()
-        return digests
 
     def __enter__(self):
         if self._partial is not None:
@@ -225,9 +242,9 @@ class ResultFolder:
 
     def __exit__(self, *exception):
         partial, self._partial = self._partial, None
-        if self._training_id is not None and not partial.unfinished.holds_state:
+        if self._training_id is not None and not self._committed:
             with contextlib.suppress(OSError):
-                partial.unfinished.discard()
+                partial.unfinished.discard_unbegun()
         partial.release(made_one=self._committed)
 
     def _enter(self, target):
@@ -298,8 +315,8 @@ class ResultFolder:
 
     def _remedy(self) -> str:
         if self.holds_state:
-            return "Make room, and run the same command again: it goes on from there."
-        return "Make room, or choose another folder, and train again."
+            return "Mend that, and run the same command again: it goes on from there."
+        return "Mend that, or choose another folder, and train again."
 
     def _put_in_place(self):
         partial = self._partial
@@ -328,10 +345,11 @@ class ResultFolder:
 def _clear_finished(target) -> None:
     """Clears what is left beside a result if its process died after it had put it in place."""
     partial = PartialFolder(target)
-    if not (os.path.lexists(partial.path) and partial.unfinished.is_over):
+    left = partial.unfinished.is_left
+    if not (left and partial.unfinished.is_over) and (left or not os.path.lexists(partial.path)):
         return
     try:
-        partial.acquire(make=False)
+        partial.acquire()
         partial.unfinished.discard()
         partial.release(made_one=True)
     except ResultBusy:

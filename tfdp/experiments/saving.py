@@ -51,9 +51,10 @@ def run_into(
         >>> sorted(os.listdir("runs/a"))
         ['model.keras', 'model_card.md', 'run.json', 'tensorboard']
     """
-    checkpoints = Checkpoints(
-        folder.checkpoints(experiment.recorded()), checkpoint_steps, checkpoint_seconds
-    )
+    # A seed of the noise is never written, but whether there is one has to stay the same.
+    settings = experiment.recorded() | {"insecure_seed": experiment.insecure_seed is not None}
+    place, training_id = folder.checkpoints(settings)
+    checkpoints = Checkpoints(place, training_id, checkpoint_steps, checkpoint_seconds)
     try:
         result = run(
             experiment,
@@ -79,9 +80,9 @@ def run_into(
 
 
 def _not_written(what, found, folder) -> ResultError:
-    kept = "its model is lost. Make room, or choose another folder, and train again"
+    kept = "its model is lost. Mend that, or choose another folder, and train again"
     if folder.holds_state:
-        kept = "the state before it is kept. Make room, and run the same command again"
+        kept = "the state before it is kept. Mend that, and run the same command again"
     return ResultError(
         f"Expected to write {what} beside {folder.path}. Found: {found}. The training ended there; "
         f"{kept}."

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 
@@ -20,8 +21,9 @@ from tfdp._files import replaced_whole, sync_folder
 from tfdp.experiments.result_files import read_record
 
 _ABOUT, _BACKUP = "training.json", "backup"
-# The name of `tfdp.training.backup_folder`, which is not imported because that imports TensorFlow.
-STATE = "state.npz"
+# The names of `tfdp.training.backup_folder`, which is not imported because that imports TensorFlow.
+STATE, RESERVED = "state.npz", "reserved"
+_ENDED = ".ended"
 _NEVER = "or --resume=never to begin anew: nothing of the old training may be released then"
 
 
@@ -50,10 +52,25 @@ class Unfinished:
     def is_over(self) -> bool:
         """Whether the result of this training is in its place already, or nothing is left of it."""
         if not os.path.lexists(self._about):
-            return not os.path.lexists(self.backup_dir)
+            return not self._has_begun
         with contextlib.suppress(UnfinishedError, OSError):
-            return self._read()["id"] == read_record(self._target).get("training", {}).get("id")
+            training = read_record(self._target).get("training")
+            return isinstance(training, dict) and self._read()["id"] == training.get("id")
         return False
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there is anything of a training."""
+        return os.path.isdir(self.path) and (
+            not os.listdir(self.path) or any(map(_is_ours, os.listdir(self.path)))
+        )
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether there is anything in the folder of the state."""
+        if not os.path.isdir(self.backup_dir):
+            return os.path.lexists(self.backup_dir)
+        return bool(os.listdir(self.backup_dir))
 
     def take_up(self, settings: Mapping) -> str:
         """Returns the id of the training that goes on, or of a new one; the folder has to exist.
@@ -63,13 +80,23 @@ class Unfinished:
 
         Raises:
             UnfinishedError: the folder is damaged, or its training has other settings.
+            OSError: the folder cannot be read or written.
         """
-        if self.is_over or not os.path.lexists(self.backup_dir):
-            self._clear()
-        if os.path.lexists(self.backup_dir):
+        # The folder of the state is made before the file that says whose it is, and moved away before
+        # that file goes. So it is never missing beside the file, unless somebody has removed it.
+        ended = any(name.endswith(_ENDED) for name in os.listdir(self.path))
+        there = os.path.lexists(self._about)
+        if there and not ended and not os.path.lexists(self.backup_dir) and not self.is_over:
+            raise UnfinishedError(
+                f"Expected {self.backup_dir}, the state of an unfinished training. Found that it was "
+                f"removed. What the training had spent is not known any more. Restore it, {_NEVER}."
+            )
+        if self._has_begun and not self.is_over:
             about = self._read()
             _check_same(about, json.loads(json.dumps(settings)), self.path)
             return about["id"]
+        self._clear()
+        os.mkdir(self.backup_dir, 0o700)
         about = {"id": os.urandom(16).hex(), "tfdp": tfdp.__version__, "settings": settings}
         text = json.dumps(about)
         with replaced_whole(self._about) as partial, open(partial, "w") as file:
@@ -84,13 +111,25 @@ class Unfinished:
                 os.rmdir(self.path)
                 sync_folder(os.path.dirname(self.path))
 
+    def discard_unbegun(self) -> None:
+        """Removes a training that has not taken a step; of any other everything stays."""
+        if not os.path.isdir(self.path) or self.holds_state:
+            return
+        reserved = os.path.join(self.backup_dir, RESERVED)
+        if os.path.lexists(reserved):
+            with open(reserved, "rb") as file:
+                if re.search(rb'"steps": [1-9]', file.read()):
+                    return
+        self.discard()
+
     def _clear(self):
-        for name in sorted(os.listdir(self.path)):  # "backup" is before "training.json"
-            path = os.path.join(self.path, name)
-            if name == _BACKUP or (name.startswith(f"{_BACKUP}.") and name.endswith(".ended")):
-                shutil.rmtree(path)
-            elif name == _ABOUT or (name.startswith("training.") and ".partial" in name):
-                os.unlink(path)
+        if os.path.lexists(self.backup_dir):
+            os.rename(self.backup_dir, f"{self.backup_dir}.{os.urandom(8).hex()}{_ENDED}")
+        for name in sorted(os.listdir(self.path), reverse=True):  # "training.json" before "backup"
+            if _is_ours(name):
+                path = os.path.join(self.path, name)
+                is_folder = os.path.isdir(path) and not os.path.islink(path)
+                shutil.rmtree(path) if is_folder else os.unlink(path)
 
     def _read(self) -> dict:
         try:
@@ -107,7 +146,22 @@ class Unfinished:
                 f"Expected {self._about} to have the SHA-256 digest that it names. Found another: it "
                 f"was cut or changed. Restore it, {_NEVER}."
             )
-        return json.loads(text)
+        about = json.loads(text)
+        if not isinstance(about, dict) or about.keys() < {"id", "tfdp", "settings"}:
+            raise UnfinishedError(
+                f"Expected {self._about} to say which training is beside it. Found something else. "
+                f"Restore it, {_NEVER}."
+            )
+        return about
+
+
+def _is_ours(name) -> bool:
+    """Whether a name in the folder of secrets is that of a file or folder of a training."""
+    return (
+        name in (_ABOUT, _BACKUP)
+        or (name.startswith(f"{_BACKUP}.") and name.endswith(_ENDED))
+        or (name.startswith("training.") and ".partial" in name)
+    )
 
 
 def _digest(text: str) -> str:

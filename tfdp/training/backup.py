@@ -11,12 +11,12 @@ import keras
 import numpy as np
 from absl import logging
 
+from tfdp._interruptions import Interruptions
 from tfdp._validate import finite, whole
 from tfdp.accounting.guarantee import check_delta, format_epsilon
-from tfdp.training.backup_folder import BackupFolder
+from tfdp.training.backup_folder import BackupError, BackupFolder
 from tfdp.training.backup_state import fingerprint_of, give_state, take_state
 from tfdp.training.feeding import Feed, Place, needs_order
-from tfdp.training.interruptions import Interruptions
 
 # Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
 # It is longer where writing the reservation takes more than the share below.
@@ -61,8 +61,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     Attributes:
         restarts: how often the training went on from a state, in all processes.
         lost_steps: how many steps were counted and are not in the weights, in all processes.
-        total_steps: the number of steps that an interruption names; None names that of the run so far
-            planned, which is smaller where several calls of `fit` make one training.
+        earlier_seconds: the time of the training in earlier processes, up to their last states.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -100,8 +99,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._save_freq, self._seconds = save_freq, finite("seconds", seconds, 0)
         self._delete = delete_checkpoint
         self._delta = None if delta is None else check_delta(delta)
-        self.restarts, self.lost_steps, self.total_steps = 0, 0, None
+        self.restarts, self.lost_steps, self._total_steps = 0, 0, None
         self._earlier, self._old_history, self._own_run = {}, None, None
+        self._training_id, self._memory = None, None
+        self.earlier_seconds, self._since_first = 0.0, None
         self._folder = BackupFolder(backup_dir)
         self._worker, self._pending = None, None
         self._place, self._behind = Place(0), 0
@@ -124,11 +125,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         """
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        self._fingerprint = fingerprint_of(feed)
+        self._length, self._fingerprint = feed.steps, fingerprint_of(feed)
         self._old_history = getattr(model, "history", None)
         self._folder.enter()
         try:
-            found = self._folder.read()
+            found = self._last_state()
+            if self._since_first is None:
+                self._since_first = time.monotonic()
             if found is None:
                 order = feed.plan.lots.new_order() if needs_order(feed) else None
                 self._place = Place(epoch, order=order)
@@ -140,6 +143,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._worker = concurrent.futures.ThreadPoolExecutor(1, "tfdp backup")
             with self._interruptions:
                 yield self._place
+                if not self._cleared:
+                    self._give_back(model)
                 if self._interruptions.number is not None:
                     self._stop()  # with the last step, or after it
         except BaseException:
@@ -158,13 +163,37 @@ class BackupAndRestore(keras.callbacks.Callback):
                     self._worker = None
                 self._folder.leave()
 
+    def belong_to(self, training_id: str, total_steps: int | None = None) -> None:
+        """Sets whose states these are: those of another training are refused.
+
+        Args:
+            training_id: a text that is the same in every process of a training.
+            total_steps: the number of steps that an interruption names, where several calls of `fit`
+                make one training; None names that of the run as it is planned so far.
+        """
+        self._training_id, self._total_steps = training_id, total_steps
+
+    def _last_state(self):
+        """The state on the disk, or a later one that could not be written there."""
+        found, memory = self._folder.read(), self._memory
+        self._memory = None
+        if found is None or memory is None or memory[0]["run_id"] != found[0]["run_id"]:
+            return found
+        return memory if memory[0]["steps"] >= found[0]["steps"] else found
+
     def _go_on(self, model, feed, about, arrays) -> Place:
+        if about["told"]["training_id"] != self._training_id:
+            raise BackupError(
+                f"Expected the state of this training in {self._folder.path}. Found that of another "
+                "one: somebody has moved it. Put it back."
+            )
         reserved = self._folder.reserved(about["run_id"])
         place = give_state(model, feed, about, arrays, reserved, self._fingerprint)
         counted = model.privacy.ledger.entries[about["run_id"]].steps
         told = about["told"]
         # A second fit of one process goes on, too, and that is no restart.
-        self.restarts = told["restarts"] + (about["run_id"] != self._own_run)
+        if about["run_id"] != self._own_run:
+            self.restarts, self.earlier_seconds = told["restarts"] + 1, told["seconds"]
         self.lost_steps = told["lost_steps"] + counted - about["steps"]
         self._earlier = {int(epoch): logs for epoch, logs in told["epochs"]}
         return place
@@ -201,15 +230,23 @@ class BackupAndRestore(keras.callbacks.Callback):
             # The state of a run has no more steps than the run has reserved.
             self._folder.reserve(session.run_id, session.spent, opening=True)
             self._run_id, self._reserved = session.run_id, session.spent
-            self._own_run = session.run_id
-            self._save(wait=True)
+            goes_on_here, self._own_run = session.run_id == self._own_run, session.run_id
+            try:
+                self._save(wait=True)
+            except OSError:
+                # The state before it is that of an earlier fit of this process, and serves, unless it
+                # has another key than the noise of the next steps.
+                if not goes_on_here or "key" in self.model.optimizer.secret_state():
+                    raise
+                with self._warned_of_failure():
+                    raise
         self._begun = steps
         needed = session.spent + steps
         if needed > self._reserved:
             seconds = max(_AHEAD, self._reserving / _SHARE)
             ahead = 1 if self._speed is None else math.ceil(seconds * self._speed)
             ahead = max(needed, min(session.spent + ahead, session.spent + _MOST_AHEAD))
-            ahead = int(min(ahead, max(needed, session.run.steps)))
+            ahead = int(min(ahead, max(needed, min(session.run.steps, session.limit))))
             started = time.monotonic()
             self._folder.reserve(session.run_id, ahead)
             self._reserving = time.monotonic() - started
@@ -260,7 +297,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._cleared = True
         elif self._run_id is not None:
             with self._warned_of_failure():
+                self._memory = self._state()
                 self._save(wait=True)
+                self._memory = None
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -289,15 +328,23 @@ class BackupAndRestore(keras.callbacks.Callback):
             return  # with the next step
         self._wait()
         started = time.monotonic()
-        state = take_state(
-            self.model, self.model._session, self._place, self._fingerprint, self._told()
-        )
+        state = self._state()
         if wait:
             self._folder.write(*state)
         else:
             self._pending = self._worker.submit(self._folder.write, *state)
         self._saved_at, self._steps_unsaved = time.monotonic(), 0
         self._cost = self._saved_at - started
+
+    def _state(self):
+        return take_state(
+            self.model,
+            self.model._session,
+            self._place,
+            self._length,
+            self._fingerprint,
+            self._told(),
+        )
 
     def _told(self) -> dict:
         """What a later process tells of this one."""
@@ -309,6 +356,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         return {
             "restarts": self.restarts,
             "lost_steps": self.lost_steps,
+            "training_id": self._training_id,
+            "seconds": self.earlier_seconds + time.monotonic() - self._since_first,
             "epochs": list(epochs.items()),
         }
 
@@ -336,7 +385,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         session = self.model._session
         if self._cleared or session is None or session.run_id != self._run_id:
             self._interruptions.end()  # before the first step, or after the last state
-        total = self.total_steps or session.run.steps
+        total = self._total_steps or session.run.steps
         spent = f"Stopped after step {session.spent:,} of {total:,}{self._epsilon()}."
         try:
             self._save(wait=True)

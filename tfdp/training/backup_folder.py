@@ -132,8 +132,12 @@ class BackupFolder:
         np.savez(content, about=text, **{f"array.{name}": a for name, a in arrays.items()})
         content = content.getbuffer()
         digest = hashlib.sha256(content).hexdigest().encode() + b"\n"
-        with replaced_whole(os.path.join(self.path, STATE)) as partial:
-            _write_new(partial, (_MAGIC, digest, content))
+        path = os.path.join(self.path, STATE)
+        try:
+            with replaced_whole(path) as partial:
+                _write_new(partial, (_MAGIC, digest, content))
+        except OSError as error:  # those of a write name no file
+            raise OSError(error.errno, error.strerror or str(error), path) from error
 
     @property
     def holds_state(self) -> bool:
@@ -158,6 +162,10 @@ class BackupFolder:
                     f"begun. {_GO}"
                 ) from None
             return None
+        except OSError as error:
+            raise BackupError(
+                f"Expected to read the state of a training in {path}. Found: {error.strerror}. {_GO}"
+            ) from error
         if magic != _MAGIC:
             raise BackupError(
                 f"Expected the state of a training in {path}. Found another file. {_GO}"

@@ -22,7 +22,12 @@ _VERSION = 2
 
 
 def take_state(
-    model, session: Session, place: Place, fingerprint: str | None, told: dict
+    model,
+    session: Session,
+    place: Place,
+    length: int | None,
+    fingerprint: str | None,
+    told: dict,
 ) -> tuple[dict, dict[str, np.ndarray]]:
     """Returns the state of a private model after its last step: (about, arrays), for a `BackupFolder`.
 
@@ -30,6 +35,7 @@ def take_state(
         model: a private model in training, between two steps.
         session: its open session.
         place: the place of the next step.
+        length: number of steps of an epoch of this fit, or None.
         fingerprint: that of the examples (`fingerprint_of`).
         told: what a later process tells of this one; JSON-safe.
     """
@@ -52,7 +58,8 @@ def take_state(
         "order": None if place.order is None else place.order.hex(),
         "fingerprint": fingerprint,
         "shapes": shapes_of(model),
-        "length": model._privacy.feed.steps,
+        "length": length,
+        "optimizer": type(optimizer).__name__,
         "told": told,
     }
     return about, arrays
@@ -89,6 +96,11 @@ def give_state(
         raise BackupError(
             f"Expected a training state of version {_VERSION}. Found {about.get('version')!r}. Go on "
             "with the version of tfdp that wrote it."
+        )
+    if about["optimizer"] != type(optimizer).__name__:
+        raise BackupError(
+            f"The backup is of another optimizer. Expected {about['optimizer']}. Found "
+            f"{type(optimizer).__name__}. Use the optimizer of that training, or another folder."
         )
     if about["shapes"] != shapes_of(model):
         raise BackupError(

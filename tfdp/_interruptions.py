@@ -1,6 +1,7 @@
-"""Ctrl-C and SIGTERM that wait for the end of a step."""
+"""Ctrl-C and SIGTERM that wait until something that has begun is whole."""
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -11,7 +12,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interruptions:
     """Context in which Ctrl-C and SIGTERM are noted; a second one of either ends at once.
 
-    Outside of the main thread, which alone is interrupted, nothing is noted.
+    A signal that was noted and not asked for (`end`) arrives when the context is left. A signal that
+    the process ignores, as a job in the background does, stays ignored. Outside of the main thread,
+    which alone is interrupted, nothing is noted.
 
     Attributes:
         number: the signal that was noted, or None.
@@ -25,10 +28,17 @@ class Interruptions:
         self.number, self._before = None, {}
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._note)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *exception):
+        number, self.number = self.number, None
+        self._leave()
+        if number is not None:
+            os.kill(os.getpid(), number)
+
+    def _leave(self):
         before, self._before = self._before, {}
         for number, handler in before.items():
             # None stands for a handler that was not set by Python, and cannot be set again by it.
@@ -38,7 +48,7 @@ class Interruptions:
         if self.number is None:
             self.number = number
             return
-        handler = self._before.get(number)
+        self.number, handler = None, self._before.get(number)
         if callable(handler):
             handler(number, frame)
         raise KeyboardInterrupt
@@ -53,8 +63,9 @@ class Interruptions:
             BaseException: what the handler of the signal raises. Where it raises nothing,
                 KeyboardInterrupt for Ctrl-C, and SystemExit for SIGTERM, with the words on stderr.
         """
-        number, handler = self.number, self._before.get(self.number)
-        self.__exit__()
+        number, self.number = self.number, None
+        handler = self._before.get(number)
+        self._leave()
         try:
             if callable(handler):
                 handler(number, None)
