@@ -155,14 +155,14 @@ def test_no_step_beyond_the_budget_is_reserved(tmp_path, monkeypatch):
     assert max(reserved) < STEPS
 
 
-def test_another_optimizer_is_refused_by_name(tmp_path):
+def test_another_mechanism_is_refused_by_name(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "b", 3)
     model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
     model.compile(tfdp.SIDPSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
     lots = tfdp.data.make_lots("cyclic", *data(), lot_size=L)
     backup = tfdp.callbacks.BackupAndRestore(tmp_path / "b")
-    with pytest.raises(ValueError, match=r"DPKerasSGDOptimizer\. Found SIDPSGDOptimizer"):
+    with pytest.raises(ValueError, match=r"of 'dpsgd'\. Found one of 'si_dpsgd'"):
         model.fit(lots, epochs=EPOCHS, verbose=0, callbacks=[backup])
 
 

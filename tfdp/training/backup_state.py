@@ -59,7 +59,7 @@ def take_state(
         "fingerprint": fingerprint,
         "shapes": shapes_of(model),
         "length": length,
-        "optimizer": type(optimizer).__name__,
+        "mechanism": optimizer.mechanism.name,
         "told": told,
     }
     return about, arrays
@@ -97,10 +97,10 @@ def give_state(
             f"Expected a training state of version {_VERSION}. Found {about.get('version')!r}. Go on "
             "with the version of tfdp that wrote it."
         )
-    if about["optimizer"] != type(optimizer).__name__:
+    if about["mechanism"] != optimizer.mechanism.name:
         raise BackupError(
-            f"The backup is of another optimizer. Expected {about['optimizer']}. Found "
-            f"{type(optimizer).__name__}. Use the optimizer of that training, or another folder."
+            f"The backup is of another mechanism. Expected an optimizer of {about['mechanism']!r}. "
+            f"Found one of {optimizer.mechanism.name!r}. Use that of the training, or another folder."
         )
     if about["shapes"] != shapes_of(model):
         raise BackupError(
