@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
-from tfdp.data.datasets import PUBLIC, has_rows_of_text, input_shape
+from tfdp.data.datasets import PUBLIC, check_name, input_shape, kind_of
 from tfdp.experiments.setting import Setting
 
 if TYPE_CHECKING:
@@ -33,10 +33,14 @@ MODELS: dict[str, int | None] = {
 }
 # The networks for rows of text.
 TEXT_MODELS = ("tutorial_lstm",)
+# The networks for texts, and the length of the vectors of words where only one length fits.
+WORD_MODELS: dict[str, int | None] = {"bilstm": None, "transformer": 64}
+# The embeddings that are drawn at random; any other value of --embeddings is the path of a file.
+DRAWN_EMBEDDINGS = ("trained", "frozen")
 # The number of training examples, where it is known before the data are read.
 EMBEDDED = {"digits": 1437}
 # The networks with an architecture of their own, to which no normalization is added.
-NORMALIZED = ("resnet18", "tutorial_logistic", "tutorial_lstm")
+NORMALIZED = ("resnet18", "tutorial_logistic", "tutorial_lstm", *WORD_MODELS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +90,11 @@ def why_unused(known: Setting, values: Mapping[str, Any]) -> Unused | None:
 
 def check_together(experiment: "Experiment") -> None:
     """Raises ValueError if valid settings do not fit together."""
+    check_name(experiment.dataset)
     _check_update_rule(experiment)
     _check_model(experiment)
+    _check_words(experiment)
+    _check_splits(experiment)
     if experiment.microbatches is not None and experiment.batch_size % experiment.microbatches:
         raise ValueError(
             f"Expected --microbatches to divide --batch_size ({experiment.batch_size}). Found "
@@ -114,6 +121,20 @@ def check_folder(experiment: "Experiment") -> None:
             f"Expected --data_dir to be a folder that is there. Found {folder!r}. Name the folder that "
             "holds the data, make an empty one to download them to, or use --dataset=digits."
         )
+
+
+def check_files(experiment: "Experiment") -> None:
+    """Raises ValueError if a file that a setting names is not there."""
+    named = ["vocabulary", "initial_weights"]
+    named += [] if experiment.embeddings in DRAWN_EMBEDDINGS else ["embeddings"]
+    for name in named:
+        path = getattr(experiment, name)
+        if path is not None and not os.path.isfile(os.path.expanduser(path)):
+            drawn = f"{' or '.join(DRAWN_EMBEDDINGS)}, or " if name == "embeddings" else ""
+            raise ValueError(
+                f"Expected --{name} to be {drawn}a file that is there. Found {path!r}. Name such a "
+                "file, or leave the flag out."
+            )
 
 
 def check_number(experiment: "Experiment", num_examples: int) -> None:
@@ -185,14 +206,19 @@ def _check_provable(experiment: "Experiment") -> None:
 
 def _check_model(experiment: "Experiment") -> None:
     """Refuses data that the network cannot take."""
-    model, rows = experiment.model, has_rows_of_text(experiment.dataset)
-    if rows != (model in TEXT_MODELS):
-        fitting = TEXT_MODELS if rows else MODELS
+    model, kind = experiment.model, kind_of(experiment.dataset)
+    fitting, words = {
+        "images": (MODELS, "images"),
+        "rows": (TEXT_MODELS, "rows of text"),
+        "texts": (WORD_MODELS, "texts"),
+        None: ((*MODELS, *WORD_MODELS), "images or texts"),
+    }[kind]
+    if model not in fitting:
         raise ValueError(
             f"Expected --model={' or '.join(fitting)} with --dataset={experiment.dataset}, whose "
-            f"examples are {'rows of text' if rows else 'images'}. Found --model={model}."
+            f"examples are {words}. Found --model={model}."
         )
-    if rows:
+    if kind != "images":
         return
     smallest, (height, width, _) = MODELS[model], input_shape(experiment.dataset)
     if smallest is not None and min(height, width) < smallest:
@@ -202,6 +228,26 @@ def _check_model(experiment: "Experiment") -> None:
             f"--dataset={experiment.dataset} of {height}x{width}. Choose --model={fitting[0]}, or "
             f"another of {', '.join(fitting[1:])}."
         )
+
+
+def _check_words(experiment: "Experiment") -> None:
+    """Refuses vectors of words that the network cannot take."""
+    needed, found = WORD_MODELS.get(experiment.model), experiment.embedding_width
+    if needed is not None and found not in (None, needed):
+        raise ValueError(
+            f"Expected --embedding_width={needed} with --model={experiment.model}, whose blocks have "
+            f"that width. Found {found}. Leave it out, or choose another --model."
+        )
+
+
+def _check_splits(experiment: "Experiment") -> None:
+    """Refuses splits of the embedded data."""
+    for name in ("train_split", "test_split"):
+        if experiment.dataset in EMBEDDED and getattr(experiment, name) is not None:
+            raise ValueError(
+                f"Expected --{name} with a dataset of tensorflow_datasets only. Found "
+                f"--dataset={experiment.dataset}, which has one split. Leave it out."
+            )
 
 
 def _check_update_rule(experiment: "Experiment") -> None:

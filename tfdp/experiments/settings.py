@@ -18,16 +18,30 @@ from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
-from tfdp.data.datasets import trainable_datasets
+from tfdp.data.datasets import DATASETS
 from tfdp.experiments.conditions import (
     MODELS,
     NONE,
     NORMALIZED,
     TEXT_MODELS,
+    WORD_MODELS,
     check_together,
     why_unused,
 )
-from tfdp.experiments.setting import Need, Setting, setting
+from tfdp.experiments.setting import (
+    CLIPPING,
+    DATA,
+    EXECUTION,
+    OWN,
+    PRIVACY,
+    TRAINING,
+    Need,
+    Setting,
+    setting,
+)
+from tfdp.experiments.setting import GROUPS as GROUPS
+from tfdp.experiments.start_settings import StartSettings
+from tfdp.experiments.word_settings import WordSettings
 
 # The activations of Keras that act on each number by itself.
 ACTIVATIONS = (
@@ -54,15 +68,6 @@ ACTIVATIONS = (
     "swish",
 )
 
-# Headings of `train.py --help`, in the order in which they are printed.
-PRIVACY = "Privacy"
-DATA = "Data and model"
-TRAINING = "Training"
-CLIPPING = "Clipping"
-OWN = "Settings of some mechanisms"
-EXECUTION = "Execution"
-GROUPS = (PRIVACY, DATA, TRAINING, CLIPPING, OWN, EXECUTION)
-
 _BATCH = Need("normalization", ("batch",))
 _SGD = Need("optimizer", ("sgd",))
 _NO_NORMALIZATION = Need(
@@ -74,7 +79,7 @@ _ADAPTIVE = Need("clipping", ("adaptive",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(WordSettings, StartSettings):
     """The settings of one training. `train.py` has a flag of the same name for each of them.
 
     The help text of each field is in `SETTINGS` and in `python train.py --help`. If
@@ -137,9 +142,22 @@ class Experiment:
 
     dataset: str = setting(
         "digits",
-        "The data. digits is embedded; the others come from tensorflow_datasets.",
+        "The data. digits is embedded; the others come from tensorflow_datasets: "
+        f"{', '.join(sorted(DATASETS.keys() - {'digits'}))}, or any other one whose examples have a "
+        "class label and an image or a text.",
         group=DATA,
-        choices=trainable_datasets,
+    )
+    train_split: str | None = setting(
+        None,
+        "Other training examples than the usual ones, in the notation of tensorflow_datasets, such as "
+        "test[:6080]. The result says that N is another one.",
+        group=DATA,
+    )
+    test_split: str | None = setting(
+        None,
+        "Other test examples than the usual ones, such as test[6080:] or train[96000:]. They must not "
+        "be training examples.",
+        group=DATA,
     )
     data_dir: str | None = setting(
         None,
@@ -150,9 +168,9 @@ class Experiment:
     model: str = setting(
         "mlp",
         "The network. lenet5 and tutorial_cnn are for images of at least 12 and 13 pixels, "
-        "tutorial_lstm is for rows of characters.",
+        "tutorial_lstm is for rows of characters, and bilstm and transformer are for texts.",
         group=DATA,
-        choices=(*MODELS, *TEXT_MODELS),
+        choices=(*MODELS, *TEXT_MODELS, *WORD_MODELS),
     )
     normalization: str = setting(
         "none",
