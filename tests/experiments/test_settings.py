@@ -14,6 +14,9 @@ from tfdp.experiments.setting import Setting
 from tfdp.experiments.settings import GROUPS
 
 
+TEXTS = {"dataset": "glue/sst2", "model": "bilstm"}
+
+
 def experiment(**changes):
     return Experiment(**({"epsilon": 2.0} | changes))
 
@@ -52,11 +55,11 @@ def test_choices_are_those_of_the_code_that_takes_them():
     assert SETTINGS["engine"].allowed == lot.ENGINES
     assert SETTINGS["statistics"].allowed == layers.public.STATISTICS
     assert set(SETTINGS["composition"].allowed) == set(READINGS)
-    assert set(SETTINGS["dataset"].allowed) == {
-        name
-        for name, spec in data.DATASETS.items()
-        if name == "digits" or not spec.text or spec.row
-    }
+    for name in data.DATASETS:
+        assert name in SETTINGS["dataset"].help
+    for name, width in conditions.WORD_MODELS.items():
+        table = models.build(name, (5,), 2).get_layer("embedding")
+        assert models.MODELS[name].takes_tokens and width in (None, table.output_dim)
     for name in conditions.TEXT_MODELS:
         assert models.MODELS[name].takes_tokens
     images = {name: known for name, known in models.MODELS.items() if not known.takes_tokens}
@@ -91,7 +94,19 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ({"delta": 1.0}, "--delta to be a finite number above 0 and below 1. Found 1"),
         ({"seed": -1}, "--seed to be at least 0 and below 4294967296. Found -1"),
         ({"mechanism": "dpsdg"}, "Did you mean 'dpsgd'"),
-        ({"dataset": "glue/sst2"}, "--dataset to be one of"),
+        ({"dataset": "cifar1"}, "--dataset to be one of .*'cifar1'. Did you mean 'cifar10'"),
+        ({"dataset": "glue/sst2"}, "Expected --model=bilstm or transformer .* are texts. Found"),
+        ({"model": "bilstm"}, "with --dataset=digits, whose examples are images. Found --model=bil"),
+        ({"dataset": "imdb_reviews", "model": "tutorial_lstm"}, "images or texts"),
+        ({"sequence_length": 20}, "--sequence_length with --model=bilstm or --model=transformer"),
+        ({**TEXTS, "sequence_length": 0}, "--sequence_length to be at least 1"),
+        ({**TEXTS, "vocabulary_size": 1}, "--vocabulary_size to be at least 2"),
+        ({**TEXTS, "embeddings": "a.txt", "vocabulary": "b"}, "--vocabulary with --embeddings=tr"),
+        ({**TEXTS, "embeddings": "a.txt", "embedding_width": 3}, "--embedding_width with --embed"),
+        ({**TEXTS, "model": "transformer", "embedding_width": 100}, "--embedding_width=64 with"),
+        ({"train_split": "test[:9]"}, "--train_split with a dataset of tensorflow_datasets only"),
+        ({"test_split": "test[:9]"}, "--test_split with a dataset of tensorflow_datasets only"),
+        ({"cache_features": False}, "--cache_features with --trainable_layers only"),
         ({"model": "tutorial_lstm"}, "with --dataset=digits, whose examples are images"),
         ({"dataset": "lm1b_characters"}, "Expected --model=tutorial_lstm .* rows of text"),
         ({"momentum": 1.0}, "--momentum to be a finite number of at least 0 and below 1"),
@@ -162,6 +177,10 @@ def test_settings_that_have_an_effect_are_allowed():
     experiment(mechanism="si_dpsgd", optimizer="adam", guarantee="claimed", release="mu")
     experiment(mechanism="sgld", composition="ac", learning_rate_exponent=0.0)
     experiment(microbatches=64)
+    experiment(**TEXTS, embeddings="vectors.txt", vocabulary_size=50, sequence_length=20)
+    experiment(**TEXTS, embeddings="frozen", vocabulary="words.txt", embedding_width=7)
+    experiment(dataset="imdb_reviews", model="transformer", text_features="text")
+    experiment(trainable_layers="logits", cache_features=False, initial_weights="model.keras")
     experiment(batch_size=1437)
     experiment(batch_size=5000, dataset="mnist")
     experiment(dataset="mnist", normalization="batch", public_data="strokes")

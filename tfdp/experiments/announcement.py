@@ -4,7 +4,7 @@ This module imports neither TensorFlow nor Keras.
 """
 
 from tfdp.accounting import delta_warning
-from tfdp.experiments.conditions import EMBEDDED
+from tfdp.experiments.conditions import EMBEDDED, split_note
 from tfdp.experiments.settings import Experiment
 
 
@@ -16,7 +16,10 @@ def announcement(experiment: Experiment) -> str:
     parts = [_what(experiment), _privacy(experiment), _length(experiment), update_rule(experiment)]
     if experiment.private:
         parts.append(f"clip norm {experiment.l2_norm_clip:g} ({experiment.clipping})")
+    parts += [_start(experiment)]
     said = "; ".join(part for part in parts if part) + "."
+    if note := split_note(experiment):
+        said += f"\n{note}"
     if experiment.private and experiment.dataset in EMBEDDED:
         warning = delta_warning(experiment.delta, EMBEDDED[experiment.dataset])
         return f"{said}\nWarning: {warning}" if warning else said
@@ -44,6 +47,18 @@ def network(experiment: Experiment) -> str:
 
 def _what(experiment):
     return f"{experiment.mechanism} on {experiment.dataset}: {network(experiment)}"
+
+
+def _start(experiment):
+    """Returns the initial weights and the trained layers in words; "" for fresh and for all."""
+    parts = []
+    if experiment.initial_weights is not None:
+        parts.append(f"from the public weights {experiment.initial_weights}")
+    if (trained := experiment.trainable_layers) is not None:
+        parts.append(
+            f"training the last {trained} layers" if trained.isdecimal() else f"training {trained}"
+        )
+    return ", ".join(parts)
 
 
 def _privacy(experiment):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
-from tfdp.data.datasets import PUBLIC, check_name, input_shape, kind_of
+from tfdp.data.datasets import DATASETS, PUBLIC, check_name, input_shape, kind_of
 from tfdp.experiments.setting import Setting
 
 if TYPE_CHECKING:
@@ -135,6 +135,22 @@ def check_files(experiment: "Experiment") -> None:
                 f"Expected --{name} to be {drawn}a file that is there. Found {path!r}. Name such a "
                 "file, or leave the flag out."
             )
+
+
+def split_note(experiment: "Experiment") -> str | None:
+    """Returns a sentence about other examples than the usual ones; None for the usual ones."""
+    spec = DATASETS.get(experiment.dataset)
+    usual_train = spec.train_split if spec else "train"
+    usual_test = (spec.test_split if spec else None) or "test"
+    train, test = experiment.train_split or usual_train, experiment.test_split or usual_test
+    if (train, test) == (usual_train, usual_test):
+        return None
+    used = f"trained on {train} and tested on {test} of {experiment.dataset}"
+    usual = (
+        f"not on {usual_train} and {usual_test}" if train != usual_train else f"not on {usual_test}"
+    )
+    other = "so N is not that of the papers" if train != usual_train else "with the usual N"
+    return f"Not the usual split: {used}, {usual}, {other}."
 
 
 def check_number(experiment: "Experiment", num_examples: int) -> None:

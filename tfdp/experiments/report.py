@@ -57,6 +57,9 @@ def record(result: Result) -> dict:
         "seconds": result.seconds,
         "advice": result.advice,
         "statement": result.statement.to_dict(),
+        "notes": list(result.notes),
+        # What `--initial_weights` of another training looks at.
+        "trained_on": list(result.trained_on),
         "settings": experiment.recorded(),
     }
 
@@ -91,6 +94,7 @@ def card(result: Result, command: str | None = None) -> str:
     ]
     if experiment.private:
         lines.append(f"- Noise multiplier: {run.noise_multiplier:.4g}; {_clip_norm(run)}")
+    lines += [f"- {note}" for note in result.notes]
     lines.append(f"- Test accuracy: {100 * result.test_accuracy:.2f}%")
     if command is not None:
         lines += ["", "Such a model is made by", "", f"    {command}"]
@@ -136,6 +140,8 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
     rule = update_rule(experiment)
     table.add_row("Model", f"{network(experiment)}, trained with {_title(result)}, {rule}")
     table.add_row("Steps", _steps(result))
+    for note in result.notes:
+        table.add_row("Note", escape(note))
     if experiment.private:
         table.add_row(
             "Noise", f"multiplier z = {result.run.noise_multiplier:.4g}, {_clip_norm(result.run)}"
