@@ -13,7 +13,6 @@ from tfdp.experiments import SETTINGS, Experiment, conditions
 from tfdp.experiments.setting import Setting
 from tfdp.experiments.settings import GROUPS
 
-
 TEXTS = {"dataset": "glue/sst2", "model": "bilstm"}
 
 
@@ -96,7 +95,10 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ({"mechanism": "dpsdg"}, "Did you mean 'dpsgd'"),
         ({"dataset": "cifar1"}, "--dataset to be one of .*'cifar1'. Did you mean 'cifar10'"),
         ({"dataset": "glue/sst2"}, "Expected --model=bilstm or transformer .* are texts. Found"),
-        ({"model": "bilstm"}, "with --dataset=digits, whose examples are images. Found --model=bil"),
+        (
+            {"model": "bilstm"},
+            "with --dataset=digits, whose examples are images. Found --model=bil",
+        ),
         ({"dataset": "imdb_reviews", "model": "tutorial_lstm"}, "images or texts"),
         ({"sequence_length": 20}, "--sequence_length with --model=bilstm or --model=transformer"),
         ({**TEXTS, "sequence_length": 0}, "--sequence_length to be at least 1"),

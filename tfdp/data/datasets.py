@@ -322,10 +322,10 @@ def _spec(name: str, data_dir: str | None = None, text_features: Sequence[str] =
             return spec
     if not isinstance(name, str) or name.partition("/")[0] not in listed_names():
         one_of("name", name, sorted(DATASETS), remedy="Or use a name of tensorflow_datasets.")
-    found = described(name, _builder(name, data_dir).info.features, text_features)
-    if name in DATASETS:
-        return dataclasses.replace(DATASETS[name], text=found.text)
-    return found
+    known = DATASETS.get(name)
+    builder = _builder((known and known.builder) or name, data_dir)
+    found = described(name, builder.info.features, text_features)
+    return found if known is None else dataclasses.replace(known, text=found.text)
 
 
 def _to_unit_ball(pixels: np.ndarray, largest: int) -> np.ndarray:

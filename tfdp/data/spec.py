@@ -70,6 +70,7 @@ def described(name: str, features, text: Sequence[str] = ()) -> Spec:
             is no text.
     """
     datasets = importlib.import_module("tensorflow_datasets")
+    features = dict(features.items()) if hasattr(features, "items") else {}
     kinds = {each: type(feature).__name__ for each, feature in features.items()}
     texts = [each for each, kind in kinds.items() if kind == "Text" and each != "id"]
     shown = ", ".join(f"{each} ({kind})" for each, kind in sorted(kinds.items()))
@@ -81,7 +82,7 @@ def described(name: str, features, text: Sequence[str] = ()) -> Spec:
     known = {"num_classes": features["label"].num_classes, "host": _HOST, "test_split": None}
     if wrong := [each for each in text if kinds.get(each) != "Text"]:
         raise ValueError(
-            f"Expected the features of a text to be among {', '.join(texts) or 'none'} of {name!r}. "
+            f"Expected the features of a text to be among {', '.join(texts) or 'no text'} of {name!r}. "
             f"Found {', '.join(wrong)}."
         )
     if not text and kinds.get("image") == "Image":

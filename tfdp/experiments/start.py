@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 import json
 import os
+import re
 import warnings
 import zipfile
 
@@ -189,18 +190,24 @@ def _check_names(model, path) -> None:
         found = _names(json.loads(archive.read("config.json")))
     expected = _names(keras.saving.serialize_keras_object(model))
     if found != expected:
-        differ = sorted(set(found) ^ set(expected)) or found
+        differ = [name or kind for kind, name in sorted(set(found) ^ set(expected)) or found]
         raise ValueError(
             f"Expected a file of the network '{model.name}'. Found other layers in {path}: "
-            f"{', '.join(name for _, name in differ[:6])}. Use the --model and the --normalization of "
-            "the file."
+            f"{', '.join(differ[:6])}. Use the --model and the --normalization of the file."
         )
 
 
 def _names(config) -> list[tuple[str, str]]:
-    """Returns (class, name) of all layers in the configuration of a model, in order."""
-    inner = config.get("config") or {}
-    found = [(config["class_name"], inner["name"])] if "layers" not in inner else []
+    """Returns (class, name) of all layers in the configuration of a model, in order.
+
+    The name is "" where Keras gave it.
+    """
+    inner, kind = config.get("config") or {}, config["class_name"]
+    found = []
+    if "layers" not in inner and kind != "InputLayer":
+        # A name that Keras gave ends in a number that counts all layers of the process.
+        given = re.fullmatch(rf"{kind.rpartition('>')[2]}\d*", inner["name"].replace("_", ""), re.I)
+        found.append((kind, "" if given else inner["name"]))
     nested = list(inner.get("layers") or ())
     nested += [inner["network"]] if isinstance(inner.get("network"), dict) else []
     return found + [name for each in nested for name in _names(each)]
