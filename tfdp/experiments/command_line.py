@@ -179,7 +179,7 @@ def _point(layers, swept, varied, files, recipes, flag_values) -> Point:
     read = files
     if recipes is not None:
         named = {n: values.get(n, SETTINGS[n].default) for n in ("dataset", "mechanism")}
-        path = recipes / f"{named['dataset']}_{named['mechanism']}.cfg"
+        path = recipes / f"{named['dataset']}_{named['mechanism']}.cfg".replace("/", "-")
         if path.exists():
             recipe = Layer(f"in {path}", _from_recipe(path, flag_values))
             recipe.check()
