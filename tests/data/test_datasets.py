@@ -117,6 +117,43 @@ class TestOther:
             datasets.check_name("imdb_review")
 
 
+class Instruction:
+    """A part of a file, as tensorflow_datasets describes it."""
+
+    def __init__(self, filename, skip, take, examples_in_shard=9):
+        self.filename, self.skip, self.take = filename, skip, take
+        self.examples_in_shard = examples_in_shard
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        (("a", 0, 5), ("a", 5, 4), True),
+        (("a", 0, 5), ("a", 4, 5), False),
+        (("a", 0, -1), ("a", 8, 1), False),
+        (("a", 3, 1), ("a", 0, 9), False),
+        (("a", 0, -1), ("b", 0, -1), True),
+    ],
+)
+def test_positions_that_overlap_are_refused(one, other, apart):
+    """`take` is -1 for all records of a file."""
+
+    class Split:
+        def __init__(self, part):
+            self.num_examples, self.file_instructions = 1, [Instruction(*part)]
+
+    class Builder:
+        class info:
+            splits = {"train": Split(one), "test": Split(other)}
+
+    for first, second in (("train", "test"), ("test", "train")):
+        if apart:
+            datasets._check_apart(Builder, "some", first, second)
+            continue
+        with pytest.raises(ValueError, match="no example in common"):
+            datasets._check_apart(Builder, "some", first, second)
+
+
 def features(**named):
     import tensorflow_datasets as tfds
 

@@ -123,6 +123,16 @@ def test_what_cannot_be_cut_stays_whole():
     assert features.in_parts(model) is None  # the table has a mask and costs nothing
 
 
+def test_with_the_statistics_of_a_lot_nothing_is_computed_once():
+    public = data.public("digits", 5)
+    for statistics in ("example", "batch"):
+        model = models.build(
+            "mlp", (8, 8, 1), 10, "batch", public_data=public, statistics=statistics
+        )
+        freeze(model, "logits")
+        assert (features.in_parts(model) is None) == (statistics == "batch")
+
+
 def test_features_that_would_fill_the_memory_are_not_kept(monkeypatch):
     monkeypatch.setattr(features, "_LARGEST", 4 * 64 * 1797 - 1)
     result = trained(model="mlp", trainable_layers="logits", noise_multiplier=1.0)
