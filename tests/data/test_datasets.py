@@ -345,5 +345,7 @@ class TestPrepared:
 
 
 def test_no_public_counterpart():
-    with pytest.raises(ValueError, match=r"Expected name .*'cifar10', 'digits', 'mnist'.*'kmnist'"):
+    with pytest.raises(
+        ValueError, match=r"Expected name .*'cifar10', 'cifar100', 'digits', .*'kmnist'"
+    ):
         data.public("kmnist", 3)

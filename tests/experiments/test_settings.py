@@ -153,6 +153,10 @@ def test_choices_are_those_of_the_code_that_takes_them():
             {"normalization": "batch", "dataset": "kmnist"},
             "--normalization=batch with a dataset that has public examples",
         ),
+        (
+            {"normalization": "batch", "dataset": "cifar100"},
+            "public examples from other data than --dataset=cifar100",
+        ),
         ({"mechanism": "si_dpsgd", "release": "mu"}, "--release=mu: the un-noised means"),
         (
             {"mechanism": "discrete_sgd", "sampling": "shuffle"},
@@ -186,6 +190,8 @@ def test_settings_that_have_an_effect_are_allowed():
     experiment(batch_size=1437)
     experiment(batch_size=5000, dataset="mnist")
     experiment(dataset="mnist", normalization="batch", public_data="strokes")
+    experiment(dataset="cifar100", normalization="batch", public_data="strokes")
+    Experiment(mechanism="none", dataset="cifar100", normalization="batch", public_data="cifar100")
     experiment(mechanism="si_dpsgd", release="mu", noise_multiplier=1.0)
     experiment(mechanism="discrete_sgd", sampling="shuffle", noise="gaussian")
     experiment(mechanism="discrete_sgd", sampling="shuffle", guarantee="claimed")

@@ -81,10 +81,15 @@ class TestLoading:
 
     def test_public_examples_stay_those_of_this_training(self, tmp_path):
         public = tfdp.data.public("digits", 5)
-        pretrained(tmp_path / "a.keras", normalization="batch", public_data=public)
-        model = models.build("mlp", (8, 8, 1), 10, "batch", public_data=public)
-        assert load(model, str(tmp_path / "a.keras")) == ()
-        np.testing.assert_array_equal(model.layers[0].examples, public)
+        for number, seed in ((5, 1), (6, 2)):
+            others = tfdp.data.public("digits", number, seed=seed)
+            path = tmp_path / f"{number}.keras"
+            file = pretrained(path, normalization="batch", public_data=others)
+            model = models.build("mlp", (8, 8, 1), 10, "batch", public_data=public)
+            assert load(model, str(path)) == ()
+            np.testing.assert_array_equal(model.layers[0].examples, public)
+            mine, other = (m.layers[0].network.get_weights() for m in (model, file))
+            assert all(map(np.array_equal, mine, other))
 
     @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
     def test_another_network_is_refused(self, tmp_path, name):

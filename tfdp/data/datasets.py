@@ -152,7 +152,8 @@ def check_name(name: str) -> None:
 
 # The source of public examples for each private dataset. KMNIST and CIFAR-100 (their test splits) are
 # those of SI-DPSGD, section 5; "strokes" is drawn at random and needs no download.
-PUBLIC = {"mnist": "kmnist", "cifar10": "cifar100", "digits": "strokes"}
+# CIFAR-100 itself is for pre-training without privacy.
+PUBLIC = {"mnist": "kmnist", "cifar10": "cifar100", "digits": "strokes", "cifar100": "cifar100"}
 
 
 def load(
@@ -273,10 +274,11 @@ def public(
     seed: int = 0,
     source: str | None = None,
 ) -> np.ndarray:
-    """Draws public examples that resemble a private dataset and are disjoint from it.
+    """Draws public examples that resemble a dataset; those for private datasets are disjoint from it.
 
     The examples are from KMNIST for MNIST and from CIFAR-100 for CIFAR-10, as in SI-DPSGD, section 5,
-    and random strokes for the digits. Nothing about the draw is private, so its seed has a fixed
+    and random strokes for the digits. For CIFAR-100 they are images of its own test split, for
+    pre-training without privacy. Nothing about the draw is private, so its seed has a fixed
     default.
 
     Args:

@@ -184,6 +184,12 @@ def _check_public_data(experiment: "Experiment") -> None:
             f"Expected --normalization=batch with a dataset that has public examples: "
             f"{', '.join(sorted(PUBLIC))}. Found --dataset={dataset}. Use --normalization=layer."
         )
+    if experiment.private and (source or PUBLIC[dataset]) == dataset:
+        raise ValueError(
+            f"Expected public examples from other data than --dataset={dataset} with a private "
+            f"mechanism. Found --public_data={dataset}. Use --public_data=strokes, or "
+            "--normalization=layer."
+        )
     shape = input_shape(dataset)
     fitting = [n for n in ("kmnist", "cifar100") if input_shape(n) == shape] + ["strokes"]
     if source is not None and source not in fitting:

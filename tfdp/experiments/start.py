@@ -174,10 +174,19 @@ def load(model: keras.Model, path: str) -> tuple[str, ...]:
             f"{', '.join(wrong)}. Use a file of the same --model, --normalization and words; only the "
             "output layer may differ."
         )
+    # Public examples are those of this training, also where the file holds as many.
+    left |= {id(v) for layer in model.layers for v in _public_examples(layer)}
     for variable, values in drawn:
         if id(variable) in left:
             variable.assign(values)
     return tuple(layer.name for layer in fresh)
+
+
+def _public_examples(layer) -> list[keras.Variable]:
+    if not isinstance(layer, PublicExamples):
+        return []
+    inner = {id(variable) for variable in layer.network.weights}
+    return [variable for variable in layer.weights if id(variable) not in inner]
 
 
 def _check_names(model, path) -> None:
