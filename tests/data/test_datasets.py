@@ -255,6 +255,16 @@ class TestPrepared:
         assert len(texts) == 7_600
         assert np.bincount(labels).tolist() == [1900] * 4
 
+    @prepared("cifar100")
+    def test_images_that_only_tensorflow_datasets_knows(self, monkeypatch):
+        parts = {"train_split": "test[:50]", "test_split": "test[50:60]"}
+        known = data.load("cifar100", str(PREPARED), **parts)
+        monkeypatch.delitem(datasets.DATASETS, "cifar100")
+        found = data.load("cifar100", str(PREPARED), **parts)
+        assert (found.input_shape, found.num_classes) == ((32, 32, 3), 100)
+        np.testing.assert_array_equal(found.x_test, known.x_test)
+        np.testing.assert_array_equal(found.y_train, known.y_train)
+
     @prepared("ag_news_subset")
     def test_parts_of_a_split(self):
         parts = {"train_split": "test[:6080]", "test_split": "test[6080:]"}

@@ -466,5 +466,6 @@ def _no_split(name: str, split: str, splits, where) -> DataUnavailable:
     return DataUnavailable(
         f"The dataset {name!r} in {where} has no split {split!r} (it has: "
         f"{', '.join(sorted(splits))}): name a folder that holds it with --data_dir or the "
-        "environment variable TFDS_DATA_DIR, or use the embedded default --dataset=digits."
+        "environment variable TFDS_DATA_DIR, take splits that are there with --train_split and "
+        "--test_split, or use the embedded default --dataset=digits."
     )

@@ -3,6 +3,7 @@
 import dataclasses
 
 import keras
+import numpy as np
 
 from tfdp import data, models
 from tfdp.experiments.conditions import WORD_MODELS, split_note
@@ -48,6 +49,7 @@ class Prepared:
         whole: the network that is released; it shares the weights of `model`, or is `model`.
         start: where the training starts.
         notes: sentences about the data and the network for the record and the model card.
+        inputs: a few test examples as the whole network takes them.
     """
 
     model: keras.Model
@@ -55,7 +57,7 @@ class Prepared:
     whole: keras.Model
     start: Start
     notes: tuple[str, ...]
-    inputs: object = None
+    inputs: np.ndarray | None = None
 
     @property
     def cached(self) -> bool:

@@ -109,8 +109,7 @@ def earlier_trainings(experiment: Experiment, path: str) -> tuple[dict, ...]:
             raise ValueError(
                 "Expected --initial_weights of public training. Found the release of a private one "
                 f"({each['mechanism']} on {each['dataset']}) in {folder}, whose spending would be left "
-                "out of the new statement. Start from public weights, or train both parts in one "
-                "run."
+                "out of the new statement. Start from public weights."
             )
         if _builder(each["dataset"]) == _builder(experiment.dataset):
             raise ValueError(
