@@ -26,7 +26,7 @@ import sys
 
 from absl import app, flags, logging
 
-from tfdp.experiments import command_line, console, help_text
+from tfdp.experiments import command_line, console, help_text, parsing
 
 FLAGS = flags.FLAGS
 _ROOT = pathlib.Path(__file__).resolve().parent
@@ -41,6 +41,19 @@ flags.DEFINE_string(
     "point of a --sweep has a folder in it.",
 )
 flags.DEFINE_bool("overwrite", False, "Replace an earlier result in --model_dir.")
+flags.DEFINE_enum(
+    "resume",
+    "auto",
+    ["auto", "never"],
+    "What becomes of an unfinished training in --model_dir: auto, the same command goes on with it; "
+    "never, it is discarded.",
+)
+flags.DEFINE_string(
+    "checkpoint_every",
+    "30s",
+    "How often the state is written with which a training goes on after a crash: a time, such as 30s "
+    "or 5m, or a number of steps. It is in <model_dir>.secret until the result is in place.",
+)
 flags.DEFINE_bool(
     "audit",
     False,
@@ -72,6 +85,7 @@ def main(argv):
 
     try:
         points = command_line.points(sys.argv, RECIPES)
+        parsing.checkpoint_every(FLAGS.checkpoint_every)
         if FLAGS.audit and points[0].values:
             raise ValueError("Expected --audit with a single training. Found a --sweep.")
         if FLAGS.audit and not points[0].experiment.private:
@@ -113,15 +127,37 @@ def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> No
         model_dir: the folder of the result.
         numbered: whether the result goes into a new folder `model_dir`_<number> instead.
     """
+    from tfdp.experiments.finished import finished
     from tfdp.experiments.result_folder import ResultFolder
 
+    resume = FLAGS.resume == "auto"
+    if point.values and resume and not FLAGS.overwrite:
+        record = finished(model_dir, point.experiment)
+        if record is not None:
+            print(f"Trained already: {_shown(os.path.abspath(model_dir))}.", flush=True)
+            return
+    folder = ResultFolder(model_dir, overwrite=FLAGS.overwrite, numbered=numbered, resume=resume)
     # Entered before TensorFlow is imported: a place that cannot be written is refused at once.
-    with ResultFolder(model_dir, overwrite=FLAGS.overwrite, numbered=numbered) as folder:
+    with folder:
         # TensorBoard can read the log during the training; the commit moves it with the result.
         _announce(point, folder)
+        if folder.goes_on:
+            print(
+                f"Goes on with the unfinished training in {_shown(folder.path)}.secret.", flush=True
+            )
         from tfdp.experiments.saving import run_into
 
-        result = run_into(folder, point.experiment, console.verbosity(), point.command)
+        try:
+            result = run_into(
+                folder,
+                point.experiment,
+                console.verbosity(),
+                point.command,
+                **parsing.checkpoint_every(FLAGS.checkpoint_every),
+            )
+        except BaseException as ended:
+            _say_how_to_go_on(ended, point, folder)
+            raise
     from tfdp.experiments import report
 
     if point.values:
@@ -131,6 +167,21 @@ def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> No
     report.print_table(result, console.console(), _shown(folder.path))
     if FLAGS.audit:
         _audit(point, folder.path)
+
+
+def _say_how_to_go_on(ended, point, folder):
+    """Tells of the state that an unfinished training has left."""
+    if not folder.holds_state:
+        return
+    again = "the same command goes on from there"
+    if not FLAGS.model_dir:
+        of_all = os.path.dirname(folder.path) if point.values else folder.path
+        again = f"add --model_dir={_shown(of_all)} to the command to go on from there"
+    said = f"The state of the training is kept in {_shown(folder.path)}.secret: {again}."
+    if isinstance(ended, KeyboardInterrupt):
+        ended.__notes__ = [*getattr(ended, "__notes__", ())[:1], said]
+    else:
+        print(f"train.py: {said}", file=sys.stderr, flush=True)
 
 
 def _audit(point, folder):

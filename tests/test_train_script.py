@@ -371,35 +371,14 @@ def test_what_needs_no_tensorflow_does_not_import_it(arguments, status, words):
     assert not {"tensorflow", "keras"} & imported
 
 
-@pytest.mark.parametrize(
-    ("number", "status", "word"), [(2, 130, "interrupted"), (15, 143, "terminated")]
-)
-def test_an_interruption_is_a_sentence_and_leaves_nothing(tmp_path, number, status, word):
-    folder = tmp_path / "runs"
-    command = [sys.executable, str(ROOT / "train.py"), *ENDLESS, f"--model_dir={folder / 'r'}"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as done:
-        for line in done.stdout:
-            if "loss" in line:
-                done.send_signal(number)
-                break
-        _, errors = done.communicate(timeout=120)
-    assert done.returncode == status
-    said = errors.strip().splitlines()[-1]
-    assert said.startswith(f"train.py: {word}.") and "nothing of it is released" in said
-    assert "Traceback" not in errors
-    assert not list(tmp_path.iterdir())
-
-
 def test_an_interrupted_sweep_keeps_what_is_finished(tmp_path, script, capsys, monkeypatch):
     saving = importlib.import_module("tfdp.experiments.saving")
     trained = saving.run_into
 
-    def interrupted_at_the_second(folder, experiment, *rest):
+    def interrupted_at_the_second(folder, experiment, *rest, **more):
         if experiment.seed == 2:
             raise KeyboardInterrupt
-        return trained(folder, experiment, *rest)
+        return trained(folder, experiment, *rest, **more)
 
     monkeypatch.setattr(saving, "run_into", interrupted_at_the_second)
     arguments = [*ONE_STEP, "--sweep=seed=1,2,3", f"--model_dir={tmp_path / 'r'}"]
@@ -408,6 +387,15 @@ def test_an_interrupted_sweep_keeps_what_is_finished(tmp_path, script, capsys, m
     said = capsys.readouterr()
     assert said.err.strip().startswith("train.py: interrupted.")
     assert said.out.partition("Sweep")[2].count("interrupted") == 2
+    monkeypatch.setattr(saving, "run_into", trained)
+    before = (tmp_path / "r" / "seed=1" / "run.json").read_text()
+    assert call(script, *arguments) == 0  # the same command trains the others
+    assert (tmp_path / "r" / "seed=1" / "run.json").read_text() == before
+    said = capsys.readouterr().out
+    assert said.count("Trained already: ") == 1 and said.partition("Sweep")[2].count("%") == 3
+    # A point that is there with other settings is not taken for this one.
+    assert call(script, *arguments, "--learning_rate=0.5") == 2
+    assert "--learning_rate=0.5. Found --learning_rate=" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_no_traceback():

@@ -1,6 +1,6 @@
 """Makes one result repeatedly, and kills or disturbs the process at its k-th file operation.
 
-    python killed_commits.py FOLDER {new,empty,over,aside} {kill,fail}
+    python killed_commits.py FOLDER {new,empty,over,aside,state} {kill,fail}
 
 For k = 1, 2, ... the script leaves a folder FOLDER/<k>. Its state is that after the process died
 before its k-th operation ("kill"), or after the k-th operation failed for lack of space ("fail"). The
@@ -14,10 +14,10 @@ import pathlib
 import sys
 import traceback
 
-from result_helpers import TrainingFailed, make
+from result_helpers import TrainingFailed, keep_state, make
 
 from tfdp.experiments import result_folder
-from tfdp.experiments.result_folder import ResultError
+from tfdp.experiments.result_folder import ResultError, ResultFolder
 
 COUNTED = {
     "open", "os.chmod", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir",
@@ -55,7 +55,7 @@ def child(target, mode, k, kill):
     result_folder.exchange = swap
     disturbed(k, kill)
     try:
-        make(target, "new", overwrite=mode in ("over", "aside"))
+        make(target, "new", overwrite=mode in ("over", "aside"), stateful=mode == "state")
     except ResultError as error:
         print(k, error, flush=True)
         os._exit(REFUSED)
@@ -75,6 +75,10 @@ def main(folder, mode, action):
             target.mkdir(parents=True)
         if mode in ("over", "aside"):
             make(target, "old")
+        if mode == "state":  # a training was killed just before its end
+            with ResultFolder(target) as opened:
+                keep_state(opened, "new")
+                os.mkdir(opened.log_dir)
         process = os.fork()
         if not process:
             try:

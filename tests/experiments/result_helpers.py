@@ -8,7 +8,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tfdp._files import replaced_whole  # noqa: E402
 from tfdp.experiments.result_folder import ResultFolder, check  # noqa: E402
+from tfdp.experiments.unfinished import STATE  # noqa: E402
 
 FILES = {"model.keras", "run.json", "model_card.md", "tensorboard"}
 
@@ -17,8 +19,8 @@ class TrainingFailed(Exception):
     """An error of the training, which the result folder should not explain."""
 
 
-def make(path, which, **options):
-    """Writes the result named `which` to `path`."""
+def make(path, which, stateful=False, **options):
+    """Writes the result named `which` to `path`; if `stateful`, like a training that keeps a state."""
 
     def save_model(name):
         with open(name, "w") as file:
@@ -28,13 +30,24 @@ def make(path, which, **options):
             file.write(which[1:])
 
     with ResultFolder(path, **options) as folder:
+        if stateful:
+            keep_state(folder, which)
         try:
-            os.mkdir(folder.log_dir)
+            os.makedirs(folder.log_dir, exist_ok=True)
             with open(os.path.join(folder.log_dir, "events.out.tfevents.1"), "w") as file:
                 file.write(f"log {which}")
         except OSError as error:
             raise TrainingFailed from error
         folder.commit({"which": which}, f"card {which}", save_model)
+
+
+def keep_state(folder, which):
+    """Does what a training does with its state: goes on from one, or writes one."""
+    backup = folder.checkpoints({"which": which})
+    if not folder.holds_state:
+        os.makedirs(backup, 0o700, exist_ok=True)
+        with replaced_whole(os.path.join(backup, STATE)) as partial, open(partial, "w") as file:
+            file.write(f"state {which}")
 
 
 def state(path):

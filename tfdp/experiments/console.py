@@ -22,6 +22,10 @@ _FILTER = Path(__file__).with_name("stderr_filter.py")
 # The width of what is printed where there is no terminal.
 _WIDTH = 100
 _WIDEST = 120
+_DISCARDED = (
+    "The unfinished model is discarded, together with the record of what it had spent: nothing of it "
+    "is released."
+)
 
 
 class Terminated(KeyboardInterrupt):
@@ -54,11 +58,11 @@ def guarded(command: Callable[[], object]) -> None:
 
 
 def interrupted(interruption: KeyboardInterrupt) -> int:
-    """Says that the command was interrupted; returns the exit status."""
+    """Says that the command was interrupted, and what its notes say; returns the exit status."""
     asked = isinstance(interruption, Terminated)
+    notes = getattr(interruption, "__notes__", None) or [_DISCARDED]
     print(
-        f"\ntrain.py: {'terminated' if asked else 'interrupted'}. The unfinished model is discarded, "
-        "together with the record of what it had spent: nothing of it is released.",
+        f"\ntrain.py: {'terminated' if asked else 'interrupted'}. {' '.join(notes)}",
         file=sys.stderr,
         flush=True,
     )

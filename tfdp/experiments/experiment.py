@@ -1,5 +1,6 @@
 """Runs one experiment, from its settings to a trained model and its two guarantees."""
 
+import contextlib
 import dataclasses
 import operator
 import time
@@ -12,6 +13,7 @@ from tfdp import data
 from tfdp.accounting import Guarantee, PrivacyBudget, Run, Statement, noise_for
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
 from tfdp.experiments import network
+from tfdp.experiments.checkpoints import Checkpoints, PlainBackup, parts
 from tfdp.experiments.conditions import check_number
 from tfdp.experiments.construction import make_optimizer, plan
 from tfdp.experiments.correlation import complete
@@ -37,6 +39,9 @@ class Result:
         notes: sentences about the data, the words, the initial weights and what was frozen.
         trained_on: the data set and the mechanism of every training of these weights that is known,
             the last one included.
+        restarts: how often the training went on after it was interrupted; the times are then those
+            of the last process.
+        lost_steps: how many steps are counted and are not in the weights, since a crash lost them.
 
     Example:
         >>> from tfdp.experiments import Experiment, run
@@ -61,6 +66,8 @@ class Result:
     history: dict
     notes: tuple[str, ...] = ()
     trained_on: tuple[dict, ...] = ()
+    restarts: int = 0
+    lost_steps: int = 0
 
     @property
     def claimed(self) -> Guarantee:
@@ -99,6 +106,7 @@ def run(
     verbose: int | str = "auto",
     before_training: Callable[[keras.Model], None] | None = None,
     world=None,
+    checkpoints: Checkpoints | None = None,
 ) -> Result:
     """Trains a model, evaluates the release and computes both guarantees.
 
@@ -110,6 +118,8 @@ def run(
             been checked and before the first step.
         world: the canaries of an audit (a `tfdp.auditing.DiracWorld` or `ExampleWorld`), which become
             part of the data and of the model; None trains without.
+        checkpoints: where and how often the state of the training is kept, so that the same call, in
+            another process, goes on after a crash; None keeps none.
 
     Raises:
         ValueError: the settings do not fit together, or do not fit the data.
@@ -133,7 +143,10 @@ def run(
         dataset, sample_weight = _with_canaries(dataset, world)
     check_number(experiment, len(dataset.y_train))
     experiment = complete(experiment, len(dataset.y_train))
-    prepared = network.prepare(experiment, dataset, words, cache=world is None)
+    # A process that goes on after a crash needs the same frozen beginning, which no state holds.
+    same = experiment.seed is not None or experiment.initial_weights is not None
+    cache = world is None and (checkpoints is None or same)
+    prepared = network.prepare(experiment, dataset, words, cache=cache)
     model, dataset = prepared.model, prepared.dataset
     lots = data.make_lots(
         experiment.sampling,
@@ -208,7 +221,17 @@ def run(
         train_data = train_data.map(_weigh_every_label)
     # Keras would warn that it does not shuffle a dataset.
     options = {} if private else {"shuffle": False}
-    history = _fit(model, train_data, steps, lots.steps_per_epoch, callbacks, verbose, **options)
+    backup = None if checkpoints is None else checkpoints.callback(experiment)
+    history = _fit(
+        model,
+        train_data,
+        steps,
+        lots.steps_per_epoch,
+        callbacks,
+        backup,
+        verbose=verbose,
+        **options,
+    )
     seconds = time.perf_counter() - started
     if private and experiment.release == "mu":
         model.optimizer.release_means(model.trainable_variables)
@@ -234,6 +257,8 @@ def run(
             *prepared.start.trained_on,
             {"dataset": experiment.dataset, "mechanism": experiment.mechanism},
         ),
+        restarts=0 if backup is None else backup.restarts,
+        lost_steps=0 if backup is None else backup.lost_steps,
     )
 
 
@@ -267,28 +292,36 @@ def _total_steps(experiment, lots) -> int:
     return max(1, round(experiment.epochs * lots.steps_per_epoch))
 
 
-def _fit(model, train_data, steps, steps_per_epoch, callbacks, verbose, **options) -> dict:
+def _fit(model, train_data, steps, per_epoch, callbacks, backup, **options) -> dict:
     """Trains exactly `steps` steps: whole epochs, then one short epoch for the rest.
 
     Returns:
         For each of Keras' metrics, its value in every epoch.
     """
-    whole, rest = divmod(steps, steps_per_epoch)
+    epochs = {}
+    with contextlib.ExitStack() as stack:
+        behind = 0
+        if isinstance(backup, PlainBackup):
+            behind = stack.enter_context(backup.attached(model, steps))
+            epochs |= backup.epochs
+        elif backup is not None:  # it goes on where it was in each of the fits
+            backup.total_steps = steps
+        for first, number, length in parts(steps, per_epoch, behind):
+            part = model.fit(
+                train_data,
+                initial_epoch=first,
+                epochs=first + number,
+                steps_per_epoch=length,
+                callbacks=callbacks if backup is None else [*callbacks, backup],
+                **options,
+            )
+            for name, values in part.history.items():
+                for epoch, value in zip(part.epoch, values, strict=True):
+                    epochs.setdefault(epoch, {})[name] = value
     history = {}
-    for first, epochs, length in ((0, whole, steps_per_epoch), (whole, bool(rest), rest)):
-        if not epochs:
-            continue
-        part = model.fit(
-            train_data,
-            initial_epoch=first,
-            epochs=first + epochs,
-            steps_per_epoch=length,
-            callbacks=callbacks,
-            verbose=verbose,
-            **options,
-        )
-        for name, values in part.history.items():
-            history.setdefault(name, []).extend(values)
+    for epoch in sorted(epochs):
+        for name, value in epochs[epoch].items():
+            history.setdefault(name, []).append(value)
     return history
 
 

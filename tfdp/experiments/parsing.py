@@ -27,6 +27,33 @@ class ChoiceParser(flags.EnumParser):
         return argument
 
 
+def checkpoint_every(text: str) -> dict[str, int | float | None]:
+    """Returns how often a state is written, as arguments of `run_into`.
+
+    Args:
+        text: a number of steps, or a time such as "30s", "5m" or "1h".
+
+    Raises:
+        ValueError: the text is neither.
+
+    Example:
+        >>> from tfdp.experiments.parsing import checkpoint_every
+        >>> checkpoint_every("5m")
+        {'checkpoint_steps': None, 'checkpoint_seconds': 300.0}
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)|([1-9]\d*)", text.strip())
+    if not found:
+        raise ValueError(
+            "Expected --checkpoint_every to be a number of steps, such as 500, or a time, such as 30s, "
+            f"5m or 1h. Found {text!r}."
+        )
+    number, unit, steps = found.groups()
+    if steps is not None:
+        return {"checkpoint_steps": int(steps), "checkpoint_seconds": 0.0}
+    seconds = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    return {"checkpoint_steps": None, "checkpoint_seconds": seconds}
+
+
 def sentence(error: flags.Error, flag_values: flags.FlagValues) -> str:
     """Returns a sentence for an error of absl's parser."""
     if isinstance(error, flags.UnrecognizedFlagError):
@@ -69,4 +96,6 @@ def _as_flag(found: re.Match, names: dict[str, str]) -> str:
     return flag if value is None else f"{flag}={value.strip(chr(39))}"
 
 
-_OF_COMMANDS = ("sweep", "model_dir", "overwrite", "flagfile", "help")
+_OF_COMMANDS = (
+    "sweep", "model_dir", "overwrite", "resume", "checkpoint_every", "flagfile", "help",
+)  # fmt: skip

@@ -6,7 +6,8 @@
 
 The kernel holds the lock (flock) and releases it when the process ends, however the process ends. A
 process that gets the lock therefore knows that everything in the folder was left over by a process
-that has ended, and clears the folder.
+that has ended, and clears the folder. Only TensorBoard's log of a training that can go on stays
+(`unfinished.py`), which that training then goes on with.
 """
 
 import contextlib
@@ -22,7 +23,8 @@ import stat
 from absl import logging
 
 from tfdp._files import sync_folder
-from tfdp.experiments.result_files import RECORD, digest, strange_entry
+from tfdp.experiments.result_files import LOG, RECORD, digest, strange_entry
+from tfdp.experiments.unfinished import Unfinished
 
 _LOCK, _RESULT, _PREVIOUS = "lock", "result", "previous"
 _PROGRAM = "tfdp"
@@ -53,10 +55,13 @@ class PartialFolder:
 
     Args:
         target: absolute path of the result, `NAME`.
+        resume: whether a training that can go on keeps its log.
     """
 
-    def __init__(self, target: str):
+    def __init__(self, target: str, resume: bool = True):
         self.target = target
+        self.unfinished = Unfinished(target)
+        self._resume = resume
         self.path = f"{target}.partial"
         self.result = os.path.join(self.path, _RESULT)
         self.previous = os.path.join(self.path, _PREVIOUS)
@@ -86,7 +91,8 @@ class PartialFolder:
             self._write_holder()
             self._recover()
             if make:
-                os.mkdir(self.result)
+                with contextlib.suppress(FileExistsError):  # with the log of what goes on
+                    os.mkdir(self.result)
                 sync_folder(self.path)
         except BaseException:
             self.release()
@@ -122,6 +128,7 @@ class PartialFolder:
                 made are removed.
         """
         mine = os.getpid() == self._pid
+        self._resume = True  # what was not discarded until now stays
         if self._lock is not None:
             if self._ours and mine:
                 self._clear_if_held(made_one)
@@ -144,7 +151,8 @@ class PartialFolder:
                 self._clear(made_one)
 
     def _clear(self, made_one):
-        shutil.rmtree(self.result, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._clear_result()
         if made_one:
             shutil.rmtree(self.previous, ignore_errors=True)
         # The lock file proves that the other entries are tfdp's. Therefore it is removed last, and
@@ -282,9 +290,17 @@ class PartialFolder:
             )
         elif os.path.lexists(self.previous):
             self._check_previous()  # the target may have appeared since the entries were checked
-        for leftover in (self.previous, self.result):
-            if os.path.lexists(leftover):
-                shutil.rmtree(leftover)
+        if os.path.lexists(self.previous):
+            shutil.rmtree(self.previous)
+        self._clear_result()
+
+    def _clear_result(self):
+        """Removes the unfinished result, but for the log of a training that can go on."""
+        if self._resume and self.unfinished.holds_state and not self.unfinished.is_over:
+            for name in _entries(self.result) - {LOG}:
+                os.unlink(os.path.join(self.result, name))
+        elif os.path.lexists(self.result):
+            shutil.rmtree(self.result)
 
 
 def clear_leftovers(folder: str, prefix: str) -> None:

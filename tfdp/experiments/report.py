@@ -60,6 +60,7 @@ def record(result: Result) -> dict:
         "notes": list(result.notes),
         # What `--initial_weights` of another training looks at.
         "trained_on": list(result.trained_on),
+        "training": {"restarts": result.restarts, "lost_steps": result.lost_steps},
         "settings": experiment.recorded(),
     }
 
@@ -96,6 +97,8 @@ def card(result: Result, command: str | None = None) -> str:
         lines.append(f"- Noise multiplier: {run.noise_multiplier:.4g}; {_clip_norm(run)}")
     lines += [f"- {note}" for note in result.notes]
     lines.append(f"- Test accuracy: {100 * result.test_accuracy:.2f}%")
+    if result.restarts:
+        lines.append(f"- Interrupted: {_interrupted(result)}")
     if command is not None:
         lines += ["", "Such a model is made by", "", f"    {command}"]
     return "\n".join([*lines, "", result.statement.markdown()])
@@ -142,6 +145,8 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
     table.add_row("Steps", _steps(result))
     for note in result.notes:
         table.add_row("Note", escape(note))
+    if result.restarts:
+        table.add_row("Interrupted", _interrupted(result))
     if experiment.private:
         table.add_row(
             "Noise", f"multiplier z = {result.run.noise_multiplier:.4g}, {_clip_norm(result.run)}"
@@ -202,6 +207,16 @@ def _steps(result) -> str:
     if math.isfinite(result.seconds_per_step):
         words += f", {1e3 * result.seconds_per_step:.1f} ms a step"
     return escape(words)
+
+
+def _interrupted(result) -> str:
+    """Says how often the training went on, and what that has cost."""
+    times = "once" if result.restarts == 1 else f"{result.restarts} times"
+    lost = result.lost_steps
+    if not lost:
+        return f"{times}; no step was lost"
+    steps = "1 step that a crash lost is" if lost == 1 else f"{lost:,} steps that crashes lost are"
+    return f"{times}; {steps} counted and not in the weights"
 
 
 def _comparison(result) -> str:

@@ -10,8 +10,8 @@ The digests detect mixed and damaged files. They do not detect an editor who cha
 digest.
 
 While the result `NAME` is being made, it is in the folder `NAME.partial` (`partial_folder.py`). Files
-that must never be in the result are in the folder `NAME.secret`. This module does not import
-TensorFlow.
+that must never be in the result are in the folder `NAME.secret`: the state of the training, with which
+it goes on after a crash (`unfinished.py`). This module does not import TensorFlow.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ from absl import logging
 
 from tfdp._files import exchange, secret_folder, sync_folder, sync_tree
 from tfdp.experiments.partial_folder import PartialFolder, ResultBusy, ResultError, clear_leftovers
+from tfdp.experiments.places import check_outside, check_replaceable, look
 from tfdp.experiments.result_files import (
     CARD,
     DIGESTS,
@@ -35,10 +36,9 @@ from tfdp.experiments.result_files import (
     MODEL,
     RECORD,
     digest,
-    is_result,
     read_record,
-    strange_entry,
 )
+from tfdp.experiments.unfinished import UnfinishedError
 
 # Bytes for everything but the model: record, card and log of the digits take 17 kB together.
 _SMALL = 2**20
@@ -53,13 +53,15 @@ class ResultFolder:
 
     Entering reserves the place for this process, and refuses if a result could not be written there
     or would overwrite another one. Files are written into `NAME.partial`. Leaving without `commit`
-    removes `NAME.partial`, and an earlier result stays as it was.
+    removes `NAME.partial`, and an earlier result stays as it was. If the training has left a state
+    (`checkpoints`), its log stays in `NAME.partial`, and whoever enters next can go on.
 
     Args:
         path: the folder of the finished result.
         overwrite: whether the result may replace an earlier result. Nothing else is ever replaced.
         numbered: whether to use a new folder `path`_001, `path`_002, ... instead, with the number
             after the largest one in use. Processes that start together get different numbers.
+        resume: whether a training that has left a state goes on; if not, it is discarded.
 
     Attributes:
         path: absolute path of the result; None until entered, if the folder is numbered.
@@ -78,7 +80,14 @@ class ResultFolder:
         3
     """
 
-    def __init__(self, path: str | os.PathLike, *, overwrite: bool = False, numbered: bool = False):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        *,
+        overwrite: bool = False,
+        numbered: bool = False,
+        resume: bool = True,
+    ):
         if overwrite and numbered:
             raise ResultError(
                 "Expected `overwrite` with the name of a folder. Found it without: a numbered folder "
@@ -86,9 +95,10 @@ class ResultFolder:
             )
         path = os.path.abspath(path)
         self._base = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-        self._overwrite, self._numbered = overwrite, numbered
+        self._overwrite, self._numbered, self._resume = overwrite, numbered, resume
         self._partial = None
         self._committed = False
+        self._training_id = None
         self.path = None if numbered else self._base
 
     @property
@@ -106,6 +116,42 @@ class ResultFolder:
             ValueError: the path is not a folder, or other users may enter it.
         """
         return secret_folder(f"{self._open().target}.secret")
+
+    def checkpoints(self, settings: Mapping) -> str:
+        """Returns the path of a folder for the state of this training, inside of `secrets()`.
+
+        It holds the state of an unfinished training that is to go on, or does not exist yet. `commit`
+        removes it. Without `commit`, a state in it stays for the next process.
+
+        Args:
+            settings: the settings of the training, JSON-safe. A training goes on with its own only.
+
+        Raises:
+            ResultError: the unfinished training is damaged, or has other settings.
+        """
+        unfinished = self._open().unfinished
+        if not self._resume:
+            unfinished.discard()
+        self.secrets()
+        try:
+            self._training_id = unfinished.take_up(settings)
+        except UnfinishedError as error:
+            raise ResultError(str(error)) from error
+        return unfinished.backup_dir
+
+    def abandon(self) -> None:
+        """Removes the state of the training, which nobody shall go on with."""
+        self._open().unfinished.discard()
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether there is a state that the next process can go on from."""
+        return self._partial is not None and self._partial.unfinished.holds_state
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this process will go on with an unfinished training."""
+        return self._resume and self.holds_state and not self._partial.unfinished.is_over
 
     def check_space(self, model_bytes: int) -> None:
         """Raises ResultError if the disk has less free space than the model and the rest need.
@@ -141,18 +187,25 @@ class ResultFolder:
         work = self._open().result
         try:
             self._partial.check_held()
+            if self._training_id is not None:
+                record = {
+                    **record,
+                    "training": {"id": self._training_id, **record.get("training", {})},
+                }
             digests = _write(work, record, card, save_model, self._partial.check_held)
             self._put_in_place()
         except OSError as error:
             raise ResultError(
                 f"Expected to write the result to {self.path}. Found: {_words(error)}. {self._lost()} "
-                "Make room, or choose another folder, and train again."
+                f"{self._remedy()}"
             ) from error
         except ResultError as error:
             raise type(error)(f"{error} {self._lost()}") from error
         self._committed = True
         with _warned(self.path):
             sync_folder(os.path.dirname(self.path))
+            if self._training_id is not None:
+                self._partial.unfinished.discard()
         return digests
 
     def __enter__(self):
@@ -171,13 +224,21 @@ class ResultFolder:
         return self
 
     def __exit__(self, *exception):
-        self._partial.release(made_one=self._committed)
-        self._partial = None
+        partial, self._partial = self._partial, None
+        if self._training_id is not None and not partial.unfinished.holds_state:
+            with contextlib.suppress(OSError):
+                partial.unfinished.discard()
+        partial.release(made_one=self._committed)
 
     def _enter(self, target):
-        _check_outside(target)
-        self._checked(target)  # refuses a target that cannot be replaced before a folder is made
-        partial = PartialFolder(target)
+        check_outside(target)
+        try:
+            # Refuses a target that cannot be replaced before a folder is made.
+            self._checked(target)
+        except ResultExists:
+            _clear_finished(target)
+            raise
+        partial = PartialFolder(target, resume=self._resume)
         partial.acquire()
         try:
             # The target is checked again: a run that ended meanwhile may have put a result there,
@@ -213,24 +274,32 @@ class ResultFolder:
         """Returns the state of the target as `_look` does; refuses one that may not be replaced."""
         if self._numbered and os.path.lexists(target):
             raise ResultExists(f"Expected a new folder. Found {target} there already.")
-        state = _look(target)
+        state = look(target)
         if state == "result" and not self._overwrite:
             raise ResultExists(
                 f"Expected a new folder for the result. Found a finished one in {target}. Choose "
                 "another folder, or say --overwrite (in Python: overwrite=True) to replace it."
             )
         if state is not None:
-            _check_replaceable(target)
+            check_replaceable(target)
         return state
 
     def _lost(self) -> str:
         before = "is as it was"
         if os.path.lexists(previous := self._partial.previous):
             before = f"is in {previous} (the next run of this name brings it back)"
+        lost = "is lost"
+        if self.holds_state:
+            lost = f"is kept, as the state of a training in {self._partial.unfinished.path}"
         return (
             f"Nothing of it is there, what was there before {before}, and the model that was trained "
-            "is lost."
+            f"{lost}."
         )
+
+    def _remedy(self) -> str:
+        if self.holds_state:
+            return "Make room, and run the same command again: it goes on from there."
+        return "Make room, or choose another folder, and train again."
 
     def _put_in_place(self):
         partial = self._partial
@@ -248,12 +317,27 @@ class ResultFolder:
             # The partial folder, which will be removed, now holds what was at the target. If that
             # is no result after all, the two are swapped back.
             try:
-                _look(partial.result)
+                look(partial.result)
             except BaseException:
                 exchange(partial.result, partial.target)
                 raise
         else:
             _move_aside(partial)
+
+
+def _clear_finished(target) -> None:
+    """Clears what is left beside a result if its process died after it had put it in place."""
+    partial = PartialFolder(target)
+    if not (os.path.lexists(partial.path) and partial.unfinished.is_over):
+        return
+    try:
+        partial.acquire(make=False)
+        partial.unfinished.discard()
+        partial.release(made_one=True)
+    except ResultBusy:
+        pass
+    except (ResultError, OSError) as error:
+        logging.warning("What is left beside %s was not cleared: %s", target, error)
 
 
 def new_folder(path: str | os.PathLike) -> str:
@@ -294,7 +378,7 @@ def check(folder: str | os.PathLike) -> dict:
         digest of run.json, ...
     """
     folder = os.fspath(folder)
-    if _look(folder) != "result":
+    if look(folder) != "result":
         raise ResultError(f"Expected the folder of a result. Found nothing in {folder}.")
     record = read_record(folder)
     for key, name in DIGESTS.items():
@@ -335,85 +419,12 @@ def _move_aside(partial):
     """
     partial.move_previous()
     try:
-        _look(partial.previous)
+        look(partial.previous)
         sync_folder(partial.path)
         os.rename(partial.result, partial.target)
     except BaseException:
         os.rename(partial.previous, partial.target)
         raise
-
-
-def _look(path) -> str | None:
-    """Returns what is at a path: None for nothing, "empty" for an empty folder, or "result".
-
-    Raises:
-        ResultError: something else is at the path.
-    """
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return None
-    if stat.S_ISLNK(found.st_mode):
-        raise ResultError(
-            f"Expected a folder. Found a symbolic link: {path}. Name the folder that it points to."
-        )
-    if not stat.S_ISDIR(found.st_mode):
-        raise ResultError(f"Expected a folder. Found a file: {path}. Choose another name.")
-    if not os.listdir(path):
-        return "empty"
-    if foreign := _foreign(path):
-        raise ResultError(
-            f"Expected a result, or an empty folder. Found {foreign} in {path}. Such a folder is never "
-            "replaced: choose another one, or move it away."
-        )
-    return "result"
-
-
-def _foreign(folder) -> str | None:
-    """Returns an entry that no result has, or what is wrong with run.json; None for a result."""
-    return strange_entry(folder) or (None if is_result(folder) else f"no {RECORD} with digests")
-
-
-def _check_outside(target) -> None:
-    """Refuses a place inside a folder that belongs to another result: it would spoil that result."""
-    folder = target
-    while True:
-        kind = None
-        if folder.endswith((".partial", ".secret")):
-            kind = "a folder beside a result, for unfinished files or secrets"
-        elif folder != target and _is_result(folder):
-            kind = "a finished result"
-        if kind:
-            raise ResultError(
-                f"Expected a place outside the folders of other results. Found {target} in {folder}, "
-                f"{kind}. Choose another folder."
-            )
-        if folder == (folder := os.path.dirname(folder)):
-            return
-
-
-def _is_result(folder) -> bool:
-    with contextlib.suppress(OSError):  # nothing is written into a folder that cannot be read
-        return os.path.isfile(os.path.join(folder, RECORD)) and is_result(folder)
-    return False
-
-
-def _check_replaceable(target) -> None:
-    """Refuses, before the training, a folder that the system could not replace after it."""
-    found = os.stat(target)
-    if os.path.ismount(target):
-        problem, remedy = "a mount point", "Choose a folder in it"
-    elif os.path.samestat(found, os.stat(os.curdir)):
-        problem, remedy = "the current folder", "Choose a folder in it"
-    elif os.geteuid() not in (0, found.st_uid):
-        problem, remedy = f"a folder of user {found.st_uid}", "Choose another one"
-    elif not os.access(target, os.W_OK | os.X_OK):
-        problem, remedy = "a read-only folder", "Choose another one"
-    else:
-        return
-    raise ResultError(
-        f"Expected a folder that a result can take the place of. Found {problem}: {target}. {remedy}."
-    )
 
 
 def _last_number(folder, name) -> int:

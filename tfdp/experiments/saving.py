@@ -6,6 +6,7 @@ import math
 import keras
 import tensorflow as tf
 
+from tfdp.experiments.checkpoints import Checkpoints
 from tfdp.experiments.experiment import Result, run
 from tfdp.experiments.report import card, record
 from tfdp.experiments.result_folder import ResultError, ResultFolder
@@ -18,6 +19,9 @@ def run_into(
     experiment: Experiment,
     verbose: int | str = "auto",
     command: str | None = None,
+    *,
+    checkpoint_steps: int | None = None,
+    checkpoint_seconds: float = 30.0,
 ) -> Result:
     """Runs an experiment and commits its log, release, record and model card to an open folder.
 
@@ -26,6 +30,8 @@ def run_into(
         experiment: the settings.
         verbose: as in `keras.Model.fit`.
         command: the command that makes this result, for the model card; None leaves it out.
+        checkpoint_steps, checkpoint_seconds: a state is written after so many steps, or, for None,
+            seconds. After a crash, the same call goes on from the last one.
 
     Returns:
         The result, as `run` returns it.
@@ -45,23 +51,41 @@ def run_into(
         >>> sorted(os.listdir("runs/a"))
         ['model.keras', 'model_card.md', 'run.json', 'tensorboard']
     """
+    checkpoints = Checkpoints(
+        folder.checkpoints(experiment.recorded()), checkpoint_steps, checkpoint_seconds
+    )
     try:
         result = run(
             experiment,
             log_dir=folder.log_dir,
             verbose=verbose,
             before_training=lambda model: folder.check_space(model_bytes(model)),
+            checkpoints=checkpoints,
         )
+    except FloatingPointError:
+        folder.abandon()  # it would diverge again
+        raise
     except tf.errors.OpError as error:
         if folder.log_dir not in str(error):
             raise
         found = str(error).partition(folder.log_dir)[2].splitlines()[0]
-        raise ResultError(
-            f"Expected to write TensorBoard's log to {folder.log_dir}. Found: {found}. The training "
-            "ended there, and its model is lost. Make room, or choose another folder, and train again."
-        ) from error
+        raise _not_written("TensorBoard's log", found, folder) from error
+    except OSError as error:
+        if not str(error.filename or "").startswith(folder.secrets()):
+            raise
+        raise _not_written("the state of the training", error.strerror, folder) from error
     folder.commit(record(result), card(result, command), functools.partial(export, result.model))
     return result
+
+
+def _not_written(what, found, folder) -> ResultError:
+    kept = "its model is lost. Make room, or choose another folder, and train again"
+    if folder.holds_state:
+        kept = "the state before it is kept. Make room, and run the same command again"
+    return ResultError(
+        f"Expected to write {what} beside {folder.path}. Found: {found}. The training ended there; "
+        f"{kept}."
+    )
 
 
 def model_bytes(model: keras.Model) -> int:

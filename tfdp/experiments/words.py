@@ -118,10 +118,11 @@ def with_words(model: keras.Model, words: Words) -> keras.Model:
         config = _without_shapes(layer.get_config())
         if layer.name == _TABLE:
             config |= {"input_dim": words.size, "output_dim": words.width}
+            config |= {"trainable": words.trainable}
             if not words.trainable:
                 # Frozen vectors have the scale of PyTorch's, as the papers' models do.
                 drawn = keras.initializers.RandomNormal(stddev=1.0)
-                config |= {"embeddings_initializer": drawn, "trainable": False}
+                config |= {"embeddings_initializer": drawn}
         return type(layer).from_config(config)
 
     made = keras.models.clone_model(model, clone_function=exchanged)

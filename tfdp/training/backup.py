@@ -5,23 +5,25 @@ import contextlib
 import dataclasses
 import math
 import os
-import signal
-import threading
 import time
 
 import keras
+import numpy as np
 from absl import logging
 
 from tfdp._validate import finite, whole
+from tfdp.accounting.guarantee import check_delta, format_epsilon
 from tfdp.training.backup_folder import BackupFolder
 from tfdp.training.backup_state import fingerprint_of, give_state, take_state
 from tfdp.training.feeding import Feed, Place, needs_order
+from tfdp.training.interruptions import Interruptions
 
 # Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
+# It is longer where writing the reservation takes more than the share below.
 _AHEAD = 1.0
 _MOST_AHEAD = 10_000
-# The time that states take from the training is at most this share of it.
-_SHARE = 0.01
+# The times that states and reservations take from the training are each at most this share of it.
+_SHARE = 0.005
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -50,9 +52,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup_dir: the folder, one for each call of `fit`.
         save_freq: None saves the state every `seconds`; "epoch" after each epoch; an integer
             after so many steps.
-        seconds: time between two states, at least 0; it is longer where a state takes more than a
-            hundredth of it.
+        seconds: time between two states, at least 0; it is longer where a state takes more than half
+            a hundredth of it.
         delete_checkpoint: whether the folder is removed when `fit` has ended.
+        delta: that of the epsilon which an interruption states, in (0, 1); None takes that of the
+            model's budget, and states the number of steps alone where there is none.
+
+    Attributes:
+        restarts: how often the training went on from a state, in all processes.
+        lost_steps: how many steps were counted and are not in the weights, in all processes.
+        total_steps: the number of steps that an interruption names; None names that of the run so far
+            planned, which is smaller where several calls of `fit` make one training.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -82,19 +92,23 @@ class BackupAndRestore(keras.callbacks.Callback):
         *,
         seconds: float = 30.0,
         delete_checkpoint: bool = True,
+        delta: float | None = None,
     ):
         super().__init__()
         if save_freq not in (None, "epoch"):
             save_freq = whole("save_freq", save_freq, 1)
         self._save_freq, self._seconds = save_freq, finite("seconds", seconds, 0)
         self._delete = delete_checkpoint
+        self._delta = None if delta is None else check_delta(delta)
+        self.restarts, self.lost_steps, self.total_steps = 0, 0, None
+        self._earlier, self._old_history, self._own_run = {}, None, None
         self._folder = BackupFolder(backup_dir)
         self._worker, self._pending = None, None
         self._place, self._behind = Place(0), 0
         self._run_id, self._reserved = None, 0
-        self._signal, self._handlers = None, {}
+        self._interruptions = Interruptions()
         self._since, self._steps_since, self._cost = 0.0, 0, 0.0
-        self._speed = None  # steps in a second
+        self._speed, self._reserving = None, 0.0  # steps in a second, seconds for a reservation
         self._warned = False
 
     # -- what `fit` calls ------------------------------------------------------------------------
@@ -111,21 +125,23 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self._fingerprint = fingerprint_of(feed)
+        self._old_history = getattr(model, "history", None)
         self._folder.enter()
         try:
             found = self._folder.read()
             if found is None:
                 order = feed.plan.lots.new_order() if needs_order(feed) else None
                 self._place = Place(epoch, order=order)
+                self.restarts, self.lost_steps, self._earlier = 0, 0, {}
             else:
-                about, arrays = found
-                reserved = self._folder.reserved(about["run_id"])
-                self._place = give_state(model, feed, about, arrays, reserved, self._fingerprint)
+                self._place = self._go_on(model, feed, *found)
             self._behind = self._place.step
-            self._run_id, self._reserved, self._signal, self._speed = None, 0, None, None
+            self._run_id, self._reserved, self._speed, self._cleared = None, 0, None, False
             self._worker = concurrent.futures.ThreadPoolExecutor(1, "tfdp backup")
-            with self._handled():
+            with self._interruptions:
                 yield self._place
+                if self._interruptions.number is not None:
+                    self._stop()  # with the last step, or after it
         except BaseException:
             self._give_back(model)
             raise
@@ -141,6 +157,29 @@ class BackupAndRestore(keras.callbacks.Callback):
                     self._worker.shutdown()
                     self._worker = None
                 self._folder.leave()
+
+    def _go_on(self, model, feed, about, arrays) -> Place:
+        reserved = self._folder.reserved(about["run_id"])
+        place = give_state(model, feed, about, arrays, reserved, self._fingerprint)
+        counted = model.privacy.ledger.entries[about["run_id"]].steps
+        told = about["told"]
+        # A second fit of one process goes on, too, and that is no restart.
+        self.restarts = told["restarts"] + (about["run_id"] != self._own_run)
+        self.lost_steps = told["lost_steps"] + counted - about["steps"]
+        self._earlier = {int(epoch): logs for epoch, logs in told["epochs"]}
+        return place
+
+    def with_earlier_epochs(self, history):
+        """Returns the history of a fit, with the epochs that ended before the training went on."""
+        history.epoch = [*self._earlier, *history.epoch]
+        merged = {}
+        for logs in self._earlier.values():
+            for name, value in logs.items():
+                merged.setdefault(name, []).append(value)
+        for name, values in history.history.items():
+            merged.setdefault(name, []).extend(values)
+        history.history = merged
+        return history
 
     @property
     def behind(self) -> int:
@@ -162,14 +201,18 @@ class BackupAndRestore(keras.callbacks.Callback):
             # The state of a run has no more steps than the run has reserved.
             self._folder.reserve(session.run_id, session.spent, opening=True)
             self._run_id, self._reserved = session.run_id, session.spent
+            self._own_run = session.run_id
             self._save(wait=True)
         self._begun = steps
         needed = session.spent + steps
         if needed > self._reserved:
-            ahead = 1 if self._speed is None else math.ceil(_AHEAD * self._speed)
+            seconds = max(_AHEAD, self._reserving / _SHARE)
+            ahead = 1 if self._speed is None else math.ceil(seconds * self._speed)
             ahead = max(needed, min(session.spent + ahead, session.spent + _MOST_AHEAD))
             ahead = int(min(ahead, max(needed, session.run.steps)))
+            started = time.monotonic()
             self._folder.reserve(session.run_id, ahead)
+            self._reserving = time.monotonic() - started
             self._reserved = ahead
 
     def _give_back(self, model):
@@ -200,22 +243,24 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._save()
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self._signal is not None:  # all callbacks have heard of the step before
+        if self._interruptions.number is not None:  # all callbacks have heard of the step before
             self._stop()
 
     def on_test_begin(self, logs=None):
-        if self._signal is not None:
+        if self._interruptions.number is not None:
             self._stop()
 
     def on_epoch_end(self, epoch, logs=None):
         self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=0)
 
     def on_train_end(self, logs=None):
-        if self._delete:
+        if self._delete and self._interruptions.number is None:
             self._wait()
             self._folder.clear()
+            self._cleared = True
         elif self._run_id is not None:
-            self._save(wait=True)
+            with self._warned_of_failure():
+                self._save(wait=True)
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -244,7 +289,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             return  # with the next step
         self._wait()
         started = time.monotonic()
-        state = take_state(self.model, self.model._session, self._place, self._fingerprint)
+        state = take_state(
+            self.model, self.model._session, self._place, self._fingerprint, self._told()
+        )
         if wait:
             self._folder.write(*state)
         else:
@@ -252,12 +299,29 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved_at, self._steps_unsaved = time.monotonic(), 0
         self._cost = self._saved_at - started
 
+    def _told(self) -> dict:
+        """What a later process tells of this one."""
+        history, epochs = getattr(self.model, "history", None), dict(self._earlier)
+        if history is not None and history is not self._old_history:
+            for i, epoch in enumerate(history.epoch):
+                logs = {name: v[i] for name, v in history.history.items() if len(v) > i}
+                epochs[epoch] = {name: np.asarray(value).tolist() for name, value in logs.items()}
+        return {
+            "restarts": self.restarts,
+            "lost_steps": self.lost_steps,
+            "epochs": list(epochs.items()),
+        }
+
     def _wait(self):
         pending, self._pending = self._pending, None
-        if pending is None:
-            return
+        if pending is not None:
+            with self._warned_of_failure():
+                pending.result()
+
+    @contextlib.contextmanager
+    def _warned_of_failure(self):
         try:
-            pending.result()
+            yield
         except OSError as error:
             if not self._warned:
                 logging.warning(
@@ -268,44 +332,28 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     # -- signals ---------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _handled(self):
-        """Context in which Ctrl-C and SIGTERM end the training after a step."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread may set handlers, and only it is interrupted
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-        def note(number, frame):
-            if self._signal is not None:  # the second one
-                signal.signal(signal.SIGINT, before[signal.SIGINT])
-                raise KeyboardInterrupt
-            self._signal = number
-
-        try:
-            for number in before:
-                signal.signal(number, note)
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def _stop(self):
-        number, session = self._signal, self.model._session
-        if session is None or session.run_id != self._run_id:
-            raise KeyboardInterrupt  # before the first step
-        words = f"Stopped after step {session.spent:,} of {session.run.steps:,}."
+        session = self.model._session
+        if self._cleared or session is None or session.run_id != self._run_id:
+            self._interruptions.end()  # before the first step, or after the last state
+        total = self.total_steps or session.run.steps
+        spent = f"Stopped after step {session.spent:,} of {total:,}{self._epsilon()}."
         try:
             self._save(wait=True)
             # Steps that were reserved and not begun are given back.
             self._folder.reserve(session.run_id, session.spent)
-            words += f" The state is in {self._folder.path}; the same program goes on from there."
+            where = f"The state is in {self._folder.path}: the same program goes on from there."
         except OSError as error:
-            words += f" The last state could not be written: {error}. The one before it is kept."
-        logging.warning("%s", words)
-        if number == signal.SIGTERM:
-            raise SystemExit(128 + number)
-        raise KeyboardInterrupt
+            where = f"The last state could not be written: {error}. The one before it is kept."
+        self._interruptions.end(spent, where)
+
+    def _epsilon(self) -> str:
+        """The proven epsilon of what was spent, in words; nothing where no delta is known."""
+        privacy = self.model.privacy
+        if self._delta is None and privacy.budget is None:
+            return ""
+        spent = privacy.spent(self._delta)
+        return f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {spent.delta:g})"
 
 
 class _Passing(keras.callbacks.CallbackList):

@@ -18,11 +18,11 @@ from tfdp.session import Session
 from tfdp.training.backup_folder import BackupError
 from tfdp.training.feeding import Place
 
-_VERSION = 1
+_VERSION = 2
 
 
 def take_state(
-    model, session: Session, place: Place, fingerprint: str | None
+    model, session: Session, place: Place, fingerprint: str | None, told: dict
 ) -> tuple[dict, dict[str, np.ndarray]]:
     """Returns the state of a private model after its last step: (about, arrays), for a `BackupFolder`.
 
@@ -31,10 +31,11 @@ def take_state(
         session: its open session.
         place: the place of the next step.
         fingerprint: that of the examples (`fingerprint_of`).
+        told: what a later process tells of this one; JSON-safe.
     """
     optimizer = model.optimizer
-    arrays = {f"model.{i}": _copy(v) for i, v in enumerate(_variables(model))}
-    arrays |= {f"optimizer.{i}": _copy(v) for i, v in enumerate(optimizer.variables)}
+    arrays = {f"model.{i}": copy_of(v) for i, v in enumerate(state_variables(model))}
+    arrays |= {f"optimizer.{i}": copy_of(v) for i, v in enumerate(optimizer.variables)}
     arrays |= {
         f"secret.{name}": np.array(value) for name, value in optimizer.secret_state().items()
     }
@@ -50,7 +51,9 @@ def take_state(
         "taken": place.taken,
         "order": None if place.order is None else place.order.hex(),
         "fingerprint": fingerprint,
-        "shapes": _shapes(model),
+        "shapes": shapes_of(model),
+        "length": model._privacy.feed.steps,
+        "told": told,
     }
     return about, arrays
 
@@ -87,11 +90,11 @@ def give_state(
             f"Expected a training state of version {_VERSION}. Found {about.get('version')!r}. Go on "
             "with the version of tfdp that wrote it."
         )
-    if about["shapes"] != _shapes(model):
+    if about["shapes"] != shapes_of(model):
         raise BackupError(
             "The backup is of another model or optimizer. Expected variables of the shapes "
-            f"{_differing(about['shapes'], _shapes(model))}. Found "
-            f"{_differing(_shapes(model), about['shapes'])}. Use the model of that "
+            f"{differing(about['shapes'], shapes_of(model))}. Found "
+            f"{differing(shapes_of(model), about['shapes'])}. Use the model of that "
             "training, or another folder."
         )
     if about["fingerprint"] != fingerprint:
@@ -117,7 +120,7 @@ def give_state(
     )
     account.close_session()
     account.bring(ledger)
-    for i, variable in enumerate(_variables(model)):
+    for i, variable in enumerate(state_variables(model)):
         variable.assign(arrays[f"model.{i}"])
     for i, variable in enumerate(optimizer.variables):
         variable.assign(arrays[f"optimizer.{i}"])
@@ -128,7 +131,7 @@ def give_state(
     account.remember(model.weights)
     order = None if about["order"] is None else bytes.fromhex(about["order"])
     place = Place(about["epoch"], about["step"], about["taken"], order)
-    return _later(place, lost, feed.steps)
+    return _later(place, lost, about["length"])
 
 
 def _later(place: Place, steps: int, length: int | None) -> Place:
@@ -139,22 +142,24 @@ def _later(place: Place, steps: int, length: int | None) -> Place:
     return dataclasses.replace(place, epoch=place.epoch + step // length, step=step % length)
 
 
-def _copy(variable) -> np.ndarray:
+def copy_of(variable) -> np.ndarray:
     """The value, in memory that later steps do not write."""
     return keras.ops.convert_to_numpy(variable).copy()
 
 
-def _variables(model) -> list:
+def state_variables(model) -> list:
     """Weights and random states; metrics begin anew."""
     metrics = {id(v) for v in model.metrics_variables}
     return [v for v in model.variables if id(v) not in metrics]
 
 
-def _shapes(model) -> list:
-    both = (*_variables(model), *model.optimizer.variables)
+def shapes_of(model) -> list:
+    """The types and shapes of everything that a state holds of a model and its optimizer."""
+    both = (*state_variables(model), *model.optimizer.variables)
     return [[str(v.dtype), *v.shape] for v in both]
 
 
-def _differing(shapes, others) -> list:
+def differing(shapes, others) -> list:
+    """The first of the shapes that others do not have in the same place."""
     found = [a for a, b in zip(shapes, [*others, *([None] * len(shapes))], strict=False) if a != b]
     return found[:3]

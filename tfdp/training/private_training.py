@@ -252,7 +252,7 @@ class PrivateTraining(AccountedWeights):
                     **kwargs,
                 )
                 whole = True
-                return history
+                return history if backup is None else backup.with_earlier_epochs(history)
             finally:
                 privacy.plan = privacy.feed = privacy.backup = None
                 if not whole:  # else the first callback of `bracketed` has noted the weights

@@ -1,0 +1,192 @@
+"""A training that was interrupted stays beside its result until the result is in place."""
+
+import json
+import os
+import pathlib
+import sys
+
+import pytest
+
+from tfdp.experiments.result_folder import ResultError, ResultExists, ResultFolder
+from tfdp.experiments.unfinished import STATE, Unfinished
+from tfdp.training import backup_folder
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from killed_commits import KILLED
+from result_helpers import keep_state, make, names, state
+from test_result_folder import disturbed
+
+
+class Crash(Exception):
+    pass
+
+
+def leave(path, which="new", **options):
+    """Leaves what a training leaves that fails after its first state."""
+    with pytest.raises(Crash), ResultFolder(path, **options) as folder:
+        keep_state(folder, which)
+        os.makedirs(folder.log_dir, exist_ok=True)
+        (pathlib.Path(folder.log_dir) / "events.out.tfevents.0").touch()
+        pathlib.Path(folder.log_dir).with_name("model.0.partial.keras").touch()
+        raise Crash
+
+
+def test_the_name_of_the_state_is_that_of_the_backup():
+    assert STATE == backup_folder.STATE
+
+
+def test_a_training_that_fails_keeps_its_state_and_its_log(tmp_path):
+    leave(tmp_path / "r")
+    assert names(tmp_path) == ["r.partial", "r.secret"]
+    assert names(tmp_path / "r.secret") == ["backup", "training.json"]
+    assert (tmp_path / "r.secret").stat().st_mode & 0o777 == 0o700
+    assert names(tmp_path / "r.partial") == ["lock", "result"]
+    assert names(tmp_path / "r.partial" / "result") == ["tensorboard"]
+    with ResultFolder(tmp_path / "r") as folder:
+        assert folder.goes_on
+        assert names(folder.log_dir) == ["events.out.tfevents.0"]
+
+
+def test_the_result_takes_the_place_of_the_state(tmp_path):
+    leave(tmp_path / "r")
+    make(tmp_path / "r", "new", stateful=True, overwrite=True)
+    assert names(tmp_path) == ["r"]
+    record = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert len(record["training"]["id"]) == 32
+
+
+def test_a_training_that_fails_before_its_first_state_leaves_nothing(tmp_path):
+    with pytest.raises(Crash), ResultFolder(tmp_path / "r") as folder:
+        folder.checkpoints({})
+        raise Crash
+    assert names(tmp_path) == []
+
+
+def test_an_abandoned_training_leaves_nothing(tmp_path):
+    with ResultFolder(tmp_path / "r") as folder:
+        keep_state(folder, "new")
+        folder.abandon()
+        assert not folder.goes_on
+    assert names(tmp_path) == []
+
+
+def test_other_settings_are_refused_by_name_and_lose_nothing(tmp_path):
+    leave(tmp_path / "r")
+    words = "--which=new. Found --which=other. Give the same settings"
+    with pytest.raises(ResultError, match=words), ResultFolder(tmp_path / "r") as folder:
+        keep_state(folder, "other")
+    assert names(tmp_path / "r.secret") == ["backup", "training.json"]
+    assert names(tmp_path / "r.partial" / "result") == ["tensorboard"]
+
+
+def test_another_version_is_refused(tmp_path, monkeypatch):
+    leave(tmp_path / "r")
+    monkeypatch.setattr("tfdp.__version__", "99")
+    with pytest.raises(ResultError, match="Found tfdp 99"), ResultFolder(tmp_path / "r") as folder:
+        keep_state(folder, "new")
+
+
+def test_never_discards_the_training_and_its_log(tmp_path):
+    leave(tmp_path / "r")
+    with ResultFolder(tmp_path / "r", resume=False) as folder:
+        assert not folder.goes_on and not os.path.exists(folder.log_dir)
+        assert folder.checkpoints({"which": "other"}).endswith("r.secret/backup")
+        assert not folder.holds_state
+
+
+@pytest.mark.parametrize("damage", ["cut", "edited", "missing"])
+def test_damaged_settings_are_refused(tmp_path, damage):
+    leave(tmp_path / "r")
+    path = tmp_path / "r.secret" / "training.json"
+    text = path.read_text()
+    changed = {"cut": text[:-9], "edited": text.replace("new", "old")}
+    path.write_text(changed[damage]) if damage in changed else path.unlink()
+    with (
+        pytest.raises(ResultError, match=r"training.json.*--resume=never"),
+        ResultFolder(tmp_path / "r") as folder,
+    ):
+        keep_state(folder, "new")
+    assert (tmp_path / "r.secret" / "backup" / STATE).exists()
+
+
+def test_a_finished_result_is_refused_and_what_is_left_beside_it_is_cleared(tmp_path, monkeypatch):
+    leave(tmp_path / "r")
+    with monkeypatch.context() as patch:
+        patch.setattr(Unfinished, "discard", lambda self: None)  # a kill after the renaming
+        patch.setattr("tfdp.experiments.partial_folder.PartialFolder.release", lambda *a, **k: None)
+        make(tmp_path / "r", "new", stateful=True)
+    assert names(tmp_path) == ["r", "r.partial", "r.secret"]
+    os.close(_lock_of(tmp_path))
+    with pytest.raises(ResultExists):
+        make(tmp_path / "r", "other", stateful=True)
+    assert names(tmp_path) == ["r"] and state(tmp_path / "r") == "new"
+
+
+def _lock_of(folder):
+    """The handle with which this process still holds the lock."""
+    lock = os.stat(folder / "r.partial" / "lock")
+    for handle in os.listdir("/proc/self/fd"):
+        try:
+            if os.path.samestat(os.fstat(int(handle)), lock):
+                return int(handle)
+        except OSError:
+            continue
+    raise AssertionError("no handle")
+
+
+def test_a_finished_training_is_not_gone_on_with_when_it_is_overwritten(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Unfinished, "discard", lambda self: None)
+        make(tmp_path / "r", "new", stateful=True)
+    with ResultFolder(tmp_path / "r", overwrite=True) as folder:
+        assert folder.holds_state and not folder.goes_on
+        folder.checkpoints({"which": "other"})
+        assert not folder.holds_state
+
+
+def test_other_secrets_stay(tmp_path):
+    leave(tmp_path / "r")
+    (tmp_path / "r.secret" / "key").touch()
+    make(tmp_path / "r", "new", stateful=True)
+    assert names(tmp_path) == ["r", "r.secret"] and names(tmp_path / "r.secret") == ["key"]
+
+
+def test_numbers_of_unfinished_trainings_are_not_used_again_and_their_logs_stay(tmp_path):
+    leave(tmp_path / "r", numbered=True)
+    with ResultFolder(tmp_path / "r", numbered=True) as folder:
+        assert folder.path.endswith("r_002")
+    assert names(tmp_path) == ["r_001.partial", "r_001.secret"]
+    assert names(tmp_path / "r_001.partial" / "result") == ["tensorboard"]
+
+
+def test_a_kill_at_any_operation_of_a_release_leaves_the_state_or_the_result(tmp_path):
+    scenarios, _ = disturbed(tmp_path, "state", "kill")
+    assert [code for _, code in scenarios] == [KILLED] * (len(scenarios) - 1) + [1]
+    seen = []
+    for target, _ in scenarios:
+        seen.append(state(target))
+        unfinished = Unfinished(str(target))
+        if seen[-1] is None:
+            assert unfinished.holds_state
+            with ResultFolder(target) as folder:
+                assert folder.goes_on
+            make(target, "new", stateful=True)
+        else:
+            with pytest.raises(ResultExists):
+                make(target, "other", stateful=True)
+        # Nothing secret stays beside a result.
+        assert state(target) == "new" and names(target.parent) == ["r"]
+    assert seen.count(None) > 30 and seen.count("new") > 3
+
+
+def test_a_failure_at_any_operation_of_a_release_leaves_the_state_or_the_result(tmp_path):
+    (tmp_path / "kill").mkdir()
+    (tmp_path / "fail").mkdir()
+    count = len(disturbed(tmp_path / "kill", "state", "kill")[0])
+    scenarios, said = disturbed(tmp_path / "fail", "state", "fail", count)
+    assert "goes on from there" in said
+    for target, _ in scenarios:
+        if state(target) is None:
+            assert Unfinished(str(target)).holds_state
+            make(target, "new", stateful=True)
+        assert state(target) == "new"
