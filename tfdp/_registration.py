@@ -17,6 +17,7 @@ import sys
 CLASSES = {
     "tfdp.layers.gate": ("CanaryGate",),
     "tfdp.layers": (
+        *("NormalizedLSTM", "NormalizedLSTMCell"),
         *("NoisyConv1D", "NoisyConv2D", "NoisyConv3D", "NoisyDense"),
         *("PublicBatchNormalization", "PublicExamples"),
     ),

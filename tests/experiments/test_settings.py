@@ -62,7 +62,9 @@ def test_choices_are_those_of_the_code_that_takes_them():
     images = {name: known for name, known in models.MODELS.items() if not known.takes_tokens}
     assert {name: known.smallest_image for name, known in images.items()} == conditions.MODELS
     known = {name: models.MODELS[name] for name in SETTINGS["model"].allowed}
-    assert set(conditions.NORMALIZED) == {name for name, each in known.items() if each.outputs}
+    own = {name for name, each in known.items() if each.normalizations == ("none",)}
+    assert set(conditions.NORMALIZED) == own
+    assert set(conditions.SCALED) == {name for name, each in known.items() if each.scales}
     for name in SETTINGS["activation"].allowed:
         assert callable(keras.activations.get(name))
     assert SETTINGS["mechanism"].allowed == mechanism_names()
@@ -104,7 +106,9 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ({"quantile_noise_multiplier": 9.0}, "with --clipping=adaptive only"),
         ({"public_examples": 31}, "--normalization=batch only"),
         ({"normalize_output": True}, "--normalize_output with --normalization=layer or"),
-        ({"model": "resnet18", "normalization": "layer"}, "normalization of its own"),
+        ({"model": "tutorial_lstm", "normalization": "layer"}, "normalization of its own"),
+        ({"model": "mlp", "width": 0.25}, "--width with --model=resnet18 or"),
+        ({"model": "vgg16"}, "at least 32x32 pixels .* of 8x8"),
         ({"model": "tutorial_cnn"}, "at least 13x13 pixels .* of 8x8"),
         ({"mechanism": "none"}, "--epsilon with a private mechanism only"),
         ({"mechanism": "none", "epsilon": None, "l2_norm_clip": 2.0}, "--l2_norm_clip with a priv"),

@@ -30,13 +30,22 @@ MODELS: dict[str, int | None] = {
     "tutorial_logistic": None,
     "cifar_tutorial": 4,
     "resnet18": 1,
+    "resnet18_mod": 1,
+    "fast_cifar": 8,
+    "vgg_light": 8,
+    "vgg16": 32,
+    "vgg16_mod": 32,
+    "vgg16_table": 32,
+    "vgg16_table_mod": 32,
 }
 # The networks for rows of text.
 TEXT_MODELS = ("tutorial_lstm",)
 # The number of training examples, where it is known before the data are read.
 EMBEDDED = {"digits": 1437}
 # The networks with an architecture of their own, to which no normalization is added.
-NORMALIZED = ("resnet18", "tutorial_logistic", "tutorial_lstm")
+NORMALIZED = ("tutorial_logistic", "tutorial_lstm")
+# The networks whose number of channels --width scales.
+SCALED = tuple(name for name in MODELS if name.startswith(("resnet", "fast_cifar", "vgg")))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -166,6 +166,7 @@ def run(
         normalize_output=experiment.normalize_output,
         public_data=_public_data(experiment),
         statistics=experiment.statistics,
+        width=experiment.width,
     )
     if world is not None:
         model = world.model(model)

@@ -23,6 +23,7 @@ from tfdp.experiments.conditions import (
     MODELS,
     NONE,
     NORMALIZED,
+    SCALED,
     TEXT_MODELS,
     check_together,
     why_unused,
@@ -154,19 +155,27 @@ class Experiment:
         group=DATA,
         choices=(*MODELS, *TEXT_MODELS),
     )
+    width: float = setting(
+        1.0,
+        "A factor on the number of channels of the network; 1 is that of the papers.",
+        group=DATA,
+        above=0,
+        needs=(Need("model", SCALED),),
+    )
     normalization: str = setting(
         "none",
         "What normalizes after the trainable layers. batch takes its statistics from public "
-        "examples (without a private mechanism: from the batch, unless there is --public_data).",
+        "examples (without a private mechanism: from the batch, unless there is --public_data); group "
+        "is usual for private ResNets.",
         group=DATA,
-        choices=("none", "layer", "layer_affine", "batch"),
+        choices=("none", "layer", "layer_affine", "group", "batch"),
         needs=(_NO_NORMALIZATION,),
     )
     normalize_output: bool = setting(
         False,
         "Whether the output layer is normalized too.",
         group=DATA,
-        needs=(Need("normalization", ("layer", "layer_affine", "batch")),),
+        needs=(Need("normalization", ("layer", "layer_affine", "group", "batch")),),
     )
     activation: str = setting(
         "relu", "The activation of the hidden layers.", group=DATA, choices=ACTIVATIONS
