@@ -19,9 +19,10 @@ CLASSES = {
     "tfdp.layers": (
         *("NormalizedLSTM", "NormalizedLSTMCell"),
         *("NoisyConv1D", "NoisyConv2D", "NoisyConv3D", "NoisyDense"),
+        "NoisyWeights",
         *("PublicBatchNormalization", "PublicExamples"),
     ),
-    "tfdp.optimizers": ("DPDropoutOptimizer", "SGLDOptimizer", "SIDPSGDOptimizer"),
+    "tfdp.optimizers": ("DPDropoutOptimizer", "NoisySGD", "SGLDOptimizer", "SIDPSGDOptimizer"),
     "tfdp.optimizers.langevin": ("PowerDecay",),
     "tfdp.training.dp_model": ("DPFunctional", "DPModel", "DPSequential"),
 }

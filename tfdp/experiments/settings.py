@@ -65,6 +65,8 @@ EXECUTION = "Execution"
 GROUPS = (PRIVACY, DATA, TRAINING, CLIPPING, OWN, EXECUTION)
 
 _BATCH = Need("normalization", ("batch",))
+_NOT_PRIVATE = Need("mechanism", (NONE,))
+_WEIGHT_NOISE = Need("weight_noise")
 _SGD = Need("optimizer", ("sgd",))
 _NO_NORMALIZATION = Need(
     "model",
@@ -242,6 +244,37 @@ class Experiment:
         group=TRAINING,
         rule=True,
         needs=(_SGD, Need("momentum")),
+    )
+    weight_noise: float = setting(
+        0.0,
+        "The standard deviation of constant Gaussian noise on the trainable weights, one draw for each "
+        "lot, in training and in testing (SI-DPSGD, section 3).",
+        group=TRAINING,
+        at_least=0,
+        needs=(_NOT_PRIVATE,),
+    )
+    noisy_weights: str = setting(
+        "all",
+        "Which trainable weights have --weight_noise; kernels leaves out biases and the scales and "
+        "offsets of normalizations.",
+        group=TRAINING,
+        choices=("all", "kernels"),
+        needs=(_WEIGHT_NOISE,),
+    )
+    noise_draws: int = setting(
+        5,
+        "Over how many draws of --weight_noise the test accuracy is the mean.",
+        group=TRAINING,
+        at_least=1,
+        needs=(_WEIGHT_NOISE,),
+    )
+    update_noise: float = setting(
+        0.0,
+        "The standard deviation of Gaussian noise on every entry of the lot's mean gradient in the "
+        "updates of sgd (SI-DPSGD, section 3).",
+        group=TRAINING,
+        at_least=0,
+        needs=(_NOT_PRIVATE, _SGD),
     )
     sampling: str = setting(
         "poisson",
