@@ -170,8 +170,8 @@ def test_round_trip(name, normalization, tmp_path):
 
 
 # A cell: a network and what the papers, or their successors, normalize it with. ResNets have at least
-# 16 channels: TensorFlow 2.21 with oneDNN corrupts its memory in the gradient of a 1x1 convolution with
-# stride 2 of fewer channels (without tfdp, too).
+# 16 channels: TensorFlow 2.21 with oneDNN corrupts memory in the gradient of a 1x1 convolution with
+# stride 2 of fewer channels, without tfdp, too (docs/decisions/keras_and_tensorflow.md).
 SMALL = {name: 32 if name.startswith("vgg16") else 16 for name in SCALED}
 WIDTHS = {name: 0.25 if name.startswith("resnet") else 0.0625 for name in SCALED}
 # Variants of a model in this list differ from it in what is tested above.
