@@ -64,7 +64,9 @@ def test_choices_are_those_of_the_code_that_takes_them():
     images = {name: known for name, known in models.MODELS.items() if not known.takes_tokens}
     assert {name: known.smallest_image for name, known in images.items()} == conditions.MODELS
     known = {name: models.MODELS[name] for name in SETTINGS["model"].allowed}
-    assert set(conditions.NORMALIZED) == {name for name, each in known.items() if each.outputs}
+    own = {name for name, each in known.items() if each.normalizations == ("none",)}
+    assert set(conditions.NORMALIZED) == own
+    assert set(conditions.SCALED) == {name for name, each in known.items() if each.scales}
     for name in SETTINGS["activation"].allowed:
         assert callable(keras.activations.get(name))
     assert SETTINGS["mechanism"].allowed == mechanism_names()
@@ -94,13 +96,13 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ({"seed": -1}, "--seed to be at least 0 and below 4294967296. Found -1"),
         ({"mechanism": "dpsdg"}, "Did you mean 'dpsgd'"),
         ({"dataset": "cifar1"}, "--dataset to be one of .*'cifar1'. Did you mean 'cifar10'"),
-        ({"dataset": "glue/sst2"}, "Expected --model=bilstm or transformer .* are texts. Found"),
+        ({"dataset": "glue/sst2"}, "Expected --model=bilstm or .* are texts. Found"),
         (
             {"model": "bilstm"},
             "with --dataset=digits, whose examples are images. Found --model=bil",
         ),
         ({"dataset": "imdb_reviews", "model": "tutorial_lstm"}, "images or texts"),
-        ({"sequence_length": 20}, "--sequence_length with --model=bilstm or --model=transformer"),
+        ({"sequence_length": 20}, "--sequence_length with --model=bilstm or --model=bilstm_dl"),
         ({**TEXTS, "sequence_length": 0}, "--sequence_length to be at least 1"),
         ({**TEXTS, "vocabulary_size": 1}, "--vocabulary_size to be at least 2"),
         ({**TEXTS, "embeddings": "a.txt", "vocabulary": "b"}, "--vocabulary with --embeddings=tr"),
@@ -121,7 +123,9 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ({"quantile_noise_multiplier": 9.0}, "with --clipping=adaptive only"),
         ({"public_examples": 31}, "--normalization=batch only"),
         ({"normalize_output": True}, "--normalize_output with --normalization=layer or"),
-        ({"model": "resnet18", "normalization": "layer"}, "normalization of its own"),
+        ({"model": "tutorial_lstm", "normalization": "layer"}, "normalization of its own"),
+        ({"model": "mlp", "width": 0.25}, "--width with --model=resnet18 or"),
+        ({"model": "vgg16"}, "at least 32x32 pixels .* of 8x8"),
         ({"model": "tutorial_cnn"}, "at least 13x13 pixels .* of 8x8"),
         ({"mechanism": "none"}, "--epsilon with a private mechanism only"),
         ({"mechanism": "none", "epsilon": None, "l2_norm_clip": 2.0}, "--l2_norm_clip with a priv"),

@@ -102,6 +102,15 @@ class TestTables:
         model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         assert ghost.supports(model) is None
 
+    @pytest.mark.parametrize("normalization", ["layer", "layer_affine"])
+    def test_a_normalized_network_too(self, normalization):
+        words = words_of(
+            experiment(model="bilstm_dl", vocabulary_size=50, embedding_width=7, sequence_length=6)
+        )
+        model = with_words(models.build("bilstm_dl", (6,), 3, normalization), words)
+        assert model(words.rows(["a fine film", "odd"])).shape == (2, 3)
+        assert model.get_layer("embedding").embeddings.trainable
+
     def test_the_vectors_of_a_file_are_in_the_network(self, vectors):
         words = words_of(experiment(embeddings=vectors, sequence_length=6))
         model = with_words(models.build("bilstm", (6,), 3), words)
@@ -158,5 +167,5 @@ class TestTraining:
         settings = experiment(data_dir=str(PREPARED), **parts, sequence_length=5)
         loaded, words = network.load(settings)
         assert loaded.x_train.shape == (100, 5) and words.size == 10_000
-        with pytest.raises(ValueError, match="Expected --model=bilstm or transformer for texts"):
+        with pytest.raises(ValueError, match=r"Expected --model=bilstm or .* for texts"):
             network.load(dataclasses.replace(settings, model="mlp", sequence_length=64))

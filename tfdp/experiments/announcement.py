@@ -34,15 +34,25 @@ def update_rule(experiment: Experiment) -> str:
         rule += f" with {kind} {experiment.momentum:g}"
     decay = experiment.learning_rate_decay
     decays = "" if decay == 1 else f", times {decay:g} after every epoch"
-    return f"{rule} at learning rate {experiment.learning_rate:g}{decays}"
+    noise = (
+        f", noise of {experiment.update_noise:g} on gradients" if experiment.update_noise else ""
+    )
+    return f"{rule} at learning rate {experiment.learning_rate:g}{decays}{noise}"
 
 
 def network(experiment: Experiment) -> str:
-    """Returns the network and its normalization in words."""
+    """Returns the network, its normalization and the noise on its weights in words."""
+    said = experiment.model
+    if experiment.width != 1:
+        said += f" at {experiment.width:g} times its width"
     if experiment.normalization == "none":
-        return f"{experiment.model} without normalization"
-    kind = experiment.normalization.replace("_", " ")
-    return f"{experiment.model} with {kind} normalization"
+        said += " without normalization"
+    else:
+        said += f" with {experiment.normalization.replace('_', ' ')} normalization"
+    if experiment.weight_noise:
+        which = {"all": "weights", "kernels": "kernels"}[experiment.noisy_weights]
+        said += f", with noise of {experiment.weight_noise:g} on its {which}"
+    return said
 
 
 def _what(experiment):

@@ -30,17 +30,30 @@ MODELS: dict[str, int | None] = {
     "tutorial_logistic": None,
     "cifar_tutorial": 4,
     "resnet18": 1,
+    "resnet18_mod": 1,
+    "fast_cifar": 8,
+    "vgg_light": 8,
+    "vgg16": 32,
+    "vgg16_mod": 32,
+    "vgg16_table": 32,
+    "vgg16_table_mod": 32,
 }
 # The networks for rows of text.
 TEXT_MODELS = ("tutorial_lstm",)
 # The networks for texts, and the length of the vectors of words where only one length fits.
-WORD_MODELS: dict[str, int | None] = {"bilstm": None, "transformer": 64}
+WORD_MODELS: dict[str, int | None] = {
+    "bilstm": None,
+    "bilstm_dl": None,
+    "transformer": 64,
+}
 # The embeddings that are drawn at random; any other value of --embeddings is the path of a file.
 DRAWN_EMBEDDINGS = ("trained", "frozen")
 # The number of training examples, where it is known before the data are read.
 EMBEDDED = {"digits": 1437}
 # The networks with an architecture of their own, to which no normalization is added.
-NORMALIZED = ("resnet18", "tutorial_logistic", "tutorial_lstm", *WORD_MODELS)
+NORMALIZED = ("tutorial_logistic", "tutorial_lstm", "bilstm", "transformer")
+# The networks whose number of channels --width scales.
+SCALED = tuple(name for name in MODELS if name.startswith(("resnet", "fast_cifar", "vgg")))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tfdp.experiments.conditions import check_number
 from tfdp.experiments.construction import make_optimizer, plan
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.settings import Experiment
+from tfdp.experiments.weight_noise import draws
 from tfdp.training.dp_model import make_private
 from tfdp.training.export import plain_copy
 
@@ -30,7 +31,8 @@ class Result:
         experiment: the settings, completed by `correlation.complete`.
         model: the trained Keras model, whose weights are the release.
         run: the accounted run; the last one, if the ledger holds several.
-        test_accuracy: accuracy of the released weights on the test split, from 0 to 1.
+        test_accuracy: accuracy of the released weights on the test split, from 0 to 1; with weight
+            noise, the mean over the experiment's `noise_draws` draws of it.
         statement: both guarantees at the experiment's delta and adjacency, and what they mean.
         seconds_per_step: mean time of a training step after the first; NaN if there was only one.
         seconds: time of the whole training.
@@ -237,7 +239,7 @@ def run(
         model.optimizer.release_means(model.trainable_variables)
     _check_finite(model, dataset.x_test, "after training: it diverged; lower --learning_rate")
     runs = model.privacy.ledger.runs if private else [planned]
-    accuracy = test_accuracy(model, dataset)
+    accuracy = test_accuracy(model, dataset, experiment)
     if prepared.cached:
         model = _released(prepared, experiment)
     said = Statement.of(runs, experiment.delta, experiment.adjacency)
@@ -325,17 +327,21 @@ def _fit(model, train_data, steps, per_epoch, callbacks, backup, **options) -> d
     return history
 
 
-def test_accuracy(model, dataset) -> float:
-    """Returns the accuracy on the test split of exactly the model that would be released."""
+def test_accuracy(model, dataset, experiment) -> float:
+    """Returns the accuracy on the test split of exactly the model that would be released.
+
+    With weight noise it is the mean over several draws of the noise.
+    """
     released = plain_copy(model)
     right = total = 0
-    # In parts, since the logits of every character of a large test split would fill the memory.
-    for first in range(0, len(dataset.y_test), 5000):
-        part = slice(first, first + 5000)
-        x = keras.tree.map_structure(operator.itemgetter(part), dataset.x_test)
-        logits = released.predict(x, batch_size=500, verbose=0)
-        right += np.sum(np.argmax(logits, axis=-1) == dataset.y_test[part])
-        total += dataset.y_test[part].size
+    for _ in draws(released, experiment):
+        # In parts, since the logits of every character of a large test split would fill the memory.
+        for first in range(0, len(dataset.y_test), 5000):
+            part = slice(first, first + 5000)
+            x = keras.tree.map_structure(operator.itemgetter(part), dataset.x_test)
+            logits = released.predict(x, batch_size=500, verbose=0)
+            right += np.sum(np.argmax(logits, axis=-1) == dataset.y_test[part])
+            total += dataset.y_test[part].size
     return float(right / total)
 
 

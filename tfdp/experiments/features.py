@@ -104,9 +104,10 @@ def _of_sequential(model) -> Parts | None:
 
 
 def _with_public_examples(model, examples) -> Parts | None:
-    if examples.statistics != "example" or not isinstance(examples.network, keras.Sequential):
+    if examples.statistics != "example" or not is_graph_of_layers(examples.network):
         return None  # with the statistics of a lot, features would depend on the lot
-    parts = _of_sequential(examples.network)
+    sequential = isinstance(examples.network, keras.Sequential)
+    parts = (_of_sequential if sequential else _of_functional)(examples.network)
     if parts is None:
         return None
     inputs = model.inputs[0]

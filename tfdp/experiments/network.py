@@ -10,6 +10,7 @@ from tfdp.experiments.conditions import WORD_MODELS, split_note
 from tfdp.experiments.features import Parts, as_features, check_alike, fits, in_parts
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.start import Start, begin
+from tfdp.experiments.weight_noise import with_weight_noise
 from tfdp.experiments.words import Words, in_words, with_words, words_of
 
 
@@ -93,6 +94,7 @@ def prepare(
         normalize_output=experiment.normalize_output,
         public_data=_public_data(experiment),
         statistics=experiment.statistics,
+        width=experiment.width,
     )
     notes = [] if split_note(experiment) is None else [split_note(experiment)]
     if words is not None:
@@ -100,8 +102,10 @@ def prepare(
         notes += words.notes
     start = begin(experiment, model)
     notes += start.notes
+    model = with_weight_noise(model, experiment)
     parts = None
-    if cache and experiment.cache_features and experiment.trainable_layers is not None:
+    frozen = experiment.trainable_layers is not None and not experiment.weight_noise
+    if cache and experiment.cache_features and frozen:
         parts = in_parts(model)
     if parts is None or not fits(parts, dataset):
         return Prepared(model, dataset, model, start, tuple(notes))

@@ -23,6 +23,7 @@ from tfdp.experiments.conditions import (
     MODELS,
     NONE,
     NORMALIZED,
+    SCALED,
     TEXT_MODELS,
     WORD_MODELS,
     check_together,
@@ -69,6 +70,8 @@ ACTIVATIONS = (
 )
 
 _BATCH = Need("normalization", ("batch",))
+_NOT_PRIVATE = Need("mechanism", (NONE,))
+_WEIGHT_NOISE = Need("weight_noise")
 _SGD = Need("optimizer", ("sgd",))
 _NO_NORMALIZATION = Need(
     "model",
@@ -168,23 +171,31 @@ class Experiment(WordSettings, StartSettings):
     model: str = setting(
         "mlp",
         "The network. lenet5 and tutorial_cnn are for images of at least 12 and 13 pixels, "
-        "tutorial_lstm is for rows of characters, and bilstm and transformer are for texts.",
+        "tutorial_lstm is for rows of characters, and bilstm, bilstm_dl and transformer are for texts.",
         group=DATA,
         choices=(*MODELS, *TEXT_MODELS, *WORD_MODELS),
+    )
+    width: float = setting(
+        1.0,
+        "A factor on the number of channels of the network; 1 is that of the papers.",
+        group=DATA,
+        above=0,
+        needs=(Need("model", SCALED),),
     )
     normalization: str = setting(
         "none",
         "What normalizes after the trainable layers. batch takes its statistics from public "
-        "examples (without a private mechanism: from the batch, unless there is --public_data).",
+        "examples (without a private mechanism: from the batch, unless there is --public_data); group "
+        "is usual for private ResNets.",
         group=DATA,
-        choices=("none", "layer", "layer_affine", "batch"),
+        choices=("none", "layer", "layer_affine", "group", "batch"),
         needs=(_NO_NORMALIZATION,),
     )
     normalize_output: bool = setting(
         False,
         "Whether the output layer is normalized too.",
         group=DATA,
-        needs=(Need("normalization", ("layer", "layer_affine", "batch")),),
+        needs=(Need("normalization", ("layer", "layer_affine", "group", "batch")),),
     )
     activation: str = setting(
         "relu", "The activation of the hidden layers.", group=DATA, choices=ACTIVATIONS
@@ -251,6 +262,37 @@ class Experiment(WordSettings, StartSettings):
         group=TRAINING,
         rule=True,
         needs=(_SGD, Need("momentum")),
+    )
+    weight_noise: float = setting(
+        0.0,
+        "The standard deviation of constant Gaussian noise on the trainable weights, one draw for each "
+        "lot, in training and in testing (SI-DPSGD, section 3).",
+        group=TRAINING,
+        at_least=0,
+        needs=(_NOT_PRIVATE,),
+    )
+    noisy_weights: str = setting(
+        "all",
+        "Which trainable weights have --weight_noise; kernels leaves out biases and the scales and "
+        "offsets of normalizations.",
+        group=TRAINING,
+        choices=("all", "kernels"),
+        needs=(_WEIGHT_NOISE,),
+    )
+    noise_draws: int = setting(
+        5,
+        "Over how many draws of --weight_noise the test accuracy is the mean.",
+        group=TRAINING,
+        at_least=1,
+        needs=(_WEIGHT_NOISE,),
+    )
+    update_noise: float = setting(
+        0.0,
+        "The standard deviation of Gaussian noise on every entry of the lot's mean gradient in the "
+        "updates of sgd (SI-DPSGD, section 3).",
+        group=TRAINING,
+        at_least=0,
+        needs=(_NOT_PRIVATE, _SGD),
     )
     sampling: str = setting(
         "poisson",
