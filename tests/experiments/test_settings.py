@@ -190,6 +190,7 @@ def test_settings_that_have_an_effect_are_allowed():
     experiment(**TEXTS, embeddings="vectors.txt", vocabulary_size=50, sequence_length=20)
     experiment(**TEXTS, embeddings="frozen", vocabulary="words.txt", embedding_width=7)
     experiment(dataset="imdb_reviews", model="transformer", text_features="text")
+    experiment(**TEXTS | {"model": "bilstm_dl"}, normalization="layer_affine")
     experiment(trainable_layers="logits", cache_features=False, initial_weights="model.keras")
     experiment(batch_size=1437)
     experiment(batch_size=5000, dataset="mnist")

@@ -75,7 +75,7 @@ _WEIGHT_NOISE = Need("weight_noise")
 _SGD = Need("optimizer", ("sgd",))
 _NO_NORMALIZATION = Need(
     "model",
-    tuple(name for name in MODELS if name not in NORMALIZED),
+    tuple(name for name in (*MODELS, *WORD_MODELS) if name not in NORMALIZED),
     said="a --model without a normalization of its own",
 )
 _ADAPTIVE = Need("clipping", ("adaptive",))
