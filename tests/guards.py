@@ -108,6 +108,8 @@ TABLES = "tfdp/accounting/noise_tables.py"
 FILES = "tfdp/_files.py"
 FOLDER = "tfdp/experiments/result_folder.py"
 PARTIAL = "tfdp/experiments/partial_folder.py"
+PLACES = "tfdp/experiments/places.py"
+UNFINISHED = "tfdp/experiments/unfinished.py"
 _AT_TRACING = "            refuse_mixing_layers(self, privacy.public_preprocessing)\n"
 
 GUARDS = (
@@ -219,6 +221,45 @@ GUARDS = (
         "",
         ("tests/training/test_backup.py::test_means_go_on_without_velocity_behind_lost_steps",),
         "with increasing learning rates an early gradient moves later means more than accounted",
+    ),
+    Guard(
+        "a crash: the place behind lost steps, where a training has several fits",
+        BACKUP_STATE,
+        'return _later(place, lost, about["length"])',
+        "return _later(place, lost, feed.steps)",
+        (
+            "tests/experiments/test_resume.py::"
+            "test_a_crash_in_any_part_of_a_training_changes_no_statement[crashes2-dpsgd]",
+        ),
+        "a training ends after fewer steps than it states",
+    ),
+    Guard(
+        "a crash: a training goes on with its own settings",
+        UNFINISHED,
+        "            _check_same(about, json.loads(json.dumps(settings)), self.path)\n",
+        "",
+        (
+            "tests/experiments/test_unfinished.py::test_other_settings_are_refused_by_name_and_lose_nothing",
+        ),
+        "the result names settings that some of its steps did not have",
+    ),
+    Guard(
+        "a crash: a training that has a result is over",
+        UNFINISHED,
+        "        if self.is_over or not os.path.lexists(self.backup_dir):\n            self._clear()\n",
+        "",
+        (
+            "tests/experiments/test_unfinished.py::test_a_finished_training_is_not_gone_on_with_when_it_is_overwritten",
+        ),
+        "a second result is made from the state of the first, and states no more than the first",
+    ),
+    Guard(
+        "a crash: settings have a digest",
+        UNFINISHED,
+        "        if _digest(text) != digest:\n",
+        "        if False:\n",
+        ("tests/experiments/test_unfinished.py::test_damaged_settings_are_refused[edited]",),
+        "edited settings are taken for those of the training",
     ),
     # -- the session: every step is counted, and within its limit --------------------------------
     Guard(
@@ -2249,7 +2290,7 @@ GUARDS = (
     ),
     Guard(
         "foreign files are never replaced",
-        FOLDER,
+        PLACES,
         "if foreign := _foreign(path):",
         "if foreign := None:",
         (
@@ -2260,7 +2301,7 @@ GUARDS = (
     Guard(
         "what was swapped out is looked at",
         FOLDER,
-        "            try:\n                _look(partial.result)\n",
+        "            try:\n                look(partial.result)\n",
         "            try:\n                pass\n",
         (
             "tests/experiments/test_result_folder.py::test_files_that_appear_at_the_swap_are_put_back",
@@ -2270,7 +2311,7 @@ GUARDS = (
     Guard(
         "what was moved aside is looked at",
         FOLDER,
-        "        _look(partial.previous)\n",
+        "        look(partial.previous)\n",
         "",
         (
             "tests/experiments/test_result_folder.py::test_files_that_appear_at_the_swap_are_put_back",
@@ -2366,8 +2407,8 @@ GUARDS = (
     Guard(
         "a folder that was taken away is not written",
         FOLDER,
-        "            self._partial.check_held()\n            digests",
-        "            digests",
+        "            self._partial.check_held()\n            if self._training_id",
+        "            if self._training_id",
         (
             "tests/experiments/test_partial_folder.py::test_a_folder_that_was_taken_away_is_not_committed_or_cleared",
         ),
@@ -2426,7 +2467,7 @@ GUARDS = (
     Guard(
         "no result is made inside another one",
         FOLDER,
-        "        _check_outside(target)\n",
+        "        check_outside(target)\n",
         "",
         ("tests/experiments/test_result_folder.py::test_a_place_inside_another_result_is_refused",),
         "a result is made in the folder of another, which can never be replaced after that",
