@@ -78,6 +78,7 @@ TRAINING = "tfdp/training/private_training.py"
 STEP = "tfdp/training/step.py"
 METRICS = "tfdp/training/lot_metrics.py"
 FEEDING = "tfdp/training/feeding.py"
+START, TEST_START = "tfdp/experiments/start.py", "tests/experiments/test_start.py"
 BACKUP_STATE = "tfdp/training/backup_state.py"
 BACKUP_FOLDER = "tfdp/training/backup_folder.py"
 BATCHES = "tfdp/training/batches.py"
@@ -112,6 +113,61 @@ UNFINISHED = "tfdp/experiments/unfinished.py"
 _AT_TRACING = "            refuse_mixing_layers(self, privacy.public_preprocessing)\n"
 
 GUARDS = (
+    # -- where training starts, and what words are ------------------------------------------------
+    Guard(
+        "a start: the release of a private training is refused",
+        START,
+        '        if each["mechanism"] != NONE:',
+        "        if False:",
+        (f"{TEST_START}::TestWhereWeightsComeFrom::test_a_private_release_is_refused",),
+        "what was spent on the initial weights is left out of the statement",
+    ),
+    Guard(
+        "a start: weights trained on the same data without privacy are refused",
+        START,
+        '        if _builder(each["dataset"]) == _builder(experiment.dataset):',
+        "        if False:",
+        (
+            f"{TEST_START}::TestWhereWeightsComeFrom::"
+            "test_training_on_the_same_data_without_privacy_is_refused",
+        ),
+        "private data that were seen without noise are declared public",
+    ),
+    Guard(
+        "a start: what was trained on goes from result to result",
+        START,
+        '    trained_on = tuple(record.get("trained_on") or ())',
+        "    trained_on = ()",
+        (f"{TEST_START}::TestWhereWeightsComeFrom::test_so_is_it_where_other_data_came_last",),
+        "public data that came last hide private ones that came first",
+    ),
+    Guard(
+        "a start: a file with a ledger is refused",
+        START,
+        "    if ledger_in_file(path) is not None:",
+        "    if False:",
+        (f"{TEST_START}::TestWhereWeightsComeFrom::test_a_file_with_a_ledger_is_refused",),
+        "what the ledger holds is declared public",
+    ),
+    Guard(
+        "features: the statistics of a whole lot are not computed once",
+        "tfdp/experiments/features.py",
+        '    if examples.statistics != "example" or',
+        "    if",
+        (
+            "tests/experiments/test_features.py::"
+            "test_with_the_statistics_of_a_lot_nothing_is_computed_once",
+        ),
+        "another function is trained than the one that is accounted",
+    ),
+    Guard(
+        "data: splits that share records are refused",
+        "tfdp/data/datasets.py",
+        "            if mine.filename == other.filename and end > max(mine.skip, other.skip):",
+        "            if False:",
+        ("tests/data/test_datasets.py::test_positions_that_overlap_are_refused",),
+        "the test accuracy is that of private training data",
+    ),
     # -- trainings that go on after a crash -------------------------------------------------------
     Guard(
         "a crash: steps that were reserved stay counted",

@@ -17,10 +17,12 @@ import sys
 CLASSES = {
     "tfdp.layers.gate": ("CanaryGate",),
     "tfdp.layers": (
+        *("NormalizedLSTM", "NormalizedLSTMCell"),
         *("NoisyConv1D", "NoisyConv2D", "NoisyConv3D", "NoisyDense"),
+        "NoisyWeights",
         *("PublicBatchNormalization", "PublicExamples"),
     ),
-    "tfdp.optimizers": ("DPDropoutOptimizer", "SGLDOptimizer", "SIDPSGDOptimizer"),
+    "tfdp.optimizers": ("DPDropoutOptimizer", "NoisySGD", "SGLDOptimizer", "SIDPSGDOptimizer"),
     "tfdp.optimizers.langevin": ("PowerDecay",),
     "tfdp.training.dp_model": ("DPFunctional", "DPModel", "DPSequential"),
 }

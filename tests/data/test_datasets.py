@@ -13,6 +13,7 @@ import pytest
 
 from tfdp import data
 from tfdp.data import datasets
+from tfdp.data.spec import described
 
 PREPARED = pathlib.Path(
     os.environ.get("TFDS_DATA_DIR")
@@ -53,6 +54,11 @@ class TestDigits:
         theirs = load_digits().data
         np.testing.assert_array_equal(np.sort(ours, axis=0), np.sort(theirs, axis=0))
 
+    def test_other_splits_are_refused(self):
+        for option in ({"train_split": "train[:9]"}, {"test_split": "a"}, {"text_features": ["b"]}):
+            with pytest.raises(ValueError, match="Expected no other splits and no features"):
+                data.load("digits", **option)
+
     def test_splits_by_name(self):
         x, y = data.load_split("digits", "test")
         np.testing.assert_array_equal(x, data.load("digits").x_test)
@@ -70,6 +76,95 @@ class TestDigits:
             "assert 'tensorflow_datasets' not in sys.modules"
         )
         subprocess.run([sys.executable, "-c", program], timeout=120, check=True)
+
+
+class TestOther:
+    """Data sets that only tensorflow_datasets knows, described by their features."""
+
+    def test_a_text(self):
+        spec = described("reviews", features(text="Text", label=2, id="Text"))
+        assert (spec.kind, spec.text, spec.num_classes) == ("texts", ("text",), 2)
+
+    def test_several_texts_have_to_be_named(self):
+        known = features(title="Text", body="Text", label=3)
+        with pytest.raises(ValueError, match=r"an image or with one text.*--text_features"):
+            described("news", known)
+        assert described("news", known, ["body", "title"]).text == ("body", "title")
+        with pytest.raises(ValueError, match=r"among title, body of 'news'\. Found label"):
+            described("news", known, ["label"])
+
+    def test_an_image(self):
+        spec = described("pictures", features(image=(9, 9, 3), label=5))
+        assert (spec.kind, spec.input_shape, spec.num_classes) == ("images", (9, 9, 3), 5)
+        with pytest.raises(ValueError, match="images of one size"):
+            described("pictures", features(image=(None, None, 3), label=5))
+
+    def test_a_label_is_needed(self):
+        with pytest.raises(ValueError, match="with a class label of the name 'label'"):
+            described("plain", features(text="Text"))
+
+    def test_a_known_name_needs_no_file(self, tmp_path, monkeypatch):
+        def no_network(host):
+            raise ConnectionError(host)
+
+        monkeypatch.setattr(datasets, "_probe", no_network)
+        with pytest.raises(data.DataUnavailable, match="imdb_reviews"):
+            data.load("imdb_reviews", str(tmp_path))
+        assert datasets.kind_of("imdb_reviews") is None
+        assert datasets.input_shape("imdb_reviews") is None
+        datasets.check_name("imdb_reviews")
+        with pytest.raises(ValueError, match="Did you mean 'imdb_reviews'"):
+            datasets.check_name("imdb_review")
+
+
+class Instruction:
+    """A part of a file, as tensorflow_datasets describes it."""
+
+    def __init__(self, filename, skip, take, examples_in_shard=9):
+        self.filename, self.skip, self.take = filename, skip, take
+        self.examples_in_shard = examples_in_shard
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        (("a", 0, 5), ("a", 5, 4), True),
+        (("a", 0, 5), ("a", 4, 5), False),
+        (("a", 0, -1), ("a", 8, 1), False),
+        (("a", 3, 1), ("a", 0, 9), False),
+        (("a", 0, -1), ("b", 0, -1), True),
+    ],
+)
+def test_positions_that_overlap_are_refused(one, other, apart):
+    """`take` is -1 for all records of a file."""
+
+    class Split:
+        def __init__(self, part):
+            self.num_examples, self.file_instructions = 1, [Instruction(*part)]
+
+    class Builder:
+        class info:
+            splits = {"train": Split(one), "test": Split(other)}
+
+    for first, second in (("train", "test"), ("test", "train")):
+        if apart:
+            datasets._check_apart(Builder, "some", first, second)
+            continue
+        with pytest.raises(ValueError, match="no example in common"):
+            datasets._check_apart(Builder, "some", first, second)
+
+
+def features(**named):
+    import tensorflow_datasets as tfds
+
+    def feature(value):
+        if value == "Text":
+            return tfds.features.Text()
+        if isinstance(value, int):
+            return tfds.features.ClassLabel(num_classes=value)
+        return tfds.features.Image(shape=value)
+
+    return {name: feature(value) for name, value in named.items()}
 
 
 @pytest.mark.parametrize("function", [data.load, lambda name: data.load_split(name, "train")])
@@ -160,6 +255,57 @@ class TestPrepared:
         assert len(texts) == 7_600
         assert np.bincount(labels).tolist() == [1900] * 4
 
+    @prepared("cifar100")
+    def test_images_that_only_tensorflow_datasets_knows(self, monkeypatch):
+        parts = {"train_split": "test[:50]", "test_split": "test[50:60]"}
+        known = data.load("cifar100", str(PREPARED), **parts)
+        monkeypatch.delitem(datasets.DATASETS, "cifar100")
+        found = data.load("cifar100", str(PREPARED), **parts)
+        assert (found.input_shape, found.num_classes) == ((32, 32, 3), 100)
+        np.testing.assert_array_equal(found.x_test, known.x_test)
+        np.testing.assert_array_equal(found.y_train, known.y_train)
+
+    @prepared("ag_news_subset")
+    def test_parts_of_a_split(self):
+        parts = {"train_split": "test[:6080]", "test_split": "test[6080:]"}
+        news = data.load("ag_news_subset", str(PREPARED), **parts)
+        assert (len(news.y_train), len(news.y_test), news.input_shape) == (6080, 1520, ())
+        assert news.source.endswith("ag_news_subset, test[:6080] and test[6080:]")
+        texts, labels = data.load_split("ag_news_subset", "test", str(PREPARED))
+        np.testing.assert_array_equal(np.concatenate([news.x_train, news.x_test]), texts)
+        np.testing.assert_array_equal(np.concatenate([news.y_train, news.y_test]), labels)
+        titles = data.load("ag_news_subset", str(PREPARED), **parts, text_features=["title"])
+        assert all(map(str.startswith, map(str, news.x_train), map(str, titles.x_train)))
+
+    @prepared("ag_news_subset")
+    @pytest.mark.skipif(
+        any(PREPARED.glob("ag_news_subset/*/*-train*")), reason="all of AG News is prepared here"
+    )
+    def test_the_papers_split_of_ag_news_needs_the_training_texts(self):
+        assert datasets.DATASETS["ag_news_subset"].train_split == "train[:96000]"
+        with pytest.raises(data.DataUnavailable, match=r"no split 'train\[:96000\]'"):
+            data.load("ag_news_subset", str(PREPARED))
+
+    @prepared("ag_news_subset")
+    @pytest.mark.parametrize(
+        ("train", "test", "words"),
+        [
+            ("test[:6080]", "test[6079:]", "no example in common"),
+            ("test", "test[7599:]", "no example in common"),
+            ("test[:50%]", "test[40%:60%]", "no example in common"),
+            ("test[5:5]", "test[6:]", "which has none"),
+            ("test[a]", "test[6:]", "Expected a split such as"),
+        ],
+    )
+    def test_splits_that_cannot_be(self, train, test, words):
+        with pytest.raises(ValueError, match=words):
+            data.load("ag_news_subset", str(PREPARED), train_split=train, test_split=test)
+
+    @prepared("glue")
+    def test_withheld_labels_are_refused(self):
+        with pytest.raises(ValueError, match="label is withheld"):
+            data.load("glue/sst2", str(PREPARED), test_split="test")
+
     @prepared("ag_news_subset")
     def test_ag_news_characters(self):
         rows = data.load("ag_news_characters", str(PREPARED))
@@ -209,5 +355,7 @@ class TestPrepared:
 
 
 def test_no_public_counterpart():
-    with pytest.raises(ValueError, match=r"Expected name .*'cifar10', 'digits', 'mnist'.*'kmnist'"):
+    with pytest.raises(
+        ValueError, match=r"Expected name .*'cifar10', 'cifar100', 'digits', .*'kmnist'"
+    ):
         data.public("kmnist", 3)

@@ -282,13 +282,18 @@ def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(arguments, words):
 @pytest.mark.parametrize(
     "path", sorted(RECIPES.parent.rglob("*.cfg")), ids=lambda p: f"{p.parent.stem}-{p.stem}"
 )
-def test_every_flag_file_describes_experiments(path):
+def test_every_flag_file_describes_experiments(path, tmp_path, monkeypatch):
+    # The result of the recipe for pre-training, from which another one starts.
+    (tmp_path / "runs" / "cifar100_pretraining").mkdir(parents=True)
+    (tmp_path / "runs" / "cifar100_pretraining" / "model.keras").touch()
+    monkeypatch.chdir(tmp_path)
     found = points(f"--flagfile={path}")
     assert all(isinstance(point.experiment, Experiment) for point in found)
     assert path.read_text().startswith("# ")
     if path.parent == RECIPES:
         (point,) = found
-        assert path.stem == f"{point.experiment.dataset}_{point.experiment.mechanism}"
+        dataset = point.experiment.dataset.replace("/", "-")
+        assert path.stem == f"{dataset}_{point.experiment.mechanism}"
     for point in found:  # each point alone is the same as in the sweep
         chosen = [f"--{name}={text}" for name, text in point.values.items()]
         assert one(f"--flagfile={path}", *chosen) == point.experiment
@@ -301,6 +306,22 @@ def test_a_folder_of_data_has_to_be_used_and_there(tmp_path):
         one(f"--data_dir={tmp_path}")
     with pytest.raises(ValueError, match=r"--data_dir to be a folder that is there"):
         one("--dataset=mnist", f"--data_dir={tmp_path / 'nowhere'}")
+
+
+@pytest.mark.parametrize("name", ["vocabulary", "embeddings", "initial_weights"])
+def test_a_file_that_is_named_has_to_be_there(tmp_path, name):
+    path, texts = tmp_path / "file", "--dataset=glue/sst2"
+    found = rf"--{name} to be (trained or frozen, or )?a file that is there\. Found '{path}'"
+    with pytest.raises(ValueError, match=found):
+        one(texts, f"--{name}={path}")
+    path.touch()
+    assert getattr(one(texts, f"--{name}={path}"), name) == str(path)
+
+
+def test_a_data_set_with_a_slash_has_a_recipe_too():
+    (point,) = points("--dataset=glue/sst2")
+    assert point.read == (str(RECIPES / "glue-sst2_dpsgd.cfg"),)
+    assert (point.experiment.model, point.experiment.sequence_length) == ("bilstm", 20)
 
 
 def test_help_shows_one_of_two_settings_that_replace_each_other():

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tfdp.accounting import Run, Statement, proven
 from tfdp.experiments import SETTINGS, Experiment, Result
-from tfdp.experiments.announcement import announcement
+from tfdp.experiments.announcement import announcement, update_rule
 from tfdp.experiments.report import _clip_norm, card, one_line, print_table, record
 
 
@@ -183,6 +183,13 @@ def test_the_announcement_is_one_sentence():
         "(global)."
     )
     assert "no privacy" in announcement(Experiment(mechanism="none"))
+    noisy = announcement(Experiment(mechanism="none", weight_noise=0.1, update_noise=0.2))
+    assert "mlp without normalization, with noise of 0.1 on its weights" in noisy
+    assert "noise of 0.2 on gradients" in update_rule(
+        Experiment(mechanism="none", update_noise=0.2)
+    )
+    wide = Experiment(epsilon=2.0, dataset="cifar10", model="resnet18", width=0.25)
+    assert "resnet18 at 0.25 times its width without" in announcement(wide)
     assert " 1 step with lots" in announcement(Experiment(epsilon=2.0, steps=1))
     assert " 2 steps with lots" in announcement(Experiment(epsilon=2.0, steps=2))
     assert "noise multiplier 3" in announcement(Experiment(noise_multiplier=3.0))

@@ -13,6 +13,8 @@ from tfdp.experiments import SETTINGS, Experiment, conditions
 from tfdp.experiments.setting import Setting
 from tfdp.experiments.settings import GROUPS
 
+TEXTS = {"dataset": "glue/sst2", "model": "bilstm"}
+
 
 def experiment(**changes):
     return Experiment(**({"epsilon": 2.0} | changes))
@@ -52,17 +54,19 @@ def test_choices_are_those_of_the_code_that_takes_them():
     assert SETTINGS["engine"].allowed == lot.ENGINES
     assert SETTINGS["statistics"].allowed == layers.public.STATISTICS
     assert set(SETTINGS["composition"].allowed) == set(READINGS)
-    assert set(SETTINGS["dataset"].allowed) == {
-        name
-        for name, spec in data.DATASETS.items()
-        if name == "digits" or not spec.text or spec.row
-    }
+    for name in data.DATASETS:
+        assert name in SETTINGS["dataset"].help
+    for name, width in conditions.WORD_MODELS.items():
+        table = models.build(name, (5,), 2).get_layer("embedding")
+        assert models.MODELS[name].takes_tokens and width in (None, table.output_dim)
     for name in conditions.TEXT_MODELS:
         assert models.MODELS[name].takes_tokens
     images = {name: known for name, known in models.MODELS.items() if not known.takes_tokens}
     assert {name: known.smallest_image for name, known in images.items()} == conditions.MODELS
     known = {name: models.MODELS[name] for name in SETTINGS["model"].allowed}
-    assert set(conditions.NORMALIZED) == {name for name, each in known.items() if each.outputs}
+    own = {name for name, each in known.items() if each.normalizations == ("none",)}
+    assert set(conditions.NORMALIZED) == own
+    assert set(conditions.SCALED) == {name for name, each in known.items() if each.scales}
     for name in SETTINGS["activation"].allowed:
         assert callable(keras.activations.get(name))
     assert SETTINGS["mechanism"].allowed == mechanism_names()
@@ -91,7 +95,22 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ({"delta": 1.0}, "--delta to be a finite number above 0 and below 1. Found 1"),
         ({"seed": -1}, "--seed to be at least 0 and below 4294967296. Found -1"),
         ({"mechanism": "dpsdg"}, "Did you mean 'dpsgd'"),
-        ({"dataset": "glue/sst2"}, "--dataset to be one of"),
+        ({"dataset": "cifar1"}, "--dataset to be one of .*'cifar1'. Did you mean 'cifar10'"),
+        ({"dataset": "glue/sst2"}, "Expected --model=bilstm or .* are texts. Found"),
+        (
+            {"model": "bilstm"},
+            "with --dataset=digits, whose examples are images. Found --model=bil",
+        ),
+        ({"dataset": "imdb_reviews", "model": "tutorial_lstm"}, "images or texts"),
+        ({"sequence_length": 20}, "--sequence_length with --model=bilstm or --model=bilstm_dl"),
+        ({**TEXTS, "sequence_length": 0}, "--sequence_length to be at least 1"),
+        ({**TEXTS, "vocabulary_size": 1}, "--vocabulary_size to be at least 2"),
+        ({**TEXTS, "embeddings": "a.txt", "vocabulary": "b"}, "--vocabulary with --embeddings=tr"),
+        ({**TEXTS, "embeddings": "a.txt", "embedding_width": 3}, "--embedding_width with --embed"),
+        ({**TEXTS, "model": "transformer", "embedding_width": 100}, "--embedding_width=64 with"),
+        ({"train_split": "test[:9]"}, "--train_split with a dataset of tensorflow_datasets only"),
+        ({"test_split": "test[:9]"}, "--test_split with a dataset of tensorflow_datasets only"),
+        ({"cache_features": False}, "--cache_features with --trainable_layers only"),
         ({"model": "tutorial_lstm"}, "with --dataset=digits, whose examples are images"),
         ({"dataset": "lm1b_characters"}, "Expected --model=tutorial_lstm .* rows of text"),
         ({"momentum": 1.0}, "--momentum to be a finite number of at least 0 and below 1"),
@@ -104,7 +123,9 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ({"quantile_noise_multiplier": 9.0}, "with --clipping=adaptive only"),
         ({"public_examples": 31}, "--normalization=batch only"),
         ({"normalize_output": True}, "--normalize_output with --normalization=layer or"),
-        ({"model": "resnet18", "normalization": "layer"}, "normalization of its own"),
+        ({"model": "tutorial_lstm", "normalization": "layer"}, "normalization of its own"),
+        ({"model": "mlp", "width": 0.25}, "--width with --model=resnet18 or"),
+        ({"model": "vgg16"}, "at least 32x32 pixels .* of 8x8"),
         ({"model": "tutorial_cnn"}, "at least 13x13 pixels .* of 8x8"),
         ({"mechanism": "none"}, "--epsilon with a private mechanism only"),
         ({"mechanism": "none", "epsilon": None, "l2_norm_clip": 2.0}, "--l2_norm_clip with a priv"),
@@ -136,6 +157,10 @@ def test_choices_are_those_of_the_code_that_takes_them():
             {"normalization": "batch", "dataset": "kmnist"},
             "--normalization=batch with a dataset that has public examples",
         ),
+        (
+            {"normalization": "batch", "dataset": "cifar100"},
+            "public examples from other data than --dataset=cifar100",
+        ),
         ({"mechanism": "si_dpsgd", "release": "mu"}, "--release=mu: the un-noised means"),
         (
             {"mechanism": "discrete_sgd", "sampling": "shuffle"},
@@ -162,9 +187,16 @@ def test_settings_that_have_an_effect_are_allowed():
     experiment(mechanism="si_dpsgd", optimizer="adam", guarantee="claimed", release="mu")
     experiment(mechanism="sgld", composition="ac", learning_rate_exponent=0.0)
     experiment(microbatches=64)
+    experiment(**TEXTS, embeddings="vectors.txt", vocabulary_size=50, sequence_length=20)
+    experiment(**TEXTS, embeddings="frozen", vocabulary="words.txt", embedding_width=7)
+    experiment(dataset="imdb_reviews", model="transformer", text_features="text")
+    experiment(**TEXTS | {"model": "bilstm_dl"}, normalization="layer_affine")
+    experiment(trainable_layers="logits", cache_features=False, initial_weights="model.keras")
     experiment(batch_size=1437)
     experiment(batch_size=5000, dataset="mnist")
     experiment(dataset="mnist", normalization="batch", public_data="strokes")
+    experiment(dataset="cifar100", normalization="batch", public_data="strokes")
+    Experiment(mechanism="none", dataset="cifar100", normalization="batch", public_data="cifar100")
     experiment(mechanism="si_dpsgd", release="mu", noise_multiplier=1.0)
     experiment(mechanism="discrete_sgd", sampling="shuffle", noise="gaussian")
     experiment(mechanism="discrete_sgd", sampling="shuffle", guarantee="claimed")

@@ -103,7 +103,7 @@ def letters(monkeypatch):
     rows = data.cut_bytes(["ab" * 6] * 96, 12)
     x, y = rows[:, :-1], rows[:, 1:]
     made = data.Dataset("letters", x, y, x[:32], y[:32], 256, (11,), "here", "none")
-    monkeypatch.setattr(data, "load", lambda *_: made)
+    monkeypatch.setattr(data, "load", lambda *_, **__: made)
 
 
 LANGUAGE = dict(

@@ -36,6 +36,10 @@ _PUBLIC = {
     "make_lots": "tfdp.data.schemes",
     "cut_bytes": "tfdp.data.text",
     "hash_tokens": "tfdp.data.text",
+    "look_up_tokens": "tfdp.data.text",
+    "Vectors": "tfdp.data.words",
+    "read_vectors": "tfdp.data.words",
+    "read_words": "tfdp.data.words",
 }
 
 __all__ = [*_PUBLIC]

@@ -9,11 +9,13 @@ import os
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 
 import numpy as np
 from absl import logging
 
-from tfdp._validate import one_of, text, whole
+from tfdp._validate import did_you_mean, one_of, text, whole
+from tfdp.data.spec import Spec, described, listed_names
 from tfdp.data.strokes import strokes
 from tfdp.data.text import cut_bytes
 
@@ -70,34 +72,9 @@ class Dataset:
     preprocessing: str
 
 
-@dataclasses.dataclass(frozen=True)
-class _Spec:
-    """Public facts about a dataset of `tensorflow_datasets`."""
-
-    input_shape: tuple[int, ...]
-    num_classes: int
-    host: str  # where the builder downloads from
-    train_split: str = "train"
-    test_split: str = "test"
-    text: tuple[str, ...] = ()  # the features that make up a text; none for images
-    builder: str | None = None  # the name in tensorflow_datasets, where it is another
-    row: int = 0  # how many bytes of text make up an example; 0 where an example is a whole text
-
-    @property
-    def preprocessing(self) -> str:
-        if self.row:
-            return (
-                f"Every text is cut into rows of {self.row} bytes, and what is left of it is dropped. "
-                "A row is one example: each byte but the last is an input, the next byte its target."
-            )
-        if self.text:
-            return "Texts as they are, with " + " and ".join(self.text) + " joined by a space."
-        return "Pixels are divided by 255, then shifted and scaled from [0, 1] to [-1, 1]."
-
-
-DATASETS: dict[str, _Spec | None] = {
+DATASETS: dict[str, Spec | None] = {
     # A small corpus of news for a language model: the test split, cut into two parts.
-    "ag_news_characters": _Spec(
+    "ag_news_characters": Spec(
         (79,),
         256,
         "https://drive.google.com",
@@ -107,17 +84,24 @@ DATASETS: dict[str, _Spec | None] = {
         builder="ag_news_subset",
         row=80,
     ),
-    "ag_news_subset": _Spec((), 4, "https://drive.google.com", text=("title", "description")),
-    "cifar10": _Spec((32, 32, 3), 10, "https://www.cs.toronto.edu"),
-    "cifar100": _Spec((32, 32, 3), 100, "https://www.cs.toronto.edu"),
+    # The split of the papers: of the 120,000 texts, 24,000 ("train[96000:]") are for validation.
+    "ag_news_subset": Spec(
+        (),
+        4,
+        "https://drive.google.com",
+        train_split="train[:96000]",
+        text=("title", "description"),
+    ),
+    "cifar10": Spec((32, 32, 3), 10, "https://www.cs.toronto.edu"),
+    "cifar100": Spec((32, 32, 3), 100, "https://www.cs.toronto.edu"),
     "digits": None,  # embedded in scikit-learn
     # The labels of GLUE's test split are withheld; its validation split is the usual test set.
-    "glue/sst2": _Spec(
+    "glue/sst2": Spec(
         (), 2, "https://dl.fbaipublicfiles.com", test_split="validation", text=("sentence",)
     ),
-    "kmnist": _Spec((28, 28, 1), 10, "http://codh.rois.ac.jp"),
+    "kmnist": Spec((28, 28, 1), 10, "http://codh.rois.ac.jp"),
     # As many texts as TensorFlow Privacy's language model takes, of the 30 million that there are.
-    "lm1b_characters": _Spec(
+    "lm1b_characters": Spec(
         (79,),
         256,
         "http://www.statmt.org",
@@ -127,45 +111,76 @@ DATASETS: dict[str, _Spec | None] = {
         builder="lm1b",
         row=80,
     ),
-    "mnist": _Spec((28, 28, 1), 10, "https://storage.googleapis.com"),
+    "mnist": Spec((28, 28, 1), 10, "https://storage.googleapis.com"),
 }
 
 
-def has_rows_of_text(name: str) -> bool:
-    """Whether the examples of a dataset are rows of bytes, whose labels are the next bytes."""
-    return bool(_spec(name) and _spec(name).row)
+def kind_of(name: str) -> str | None:
+    """Returns what the examples of a dataset are, as far as it is known before they are read.
+
+    Returns:
+        "images"; "rows" of bytes, whose labels are the next bytes; "texts"; or None for a data set of
+        `tensorflow_datasets` that is not in `DATASETS`.
+    """
+    if name not in DATASETS:
+        return None
+    spec = DATASETS[name]
+    return "images" if spec is None else spec.kind
 
 
-def trainable_datasets() -> tuple[str, ...]:
-    """Returns the names of the datasets whose examples are images or rows of text, not whole texts."""
-    whole_texts = {name for name, spec in DATASETS.items() if spec and spec.text and not spec.row}
-    return tuple(sorted(DATASETS.keys() - whole_texts))
-
-
-def input_shape(name: str) -> tuple[int, ...]:
-    """Returns the shape of one example of a dataset; () for texts."""
-    spec = _spec(name)
+def input_shape(name: str) -> tuple[int, ...] | None:
+    """Returns the shape of one example of a dataset; () for texts, None where it is not known yet."""
+    if name not in DATASETS:
+        return None
+    spec = DATASETS[name]
     return (8, 8, 1) if spec is None else spec.input_shape
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError if no dataset has the name.
+
+    Names of configurations, after a slash, are not checked.
+    """
+    if name in DATASETS or name.partition("/")[0] in (listed := listed_names()):
+        return
+    meant = did_you_mean(name, [*DATASETS, *listed])
+    raise ValueError(
+        f"Expected --dataset to be one of {', '.join(sorted(DATASETS))}, or another name of "
+        f"tensorflow_datasets. Found {name!r}.{meant}"
+    )
 
 
 # The source of public examples for each private dataset. KMNIST and CIFAR-100 (their test splits) are
 # those of SI-DPSGD, section 5; "strokes" is drawn at random and needs no download.
-PUBLIC = {"mnist": "kmnist", "cifar10": "cifar100", "digits": "strokes"}
+# CIFAR-100 itself is for pre-training without privacy.
+PUBLIC = {"mnist": "kmnist", "cifar10": "cifar100", "digits": "strokes", "cifar100": "cifar100"}
 
 
-def load(name: str, data_dir: str | None = None) -> Dataset:
+def load(
+    name: str,
+    data_dir: str | None = None,
+    *,
+    train_split: str | None = None,
+    test_split: str | None = None,
+    text_features: Sequence[str] = (),
+) -> Dataset:
     """Loads a dataset, and downloads it first if it is not prepared on this machine.
 
     Args:
-        name: a key of `DATASETS`. "digits" needs neither files nor a network.
+        name: a key of `DATASETS`, or any other name of `tensorflow_datasets` whose data have a class
+            label and an image or texts. "digits" needs neither files nor a network.
         data_dir: folder in which `tensorflow_datasets` keeps prepared data; by default the value of
             the environment variable TFDS_DATA_DIR, and without that ~/tensorflow_datasets.
+        train_split, test_split: other splits than the usual ones, or parts of them, in the notation
+            of `tensorflow_datasets`: "train[:6000]", "test[80%:]".
+        text_features: the features that are joined to one text; none takes the usual ones.
 
     Returns:
         The `Dataset`.
 
     Raises:
-        ValueError: the name is unknown.
+        ValueError: the name is unknown, the splits share examples, or the data are of a kind that is
+            not supported.
         DataUnavailable: the data (or one of its splits) is not prepared and cannot be downloaded.
 
     Example:
@@ -174,18 +189,32 @@ def load(name: str, data_dir: str | None = None) -> Dataset:
         >>> digits.x_train.shape, digits.x_train.min(), digits.x_train.max()
         ((1437, 8, 8, 1), np.float32(-1.0), np.float32(1.0))
     """
-    spec = _spec(name)
+    spec = _spec(name, data_dir, text_features)
     if spec is None:
+        if train_split or test_split or text_features:
+            raise ValueError(
+                "Expected no other splits and no features of 'digits', which is embedded with one "
+                f"split. Received {train_split or test_split or text_features!r}. Leave it out."
+            )
         return _digits()
-    train = load_split(name, spec.train_split, data_dir)
-    test = load_split(name, spec.test_split, data_dir)
+    builder = _prepared(spec.builder or name, data_dir, spec.host)
+    usual_test = spec.test_split or ("test" if "test" in builder.info.splits else "validation")
+    train_split, test_split = train_split or spec.train_split, test_split or usual_test
+    _check_apart(builder, name, train_split, test_split)
+    train, test = (_examples(builder, spec, split) for split in (train_split, test_split))
+    for split, (_, labels) in ((train_split, train), (test_split, test)):
+        if np.any(labels < 0):
+            raise ValueError(
+                f"Expected labels in the split {split!r} of {name!r}. Found examples whose label is "
+                "withheld (-1). Use another split, such as 'validation'."
+            )
     return Dataset(
         name,
         *train,
         *test,
         num_classes=spec.num_classes,
         input_shape=spec.input_shape,
-        source=f"tensorflow_datasets: {spec.builder or name}, {spec.train_split} and {spec.test_split}",
+        source=f"tensorflow_datasets: {spec.builder or name}, {train_split} and {test_split}",
         preprocessing=spec.preprocessing,
     )
 
@@ -194,7 +223,7 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
     """Loads one split, for datasets of which not every split is available.
 
     Args:
-        name: a key of `DATASETS`.
+        name: as in `load`.
         split: "train", "test" or another split that the dataset has, or a part of one as in
             `tensorflow_datasets` ("test[:1000]"). Of rows of characters, "train" and "test" are the
             parts that `load` takes.
@@ -213,7 +242,7 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
         >>> x.shape, y.shape, y.dtype
         ((360, 8, 8, 1), (360,), dtype('int32'))
     """
-    spec = _spec(name)
+    spec = _spec(name, data_dir)
     split = text("split", split)
     if spec is None:
         data = _digits()
@@ -223,7 +252,12 @@ def load_split(name: str, split: str, data_dir: str | None = None) -> tuple[np.n
         return splits[split]
     if spec.row:  # both parts may be from one split, which then must not be taken for one of them
         split = {"train": spec.train_split, "test": spec.test_split}.get(split, split)
-    examples = _read(spec.builder or name, split, data_dir, spec.host)
+    return _examples(_prepared(spec.builder or name, data_dir, spec.host), spec, split)
+
+
+def _examples(builder, spec: Spec, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns inputs and labels of one split."""
+    examples = _read(builder, split)
     if not spec.text:
         return _to_unit_ball(examples["image"], 255), examples["label"].astype(np.int32)
     texts = [b" ".join(parts) for parts in zip(*(examples[f] for f in spec.text), strict=True)]
@@ -240,10 +274,11 @@ def public(
     seed: int = 0,
     source: str | None = None,
 ) -> np.ndarray:
-    """Draws public examples that resemble a private dataset and are disjoint from it.
+    """Draws public examples that resemble a dataset; those for private datasets are disjoint from it.
 
     The examples are from KMNIST for MNIST and from CIFAR-100 for CIFAR-10, as in SI-DPSGD, section 5,
-    and random strokes for the digits. Nothing about the draw is private, so its seed has a fixed
+    and random strokes for the digits. For CIFAR-100 they are images of its own test split, for
+    pre-training without privacy. Nothing about the draw is private, so its seed has a fixed
     default.
 
     Args:
@@ -272,7 +307,7 @@ def public(
     seed = whole("seed", seed, 0)
     shape = input_shape(name)
     fits = ["strokes"]
-    fits += [n for n in ("kmnist", "cifar100") if _spec(n).input_shape == shape]
+    fits += [n for n in ("kmnist", "cifar100") if input_shape(n) == shape]
     one_of("source", source, fits, remedy=f"Use a source of images like those of {name!r}.")
     if source == "strokes":
         return strokes(whole("count", count, 1), shape, seed)
@@ -281,8 +316,18 @@ def public(
     return inputs[np.random.default_rng(seed).choice(len(inputs), count, replace=False)]
 
 
-def _spec(name: str) -> _Spec | None:
-    return DATASETS[one_of("name", name, sorted(DATASETS))]
+def _spec(name: str, data_dir: str | None = None, text_features: Sequence[str] = ()) -> Spec | None:
+    """Returns what is known about a dataset; None for the digits."""
+    if name in DATASETS:
+        spec = DATASETS[name]
+        if spec is None or not text_features:
+            return spec
+    if not isinstance(name, str) or name.partition("/")[0] not in listed_names():
+        one_of("name", name, sorted(DATASETS), remedy="Or use a name of tensorflow_datasets.")
+    known = DATASETS.get(name)
+    builder = _builder((known and known.builder) or name, data_dir)
+    found = described(name, builder.info.features, text_features)
+    return found if known is None else dataclasses.replace(known, text=found.text)
 
 
 def _to_unit_ball(pixels: np.ndarray, largest: int) -> np.ndarray:
@@ -317,17 +362,66 @@ def _digits() -> Dataset:
     )
 
 
-def _read(name: str, split: str, data_dir: str | None, host: str) -> dict[str, np.ndarray]:
-    """Reads one split as arrays, and downloads the dataset first if it is not prepared."""
+def _builder(name: str, data_dir: str | None):
+    """Returns the builder of `tensorflow_datasets`; reads no record and downloads nothing."""
     import tensorflow_datasets as tfds  # imported here, so that "digits" does not need it
 
     data_dir = data_dir or os.environ.get("TFDS_DATA_DIR") or None
-    builder = tfds.builder(name, data_dir=data_dir)
+    return tfds.builder(name, data_dir=data_dir)
+
+
+def _prepared(name: str, data_dir: str | None, host: str):
+    """Returns the builder, and downloads the dataset first if it is not prepared."""
+    builder = _builder(name, data_dir)
     if not builder.info.splits:
         _download(builder, host)
-    if split.partition("[")[0] not in builder.info.splits:
-        raise _no_split(name, split, builder.info.splits, builder.data_dir)
+    return builder
+
+
+def _read(builder, split: str) -> dict[str, np.ndarray]:
+    """Reads one split as arrays."""
+    import tensorflow_datasets as tfds
+
+    _check_split(builder, split)
     return tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
+
+
+def _check_split(builder, split: str) -> None:
+    if split.partition("[")[0] not in builder.info.splits:
+        raise _no_split(builder.name, split, builder.info.splits, builder.data_dir)
+    try:
+        count = builder.info.splits[split].num_examples
+    except (AssertionError, ValueError) as error:
+        found = " ".join(str(error).split())
+        raise ValueError(
+            f"Expected a split such as 'train', 'test[:6000]' or 'train[80%:]'. Received {split!r}: "
+            f"{found}"
+        ) from error
+    if not count:
+        raise ValueError(f"Expected a split with examples. Received {split!r}, which has none.")
+
+
+def _check_apart(builder, name: str, train_split: str, test_split: str) -> None:
+    """Refuses splits that share examples: the test accuracy would be of the training data."""
+    for split in (train_split, test_split):
+        _check_split(builder, split)
+    first, second = (builder.info.splits[split] for split in (train_split, test_split))
+    for mine in first.file_instructions:
+        for other in second.file_instructions:
+            end = min(_end(mine), _end(other))
+            if mine.filename == other.filename and end > max(mine.skip, other.skip):
+                raise ValueError(
+                    "Expected the training and the test split to have no example in common. Received "
+                    f"{train_split!r} and {test_split!r} of {name!r}. Cut them apart, as in "
+                    "--train_split=test[:6000] --test_split=test[6000:]."
+                )
+
+
+def _end(instruction) -> int:
+    """Returns the position after the last example of a file that an instruction reads."""
+    if instruction.take < 0:
+        return instruction.examples_in_shard
+    return instruction.skip + instruction.take
 
 
 def _download(builder, host: str) -> None:
@@ -372,5 +466,6 @@ def _no_split(name: str, split: str, splits, where) -> DataUnavailable:
     return DataUnavailable(
         f"The dataset {name!r} in {where} has no split {split!r} (it has: "
         f"{', '.join(sorted(splits))}): name a folder that holds it with --data_dir or the "
-        "environment variable TFDS_DATA_DIR, or use the embedded default --dataset=digits."
+        "environment variable TFDS_DATA_DIR, take splits that are there with --train_split and "
+        "--test_split, or use the embedded default --dataset=digits."
     )

@@ -1,18 +1,21 @@
-"""Public tokenizers: words become fixed hash buckets, or a text its bytes; nothing is learned from it.
+"""Public tokenizers: words become fixed hash buckets or numbers of a public list, or a text its bytes.
 
-A vocabulary built from the training text would be a release of its own (a rare word in it reveals
-that somebody wrote the word). A hash bucket is a function of the word alone.
+Nothing is learned from the text. A vocabulary built from the training text would be a release of its
+own (a rare word in it reveals that somebody wrote the word). A hash bucket is a function of the word
+alone.
 """
 
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tfdp._validate import whole
 
 PADDING = 0
+# The id of all words that are not in a list of words.
+UNKNOWN = 1
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
@@ -46,16 +49,60 @@ def hash_tokens(texts: Iterable[str | bytes], *, num_buckets: int, length: int) 
     num_buckets = whole("num_buckets", num_buckets, 2, remedy="Use more: bucket 0 is padding.")
     length = whole("length", length, 1)
     _several(texts)
+    buckets: dict[str, int] = {}
+
+    def bucket(token: str) -> int:
+        if token not in buckets:
+            buckets[token] = 1 + zlib.crc32(token.encode("utf-8")) % (num_buckets - 1)
+        return buckets[token]
+
+    return _rows(texts, bucket, length)
+
+
+def look_up_tokens(
+    texts: Iterable[str | bytes], words: Sequence[str], *, length: int
+) -> np.ndarray:
+    """Turns texts into rows of token ids by a list of words, which must come from public text.
+
+    Texts are cut into tokens as by `hash_tokens`. Id 0 is padding, id 1 stands for every word that is
+    not in the list, and ids 2, 3, ... for the words in order. A list that was made from private texts
+    would show which words occur in them.
+
+    Args:
+        texts: the texts, as `str` or as UTF-8 `bytes`.
+        words: different words, in lower case.
+        length: tokens per row, as in `hash_tokens`.
+
+    Returns:
+        int32 array of shape (number of texts, length) with values in `[0, len(words) + 2)`.
+
+    Raises:
+        ValueError: `length` is below 1, a word occurs twice, or `texts` is a single text.
+
+    Example:
+        >>> import tfdp
+        >>> tfdp.data.look_up_tokens(["A fine film", "Fine"], ["film", "fine"], length=3)
+        array([[1, 3, 2],
+               [3, 0, 0]], dtype=int32)
+    """
+    length = whole("length", length, 1)
+    _several(texts)
+    ids = {word: number for number, word in enumerate(words, UNKNOWN + 1)}
+    if len(ids) != len(words):
+        raise ValueError(
+            "Invalid value received for argument `words`. Expected different words. Received "
+            f"{len(words)} of which {len(ids)} differ."
+        )
+    return _rows(texts, lambda token: ids.get(token, UNKNOWN), length)
+
+
+def _rows(texts, id_of, length) -> np.ndarray:
+    """Returns the ids of the first `length` tokens of each text, padded at the end."""
     texts = [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in texts]
     rows = np.full((len(texts), length), PADDING, dtype=np.int32)
-    buckets: dict[str, int] = {}
     for row, text in zip(rows, texts, strict=True):
         for column, token in enumerate(_TOKEN.findall(text.lower())[:length]):
-            bucket = buckets.get(token)
-            if bucket is None:
-                bucket = 1 + zlib.crc32(token.encode("utf-8")) % (num_buckets - 1)
-                buckets[token] = bucket
-            row[column] = bucket
+            row[column] = id_of(token)
     return rows
 
 

@@ -4,7 +4,7 @@ This module imports neither TensorFlow nor Keras.
 """
 
 from tfdp.accounting import delta_warning
-from tfdp.experiments.conditions import EMBEDDED
+from tfdp.experiments.conditions import EMBEDDED, split_note
 from tfdp.experiments.settings import Experiment
 
 
@@ -16,7 +16,10 @@ def announcement(experiment: Experiment) -> str:
     parts = [_what(experiment), _privacy(experiment), _length(experiment), update_rule(experiment)]
     if experiment.private:
         parts.append(f"clip norm {experiment.l2_norm_clip:g} ({experiment.clipping})")
+    parts += [_start(experiment)]
     said = "; ".join(part for part in parts if part) + "."
+    if note := split_note(experiment):
+        said += f"\n{note}"
     if experiment.private and experiment.dataset in EMBEDDED:
         warning = delta_warning(experiment.delta, EMBEDDED[experiment.dataset])
         return f"{said}\nWarning: {warning}" if warning else said
@@ -31,19 +34,41 @@ def update_rule(experiment: Experiment) -> str:
         rule += f" with {kind} {experiment.momentum:g}"
     decay = experiment.learning_rate_decay
     decays = "" if decay == 1 else f", times {decay:g} after every epoch"
-    return f"{rule} at learning rate {experiment.learning_rate:g}{decays}"
+    noise = (
+        f", noise of {experiment.update_noise:g} on gradients" if experiment.update_noise else ""
+    )
+    return f"{rule} at learning rate {experiment.learning_rate:g}{decays}{noise}"
 
 
 def network(experiment: Experiment) -> str:
-    """Returns the network and its normalization in words."""
+    """Returns the network, its normalization and the noise on its weights in words."""
+    said = experiment.model
+    if experiment.width != 1:
+        said += f" at {experiment.width:g} times its width"
     if experiment.normalization == "none":
-        return f"{experiment.model} without normalization"
-    kind = experiment.normalization.replace("_", " ")
-    return f"{experiment.model} with {kind} normalization"
+        said += " without normalization"
+    else:
+        said += f" with {experiment.normalization.replace('_', ' ')} normalization"
+    if experiment.weight_noise:
+        which = {"all": "weights", "kernels": "kernels"}[experiment.noisy_weights]
+        said += f", with noise of {experiment.weight_noise:g} on its {which}"
+    return said
 
 
 def _what(experiment):
     return f"{experiment.mechanism} on {experiment.dataset}: {network(experiment)}"
+
+
+def _start(experiment):
+    """Returns the initial weights and the trained layers in words; "" for fresh and for all."""
+    parts = []
+    if experiment.initial_weights is not None:
+        parts.append(f"from the public weights {experiment.initial_weights}")
+    if (trained := experiment.trainable_layers) is not None:
+        parts.append(
+            f"training the last {trained} layers" if trained.isdecimal() else f"training {trained}"
+        )
+    return ", ".join(parts)
 
 
 def _privacy(experiment):

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 from rich.console import Console
 
-from tfdp import data
 from tfdp._files import replaced_whole
 from tfdp.auditing import (
     Audit,
@@ -23,6 +22,7 @@ from tfdp.auditing import (
     print_table,
     verdict,
 )
+from tfdp.experiments import network
 from tfdp.experiments.experiment import run
 from tfdp.experiments.result_files import AUDIT as FILES
 from tfdp.experiments.settings import Experiment
@@ -116,7 +116,7 @@ def attack_experiment(
         >>> found.models, 0.2 < found.lira.auc < 0.8
         (4, True)
     """
-    dataset = data.load(experiment.dataset, experiment.data_dir)
+    dataset, _ = network.load(experiment)
     if not 1 <= examples <= len(dataset.y_train):
         raise ValueError(
             f"Expected examples to be in [1, {len(dataset.y_train)}], the training examples of "

@@ -21,7 +21,7 @@ from absl import flags
 
 from tfdp._validate import did_you_mean
 from tfdp.experiments import flag_files, sweep
-from tfdp.experiments.conditions import NONE, check_folder
+from tfdp.experiments.conditions import NONE, check_files, check_folder
 from tfdp.experiments.correlation import check_open
 from tfdp.experiments.layers import Layer, combine, kept_sweeps
 from tfdp.experiments.parsing import KINDS, ChoiceParser, sentence
@@ -179,7 +179,7 @@ def _point(layers, swept, varied, files, recipes, flag_values) -> Point:
     read = files
     if recipes is not None:
         named = {n: values.get(n, SETTINGS[n].default) for n in ("dataset", "mechanism")}
-        path = recipes / f"{named['dataset']}_{named['mechanism']}.cfg"
+        path = recipes / f"{named['dataset']}_{named['mechanism']}.cfg".replace("/", "-")
         if path.exists():
             recipe = Layer(f"in {path}", _from_recipe(path, flag_values))
             recipe.check()
@@ -256,6 +256,7 @@ def _experiment(values: dict) -> Experiment:
     experiment = Experiment(**values)
     check_open(experiment)
     check_folder(experiment)
+    check_files(experiment)
     return experiment
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
-from tfdp.data.datasets import PUBLIC, has_rows_of_text, input_shape
+from tfdp.data.datasets import DATASETS, PUBLIC, check_name, input_shape, kind_of
 from tfdp.experiments.setting import Setting
 
 if TYPE_CHECKING:
@@ -30,13 +30,30 @@ MODELS: dict[str, int | None] = {
     "tutorial_logistic": None,
     "cifar_tutorial": 4,
     "resnet18": 1,
+    "resnet18_mod": 1,
+    "fast_cifar": 8,
+    "vgg_light": 8,
+    "vgg16": 32,
+    "vgg16_mod": 32,
+    "vgg16_table": 32,
+    "vgg16_table_mod": 32,
 }
 # The networks for rows of text.
 TEXT_MODELS = ("tutorial_lstm",)
+# The networks for texts, and the length of the vectors of words where only one length fits.
+WORD_MODELS: dict[str, int | None] = {
+    "bilstm": None,
+    "bilstm_dl": None,
+    "transformer": 64,
+}
+# The embeddings that are drawn at random; any other value of --embeddings is the path of a file.
+DRAWN_EMBEDDINGS = ("trained", "frozen")
 # The number of training examples, where it is known before the data are read.
 EMBEDDED = {"digits": 1437}
 # The networks with an architecture of their own, to which no normalization is added.
-NORMALIZED = ("resnet18", "tutorial_logistic", "tutorial_lstm")
+NORMALIZED = ("tutorial_logistic", "tutorial_lstm", "bilstm", "transformer")
+# The networks whose number of channels --width scales.
+SCALED = tuple(name for name in MODELS if name.startswith(("resnet", "fast_cifar", "vgg")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +103,11 @@ def why_unused(known: Setting, values: Mapping[str, Any]) -> Unused | None:
 
 def check_together(experiment: "Experiment") -> None:
     """Raises ValueError if valid settings do not fit together."""
+    check_name(experiment.dataset)
     _check_update_rule(experiment)
     _check_model(experiment)
+    _check_words(experiment)
+    _check_splits(experiment)
     if experiment.microbatches is not None and experiment.batch_size % experiment.microbatches:
         raise ValueError(
             f"Expected --microbatches to divide --batch_size ({experiment.batch_size}). Found "
@@ -114,6 +134,36 @@ def check_folder(experiment: "Experiment") -> None:
             f"Expected --data_dir to be a folder that is there. Found {folder!r}. Name the folder that "
             "holds the data, make an empty one to download them to, or use --dataset=digits."
         )
+
+
+def check_files(experiment: "Experiment") -> None:
+    """Raises ValueError if a file that a setting names is not there."""
+    named = ["vocabulary", "initial_weights"]
+    named += [] if experiment.embeddings in DRAWN_EMBEDDINGS else ["embeddings"]
+    for name in named:
+        path = getattr(experiment, name)
+        if path is not None and not os.path.isfile(os.path.expanduser(path)):
+            drawn = f"{' or '.join(DRAWN_EMBEDDINGS)}, or " if name == "embeddings" else ""
+            raise ValueError(
+                f"Expected --{name} to be {drawn}a file that is there. Found {path!r}. Name such a "
+                "file, or leave the flag out."
+            )
+
+
+def split_note(experiment: "Experiment") -> str | None:
+    """Returns a sentence about other examples than the usual ones; None for the usual ones."""
+    spec = DATASETS.get(experiment.dataset)
+    usual_train = spec.train_split if spec else "train"
+    usual_test = (spec.test_split if spec else None) or "test"
+    train, test = experiment.train_split or usual_train, experiment.test_split or usual_test
+    if (train, test) == (usual_train, usual_test):
+        return None
+    used = f"trained on {train} and tested on {test} of {experiment.dataset}"
+    usual = (
+        f"not on {usual_train} and {usual_test}" if train != usual_train else f"not on {usual_test}"
+    )
+    other = "so N is not that of the papers" if train != usual_train else "with the usual N"
+    return f"Not the usual split: {used}, {usual}, {other}."
 
 
 def check_number(experiment: "Experiment", num_examples: int) -> None:
@@ -146,6 +196,12 @@ def _check_public_data(experiment: "Experiment") -> None:
         raise ValueError(
             f"Expected --normalization=batch with a dataset that has public examples: "
             f"{', '.join(sorted(PUBLIC))}. Found --dataset={dataset}. Use --normalization=layer."
+        )
+    if experiment.private and (source or PUBLIC[dataset]) == dataset:
+        raise ValueError(
+            f"Expected public examples from other data than --dataset={dataset} with a private "
+            f"mechanism. Found --public_data={dataset}. Use --public_data=strokes, or "
+            "--normalization=layer."
         )
     shape = input_shape(dataset)
     fitting = [n for n in ("kmnist", "cifar100") if input_shape(n) == shape] + ["strokes"]
@@ -185,14 +241,19 @@ def _check_provable(experiment: "Experiment") -> None:
 
 def _check_model(experiment: "Experiment") -> None:
     """Refuses data that the network cannot take."""
-    model, rows = experiment.model, has_rows_of_text(experiment.dataset)
-    if rows != (model in TEXT_MODELS):
-        fitting = TEXT_MODELS if rows else MODELS
+    model, kind = experiment.model, kind_of(experiment.dataset)
+    fitting, words = {
+        "images": (MODELS, "images"),
+        "rows": (TEXT_MODELS, "rows of text"),
+        "texts": (WORD_MODELS, "texts"),
+        None: ((*MODELS, *WORD_MODELS), "images or texts"),
+    }[kind]
+    if model not in fitting:
         raise ValueError(
             f"Expected --model={' or '.join(fitting)} with --dataset={experiment.dataset}, whose "
-            f"examples are {'rows of text' if rows else 'images'}. Found --model={model}."
+            f"examples are {words}. Found --model={model}."
         )
-    if rows:
+    if kind != "images":
         return
     smallest, (height, width, _) = MODELS[model], input_shape(experiment.dataset)
     if smallest is not None and min(height, width) < smallest:
@@ -202,6 +263,26 @@ def _check_model(experiment: "Experiment") -> None:
             f"--dataset={experiment.dataset} of {height}x{width}. Choose --model={fitting[0]}, or "
             f"another of {', '.join(fitting[1:])}."
         )
+
+
+def _check_words(experiment: "Experiment") -> None:
+    """Refuses vectors of words that the network cannot take."""
+    needed, found = WORD_MODELS.get(experiment.model), experiment.embedding_width
+    if needed is not None and found not in (None, needed):
+        raise ValueError(
+            f"Expected --embedding_width={needed} with --model={experiment.model}, whose blocks have "
+            f"that width. Found {found}. Leave it out, or choose another --model."
+        )
+
+
+def _check_splits(experiment: "Experiment") -> None:
+    """Refuses splits of the embedded data."""
+    for name in ("train_split", "test_split"):
+        if experiment.dataset in EMBEDDED and getattr(experiment, name) is not None:
+            raise ValueError(
+                f"Expected --{name} with a dataset of tensorflow_datasets only. Found "
+                f"--dataset={experiment.dataset}, which has one split. Leave it out."
+            )
 
 
 def _check_update_rule(experiment: "Experiment") -> None:

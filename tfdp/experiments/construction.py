@@ -11,7 +11,7 @@ import numpy as np
 
 from tfdp.accounting import Run
 from tfdp.experiments.settings import Experiment
-from tfdp.optimizers import MECHANISMS
+from tfdp.optimizers import MECHANISMS, NoisySGD
 
 # Parameters of Keras optimizers that share their name with an unrelated setting.
 _FOREIGN = ("epsilon",)
@@ -60,6 +60,9 @@ def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: f
         "steps": steps,
     }
     made = MECHANISMS[experiment.mechanism](base) if experiment.private else base
+    if experiment.update_noise:
+        made = NoisySGD
+        offered["seed"] = experiment.seed  # this noise protects nothing, so its seed is public
     taken = _parameters(made)
     if experiment.optimizer != "sgd" and not issubclass(made, base):
         if "update_rule" not in taken:

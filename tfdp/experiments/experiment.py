@@ -9,14 +9,16 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
-from tfdp import data, models
+from tfdp import data
 from tfdp.accounting import Guarantee, PrivacyBudget, Run, Statement, noise_for
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
+from tfdp.experiments import network
 from tfdp.experiments.checkpoints import Checkpoints, PlainBackup, parts
 from tfdp.experiments.conditions import check_number
 from tfdp.experiments.construction import make_optimizer, plan
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.settings import Experiment
+from tfdp.experiments.weight_noise import draws
 from tfdp.training.dp_model import make_private
 from tfdp.training.export import plain_copy
 
@@ -29,12 +31,16 @@ class Result:
         experiment: the settings, completed by `correlation.complete`.
         model: the trained Keras model, whose weights are the release.
         run: the accounted run; the last one, if the ledger holds several.
-        test_accuracy: accuracy of the released weights on the test split, from 0 to 1.
+        test_accuracy: accuracy of the released weights on the test split, from 0 to 1; with weight
+            noise, the mean over the experiment's `noise_draws` draws of it.
         statement: both guarantees at the experiment's delta and adjacency, and what they mean.
         seconds_per_step: mean time of a training step after the first; NaN if there was only one.
         seconds: time of the whole training.
         advice: a sentence about a better mechanism at the same proven epsilon, or None.
         history: for each of Keras' metrics, its value in every epoch.
+        notes: sentences about the data, the words, the initial weights and what was frozen.
+        trained_on: the data set and the mechanism of every training of these weights that is known,
+            the last one included.
         restarts: how often the training went on after it was interrupted.
         lost_steps: how many steps are counted and are not in the weights, since a crash lost them.
 
@@ -59,6 +65,8 @@ class Result:
     seconds: float
     advice: str | None
     history: dict
+    notes: tuple[str, ...] = ()
+    trained_on: tuple[dict, ...] = ()
     restarts: int = 0
     lost_steps: int = 0
 
@@ -130,18 +138,17 @@ def run(
     """
     if experiment.seed is not None:
         keras.utils.set_random_seed(experiment.seed)
-    dataset = data.load(experiment.dataset, experiment.data_dir)
-    if dataset.x_train is None or dataset.x_test is None:
-        raise ValueError(
-            f"Data set {experiment.dataset!r} has no training or no test split here. Expected digits, "
-            "mnist or cifar10."
-        )
-    data.check_labels(dataset.y_train, dataset.num_classes)
+    dataset, words = network.load(experiment)
     sample_weight = None
     if world is not None:
         dataset, sample_weight = _with_canaries(dataset, world)
     check_number(experiment, len(dataset.y_train))
     experiment = complete(experiment, len(dataset.y_train))
+    # A process that goes on after a crash needs the same frozen beginning, which no state holds.
+    same = experiment.seed is not None or experiment.initial_weights is not None
+    cache = world is None and (checkpoints is None or same)
+    prepared = network.prepare(experiment, dataset, words, cache=cache)
+    model, dataset = prepared.model, prepared.dataset
     lots = data.make_lots(
         experiment.sampling,
         dataset.x_train,
@@ -156,16 +163,6 @@ def run(
         ),
     )
     steps = _total_steps(experiment, lots)
-    model = models.build(
-        experiment.model,
-        dataset.input_shape,
-        dataset.num_classes,
-        normalization=experiment.normalization,
-        activation=experiment.activation,
-        normalize_output=experiment.normalize_output,
-        public_data=_public_data(experiment),
-        statistics=experiment.statistics,
-    )
     if world is not None:
         model = world.model(model)
     planned = plan(experiment, lots, steps, model.trainable_variables)
@@ -192,6 +189,7 @@ def run(
             physical_batch_size=experiment.physical_batch_size,
             budget=budget,
             seed=experiment.insecure_seed,
+            start="public" if prepared.start.public else None,
         )
     model.compile(
         optimizer=make_optimizer(
@@ -203,7 +201,7 @@ def run(
     )
     _check_finite(model, dataset.x_test, "before training, at the initial weights")
     if before_training is not None:
-        before_training(model)
+        before_training(prepared.whole if prepared.cached else model)
     times = _StepTimes()
     callbacks = [times, *(() if world is None else world.callbacks)]
     if private:
@@ -240,18 +238,26 @@ def run(
         model.optimizer.release_means(model.trainable_variables)
     _check_finite(model, dataset.x_test, "after training: it diverged; lower --learning_rate")
     runs = model.privacy.ledger.runs if private else [planned]
+    accuracy = test_accuracy(model, dataset, experiment)
+    if prepared.cached:
+        model = _released(prepared, experiment)
     said = Statement.of(runs, experiment.delta, experiment.adjacency)
     advice = runs[-1].mechanism.advice(runs[-1], experiment.delta, experiment.adjacency)
     return Result(
         experiment=experiment,
         model=model,
         run=runs[-1],
-        test_accuracy=test_accuracy(model, dataset),
+        test_accuracy=accuracy,
         statement=said,
         seconds_per_step=times.mean,
         seconds=seconds + (0.0 if backup is None else backup.earlier_seconds),
         advice=None if advice is None else advice.sentence,
         history=history,
+        notes=prepared.notes,
+        trained_on=(
+            *prepared.start.trained_on,
+            {"dataset": experiment.dataset, "mechanism": experiment.mechanism},
+        ),
         restarts=0 if backup is None else backup.restarts,
         lost_steps=0 if backup is None else backup.lost_steps,
     )
@@ -271,16 +277,14 @@ def _weigh_every_label(x, y, weight):
     return x, y, keras.ops.broadcast_to(weight[:, None], keras.ops.shape(y))
 
 
-def _public_data(experiment):
-    """Returns the public examples whose statistics normalization uses, or None."""
-    if not experiment.takes_public_data:
-        return None
-    return data.public(
-        experiment.dataset,
-        experiment.public_examples,
-        experiment.data_dir,
-        source=experiment.public_data,
-    )
+def _released(prepared, experiment):
+    """Returns the whole network with the ledger and the optimizer of the part that was trained."""
+    prepared.check_release()
+    whole, part = prepared.whole, prepared.model
+    if experiment.private:
+        make_private(whole, engine=experiment.engine)
+        whole.compile(optimizer=part.optimizer, loss=part.loss, jit_compile=experiment.jit_compile)
+    return whole
 
 
 def _total_steps(experiment, lots) -> int:
@@ -321,17 +325,21 @@ def _fit(model, train_data, steps, per_epoch, callbacks, backup, **options) -> d
     return history
 
 
-def test_accuracy(model, dataset) -> float:
-    """Returns the accuracy on the test split of exactly the model that would be released."""
+def test_accuracy(model, dataset, experiment) -> float:
+    """Returns the accuracy on the test split of exactly the model that would be released.
+
+    With weight noise it is the mean over several draws of the noise.
+    """
     released = plain_copy(model)
     right = total = 0
-    # In parts, since the logits of every character of a large test split would fill the memory.
-    for first in range(0, len(dataset.y_test), 5000):
-        part = slice(first, first + 5000)
-        x = keras.tree.map_structure(operator.itemgetter(part), dataset.x_test)
-        logits = released.predict(x, batch_size=500, verbose=0)
-        right += np.sum(np.argmax(logits, axis=-1) == dataset.y_test[part])
-        total += dataset.y_test[part].size
+    for _ in draws(released, experiment):
+        # In parts, since the logits of every character of a large test split would fill the memory.
+        for first in range(0, len(dataset.y_test), 5000):
+            part = slice(first, first + 5000)
+            x = keras.tree.map_structure(operator.itemgetter(part), dataset.x_test)
+            logits = released.predict(x, batch_size=500, verbose=0)
+            right += np.sum(np.argmax(logits, axis=-1) == dataset.y_test[part])
+            total += dataset.y_test[part].size
     return float(right / total)
 
 

@@ -57,6 +57,9 @@ def record(result: Result) -> dict:
         "seconds": result.seconds,
         "advice": result.advice,
         "statement": result.statement.to_dict(),
+        "notes": list(result.notes),
+        # What `--initial_weights` of another training looks at.
+        "trained_on": list(result.trained_on),
         "training": {"restarts": result.restarts, "lost_steps": result.lost_steps},
         "settings": experiment.recorded(),
     }
@@ -92,6 +95,7 @@ def card(result: Result, command: str | None = None) -> str:
     ]
     if experiment.private:
         lines.append(f"- Noise multiplier: {run.noise_multiplier:.4g}; {_clip_norm(run)}")
+    lines += [f"- {note}" for note in result.notes]
     lines.append(f"- Test accuracy: {100 * result.test_accuracy:.2f}%")
     if result.restarts:
         lines.append(f"- Interrupted: {_interrupted(result)}")
@@ -139,6 +143,8 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
     rule = update_rule(experiment)
     table.add_row("Model", f"{network(experiment)}, trained with {_title(result)}, {rule}")
     table.add_row("Steps", _steps(result))
+    for note in result.notes:
+        table.add_row("Note", escape(note))
     if result.restarts:
         table.add_row("Interrupted", _interrupted(result))
     if experiment.private:

@@ -10,6 +10,17 @@ from typing import Any
 
 from tfdp._validate import did_you_mean
 
+# Headings of `train.py --help`, in the order in which they are printed.
+PRIVACY = "Privacy"
+DATA = "Data and model"
+WORDS = "Words, for texts"
+START = "Pre-training and fine-tuning"
+TRAINING = "Training"
+CLIPPING = "Clipping"
+OWN = "Settings of some mechanisms"
+EXECUTION = "Execution"
+GROUPS = (PRIVACY, DATA, WORDS, START, TRAINING, CLIPPING, OWN, EXECUTION)
+
 
 @dataclasses.dataclass(frozen=True)
 class Need:

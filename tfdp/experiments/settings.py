@@ -18,16 +18,31 @@ from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.accounting.numerics.noise_families import FAMILIES
 from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
-from tfdp.data.datasets import trainable_datasets
+from tfdp.data.datasets import DATASETS
 from tfdp.experiments.conditions import (
     MODELS,
     NONE,
     NORMALIZED,
+    SCALED,
     TEXT_MODELS,
+    WORD_MODELS,
     check_together,
     why_unused,
 )
-from tfdp.experiments.setting import Need, Setting, setting
+from tfdp.experiments.setting import (
+    CLIPPING,
+    DATA,
+    EXECUTION,
+    OWN,
+    PRIVACY,
+    TRAINING,
+    Need,
+    Setting,
+    setting,
+)
+from tfdp.experiments.setting import GROUPS as GROUPS
+from tfdp.experiments.start_settings import StartSettings
+from tfdp.experiments.word_settings import WordSettings
 
 # The activations of Keras that act on each number by itself.
 ACTIVATIONS = (
@@ -54,27 +69,20 @@ ACTIVATIONS = (
     "swish",
 )
 
-# Headings of `train.py --help`, in the order in which they are printed.
-PRIVACY = "Privacy"
-DATA = "Data and model"
-TRAINING = "Training"
-CLIPPING = "Clipping"
-OWN = "Settings of some mechanisms"
-EXECUTION = "Execution"
-GROUPS = (PRIVACY, DATA, TRAINING, CLIPPING, OWN, EXECUTION)
-
 _BATCH = Need("normalization", ("batch",))
+_NOT_PRIVATE = Need("mechanism", (NONE,))
+_WEIGHT_NOISE = Need("weight_noise")
 _SGD = Need("optimizer", ("sgd",))
 _NO_NORMALIZATION = Need(
     "model",
-    tuple(name for name in MODELS if name not in NORMALIZED),
+    tuple(name for name in (*MODELS, *WORD_MODELS) if name not in NORMALIZED),
     said="a --model without a normalization of its own",
 )
 _ADAPTIVE = Need("clipping", ("adaptive",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(WordSettings, StartSettings):
     """The settings of one training. `train.py` has a flag of the same name for each of them.
 
     The help text of each field is in `SETTINGS` and in `python train.py --help`. If
@@ -137,9 +145,22 @@ class Experiment:
 
     dataset: str = setting(
         "digits",
-        "The data. digits is embedded; the others come from tensorflow_datasets.",
+        "The data. digits is embedded; the others come from tensorflow_datasets: "
+        f"{', '.join(sorted(DATASETS.keys() - {'digits'}))}, or any other one whose examples have a "
+        "class label and an image or a text.",
         group=DATA,
-        choices=trainable_datasets,
+    )
+    train_split: str | None = setting(
+        None,
+        "Other training examples than the usual ones, in the notation of tensorflow_datasets, such as "
+        "test[:6080]. The result says that N is another one.",
+        group=DATA,
+    )
+    test_split: str | None = setting(
+        None,
+        "Other test examples than the usual ones, such as test[6080:] or train[96000:]. They must not "
+        "be training examples.",
+        group=DATA,
     )
     data_dir: str | None = setting(
         None,
@@ -150,23 +171,31 @@ class Experiment:
     model: str = setting(
         "mlp",
         "The network. lenet5 and tutorial_cnn are for images of at least 12 and 13 pixels, "
-        "tutorial_lstm is for rows of characters.",
+        "tutorial_lstm is for rows of characters, and bilstm, bilstm_dl and transformer are for texts.",
         group=DATA,
-        choices=(*MODELS, *TEXT_MODELS),
+        choices=(*MODELS, *TEXT_MODELS, *WORD_MODELS),
+    )
+    width: float = setting(
+        1.0,
+        "A factor on the number of channels of the network; 1 is that of the papers.",
+        group=DATA,
+        above=0,
+        needs=(Need("model", SCALED),),
     )
     normalization: str = setting(
         "none",
         "What normalizes after the trainable layers. batch takes its statistics from public "
-        "examples (without a private mechanism: from the batch, unless there is --public_data).",
+        "examples (without a private mechanism: from the batch, unless there is --public_data); group "
+        "is usual for private ResNets.",
         group=DATA,
-        choices=("none", "layer", "layer_affine", "batch"),
+        choices=("none", "layer", "layer_affine", "group", "batch"),
         needs=(_NO_NORMALIZATION,),
     )
     normalize_output: bool = setting(
         False,
         "Whether the output layer is normalized too.",
         group=DATA,
-        needs=(Need("normalization", ("layer", "layer_affine", "batch")),),
+        needs=(Need("normalization", ("layer", "layer_affine", "group", "batch")),),
     )
     activation: str = setting(
         "relu", "The activation of the hidden layers.", group=DATA, choices=ACTIVATIONS
@@ -233,6 +262,37 @@ class Experiment:
         group=TRAINING,
         rule=True,
         needs=(_SGD, Need("momentum")),
+    )
+    weight_noise: float = setting(
+        0.0,
+        "The standard deviation of constant Gaussian noise on the trainable weights, one draw for each "
+        "lot, in training and in testing (SI-DPSGD, section 3).",
+        group=TRAINING,
+        at_least=0,
+        needs=(_NOT_PRIVATE,),
+    )
+    noisy_weights: str = setting(
+        "all",
+        "Which trainable weights have --weight_noise; kernels leaves out biases and the scales and "
+        "offsets of normalizations.",
+        group=TRAINING,
+        choices=("all", "kernels"),
+        needs=(_WEIGHT_NOISE,),
+    )
+    noise_draws: int = setting(
+        5,
+        "Over how many draws of --weight_noise the test accuracy is the mean.",
+        group=TRAINING,
+        at_least=1,
+        needs=(_WEIGHT_NOISE,),
+    )
+    update_noise: float = setting(
+        0.0,
+        "The standard deviation of Gaussian noise on every entry of the lot's mean gradient in the "
+        "updates of sgd (SI-DPSGD, section 3).",
+        group=TRAINING,
+        at_least=0,
+        needs=(_NOT_PRIVATE, _SGD),
     )
     sampling: str = setting(
         "poisson",

@@ -1,4 +1,4 @@
-"""Layers for private training: layers with noisy weights, and normalization by public examples.
+"""Layers with noisy weights, normalization by public examples, and an LSTM with normalized steps.
 
 Example:
     >>> import keras, numpy as np, tfdp
@@ -12,5 +12,8 @@ from tfdp.layers.noisy import NoisyConv1D as NoisyConv1D
 from tfdp.layers.noisy import NoisyConv2D as NoisyConv2D
 from tfdp.layers.noisy import NoisyConv3D as NoisyConv3D
 from tfdp.layers.noisy import NoisyDense as NoisyDense
+from tfdp.layers.noisy_weights import NoisyWeights as NoisyWeights
+from tfdp.layers.normalized_lstm import NormalizedLSTM as NormalizedLSTM
+from tfdp.layers.normalized_lstm import NormalizedLSTMCell as NormalizedLSTMCell
 from tfdp.layers.public import PublicBatchNormalization as PublicBatchNormalization
 from tfdp.layers.public import PublicExamples as PublicExamples

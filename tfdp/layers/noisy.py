@@ -21,6 +21,24 @@ RESAMPLE = ("call", "manual")
 _WORD = 2**32
 
 
+def standard_normal(shape, seed) -> tf.Tensor:
+    """Returns float32 numbers from N(0, 1), a pure function of the seed, with XLA and without.
+
+    Args:
+        shape: shape of the numbers.
+        seed: int64 tensor [2].
+    """
+    # tf.random.stateless_normal gives other numbers for the same seed under XLA, so a compiled and an
+    # eager call would get different draws. Random words are the same in both.
+    words = tf.random.stateless_uniform(
+        (2, *shape), seed=seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+    )
+    # Box-Muller, on uniform numbers of 24 bits in (0, 1], so that the logarithm is finite.
+    uniform = (tf.cast(tf.bitwise.right_shift(words, 8), tf.float32) + 0.5) * 2.0**-24
+    radius = tf.sqrt(-2.0 * tf.math.log(uniform[0]))
+    return radius * tf.cos(2.0 * math.pi * uniform[1])
+
+
 class _WeightNoise:
     """Mixin that draws the kernel of a Keras layer, one draw per lot.
 
@@ -70,20 +88,8 @@ class _WeightNoise:
         Args:
             shape: shape of the noise.
         """
-        # tf.random.stateless_normal gives other numbers for the same seed under XLA, so a compiled and
-        # an eager call would get different draws. Random words are the same in both.
-        words = tf.random.stateless_uniform(
-            (2, *shape),
-            seed=tf.cast(keras.ops.convert_to_tensor(self.weight_noise_state), tf.int64),
-            minval=None,
-            maxval=None,
-            dtype=tf.uint32,
-            alg="philox",
-        )
-        # Box-Muller, on uniform numbers of 24 bits in (0, 1], so that the logarithm is finite.
-        uniform = (tf.cast(tf.bitwise.right_shift(words, 8), tf.float32) + 0.5) * 2.0**-24
-        radius = tf.sqrt(-2.0 * tf.math.log(uniform[0]))
-        return self.noise_stddev * radius * tf.cos(2.0 * math.pi * uniform[1])
+        seed = tf.cast(keras.ops.convert_to_tensor(self.weight_noise_state), tf.int64)
+        return self.noise_stddev * standard_normal(shape, seed)
 
     def _drawn(self, kernel, training):
         """Returns the kernel that the forward pass uses."""

@@ -406,6 +406,22 @@ class PublicExamples(keras.layers.Layer):
                 left.variance = tf.stop_gradient(left.variance)
         return public.moments
 
+    def public_outputs(self):
+        """Returns what the network makes of the public examples, normalized by themselves.
+
+        These are the public examples of a network that goes on where this one ends.
+
+        Returns:
+            NumPy arrays [M, ...] in the structure of the network's outputs.
+
+        Raises:
+            RuntimeError: the layer holds no public examples.
+        """
+        self._require_examples()
+        with _pushed(_passes, _Pass("public", gradient=self.gradient)):
+            outputs = self.network(self.examples, training=False)
+        return keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
+
     def _with_lot(self, inputs, rows):
         """Training with statistics="batch": the lot and the public examples in one batch."""
         private = tf.shape(keras.tree.flatten(inputs)[0])[0]

@@ -12,17 +12,20 @@ from typing import NamedTuple
 
 import keras
 
-from tfdp._validate import one_of, whole
+from tfdp._validate import one_of, positive, whole
 from tfdp.layers import PublicExamples
 from tfdp.models.blocks import NORMALIZATIONS as NORMALIZATIONS
 from tfdp.models.blocks import PUBLIC_BATCH
 from tfdp.models.cifar import cifar_tutorial
 from tfdp.models.lenet import lenet5, lenet_300_100
 from tfdp.models.mlp import hidden_500, hidden_1000, linear, mlp
-from tfdp.models.resnet import resnet18
+from tfdp.models.resnet import fast_cifar, resnet18, resnet18_mod
 from tfdp.models.text import NUM_TOKENS as NUM_TOKENS
-from tfdp.models.text import bilstm, transformer
+from tfdp.models.text import bilstm, bilstm_dl, transformer
 from tfdp.models.tutorial import tutorial_cnn, tutorial_logistic, tutorial_lstm
+from tfdp.models.vgg import vgg16, vgg16_mod, vgg16_table, vgg16_table_mod, vgg_light
+
+_LAYER = ("none", "layer", "layer_affine")
 
 
 class Architecture(NamedTuple):
@@ -32,9 +35,12 @@ class Architecture(NamedTuple):
         layers: function (classes, normalization, activation, output normalization) -> layers of a
             Sequential model.
         smallest_image: smallest height and width; None accepts inputs of any shape.
-        outputs: function (inputs, classes, activation) -> logits of a functional model, which has an
-            architecture of its own.
+        outputs: function (inputs, classes, normalization, activation, output normalization) -> logits
+            of a functional model. Without `normalizations` it is (inputs, classes, activation).
         takes_tokens: whether the inputs are rows of token ids (below `NUM_TOKENS` for a classifier).
+        normalizations: the accepted values of `normalization`; ("none",) for a model with an
+            architecture of its own.
+        scales: whether the functions have an argument `width`, a factor on the number of channels.
 
     Example:
         >>> import tfdp
@@ -48,22 +54,33 @@ class Architecture(NamedTuple):
     smallest_image: int | None = None
     outputs: Callable[..., keras.KerasTensor] | None = None
     takes_tokens: bool = False
+    normalizations: tuple[str, ...] = NORMALIZATIONS
+    scales: bool = False
 
 
+_OWN = ("none",)
 MODELS: dict[str, Architecture] = {
-    "bilstm": Architecture(outputs=bilstm, takes_tokens=True),
+    "bilstm": Architecture(outputs=bilstm, takes_tokens=True, normalizations=_OWN),
+    "bilstm_dl": Architecture(outputs=bilstm_dl, takes_tokens=True, normalizations=_LAYER),
     "cifar_tutorial": Architecture(cifar_tutorial, smallest_image=4),
+    "fast_cifar": Architecture(outputs=fast_cifar, smallest_image=8, scales=True),
     "hidden_500": Architecture(hidden_500),
     "hidden_1000": Architecture(hidden_1000),
     "lenet5": Architecture(lenet5, smallest_image=12),
     "lenet_300_100": Architecture(lenet_300_100),
     "linear": Architecture(linear),
     "mlp": Architecture(mlp),
-    "resnet18": Architecture(outputs=resnet18, smallest_image=1),
-    "transformer": Architecture(outputs=transformer, takes_tokens=True),
+    "resnet18": Architecture(outputs=resnet18, smallest_image=1, scales=True),
+    "resnet18_mod": Architecture(outputs=resnet18_mod, smallest_image=1, scales=True),
+    "transformer": Architecture(outputs=transformer, takes_tokens=True, normalizations=_OWN),
     "tutorial_cnn": Architecture(tutorial_cnn, smallest_image=13),
-    "tutorial_logistic": Architecture(outputs=tutorial_logistic),
-    "tutorial_lstm": Architecture(outputs=tutorial_lstm, takes_tokens=True),
+    "tutorial_logistic": Architecture(outputs=tutorial_logistic, normalizations=_OWN),
+    "tutorial_lstm": Architecture(outputs=tutorial_lstm, takes_tokens=True, normalizations=_OWN),
+    "vgg16": Architecture(vgg16, smallest_image=32, scales=True),
+    "vgg16_mod": Architecture(vgg16_mod, smallest_image=32, scales=True),
+    "vgg16_table": Architecture(vgg16_table, smallest_image=32, scales=True),
+    "vgg16_table_mod": Architecture(vgg16_table_mod, smallest_image=32, scales=True),
+    "vgg_light": Architecture(vgg_light, smallest_image=8, scales=True),
 }
 
 
@@ -77,8 +94,15 @@ def build(
     normalize_output: bool = True,
     public_data=None,
     statistics: str = "example",
+    width: float = 1.0,
 ) -> keras.Model:
     """Builds a model with freshly drawn weights. Its output is logits (no softmax).
+
+    The papers name a network by its normalization, which has an argument of its own here: LN-LeNet-5 is
+    "lenet5" with normalization "layer", and ResNet-18 is "resnet18" with "batch" (or "group"). The
+    prefix "BN-" of a network that is normalized already, as in BN-ResNet-18, means that the logits are
+    normalized too, by `normalize_output`. The suffix "_mod" is a name of its own: the
+    normalization of the last convolution is left out, as in ResNet-18-mod.
 
     Args:
         name: a key of `MODELS`.
@@ -87,9 +111,11 @@ def build(
         num_classes: number of logits, at least 2.
         normalization: "none"; "layer", over all features of an example and without weights, as in
             the experiments of SI-DPSGD; "layer_affine", the same with learned scale and offset;
-            or "batch". With `public_data`, "batch" is `PublicBatchNormalization`; without, it is
-            `keras.layers.BatchNormalization`, for comparison without privacy only, since it mixes
-            examples. "resnet18", "tutorial_logistic" and the models of text accept only "none".
+            "group", over groups of channels of an example, with learned scale and offset, as ResNets
+            are usually trained privately; or "batch". With `public_data`, "batch" is
+            `PublicBatchNormalization`; without, it is `keras.layers.BatchNormalization`, for comparison
+            without privacy only, since it mixes examples. `MODELS[name].normalizations` has
+            those that a model accepts.
         activation: "relu", "tanh" (its bounded outputs often help private training) or the name of any
             other Keras activation.
         normalize_output: whether the output layer is normalized too. True is the default, because
@@ -100,6 +126,8 @@ def build(
         public_data: array (M, *input_shape) of public examples for "batch"; see `PublicExamples`.
         statistics: "example" or "batch": with `public_data`, whether the statistics are taken over
             each example or over the whole lot, together with the public examples.
+        width: a factor above 0 on the number of channels (and on the hidden dense layer of
+            "vgg_light"), for ResNet, VGG and "fast_cifar" only; 1 is the papers' network.
 
     Returns:
         A built `keras.Sequential`, or a functional `keras.Model`.
@@ -139,21 +167,40 @@ def build(
             "Invalid value received for argument `input_shape`. Expected (number of tokens,) for "
             f"the model {name!r}. Received: {tuple(input_shape)}"
         )
-    if architecture.outputs is not None:
-        if normalization != "none":
-            raise ValueError(
-                "Invalid value received for argument `normalization`. Expected 'none' for the model "
-                f"{name!r}, which has an architecture of its own. Received: {normalization!r}"
-            )
-        dtype = "int32" if architecture.takes_tokens else None
-        inputs = keras.Input(tuple(input_shape), dtype=dtype)
-        return keras.Model(inputs, architecture.outputs(inputs, num_classes, activation), name=name)
+    if normalization not in architecture.normalizations:
+        own = (
+            "; the model has an architecture of its own"
+            if len(architecture.normalizations) == 1
+            else ""
+        )
+        raise ValueError(
+            "Invalid value received for argument `normalization`. Expected "
+            f"{' or '.join(map(repr, architecture.normalizations))} for the model {name!r}{own}. "
+            f"Received: {normalization!r}"
+        )
+    width = positive("width", width)
+    if not (architecture.scales or width == 1.0):
+        raise ValueError(
+            "Invalid value received for argument `width`. Expected 1 for the model "
+            f"{name!r}, whose widths are fixed. Received: {width!r}"
+        )
     if public_data is not None:
         normalization = PUBLIC_BATCH
-    output_normalization = normalization if normalize_output else "none"
-    layers = architecture.layers(num_classes, normalization, activation, output_normalization)
+    inputs = keras.Input(tuple(input_shape), dtype="int32" if architecture.takes_tokens else None)
+    if architecture.normalizations == _OWN:
+        return keras.Model(inputs, architecture.outputs(inputs, num_classes, activation), name=name)
+    chosen = (num_classes, normalization, activation, normalization if normalize_output else "none")
+    scale = {"width": width} if architecture.scales else {}
+    inner_name = name if public_data is None else f"{name}_network"
+    if architecture.outputs is not None:
+        network = keras.Model(
+            inputs, architecture.outputs(inputs, *chosen, **scale), name=inner_name
+        )
+    else:
+        network = keras.Sequential(
+            [inputs, *architecture.layers(*chosen, **scale)], name=inner_name
+        )
     if public_data is None:
-        return keras.Sequential([keras.Input(tuple(input_shape)), *layers], name=name)
-    network = keras.Sequential([keras.Input(tuple(input_shape)), *layers], name=f"{name}_network")
+        return network
     examples = PublicExamples(network, public_data, statistics, name="public_examples")
     return keras.Sequential([keras.Input(tuple(input_shape)), examples], name=name)

@@ -1,16 +1,20 @@
 """The building block of the models: a trainable layer, its normalization and its activation."""
 
+import functools
+import math
+
 import keras
 
 from tfdp._validate import one_of
 from tfdp.layers import PublicBatchNormalization
 
-NORMALIZATIONS = ("none", "layer", "layer_affine", "batch")
+NORMALIZATIONS = ("none", "layer", "layer_affine", "group", "batch")
 # The normalization that replaces "batch" inside a `PublicExamples` layer.
 PUBLIC_BATCH = "public_batch"
 # The value of the papers' PyTorch models. Keras' default of 1e-3 would damp the normalization of
 # small activations, and with it the invariance to the scale of the weights.
-_EPSILON = 1e-5
+EPSILON = 1e-5
+_GROUPS = 32  # Wu and He 2018, "Group Normalization"
 
 
 def block(
@@ -24,7 +28,10 @@ def block(
         layer: a Dense or a Conv2D layer without activation.
         normalization: one of `NORMALIZATIONS`, or `PUBLIC_BATCH`. "layer" normalizes over all
             features of an example (height, width and channels of an image) and has no weights;
-            "layer_affine" adds the learned scale and offset; "batch" is
+            "layer_affine" adds the learned scale and offset; "group" normalizes over groups of channels
+            of an example, with a learned scale and offset for each channel (32 groups, or as many
+            as divide both 32 and the number of channels; the units of a dense layer are one group);
+            "batch" is
             `keras.layers.BatchNormalization`, which mixes examples and so cannot be trained
             privately; `PUBLIC_BATCH` is `PublicBatchNormalization`, for the network of a
             `PublicExamples` layer.
@@ -41,16 +48,35 @@ def block(
         layers.append(
             keras.layers.LayerNormalization(
                 axis=axis,
-                epsilon=_EPSILON,
+                epsilon=EPSILON,
                 center=affine,
                 scale=affine,
                 name=f"{layer.name}_norm",
             )
         )
+    elif normalization == "group":
+        layers.append(_group(layer))
     elif normalization == "batch":
-        layers.append(keras.layers.BatchNormalization(epsilon=_EPSILON, name=f"{layer.name}_norm"))
+        layers.append(keras.layers.BatchNormalization(epsilon=EPSILON, name=f"{layer.name}_norm"))
     elif normalization == PUBLIC_BATCH:
-        layers.append(PublicBatchNormalization(epsilon=_EPSILON, name=f"{layer.name}_norm"))
+        layers.append(PublicBatchNormalization(epsilon=EPSILON, name=f"{layer.name}_norm"))
     if activation is not None:
         layers.append(keras.layers.Activation(activation, name=f"{layer.name}_activation"))
     return layers
+
+
+def _group(layer) -> keras.Layer:
+    if isinstance(layer, keras.layers.Conv2D):
+        groups = math.gcd(_GROUPS, layer.filters)
+        return keras.layers.GroupNormalization(groups, epsilon=EPSILON, name=f"{layer.name}_norm")
+    return keras.layers.LayerNormalization(axis=-1, epsilon=EPSILON, name=f"{layer.name}_norm")
+
+
+def through(layers: list[keras.Layer], x: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns what becomes of `x` after one layer after the other."""
+    return functools.reduce(lambda x, layer: layer(x), layers, x)
+
+
+def scaled(channels: int, width: float) -> int:
+    """Returns the channels of a convolution in a network that is `width` times as wide."""
+    return max(1, round(channels * width))

@@ -1,41 +1,94 @@
-"""ResNet-18 with group normalization, which keeps examples apart."""
+"""ResNet-18 for small images (SI-DPSGD, Table 7), and the small ResNet of Fast-CIFAR."""
+
+import functools
 
 from keras import layers
 
+from tfdp.models.blocks import block, scaled, through
+
 _WIDTHS = (64, 128, 256, 512)
 _BLOCKS = 2  # per width
-_GROUPS = 32  # Wu and He 2018, "Group Normalization"
 
 
-def resnet18(inputs, num_classes, activation):
-    """ResNet-18 for small images: widths 64, 128, 256, 512, two blocks each.
+def resnet18(
+    inputs,
+    num_classes,
+    normalization,
+    activation,
+    output_normalization,
+    *,
+    width=1.0,
+    last_normalized=True,
+):
+    """ResNet-18 for small images: 64; two blocks each of 64, 128, 256 and 512; mean, classes.
 
-    The stem is a 3x3 convolution without pooling, as in He et al. 2016 for CIFAR-10. Group
-    normalization with 32 groups replaces every batch normalization. Convolutions have no bias.
-    11,173,962 weights for 32x32x3 and ten classes.
+    The stem is a 3x3 convolution without pooling, as in He et al. 2016 for CIFAR-10, and each
+    convolution is normalized, those of the shortcuts too. Convolutions have no bias. With batch
+    normalization or with group normalization it has 11,173,962 weights for 32x32x3 and ten classes, of
+    which 9,600 are those of the normalization; without normalization it has 11,164,362.
+
+    `last_normalized=False` leaves out the normalization of the last convolution, which is
+    ResNet-18-mod in SI-DPSGD, Table 2 (11,172,938 weights). BN-ResNet-18 there is the model with
+    normalized logits (11,173,982).
     """
-    x = _normalized_conv(inputs, _WIDTHS[0], 3, 1, "stem")
-    x = layers.Activation(activation, name="stem_activation")(x)
-    for stage, width in enumerate(_WIDTHS, start=1):
+    convolution = functools.partial(_convolution, width=width)
+    x = convolution(inputs, 64, "stem", normalization, activation)
+    for stage, channels in enumerate(_WIDTHS, start=1):
         for number in range(1, _BLOCKS + 1):
+            name = f"stage_{stage}_block_{number}"
             stride = 2 if stage > 1 and number == 1 else 1
-            x = _residual(x, width, stride, activation, f"stage_{stage}_block_{number}")
+            is_last = channels == _WIDTHS[-1] and number == _BLOCKS
+            second = normalization if last_normalized or not is_last else "none"
+            shortcut = x
+            if stride != 1:
+                shortcut = convolution(
+                    x, channels, f"{name}_shortcut", normalization, size=1, stride=stride
+                )
+            x = convolution(x, channels, f"{name}_1", normalization, activation, stride=stride)
+            x = convolution(x, channels, f"{name}_2", second)
+            x = layers.Add(name=f"{name}_add")([x, shortcut])
+            x = layers.Activation(activation, name=f"{name}_activation")(x)
     x = layers.GlobalAveragePooling2D(name="pool")(x)
-    return layers.Dense(num_classes, name="logits")(x)
+    return through(block(layers.Dense(num_classes, name="logits"), output_normalization), x)
 
 
-def _normalized_conv(x, width, size, stride, name):
-    x = layers.Conv2D(width, size, stride, padding="same", use_bias=False, name=f"{name}_conv")(x)
-    return layers.GroupNormalization(_GROUPS, epsilon=1e-5, name=f"{name}_norm")(x)
+# ResNet-18-mod of SI-DPSGD, Table 2.
+resnet18_mod = functools.partial(resnet18, last_normalized=False)
 
 
-def _residual(x, width, stride, activation, name):
-    """Two convolutions with a shortcut, which is a 1x1 convolution if the shape changes."""
-    shortcut = x
-    if stride != 1 or x.shape[-1] != width:
-        shortcut = _normalized_conv(x, width, 1, stride, f"{name}_shortcut")
-    x = _normalized_conv(x, width, 3, stride, f"{name}_1")
-    x = layers.Activation(activation, name=f"{name}_activation_1")(x)
-    x = _normalized_conv(x, width, 3, 1, f"{name}_2")
-    x = layers.Add(name=f"{name}_add")([x, shortcut])
-    return layers.Activation(activation, name=f"{name}_activation_2")(x)
+def fast_cifar(inputs, num_classes, normalization, activation, output_normalization, *, width=1.0):
+    """64; 128, pool, residual 128, 128; 256, pool; 512, pool, residual 512, 512; pool; classes.
+
+    All convolutions are 3x3; no layer has a bias. The last pool takes the maximum over what is left of
+    the image, and the logits are multiplied by 0.125. A residual of two layers is added to what
+    went into it, after the second activation. With batch normalization it has 6,573,120 weights for
+    32x32x3 and ten classes, of which 4,480 are those of the normalization.
+
+    Source: "Fast-CIFAR" in SI-DPSGD, Table 7: the network of D. Page,
+    https://github.com/davidcpage/cifar10-fast.
+    """
+
+    def convolution(x, channels, name):
+        return _convolution(x, channels, name, normalization, activation, width=width)
+
+    def residual(x, channels, name):
+        y = convolution(convolution(x, channels, f"{name}_1"), channels, f"{name}_2")
+        return layers.Add(name=f"{name}_add")([x, y])
+
+    x = convolution(inputs, 64, "prepare")
+    for number, channels in enumerate((128, 256, 512), start=1):
+        x = convolution(x, channels, f"layer_{number}")
+        x = layers.MaxPooling2D(2, name=f"pool_{number}")(x)
+        if number != 2:
+            x = residual(x, channels, f"residual_{number}")
+    x = layers.GlobalMaxPooling2D(name="pool")(x)
+    logits = layers.Dense(num_classes, use_bias=False, name="logits")
+    x = through(block(logits, output_normalization), x)
+    return layers.Rescaling(0.125, name="scale")(x)
+
+
+def _convolution(x, channels, name, normalization, activation=None, *, width, size=3, stride=1):
+    convolution = layers.Conv2D(
+        scaled(channels, width), size, stride, padding="same", use_bias=False, name=name
+    )
+    return through(block(convolution, normalization, activation), x)

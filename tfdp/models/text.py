@@ -1,6 +1,9 @@
-"""Two classifiers of rows of token ids, such as `tfdp.data.hash_tokens` makes."""
+"""Classifiers of rows of token ids, such as `tfdp.data.hash_tokens` makes."""
 
-from keras import layers, ops
+from keras import initializers, layers, ops
+
+from tfdp.layers import NormalizedLSTM
+from tfdp.models.blocks import EPSILON, block, through
 
 NUM_TOKENS = 10_000  # number of token ids; `num_buckets` of `hash_tokens` for these models
 _WIDTH = 64
@@ -17,6 +20,32 @@ def bilstm(inputs, num_classes, activation):
     x = layers.Bidirectional(layers.LSTM(_WIDTH, name="lstm"), name="bilstm")(x)
     x = layers.Dense(64, activation=activation, name="dense_1")(x)
     return layers.Dense(num_classes, name="logits")(x)
+
+
+def bilstm_dl(inputs, num_classes, normalization, activation, output_normalization):
+    """Frozen embeddings of width 100, bidirectional LSTM of 32 units each way, classes.
+
+    "BiLSTM-DL" in SI-DPSGD, Table 3, where texts have 20 tokens. The embeddings are drawn from
+    N(0, 0.4^2), about as wide as GloVe's, and are not trained; public vectors may be assigned to the
+    layer "embedding". Padding (id 0) is masked. 34,308 trainable weights for four classes.
+
+    Normalization "layer" or "layer_affine", with normalized logits, makes it LN-BiLSTM-DL: the LSTM is
+    a `NormalizedLSTM`, without or with a scale and an offset for each of its normalizations, which has
+    34,052 or 35,204 trainable weights. Normalized logits have neither scale nor offset.
+    """
+    del activation  # the LSTM has its own
+    if normalization == "none":
+        lstm = layers.LSTM(32, name="lstm")
+    else:
+        affine = normalization == "layer_affine"
+        lstm = NormalizedLSTM(32, affine=affine, epsilon=EPSILON, name="lstm")
+    spread = initializers.RandomNormal(stddev=0.4)
+    embedding = layers.Embedding(
+        NUM_TOKENS, 100, spread, mask_zero=True, trainable=False, name="embedding"
+    )
+    x = layers.Bidirectional(lstm, name="bilstm")(embedding(inputs))
+    logits = layers.Dense(num_classes, name="logits")
+    return through(block(logits, "none" if output_normalization == "none" else "layer"), x)
 
 
 def transformer(inputs, num_classes, activation):

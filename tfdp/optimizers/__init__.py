@@ -34,6 +34,7 @@ from tfdp.optimizers.matrix import (
     MatrixDPSGDOptimizer,
     make_matrix_optimizer_class,
 )
+from tfdp.optimizers.noisy_sgd import NoisySGD
 from tfdp.optimizers.sgld import SGLDOptimizer
 from tfdp.optimizers.si_dpsgd import SIDPSGDOptimizer
 
@@ -49,6 +50,7 @@ __all__ = [
     "DPKerasSGDOptimizer",
     "DiscreteSGDOptimizer",
     "MatrixDPSGDOptimizer",
+    "NoisySGD",
     "SGLDOptimizer",
     "SIDPSGDOptimizer",
     "make_discrete_optimizer_class",

@@ -91,9 +91,9 @@ def test_the_usual_lstm_on_a_cpu_is_fused_and_no_other(usual, gpus, monkeypatch)
     layer = keras.layers.LSTM(UNITS, activation=activation)
     layer.build((ROWS, STEPS, 2))
     gates = tf.zeros([STEPS, ROWS, 4 * UNITS])
-    cell = LSTMRule(layer).cell(gates, layer.cell.recurrent_kernel)
+    cell = LSTMRule(layer).cell(gates, layer.cell.recurrent_kernel, {})
     assert isinstance(cell, FusedLSTMCell if usual and not gpus else TapedCell)
-    half = LSTMRule(layer).cell(tf.cast(gates, tf.bfloat16), layer.cell.recurrent_kernel)
+    half = LSTMRule(layer).cell(tf.cast(gates, tf.bfloat16), layer.cell.recurrent_kernel, {})
     assert isinstance(half, TapedCell)
 
 

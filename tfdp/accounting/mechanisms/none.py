@@ -16,18 +16,18 @@ from tfdp.accounting.run import Run
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoMechanism(Mechanism):
-    """Weights that were trained without noise.
+    """Weights that were trained without noise that hides an example.
 
     Attributes:
       reason: Sentence that says why nothing is proven, for example that it is not known how the
         weights were trained before.
     """
 
-    reason: str = "The run was not private: no noise was added."
+    reason: str = "The run was not private: no noise hides an example."
 
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "no noise and no privacy, to compare with"
-    released: ClassVar[str] = "weights trained without noise"
+    released: ClassVar[str] = "weights trained without privacy"
     ignored: ClassVar[tuple[str, ...]] = ("optimizer", "noise_multiplier")
 
     def __post_init__(self):
@@ -51,4 +51,4 @@ class NoMechanism(Mechanism):
 
     def noise_words(self, steps: int) -> str:
         del steps
-        return ", without noise"
+        return ", without privacy"

@@ -38,6 +38,7 @@ __all__ = [
 
 _MODULES = (
     *("dense", "conv", "depthwise", "normalization", "embedding", "recurrent", "noisy"),
+    "normalized_lstm",
     *("reversible_embedding", "lora"),
 )
 _REGISTRY: dict = {}  # by layer class and whether the layer uses LoRA

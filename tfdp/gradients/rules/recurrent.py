@@ -18,7 +18,7 @@ from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProduct
 from tfdp.gradients.rules.step_loop import Cell, Recurrence, TapedCell
 
 
-class _RecurrentRule(Rule):
+class RecurrentRule(Rule):
     """Replaces the layer's `inner_loop`.
 
     States have the order of Keras' cells. So have gates, unless `reorder` gives them another order.
@@ -64,25 +64,35 @@ class _RecurrentRule(Rule):
         """
         raise NotImplementedError
 
-    def cell(self, gates, kernel):
+    def prepared(self, gates, history):
+        """Returns what becomes of `gates` [steps, rows, gates * units] before they are recorded.
+
+        `history` is a dictionary in which later methods find what this one leaves for them.
+        """
+        del history
+        return gates
+
+    def cell(self, gates, kernel, history):
         """Returns the `Cell` that runs `step` on `gates` [steps, rows, gates * units]."""
+        del history
         return TapedCell(functools.partial(self.step, kernel=kernel), gates.shape[2])
 
     def reorder(self, weights):
         """Puts the gates of a weight or a gradient in the order of `step`; a second call undoes it."""
         return weights
 
-    def factors(self, gates, recurrent):
+    def factors(self, gates, recurrent, history):
         """Returns the factors by which the gradient at `gates` becomes the gradient at `recurrent()`.
 
         Args:
             gates: [steps, rows, gates * units], the part of the gates that comes from the inputs.
             recurrent: function that returns the part that comes from the states.
+            history: as in `prepared`.
 
         Returns:
             [steps, rows, gates * units], or None if the two gradients are the same.
         """
-        del gates, recurrent
+        del gates, recurrent, history
 
     def _run(self, record, sequences, initial_state, mask, training):
         layer, cell = self.layer, self.layer.cell
@@ -115,10 +125,10 @@ class _RecurrentRule(Rule):
         gates = [_affine(tf.transpose(x, [1, 0, 2]), k, b) for x, k, b in parts]
         gates = gates[0] if len(gates) == 1 else tf.concat(gates, axis=2)
         history = {}
-        gates = self._recorded(record, gates, inputs, history)
+        gates = self._recorded(record, self.prepared(gates, history), inputs, history)
 
         recurrence = Recurrence(
-            self.cell(gates, recurrent_kernel),
+            self.cell(gates, recurrent_kernel, history),
             recurrent_kernel,
             state_bias,
             mask,
@@ -133,7 +143,7 @@ class _RecurrentRule(Rule):
         seen = [before * m for m in dropout] if dropout else [before]
         history["before"] = tf.concat(seen, axis=0) if len(seen) > 1 else seen[0]
         history["factors"] = self.factors(
-            tf.stop_gradient(gates), lambda: recurrence.product(before)
+            tf.stop_gradient(gates), lambda: recurrence.product(before), history
         )
 
         # A masked step keeps the states. Its output is that of the step before, or zero.
@@ -221,7 +231,7 @@ class _RecurrentRule(Rule):
 
 
 @register(keras.layers.SimpleRNN)
-class SimpleRNNRule(_RecurrentRule):
+class SimpleRNNRule(RecurrentRule):
     """The rule of SimpleRNN, which has one gate."""
 
     def step(self, gates, recurrent, states, kernel):
@@ -231,21 +241,21 @@ class SimpleRNNRule(_RecurrentRule):
 
 
 @register(keras.layers.LSTM)
-class LSTMRule(_RecurrentRule):
+class LSTMRule(RecurrentRule):
     """The gates are input, candidate, forget, output; Keras' cells exchange the second and third."""
 
     def reorder(self, weights):
         i, second, third, o = tf.split(weights, 4, axis=-1)
         return tf.concat([i, third, second, o], axis=-1)
 
-    def cell(self, gates, kernel):
+    def cell(self, gates, kernel, history):
         cell = self.layer.cell
         usual = cell.activation is keras.activations.tanh
         usual &= cell.recurrent_activation is keras.activations.sigmoid
         # TensorFlow cannot vectorize the operation of the fused cell.
         if usual and not self.alone and gates.dtype == tf.float32 and on_plain_cpu():
             return FusedLSTMCell(cell.units)
-        return super().cell(gates, kernel)
+        return super().cell(gates, kernel, history)
 
     def step(self, gates, recurrent, states, kernel):
         cell = self.layer.cell
@@ -288,7 +298,7 @@ class FusedLSTMCell(Cell):
 
 
 @register(keras.layers.GRU)
-class GRURule(_RecurrentRule):
+class GRURule(RecurrentRule):
     """The gates are update, reset, candidate.
 
     With reset_after=True, Keras' default, the reset gate multiplies the candidate's part from the
@@ -310,7 +320,8 @@ class GRURule(_RecurrentRule):
             candidate += _product(reset * states[0], kernel[:, 2 * cell.units :])
         return [update * states[0] + (1 - update) * cell.activation(candidate)]
 
-    def factors(self, gates, recurrent):
+    def factors(self, gates, recurrent, history):
+        del history
         reset = tf.split(gates, 3, axis=2)[1] + tf.split(recurrent(), 3, axis=2)[1]
         reset = self.layer.cell.recurrent_activation(reset)
         one = tf.ones_like(reset)

@@ -1,0 +1,76 @@
+"""Files of public words and vectors are read whole and in order, and bad ones are refused."""
+
+import numpy as np
+import pytest
+
+from tfdp.data import look_up_tokens, read_vectors, read_words
+
+
+def written(path, text):
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+class TestLookUp:
+    def test_known_unknown_and_padding(self):
+        rows = look_up_tokens(["The film, THE odd", "", b"film"], ["film", "the"], length=4)
+        np.testing.assert_array_equal(rows, [[3, 2, 1, 3], [0, 0, 0, 0], [2, 0, 0, 0]])
+        assert rows.dtype == np.int32
+
+    def test_one_text_does_not_change_another(self):
+        alone = look_up_tokens(["a film"], ["film"], length=3)
+        together = look_up_tokens(["other words", "a film"], ["film"], length=3)
+        np.testing.assert_array_equal(alone[0], together[1])
+
+    def test_refusals(self):
+        with pytest.raises(ValueError, match="Expected different words"):
+            look_up_tokens(["a"], ["film", "film"], length=3)
+        with pytest.raises(ValueError, match="Expected length"):
+            look_up_tokens(["a"], ["film"], length=0)
+        with pytest.raises(ValueError, match="a single text"):
+            look_up_tokens("a film", ["film"], length=3)
+
+
+class TestWords:
+    def test_order_case_and_limit(self, tmp_path):
+        path = written(tmp_path / "words.txt", "The 0.5\n\nfilm\nthe\nodd\n")
+        assert read_words(path) == ("the", "film", "odd")
+        assert read_words(path, limit=2) == ("the", "film")
+
+    @pytest.mark.parametrize("text", ["", "\n \n", b"\xff\xfe\x00"])
+    def test_refusals(self, tmp_path, text):
+        with pytest.raises(ValueError, match=r"Found an empty file|no UTF-8 text"):
+            read_words(written(tmp_path / "words.txt", text))
+
+    def test_a_file_that_is_missing(self, tmp_path):
+        with pytest.raises(ValueError, match=r"words\.txt: No such file"):
+            read_words(tmp_path / "words.txt")
+
+
+class TestVectors:
+    def test_words_and_numbers(self, tmp_path):
+        path = written(tmp_path / "v.txt", "the 1 2 3\nFilm 4 5 6.5\nfilm 0 0 0\n. . 7 8 9\n")
+        vectors = read_vectors(path)
+        assert vectors.words == ("the", "film", ". .")
+        np.testing.assert_array_equal(vectors.table, [[1, 2, 3], [4, 5, 6.5], [7, 8, 9]])
+        assert (vectors.table.dtype, vectors.width) == (np.float32, 3)
+        assert read_vectors(path, limit=1).words == ("the",)
+
+    def test_the_first_line_of_word2vec(self, tmp_path):
+        path = written(tmp_path / "v.txt", "2 3\nthe 1 2 3\nfilm 4 5 6\n")
+        assert read_vectors(path).words == ("the", "film")
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", "Expected word vectors"),
+            ("the 1 2\nfilm 3\n", "2 finite numbers in line 2"),
+            ("the 1 2\nfilm 3 nan\n", "in line 2"),
+            ("the 1 2\nfilm 3 inf\n", "in line 2"),
+            ("the\n", "some finite numbers in line 1"),
+            ("the 1 two\n", "in line 1"),
+        ],
+    )
+    def test_refusals(self, tmp_path, text, words):
+        with pytest.raises(ValueError, match=words):
+            read_vectors(written(tmp_path / "v.txt", text))

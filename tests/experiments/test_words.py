@@ -1,0 +1,171 @@
+"""Texts become rows of ids by public words only, and networks get a table for these ids."""
+
+import dataclasses
+import os
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+
+from tfdp import data, models
+from tfdp.data import datasets
+from tfdp.experiments import Experiment, card, network, record, run
+from tfdp.experiments.announcement import announcement
+from tfdp.experiments.conditions import WORD_MODELS
+from tfdp.experiments.words import in_words, with_words, words_of
+from tfdp.gradients.engines import ghost
+
+PREPARED = pathlib.Path(
+    os.environ.get("TFDS_DATA_DIR")
+    or pathlib.Path(__file__).resolve().parents[3] / "shared" / "tfds"
+)
+needs_news = pytest.mark.skipif(
+    not (PREPARED / "ag_news_subset").is_dir(),
+    reason="ag_news_subset is not prepared; name a folder that holds it with TFDS_DATA_DIR",
+)
+NEWS = {"dataset": "ag_news_subset", "data_dir": str(PREPARED)}
+PARTS = {"train_split": "test[:6080]", "test_split": "test[6080:]"}
+
+
+def experiment(**settings):
+    base = {"dataset": "glue/sst2", "model": "bilstm", "noise_multiplier": 1.0}
+    return Experiment(**{**base, **settings})
+
+
+def reviews(*texts):
+    labels = np.zeros(len(texts), np.int32)
+    texts = np.array(texts)
+    return data.Dataset("reviews", texts, labels, texts[:1], labels[:1], 2, (), "here", "none")
+
+
+@pytest.fixture
+def vectors(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text("the 1 2 3\nfilm 4 5 6\n")
+    return str(path)
+
+
+class TestVocabularies:
+    def test_hashed_words(self):
+        words = words_of(experiment(vocabulary_size=500, sequence_length=3))
+        assert (words.size, words.width, words.trainable, words.table) == (500, 100, True, None)
+        made = in_words(reviews("A fine film", "fine"), words)
+        expected = data.hash_tokens(["A fine film", "fine"], num_buckets=500, length=3)
+        np.testing.assert_array_equal(made.x_train, expected)
+        assert made.input_shape == (3,) and made.x_test.shape == (1, 3)
+        assert words_of(experiment()).size == 10_000
+
+    def test_a_public_list(self, tmp_path):
+        path = tmp_path / "words.txt"
+        path.write_text("the\nfilm\nodd\n")
+        words = words_of(experiment(vocabulary=str(path), vocabulary_size=2, sequence_length=3))
+        assert words.size == 4
+        np.testing.assert_array_equal(words.rows(["odd film the"]), [[1, 3, 2]])
+        assert "2 words of words.txt (SHA-256 " in words.notes[0]
+
+    def test_public_vectors(self, vectors):
+        words = words_of(experiment(embeddings=vectors, sequence_length=3))
+        assert (words.size, words.width, words.trainable) == (4, 3, False)
+        expected = [[0, 0, 0], [0, 0, 0], [1, 2, 3], [4, 5, 6]]
+        np.testing.assert_array_equal(words.table, expected)
+        np.testing.assert_array_equal(words.rows(["odd film the"]), [[1, 3, 2]])
+        assert "other words is zero" in words.notes[1]
+        with pytest.raises(ValueError, match="vectors of 64 numbers with --model=transformer"):
+            words_of(experiment(embeddings=vectors, model="transformer"))
+
+    def test_no_private_text_changes_them(self, vectors):
+        words = words_of(experiment(embeddings=vectors, sequence_length=4))
+        alone = in_words(reviews("the film"), words)
+        together = in_words(reviews("the film", "rare words"), words)
+        np.testing.assert_array_equal(alone.x_train, together.x_train[:1])
+        assert words_of(experiment(embeddings=vectors, sequence_length=4)).size == words.size
+
+
+class TestTables:
+    @pytest.mark.parametrize("name", WORD_MODELS)
+    @pytest.mark.parametrize("embeddings", ["trained", "frozen"])
+    def test_a_network_has_the_table_of_its_words(self, name, embeddings, tmp_path):
+        words = words_of(
+            experiment(model=name, embeddings=embeddings, vocabulary_size=50, sequence_length=6)
+        )
+        model = with_words(models.build(name, (6,), 3), words)
+        table = model.get_layer("embedding")
+        assert table.embeddings.shape == (50, WORD_MODELS[name] or 100)
+        assert table.trainable == (embeddings == "trained")
+        rows = words.rows(["a fine film", "odd"])
+        logits = model(rows)
+        assert logits.shape == (2, 3)
+        model.save(tmp_path / "model.keras")
+        again = keras.models.load_model(tmp_path / "model.keras")
+        np.testing.assert_allclose(again(rows), logits, rtol=1e-5, atol=1e-6)
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        assert ghost.supports(model) is None
+
+    @pytest.mark.parametrize("normalization", ["layer", "layer_affine"])
+    def test_a_normalized_network_too(self, normalization):
+        words = words_of(
+            experiment(model="bilstm_dl", vocabulary_size=50, embedding_width=7, sequence_length=6)
+        )
+        model = with_words(models.build("bilstm_dl", (6,), 3, normalization), words)
+        assert model(words.rows(["a fine film", "odd"])).shape == (2, 3)
+        assert model.get_layer("embedding").embeddings.trainable
+
+    def test_the_vectors_of_a_file_are_in_the_network(self, vectors):
+        words = words_of(experiment(embeddings=vectors, sequence_length=6))
+        model = with_words(models.build("bilstm", (6,), 3), words)
+        np.testing.assert_array_equal(model.get_layer("embedding").embeddings, words.table)
+        assert "embedding" not in {v.path.split("/")[0] for v in model.trainable_variables}
+        assert model.get_layer("embedding").mask_zero
+
+    def test_the_weights_are_drawn_anew_for_each_seed(self):
+        words = words_of(experiment(embeddings="frozen", vocabulary_size=50))
+        drawn = []
+        for seed in (1, 1, 2):
+            keras.utils.set_random_seed(seed)
+            drawn.append(with_words(models.build("bilstm", (6,), 3), words).get_weights())
+        for one, same, other in zip(*drawn, strict=True):
+            np.testing.assert_array_equal(one, same)
+            assert not np.any(one) or np.ptp(one) == 1 or not np.array_equal(one, other)
+        assert 0.9 < np.std(drawn[0][0]) < 1.1
+
+
+class TestTraining:
+    @needs_news
+    def test_the_test_texts_of_ag_news_say_that_they_are_not_the_papers(self):
+        settings = experiment(
+            **NEWS, **PARTS, embeddings="frozen", sequence_length=20, batch_size=128, steps=2,
+            engine="ghost",
+        )  # fmt: skip
+        result = run(settings, verbose=0)
+        content = record(result)
+        assert (content["num_examples"], content["steps"]) == (6080, 2)
+        said = "Not the usual split: trained on test[:6080] and tested on test[6080:]"
+        assert said in announcement(settings)
+        assert content["notes"][0].startswith(said)
+        assert content["notes"][0].endswith("so N is not that of the papers.")
+        assert said in card(result)
+        assert content["settings"]["train_split"] == "test[:6080]"
+        assert result.run.start == "assumed"
+
+    @needs_news
+    def test_public_vectors_are_declared_public(self, vectors):
+        settings = experiment(**NEWS, **PARTS, embeddings=vectors, batch_size=128, steps=1)
+        result = run(settings, verbose=0)
+        assert result.run.start == "public"
+        table = result.model.get_layer("embedding").embeddings.numpy()
+        np.testing.assert_array_equal(table[2:], [[1, 2, 3], [4, 5, 6]])
+
+    @pytest.mark.skipif(
+        not (PREPARED / "glue").is_dir(),
+        reason="glue is not prepared; name a folder that holds it with TFDS_DATA_DIR",
+    )
+    def test_texts_are_not_taken_for_images(self, monkeypatch):
+        """Of a data set that tensorflow_datasets alone knows, it shows when it is read."""
+        monkeypatch.delitem(datasets.DATASETS, "glue/sst2")
+        parts = {"train_split": "validation[:100]", "test_split": "validation[100:]"}
+        settings = experiment(data_dir=str(PREPARED), **parts, sequence_length=5)
+        loaded, words = network.load(settings)
+        assert loaded.x_train.shape == (100, 5) and words.size == 10_000
+        with pytest.raises(ValueError, match=r"Expected --model=bilstm or .* for texts"):
+            network.load(dataclasses.replace(settings, model="mlp", sequence_length=64))

@@ -1,0 +1,105 @@
+"""What is publicly known about a data set of `tensorflow_datasets` before a record of it is read."""
+
+import dataclasses
+import importlib
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Public facts about a data set of `tensorflow_datasets`.
+
+    Attributes:
+        input_shape: shape of one example; () for texts.
+        num_classes: number of classes.
+        host: where the builder downloads from.
+        train_split: the usual training examples, in the notation of `tensorflow_datasets`.
+        test_split: the usual test examples; None takes "test" or else "validation".
+        text: the features that make up a text, in this order; none for images.
+        builder: the name in `tensorflow_datasets`, where it is another one.
+        row: how many bytes of text make up an example; 0 where an example is a whole text.
+    """
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    host: str
+    train_split: str = "train"
+    test_split: str | None = "test"
+    text: tuple[str, ...] = ()
+    builder: str | None = None
+    row: int = 0
+
+    @property
+    def kind(self) -> str:
+        """What an example is: "images", "rows" of bytes, or "texts"."""
+        if self.row:
+            return "rows"
+        return "texts" if self.text else "images"
+
+    @property
+    def preprocessing(self) -> str:
+        """One sentence about what becomes of an example."""
+        if self.row:
+            return (
+                f"Every text is cut into rows of {self.row} bytes, and what is left of it is dropped. "
+                "A row is one example: each byte but the last is an input, the next byte its target."
+            )
+        if self.text:
+            joined = " and ".join(self.text)
+            return f"Texts as they are, with {joined} joined by a space."
+        return "Pixels are divided by 255, then shifted and scaled from [0, 1] to [-1, 1]."
+
+
+def listed_names() -> list[str]:
+    """Returns the names of the data sets whose code comes with `tensorflow_datasets`."""
+    datasets = importlib.import_module("tensorflow_datasets")  # 0.4 s, and no TensorFlow
+    return datasets.list_builders(with_community_datasets=False)
+
+
+def described(name: str, features, text: Sequence[str] = ()) -> Spec:
+    """Returns the `Spec` of any data set that has a class label and an image or texts.
+
+    Args:
+        name: the name in `tensorflow_datasets`, for messages.
+        features: the features of the builder, by name.
+        text: the features that make up the text, in this order; none takes the only text that there
+            is.
+
+    Raises:
+        ValueError: there is no class label, or not exactly one image or text, or a feature in `text`
+            is no text.
+    """
+    datasets = importlib.import_module("tensorflow_datasets")
+    features = dict(features.items()) if hasattr(features, "items") else {}
+    kinds = {each: type(feature).__name__ for each, feature in features.items()}
+    texts = [each for each, kind in kinds.items() if kind == "Text" and each != "id"]
+    shown = ", ".join(f"{each} ({kind})" for each, kind in sorted(kinds.items()))
+    if not isinstance(features.get("label"), datasets.features.ClassLabel):
+        raise ValueError(
+            f"Expected a data set with a class label of the name 'label'. Found {name!r} with {shown}. "
+            "Use another data set."
+        )
+    known = {"num_classes": features["label"].num_classes, "host": _HOST, "test_split": None}
+    if wrong := [each for each in text if kinds.get(each) != "Text"]:
+        raise ValueError(
+            f"Expected the features of a text to be among {', '.join(texts) or 'no text'} of {name!r}. "
+            f"Found {', '.join(wrong)}."
+        )
+    if not text and kinds.get("image") == "Image":
+        shape = tuple(features["image"].shape)
+        if None in shape:
+            raise ValueError(
+                f"Expected images of one size. Found {name!r} with images of {shape}. Use another "
+                "data set."
+            )
+        return Spec(shape, **known)
+    if not text and len(texts) != 1:
+        raise ValueError(
+            f"Expected a data set with an image or with one text. Found {name!r} with {shown}. Name "
+            "the features that make up a text, such as --text_features=title,description."
+        )
+    return Spec((), text=tuple(text) or tuple(texts), **known)
+
+
+# The host that is asked whether there is a network, where the builder's own is not known.
+_HOST = "https://storage.googleapis.com"

@@ -1,0 +1,189 @@
+"""Computes the outputs of the frozen beginning of a network once, and trains the rest on them.
+
+A layer that is frozen, and that acts alike in training and in inference, gives the same outputs in
+every epoch. The rest of the network is trained on these outputs as its data. It shares its weights
+with the whole network, which is what is evaluated at the end and released. The features of an example
+are a function of that example and of public weights, so the guarantee is that of the whole network.
+"""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+
+from tfdp._compat.keras import is_graph_of_layers, uses_of
+from tfdp.data import Dataset
+from tfdp.layers import PublicBatchNormalization, PublicExamples
+
+# Bytes of features that are kept in memory at most.
+_LARGEST = 4 * 2**30
+_BATCH = 256
+
+_layers = keras.layers
+# Layers that act alike in training and in inference, treat examples one by one, and carry no mask.
+_ALIKE = (
+    _layers.InputLayer,
+    _layers.Conv1D,
+    _layers.Conv2D,
+    _layers.DepthwiseConv2D,
+    _layers.SeparableConv2D,
+    _layers.Dense,
+    _layers.Flatten,
+    _layers.Reshape,
+    _layers.Rescaling,
+    _layers.Activation,
+    _layers.ReLU,
+    _layers.ZeroPadding2D,
+    _layers.MaxPooling1D,
+    _layers.MaxPooling2D,
+    _layers.AveragePooling1D,
+    _layers.AveragePooling2D,
+    _layers.GlobalMaxPooling2D,
+    _layers.GlobalAveragePooling2D,
+    _layers.LayerNormalization,
+    _layers.GroupNormalization,
+    _layers.Add,
+    _layers.Multiply,
+    _layers.Concatenate,
+    PublicBatchNormalization,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A network in two parts.
+
+    Attributes:
+        beginning: the frozen part, a model from inputs to features.
+        rest: the part that is trained, a model from features to logits with the same weights.
+    """
+
+    beginning: keras.Model
+    rest: keras.Model
+
+
+def in_parts(model: keras.Model) -> Parts | None:
+    """Returns a network in two parts, or None if it has no frozen beginning that is worth computing.
+
+    Args:
+        model: a built Sequential or functional network with one input and one output.
+    """
+    if not is_graph_of_layers(model) or len(model.inputs) != 1 or len(model.outputs) != 1:
+        return None
+    if isinstance(model, keras.Sequential):
+        first = model.layers[0]
+        if len(model.layers) == 1 and isinstance(first, PublicExamples):
+            return _with_public_examples(model, first)
+        return _of_sequential(model)
+    return _of_functional(model)
+
+
+def is_alike(layer) -> bool:
+    """Whether the outputs of a layer for an example are the same in every epoch."""
+    if is_graph_of_layers(layer):
+        return all(map(is_alike, layer.layers))
+    if layer.trainable_variables:
+        return False
+    if isinstance(layer, _layers.BatchNormalization):
+        return not layer.trainable
+    return isinstance(layer, _ALIKE)
+
+
+def _of_sequential(model) -> Parts | None:
+    layers = model.layers
+    count = next((i for i, layer in enumerate(layers) if not is_alike(layer)), len(layers))
+    beginning, rest = layers[:count], layers[count:]
+    if not rest or not any(layer.weights for layer in beginning):
+        return None
+    inputs = model.inputs[0]
+    first = keras.Sequential([keras.Input(inputs.shape[1:], dtype=inputs.dtype), *beginning])
+    features = first.outputs[0]
+    shape = keras.Input(features.shape[1:], dtype=features.dtype)
+    return Parts(first, keras.Sequential([shape, *rest], name=model.name))
+
+
+def _with_public_examples(model, examples) -> Parts | None:
+    if examples.statistics != "example" or not is_graph_of_layers(examples.network):
+        return None  # with the statistics of a lot, features would depend on the lot
+    sequential = isinstance(examples.network, keras.Sequential)
+    parts = (_of_sequential if sequential else _of_functional)(examples.network)
+    if parts is None:
+        return None
+    inputs = model.inputs[0]
+    first = PublicExamples(parts.beginning, examples.examples, gradient=examples.gradient)
+    beginning = keras.Sequential([keras.Input(inputs.shape[1:], dtype=inputs.dtype), first])
+    rest = PublicExamples(parts.rest, first.public_outputs(), gradient=examples.gradient)
+    shape = keras.Input(parts.rest.inputs[0].shape[1:])
+    return Parts(beginning, keras.Sequential([shape, rest], name=model.name))
+
+
+def _of_functional(model) -> Parts | None:
+    operations = model.operations
+    uses = [uses_of(operation) for operation in operations]
+    if any(len(use) != 1 for use in uses):
+        return None  # a layer that is used twice has outputs in both parts
+    count = next(
+        (
+            i
+            for i, operation in enumerate(operations)
+            if not (isinstance(operation, keras.Layer) and is_alike(operation))
+        ),
+        0,
+    )
+    taken = [{id(t): t for t in _tensors(use)} for use in uses]
+    for end in range(count, 0, -1):
+        made = {id(t) for operation in operations[:end] for t in _tensors(operation.output)}
+        crossing = {key: t for each in taken[end:] for key, t in each.items() if key in made}
+        if not any(operation.weights for operation in operations[:end]):
+            return None
+        if len(crossing) == 1:
+            (features,) = crossing.values()
+            beginning = keras.Model(model.inputs[0], features)
+            return Parts(beginning, keras.Model(features, model.outputs[0], name=model.name))
+    return None
+
+
+def _tensors(structure) -> list:
+    return [each for each in keras.tree.flatten(structure) if isinstance(each, keras.KerasTensor)]
+
+
+def fits(parts: Parts, dataset: Dataset) -> bool:
+    """Whether the features of a data set are small enough to be kept in memory."""
+    each = math.prod(parts.rest.inputs[0].shape[1:])
+    return 4 * each * (len(dataset.y_train) + len(dataset.y_test)) <= _LARGEST
+
+
+def as_features(parts: Parts, dataset: Dataset) -> Dataset:
+    """Returns the data set with the features of its examples in place of the examples."""
+    return dataclasses.replace(
+        dataset,
+        x_train=_predicted(parts.beginning, dataset.x_train),
+        x_test=_predicted(parts.beginning, dataset.x_test),
+        input_shape=tuple(parts.rest.inputs[0].shape[1:]),
+    )
+
+
+def check_alike(model: keras.Model, rest: keras.Model, x: np.ndarray, features: np.ndarray) -> None:
+    """Refuses a release whose logits are not those of the part that was trained.
+
+    Args:
+        model: the whole network.
+        rest: the part that was trained, with the same weights.
+        x: a few examples.
+        features: the features of these examples.
+
+    Raises:
+        RuntimeError: the logits differ by more than rounding.
+    """
+    whole, part = _predicted(model, x), _predicted(rest, features)
+    scale = max(1.0, float(np.abs(part).max()))
+    if not np.allclose(whole / scale, part / scale, atol=1e-3):
+        raise RuntimeError(
+            "Expected the whole network to give the logits of the part that was trained on features. "
+            f"Found a difference of {np.abs(whole - part).max():.3g}. Train with --nocache_features."
+        )
+
+
+def _predicted(model, x) -> np.ndarray:
+    return model.predict(x, batch_size=_BATCH, verbose=0)

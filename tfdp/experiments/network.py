@@ -1,0 +1,140 @@
+"""Makes the data and the network of an experiment ready for training."""
+
+import dataclasses
+
+import keras
+import numpy as np
+
+from tfdp import data, models
+from tfdp.experiments.conditions import WORD_MODELS, split_note
+from tfdp.experiments.features import Parts, as_features, check_alike, fits, in_parts
+from tfdp.experiments.settings import Experiment
+from tfdp.experiments.start import Start, begin
+from tfdp.experiments.weight_noise import with_weight_noise
+from tfdp.experiments.words import Words, in_words, with_words, words_of
+
+
+def load(experiment: Experiment) -> tuple[data.Dataset, Words | None]:
+    """Loads the data of an experiment; texts become rows of ids, and their words are returned as well.
+
+    Raises:
+        ValueError: the model does not take such data, or labels are no class indices.
+        DataUnavailable: the data set cannot be loaded.
+    """
+    features = experiment.text_features or ""
+    dataset = data.load(
+        experiment.dataset,
+        experiment.data_dir,
+        train_split=experiment.train_split,
+        test_split=experiment.test_split,
+        text_features=[name.strip() for name in features.split(",") if name.strip()],
+    )
+    data.check_labels(dataset.y_train, dataset.num_classes)
+    of_words = experiment.model in WORD_MODELS
+    if of_words != (dataset.input_shape == ()):
+        raise ValueError(
+            f"Expected --model={' or '.join(WORD_MODELS)} for texts, and no other data for these "
+            f"models. Found --model={experiment.model} with --dataset={experiment.dataset}."
+        )
+    words = words_of(experiment) if of_words else None
+    return (dataset if words is None else in_words(dataset, words)), words
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A network that is ready to be trained, and the data that it is trained on.
+
+    Attributes:
+        model: the model to train.
+        dataset: its data: those of the experiment, or the features of a frozen beginning.
+        whole: the network that is released; it shares the weights of `model`, or is `model`.
+        start: where the training starts.
+        notes: sentences about the data and the network for the record and the model card.
+        inputs: a few test examples as the whole network takes them.
+    """
+
+    model: keras.Model
+    dataset: data.Dataset
+    whole: keras.Model
+    start: Start
+    notes: tuple[str, ...]
+    inputs: np.ndarray | None = None
+
+    @property
+    def cached(self) -> bool:
+        """Whether the model is trained on features of a frozen beginning."""
+        return self.whole is not self.model
+
+    def check_release(self) -> None:
+        """Raises RuntimeError if the released network does not give the logits of the trained part."""
+        if self.cached:
+            check_alike(self.whole, self.model, self.inputs, self.dataset.x_test[:64])
+
+
+def prepare(
+    experiment: Experiment, dataset: data.Dataset, words: Words | None, *, cache: bool = True
+) -> Prepared:
+    """Builds the network of an experiment with its initial weights and frozen layers.
+
+    Args:
+        experiment: the settings.
+        dataset: what `load` returned.
+        words: the words of texts, or None.
+        cache: whether features of a frozen beginning may take the place of the data.
+
+    Raises:
+        ValueError: the settings do not fit the network, or the initial weights are refused.
+    """
+    model = models.build(
+        experiment.model,
+        dataset.input_shape,
+        dataset.num_classes,
+        normalization=experiment.normalization,
+        activation=experiment.activation,
+        normalize_output=experiment.normalize_output,
+        public_data=_public_data(experiment),
+        statistics=experiment.statistics,
+        width=experiment.width,
+    )
+    notes = [] if split_note(experiment) is None else [split_note(experiment)]
+    if words is not None:
+        model = with_words(model, words)
+        notes += words.notes
+    start = begin(experiment, model)
+    notes += start.notes
+    model = with_weight_noise(model, experiment)
+    parts = None
+    frozen = experiment.trainable_layers is not None and not experiment.weight_noise
+    if cache and experiment.cache_features and frozen:
+        parts = in_parts(model)
+    if parts is None or not fits(parts, dataset):
+        return Prepared(model, dataset, model, start, tuple(notes))
+    notes.append(_cached_note(parts))
+    return Prepared(
+        parts.rest,
+        as_features(parts, dataset),
+        model,
+        start,
+        tuple(notes),
+        dataset.x_test[:64],
+    )
+
+
+def _cached_note(parts: Parts) -> str:
+    shape = "x".join(map(str, parts.rest.inputs[0].shape[1:]))
+    return (
+        f"The outputs of the frozen beginning ({shape} numbers of each example) were computed once, "
+        "and the rest was trained on them."
+    )
+
+
+def _public_data(experiment):
+    """Returns the public examples whose statistics normalization uses, or None."""
+    if not experiment.takes_public_data:
+        return None
+    return data.public(
+        experiment.dataset,
+        experiment.public_examples,
+        experiment.data_dir,
+        source=experiment.public_data,
+    )

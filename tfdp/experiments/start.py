@@ -1,0 +1,292 @@
+"""Where a training starts: public initial weights, and which layers it may change."""
+
+import dataclasses
+import fnmatch
+import json
+import os
+import re
+import warnings
+import zipfile
+
+import keras
+import numpy as np
+
+from tfdp._compat.keras import is_graph_of_layers
+from tfdp.account import ledger_in_file
+from tfdp.data.datasets import DATASETS
+from tfdp.experiments.conditions import DRAWN_EMBEDDINGS, NONE
+from tfdp.experiments.result_files import DIGESTS, MODEL, digest, read_record
+from tfdp.experiments.settings import Experiment
+from tfdp.layers import PublicExamples
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What the training of a network starts from.
+
+    Attributes:
+        public: whether the user declared that the initial weights owe nothing to the private data.
+        trained_on: the earlier trainings of the weights that a record shows: for each the data set and
+            the mechanism.
+        notes: sentences about the initial weights and the frozen layers.
+    """
+
+    public: bool
+    trained_on: tuple[dict, ...]
+    notes: tuple[str, ...]
+
+
+def begin(experiment: Experiment, model: keras.Model) -> Start:
+    """Loads the initial weights into a fresh network and freezes what is not trained.
+
+    Raises:
+        ValueError: the file is no public file of such a network, or no layer has one of the names.
+    """
+    notes, trained_on = [], ()
+    if experiment.initial_weights is not None:
+        path = os.path.expanduser(experiment.initial_weights)
+        trained_on = earlier_trainings(experiment, path)
+        fresh = load(model, path)
+        note = f"The initial weights are those of {os.path.basename(path)} (SHA-256 "
+        note += f"{digest(path)[:16]}), {_words(trained_on)}; they were declared public."
+        notes.append(note + (f" New at random: {', '.join(fresh)}." if fresh else ""))
+    if experiment.trainable_layers is not None:
+        trained = freeze(model, experiment.trainable_layers)
+        notes.append(
+            f"Only {', '.join(trained)} {'was' if len(trained) == 1 else 'were'} trained; all other "
+            "layers are frozen."
+        )
+    from_file = experiment.embeddings not in DRAWN_EMBEDDINGS
+    return Start(experiment.initial_weights is not None or from_file, trained_on, tuple(notes))
+
+
+def _words(trained_on) -> str:
+    if not trained_on:
+        return "of which no record says what they were trained on"
+    return "trained on " + " and then ".join(
+        each["dataset"] + ("" if each["mechanism"] == NONE else f" by {each['mechanism']}")
+        for each in trained_on
+    )
+
+
+# -- what is known of the weights --------------------------------------------------------------------
+
+
+def earlier_trainings(experiment: Experiment, path: str) -> tuple[dict, ...]:
+    """Returns the trainings that made a file, as far as a record beside it shows them.
+
+    Args:
+        experiment: the settings of the new training.
+        path: the file of the initial weights.
+
+    Raises:
+        ValueError: for a private experiment, the file comes from a private training, whose spending
+            a release does not carry, or from a training on the same data without privacy; or the file
+            is not the one that its record describes.
+    """
+    folder = os.path.dirname(os.path.realpath(path))
+    record = read_record(folder)
+    trained_on = tuple(record.get("trained_on") or ())
+    if not trained_on and {"dataset", "mechanism"} <= record.keys():
+        trained_on = ({"dataset": record["dataset"], "mechanism": record["mechanism"]},)
+    if record.keys() >= DIGESTS.keys() and os.path.basename(os.path.realpath(path)) == MODEL:
+        named = {file: name for name, file in DIGESTS.items()}[MODEL]
+        if digest(path) != record[named]:
+            raise ValueError(
+                f"Expected {path} to be the model of the run.json beside it. Found another file, of "
+                "which nothing is known. Use a whole result, or move the file to a folder of its own."
+            )
+    if not experiment.private:
+        return trained_on
+    if ledger_in_file(path) is not None:
+        raise ValueError(
+            f"Expected --initial_weights of public training. Found {path}, which holds a privacy "
+            "ledger: private data were spent on it. Go on with that model in Python, where its ledger "
+            "composes with the new training: keras.models.load_model, then tfdp.make_private."
+        )
+    for each in trained_on:
+        if each["mechanism"] != NONE:
+            raise ValueError(
+                "Expected --initial_weights of public training. Found the release of a private one "
+                f"({each['mechanism']} on {each['dataset']}) in {folder}, whose spending would be left "
+                "out of the new statement. Start from public weights."
+            )
+        if _builder(each["dataset"]) == _builder(experiment.dataset):
+            raise ValueError(
+                f"Expected --initial_weights that owe nothing to --dataset={experiment.dataset}. Found "
+                f"weights in {folder} that were trained on {each['dataset']} without privacy. Start "
+                "from weights of other data."
+            )
+    return trained_on
+
+
+def _builder(dataset: str) -> str:
+    """Returns the data that a data set is made of; several of them may be made of the same."""
+    spec = DATASETS.get(dataset)
+    return (spec.builder if spec else None) or dataset
+
+
+# -- loading -----------------------------------------------------------------------------------------
+
+
+def load(model: keras.Model, path: str) -> tuple[str, ...]:
+    """Loads weights of the same network; the output layer stays as drawn where it does not fit.
+
+    Args:
+        model: a built network with fresh weights.
+        path: a `.keras` or a `.weights.h5` file.
+
+    Returns:
+        The names of the layers that stay as they were drawn.
+
+    Raises:
+        ValueError: the file is of another network, or cannot be read.
+    """
+    if not path.endswith((".keras", ".weights.h5")):
+        raise ValueError(
+            "Expected --initial_weights to be a .keras or a .weights.h5 file. Found "
+            f"{os.path.basename(path)!r}. Save the network with model.save('name.keras')."
+        )
+    _check_names(model, path)
+    drawn = [(v, v.numpy()) for v in model.weights if keras.backend.is_float_dtype(v.dtype)]
+    # Weights that no number of the file takes the place of show as NaN afterwards.
+    for variable, values in drawn:
+        variable.assign(np.full_like(values, np.nan))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras warns of every layer that does not fit
+            model.load_weights(path, skip_mismatch=True)
+    except Exception as error:
+        # Keras raises many classes for damaged files and other networks.
+        raise ValueError(
+            f"Expected weights of the network '{model.name}' in {path}. Found: "
+            f"{' '.join(str(error).split())[:300]}. Use a file of the same --model."
+        ) from error
+    left = {id(v) for v, values in drawn if values.size and np.isnan(v.numpy()).any()}
+    fresh = [
+        layer for layer in layers_with_weights(model) if any(id(v) in left for v in layer.weights)
+    ]
+    outputs = output_layers(model)
+    if wrong := [layer.name for layer in fresh if layer not in outputs]:
+        raise ValueError(
+            f"Expected weights of the network '{model.name}' in {path}. Found none that fit the layers "
+            f"{', '.join(wrong)}. Use a file of the same --model, --normalization and words; only the "
+            "output layer may differ."
+        )
+    # Public examples are those of this training, also where the file holds as many.
+    left |= {id(v) for layer in model.layers for v in _public_examples(layer)}
+    for variable, values in drawn:
+        if id(variable) in left:
+            variable.assign(values)
+    return tuple(layer.name for layer in fresh)
+
+
+def _public_examples(layer) -> list[keras.Variable]:
+    if not isinstance(layer, PublicExamples):
+        return []
+    inner = {id(variable) for variable in layer.network.weights}
+    return [variable for variable in layer.weights if id(variable) not in inner]
+
+
+def _check_names(model, path) -> None:
+    """Refuses a model file whose layers have other names: Keras would match them by their order."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        if "config.json" not in archive.namelist():
+            return
+        found = _names(json.loads(archive.read("config.json")))
+    expected = _names(keras.saving.serialize_keras_object(model))
+    if found != expected:
+        differ = [name or kind for kind, name in sorted(set(found) ^ set(expected)) or found]
+        raise ValueError(
+            f"Expected a file of the network '{model.name}'. Found other layers in {path}: "
+            f"{', '.join(differ[:6])}. Use the --model and the --normalization of the file."
+        )
+
+
+def _names(config) -> list[tuple[str, str]]:
+    """Returns (class, name) of all layers in the configuration of a model, in order.
+
+    The name is "" where Keras gave it.
+    """
+    inner, kind = config.get("config") or {}, config["class_name"]
+    found = []
+    if "layers" not in inner and kind != "InputLayer":
+        # A name that Keras gave ends in a number that counts all layers of the process.
+        given = re.fullmatch(rf"{kind.rpartition('>')[2]}\d*", inner["name"].replace("_", ""), re.I)
+        found.append((kind, "" if given else inner["name"]))
+    nested = list(inner.get("layers") or ())
+    nested += [inner["network"]] if isinstance(inner.get("network"), dict) else []
+    return found + [name for each in nested for name in _names(each)]
+
+
+# -- layers ------------------------------------------------------------------------------------------
+
+
+def layers_with_weights(model: keras.Model) -> list[keras.Layer]:
+    """Returns the layers of a network that have weights, in order, and not those that hold layers."""
+    found = []
+    for layer in model.layers:
+        if isinstance(layer, PublicExamples):
+            found += layers_with_weights(layer.network)
+        elif is_graph_of_layers(layer):
+            found += layers_with_weights(layer)
+        elif layer.weights:
+            found.append(layer)
+    return found
+
+
+def output_layers(model: keras.Model) -> list[keras.Layer]:
+    """Returns the last layer with a matrix of weights, and those behind it."""
+    layers = layers_with_weights(model)
+    matrices = [i for i, layer in enumerate(layers) if any(len(v.shape) > 1 for v in layer.weights)]
+    return layers[matrices[-1] :] if matrices else layers
+
+
+def freeze(model: keras.Model, trainable: str) -> tuple[str, ...]:
+    """Freezes all layers of a network but the named ones.
+
+    Args:
+        model: a built network.
+        trainable: names or patterns of layers ("logits,dense_*"), or how many of the last layers.
+
+    Returns:
+        The names of the layers that can be trained.
+
+    Raises:
+        ValueError: no layer with weights has such a name, there are fewer layers, or a named layer is
+            frozen by another setting.
+    """
+    layers = layers_with_weights(model)
+    names = [layer.name for layer in layers]
+    if trainable.isdecimal():
+        if not 1 <= int(trainable) <= len(layers):
+            raise ValueError(
+                f"Expected --trainable_layers to be from 1 to {len(layers)}, the layers with weights. "
+                f"Found {trainable}."
+            )
+        chosen = layers[-int(trainable) :]
+    else:
+        chosen = []
+        for pattern in (part.strip() for part in trainable.split(",")):
+            matched = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+            if not matched:
+                raise ValueError(
+                    f"Expected --trainable_layers to name layers among {', '.join(names)}. Found "
+                    f"{pattern!r}."
+                )
+            chosen += matched
+    for layer in chosen:
+        if not layer.trainable:
+            raise ValueError(
+                f"Expected --trainable_layers without {layer.name}, which is frozen by --embeddings. "
+                "Leave it out, or pass --embeddings=trained."
+            )
+    for layer in layers:
+        layer.trainable = layer.trainable and layer in chosen
+    if not model.trainable_variables:
+        raise ValueError(
+            f"Expected --trainable_layers to leave weights to train. Found none in {trainable}."
+        )
+    return tuple(layer.name for layer in layers if layer.trainable)

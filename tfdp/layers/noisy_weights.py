@@ -1,0 +1,137 @@
+"""Noise on the weights of a whole network, in training and in testing (SI-DPSGD, section 3).
+
+The network computes with weights that are drawn from N(mu, sigma^2): the means mu are learned, sigma is
+constant. By the reparametrization trick, w = mu + sigma * n, the gradient at the drawn weights is the
+gradient with respect to mu.
+
+This shows that normalized networks tolerate noise (Tables 1 to 3 of the paper). It is not a mechanism
+of differential privacy: nothing here bounds what an example contributes, and mu is among the weights.
+"""
+
+import secrets
+
+import keras
+import tensorflow as tf
+
+from tfdp._validate import finite, one_of, whole
+from tfdp.layers.noisy import standard_normal
+
+WHICH = ("all", "kernels")
+_KERNELS = ("kernel", "recurrent_kernel", "embeddings", "depthwise_kernel", "pointwise_kernel")
+_WORD = 2**32
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class NoisyWeights(keras.layers.Layer):
+    """Runs a network whose trainable weights have Gaussian noise of a constant standard deviation.
+
+    It works for every network, without noisy variants of its layers. There is one draw for a call, so
+    for a lot: all examples, and all time steps of a recurrent layer, meet the same weights. A call
+    with `training=True` moves on to the next draw; inference uses the current one, which is saved with
+    the weights. The expected accuracy of noisy weights is the mean over draws, between which
+    `advance_noise` is called. What the network itself keeps, such as the moving statistics of batch
+    normalization, is updated as without noise.
+
+    Args:
+        network: a built keras.Model.
+        noise_stddev: sigma, in units of the weights; at least 0.
+        which: "all" trainable weights, or "kernels", which leaves out biases and the scales and offsets
+            of normalizations. (Section 3 of the paper argues with matrices of weights.)
+        seed: a seed word from 0 to 2**32 - 1; by default from the operating system's entropy.
+        **kwargs: as for any Keras layer.
+
+    Raises:
+        ValueError: an argument is invalid.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> network = tfdp.models.build("lenet5", (28, 28, 1), 10, normalization="layer")
+        >>> noisy = tfdp.layers.NoisyWeights(network, noise_stddev=0.1)
+        >>> model = keras.Sequential([keras.Input((28, 28, 1)), noisy])
+        >>> x = np.ones((2, 28, 28, 1), "float32")
+        >>> one, again = model(x), model(x)
+        >>> noisy.advance_noise()
+        >>> np.array_equal(one, again), np.array_equal(one, model(x))
+        (True, False)
+    """
+
+    def __init__(self, network, noise_stddev, which="all", seed=None, **kwargs):
+        super().__init__(**kwargs)
+        if not isinstance(network, keras.Model) or not network.built:
+            raise ValueError(
+                "Invalid value received for argument `network`. Expected a built keras.Model, such as "
+                f"a Sequential with an Input. Received: {network!r}"
+            )
+        one_of("which", which, WHICH)
+        self.network = network
+        self.noise_stddev = finite("noise_stddev", noise_stddev, 0)
+        self.which = which
+        self.seed = whole("seed", seed, 0, _WORD - 1, optional=True)
+        word = secrets.randbits(32) if self.seed is None else self.seed
+        self.weight_noise_state = self.add_weight(
+            name="weight_noise_state",
+            shape=(2,),
+            dtype="uint32",
+            initializer=lambda shape, dtype: tf.constant([word, 0], dtype),
+            trainable=False,
+            autocast=False,
+        )
+        self.built = True
+
+    def build(self, input_shape=None):
+        self.built = True
+
+    def compute_output_shape(self, input_shape):
+        return self.network.compute_output_shape(input_shape)
+
+    def advance_noise(self):
+        """Moves on to the next draw."""
+        self.weight_noise_state.assign(self.weight_noise_state + tf.constant([0, 1], tf.uint32))
+
+    def drawn_weights(self) -> list[tf.Tensor]:
+        """Returns the network's trainable weights with the noise of the current draw.
+
+        The order is that of `network.trainable_variables`.
+        """
+        state = tf.cast(keras.ops.convert_to_tensor(self.weight_noise_state), tf.int64)
+        drawn = []
+        for number, variable in enumerate(self.network.trainable_variables):
+            value = keras.ops.convert_to_tensor(variable)
+            if self.which == "all" or variable.name in _KERNELS:
+                # The seed is a word of 32 bits, above which each weight has a number of its own.
+                seed = state + tf.constant([number * _WORD, 0], tf.int64)
+                noise = self.noise_stddev * standard_normal(variable.shape, seed)
+                value += tf.cast(noise, value.dtype)
+            drawn.append(value)
+        return drawn
+
+    def call(self, inputs, training=False):
+        network = self.network
+        kept = [keras.ops.convert_to_tensor(v) for v in network.non_trainable_variables]
+        mapping = [
+            *zip(network.trainable_variables, self.drawn_weights(), strict=True),
+            *zip(network.non_trainable_variables, kept, strict=True),
+        ]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            outputs = network(inputs, training=training)
+        for variable, value in zip(network.non_trainable_variables, kept, strict=True):
+            new = scope.get_current_value(variable)
+            if new is not value:
+                variable.assign(new)
+        if training:
+            self.advance_noise()
+        return outputs
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "network": keras.saving.serialize_keras_object(self.network),
+            "noise_stddev": self.noise_stddev,
+            "which": self.which,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        network = keras.saving.deserialize_keras_object(config["network"])
+        return cls(**{**config, "network": network})
