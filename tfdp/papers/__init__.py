@@ -1,1 +1,1 @@
-"""The tables and figures of the four papers: what they print, what each row trains, what was measured."""
+"""The tables and figures of the four papers: what they print, and what was measured."""

@@ -40,9 +40,7 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
     for i, (label, x, y, error, printed) in enumerate(series):
         style = {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)]}
         every = max(1, len(x) // 10)
-        axes.errorbar(
-            x, y, yerr=error, label=f"{label}, here", capsize=3, markevery=every, **style
-        )
+        axes.errorbar(x, y, yerr=error, label=f"{label}, here", capsize=3, markevery=every, **style)
         if printed:
             axes.plot(
                 *zip(*printed, strict=True), "--", markerfacecolor="none", alpha=0.6,

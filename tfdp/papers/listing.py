@@ -46,9 +46,7 @@ def print_cells(names, results: Path, to: Console) -> None:
             if cell.minutes is not None:
                 state += f", {cell.minutes:g} min each"
         printed = "nothing" if cell.printed is None else cell.printed
-        to.print(
-            f"{cell.name}: the paper has {printed}; {state}.", markup=False, highlight=False
-        )
+        to.print(f"{cell.name}: the paper has {printed}; {state}.", markup=False, highlight=False)
         if cell.flags and not cell.quoted:
             to.print(f"    {' '.join(cell.flags)}", markup=False, highlight=False, soft_wrap=True)
 

@@ -8,19 +8,22 @@ from pathlib import Path
 
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.papers import figures
-from tfdp.papers.catalogue import Cell, Row, Table, tables
+from tfdp.papers.catalogue import Cell, Table, tables
 from tfdp.papers.records import Measured, collect, measured, merge, read, write
 
 _RECORDS, _MARKDOWN, _HTML = "records.json", "README.md", "index.html"
 _INTRODUCTION = (
-    "Every table and figure that the four papers print, beside what was measured here. *Paper* is what the "
-    "paper prints. *Here* is test accuracy in percent: mean ± standard error (number of seeds). *Claimed* is the "
-    "epsilon of the paper's own accounting for the run that was trained, and *proven* that of a theorem about "
-    "what was really sampled, computed and released, both for one record replaced by one that contributes nothing. "
-    "An empty cell was not measured; nothing is filled in. Figures of others that a paper quotes are quoted, too, "
+    "Every table and figure that the four papers print, beside what was measured here. *Paper* "
+    "is what the paper prints. *Here* is test accuracy in percent: mean ± standard error "
+    "(number of seeds). *Claimed* is the epsilon of the paper's own accounting for the run that "
+    "was trained, and *proven* that of a theorem about what was really sampled, computed and "
+    "released, both for one record replaced by one that contributes nothing. An empty cell was "
+    "not measured; nothing is filled in. Figures of others that a paper quotes are quoted, too, "
     "and never ranked."
 )
-_AGAIN = "`python -m tfdp.experiments run NAME` trains what is missing of a table, row or cell again."
+_AGAIN = (
+    "`python -m tfdp.experiments run NAME` trains what is missing of a table, row or cell again."
+)
 
 
 def write_pages(results: Path, out: Path) -> list[str]:
@@ -77,7 +80,9 @@ class _Section:
             measured_cells = [self.found[cell.name] for cell in row.cells]
             found.append(("here", [_accuracy(m) for m in measured_cells], "here"))
             if any(m is not None and math.isfinite(m.claimed) for m in measured_cells):
-                found.append(("claimed", [_epsilon(m, "claimed") for m in measured_cells], "epsilon"))
+                found.append(
+                    ("claimed", [_epsilon(m, "claimed") for m in measured_cells], "epsilon")
+                )
                 found.append(("proven", [_epsilon(m, "proven") for m in measured_cells], "epsilon"))
         return found
 
@@ -179,7 +184,8 @@ def _html(sections, out, pictures) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>The tables and figures of the papers</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        "<title>The tables and figures of the papers</title>\n"
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(body)
         + f"\n<p>Made from records on {today}.</p>\n</body>\n</html>\n"
     )
@@ -187,7 +193,10 @@ def _html(sections, out, pictures) -> str:
 
 def _html_section(section, out, picture) -> list[str]:
     table = section.table
-    lines = [f'<h2 id="{table.name}">{html.escape(section.title)}</h2>', f"<p><code>{table.name}</code></p>"]
+    lines = [
+        f'<h2 id="{table.name}">{html.escape(section.title)}</h2>',
+        f"<p><code>{table.name}</code></p>",
+    ]
     lines.append('<div class="scroll"><table><thead><tr>')
     lines += [f"<th>{html.escape(text)}</th>" for text in (table.axis, *table.columns)]
     lines.append("</tr></thead><tbody>")
@@ -215,5 +224,3 @@ def _marked(text: str) -> str:
                 parts.append("<em>" if opened else "</em>")
             parts.append(piece)
     return "".join(parts)
-
-

@@ -1,8 +1,8 @@
 """Where the results of cells are, what they hold, and what a cell's mean is.
 
-A result is a folder of `tfdp.experiments`: `<results>/<paper>/<table>/<row>/<column>/seed=<seed>`, with a
-run.json. The collection `records.json` holds what the report needs of many run.json files, so that the
-report can be made without the folders.
+A result is a folder of `tfdp.experiments`: `<results>/<paper>/<table>/<row>/<column>/seed=<seed>`, with
+a run.json. The collection `records.json` holds what the report needs of many run.json files, so that
+the report can be made without the folders.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -63,7 +63,7 @@ def _said(command) -> str:
 
 
 def collect(results: Path, cells: Iterable[Cell]) -> tuple[dict, list[str]]:
-    """Returns the records of all finished trainings: ({cell: {seed: record}}, what was left out and why)."""
+    """Returns ({cell: {seed: record}} of all finished trainings, what was left out and why)."""
     found, left = {}, []
     for cell in cells:
         for seed in cell.seeds:

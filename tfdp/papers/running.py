@@ -1,6 +1,6 @@
 """Runs cells: each that is not there yet, one process for each, until a budget of time is used up.
 
-    A finished training is not run again, and one that was interrupted goes on.
+A finished training is not run again, and one that was interrupted goes on.
 """
 
 import dataclasses
@@ -92,7 +92,9 @@ def run(
     waiting = missing(cells, results)
     total = sum(len(cell.seeds) for cell in cells)
     ended = {"done": [], "failed": [], "left": []}
-    ended["done"] = [c.name for c in cells if c.seeds and c.name not in {w[0].name for w in waiting}]
+    ended["done"] = [
+        c.name for c in cells if c.seeds and c.name not in {w[0].name for w in waiting}
+    ]
     started, running = time.monotonic(), []
     shown = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -117,9 +119,7 @@ def run(
                     running.remove(each)
                     ended[_end(each, results, console)].append(each.cell.name)
                 now = ", ".join(each.cell.name for each in running)
-                here = sum(
-                    _is_there(results, each.cell, s) for each in running for s in each.seeds
-                )
+                here = sum(_is_there(results, each.cell, s) for each in running for s in each.seeds)
                 gone = total - here_left(waiting, running) + here
                 shown.update(bar, completed=gone, description=now, left=_estimate(waiting))
         except KeyboardInterrupt:
