@@ -16,8 +16,8 @@ from tfdp.experiments.checkpoints import Checkpoints, PlainBackup, parts
 from tfdp.experiments.conditions import check_number
 from tfdp.experiments.construction import make_optimizer, plan
 from tfdp.experiments.correlation import complete
-from tfdp.experiments.settings import Experiment
 from tfdp.experiments.curves import TestCurve, curve_of, test_accuracy
+from tfdp.experiments.settings import Experiment
 from tfdp.training.dp_model import make_private
 
 
