@@ -17,10 +17,9 @@ from tfdp.experiments.checkpoints import Checkpoints, PlainBackup, parts
 from tfdp.experiments.conditions import check_number
 from tfdp.experiments.construction import make_optimizer, plan
 from tfdp.experiments.correlation import complete
+from tfdp.experiments.curves import TestCurve, curve_of, test_accuracy
 from tfdp.experiments.settings import Experiment
-from tfdp.experiments.weight_noise import draws
 from tfdp.training.dp_model import make_private
-from tfdp.training.export import plain_copy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,7 @@ class Result:
             the last one included.
         restarts: how often the training went on after it was interrupted.
         lost_steps: how many steps are counted and are not in the weights, since a crash lost them.
+        curve: ((number of epochs, test accuracy after them), ...), where `test_every` asks for it.
 
     Example:
         >>> from tfdp.experiments import Experiment, run
@@ -69,6 +69,7 @@ class Result:
     trained_on: tuple[dict, ...] = ()
     restarts: int = 0
     lost_steps: int = 0
+    curve: tuple[tuple[int, float], ...] = ()
 
     @property
     def claimed(self) -> Guarantee:
@@ -203,7 +204,11 @@ def run(
     if before_training is not None:
         before_training(prepared.whole if prepared.cached else model)
     times = _StepTimes()
-    callbacks = [times, *(() if world is None else world.callbacks)]
+    callbacks = [
+        *(() if experiment.test_every is None else (TestCurve(dataset, experiment),)),
+        times,
+        *(() if world is None else world.callbacks),
+    ]
     if private:
         callbacks.append(
             PrivacyProgress(experiment.delta, experiment.guarantee, experiment.adjacency)
@@ -223,7 +228,7 @@ def run(
     # Keras would warn that it does not shuffle a dataset.
     options = {} if private else {"shuffle": False}
     backup = None if checkpoints is None else checkpoints.callback(experiment, steps)
-    history = _fit(
+    epochs = _fit(
         model,
         train_data,
         steps,
@@ -252,7 +257,8 @@ def run(
         seconds_per_step=times.mean,
         seconds=seconds + (0.0 if backup is None else backup.earlier_seconds),
         advice=None if advice is None else advice.sentence,
-        history=history,
+        history=_by_name(epochs),
+        curve=curve_of(epochs),
         notes=prepared.notes,
         trained_on=(
             *prepared.start.trained_on,
@@ -297,7 +303,7 @@ def _fit(model, train_data, steps, per_epoch, callbacks, backup, **options) -> d
     """Trains exactly `steps` steps: whole epochs, then one short epoch for the rest.
 
     Returns:
-        For each of Keras' metrics, its value in every epoch.
+        For each epoch, the values of Keras' metrics by name.
     """
     epochs = {}
     with contextlib.ExitStack() as stack:
@@ -318,29 +324,15 @@ def _fit(model, train_data, steps, per_epoch, callbacks, backup, **options) -> d
             for name, values in part.history.items():
                 for epoch, value in zip(part.epoch, values, strict=True):
                     epochs.setdefault(epoch, {})[name] = value
+    return {epoch: epochs[epoch] for epoch in sorted(epochs)}
+
+
+def _by_name(epochs) -> dict:
     history = {}
-    for epoch in sorted(epochs):
-        for name, value in epochs[epoch].items():
+    for logs in epochs.values():
+        for name, value in logs.items():
             history.setdefault(name, []).append(value)
     return history
-
-
-def test_accuracy(model, dataset, experiment) -> float:
-    """Returns the accuracy on the test split of exactly the model that would be released.
-
-    With weight noise it is the mean over several draws of the noise.
-    """
-    released = plain_copy(model)
-    right = total = 0
-    for _ in draws(released, experiment):
-        # In parts, since the logits of every character of a large test split would fill the memory.
-        for first in range(0, len(dataset.y_test), 5000):
-            part = slice(first, first + 5000)
-            x = keras.tree.map_structure(operator.itemgetter(part), dataset.x_test)
-            logits = released.predict(x, batch_size=500, verbose=0)
-            right += np.sum(np.argmax(logits, axis=-1) == dataset.y_test[part])
-            total += dataset.y_test[part].size
-    return float(right / total)
 
 
 def _check_finite(model, x, when):

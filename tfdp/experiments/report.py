@@ -51,6 +51,7 @@ def record(result: Result) -> dict:
         "learning_rate": experiment.learning_rate,
         "release": getattr(run, "release", None),
         "test_accuracy": result.test_accuracy,
+        "curve": [list(point) for point in result.curve],
         "claimed": result.claimed.to_dict(),
         "proven": result.proven.to_dict(),
         "seconds_per_step": _finite(result.seconds_per_step),

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Mapping
 
 import keras
 import tensorflow as tf
@@ -22,6 +23,7 @@ def run_into(
     *,
     checkpoint_steps: int | None = None,
     checkpoint_seconds: float = 30.0,
+    notes: Mapping | None = None,
 ) -> Result:
     """Runs an experiment and commits its log, release, record and model card to an open folder.
 
@@ -32,6 +34,7 @@ def run_into(
         command: the command that makes this result, for the model card; None leaves it out.
         checkpoint_steps, checkpoint_seconds: a state is written after so many steps, or, for None,
             seconds. After a crash, the same call goes on from the last one.
+        notes: what run.json shall hold besides, by name, JSON-safe.
 
     Returns:
         The result, as `run` returns it.
@@ -75,7 +78,11 @@ def run_into(
         if not str(error.filename or "").startswith(folder.secrets()):
             raise
         raise _not_written("the state of the training", error.strerror, folder) from error
-    folder.commit(record(result), card(result, command), functools.partial(export, result.model))
+    folder.commit(
+        {**(notes or {}), **record(result)},
+        card(result, command),
+        functools.partial(export, result.model),
+    )
     return result
 
 

@@ -442,6 +442,13 @@ class Experiment(WordSettings, StartSettings):
         needs=(Need("strategy", ("banded_toeplitz", None)),),
     )
 
+    test_every: int | None = setting(
+        None,
+        "After how many epochs the test accuracy of what would be released then is measured, for a "
+        "curve in run.json and TensorBoard; the proven epsilon covers the weights of every step.",
+        group=EXECUTION,
+        at_least=1,
+    )
     engine: str = setting(
         "auto",
         "How per-example gradients are computed.",

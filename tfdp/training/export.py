@@ -38,11 +38,16 @@ def plain_copy(model: keras.Model) -> keras.Model:
         ) from error
     if not copy.built:
         copy.build_from_config(model.get_build_config())
+    values_into(copy, model)
+    return copy
+
+
+def values_into(copy: keras.Model, model: keras.Model) -> None:
+    """Gives a `plain_copy` the values that the model has now."""
     seeds = {id(state) for state in seed_states(model)}
     for source, target in zip(model.variables, copy.variables, strict=True):
         if id(source) not in seeds:
             target.assign(source)
-    return copy
 
 
 def export(model: keras.Model, path: str | os.PathLike) -> None:

@@ -1,0 +1,130 @@
+"""Command line: every table and figure of the four papers.
+
+    python -m tfdp.experiments list [NAME...]
+    python -m tfdp.experiments run NAME... [--jobs=1] [--budget_minutes=60]
+    python -m tfdp.experiments report
+
+NAME is a table, a row or a cell: si_dpsgd.T4, si_dpsgd.T4.dpsgd_lenet5 or si_dpsgd.T4.dpsgd_lenet5.3. A
+training that is finished is not run again, and one that was interrupted goes on.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tfdp.experiments import console
+from tfdp.experiments.partial_folder import ResultError
+
+_RESULTS = "runs/papers"
+_PAGES = "docs/papers"
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    from tfdp.papers.catalogue import UnknownName
+
+    try:
+        return options.action(options)
+    except (UnknownName, ResultError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m tfdp.experiments",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(required=True, metavar="{list,run,report}")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--results", default=_RESULTS, type=Path, help="the folder of all results")
+    listing = actions.add_parser("list", parents=[shared], help="what there is, and what it costs")
+    listing.add_argument("names", nargs="*", metavar="NAME")
+    listing.set_defaults(action=_list)
+    running = actions.add_parser("run", parents=[shared], help="run what is missing")
+    running.add_argument("names", nargs="+", metavar="NAME")
+    running.add_argument("--jobs", type=_positive(int), default=1, help="trainings at a time")
+    running.add_argument(
+        "--budget_minutes", type=_positive(float), help="begin no training after this time"
+    )
+    running.add_argument("--data_dir", help="where tensorflow_datasets keeps its data")
+    running.set_defaults(action=_run)
+    report = actions.add_parser("report", parents=[shared], help="write the pages")
+    report.add_argument("--out", default=_PAGES, type=Path, help="the folder of the pages")
+    report.set_defaults(action=_report)
+    training = actions.add_parser("train", parents=[shared])
+    training.add_argument("name")
+    training.add_argument("--seeds", required=True)
+    training.add_argument("--data_dir")
+    training.set_defaults(action=_train)
+    return parser
+
+
+def _positive(kind):
+    def parse(text):
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"expected a number above 0, found {text}")
+        return value
+
+    parse.__name__ = "number"
+    return parse
+
+
+def _list(options):
+    from tfdp.papers.listing import print_cells, print_tables
+
+    if options.names:
+        print_cells(options.names, options.results, console.console())
+    else:
+        print_tables(options.results, console.console())
+    return 0
+
+
+def _run(options):
+    from tfdp.papers import running
+    from tfdp.papers.catalogue import cells
+
+    chosen = cells(options.names)
+    try:
+        ended = running.run(
+            chosen,
+            options.results,
+            jobs=options.jobs,
+            budget_minutes=options.budget_minutes,
+            data_dir=options.data_dir,
+            console=console.console(),
+        )
+    except KeyboardInterrupt:
+        print("Interrupted. The same command goes on from there.", file=sys.stderr)
+        return console.INTERRUPTED
+    counts = ", ".join(f"{len(names)} {how}" for how, names in ended.items() if names)
+    print(f"Cells: {counts}. Results are in {options.results}.")
+    absent = [cell for cell in chosen if cell.absent]
+    if absent:
+        print(f"Not run by design: {len(absent)} cells (`list` says why).")
+    return 2 if ended["failed"] else 0
+
+
+def _train(options):
+    from tfdp.papers import running
+    from tfdp.papers.catalogue import cells
+
+    (cell,) = cells([options.name])
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    running.train(cell, seeds, options.results, options.data_dir)
+    return 0
+
+
+def _report(options):
+    from tfdp.papers.pages import write_pages
+
+    for line in write_pages(options.results, options.out):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    console.guarded(lambda: main(sys.argv[1:]))

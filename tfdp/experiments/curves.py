@@ -1,0 +1,68 @@
+"""Test accuracy of what would be released: at the end of a training, and in between."""
+
+import math
+import operator
+
+import keras
+import numpy as np
+
+from tfdp.experiments.weight_noise import draws
+from tfdp.training.export import plain_copy, values_into
+
+_NAME = "test_accuracy"
+
+
+def test_accuracy(model, dataset, experiment) -> float:
+    """Returns the accuracy on the test split of exactly the model that would be released.
+
+    With weight noise it is the mean over several draws of the noise.
+    """
+    return _accuracy(plain_copy(model), dataset, experiment)
+
+
+def _accuracy(released, dataset, experiment) -> float:
+    right = total = 0
+    for _ in draws(released, experiment):
+        # In parts, since the logits of every character of a large test split would fill the memory.
+        for first in range(0, len(dataset.y_test), 5000):
+            part = slice(first, first + 5000)
+            x = keras.tree.map_structure(operator.itemgetter(part), dataset.x_test)
+            logits = released.predict(x, batch_size=500, verbose=0)
+            right += np.sum(np.argmax(logits, axis=-1) == dataset.y_test[part])
+            total += dataset.y_test[part].size
+    return float(right / total)
+
+
+class TestCurve(keras.callbacks.Callback):
+    """Puts the test accuracy of the model that would be released now into the logs of an epoch.
+
+    Formal guarantee: what it shows is a function of weights between two steps, and the proven epsilon
+    of every mechanism covers the weights after each step. Epochs in between have NaN.
+
+    Args:
+        dataset: the data, with a test split.
+        experiment: the settings; `test_every` says after how many epochs it is measured.
+    """
+
+    __test__ = False  # for pytest, this is no test
+
+    def __init__(self, dataset, experiment):
+        super().__init__()
+        self._dataset, self._experiment, self._released = dataset, experiment, None
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is None:
+            return
+        logs[_NAME] = math.nan
+        if (epoch + 1) % self._experiment.test_every == 0:
+            if self._released is None:
+                self._released = plain_copy(self.model)
+            else:
+                values_into(self._released, self.model)
+            logs[_NAME] = _accuracy(self._released, self._dataset, self._experiment)
+
+
+def curve_of(epochs: dict) -> tuple[tuple[int, float], ...]:
+    """Returns ((number of epochs, accuracy), ...) of the logs of all epochs, by index."""
+    values = ((epoch + 1, float(logs.get(_NAME, math.nan))) for epoch, logs in epochs.items())
+    return tuple((number, value) for number, value in values if not math.isnan(value))

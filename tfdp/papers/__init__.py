@@ -1,0 +1,1 @@
+"""The tables and figures of the four papers: what they print, and what was measured."""

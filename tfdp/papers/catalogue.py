@@ -1,0 +1,245 @@
+"""What the papers print, as a catalogue of cells, each of which is one training with some seeds.
+
+The catalogue is in the .toml files beside this module, one for each paper:
+
+    paper = "SI-DPSGD"
+    [[tables]]
+    name = "T4"                     # `python -m tfdp.experiments run si_dpsgd.T4`
+    title = "MNIST, accuracy by claimed epsilon"
+    axis = "claimed epsilon"
+    columns = ["inf", "7", ...]
+    flags = "--dataset=mnist ..."   # of train.py; a later flag of one name replaces an earlier one
+    column_flags = {inf = "--mechanism=none"}
+    [[tables.rows]]
+    name = "dpsgd_lenet5"
+    label = "DPSGD LeNet-5"
+    paper = [99.20, "NC", ...]      # what the paper prints, in the order of the columns; "" for nothing
+    flags = "--mechanism=dpsgd ..."
+    seeds = 3
+    minutes = 4.0                   # of one seed on two quiet cores, measured
+    differs = "..."                 # from the paper
+    cells = {"0.5" = {flags = "...", seeds = 1}, "7" = {absent = "why, and what it would cost"}}
+    quoted = true                   # a figure that the paper takes from elsewhere: never run
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+import dataclasses
+import functools
+import shlex
+import tomllib
+from pathlib import Path
+
+from absl import flags
+
+from tfdp._validate import did_you_mean
+from tfdp.experiments import command_line
+from tfdp.experiments.settings import Experiment
+from tfdp.experiments.sweep import flag_and_text
+
+_FOLDER = Path(__file__).parent
+
+
+class UnknownName(ValueError):
+    """No table, row or cell has this name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One cell of a table.
+
+    Attributes:
+        name: "paper.table.row.column".
+        table, row, column: names of what it belongs to.
+        flags: the flags of train.py, without those of the seed.
+        printed: what the paper prints there: a number in percent, a text, or None.
+        seeds: the seeds that are trained; empty if it is not.
+        minutes: what one seed takes on two quiet cores; None if it was not measured.
+        differs: in what the training differs from the paper.
+        absent: why it is not trained, and what it would cost; empty if it is.
+        quoted: whether the paper takes its figure from elsewhere.
+    """
+
+    name: str
+    table: str
+    row: str
+    column: str
+    flags: tuple[str, ...]
+    printed: float | str | None
+    seeds: tuple[int, ...]
+    minutes: float | None
+    differs: str
+    absent: str
+    quoted: bool
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its results below the folder of all results."""
+        return Path(*self.table.split("."), self.row, self.column)
+
+    def experiment(self, seed: int, data_dir: str | None = None) -> Experiment:
+        """Returns the settings of one training."""
+        values = flags.FlagValues()
+        command_line.define(values, sweeps=False)
+        words = ["experiment", *self.flags, f"--seed={seed}"]
+        if data_dir is not None:
+            words.append(f"--data_dir={data_dir}")
+        try:
+            command_line.parse(words, values)
+            (point,) = command_line.points(words, None, values)
+        except ValueError as error:
+            raise ValueError(f"In {self.name}: {error}") from error
+        return point.experiment
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of a table; the attributes are those of the file."""
+
+    name: str
+    label: str
+    cells: tuple[Cell, ...]
+    differs: str
+    quoted: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table or figure; the attributes are those of the file.
+
+    Attributes:
+        name: "paper.table".
+        paper: name of the paper in words.
+        guarantee: which epsilon the columns are: "claimed", "proven" or "" for none.
+        curves: whether what counts is accuracy by epoch.
+        note: what has to be said below it.
+    """
+
+    name: str
+    paper: str
+    title: str
+    axis: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    guarantee: str
+    curves: bool
+    note: str
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, row by row."""
+        return [cell for row in self.rows for cell in row.cells]
+
+
+@functools.cache
+def tables() -> tuple[Table, ...]:
+    """Returns all tables, paper by paper."""
+    found = []
+    for path in sorted(_FOLDER.glob("*.toml")):
+        content = tomllib.loads(path.read_text())
+        found += [_table(path.stem, content["paper"], table) for table in content["tables"]]
+    return tuple(found)
+
+
+def cells(names) -> list[Cell]:
+    """Returns the cells that names stand for, each once.
+
+    Args:
+        names: of papers, tables, rows or cells, such as "si_dpsgd.T4" or "si_dpsgd.T4.dpsgd_lenet5.3".
+
+    Raises:
+        UnknownName: nothing has such a name.
+    """
+    every = [cell for table in tables() for cell in table.cells]
+    found = {}
+    for name in names:
+        chosen = [cell for cell in every if f"{cell.name}.".startswith(f"{name}.")]
+        if not chosen:
+            known = {p for cell in every for p in _prefixes(cell.name)}
+            raise UnknownName(
+                f"Expected the name of a table, row or cell. Found {name!r}; `list` shows all."
+                f"{did_you_mean(name, sorted(known))}"
+            )
+        found |= {cell.name: cell for cell in chosen}
+    return list(found.values())
+
+
+def _prefixes(name):
+    # A column such as 0.05 has a dot of its own.
+    paper, table, row, column = name.split(".", 3)
+    return (paper, f"{paper}.{table}", f"{paper}.{table}.{row}", f"{paper}.{table}.{row}.{column}")
+
+
+def merged(*texts: str) -> tuple[str, ...]:
+    """Returns the flags in several texts; of flags of one name, the last stays, in the first's place.
+
+    A flag that is written --name= is left out.
+
+    Example:
+        >>> from tfdp.papers.catalogue import merged
+        >>> merged("--epochs=10 --momentum=0.9", "--epochs=2 --momentum=")
+        ('--epochs=2',)
+    """
+    found = {}
+    for text in texts:
+        for flag in shlex.split(text):
+            name, value = flag_and_text(flag)
+            found[name] = (flag, value)
+    return tuple(flag for flag, value in found.values() if value)
+
+
+def _table(stem, paper, content) -> Table:
+    name, columns = f"{stem}.{content['name']}", tuple(content["columns"])
+    rows = tuple(_row(name, columns, content, row) for row in content["rows"])
+    return Table(
+        name=name,
+        paper=paper,
+        title=content["title"],
+        axis=content.get("axis", ""),
+        columns=columns,
+        rows=rows,
+        guarantee=content.get("guarantee", ""),
+        curves=content.get("curves", False),
+        note=content.get("note", ""),
+    )
+
+
+def _row(table, columns, common, content) -> Row:
+    quoted, own = content.get("quoted", False), content.get("cells", {})
+    printed = content.get("paper", [""] * len(columns))
+    if len(printed) != len(columns) or own.keys() - set(columns):
+        raise ValueError(f"The row {content['name']} of {table} does not have the table's columns.")
+    cells = []
+    for column, figure in zip(columns, printed, strict=True):
+        cell = own.get(column, {})
+        absent = cell.get("absent", content.get("absent", ""))
+        seeds = 0 if quoted or absent else cell.get("seeds", content.get("seeds", 3))
+        words = merged(
+            common.get("flags", ""),
+            content.get("flags", ""),
+            common.get("column_flags", {}).get(column, ""),
+            content.get("column_flags", {}).get(column, ""),
+            cell.get("flags", ""),
+        )
+        cells.append(
+            Cell(
+                name=f"{table}.{content['name']}.{column}",
+                table=table,
+                row=content["name"],
+                column=column,
+                flags=words,
+                printed=None if figure == "" else figure,
+                seeds=tuple(range(1, seeds + 1)),
+                minutes=cell.get("minutes", content.get("minutes")),
+                differs=cell.get("differs", content.get("differs", common.get("differs", ""))),
+                absent=absent,
+                quoted=quoted,
+            )
+        )
+    return Row(
+        name=content["name"],
+        label=content["label"],
+        cells=tuple(cells),
+        differs=content.get("differs", common.get("differs", "")),
+        quoted=quoted,
+    )

@@ -1,0 +1,120 @@
+"""Draws the figure of a table: accuracy by epsilon or by epoch, ours beside the paper's."""
+
+import base64
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from tfdp.papers.catalogue import Table
+
+# The palette of Okabe and Ito, which is safe for the colour-blind, but for its yellow, which is too
+# light for lines; markers differ, too.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#666666")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def draw(table: Table, found: Mapping, path: Path) -> bool:
+    """Draws a table into a file; returns whether there was anything to draw.
+
+    Args:
+        table: the table.
+        found: for the name of each cell, the `Measured` or None.
+        path: a .png file.
+    """
+    if table.curves:
+        series = _curves(table, found)
+        axis = "epoch"
+    else:
+        series = _by_column(table, found)
+        axis = table.axis
+    if not series:
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    for i, (label, x, y, error, printed) in enumerate(series):
+        style = {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)]}
+        every = max(1, len(x) // 10)
+        axes.errorbar(x, y, yerr=error, label=f"{label}, here", capsize=3, markevery=every, **style)
+        if printed:
+            axes.plot(
+                *zip(*printed, strict=True), "--", markerfacecolor="none", alpha=0.6,
+                label=f"{label}, paper", **style,
+            )  # fmt: skip
+    if not table.curves and _all_positive(series):
+        axes.set_xscale("log")
+        ticks = sorted({value for _, x, *_ in series for value in x})
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    seeds = {len(m.accuracies) for m in found.values() if m is not None}
+    told = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else f"{min(seeds)}"
+    axes.set_xlabel(axis)
+    axes.set_ylabel("test accuracy (%)")
+    axes.set_title(f"{table.paper}: {table.title} ({told} seeds, ± standard error)", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, ncols=2)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return True
+
+
+def embedded(path: Path) -> str:
+    """Returns a .png file as an address that holds its content."""
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def _by_column(table, found):
+    """Series of tables whose columns are numbers, of rows with two measured cells or more."""
+    series = []
+    for row in table.rows:
+        points = []
+        for cell in row.cells:
+            x, m = _number(cell.column), found[cell.name]
+            if m is not None and x is not None:
+                points.append((x, m.mean, m.error or 0.0))
+        if len(points) < 2:
+            continue
+        points.sort()
+        printed = sorted(
+            (_number(cell.column), cell.printed)
+            for cell in row.cells
+            if _number(cell.column) is not None and isinstance(cell.printed, int | float)
+        )
+        x, y, error = zip(*points, strict=True)
+        series.append((row.label, x, y, error, printed))
+    return series
+
+
+def _curves(table, found):
+    """Series of accuracy by epoch: the mean of the seeds, with its standard error."""
+    series = []
+    for row in table.rows:
+        for cell in row.cells:
+            m = found[cell.name]
+            if m is None or not m.curves:
+                continue
+            epochs = [epoch for epoch, _ in m.curves[0]]
+            values = np.array([[a for _, a in curve] for curve in m.curves])
+            error = np.zeros(len(epochs))
+            if len(values) > 1:
+                error = values.std(axis=0, ddof=1) / math.sqrt(len(values))
+            label = row.label if len(row.cells) == 1 else f"{row.label}, {cell.column}"
+            series.append((label, epochs, values.mean(axis=0), error, []))
+    return series
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _all_positive(series) -> bool:
+    return all(value > 0 for _, x, *_ in series for value in x)

@@ -1,0 +1,55 @@
+"""Lists what the catalogue has, what was measured, and what the rest takes."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tfdp.papers.catalogue import cells, tables
+from tfdp.papers.records import place
+
+
+def print_tables(results: Path, to: Console) -> None:
+    """Prints a line for each table and figure."""
+    shown = Table(title="Tables and figures of the papers", title_justify="left", pad_edge=False)
+    shown.add_column("name", no_wrap=True)
+    shown.add_column("what it shows")
+    for name in ("cells", "trained", "minutes left"):
+        shown.add_column(name, justify="right")
+    for table in tables():
+        every = table.cells
+        there = sum(_is_there(results, cell, s) for cell in every for s in cell.seeds)
+        total = sum(len(cell.seeds) for cell in every)
+        left = sum(
+            cell.minutes or 0
+            for cell in every
+            for s in cell.seeds
+            if not _is_there(results, cell, s)
+        )
+        shown.add_row(
+            table.name, table.title, f"{len(every)}", f"{there} of {total}", f"{left:,.0f}"
+        )
+    to.print(shown)
+    to.print("`list NAME` shows the cells of a table; `run NAME` trains what is missing.")
+
+
+def print_cells(names, results: Path, to: Console) -> None:
+    """Prints a line for each cell: its flags, the paper's figure and what was trained."""
+    for cell in cells(names):
+        if cell.quoted:
+            state = "quoted by the paper, not run"
+        elif cell.absent:
+            state = f"not run: {cell.absent}"
+        else:
+            there = sum(_is_there(results, cell, seed) for seed in cell.seeds)
+            state = f"{there} of {len(cell.seeds)} seeds trained"
+            if cell.minutes is not None:
+                state += f", {cell.minutes:g} min each"
+        printed = "nothing" if cell.printed is None else cell.printed
+        to.print(f"{cell.name}: the paper has {printed}; {state}.", markup=False, highlight=False)
+        if cell.flags and not cell.quoted:
+            to.print(f"    {' '.join(cell.flags)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _is_there(results, cell, seed) -> bool:
+    return (place(results, cell, seed) / "run.json").exists()

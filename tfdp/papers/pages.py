@@ -1,0 +1,226 @@
+"""Writes the report: a page in Markdown, and the same as one HTML file that needs nothing else."""
+
+import datetime
+import html
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from tfdp.accounting.guarantee import format_epsilon
+from tfdp.papers import figures
+from tfdp.papers.catalogue import Cell, Table, tables
+from tfdp.papers.records import Measured, collect, measured, merge, read, write
+
+_RECORDS, _MARKDOWN, _HTML = "records.json", "README.md", "index.html"
+_INTRODUCTION = (
+    "Every table and figure that the four papers print, beside what was measured here. *Paper* "
+    "is what the paper prints. *Here* is test accuracy in percent: mean ± standard error "
+    "(number of seeds). *Claimed* is the epsilon of the paper's own accounting for the run that "
+    "was trained, and *proven* that of a theorem about what was really sampled, computed and "
+    "released, both for one record replaced by one that contributes nothing. An empty cell was "
+    "not measured; nothing is filled in. Figures of others that a paper quotes are quoted, too, "
+    "and never ranked."
+)
+_AGAIN = (
+    "`python -m tfdp.experiments run NAME` trains what is missing of a table, row or cell again."
+)
+
+
+def write_pages(results: Path, out: Path) -> list[str]:
+    """Collects the results, and writes the pages and their records into a folder.
+
+    Args:
+        results: the folder of all results; it need not exist.
+        out: the folder of the pages.
+
+    Returns:
+        What was written and left out, line by line.
+    """
+    every = [cell for table in tables() for cell in table.cells]
+    found, left = collect(results, every)
+    records = merge(read(out / _RECORDS), found)
+    write(out / _RECORDS, records)
+    sections = [_Section(table, records) for table in tables()]
+    sections = [section for section in sections if section.any_measured]
+    pictures = {section.table.name: section.picture(out) for section in sections}
+    (out / _MARKDOWN).write_text(_markdown(sections, pictures))
+    (out / _HTML).write_text(_html(sections, out, pictures))
+    trained = sum(len(seeds) for seeds in records.values())
+    return [f"{trained} trainings of {len(records)} cells: {out / _MARKDOWN}, {out / _HTML}", *left]
+
+
+class _Section:
+    """What the pages say about one table."""
+
+    def __init__(self, table: Table, records: Mapping):
+        self.table = table
+        self.found = {cell.name: measured(cell, records) for cell in table.cells}
+
+    @property
+    def any_measured(self) -> bool:
+        return any(self.found.values())
+
+    @property
+    def title(self) -> str:
+        return f"{self.table.paper}, {self.table.title}"
+
+    def picture(self, out: Path) -> str | None:
+        """Draws the figure of the table; returns the name of its file, or None for no figure."""
+        name = f"{self.table.name}.png"
+        return name if figures.draw(self.table, self.found, out / name) else None
+
+    def lines(self) -> list[tuple[str, list[str], str]]:
+        """The body: (label, cells, kind of the line)."""
+        found = []
+        for row in self.table.rows:
+            label = row.label + (" (quoted)" if row.quoted else "")
+            found.append((label, [_printed(cell) for cell in row.cells], "paper"))
+            if row.quoted:
+                continue
+            measured_cells = [self.found[cell.name] for cell in row.cells]
+            found.append(("here", [_accuracy(m) for m in measured_cells], "here"))
+            if any(m is not None and math.isfinite(m.claimed) for m in measured_cells):
+                found.append(
+                    ("claimed", [_epsilon(m, "claimed") for m in measured_cells], "epsilon")
+                )
+                found.append(("proven", [_epsilon(m, "proven") for m in measured_cells], "epsilon"))
+        return found
+
+    def remarks(self) -> list[str]:
+        """What differs from the paper, and what was not run."""
+        found = [self.table.note] if self.table.note else []
+        for text, labels in _grouped((row.differs, row.label) for row in self.table.rows):
+            found.append(f"{', '.join(labels)}: {text}")
+        of_cells = (
+            (cell.differs, f"{row.label} at {cell.column}")
+            for row in self.table.rows
+            for cell in row.cells
+            if cell.differs != row.differs
+        )
+        for text, labels in _grouped(of_cells):
+            found.append(f"{', '.join(labels)}: {text}")
+        absent = (
+            (cell.absent, f"{row.label} at {cell.column}")
+            for row in self.table.rows
+            for cell in row.cells
+        )
+        for text, labels in _grouped(absent):
+            found.append(f"Not run: {', '.join(labels)}. {text}")
+        return found
+
+
+def _grouped(pairs) -> list[tuple[str, list[str]]]:
+    groups = {}
+    for text, label in pairs:
+        if text:
+            groups.setdefault(text, []).append(label)
+    return list(groups.items())
+
+
+def _printed(cell: Cell) -> str:
+    if cell.printed is None:
+        return ""
+    return cell.printed if isinstance(cell.printed, str) else f"{cell.printed:.2f}"
+
+
+def _accuracy(found: Measured | None) -> str:
+    if found is None:
+        return ""
+    n = len(found.accuracies)
+    spread = "" if found.error is None else f" ± {found.error:.2f}"
+    return f"{found.mean:.2f}{spread} ({n})"
+
+
+def _epsilon(found: Measured | None, kind: str) -> str:
+    return "" if found is None else format_epsilon(getattr(found, kind))
+
+
+def _markdown(sections, pictures) -> str:
+    lines = ["# The tables and figures of the papers", "", _INTRODUCTION, "", _AGAIN, ""]
+    for section in sections:
+        table = section.table
+        lines += [f"## {section.title}", "", f"`{table.name}`", ""]
+        lines.append(f"| {table.axis} | {' | '.join(table.columns)} |")
+        lines.append(f"| --- |{' ---: |' * len(table.columns)}")
+        for label, cells, kind in section.lines():
+            label = f"**{label}**" if kind == "paper" else f"&emsp;{label}"
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+        lines.append("")
+        if pictures[table.name]:
+            lines += [f"![{section.title}]({pictures[table.name]})", ""]
+        lines += [*(f"* {remark}" for remark in section.remarks()), ""]
+    return "\n".join(lines)
+
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 72rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .15rem .6rem; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
+thead th { border-bottom: 2px solid; }
+tr.paper > * { border-top: 1px solid #8888; }
+tr.paper td:first-child { font-weight: 600; white-space: normal; min-width: 8rem; }
+tr.here td { font-weight: 600; }
+tr.here td:first-child, tr.epsilon td:first-child { padding-left: 1.5rem; font-weight: 400; }
+tr.epsilon { font-size: .85em; opacity: .8; }
+img { max-width: 100%; height: auto; background: white; }
+code { font-size: .9em; }
+li { margin: .2rem 0; }
+"""
+
+
+def _html(sections, out, pictures) -> str:
+    body = ["<h1>The tables and figures of the papers</h1>"]
+    body += [f"<p>{_marked(text)}</p>" for text in (_INTRODUCTION, _AGAIN)]
+    body.append("<ul>")
+    for section in sections:
+        body.append(f'<li><a href="#{section.table.name}">{html.escape(section.title)}</a></li>')
+    body.append("</ul>")
+    for section in sections:
+        body += _html_section(section, out, pictures[section.table.name])
+    today = datetime.date.today().isoformat()
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<title>The tables and figures of the papers</title>\n"
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + f"\n<p>Made from records on {today}.</p>\n</body>\n</html>\n"
+    )
+
+
+def _html_section(section, out, picture) -> list[str]:
+    table = section.table
+    lines = [
+        f'<h2 id="{table.name}">{html.escape(section.title)}</h2>',
+        f"<p><code>{table.name}</code></p>",
+    ]
+    lines.append('<div class="scroll"><table><thead><tr>')
+    lines += [f"<th>{html.escape(text)}</th>" for text in (table.axis, *table.columns)]
+    lines.append("</tr></thead><tbody>")
+    for label, cells, kind in section.lines():
+        tds = "".join(f"<td>{html.escape(text)}</td>" for text in (label, *cells))
+        lines.append(f'<tr class="{kind}">{tds}</tr>')
+    lines.append("</tbody></table></div>")
+    if picture:
+        data = figures.embedded(out / picture)
+        lines.append(f'<p><img alt="{html.escape(section.title)}" src="{data}"></p>')
+    lines += ["<ul>", *(f"<li>{_marked(remark)}</li>" for remark in section.remarks()), "</ul>"]
+    return lines
+
+
+def _marked(text: str) -> str:
+    """HTML of a text with *emphasis* and `code`."""
+    parts, opened = [], False
+    for i, part in enumerate(html.escape(text).split("`")):
+        if i % 2:
+            parts.append(f"<code>{part}</code>")
+            continue
+        for j, piece in enumerate(part.split("*")):
+            if j:
+                opened = not opened
+                parts.append("<em>" if opened else "</em>")
+            parts.append(piece)
+    return "".join(parts)

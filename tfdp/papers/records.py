@@ -1,0 +1,162 @@
+"""Where the results of cells are, what they hold, and what a cell's mean is.
+
+A result is a folder of `tfdp.experiments`: `<results>/<paper>/<table>/<row>/<column>/seed=<seed>`, with
+a run.json. The collection `records.json` holds what the report needs of many run.json files, so that
+the report can be made without the folders.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+import dataclasses
+import json
+import math
+import statistics
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import tfdp
+from tfdp.experiments.finished import finished
+from tfdp.experiments.partial_folder import ResultError
+from tfdp.papers.catalogue import Cell
+
+# What a collection keeps of a run.json.
+KEPT = (
+    "steps", "num_examples", "lot_size", "noise_multiplier", "l2_norm_clip", "sampling",
+    "test_accuracy", "claimed", "proven", "seconds", "seconds_per_step", "curve", "settings", "cell",
+    "seed", "code", "training",
+)  # fmt: skip
+
+
+def place(results: Path, cell: Cell, seed: int) -> Path:
+    """Returns the folder of one training."""
+    return Path(results) / cell.folder / f"seed={seed}"
+
+
+def done(results: Path, cell: Cell, seed: int) -> dict | None:
+    """Returns the record of a training that was made with the settings of the catalogue, or None.
+
+    Raises:
+        ResultError: a result is there that is damaged or has other settings.
+    """
+    return finished(place(results, cell, seed), cell.experiment(seed))
+
+
+def code_version() -> dict:
+    """Returns the version of tfdp, and the commit where it is in a repository."""
+    found = {"tfdp": tfdp.__version__, "commit": None, "changed": None}
+    root = Path(tfdp.__file__).resolve().parents[1]
+    if (root / ".git").exists():
+        git = ["git", "-C", str(root)]
+        try:
+            found["commit"] = _said([*git, "rev-parse", "HEAD"])
+            # Only the code counts: pages and records are written while trainings run.
+            changed = _said([*git, "status", "--porcelain", "--untracked-files=no", "tfdp"])
+            found["changed"] = bool(changed)
+        except (OSError, subprocess.CalledProcessError):
+            pass
+    return found
+
+
+def _said(command) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def collect(results: Path, cells: Iterable[Cell]) -> tuple[dict, list[str]]:
+    """Returns ({cell: {seed: record}} of all finished trainings, what was left out and why)."""
+    found, left = {}, []
+    for cell in cells:
+        for seed in cell.seeds:
+            try:
+                record = done(results, cell, seed)
+            except ResultError as error:
+                left.append(str(error))
+                continue
+            if record is not None:
+                kept = {name: record[name] for name in KEPT if name in record}
+                found.setdefault(cell.name, {})[str(seed)] = kept
+    return found, left
+
+
+def read(path: Path) -> dict:
+    """Returns a collection; an empty one if there is no file."""
+    path = Path(path)
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write(path: Path, records: Mapping) -> None:
+    """Writes a collection, sorted, so that differences are readable."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(records, indent=0, sort_keys=True) + "\n")
+
+
+def merge(old: Mapping, new: Mapping) -> dict:
+    """Returns a collection with all trainings of both; those of `new` win."""
+    merged = {name: dict(seeds) for name, seeds in old.items()}
+    for name, seeds in new.items():
+        merged.setdefault(name, {}).update(seeds)
+    return merged
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What the seeds of a cell show.
+
+    Attributes:
+        accuracies: test accuracies in percent, one for each seed.
+        claimed, proven: the largest epsilon of all seeds.
+        delta: that of the epsilons.
+        minutes: mean time of a training.
+        commits: the commits that made them.
+        curves: for each seed, ((epoch, accuracy in percent), ...), where there are curves.
+    """
+
+    accuracies: tuple[float, ...]
+    claimed: float
+    proven: float
+    delta: float
+    minutes: float
+    commits: tuple[str, ...]
+    curves: tuple[tuple[tuple[float, float], ...], ...] = ()
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy in percent."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean in percent; None for a single seed."""
+        n = len(self.accuracies)
+        return None if n < 2 else statistics.stdev(self.accuracies) / math.sqrt(n)
+
+
+def measured(cell: Cell, records: Mapping) -> Measured | None:
+    """Returns what was measured for a cell by the settings of the catalogue; None for nothing."""
+    kept = []
+    for seed, record in sorted(records.get(cell.name, {}).items(), key=lambda item: int(item[0])):
+        if int(seed) in cell.seeds and _is_of(cell, int(seed), record):
+            kept.append(record)
+    if not kept:
+        return None
+    return Measured(
+        accuracies=tuple(100 * record["test_accuracy"] for record in kept),
+        claimed=max(float(record["claimed"]["epsilon"]) for record in kept),
+        proven=max(float(record["proven"]["epsilon"]) for record in kept),
+        delta=kept[0]["proven"]["delta"],
+        minutes=statistics.fmean(record["seconds"] for record in kept) / 60,
+        commits=tuple(sorted({str(record["code"]["commit"])[:10] for record in kept})),
+        curves=tuple(
+            tuple((epoch, 100 * accuracy) for epoch, accuracy in record["curve"])
+            for record in kept
+            if record.get("curve")
+        ),
+    )
+
+
+def _is_of(cell, seed, record) -> bool:
+    """Whether a record was made with the settings that the catalogue has now."""
+    from tfdp.experiments.correlation import complete
+
+    wanted = complete(cell.experiment(seed), record["num_examples"]).recorded()
+    return json.loads(json.dumps(wanted)) == record["settings"]

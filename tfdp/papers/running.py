@@ -1,0 +1,196 @@
+"""Runs cells: each that is not there yet, one process for each, until a budget of time is used up.
+
+A finished training is not run again, and one that was interrupted goes on.
+"""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tfdp.experiments.partial_folder import ResultError
+from tfdp.papers.catalogue import Cell
+from tfdp.papers.records import code_version, done, place
+
+# What a training takes that was never measured, for the estimate of the time that is left.
+_UNKNOWN_MINUTES = 5.0
+
+
+@dataclasses.dataclass
+class _Running:
+    process: subprocess.Popen
+    cell: Cell
+    seeds: tuple[int, ...]
+    since: float
+    log: Path
+
+
+def missing(cells: Sequence[Cell], results: Path) -> list[tuple[Cell, tuple[int, ...]]]:
+    """Returns the cells that have trainings to run, with the seeds of these.
+
+    Raises:
+        ResultError: a result is there that is damaged or has other settings.
+    """
+    found = []
+    for cell in cells:
+        seeds = tuple(s for s in cell.seeds if done(results, cell, s) is None)
+        if seeds:
+            found.append((cell, seeds))
+    return found
+
+
+def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None) -> None:
+    """Runs some trainings of a cell in this process.
+
+    Raises:
+        ResultError, ValueError, DataUnavailable, FloatingPointError: as in `run_into`.
+    """
+    from tfdp.experiments.result_folder import ResultFolder
+
+    for seed in seeds:
+        if done(results, cell, seed) is not None:
+            continue
+        with ResultFolder(place(results, cell, seed)) as folder:
+            from tfdp.experiments.saving import run_into
+
+            print(f"{cell.name}, seed {seed}", flush=True)
+            notes = {"cell": cell.name, "seed": seed, "code": code_version()}
+            result = run_into(folder, cell.experiment(seed, data_dir), verbose=2, notes=notes)
+        print(f"{cell.name}, seed {seed}: {100 * result.test_accuracy:.2f}%", flush=True)
+
+
+def run(
+    cells: Sequence[Cell],
+    results: Path,
+    *,
+    jobs: int = 1,
+    budget_minutes: float | None = None,
+    data_dir: str | None = None,
+    console: Console | None = None,
+) -> dict[str, list[str]]:
+    """Runs what is missing of some cells.
+
+    Args:
+        cells: the cells, in the order in which they are run.
+        results: the folder of all results.
+        jobs: number of trainings at a time.
+        budget_minutes: no training is begun after this time; None has no end.
+        data_dir: the folder of tensorflow_datasets' data.
+        console: where progress is shown; by default the terminal.
+
+    Returns:
+        Names of cells by how they ended: "done" (now or before), "failed", "left" (not begun).
+    """
+    console = console or Console()
+    waiting = missing(cells, results)
+    total = sum(len(cell.seeds) for cell in cells)
+    ended = {"done": [], "failed": [], "left": []}
+    ended["done"] = [
+        c.name for c in cells if c.seeds and c.name not in {w[0].name for w in waiting}
+    ]
+    started, running = time.monotonic(), []
+    shown = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"), console=console, disable=not console.is_terminal,
+    )  # fmt: skip
+    before = total - sum(len(seeds) for _, seeds in waiting)
+    with shown:
+        bar = shown.add_task("all", total=total, completed=before, left="")
+        try:
+            while waiting or running:
+                used = (time.monotonic() - started) / 60
+                over = budget_minutes is not None and used >= budget_minutes
+                while waiting and len(running) < jobs and not over:
+                    cell, seeds = waiting.pop(0)
+                    running.append(_start(cell, seeds, results, data_dir))
+                    if not console.is_terminal:
+                        console.print(f"{cell.name}: {len(seeds)} to train", highlight=False)
+                if over and not running:
+                    break
+                time.sleep(0.2)
+                for each in [each for each in running if each.process.poll() is not None]:
+                    running.remove(each)
+                    ended[_end(each, results, console)].append(each.cell.name)
+                now = ", ".join(each.cell.name for each in running)
+                here = sum(_is_there(results, each.cell, s) for each in running for s in each.seeds)
+                gone = total - here_left(waiting, running) + here
+                shown.update(bar, completed=gone, description=now, left=_estimate(waiting))
+        except KeyboardInterrupt:
+            _stop(running)
+            raise
+        finally:
+            ended["left"] = [cell.name for cell, _ in waiting]
+    return ended
+
+
+def here_left(waiting, running) -> int:
+    """Number of trainings that have not ended, at most."""
+    return sum(len(seeds) for _, seeds in waiting) + sum(len(each.seeds) for each in running)
+
+
+def minutes(cells: Sequence[tuple[Cell, Sequence[int]]]) -> float:
+    """Returns about how many minutes some trainings take on two quiet cores, one after the other."""
+    return sum(len(seeds) * (cell.minutes or _UNKNOWN_MINUTES) for cell, seeds in cells)
+
+
+def _estimate(waiting) -> str:
+    return f"about {minutes(waiting):,.0f} min to begin" if waiting else ""
+
+
+def _is_there(results, cell, seed) -> bool:
+    return (place(results, cell, seed) / "run.json").exists()
+
+
+def _start(cell, seeds, results, data_dir) -> _Running:
+    log = Path(results) / cell.folder / "log.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "tfdp.experiments", "train", cell.name, f"--results={results}"]
+    words.append(f"--seeds={','.join(map(str, seeds))}")
+    if data_dir is not None:
+        words.append(f"--data_dir={data_dir}")
+    with open(log, "a") as file:
+        process = subprocess.Popen(
+            words, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **_QUIET}
+        )
+    return _Running(process, cell, tuple(seeds), time.monotonic(), log)
+
+
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def _end(each, results, console) -> str:
+    took = (time.monotonic() - each.since) / 60
+    if each.process.returncode == 0:
+        try:
+            found = [done(results, each.cell, seed) for seed in each.seeds]
+        except ResultError as error:
+            console.print(f"{each.cell.name}: {error}", highlight=False)
+            return "failed"
+        if None not in found:
+            told = ", ".join(f"{100 * record['test_accuracy']:.2f}%" for record in found)
+            console.print(f"{each.cell.name}: {told} ({took:.1f} min)", highlight=False)
+            return "done"
+    lines = each.log.read_text(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else "nothing was printed"
+    console.print(
+        f"{each.cell.name}: failed after {took:.1f} min: {last} (all of it: {each.log})",
+        highlight=False,
+        markup=False,
+    )
+    return "failed"
+
+
+def _stop(running) -> None:
+    """Lets the trainings write their states."""
+    for each in running:
+        if each.process.poll() is None:
+            each.process.send_signal(signal.SIGTERM)
+    for each in running:
+        each.process.wait()
