@@ -246,8 +246,8 @@ GUARDS = (
     Guard(
         "a crash: a training that has a result is over",
         UNFINISHED,
-        "        if self.is_over or not os.path.lexists(self.backup_dir):\n            self._clear()\n",
-        "",
+        "        if self._has_begun and not self.is_over:\n",
+        "        if self._has_begun:\n",
         (
             "tests/experiments/test_unfinished.py::test_a_finished_training_is_not_gone_on_with_when_it_is_overwritten",
         ),

@@ -4,6 +4,7 @@ Every search evaluates the number that it returns, and the guarantee of this num
 budget.
 """
 
+import decimal
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -97,9 +98,20 @@ def noise_for(
     else:
         _refuse_hopeless(guarantee(kind, run.with_noise(_LARGEST_NOISE), delta, adjacency), kind)
         noise = _safe_root(evaluate, epsilon, 1.0, _TOLERANCE)
+    noise = _rounded_up(noise)
     while not evaluate(noise) <= epsilon:
-        noise *= 1 + 1e-9
+        noise = _rounded_up(noise * (1 + 1e-9))
     return noise
+
+
+def _rounded_up(noise: float) -> float:
+    """The next number of ten digits: the last digits of an evaluation differ from process to process.
+
+    A training that goes on in another process needs the noise that it had, and a budget that it meets
+    there, too.
+    """
+    digits = decimal.Context(prec=10, rounding=decimal.ROUND_CEILING)
+    return float(digits.create_decimal(noise * (1 + 1e-10)))
 
 
 def _proven_noise(
