@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The rooms from top to bottom. A room imports only from rooms below it. Rooms on one line do not
 # import each other. docs/architecture.md has the picture.
 LEVELS = [
+    ["papers"],
     ["experiments", "selftest"],
     ["callbacks", "models", "auditing"],
     ["training"],
@@ -28,7 +29,7 @@ LEVELS = [
     ["_palette", "_validate"],
 ]
 # Commands that stand above all rooms, in whichever folder they are.
-COMMANDS = {"tfdp.auditing.__main__"}
+COMMANDS = {"tfdp.auditing.__main__", "tfdp.experiments.__main__"}
 # The parts inside a room from top to bottom. A part does not import from parts above it.
 INSIDE = {
     "accounting": [["command"], ["mechanisms"], ["numerics"]],
