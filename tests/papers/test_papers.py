@@ -1,0 +1,195 @@
+"""The catalogue of what the papers print, the commands that run it, and its pages."""
+
+import json
+
+import pytest
+
+from tfdp.experiments import __main__ as command
+from tfdp.papers import catalogue, pages, records, running
+from tfdp.papers.catalogue import UnknownName, cells, merged, tables
+
+CELLS = [cell for table in tables() for cell in table.cells]
+TRAINED = [cell for cell in CELLS if cell.seeds]
+
+
+def test_names_are_unique():
+    names = [cell.name for cell in CELLS]
+    assert len(set(names)) == len(names) and len({t.name for t in tables()}) == len(tables())
+
+
+@pytest.mark.parametrize("cell", TRAINED, ids=lambda cell: cell.name)
+def test_the_settings_of_a_cell_are_valid(cell):
+    experiment = cell.experiment(seed=7)
+    assert experiment.seed == 7
+    (table,) = [table for table in tables() if table.name == cell.table]
+    # The column says which epsilon the training is calibrated to.
+    if table.guarantee and cell.column != "inf":
+        assert experiment.guarantee == table.guarantee
+        assert experiment.epsilon == float(cell.column)
+    if cell.column == "inf":
+        assert not experiment.private
+
+
+def test_quoted_rows_are_never_run():
+    quoted = [cell for cell in CELLS if cell.quoted]
+    assert quoted and not any(cell.seeds for cell in quoted)
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("si_dpsgd.T4.si_bn_lenet5", [99.20, 99.17, 99.17, 99.15, 99.18, 99.14, 99.12, 98.58]),
+        ("si_dpsgd.T4.dpsgd_ln_lenet5", [99.20, 97.35, 97.05, 96.68, 94.81, 87.45, 75.76, 49.53]),
+        ("batch_norm.T5.bn", [99.20, 98.68, 98.18, 97.61, 96.83, 90.68, 88.15]),
+        ("dropout.T1_mnist.zcdp", [97.18, 94.70, 92.05]),
+        ("dropout.T1_digits.sgld", [94.03, 91.87, 88.21]),
+    ],
+)
+def test_the_figures_are_those_that_the_papers_print(name, figures):
+    assert [cell.printed for cell in cells([name])] == figures
+
+
+def test_names_of_tables_rows_and_cells():
+    assert len(cells(["dropout.T1_digits"])) == 12
+    assert [c.column for c in cells(["dropout.T1_digits.ac"])] == ["10", "1", "0.5"]
+    assert [c.column for c in cells(["dropout.T1_digits.ac.0.5"])] == ["0.5"]
+    twice = cells(["dropout.T1_digits.ac", "dropout.T1_digits.ac.1"])
+    assert len(twice) == 3
+    with pytest.raises(UnknownName, match=r"Did you mean 'si_dpsgd\.T4'"):
+        cells(["si_dpsg.T4"])
+
+
+def test_later_flags_replace_earlier_ones():
+    assert merged("--a=1 --b=2", "--a=3", "--b= --c") == ("--a=3", "--c")
+
+
+CATALOGUE = """
+paper = "A paper"
+[[tables]]
+name = "T1"
+title = "a table"
+axis = "steps"
+columns = ["2", "3"]
+flags = "--mechanism=dpsgd --model=linear --sampling=cyclic --batch_size=479 --noise_multiplier=4"
+column_flags = {"2" = "--steps=2", "3" = "--steps=3"}
+note = "A note."
+[[tables.rows]]
+name = "a"
+label = "Row A"
+paper = [50.0, "NC"]
+seeds = 2
+differs = "All of it."
+[[tables.rows]]
+name = "b"
+label = "Row B"
+paper = [51.0, 52.0]
+absent = "It would cost an hour."
+[[tables.rows]]
+name = "c"
+label = "Row C"
+paper = [1.0, 2.0]
+quoted = true
+"""
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    (tmp_path / "paper.toml").write_text(CATALOGUE)
+    monkeypatch.setattr(catalogue, "_FOLDER", tmp_path)
+    catalogue.tables.cache_clear()
+    yield tmp_path
+    catalogue.tables.cache_clear()
+
+
+def train_here(monkeypatch, fail=()):
+    """Cells are trained in this process in place of processes of their own."""
+
+    class Ended:
+        def __init__(self, code):
+            self.returncode = code
+
+        def poll(self):
+            return self.returncode
+
+    def start(cell, seeds, results, data_dir):
+        log = results / cell.folder / "log.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("It failed.\n" if cell.name in fail else "")
+        if cell.name not in fail:
+            running.train(cell, seeds, results, data_dir)
+        return running._Running(Ended(int(cell.name in fail)), cell, seeds, 0.0, log)
+
+    monkeypatch.setattr(running, "_start", start)
+
+
+def test_what_is_finished_is_not_run_again_and_what_failed_is(small, monkeypatch, capsys):
+    results = small / "results"
+    arguments = ["run", "paper.T1", f"--results={results}"]
+    train_here(monkeypatch, fail=["paper.T1.a.3"])
+    assert command.main(arguments) == 2
+    said = capsys.readouterr().out
+    assert "paper.T1.a.3: failed" in said and "It failed." in said and "1 done, 1 failed" in said
+    before = (results / "paper/T1/a/2/seed=1/run.json").read_text()
+    train_here(monkeypatch)
+    assert command.main(arguments) == 0
+    assert "2 done" in capsys.readouterr().out
+    assert (results / "paper/T1/a/2/seed=1/run.json").read_text() == before
+    record = json.loads(before)
+    assert (record["cell"], record["seed"]) == ("paper.T1.a.2", 1)
+    assert record["code"]["tfdp"] and "commit" in record["code"]
+    # The pages have figures of these records only.
+    out = small / "pages"
+    assert command.main(["report", f"--results={results}", f"--out={out}"]) == 0
+    page = (out / "README.md").read_text()
+    accuracies = [
+        100 * json.loads((results / f"paper/T1/a/2/seed={s}/run.json").read_text())["test_accuracy"]
+        for s in (1, 2)
+    ]
+    error = abs(accuracies[0] - accuracies[1]) / 2
+    assert f"| {sum(accuracies) / 2:.2f} ± {error:.2f} (2) |" in page
+    assert "| **Row A** | 50.00 | NC |" in page and "| **Row C (quoted)** | 1.00 | 2.00 |" in page
+    assert "Row A: All of it." in page and "Not run: Row B at 2, Row B at 3. It would cost" in page
+    html = (out / "index.html").read_text()
+    assert (
+        'name="viewport"' in html and "data:image/png;base64," in html and 'src="http' not in html
+    )
+    # They can be made again without the results.
+    again = small / "again"
+    again.mkdir()
+    (again / "records.json").write_text((out / "records.json").read_text())
+    command.main(["report", f"--results={small / 'nothing'}", f"--out={again}"])
+    assert (again / "README.md").read_text() == page
+
+
+def test_records_of_other_settings_are_not_shown(small, monkeypatch):
+    results, out = small / "results", small / "pages"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    pages.write_pages(results, out)
+    (small / "paper.toml").write_text(
+        CATALOGUE.replace("--noise_multiplier=4", "--noise_multiplier=5")
+    )
+    catalogue.tables.cache_clear()
+    (cell,) = cells(["paper.T1.a.2"])
+    assert records.measured(cell, records.read(out / "records.json")) is None
+    assert command.main(["run", "paper.T1.a.2", f"--results={results}"]) == 2  # it says so
+
+
+def test_no_training_begins_after_the_budget(small, monkeypatch, capsys):
+    train_here(monkeypatch)
+    clock = iter([0.0, *[1e6] * 1000])
+    monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(running.time, "sleep", lambda seconds: None)
+    assert command.main(["run", "paper.T1", "--budget_minutes=1", f"--results={small}/r"]) == 0
+    assert "2 left" in capsys.readouterr().out
+
+
+def test_the_list_says_what_there_is(small, monkeypatch, capsys):
+    assert command.main(["list", f"--results={small}/r"]) == 0
+    assert "paper.T1" in capsys.readouterr().out
+    assert command.main(["list", "paper.T1", f"--results={small}/r"]) == 0
+    said = capsys.readouterr().out
+    assert "paper.T1.a.2: the paper has 50.0; 0 of 2 seeds trained" in said
+    assert "not run: It would cost an hour." in said and "quoted by the paper, not run" in said
+    assert command.main(["run", "nothing"]) == 2
+    assert "`list` shows all" in capsys.readouterr().err
