@@ -96,7 +96,7 @@ def same(one, other):
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float):
-        return math.isclose(one, other, rel_tol=1e-9)
+        return math.isclose(one, other, rel_tol=1e-6)
     return one == other
 
 
