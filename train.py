@@ -40,7 +40,12 @@ flags.DEFINE_string(
     "Where run.json, model.keras and TensorBoard's log go; without it a new runs/<name>_<number>. Each "
     "point of a --sweep has a folder in it.",
 )
-flags.DEFINE_bool("overwrite", False, "Replace an earlier result in --model_dir.")
+flags.DEFINE_bool(
+    "overwrite",
+    False,
+    "Replace an earlier result in --model_dir. An unfinished training there goes on all the same; of a "
+    "sweep all points are trained again.",
+)
 flags.DEFINE_enum(
     "resume",
     "auto",
@@ -50,7 +55,7 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_string(
     "checkpoint_every",
-    "30s",
+    "10s",
     "How often the state is written with which a training goes on after a crash: a time, such as 30s "
     "or 5m, or a number of steps. It is in <model_dir>.secret until the result is in place.",
 )
@@ -139,6 +144,8 @@ def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> No
     folder = ResultFolder(model_dir, overwrite=FLAGS.overwrite, numbered=numbered, resume=resume)
     # Entered before TensorFlow is imported: a place that cannot be written is refused at once.
     with folder:
+        if numbered:
+            _say_what_is_unfinished(model_dir)
         try:
             result = _train_into(folder, point)
         except BaseException as ended:
@@ -156,6 +163,14 @@ def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> No
 
 
 def _train_into(folder, point):
+    from tfdp.experiments.unfinished import settings_of
+
+    if FLAGS.resume == "never" and folder.holds_state:
+        print(
+            f"The unfinished training in {_shown(folder.path)}.secret is discarded: nothing of it may "
+            "be released."
+        )
+    folder.checkpoints(settings_of(point.experiment))  # refuses other settings at once
     # TensorBoard can read the log during the training; the commit moves it with the result.
     _announce(point, folder)
     if folder.goes_on:
@@ -164,6 +179,17 @@ def _train_into(folder, point):
 
     every = parsing.checkpoint_every(FLAGS.checkpoint_every)
     return run_into(folder, point.experiment, console.verbosity(), point.command, **every)
+
+
+def _say_what_is_unfinished(base):
+    """Tells of unfinished trainings that have a number: the same command begins a new one."""
+    base = pathlib.Path(base)
+    for state in sorted(base.parent.glob(f"{base.name}_*.secret/backup/state.npz")):
+        result = str(state.parents[1]).removesuffix(".secret")
+        print(
+            f"There is an unfinished training: --model_dir={_shown(result)}, with its settings, goes "
+            "on with it."
+        )
 
 
 def _say_how_to_go_on(ended, point, folder):

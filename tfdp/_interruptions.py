@@ -6,7 +6,8 @@ import signal
 import sys
 import threading
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SIGHUP arrives when a terminal is closed.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruptions:

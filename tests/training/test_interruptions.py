@@ -207,3 +207,56 @@ def test_a_clock_that_jumps_changes_no_count(tmp_path, monkeypatch, seed):
     model, _, backup = train(tmp_path / "b")
     assert [run.steps for run in model.privacy.ledger.runs] == [STEPS]
     assert (backup.restarts, backup.lost_steps) == (1, 0)
+
+
+def test_a_plain_model_is_refused(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"Expected a model of tfdp\.make_private"):
+        model.fit(*data(), verbose=0, callbacks=[tfdp.callbacks.BackupAndRestore(tmp_path / "b")])
+
+
+def test_a_fit_that_ended_early_is_not_gone_on_with(tmp_path):
+    """As by EarlyStopping: the same program gives the trained weights; more epochs train more."""
+
+    def program(epochs, stop_at=1):
+        keras.utils.set_random_seed(1)
+        model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+        model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
+
+        def stop(epoch, logs):
+            model.stop_training = epoch == stop_at
+
+        model.fit(
+            tfdp.data.make_lots("poisson", *data(), lot_size=L), epochs=epochs, verbose=0,
+            callbacks=[
+                tfdp.callbacks.BackupAndRestore(tmp_path / "b", delete_checkpoint=False),
+                keras.callbacks.LambdaCallback(on_epoch_end=stop),
+            ],
+        )  # fmt: skip
+        return [run.steps for run in model.privacy.ledger.runs], model.get_weights()
+
+    steps, weights = program(5)
+    again, same = program(5)
+    assert steps == again == [12]
+    for one, other in zip(weights, same, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert program(6, stop_at=None)[0] == [36]
+
+
+def test_steps_are_reserved_no_further_than_states_are_asked_for(tmp_path, monkeypatch):
+    reserved = []
+    reserve = backup_module.BackupFolder.reserve
+
+    def noted(self, run_id, steps, opening=False):
+        reserved.append(steps)
+        reserve(self, run_id, steps, opening)
+
+    monkeypatch.setattr(backup_module.BackupFolder, "reserve", noted)
+    monkeypatch.setattr(backup_module, "_AHEAD", 1e9)
+    model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
+    lots = tfdp.data.make_lots("cyclic", *data(), lot_size=L)
+    backup = tfdp.callbacks.BackupAndRestore(tmp_path / "b", save_freq=3)
+    model.fit(lots, epochs=EPOCHS, verbose=0, callbacks=[backup])
+    assert max(np.diff(reserved)) <= 3

@@ -32,7 +32,7 @@ class Checkpoints:
     folder: str
     training_id: str | None = None
     steps: int | None = None
-    seconds: float = 30.0
+    seconds: float = 10.0
 
     def __post_init__(self):
         whole("steps", self.steps, 1, optional=True)

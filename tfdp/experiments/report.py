@@ -214,6 +214,8 @@ def _interrupted(result) -> str:
     """Says how often the training went on, and what that has cost."""
     times = "once" if result.restarts == 1 else f"{result.restarts} times"
     lost = result.lost_steps
+    if not result.experiment.private:
+        return f"{times}; what came after the last state was trained again"
     if not lost:
         return f"{times}; no step was lost"
     steps = "1 step that a crash lost is" if lost == 1 else f"{lost:,} steps that crashes lost are"

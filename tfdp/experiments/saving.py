@@ -12,6 +12,7 @@ from tfdp.experiments.experiment import Result, run
 from tfdp.experiments.report import card, record
 from tfdp.experiments.result_folder import ResultError, ResultFolder
 from tfdp.experiments.settings import Experiment
+from tfdp.experiments.unfinished import settings_of
 from tfdp.training.export import export
 
 
@@ -22,7 +23,7 @@ def run_into(
     command: str | None = None,
     *,
     checkpoint_steps: int | None = None,
-    checkpoint_seconds: float = 30.0,
+    checkpoint_seconds: float = 10.0,
     notes: Mapping | None = None,
 ) -> Result:
     """Runs an experiment and commits its log, release, record and model card to an open folder.
@@ -54,9 +55,7 @@ def run_into(
         >>> sorted(os.listdir("runs/a"))
         ['model.keras', 'model_card.md', 'run.json', 'tensorboard']
     """
-    # A seed of the noise is never written, but whether there is one has to stay the same.
-    settings = experiment.recorded() | {"insecure_seed": experiment.insecure_seed is not None}
-    place, training_id = folder.checkpoints(settings)
+    place, training_id = folder.checkpoints(settings_of(experiment))
     checkpoints = Checkpoints(place, training_id, checkpoint_steps, checkpoint_seconds)
     try:
         result = run(

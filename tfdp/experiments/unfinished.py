@@ -155,6 +155,12 @@ class Unfinished:
         return about
 
 
+def settings_of(experiment) -> dict:
+    """The settings that have to stay the same when a training of an `Experiment` goes on."""
+    # A seed of the noise is never written, but whether there is one has to stay the same.
+    return experiment.recorded() | {"insecure_seed": experiment.insecure_seed is not None}
+
+
 def _is_ours(name) -> bool:
     """Whether a name in the folder of secrets is that of a file or folder of a training."""
     return (

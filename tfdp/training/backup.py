@@ -31,8 +31,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Run the same program again after a kill, and `fit` goes on where it was, in the middle of an epoch,
     too: in the same run of the ledger, with the same noise multiplier, for the steps that were left.
-    Steps that were taken after the last state are lost to the weights and stay counted, so that the
-    proven epsilon is that of a training without a crash, and never below the truth.
+    Steps that may have been begun after the last state (about a second of steps is reserved ahead) are
+    lost to the weights and stay counted, so that the proven epsilon is that of a training without a
+    crash, and never below the truth.
 
     A run whose state is left in the folder goes on from there only: another `fit`, without this
     callback, begins a new run.
@@ -41,9 +42,11 @@ class BackupAndRestore(keras.callbacks.Callback):
     second Ctrl-C ends at once.
 
     Other callbacks hear only of steps that are taken: after a restart, the first step of the epoch that
-    they hear of has a later number. What they kept themselves, and the metrics of the epoch so far,
-    begin anew. When `fit` has ended, the folder is removed: save the model then, or pass
-    `delete_checkpoint=False`, and `fit` of a restarted program gives the trained weights.
+    they hear of has a later number. What they kept themselves (the patience of `EarlyStopping`), and
+    the metrics of the epoch so far, begin anew. The history has the epochs of earlier processes, too,
+    but for one whose end was lost; `history.epoch` names them. When `fit` has ended, the folder is
+    removed: save the model then, or pass `delete_checkpoint=False`, and `fit` of a restarted program
+    gives the trained weights.
 
     The folder is a secret: it holds un-noised values of some mechanisms. Only its owner may enter it.
     Do not copy it: two trainings that go on from one state cost more than their ledgers say.
@@ -53,7 +56,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         save_freq: None saves the state every `seconds`; "epoch" after each epoch; an integer
             after so many steps.
         seconds: time between two states, at least 0; it is longer where a state takes more than half
-            a hundredth of it.
+            a hundredth of it from the training, or writing it beside the training takes a hundredth.
         delete_checkpoint: whether the folder is removed when `fit` has ended.
         delta: that of the epsilon which an interruption states, in (0, 1); None takes that of the
             model's budget, and states the number of steps alone where there is none.
@@ -89,12 +92,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup_dir: str | os.PathLike,
         save_freq: str | int | None = None,
         *,
-        seconds: float = 30.0,
+        seconds: float = 10.0,
         delete_checkpoint: bool = True,
         delta: float | None = None,
     ):
         super().__init__()
-        if save_freq not in (None, "epoch"):
+        if save_freq not in (None, "epoch") and not isinstance(save_freq, int):
+            raise ValueError(
+                "Invalid value received for argument `save_freq`. Expected None, 'epoch' or a whole "
+                f"number of steps. Received: {save_freq!r}"
+            )
+        if isinstance(save_freq, int):
             save_freq = whole("save_freq", save_freq, 1)
         self._save_freq, self._seconds = save_freq, finite("seconds", seconds, 0)
         self._delete = delete_checkpoint
@@ -108,20 +116,22 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._place, self._behind = Place(0), 0
         self._run_id, self._reserved = None, 0
         self._interruptions = Interruptions()
-        self._since, self._steps_since, self._cost = 0.0, 0, 0.0
+        # Seconds that a state takes from the training, and that writing it takes beside the training.
+        self._since, self._steps_since, self._cost, self._writing = 0.0, 0, 0.0, 0.0
         self._speed, self._reserving = None, 0.0  # steps in a second, seconds for a reservation
         self._warned = False
 
     # -- what `fit` calls ------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def attached(self, model, feed: Feed, epoch: int):
+    def attached(self, model, feed: Feed, epoch: int, epochs: int):
         """Context of one fit, which gives the place where the training begins or goes on.
 
         Args:
             model: a private model that is compiled and built.
             feed: what the fit draws from.
             epoch: the first epoch of a training from its beginning.
+            epochs: the epoch before which it ends.
         """
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
@@ -138,6 +148,9 @@ class BackupAndRestore(keras.callbacks.Callback):
                 self.restarts, self.lost_steps, self._earlier = 0, 0, {}
             else:
                 self._place = self._go_on(model, feed, *found)
+                if found[0]["told"]["ended"] == epochs:  # perhaps early; it has ended all the same
+                    self._place = dataclasses.replace(self._place, epoch=epochs, step=0)
+            self._epochs, self._ended = epochs, None
             self._behind = self._place.step
             self._run_id, self._reserved, self._speed, self._cleared = None, 0, None, False
             self._worker = concurrent.futures.ThreadPoolExecutor(1, "tfdp backup")
@@ -196,6 +209,12 @@ class BackupAndRestore(keras.callbacks.Callback):
             self.restarts, self.earlier_seconds = told["restarts"] + 1, told["seconds"]
         self.lost_steps = told["lost_steps"] + counted - about["steps"]
         self._earlier = {int(epoch): logs for epoch, logs in told["epochs"]}
+        if counted > about["steps"]:
+            logging.warning(
+                "The training in %s goes on after step %s. The last %s of them may have been begun "
+                "after its last state: they are counted, and lost to the weights.",
+                self._folder.path, f"{counted:,}", f"{counted - about['steps']:,}",
+            )  # fmt: skip
         return place
 
     def with_earlier_epochs(self, history):
@@ -245,6 +264,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if needed > self._reserved:
             seconds = max(_AHEAD, self._reserving / _SHARE)
             ahead = 1 if self._speed is None else math.ceil(seconds * self._speed)
+            if isinstance(self._save_freq, int):
+                ahead = min(ahead, self._save_freq)  # who wants states often wants to lose little
             ahead = max(needed, min(session.spent + ahead, session.spent + _MOST_AHEAD))
             ahead = int(min(ahead, max(needed, min(session.run.steps, session.limit))))
             started = time.monotonic()
@@ -260,6 +281,14 @@ class BackupAndRestore(keras.callbacks.Callback):
                 self._folder.reserve(session.run_id, session.spent)
 
     # -- hooks -----------------------------------------------------------------------------------
+
+    def on_train_begin(self, logs=None):
+        if self._worker is None:
+            raise ValueError(
+                "BackupAndRestore keeps the ledger of a private model. Expected a model of "
+                f"tfdp.make_private. Received: {type(self.model).__name__}. For other models there is "
+                "keras.callbacks.BackupAndRestore."
+            )
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch != self._place.epoch:
@@ -296,6 +325,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._folder.clear()
             self._cleared = True
         elif self._run_id is not None:
+            if self._interruptions.number is None:
+                self._ended = self._epochs
             with self._warned_of_failure():
                 self._memory = self._state()
                 self._save(wait=True)
@@ -317,7 +348,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._save_freq is not None:
             self._steps_unsaved += 1
             return self._steps_unsaved >= self._save_freq
-        return time.monotonic() - self._saved_at >= max(self._seconds, self._cost / _SHARE)
+        least = max(self._seconds, self._cost / _SHARE, self._writing / (2 * _SHARE))
+        return time.monotonic() - self._saved_at >= least
 
     _saved_at, _steps_unsaved = -math.inf, 0
 
@@ -332,9 +364,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         if wait:
             self._folder.write(*state)
         else:
-            self._pending = self._worker.submit(self._folder.write, *state)
+            self._pending = self._worker.submit(self._write, *state)
         self._saved_at, self._steps_unsaved = time.monotonic(), 0
         self._cost = self._saved_at - started
+
+    def _write(self, about, arrays):
+        started = time.monotonic()
+        self._folder.write(about, arrays)
+        self._writing = time.monotonic() - started
 
     def _state(self):
         return take_state(
@@ -357,6 +394,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             "restarts": self.restarts,
             "lost_steps": self.lost_steps,
             "training_id": self._training_id,
+            "ended": self._ended,
             "seconds": self.earlier_seconds + time.monotonic() - self._since_first,
             "epochs": list(epochs.items()),
         }
@@ -440,12 +478,12 @@ def past_steps_behind(callbacks, model, place: Place, **params):
 
 
 @contextlib.contextmanager
-def kept_safe(backup: BackupAndRestore | None, model, feed: Feed, epoch: int):
+def kept_safe(backup: BackupAndRestore | None, model, feed: Feed, epoch: int, epochs: int):
     """Context of one fit, which gives the place where it begins; see `BackupAndRestore.attached`."""
     if backup is None:
         yield Place(epoch)
         return
-    with backup.attached(model, feed, epoch) as place:
+    with backup.attached(model, feed, epoch, epochs) as place:
         yield place
 
 

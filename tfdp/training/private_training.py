@@ -229,7 +229,7 @@ class PrivateTraining(AccountedWeights):
         build_for_lots(self, feed.dataset)
         backup, privacy = backup_among(callbacks), self._privacy
         callbacks = bracketed(self, callbacks, names_of_metrics(self))
-        with kept_safe(backup, self, feed, initial_epoch) as place:
+        with kept_safe(backup, self, feed, initial_epoch, epochs) as place:
             feed = placed(feed, place, self.optimizer.next_turn)
             plan = feed.planned(epochs - place.epoch, place.step)
             self._begin(plan)
