@@ -43,7 +43,7 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
         axes.errorbar(x, y, yerr=error, label=f"{label}, here", capsize=3, markevery=every, **style)
         if printed:
             axes.plot(
-                *zip(*printed, strict=True), "--", markerfacecolor="none", alpha=0.6,
+                *zip(*printed, strict=True), "--", markerfacecolor="white", alpha=0.6,
                 label=f"{label}, paper", **style,
             )  # fmt: skip
     if not table.curves and _all_positive(series):
