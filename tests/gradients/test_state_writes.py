@@ -537,12 +537,15 @@ def test_attention_with_several_inputs_and_outputs_passes(policy):
     check(model, x, {"c": np.zeros((4, 2)), "d": np.zeros((4, 1))})
 
 
-SHAPES = {"transformer": (6,), "bilstm": (6,), "tutorial_lstm": (6,)}
+def smallest_input(name):
+    architecture = models.MODELS[name]
+    side = max(16, architecture.smallest_image or 0)
+    return (6,) if architecture.takes_tokens else (side, side, 3)
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
 def test_all_models_of_tfdp_pass(name):
-    shape = SHAPES.get(name, (16, 16, 3))
+    shape = smallest_input(name)
     model = models.build(name, shape, 3)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     dtype = model.inputs[0].dtype
