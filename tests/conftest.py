@@ -1,6 +1,7 @@
 """What every test starts from: seeded weights, nothing of earlier tests, and the fast lane's marker."""
 
 import gc
+import signal
 
 import hypothesis
 import keras
@@ -52,6 +53,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.nodeid.removeprefix("tests/").startswith(FAST):
             item.add_marker("fast")
+
+
+# A process in the background ignores Ctrl-C, and so would what is tested here and what it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
