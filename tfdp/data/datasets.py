@@ -318,7 +318,7 @@ def public(
 
 def _spec(name: str, data_dir: str | None = None, text_features: Sequence[str] = ()) -> Spec | None:
     """Returns what is known about a dataset; None for the digits."""
-    if name in DATASETS:
+    if isinstance(name, str) and name in DATASETS:
         spec = DATASETS[name]
         if spec is None or not text_features:
             return spec

@@ -188,11 +188,6 @@ def parts(steps: int, per_epoch: int, behind: int = 0):
         steps: number of steps of the training.
         per_epoch: number of steps of an epoch.
         behind: number of steps that lie behind.
-
-    Example:
-        >>> from tfdp.experiments.checkpoints import parts
-        >>> list(parts(25, 10)), list(parts(25, 10, behind=3)), list(parts(25, 10, behind=25))
-        ([(0, 2, 10), (2, 1, 5)], [(0, 1, 7), (1, 1, 10), (2, 1, 5)], [])
     """
     epoch, step = divmod(behind, per_epoch)
     if step:

@@ -35,11 +35,6 @@ def checkpoint_every(text: str) -> dict[str, int | float | None]:
 
     Raises:
         ValueError: the text is neither.
-
-    Example:
-        >>> from tfdp.experiments.parsing import checkpoint_every
-        >>> checkpoint_every("5m")
-        {'checkpoint_steps': None, 'checkpoint_seconds': 300.0}
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)|([1-9]\d*)", text.strip())
     if not found:

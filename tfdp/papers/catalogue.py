@@ -174,11 +174,6 @@ def merged(*texts: str) -> tuple[str, ...]:
     """Returns the flags in several texts; of flags of one name, the last stays, in the first's place.
 
     A flag that is written --name= is left out.
-
-    Example:
-        >>> from tfdp.papers.catalogue import merged
-        >>> merged("--epochs=10 --momentum=0.9", "--epochs=2 --momentum=")
-        ('--epochs=2',)
     """
     found = {}
     for text in texts:
