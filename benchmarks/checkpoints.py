@@ -127,7 +127,8 @@ def main():
             states += backup.states
         told = ", ".join(f"{ratio:.3f}" for ratio in ratios)
         print(
-            f"| {name} | {weights:,} | {lot} | {np.median(first):.2f} s | {states - options.rounds} | {100 * np.median(shares):.2f}% "
+            f"| {name} | {weights:,} | {lot} | {np.median(first):.2f} s | {states - options.rounds} | "
+            f"{100 * np.median(shares):.2f}% "
             f"(at most {100 * max(shares):.2f}%) | {told} |",
             flush=True,
         )
