@@ -49,6 +49,18 @@ def test_the_figures_are_those_that_the_papers_print(name, figures):
     assert [cell.printed for cell in cells([name])] == figures
 
 
+def test_rows_with_the_trainings_of_others():
+    for cell in CELLS:
+        if cell.source != cell.name and cell.seeds:
+            (other,) = [each for each in CELLS if each.name == cell.source]
+            assert cell.flags == other.flags and cell.folder == other.folder
+    (ours,) = cells(["batch_norm.T5.ln.0.5"])
+    assert ours.source == "si_dpsgd.T4.dpsgd_ln_lenet5.0.5" and ours.printed == 94.81
+    assert catalogue.named("batch_norm.T5.ln.0.5") == ours
+    with pytest.raises(UnknownName, match="the name of a cell"):
+        catalogue.named("batch_norm.T5.ln")
+
+
 def test_names_of_tables_rows_and_cells():
     assert len(cells(["dropout.T1_digits"])) == 12
     assert [c.column for c in cells(["dropout.T1_digits.ac"])] == ["10", "1", "0.5"]
@@ -111,7 +123,7 @@ def train_here(monkeypatch, fail=()):
         def poll(self):
             return self.returncode
 
-    def start(cell, seeds, results, data_dir):
+    def start(cell, seeds, results, data_dir, jobs):
         log = results / cell.folder / "log.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("It failed.\n" if cell.name in fail else "")
@@ -173,6 +185,79 @@ def test_records_of_other_settings_are_not_shown(small, monkeypatch):
     (cell,) = cells(["paper.T1.a.2"])
     assert records.measured(cell, records.read(out / "records.json")) is None
     assert command.main(["run", "paper.T1.a.2", f"--results={results}"]) == 2  # it says so
+
+
+STARTS = """
+paper = "A paper"
+[[tables]]
+name = "T2"
+title = "fine-tuning"
+columns = ["-"]
+flags = "--model=linear --sampling=cyclic --batch_size=479 --steps=3"
+[[tables.rows]]
+name = "fine"
+label = "Fine-tuned"
+flags = "--mechanism=dpsgd --noise_multiplier=4"
+needs = "paper.T2.public.-"
+seeds = 1
+[[tables.rows]]
+name = "public"
+label = "Public"
+flags = "--mechanism=none"
+seeds = 1
+[[tables.rows]]
+name = "same"
+label = "The same"
+same_as = "paper.T2.fine"
+"""
+
+
+def test_a_training_starts_from_another_one(tmp_path, monkeypatch, capsys):
+    (tmp_path / "paper.toml").write_text(STARTS)
+    monkeypatch.setattr(catalogue, "_FOLDER", tmp_path)
+    catalogue.tables.cache_clear()
+    fine, public, same = (cell for table in tables() for cell in table.cells)
+    results, begun = tmp_path / "r", []
+    assert running.missing([same, fine], results) == [(public, (1,)), (same, (1,))]
+
+    class Ended:
+        returncode = 0
+
+        def poll(self):
+            return 0
+
+    def start(cell, seeds, folder, data_dir, jobs):
+        begun.append(cell.row)
+        for seed in seeds:
+            path = records.place(folder, cell, seed)
+            path.mkdir(parents=True)
+            (path / "run.json").write_text("{}")
+        return running._Running(Ended(), cell, seeds, 0.0, path / "log.txt")
+
+    def done(folder, cell, seed):
+        there = (records.place(folder, cell, seed) / "run.json").exists()
+        return {"test_accuracy": 0.5} if there else None
+
+    monkeypatch.setattr(running, "_start", start)
+    monkeypatch.setattr(running, "done", done)
+    assert command.main(["run", "paper.T2", "--jobs=2", f"--results={results}"]) == 0
+    assert begun == ["public", "fine"]
+    monkeypatch.undo()
+    catalogue.tables.cache_clear()
+
+
+def test_what_is_recorded_is_left_out(small, monkeypatch, capsys):
+    results = small / "results"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    monkeypatch.setattr(command, "_PAGES", str(small / "pages"))
+    pages.write_pages(results, small / "pages")
+    capsys.readouterr()
+    arguments = ["run", "paper.T1.a.2", f"--results={small / 'new'}"]
+    assert command.main([*arguments, "--skip_recorded"]) == 0
+    assert "1 done" in capsys.readouterr().out and not (small / "new").exists()
+    assert command.main(arguments) == 0
+    assert (small / "new/paper/T1/a/2/seed=2/run.json").exists()
 
 
 def test_no_training_begins_after_the_budget(small, monkeypatch, capsys):

@@ -49,6 +49,11 @@ def _parser():
     running.add_argument(
         "--budget_minutes", type=_positive(float), help="begin no training after this time"
     )
+    running.add_argument(
+        "--skip_recorded",
+        action="store_true",
+        help=f"leave out the trainings that {_PAGES}/records.json holds",
+    )
     running.add_argument("--data_dir", help="where tensorflow_datasets keeps its data")
     running.set_defaults(action=_run)
     report = actions.add_parser("report", parents=[shared], help="write the pages")
@@ -84,10 +89,11 @@ def _list(options):
 
 
 def _run(options):
-    from tfdp.papers import running
+    from tfdp.papers import records, running
     from tfdp.papers.catalogue import cells
 
     chosen = cells(options.names)
+    known = records.read(Path(_PAGES) / records.COLLECTION) if options.skip_recorded else None
     try:
         ended = running.run(
             chosen,
@@ -95,6 +101,7 @@ def _run(options):
             jobs=options.jobs,
             budget_minutes=options.budget_minutes,
             data_dir=options.data_dir,
+            records=known,
             console=console.console(),
         )
     except KeyboardInterrupt:

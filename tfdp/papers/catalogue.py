@@ -20,6 +20,8 @@ The catalogue is in the .toml files beside this module, one for each paper:
     differs = "..."                 # from the paper
     cells = {"0.5" = {flags = "...", seeds = 1}, "7" = {absent = "why, and what it would cost"}}
     quoted = true                   # a figure that the paper takes from elsewhere: never run
+    same_as = "si_dpsgd.T4.row"     # the trainings of another row, column by column
+    needs = "batch_norm.pretraining.tf.-"  # the cell whose weights, of its first seed, are the start
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -58,6 +60,8 @@ class Cell:
         differs: in what the training differs from the paper.
         absent: why it is not trained, and what it would cost; empty if it is.
         quoted: whether the paper takes its figure from elsewhere.
+        source: name of the cell that is trained: its own, or that of another with the same training.
+        needs: name of the cell whose weights are the initial ones; empty for none.
     """
 
     name: str
@@ -71,14 +75,25 @@ class Cell:
     differs: str
     absent: str
     quoted: bool
+    source: str
+    needs: str = ""
 
     @property
     def folder(self) -> Path:
         """The folder of its results below the folder of all results."""
-        return Path(*self.table.split("."), self.row, self.column)
+        return Path(*self.source.split(".", 3))
 
-    def experiment(self, seed: int, data_dir: str | None = None) -> Experiment:
-        """Returns the settings of one training."""
+    def experiment(
+        self, seed: int, data_dir: str | None = None, start: str | None = None
+    ) -> Experiment:
+        """Returns the settings of one training.
+
+        Args:
+            seed: the seed.
+            data_dir: the folder of tensorflow_datasets' data.
+            start: the file of the initial weights, where the cell needs another; by default a name that
+                stands for it.
+        """
         values = flags.FlagValues()
         command_line.define(values, sweeps=False)
         words = ["experiment", *self.flags, f"--seed={seed}"]
@@ -89,7 +104,15 @@ class Cell:
             (point,) = command_line.points(words, None, values)
         except ValueError as error:
             raise ValueError(f"In {self.name}: {error}") from error
+        if self.needs:
+            path = start or initial_weights(self.needs)
+            return dataclasses.replace(point.experiment, initial_weights=path)
         return point.experiment
+
+
+def initial_weights(name: str) -> str:
+    """Returns the file of a cell's weights, below the folder of all results."""
+    return "/".join((*name.split(".", 3), "seed=1", "model.keras"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +161,28 @@ def tables() -> tuple[Table, ...]:
     for path in sorted(_FOLDER.glob("*.toml")):
         content = tomllib.loads(path.read_text())
         found += [_table(path.stem, content["paper"], table) for table in content["tables"]]
-    return tuple(found)
+    known = {cell.name: cell for table in found for cell in table.cells}
+    return tuple(_resolved(table, known) for table in found)
+
+
+def _resolved(table, known) -> Table:
+    """The table with the trainings of other rows filled in, where its rows name them."""
+    rows = []
+    for row in table.rows:
+        cells = []
+        for cell in row.cells:
+            if cell.source != cell.name and not cell.absent:
+                other = known[cell.source]
+                cell = dataclasses.replace(
+                    cell, flags=other.flags, seeds=other.seeds, minutes=other.minutes,
+                    differs=other.differs, absent=other.absent, needs=other.needs,
+                )  # fmt: skip
+            if cell.needs and cell.needs not in known:
+                raise ValueError(f"{cell.name} needs {cell.needs}, which is no cell.")
+            cells.append(cell)
+        differs = row.differs or (cells[0].differs if cells[0].source != cells[0].name else "")
+        rows.append(dataclasses.replace(row, cells=tuple(cells), differs=differs))
+    return dataclasses.replace(table, rows=tuple(rows))
 
 
 def cells(names) -> list[Cell]:
@@ -162,6 +206,14 @@ def cells(names) -> list[Cell]:
             )
         found |= {cell.name: cell for cell in chosen}
     return list(found.values())
+
+
+def named(name: str) -> Cell:
+    """Returns the cell of a name; raises UnknownName if it is not that of one cell."""
+    for cell in cells([name]):
+        if cell.name == name:
+            return cell
+    raise UnknownName(f"Expected the name of a cell. Found {name!r}.")
 
 
 def _prefixes(name):
@@ -201,6 +253,7 @@ def _table(stem, paper, content) -> Table:
 
 def _row(table, columns, common, content) -> Row:
     quoted, own = content.get("quoted", False), content.get("cells", {})
+    source = content.get("same_as", f"{table}.{content['name']}")
     printed = content.get("paper", [""] * len(columns))
     if len(printed) != len(columns) or own.keys() - set(columns):
         raise ValueError(f"The row {content['name']} of {table} does not have the table's columns.")
@@ -229,6 +282,8 @@ def _row(table, columns, common, content) -> Row:
                 differs=cell.get("differs", content.get("differs", common.get("differs", ""))),
                 absent=absent,
                 quoted=quoted,
+                source=f"{source}.{column}",
+                needs=cell.get("needs", content.get("needs", "")),
             )
         )
     return Row(

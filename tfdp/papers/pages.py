@@ -9,9 +9,9 @@ from pathlib import Path
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.papers import figures
 from tfdp.papers.catalogue import Cell, Table, tables
-from tfdp.papers.records import Measured, collect, measured, merge, read, write
+from tfdp.papers.records import COLLECTION, Measured, collect, measured, merge, read, write
 
-_RECORDS, _MARKDOWN, _HTML = "records.json", "README.md", "index.html"
+_MARKDOWN, _HTML = "README.md", "index.html"
 _INTRODUCTION = (
     "Every table and figure that the four papers print, beside what was measured here. *Paper* "
     "is what the paper prints. *Here* is test accuracy in percent: mean ± standard error "
@@ -38,8 +38,8 @@ def write_pages(results: Path, out: Path) -> list[str]:
     """
     every = [cell for table in tables() for cell in table.cells]
     found, left = collect(results, every)
-    records = merge(read(out / _RECORDS), found)
-    write(out / _RECORDS, records)
+    records = merge(read(out / COLLECTION), found)
+    write(out / COLLECTION, records)
     sections = [_Section(table, records) for table in tables()]
     sections = [section for section in sections if section.any_measured]
     pictures = {section.table.name: section.picture(out) for section in sections}

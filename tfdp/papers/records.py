@@ -18,8 +18,9 @@ from pathlib import Path
 import tfdp
 from tfdp.experiments.finished import finished
 from tfdp.experiments.partial_folder import ResultError
-from tfdp.papers.catalogue import Cell
+from tfdp.papers.catalogue import Cell, initial_weights
 
+COLLECTION = "records.json"
 # What a collection keeps of a run.json.
 KEPT = (
     "steps", "num_examples", "lot_size", "noise_multiplier", "l2_norm_clip", "sampling",
@@ -33,13 +34,19 @@ def place(results: Path, cell: Cell, seed: int) -> Path:
     return Path(results) / cell.folder / f"seed={seed}"
 
 
+def start(results: Path, cell: Cell) -> str | None:
+    """Returns the file of the initial weights of a cell that needs those of another."""
+    return str(Path(results) / initial_weights(cell.needs)) if cell.needs else None
+
+
 def done(results: Path, cell: Cell, seed: int) -> dict | None:
     """Returns the record of a training that was made with the settings of the catalogue, or None.
 
     Raises:
         ResultError: a result is there that is damaged or has other settings.
     """
-    return finished(place(results, cell, seed), cell.experiment(seed))
+    experiment = cell.experiment(seed, start=start(results, cell))
+    return finished(place(results, cell, seed), experiment)
 
 
 def code_version() -> dict:
@@ -74,7 +81,10 @@ def collect(results: Path, cells: Iterable[Cell]) -> tuple[dict, list[str]]:
                 continue
             if record is not None:
                 kept = {name: record[name] for name in KEPT if name in record}
-                found.setdefault(cell.name, {})[str(seed)] = kept
+                if cell.needs:
+                    # The folder of all results is no setting.
+                    kept["settings"] |= {"initial_weights": initial_weights(cell.needs)}
+                found.setdefault(cell.source, {})[str(seed)] = kept
     return found, left
 
 
@@ -131,12 +141,15 @@ class Measured:
         return None if n < 2 else statistics.stdev(self.accuracies) / math.sqrt(n)
 
 
+def seeds_in(records: Mapping, cell: Cell) -> set[int]:
+    """Returns the seeds of a cell that a collection holds, trained with the catalogue's settings."""
+    found = {int(seed): record for seed, record in records.get(cell.source, {}).items()}
+    return {seed for seed in cell.seeds if seed in found and _is_of(cell, seed, found[seed])}
+
+
 def measured(cell: Cell, records: Mapping) -> Measured | None:
     """Returns what was measured for a cell by the settings of the catalogue; None for nothing."""
-    kept = []
-    for seed, record in sorted(records.get(cell.name, {}).items(), key=lambda item: int(item[0])):
-        if int(seed) in cell.seeds and _is_of(cell, int(seed), record):
-            kept.append(record)
+    kept = [records[cell.source][str(seed)] for seed in sorted(seeds_in(records, cell))]
     if not kept:
         return None
     return Measured(

@@ -9,15 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tfdp.experiments.partial_folder import ResultError
-from tfdp.papers.catalogue import Cell
-from tfdp.papers.records import code_version, done, place
+from tfdp.papers.catalogue import Cell, named
+from tfdp.papers.records import code_version, done, place, seeds_in, start
 
 # What a training takes that was never measured, for the estimate of the time that is left.
 _UNKNOWN_MINUTES = 5.0
@@ -32,18 +32,34 @@ class _Running:
     log: Path
 
 
-def missing(cells: Sequence[Cell], results: Path) -> list[tuple[Cell, tuple[int, ...]]]:
+def missing(
+    cells: Sequence[Cell], results: Path, records: Mapping | None = None
+) -> list[tuple[Cell, tuple[int, ...]]]:
     """Returns the cells that have trainings to run, with the seeds of these.
+
+    Cells whose weights others start from come before these, and of cells that have the same trainings
+    there is one.
+
+    Args:
+        cells: the cells.
+        results: the folder of all results.
+        records: a collection; trainings that it holds are not missing, unless others start from them.
 
     Raises:
         ResultError: a result is there that is damaged or has other settings.
     """
-    found = []
+    found = {}
     for cell in cells:
-        seeds = tuple(s for s in cell.seeds if done(results, cell, s) is None)
-        if seeds:
-            found.append((cell, seeds))
-    return found
+        recorded = seeds_in(records or {}, cell)
+        seeds = [s for s in cell.seeds if s not in recorded and done(results, cell, s) is None]
+        if not seeds or cell.source in found:
+            continue
+        if cell.needs and cell.needs not in found:
+            needed = named(cell.needs)
+            if done(results, needed, 1) is None:
+                found[needed.source] = (needed, (1,))
+        found[cell.source] = (cell, tuple(seeds))
+    return list(found.values())
 
 
 def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None) -> None:
@@ -61,8 +77,9 @@ def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None)
             from tfdp.experiments.saving import run_into
 
             print(f"{cell.name}, seed {seed}", flush=True)
-            notes = {"cell": cell.name, "seed": seed, "code": code_version()}
-            result = run_into(folder, cell.experiment(seed, data_dir), verbose=2, notes=notes)
+            notes = {"cell": cell.source, "seed": seed, "code": code_version()}
+            experiment = cell.experiment(seed, data_dir, start(results, cell))
+            result = run_into(folder, experiment, verbose=2, notes=notes)
         print(f"{cell.name}, seed {seed}: {100 * result.test_accuracy:.2f}%", flush=True)
 
 
@@ -73,6 +90,7 @@ def run(
     jobs: int = 1,
     budget_minutes: float | None = None,
     data_dir: str | None = None,
+    records: Mapping | None = None,
     console: Console | None = None,
 ) -> dict[str, list[str]]:
     """Runs what is missing of some cells.
@@ -83,18 +101,20 @@ def run(
         jobs: number of trainings at a time.
         budget_minutes: no training is begun after this time; None has no end.
         data_dir: the folder of tensorflow_datasets' data.
+        records: a collection whose trainings are not run again.
         console: where progress is shown; by default the terminal.
 
     Returns:
         Names of cells by how they ended: "done" (now or before), "failed", "left" (not begun).
     """
     console = console or Console()
-    waiting = missing(cells, results)
-    total = sum(len(cell.seeds) for cell in cells)
+    waiting = missing(cells, results, records)
+    trainings = {(c.source, seed) for c in cells for seed in c.seeds}
+    trainings |= {(c.source, seed) for c, seeds in waiting for seed in seeds}
+    total = len(trainings)
     ended = {"done": [], "failed": [], "left": []}
-    ended["done"] = [
-        c.name for c in cells if c.seeds and c.name not in {w[0].name for w in waiting}
-    ]
+    todo = {cell.source for cell, _ in waiting}
+    ended["done"] = [c.name for c in cells if c.seeds and c.source not in todo]
     started, running = time.monotonic(), []
     shown = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -107,12 +127,16 @@ def run(
             while waiting or running:
                 used = (time.monotonic() - started) / 60
                 over = budget_minutes is not None and used >= budget_minutes
-                while waiting and len(running) < jobs and not over:
-                    cell, seeds = waiting.pop(0)
-                    running.append(_start(cell, seeds, results, data_dir))
+                while len(running) < jobs and not over:
+                    ready = _ready(waiting, running, results)
+                    if ready is None:
+                        break
+                    waiting.remove(ready)
+                    cell, seeds = ready
+                    running.append(_start(cell, seeds, results, data_dir, jobs))
                     if not console.is_terminal:
                         console.print(f"{cell.name}: {len(seeds)} to train", highlight=False)
-                if over and not running:
+                if not running:
                     break
                 time.sleep(0.2)
                 for each in [each for each in running if each.process.poll() is not None]:
@@ -120,7 +144,7 @@ def run(
                     ended[_end(each, results, console)].append(each.cell.name)
                 now = ", ".join(each.cell.name for each in running)
                 here = sum(_is_there(results, each.cell, s) for each in running for s in each.seeds)
-                gone = total - here_left(waiting, running) + here
+                gone = total - _left(waiting, running) + here
                 shown.update(bar, completed=gone, description=now, left=_estimate(waiting))
         except KeyboardInterrupt:
             _stop(running)
@@ -130,7 +154,18 @@ def run(
     return ended
 
 
-def here_left(waiting, running) -> int:
+def _ready(waiting, running, results):
+    """The next of those that wait whose initial weights are there; None if there is none."""
+    busy = {each.cell.source for each in running}
+    for cell, seeds in waiting:
+        if not cell.needs or (
+            cell.needs not in busy and done(results, named(cell.needs), 1) is not None
+        ):
+            return cell, seeds
+    return None
+
+
+def _left(waiting, running) -> int:
     """Number of trainings that have not ended, at most."""
     return sum(len(seeds) for _, seeds in waiting) + sum(len(each.seeds) for each in running)
 
@@ -148,7 +183,7 @@ def _is_there(results, cell, seed) -> bool:
     return (place(results, cell, seed) / "run.json").exists()
 
 
-def _start(cell, seeds, results, data_dir) -> _Running:
+def _start(cell, seeds, results, data_dir, jobs) -> _Running:
     log = Path(results) / cell.folder / "log.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "tfdp.experiments", "train", cell.name, f"--results={results}"]
@@ -157,12 +192,18 @@ def _start(cell, seeds, results, data_dir) -> _Running:
         words.append(f"--data_dir={data_dir}")
     with open(log, "a") as file:
         process = subprocess.Popen(
-            words, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **_QUIET}
+            words, stdout=file, stderr=subprocess.STDOUT, env=_environment(jobs)
         )
     return _Running(process, cell, tuple(seeds), time.monotonic(), log)
 
 
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+def _environment(jobs) -> dict[str, str]:
+    """Of a training; several at a time share the processor's cores."""
+    found = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if jobs > 1:
+        threads = max(1, (os.cpu_count() or 1) // jobs)
+        found |= {"TF_NUM_INTRAOP_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    return found
 
 
 def _end(each, results, console) -> str:
