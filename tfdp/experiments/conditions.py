@@ -52,8 +52,9 @@ DRAWN_EMBEDDINGS = ("trained", "frozen")
 EMBEDDED = {"digits": 1437}
 # The networks with an architecture of their own, to which no normalization is added.
 NORMALIZED = ("tutorial_logistic", "tutorial_lstm", "bilstm", "transformer")
-# The networks whose number of channels --width scales.
-SCALED = tuple(name for name in MODELS if name.startswith(("resnet", "fast_cifar", "vgg")))
+# The networks whose channels or hidden units --width scales.
+_SCALED = ("resnet", "fast_cifar", "vgg", "hidden", "mlp")
+SCALED = tuple(name for name in MODELS if name.startswith(_SCALED))
 
 
 @dataclasses.dataclass(frozen=True)

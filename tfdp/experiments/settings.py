@@ -177,7 +177,7 @@ class Experiment(WordSettings, StartSettings):
     )
     width: float = setting(
         1.0,
-        "A factor on the number of channels of the network; 1 is that of the papers.",
+        "A factor on the number of channels or hidden units; 1 is the network of the papers.",
         group=DATA,
         above=0,
         needs=(Need("model", SCALED),),

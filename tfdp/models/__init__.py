@@ -64,12 +64,12 @@ MODELS: dict[str, Architecture] = {
     "bilstm_dl": Architecture(outputs=bilstm_dl, takes_tokens=True, normalizations=_LAYER),
     "cifar_tutorial": Architecture(cifar_tutorial, smallest_image=4),
     "fast_cifar": Architecture(outputs=fast_cifar, smallest_image=8, scales=True),
-    "hidden_500": Architecture(hidden_500),
-    "hidden_1000": Architecture(hidden_1000),
+    "hidden_500": Architecture(hidden_500, scales=True),
+    "hidden_1000": Architecture(hidden_1000, scales=True),
     "lenet5": Architecture(lenet5, smallest_image=12),
     "lenet_300_100": Architecture(lenet_300_100),
     "linear": Architecture(linear),
-    "mlp": Architecture(mlp),
+    "mlp": Architecture(mlp, scales=True),
     "resnet18": Architecture(outputs=resnet18, smallest_image=1, scales=True),
     "resnet18_mod": Architecture(outputs=resnet18_mod, smallest_image=1, scales=True),
     "transformer": Architecture(outputs=transformer, takes_tokens=True, normalizations=_OWN),
@@ -126,8 +126,8 @@ def build(
         public_data: array (M, *input_shape) of public examples for "batch"; see `PublicExamples`.
         statistics: "example" or "batch": with `public_data`, whether the statistics are taken over
             each example or over the whole lot, together with the public examples.
-        width: a factor above 0 on the number of channels (and on the hidden dense layer of
-            "vgg_light"), for ResNet, VGG and "fast_cifar" only; 1 is the papers' network.
+        width: a factor above 0 on the number of channels or units of hidden layers, for ResNet, VGG,
+            "fast_cifar" and the networks of one hidden layer only; 1 is the papers' network.
 
     Returns:
         A built `keras.Sequential`, or a functional `keras.Model`.

@@ -4,7 +4,7 @@ import functools
 
 from keras import layers
 
-from tfdp.models.blocks import block
+from tfdp.models.blocks import block, scaled
 
 
 def linear(num_classes, normalization, activation, output_normalization):
@@ -21,11 +21,11 @@ def linear(num_classes, normalization, activation, output_normalization):
     return [*block(flat, normalization), logits]
 
 
-def mlp(num_classes, normalization, activation, output_normalization, units=64):
+def mlp(num_classes, normalization, activation, output_normalization, *, units=64, width=1.0):
     """One hidden layer; with 64 units 4,810 weights for 8x8x1 and ten classes."""
     return [
         layers.Flatten(name="flatten"),
-        *block(layers.Dense(units, name="dense_1"), normalization, activation),
+        *block(layers.Dense(scaled(units, width), name="dense_1"), normalization, activation),
         *block(layers.Dense(num_classes, name="logits"), output_normalization),
     ]
 
