@@ -135,6 +135,7 @@ class Table:
         paper: name of the paper in words.
         guarantee: which epsilon the columns are: "claimed", "proven" or "" for none.
         curves: whether what counts is accuracy by epoch.
+        by: "claimed" or "proven" if the figure is drawn over this epsilon, and not over the columns.
         note: what has to be said below it.
     """
 
@@ -146,6 +147,7 @@ class Table:
     rows: tuple[Row, ...]
     guarantee: str
     curves: bool
+    by: str
     note: str
 
     @property
@@ -247,6 +249,7 @@ def _table(stem, paper, content) -> Table:
         rows=rows,
         guarantee=content.get("guarantee", ""),
         curves=content.get("curves", False),
+        by=content.get("by", ""),
         note=content.get("note", ""),
     )
 

@@ -28,7 +28,7 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
         axis = "epoch"
     else:
         series = _by_column(table, found)
-        axis = table.axis
+        axis = f"{table.by} epsilon" if table.by else table.axis
     if not series:
         return False
     import matplotlib
@@ -74,7 +74,8 @@ def _by_column(table, found):
     for row in table.rows:
         points = []
         for cell in row.cells:
-            x, m = _number(cell.column), found[cell.name]
+            m = found[cell.name]
+            x = getattr(m, table.by) if table.by and m is not None else _number(cell.column)
             if m is not None and x is not None:
                 points.append((x, m.mean, m.error or 0.0))
         if len(points) < 2:
