@@ -19,8 +19,9 @@ def test_names_are_unique():
 
 @pytest.mark.parametrize("cell", TRAINED, ids=lambda cell: cell.name)
 def test_the_settings_of_a_cell_are_valid(cell):
-    experiment = cell.experiment(seed=7)
+    experiment = cell.experiment(seed=7, data_dir=".")
     assert experiment.seed == 7
+    assert (experiment.data_dir is None) == (experiment.dataset == "digits")
     (table,) = [table for table in tables() if table.name == cell.table]
     # The column says which epsilon the training is calibrated to.
     if table.guarantee and cell.column != "inf":

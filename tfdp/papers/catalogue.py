@@ -36,6 +36,7 @@ from absl import flags
 
 from tfdp._validate import did_you_mean
 from tfdp.experiments import command_line
+from tfdp.experiments.conditions import EMBEDDED
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.sweep import flag_and_text
 
@@ -97,7 +98,8 @@ class Cell:
         values = flags.FlagValues()
         command_line.define(values, sweeps=False)
         words = ["experiment", *self.flags, f"--seed={seed}"]
-        if data_dir is not None:
+        embedded = any(flag == f"--dataset={name}" for flag in self.flags for name in EMBEDDED)
+        if data_dir is not None and not embedded:
             words.append(f"--data_dir={data_dir}")
         try:
             command_line.parse(words, values)
