@@ -124,7 +124,7 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ({"public_examples": 31}, "--normalization=batch only"),
         ({"normalize_output": True}, "--normalize_output with --normalization=layer or"),
         ({"model": "tutorial_lstm", "normalization": "layer"}, "normalization of its own"),
-        ({"model": "mlp", "width": 0.25}, "--width with --model=resnet18 or"),
+        ({"model": "linear", "width": 0.25}, "--width with --model=mlp or"),
         ({"model": "vgg16"}, "at least 32x32 pixels .* of 8x8"),
         ({"model": "tutorial_cnn"}, "at least 13x13 pixels .* of 8x8"),
         ({"mechanism": "none"}, "--epsilon with a private mechanism only"),

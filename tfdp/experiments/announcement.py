@@ -74,9 +74,12 @@ def _start(experiment):
 def _privacy(experiment):
     if not experiment.private:
         return "no privacy"
+    decay = experiment.noise_decay
+    decays = "" if decay is None else f", noise times {decay:g} after every epoch"
     if experiment.noise_multiplier is not None:
-        return f"noise multiplier {experiment.noise_multiplier:g}"
-    return f"{experiment.guarantee} epsilon {experiment.epsilon:g} at delta {experiment.delta:g}"
+        return f"noise multiplier {experiment.noise_multiplier:g}{decays}"
+    said = f"{experiment.guarantee} epsilon {experiment.epsilon:g} at delta {experiment.delta:g}"
+    return said + decays
 
 
 def _length(experiment):

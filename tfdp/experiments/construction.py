@@ -5,6 +5,7 @@ of a setting of the experiment, or of a fact about the run, the constructor rece
 """
 
 import inspect
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -29,15 +30,32 @@ def learning_rate(experiment: Experiment, steps_per_epoch: int):
     )
 
 
-def make_optimizer(experiment: Experiment, lots, steps: int, noise_multiplier: float | None):
+def noise_of_steps(experiment: Experiment, lots, steps: int, first: float) -> float | list[float]:
+    """Returns the noise multiplier of every step: a number, or a table if it differs by epoch.
+
+    Args:
+        experiment: the settings.
+        lots: the `tfdp.data.Lots` of the training.
+        steps: how many steps the training takes.
+        first: the noise multiplier of the first epoch.
+    """
+    if experiment.noise_decay is None:
+        return first
+    epochs = np.arange(steps) // lots.steps_per_epoch
+    return list(map(float, first * experiment.noise_decay**epochs))
+
+
+def make_optimizer(
+    experiment: Experiment, lots, steps: int, noise_multiplier: float | Sequence[float] | None
+):
     """Returns the optimizer of an experiment: a private one, or a plain one for mechanism "none".
 
     Args:
         experiment: the settings.
         lots: the `tfdp.data.Lots` of the training.
         steps: how many steps the training takes.
-        noise_multiplier: the noise multiplier of the mechanism. `experiment.noise_multiplier` is not
-            used, because it is None where the noise is calibrated.
+        noise_multiplier: the noise multiplier of the mechanism, or one for each step.
+            `experiment.noise_multiplier` is not used, because it is None where the noise is calibrated.
 
     Raises:
         ValueError: the optimizer of the mechanism does not take the update rule.
@@ -95,8 +113,8 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
     """Returns the `Run` that an experiment plans.
 
     Args:
-        experiment: the settings. If `noise_multiplier` is None, the noise multiplier of the run is 0
-            until it is calibrated.
+        experiment: the settings. If `noise_multiplier` is None, the noise multiplier of the run stands
+            for nothing until it is calibrated; a table has its shape.
         lots: the `tfdp.data.Lots` of the training.
         steps: how many steps the training takes.
         variables: the trainable variables of the model.
@@ -104,7 +122,7 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
     Raises:
         ValueError: as in `make_optimizer`.
     """
-    microbatch, noise_multiplier = 1, experiment.noise_multiplier or 0.0
+    microbatch = 1
     if experiment.microbatches is not None:
         microbatch = lots.lot_size // experiment.microbatches
     facts = dict(
@@ -121,7 +139,11 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
         facts["batch_statistics"] = experiment.statistics == "batch"
     if not experiment.private:
         return Run(mechanism=experiment.mechanism, l2_norm_clip=experiment.l2_norm_clip, **facts)
-    optimizer = make_optimizer(experiment, lots, steps, noise_multiplier)
+    first = experiment.noise_multiplier
+    if first is None:
+        first = 0.0 if experiment.noise_decay is None else 1.0
+    noise = noise_of_steps(experiment, lots, steps, first)
+    optimizer = make_optimizer(experiment, lots, steps, noise)
     # With an insecure seed nothing finite is proven, so no noise would satisfy the calibration.
     # Therefore the plan declares secret noise; the ledger records the insecure seed.
     fields = {"optimizer": experiment.optimizer} | optimizer.run_fields(variables)

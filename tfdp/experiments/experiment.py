@@ -168,15 +168,14 @@ def run(
         model = world.model(model)
     planned = plan(experiment, lots, steps, model.trainable_variables)
     if experiment.noise_multiplier is None and experiment.private:
-        planned = planned.with_(
-            noise_multiplier=noise_for(
-                experiment.epsilon,
-                experiment.delta,
-                planned,
-                kind=experiment.guarantee,
-                adjacency=experiment.adjacency,
-            )
+        factor = noise_for(
+            experiment.epsilon,
+            experiment.delta,
+            planned,
+            kind=experiment.guarantee,
+            adjacency=experiment.adjacency,
         )
+        planned = planned.with_noise(factor)
     private = experiment.private
     if private:
         budget = None
@@ -346,4 +345,6 @@ def _hparams(planned):
         "mechanism", "lot_size", "steps", "sampling", "l2_norm_clip", "noise_multiplier",
     )  # fmt: skip
     named = {"mechanism": planned.mechanism_name, "sampling": planned.sampling_name}
-    return {name: named.get(name) or getattr(planned, name, 0.0) for name in names}
+    found = {name: named.get(name) or getattr(planned, name, 0.0) for name in names}
+    # TensorBoard has no tables; that of the noise is in the settings.
+    return {name: v[0] if isinstance(v, tuple) else v for name, v in found.items()}

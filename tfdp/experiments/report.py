@@ -95,7 +95,7 @@ def card(result: Result, command: str | None = None) -> str:
         f"- Training: {run.steps:,} steps; nominal lot {run.lot_size:,}; {run.sampling.words}",
     ]
     if experiment.private:
-        lines.append(f"- Noise multiplier: {run.noise_multiplier:.4g}; {_clip_norm(run)}")
+        lines.append(f"- Noise multiplier: {_noise(run)}; {_clip_norm(run)}")
     lines += [f"- {note}" for note in result.notes]
     lines.append(f"- Test accuracy: {100 * result.test_accuracy:.2f}%")
     if result.restarts:
@@ -149,9 +149,7 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
     if result.restarts:
         table.add_row("Interrupted", _interrupted(result))
     if experiment.private:
-        table.add_row(
-            "Noise", f"multiplier z = {result.run.noise_multiplier:.4g}, {_clip_norm(result.run)}"
-        )
+        table.add_row("Noise", f"multiplier z = {_noise(result.run)}, {_clip_norm(result.run)}")
     if result.advice:
         table.add_section()
         table.add_row("Compare", _comparison(result))
@@ -252,6 +250,13 @@ def _title(result) -> str:
         title += f": {strategy.name}"
         title += "" if strategy.bands is None else f" of {strategy.bands} bands"
     return title
+
+
+def _noise(run) -> str:
+    noise = run.noise_multiplier
+    if isinstance(noise, tuple):
+        return f"{noise[0]:.4g} in the first step to {noise[-1]:.4g} in the last one"
+    return f"{noise:.4g}"
 
 
 def _clip_norm(run: Run) -> str:

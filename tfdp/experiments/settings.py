@@ -142,6 +142,13 @@ class Experiment(WordSettings, StartSettings):
         private=True,
         rival="epsilon",
     )
+    noise_decay: float | None = setting(
+        None,
+        "The factor on the noise after every epoch; below 1, later epochs have less noise.",
+        group=PRIVACY,
+        above=0,
+        own=True,
+    )
 
     dataset: str = setting(
         "digits",

@@ -77,6 +77,7 @@ class DiscreteSGD(NoisyMechanism):
         "encode",
         "denoise",
         "codebook_size",
+        "noise_decay",
     )
     other_noise_needs: ClassVar[str] = "poisson"
     released: ClassVar[str] = DPSGD.released

@@ -23,6 +23,7 @@ class DPSGD(NoisyMechanism):
     released: ClassVar[str] = "all noisy gradients, hence every intermediate and final weight"
     claim_assumptions: ClassVar[tuple[str, ...]] = claims.ASSUMPTIONS
     adaptive_clipping: ClassVar[bool] = True
+    settings: ClassVar[tuple[str, ...]] = ("noise_decay",)
 
     def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
         return gaussian_steps.analyse_sums(run, self.noise_multiplier, delta, adjacency)
