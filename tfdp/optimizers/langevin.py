@@ -5,9 +5,9 @@
     theta_{t+1} = theta_t - eta_t / 2 (clipped gradient + noise),  eta_t = eta_0 / t^gamma
 
 The gradients of the examples are clipped and summed, and the noise is added to the sum; both are
-divided by the public lot size. (The algorithm in the paper has one gradient for the whole lot. Clipping
-the gradient of the lot as a whole would be another algorithm, whose noise is L times larger relative to
-the gradient; it is not offered.)
+divided by the public lot size. The algorithm in the paper, taken literally, clips the gradient of the
+lot as a whole; that is `num_microbatches=1` with lots of a fixed size, and its noise is L times larger
+relative to the gradient.
 """
 
 import keras
