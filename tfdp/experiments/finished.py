@@ -5,12 +5,14 @@ This module imports neither TensorFlow nor Keras.
 
 import json
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.partial_folder import ResultError
 from tfdp.experiments.result_files import is_result
 from tfdp.experiments.result_folder import check
-from tfdp.experiments.settings import Experiment
+from tfdp.experiments.settings import SETTINGS, Experiment
 
 
 def finished(folder: str | os.PathLike, experiment: Experiment) -> dict | None:
@@ -30,14 +32,27 @@ def finished(folder: str | os.PathLike, experiment: Experiment) -> dict | None:
     wanted = json.loads(json.dumps(complete(experiment, record["num_examples"]).recorded()))
     wanted["insecure_seed"] = experiment.insecure_seed is not None
     found = record["settings"] | {"insecure_seed": record["insecure_seed"]}
-    names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
-    if names:
+    if names := different(wanted, found):
         raise ResultError(
             f"Expected the result in {folder} to have the settings of this point: "
             f"{_flags(names, wanted)}. Found {_flags(names, found)}. Choose another folder, or say "
             "--overwrite."
         )
     return record
+
+
+def different(some: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
+    """Returns the names of settings that differ in two records of settings.
+
+    A setting that a record does not name has its default: the code had no such setting yet, or the
+    collection leaves defaults out.
+    """
+    usual = {name: known.default for name, known in SETTINGS.items()}
+    return [
+        name
+        for name in {**some, **others}
+        if some.get(name, usual.get(name)) != others.get(name, usual.get(name))
+    ]
 
 
 def _flags(names, values) -> str:

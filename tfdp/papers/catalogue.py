@@ -184,7 +184,8 @@ def _resolved(table, known) -> Table:
             if cell.needs and cell.needs not in known:
                 raise ValueError(f"{cell.name} needs {cell.needs}, which is no cell.")
             cells.append(cell)
-        differs = row.differs or (cells[0].differs if cells[0].source != cells[0].name else "")
+        shared = cells[0].source != cells[0].name
+        differs = cells[0].differs if shared else row.differs
         rows.append(dataclasses.replace(row, cells=tuple(cells), differs=differs))
     return dataclasses.replace(table, rows=tuple(rows))
 

@@ -2,6 +2,7 @@
 
 import datetime
 import html
+import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ _INTRODUCTION = (
     "not measured; nothing is filled in. Figures of others that a paper quotes are quoted, too, "
     "and never ranked."
 )
+_OVERVIEW = ("what it shows", "cells measured")
 _AGAIN = (
     "`python -m tfdp.experiments run NAME` trains what is missing of a table, row or cell again."
 )
@@ -41,7 +43,6 @@ def write_pages(results: Path, out: Path) -> list[str]:
     records = merge(read(out / COLLECTION), found)
     write(out / COLLECTION, records)
     sections = [_Section(table, records) for table in tables()]
-    sections = [section for section in sections if section.any_measured]
     pictures = {section.table.name: section.picture(out) for section in sections}
     (out / _MARKDOWN).write_text(_markdown(sections, pictures))
     (out / _HTML).write_text(_html(sections, out, pictures))
@@ -55,10 +56,6 @@ class _Section:
     def __init__(self, table: Table, records: Mapping):
         self.table = table
         self.found = {cell.name: measured(cell, records) for cell in table.cells}
-
-    @property
-    def any_measured(self) -> bool:
-        return any(self.found.values())
 
     @property
     def title(self) -> str:
@@ -78,7 +75,8 @@ class _Section:
             if row.quoted:
                 continue
             measured_cells = [self.found[cell.name] for cell in row.cells]
-            found.append(("here", [_accuracy(m) for m in measured_cells], "here"))
+            ours = [_accuracy(m, c) for m, c in zip(measured_cells, row.cells, strict=True)]
+            found.append(("here", ours, "here"))
             if any(m is not None and math.isfinite(m.claimed) for m in measured_cells):
                 found.append(
                     ("claimed", [_epsilon(m, "claimed") for m in measured_cells], "epsilon")
@@ -106,7 +104,32 @@ class _Section:
         )
         for text, labels in _grouped(absent):
             found.append(f"Not run: {', '.join(labels)}. {text}")
+        if trainings := self.trainings():
+            found.append(trainings)
         return found
+
+    def trainings(self) -> str:
+        """What the trainings of the table took, and the commits that they were made with."""
+        known = [m for m in self.found.values() if m is not None]
+        if not known:
+            return ""
+        minutes = [m.minutes for m in known]
+        commits = sorted({commit for m in known for commit in m.commits})
+        return (
+            f"{sum(len(m.accuracies) for m in known)} trainings of {min(minutes):.1f} to "
+            f"{max(minutes):.1f} minutes each, at {'commit' if len(commits) == 1 else 'commits'} "
+            f"{', '.join(commits)}."
+        )
+
+    def counted(self) -> str:
+        """How many cells are measured, and what the others are."""
+        cells = [cell for cell in self.table.cells if not cell.quoted]
+        there = sum(self.found[cell.name] is not None for cell in cells)
+        absent = sum(bool(cell.absent) for cell in cells)
+        quoted = len(self.table.cells) - len(cells)
+        said = f"{there} of {len(cells)}"
+        said += f", {absent} not run" if absent else ""
+        return said + (f" ({quoted} more quoted)" if quoted else "")
 
 
 def _grouped(pairs) -> list[tuple[str, list[str]]]:
@@ -123,9 +146,9 @@ def _printed(cell: Cell) -> str:
     return cell.printed if isinstance(cell.printed, str) else f"{cell.printed:.2f}"
 
 
-def _accuracy(found: Measured | None) -> str:
+def _accuracy(found: Measured | None, cell: Cell) -> str:
     if found is None:
-        return ""
+        return "not run" if cell.absent else ""
     n = len(found.accuracies)
     spread = "" if found.error is None else f" ± {found.error:.2f}"
     return f"{found.mean:.2f}{spread} ({n})"
@@ -137,6 +160,10 @@ def _epsilon(found: Measured | None, kind: str) -> str:
 
 def _markdown(sections, pictures) -> str:
     lines = ["# The tables and figures of the papers", "", _INTRODUCTION, "", _AGAIN, ""]
+    lines += [f"| name | {' | '.join(_OVERVIEW)} |", "| --- | --- | --- |"]
+    for section in sections:
+        lines.append(f"| `{section.table.name}` | {section.title} | {section.counted()} |")
+    lines.append("")
     for section in sections:
         table = section.table
         lines += [f"## {section.title}", "", f"`{table.name}`", ""]
@@ -164,6 +191,7 @@ tr.paper > * { border-top: 1px solid #8888; }
 tr.paper td:first-child { font-weight: 600; white-space: normal; min-width: 8rem; }
 tr.here td { font-weight: 600; }
 tr.here td:first-child, tr.epsilon td:first-child { padding-left: 1.5rem; font-weight: 400; }
+table.words th, table.words td { white-space: normal; text-align: left; vertical-align: top; }
 tr.epsilon { font-size: .85em; opacity: .8; }
 img { max-width: 100%; height: auto; background: white; }
 code { font-size: .9em; }
@@ -174,10 +202,14 @@ li { margin: .2rem 0; }
 def _html(sections, out, pictures) -> str:
     body = ["<h1>The tables and figures of the papers</h1>"]
     body += [f"<p>{_marked(text)}</p>" for text in (_INTRODUCTION, _AGAIN)]
-    body.append("<ul>")
-    for section in sections:
-        body.append(f'<li><a href="#{section.table.name}">{html.escape(section.title)}</a></li>')
-    body.append("</ul>")
+    heads = "".join(f"<th>{word}</th>" for word in _OVERVIEW)
+    body.append(f'<table class="words"><thead><tr>{heads}</tr></thead><tbody>')
+    for paper, of_paper in itertools.groupby(sections, lambda section: section.table.paper):
+        body.append(f'<tr class="paper"><td colspan="2">{html.escape(paper)}</td></tr>')
+        for section in of_paper:
+            link = f'<a href="#{section.table.name}">{html.escape(section.table.title)}</a>'
+            body.append(f"<tr><td>{link}</td><td>{section.counted()}</td></tr>")
+    body.append("</tbody></table>")
     for section in sections:
         body += _html_section(section, out, pictures[section.table.name])
     today = datetime.date.today().isoformat()
