@@ -17,19 +17,20 @@ def test_accuracy(model, dataset, experiment) -> float:
 
     With weight noise it is the mean over several draws of the noise.
     """
-    return _accuracy(plain_copy(model), dataset, experiment)
+    return accuracy_of(plain_copy(model), dataset.x_test, dataset.y_test, experiment)
 
 
-def _accuracy(released, dataset, experiment) -> float:
+def accuracy_of(released, x, y, experiment) -> float:
+    """Returns the accuracy of a model that is released, with the draws of noise that it may have."""
     right = total = 0
     for _ in draws(released, experiment):
         # In parts, since the logits of every character of a large test split would fill the memory.
-        for first in range(0, len(dataset.y_test), 5000):
+        for first in range(0, len(y), 5000):
             part = slice(first, first + 5000)
-            x = keras.tree.map_structure(operator.itemgetter(part), dataset.x_test)
-            logits = released.predict(x, batch_size=500, verbose=0)
-            right += np.sum(np.argmax(logits, axis=-1) == dataset.y_test[part])
-            total += dataset.y_test[part].size
+            rows = keras.tree.map_structure(operator.itemgetter(part), x)
+            logits = released.predict(rows, batch_size=500, verbose=0)
+            right += np.sum(np.argmax(logits, axis=-1) == y[part])
+            total += y[part].size
     return float(right / total)
 
 
@@ -59,7 +60,8 @@ class TestCurve(keras.callbacks.Callback):
                 self._released = plain_copy(self.model)
             else:
                 values_into(self._released, self.model)
-            logs[_NAME] = _accuracy(self._released, self._dataset, self._experiment)
+            x, y = self._dataset.x_test, self._dataset.y_test
+            logs[_NAME] = accuracy_of(self._released, x, y, self._experiment)
 
 
 def curve_of(epochs: dict) -> tuple[tuple[int, float], ...]:

@@ -12,13 +12,14 @@ import numpy as np
 from tfdp import data
 from tfdp.accounting import Guarantee, PrivacyBudget, Run, Statement, noise_for
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
-from tfdp.experiments import network
+from tfdp.experiments import network, validation
 from tfdp.experiments.checkpoints import Checkpoints, PlainBackup, parts
 from tfdp.experiments.conditions import check_number
 from tfdp.experiments.construction import make_optimizer, plan
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.curves import TestCurve, curve_of, test_accuracy
 from tfdp.experiments.settings import Experiment
+from tfdp.experiments.validation import ValidationStop
 from tfdp.training.dp_model import make_private
 
 
@@ -140,6 +141,7 @@ def run(
     if experiment.seed is not None:
         keras.utils.set_random_seed(experiment.seed)
     dataset, words = network.load(experiment)
+    dataset, held = validation.hold_out(dataset, experiment)
     sample_weight = None
     if world is not None:
         dataset, sample_weight = _with_canaries(dataset, world)
@@ -149,7 +151,8 @@ def run(
     same = experiment.seed is not None or experiment.initial_weights is not None
     cache = world is None and (checkpoints is None or same)
     prepared = network.prepare(experiment, dataset, words, cache=cache)
-    model, dataset = prepared.model, prepared.dataset
+    model = prepared.model
+    dataset, validation_data = validation.parted(prepared.dataset, held)
     lots = data.make_lots(
         experiment.sampling,
         dataset.x_train,
@@ -202,9 +205,13 @@ def run(
     _check_finite(model, dataset.x_test, "before training, at the initial weights")
     if before_training is not None:
         before_training(prepared.whole if prepared.cached else model)
-    times = _StepTimes()
+    backup = None if checkpoints is None else checkpoints.callback(experiment, steps)
+    times, stops = _StepTimes(), ()
+    if held:
+        stops = (ValidationStop(validation_data, experiment, lambda: _earlier(backup)),)
     callbacks = [
         *(() if experiment.test_every is None else (TestCurve(dataset, experiment),)),
+        *stops,
         times,
         *(() if world is None else world.callbacks),
     ]
@@ -226,7 +233,6 @@ def run(
         train_data = train_data.map(_weigh_every_label)
     # Keras would warn that it does not shuffle a dataset.
     options = {} if private else {"shuffle": False}
-    backup = None if checkpoints is None else checkpoints.callback(experiment, steps)
     epochs = _fit(
         model,
         train_data,
@@ -234,6 +240,7 @@ def run(
         lots.steps_per_epoch,
         callbacks,
         backup,
+        over=lambda epochs: validation.ended(epochs, experiment),
         verbose=verbose,
         **options,
     )
@@ -246,6 +253,7 @@ def run(
     if prepared.cached:
         model = _released(prepared, experiment)
     said = Statement.of(runs, experiment.delta, experiment.adjacency)
+    notes = [validation.note(held, epochs, experiment.patience)] if held else []
     advice = runs[-1].mechanism.advice(runs[-1], experiment.delta, experiment.adjacency)
     return Result(
         experiment=experiment,
@@ -258,7 +266,7 @@ def run(
         advice=None if advice is None else advice.sentence,
         history=_by_name(epochs),
         curve=curve_of(epochs),
-        notes=prepared.notes,
+        notes=(*prepared.notes, *notes),
         trained_on=(
             *prepared.start.trained_on,
             {"dataset": experiment.dataset, "mechanism": experiment.mechanism},
@@ -298,8 +306,17 @@ def _total_steps(experiment, lots) -> int:
     return max(1, round(experiment.epochs * lots.steps_per_epoch))
 
 
-def _fit(model, train_data, steps, per_epoch, callbacks, backup, **options) -> dict:
+def _earlier(backup) -> dict:
+    """The logs of the epochs that another process has trained, by number."""
+    if backup is None:
+        return {}
+    return backup.epochs if isinstance(backup, PlainBackup) else backup.earlier_epochs
+
+
+def _fit(model, train_data, steps, per_epoch, callbacks, backup, over, **options) -> dict:
     """Trains exactly `steps` steps: whole epochs, then one short epoch for the rest.
+
+    It ends sooner where `over(epochs)` says so.
 
     Returns:
         For each epoch, the values of Keras' metrics by name.
@@ -312,6 +329,8 @@ def _fit(model, train_data, steps, per_epoch, callbacks, backup, **options) -> d
             epochs |= backup.epochs
         # The callback of a private training goes on where it was in each of the fits.
         for first, number, length in parts(steps, per_epoch, behind):
+            if over(epochs):
+                break
             part = model.fit(
                 train_data,
                 initial_epoch=first,

@@ -456,6 +456,21 @@ class Experiment(WordSettings, StartSettings):
         group=EXECUTION,
         at_least=1,
     )
+    validation_split: float | None = setting(
+        None,
+        "The share of the training examples that is not trained on, and whose accuracy says when "
+        "training ends. These examples have no guarantee.",
+        group=TRAINING,
+        above=0,
+        below=1,
+    )
+    patience: int = setting(
+        3,
+        "After how many epochs without a better accuracy on the validation examples training ends.",
+        group=TRAINING,
+        at_least=1,
+        needs=(Need("validation_split", said="--validation_split"),),
+    )
     engine: str = setting(
         "auto",
         "How per-example gradients are computed.",

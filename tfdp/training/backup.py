@@ -217,6 +217,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             )  # fmt: skip
         return place
 
+    @property
+    def earlier_epochs(self) -> dict:
+        """The logs of the epochs that ended before the training went on, by number."""
+        return dict(self._earlier)
+
     def with_earlier_epochs(self, history):
         """Returns the history of a fit, with the epochs that ended before the training went on."""
         history.epoch = [*self._earlier, *history.epoch]

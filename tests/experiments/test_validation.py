@@ -1,0 +1,107 @@
+"""Early stopping: which examples decide, when training ends, and what is said of them."""
+
+import numpy as np
+import pytest
+
+from tests.experiments.test_resume import Crash, settings, train
+from tfdp import data
+from tfdp.experiments import Experiment, run, validation
+from tfdp.experiments.report import card
+from tfdp.experiments.validation import hold_out, over, parted
+
+SMALL = {
+    "mechanism": "dpsgd",
+    "model": "linear",
+    "batch_size": 256,
+    "noise_multiplier": 4.0,
+    "seed": 1,
+}
+
+
+def test_validation_examples_are_neither_trained_on_nor_tested():
+    digits = data.load("digits")
+    experiment = Experiment(**SMALL, validation_split=0.25)
+    kept, held = hold_out(digits, experiment)
+    own, (x, y) = parted(kept, held)
+    assert held == len(y) == 359 and len(own.y_train) == 1437 - 359
+    np.testing.assert_array_equal(own.x_test, digits.x_test)
+    np.testing.assert_array_equal(own.y_test, digits.y_test)
+    rows = np.concatenate([own.x_train, x]).reshape(1437, -1)
+    every = digits.x_train.reshape(1437, -1)
+    np.testing.assert_array_equal(rows[np.lexsort(rows.T)], every[np.lexsort(every.T)])
+    again, _ = hold_out(digits, experiment)
+    np.testing.assert_array_equal(again.y_train, kept.y_train)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "patience", "ends"),
+    [
+        ([0.1, 0.2, 0.3], 2, False),
+        ([0.1, 0.3, 0.2], 2, False),
+        ([0.1, 0.3, 0.2, 0.3], 2, True),
+        ([0.3, 0.2], 1, True),
+        ([], 1, False),
+    ],
+)
+def test_when_training_ends(accuracies, patience, ends):
+    epochs = {i: {"validation_accuracy": a} for i, a in enumerate(accuracies)}
+    assert over(epochs, patience) == ends
+
+
+def stopped(**changes):
+    # At such a noise the accuracy moves at random, so it ends soon.
+    return Experiment(
+        **SMALL | {"noise_multiplier": 50.0, "epochs": 40.5, "validation_split": 0.3, "patience": 2},
+        **changes,
+    )  # fmt: skip
+
+
+def test_training_ends_and_the_statement_counts_the_steps_that_were_taken():
+    result = run(stopped(), verbose=0)
+    seen = result.history["validation_accuracy"]
+    assert len(seen) < 40 and len(seen) - 1 - int(np.argmax(seen)) == 2
+    # Three lots of 256 in an epoch of 1,006 examples.
+    assert result.run.num_examples == 1006 and result.run.steps == 3 * len(seen)
+    (said,) = [note for note in result.notes if "validation" in note]
+    assert "431 validation examples" in said and "NO guarantee" in said
+    assert f"stopped after epoch {len(seen)}" in said and said in card(result)
+
+
+def test_it_ends_without_privacy_too():
+    result = run(
+        Experiment(
+            mechanism="none", model="linear", learning_rate=1e-9, epochs=60.5, validation_split=0.3,
+            patience=2, seed=1,
+        ),
+        verbose=0,
+    )  # fmt: skip
+    seen = result.history["validation_accuracy"]
+    assert len(seen) < 60 and len(seen) - 1 - int(np.argmax(seen)) == 2
+
+
+@pytest.mark.parametrize("mechanism", ["dpsgd", "none"])
+def test_a_training_that_goes_on_counts_the_epochs_before_the_crash(tmp_path, mechanism):
+    noise = {"noise_multiplier": 4.0} if mechanism == "dpsgd" else {}
+    of = settings(mechanism, validation_split=0.3, patience=10, **noise)
+    # Epochs have two steps of 479 out of 1,006 examples; the crash is in the third of four.
+    with pytest.raises(Crash):
+        train(tmp_path / "r", of, crash_after=5)
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def noted(epochs, patience):
+            asked.append(sorted(epochs))
+            return len(epochs) == 3
+
+        patch.setattr(validation, "over", noted)
+        result = train(tmp_path / "r", of)
+    # The end of the epoch whose last step had the last state may be lost, and its measurement with it.
+    assert result.restarts == 1 and asked[-1] in ([0, 1, 2], [0, 2, 3])
+    assert result.run.steps <= 8 and len(result.history["validation_accuracy"]) == 3
+
+
+def test_settings():
+    with pytest.raises(ValueError, match="--patience with --validation_split only"):
+        Experiment(**SMALL, patience=5)
+    with pytest.raises(ValueError, match="leave an example for each part"):
+        run(Experiment(**SMALL, validation_split=1e-9), verbose=0)

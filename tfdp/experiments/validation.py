@@ -1,0 +1,108 @@
+"""Early stopping on a part of the training data that is not trained on."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import keras
+import numpy as np
+
+from tfdp.experiments.curves import accuracy_of
+from tfdp.training.export import plain_copy, values_into
+
+_NAME = "validation_accuracy"
+
+
+def hold_out(dataset, experiment):
+    """Takes the validation examples out of the training data.
+
+    Which examples these are is drawn from the public seed of the experiment, or from 0, so that a
+    training that goes on in another process has the same ones.
+
+    Returns:
+        (the data set without them, with them behind the test examples; their number).
+    """
+    if experiment.validation_split is None:
+        return dataset, 0
+    number = len(dataset.y_train)
+    held = round(experiment.validation_split * number)
+    if not 0 < held < number:
+        raise ValueError(
+            f"Expected --validation_split to leave an example for each part of {number}. Found "
+            f"{experiment.validation_split:g}."
+        )
+    order = np.random.default_rng(experiment.seed or 0).permutation(number)
+    kept, held_out = np.sort(order[held:]), np.sort(order[:held])
+    changed = dataclasses.replace(
+        dataset,
+        x_train=dataset.x_train[kept],
+        y_train=dataset.y_train[kept],
+        x_test=np.concatenate([dataset.x_test, dataset.x_train[held_out]]),
+        y_test=np.concatenate([dataset.y_test, dataset.y_train[held_out]]),
+    )
+    return changed, held
+
+
+def parted(dataset, held: int):
+    """Returns (the data set with its own test examples, (validation inputs, labels))."""
+    if not held:
+        return dataset, None
+    tested = len(dataset.y_test) - held
+
+    def part(which):
+        return keras.tree.map_structure(lambda values: values[which], dataset.x_test)
+
+    own = dataclasses.replace(dataset, x_test=part(slice(tested)), y_test=dataset.y_test[:tested])
+    return own, (part(slice(tested, None)), dataset.y_test[tested:])
+
+
+def note(held: int, epochs: Mapping, patience: int) -> str:
+    """Returns the sentence about the validation examples for the record and the model card."""
+    ended = f"stopped after epoch {len(epochs)}" if over(epochs, patience) else "did not stop early"
+    return (
+        f"The {held:,} validation examples were not trained on and have NO guarantee: their accuracy "
+        f"decided when training ends, without noise (it {ended}). The guarantee is that of the "
+        "training examples, because it covers the weights after every step."
+    )
+
+
+def over(epochs: Mapping[int, Mapping], patience: int) -> bool:
+    """Whether the last `patience` epochs had no better validation accuracy than one before."""
+    seen = {epoch: logs[_NAME] for epoch, logs in epochs.items() if _NAME in logs}
+    if not seen:
+        return False
+    best = min(epoch for epoch, value in seen.items() if value == max(seen.values()))
+    return max(seen) - best >= patience
+
+
+class ValidationStop(keras.callbacks.Callback):
+    """Ends training when the accuracy on held out examples has stopped to rise.
+
+    Formal guarantee: for the training examples the time of the end is post-processing, since the proven
+    epsilon of every mechanism covers the weights after each step. The held out examples have none.
+
+    Args:
+        held: (inputs, labels) of the validation examples.
+        experiment: the settings; `patience` says how many epochs without a better one end it.
+        earlier: returns the logs of epochs before the training went on, by number.
+    """
+
+    def __init__(self, held, experiment, earlier: Callable[[], Mapping[int, Mapping]]):
+        super().__init__()
+        self._held, self._experiment, self._earlier = held, experiment, earlier
+        self._epochs, self._released = {}, None
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs = {} if logs is None else logs
+        if self._released is None:
+            self._released = plain_copy(self.model)
+        else:
+            values_into(self._released, self.model)
+        logs[_NAME] = accuracy_of(self._released, *self._held, self._experiment)
+        self._epochs[epoch] = {_NAME: logs[_NAME]}
+        if over({**self._earlier(), **self._epochs}, self._experiment.patience):
+            self.model.stop_training = True
+
+
+def ended(epochs: Mapping[int, Mapping], experiment) -> bool:
+    """Whether a training that has these epochs behind it is over before its last step."""
+    return experiment.validation_split is not None and over(epochs, experiment.patience)
