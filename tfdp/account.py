@@ -162,7 +162,12 @@ class Account:
         self._suspicions = []
         self.remember(variables)
 
-    def remember(self, variables: Sequence[keras.Variable], for_good: bool = True) -> None:
+    def remember(
+        self,
+        variables: Sequence[keras.Variable],
+        for_good: bool = True,
+        trained: Sequence[keras.Variable] = (),
+    ) -> None:
         """Notes the present values of the weights as accounted for.
 
         Values that private steps have produced are published to the whole process: any account that
@@ -172,6 +177,8 @@ class Account:
             variables: all weights of the model.
             for_good: whether the values stay published; if not, the next call of `remember`
                 withdraws them.
+            trained: those among the variables whose values private steps have produced in another
+                process; those of the open session are known.
         """
         self._runs = self._private_runs()
         for digest in self._latest:
@@ -180,7 +187,7 @@ class Account:
         self._looked_at = self._taken()
         session = self.session
         moved = list(session.variables) if session is not None and session.spent else []
-        trained = {id(variable) for variable in moved}
+        trained = {id(variable) for variable in (*moved, *trained)}
         # Averages of released weights are post-processing, and belong to the same ledger.
         averages = _averages(session) if moved else []
         trained |= {id(variable) for variable in averages}

@@ -310,3 +310,50 @@ def test_two_processes_do_not_go_on_with_one_training(tmp_path):
         second = subprocess.run(words, capture_output=True, text=True, timeout=120)
         process.kill()
     assert second.returncode == 2 and "which is making it" in second.stderr
+
+
+def test_an_unfinished_training_survives_a_model_that_is_not_finite_before_training(
+    tmp_path, monkeypatch
+):
+    with pytest.raises(Crash):
+        train(tmp_path / "r", settings(), 4)
+
+    def not_finite(*arguments):
+        raise FloatingPointError("The model's output is not a finite number before training.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "_check_finite", not_finite)
+        with pytest.raises(FloatingPointError):
+            train(tmp_path / "r", settings())
+    result = train(tmp_path / "r", settings())
+    assert result.restarts == 1 and result.run.steps == STEPS
+
+
+def test_other_initial_weights_in_the_same_file_are_refused(tmp_path):
+    from tfdp import models
+
+    path = tmp_path / "start.weights.h5"
+    models.build("linear", (8, 8, 1), 10).save_weights(path)
+    of = settings(initial_weights=str(path))
+    with pytest.raises(Crash):
+        train(tmp_path / "r", of, 4)
+    kept = path.read_bytes()
+    changed = models.build("linear", (8, 8, 1), 10)
+    changed.set_weights([w + 1 for w in changed.get_weights()])
+    changed.save_weights(path)
+    with pytest.raises(ResultError, match=r"--initial_weights \(SHA-256\)="):
+        train(tmp_path / "r", of)
+    path.write_bytes(kept)
+    assert train(tmp_path / "r", of).restarts == 1
+
+
+def test_what_cannot_be_read_stays(tmp_path):
+    with pytest.raises(Crash):
+        train(tmp_path / "r", settings(), 4)
+    backup = tmp_path / "r.secret" / "backup"
+    (backup / "state.npz").unlink()
+    (backup / "reserved").write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cut, changed or removed"):
+            train(tmp_path / "r", settings())
+    assert train(tmp_path / "r", settings(), resume=False).restarts == 0

@@ -397,14 +397,14 @@ def test_the_run_in_the_state_stays_known_until_the_state_is_replaced(tmp_path):
 def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     for name in ("b", "c"):
         BackupFolder(tmp_path / name).enter()
-    (tmp_path / "b" / "state.00.partial.npz").write_bytes(b"half")
+    (tmp_path / "b" / "state.0123456789abcdef.partial.npz").write_bytes(b"half")
     monkeypatch.setattr(shutil, "rmtree", lambda path: None)
     BackupFolder(tmp_path / "b").clear()
     assert len(list(tmp_path.iterdir())) == 2
     monkeypatch.undo()
     BackupFolder(tmp_path / "b").enter()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "c"]
-    (tmp_path / "b" / "state.00.partial.npz").write_bytes(b"half")
+    (tmp_path / "b" / "state.0123456789abcdef.partial.npz").write_bytes(b"half")
     BackupFolder(tmp_path / "c").clear()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b"]
 

@@ -52,7 +52,10 @@ def test_ctrl_c_loses_nothing_at_any_step(tmp_path, at):
     assert signal.getsignal(signal.SIGINT) is before
     spent, where = interruption.value.__notes__
     assert spent.startswith(f"Stopped after step {at} of {STEPS} (proven epsilon ")
-    assert spent.endswith(" at delta 1e-05).") and "the same program goes on from there" in where
+    assert (
+        spent.endswith(" at delta 1e-05, adjacency zero_out).")
+        and "the same program goes on from there" in where
+    )
     model, history, backup = train(tmp_path / "b")
     assert (backup.restarts, backup.lost_steps) == (1, 0)
     assert [run.steps for run in model.privacy.ledger.runs] == [STEPS]

@@ -47,6 +47,7 @@ class Checkpoints:
                 seconds=self.seconds,
                 delete_checkpoint=False,
                 delta=experiment.delta,
+                adjacency=experiment.adjacency,
             )
             backup.belong_to(self.training_id, total_steps)
             return backup

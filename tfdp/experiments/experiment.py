@@ -83,6 +83,10 @@ class Result:
         return self.statement.proven
 
 
+class Diverged(FloatingPointError):
+    """The model's output is not finite after training."""
+
+
 class _StepTimes(keras.callbacks.Callback):
     """Measures the mean time of a step, without the first step, which traces and compiles."""
 
@@ -247,7 +251,10 @@ def run(
     seconds = time.perf_counter() - started
     if private and experiment.release == "mu":
         model.optimizer.release_means(model.trainable_variables)
-    _check_finite(model, dataset.x_test, "after training: it diverged; lower --learning_rate")
+    try:
+        _check_finite(model, dataset.x_test, "after training: it diverged; lower --learning_rate")
+    except FloatingPointError as error:
+        raise Diverged(str(error)) from None
     runs = model.privacy.ledger.runs if private else [planned]
     accuracy = test_accuracy(model, dataset, experiment)
     if prepared.cached:

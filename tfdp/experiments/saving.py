@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.experiments.checkpoints import Checkpoints
-from tfdp.experiments.experiment import Result, run
+from tfdp.experiments.experiment import Diverged, Result, run
 from tfdp.experiments.report import card, record
 from tfdp.experiments.result_folder import ResultError, ResultFolder
 from tfdp.experiments.settings import Experiment
@@ -65,7 +65,7 @@ def run_into(
             before_training=lambda model: folder.check_space(model_bytes(model)),
             checkpoints=checkpoints,
         )
-    except FloatingPointError:
+    except Diverged:
         folder.abandon()  # it would diverge again
         raise
     except tf.errors.OpError as error:

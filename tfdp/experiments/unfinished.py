@@ -18,11 +18,11 @@ from collections.abc import Mapping
 
 import tfdp
 from tfdp._files import replaced_whole, sync_folder
-from tfdp.experiments.result_files import read_record
+from tfdp.experiments.result_files import digest, read_record
 
 _ABOUT, _BACKUP = "training.json", "backup"
 # The names of `tfdp.training.backup_folder`, which is not imported because that imports TensorFlow.
-STATE, RESERVED = "state.npz", "reserved"
+STATE, RESERVED, RESERVED_SIZE = "state.npz", "reserved", 2048
 _ENDED = ".ended"
 _NEVER = "or --resume=never to begin anew: nothing of the old training may be released then"
 
@@ -118,8 +118,10 @@ class Unfinished:
         reserved = os.path.join(self.backup_dir, RESERVED)
         if os.path.lexists(reserved):
             with open(reserved, "rb") as file:
-                if re.search(rb'"steps": [1-9]', file.read()):
-                    return
+                content = file.read()
+            # What cannot be read stays: it may have been a training that had begun.
+            if len(content) != RESERVED_SIZE or re.search(rb'"steps": [1-9]', content):
+                return
         self.discard()
 
     def _clear(self):
@@ -158,7 +160,12 @@ class Unfinished:
 def settings_of(experiment) -> dict:
     """The settings that have to stay the same when a training of an `Experiment` goes on."""
     # A seed of the noise is never written, but whether there is one has to stay the same.
-    return experiment.recorded() | {"insecure_seed": experiment.insecure_seed is not None}
+    found = experiment.recorded() | {"insecure_seed": experiment.insecure_seed is not None}
+    for name in ("initial_weights", "vocabulary", "embeddings"):
+        path = os.path.expanduser(found[name] or "")
+        if os.path.isfile(path):
+            found[f"{name} (SHA-256)"] = digest(path)
+    return found
 
 
 def _is_ours(name) -> bool:

@@ -13,7 +13,7 @@ from absl import logging
 
 from tfdp._interruptions import Interruptions
 from tfdp._validate import finite, whole
-from tfdp.accounting.guarantee import check_delta, format_epsilon
+from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsilon
 from tfdp.training.backup_folder import BackupError, BackupFolder
 from tfdp.training.backup_state import fingerprint_of, give_state, take_state
 from tfdp.training.feeding import Feed, Place, needs_order
@@ -60,6 +60,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         delete_checkpoint: whether the folder is removed when `fit` has ended.
         delta: that of the epsilon which an interruption states, in (0, 1); None takes that of the
             model's budget, and states the number of steps alone where there is none.
+        adjacency: that of this epsilon; None takes that of the budget, or "zero_out".
 
     Attributes:
         restarts: how often the training went on from a state, in all processes.
@@ -95,6 +96,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         seconds: float = 10.0,
         delete_checkpoint: bool = True,
         delta: float | None = None,
+        adjacency: str | None = None,
     ):
         super().__init__()
         if save_freq not in (None, "epoch") and not isinstance(save_freq, int):
@@ -107,6 +109,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._save_freq, self._seconds = save_freq, finite("seconds", seconds, 0)
         self._delete = delete_checkpoint
         self._delta = None if delta is None else check_delta(delta)
+        self._adjacency = None if adjacency is None else check_adjacency(adjacency)
         self.restarts, self.lost_steps, self._total_steps = 0, 0, None
         self._earlier, self._old_history, self._own_run = {}, None, None
         self._training_id, self._memory = None, None
@@ -156,10 +159,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._worker = concurrent.futures.ThreadPoolExecutor(1, "tfdp backup")
             with self._interruptions:
                 yield self._place
-                if not self._cleared:
-                    self._give_back(model)
-                if self._interruptions.number is not None:
-                    self._stop()  # with the last step, or after it
+                self._end(model)
         except BaseException:
             self._give_back(model)
             raise
@@ -278,6 +278,23 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._reserving = time.monotonic() - started
             self._reserved = ahead
 
+    def _end(self, model):
+        """After a fit, when all callbacks have heard of its end: they may still change the weights."""
+        if self._delete and self._interruptions.number is None:
+            self._wait()
+            self._folder.clear()
+            self._cleared = True
+            return
+        if self._run_id is not None:
+            self._ended = self._epochs
+            with self._warned_of_failure():
+                self._memory = self._state()
+                self._save(wait=True)
+                self._memory = None
+        self._give_back(model)
+        if self._interruptions.number is not None:
+            self._stop()  # with the last step, or after it
+
     def _give_back(self, model):
         """Gives back steps that were reserved and not begun, where an exception ends the training."""
         session = model._session
@@ -323,19 +340,6 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=0)
-
-    def on_train_end(self, logs=None):
-        if self._delete and self._interruptions.number is None:
-            self._wait()
-            self._folder.clear()
-            self._cleared = True
-        elif self._run_id is not None:
-            if self._interruptions.number is None:
-                self._ended = self._epochs
-            with self._warned_of_failure():
-                self._memory = self._state()
-                self._save(wait=True)
-                self._memory = None
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -442,10 +446,15 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _epsilon(self) -> str:
         """The proven epsilon of what was spent, in words; nothing where no delta is known."""
         privacy = self.model.privacy
-        if self._delta is None and privacy.budget is None:
+        budget = privacy.budget
+        if self._delta is None and budget is None:
             return ""
-        spent = privacy.spent(self._delta)
-        return f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {spent.delta:g})"
+        usual = "zero_out" if budget is None else budget.adjacency
+        spent = privacy.spent(self._delta, adjacency=self._adjacency or usual)
+        return (
+            f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {spent.delta:g}, adjacency "
+            f"{spent.adjacency})"
+        )
 
 
 class _Passing(keras.callbacks.CallbackList):

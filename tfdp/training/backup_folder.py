@@ -10,7 +10,9 @@ Two files, each of which is whole at any moment:
 
 Formal guarantee: `reserve` returns only after the number is on the disk, so a process that reserves
 steps before it begins them never begins one that the next reader does not know of. This is about
-processes that are killed; a disk that loses what fsync confirmed can lose a reservation.
+processes that are killed; a disk that loses what fsync confirmed can lose a reservation. A state goes
+with the reservations of the fit that wrote it, and an earlier one is refused: the noise of later steps
+may depend on what only the later state knows.
 
 Everything in the folder is a secret: the state holds the mechanism's un-noised values.
 """
@@ -31,6 +33,9 @@ from tfdp._files import replaced_whole, secret_folder, sync_folder
 
 STATE, RESERVED, LOCK = "state.npz", "reserved", "lock"
 _MAGIC = b"tfdp training state 1\n"
+_WRITER = "writer"
+# The names of these files, and of files that `replaced_whole` makes for them.
+_OWN = re.compile(r"lock|(reserved|state\.npz|(reserved|state)\.[0-9a-f]{16}\.partial(\.npz)?)")
 _COPY = 512
 _SIZE = 4 * _COPY  # two halves of two copies each
 
@@ -49,16 +54,23 @@ class BackupFolder:
     def __init__(self, path: str | os.PathLike):
         self.path = os.path.abspath(path)
         self._lock, self._file, self._count = None, None, 0
+        # Who writes states: the fit of the state on the disk, and one that has written none yet.
+        self._writer, self._opening = None, None
 
     def enter(self) -> None:
         """Takes the folder for this process.
 
         Raises:
-            BackupError: another process has it, or other users may enter it.
+            BackupError: another process has it, other users may enter it, or it holds other things.
             OSError: the folder cannot be made or written.
         """
         parent = os.path.dirname(self.path)
         os.makedirs(parent, exist_ok=True)
+        if others := self._others():
+            raise BackupError(
+                f"Expected {self.path} to be a folder of its own, which is removed after training. "
+                f"Found {', '.join(sorted(others)[:3])} in it. Name a folder that does not exist yet."
+            )
         try:
             secret_folder(self.path)
         except ValueError as error:
@@ -84,16 +96,30 @@ class BackupFolder:
             self.leave()
             raise
 
+    def _others(self) -> list[str]:
+        """The names in the folder that are none of its own."""
+        if not os.path.isdir(self.path):
+            return []
+        return [name for name in os.listdir(self.path) if not _OWN.fullmatch(name)]
+
     def _tidy(self, parent):
         """Removes what a process that died left behind."""
         for name in os.listdir(self.path):
-            if ".partial" in name:  # a file that was being written
+            if name not in (STATE, RESERVED, LOCK):  # a file that was being written
                 os.unlink(os.path.join(self.path, name))
         for name in os.listdir(parent):
             if re.fullmatch(
                 re.escape(os.path.basename(self.path)) + r"\.[0-9a-f]{16}\.ended", name
             ):
-                shutil.rmtree(os.path.join(parent, name))  # a folder that was being removed
+                self._remove(os.path.join(parent, name))  # a folder that was being removed
+
+    def _remove(self, ended):
+        """Removes a folder that was renamed; what others have put into it goes back to its place."""
+        for name in os.listdir(ended):
+            if not _OWN.fullmatch(name):
+                os.makedirs(self.path, 0o700, exist_ok=True)
+                os.rename(os.path.join(ended, name), os.path.join(self.path, name))
+        shutil.rmtree(ended)
 
     def _make_reserved(self):
         """Makes the file of reservations, in a folder that has no state yet."""
@@ -111,11 +137,15 @@ class BackupFolder:
         self._file = self._lock = None
 
     def clear(self) -> None:
-        """Removes the folder and everything in it; a kill leaves all of it, or nothing that counts."""
+        """Removes the folder; a kill leaves all of it, or nothing that counts.
+
+        What others have put into it meanwhile stays.
+        """
         ended = f"{self.path}.{os.urandom(8).hex()}.ended"
         os.rename(self.path, ended)
         sync_folder(os.path.dirname(self.path))
-        shutil.rmtree(ended)
+        self._remove(ended)
+        self._writer = self._opening = None
 
     def write(self, about: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
         """Replaces the state.
@@ -126,9 +156,12 @@ class BackupFolder:
 
         Raises:
             OSError: the state could not be written; the one before is still there.
+            BackupError: somebody has taken the folder from this process.
         """
+        self._check_lock()
+        writer = self._opening or self._writer
         content = io.BytesIO()
-        text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        text = np.frombuffer(json.dumps({**about, _WRITER: writer}).encode(), np.uint8)
         np.savez(content, about=text, **{f"array.{name}": a for name, a in arrays.items()})
         content = content.getbuffer()
         digest = hashlib.sha256(content).hexdigest().encode() + b"\n"
@@ -138,6 +171,22 @@ class BackupFolder:
                 _write_new(partial, (_MAGIC, digest, content))
         except OSError as error:  # those of a write name no file
             raise OSError(error.errno, error.strerror or str(error), path) from error
+        self._writer, self._opening = writer, None
+
+    def _check_lock(self):
+        """Refuses to write where the lock is not this process's any more."""
+        path = os.path.join(self.path, LOCK)
+        try:
+            found, own = os.stat(path), os.fstat(self._lock)
+            same = (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise BackupError(
+                f"Expected {path} to be the lock that this training has taken. Found that it was "
+                "removed or replaced, so another process may train from the same state. Release only "
+                "one of them, and leave the lock where it is."
+            )
 
     @property
     def holds_state(self) -> bool:
@@ -181,7 +230,19 @@ class BackupFolder:
                 named = {n.partition(".")[2]: arrays[n] for n in arrays.files if n != "about"}
         except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
             raise BackupError(f"Expected arrays in {path}. Found: {error}. {_GO}") from error
+        self._check_writer(about.pop(_WRITER, None), path)
         return about, named
+
+    def _check_writer(self, writer, path):
+        """Refuses a state of an earlier fit than that of the last reservation."""
+        last = max(self._reservations(), key=lambda each: each["count"], default=None)
+        # A fit may have died between its first reservation and its first state.
+        if last is not None and writer not in (last[_WRITER], last["after"]):
+            raise BackupError(
+                f"Expected the last state of the training in {path}. Found an earlier one: it was "
+                f"exchanged. {_GO}"
+            )
+        self._writer = writer
 
     def reserve(self, run_id: str, steps: int, opening: bool = False) -> None:
         """Notes on the disk that a run may have taken so many steps.
@@ -196,19 +257,41 @@ class BackupFolder:
 
         Raises:
             OSError: the number could not be written.
+            BackupError: somebody has taken the folder from this process.
         """
+        self._check_lock()
+        if opening:
+            self._opening = os.urandom(8).hex()
         if self._file is None:
             count = max((each["count"] for each in self._reservations()), default=0)
             self._file = os.open(os.path.join(self.path, RESERVED), os.O_RDWR)
             self._count = count
+            self._repair()
         self._count += 1
-        about = {"run_id": run_id, "steps": steps, "count": self._count, "opening": opening}
+        about = {
+            "run_id": run_id,
+            "steps": steps,
+            "count": self._count,
+            "opening": opening,
+            _WRITER: self._opening if opening else self._writer,
+            "after": self._writer,
+        }
         text = json.dumps(about)
         copy = f"{hashlib.sha256(text.encode()).hexdigest()} {text}".ljust(_COPY).encode()
         place = 2 * _COPY * (self._count % 2)
         os.pwrite(self._file, copy, place)
         os.fsync(self._file)
         os.pwrite(self._file, copy, place + _COPY)  # only against damage
+
+    def _repair(self):
+        """Writes copies again that a kill has cut, so that another kill cannot take the other ones."""
+        content = os.pread(self._file, _SIZE, 0)
+        for place in (0, 2 * _COPY):
+            pair = content[place : place + _COPY], content[place + _COPY : place + 2 * _COPY]
+            valid = [bool(_read_copy(copy)) for copy in pair]
+            if any(valid) and not all(valid):
+                os.pwrite(self._file, pair[valid.index(True)], place + _COPY * valid.index(False))
+                os.fsync(self._file)
 
     def reserved(self, run_id: str) -> int:
         """Returns the number of steps that a run has reserved; 0 if none.
@@ -257,9 +340,12 @@ def _write_new(path, parts):
 
 def _copies(half: bytes) -> list[dict]:
     """The copies of a reservation that are whole."""
-    found = []
-    for copy in (half[:_COPY], half[_COPY:]):
-        digest, _, text = copy.decode(errors="replace").strip().partition(" ")
-        if text and hashlib.sha256(text.encode()).hexdigest() == digest:
-            found.append(json.loads(text))
-    return found
+    found = (_read_copy(half[:_COPY]), _read_copy(half[_COPY:]))
+    return [each for each in found if each is not None]
+
+
+def _read_copy(copy: bytes) -> dict | None:
+    digest, _, text = copy.decode(errors="replace").strip().partition(" ")
+    if text and hashlib.sha256(text.encode()).hexdigest() == digest:
+        return json.loads(text)
+    return None

@@ -11,6 +11,7 @@ import dataclasses
 import keras
 import numpy as np
 
+from tfdp._compat.keras import moving_averages
 from tfdp.accounting import Ledger
 from tfdp.accounting.sampling import sampling_class
 from tfdp.optimizers.accounted import SavedRun
@@ -18,7 +19,7 @@ from tfdp.session import Session
 from tfdp.training.backup_folder import BackupError
 from tfdp.training.feeding import Place
 
-_VERSION = 2
+_VERSION = 3
 
 
 def take_state(
@@ -60,6 +61,7 @@ def take_state(
         "shapes": shapes_of(model),
         "length": length,
         "mechanism": optimizer.mechanism.name,
+        "rule": _rule_of(optimizer),
         "told": told,
     }
     return about, arrays
@@ -109,10 +111,16 @@ def give_state(
             f"{differing(shapes_of(model), about['shapes'])}. Use the model of that "
             "training, or another folder."
         )
+    if about["rule"] != _rule_of(optimizer):
+        raise BackupError(
+            f"The backup is of another optimizer. Expected {about['rule']}. Found "
+            f"{_rule_of(optimizer)}. Use that of the training, or another folder."
+        )
     if about["fingerprint"] != fingerprint:
         raise BackupError(
-            "The backup is of other data. Expected the same examples in the same order, since every "
-            "example has its place. Found others. Use the data of that training, or another folder."
+            "The backup is of other data, or of lots that are drawn otherwise. Expected the same "
+            "examples in the same order with the same sampling, since every example has its place. "
+            "Found others. Use the data and the sampling of that training, or another folder."
         )
     ledger = Ledger.from_json(about["ledger"])
     run_id, kept = about["run_id"], about["steps"]
@@ -140,10 +148,19 @@ def give_state(
     secrets = {n.partition(".")[2]: a for n, a in arrays.items() if n.startswith("secret.")}
     optimizer.take_up_secrets(secrets, saved, lost, model.trainable_variables)
     optimizer.go_on_with(saved)
-    account.remember(model.weights)
+    averages = moving_averages(optimizer)
+    trained = (*model.trainable_variables, *averages) if counted else ()
+    account.remember([*model.weights, *averages], trained=trained)
     order = None if about["order"] is None else bytes.fromhex(about["order"])
     place = Place(about["epoch"], about["step"], about["taken"], order)
     return _later(place, lost, about["length"])
+
+
+def _rule_of(optimizer) -> str:
+    """Name of Keras' update rule, whose slots a state holds."""
+    rule = getattr(optimizer, "update_rule", None) or optimizer
+    kinds = (kind for kind in type(rule).__mro__ if kind.__module__.startswith("keras."))
+    return next(kinds).__name__
 
 
 def _later(place: Place, steps: int, length: int | None) -> Place:
