@@ -18,6 +18,7 @@ from pathlib import Path
 import tfdp
 from tfdp.experiments.finished import finished
 from tfdp.experiments.partial_folder import ResultError
+from tfdp.papers import computed
 from tfdp.papers.catalogue import Cell, initial_weights
 
 COLLECTION = "records.json"
@@ -25,7 +26,7 @@ COLLECTION = "records.json"
 KEPT = (
     "steps", "num_examples", "lot_size", "noise_multiplier", "l2_norm_clip", "sampling",
     "test_accuracy", "claimed", "proven", "seconds", "seconds_per_step", "curve", "settings", "cell",
-    "seed", "code", "training",
+    "seed", "code", "training", "values",
 )  # fmt: skip
 
 
@@ -45,6 +46,8 @@ def done(results: Path, cell: Cell, seed: int) -> dict | None:
     Raises:
         ResultError: a result is there that is damaged or has other settings.
     """
+    if cell.computed:
+        return computed.finished(place(results, cell, seed), cell)
     experiment = cell.experiment(seed, start=start(results, cell))
     return finished(place(results, cell, seed), experiment)
 
@@ -167,8 +170,16 @@ def measured(cell: Cell, records: Mapping) -> Measured | None:
     )
 
 
+def computed_values(cell: Cell, records: Mapping) -> dict | None:
+    """Returns the values of a computed cell by the settings of the catalogue; None for nothing."""
+    seeds = seeds_in(records, cell)
+    return records[cell.source][str(min(seeds))]["values"] if seeds else None
+
+
 def _is_of(cell, seed, record) -> bool:
     """Whether a record was made with the settings that the catalogue has now."""
+    if cell.computed:
+        return computed.settings(cell) == record["settings"]
     from tfdp.experiments.correlation import complete
 
     wanted = complete(cell.experiment(seed), record["num_examples"]).recorded()
