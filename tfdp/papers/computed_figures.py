@@ -22,7 +22,8 @@ def draw_distances(table: Table, found: Mapping, path: Path) -> bool:
     for label, style, x, values in series:
         left.plot(x, [v["l1"] for v in values], label=label, **style)
         right.plot(x, [v["of_gaussian"] for v in values], label=label, **style)
-    left.set_yscale("log")
+    left.set_yscale("log", base=2)
+    left.yaxis.set_major_formatter("{x:g}")
     left.set_ylabel("L1 distance by coordinate (clip norms)")
     right.set_ylabel("L1 distance (% of Gaussian noise)")
     left.legend(fontsize=8)
