@@ -140,9 +140,15 @@ def test_the_summary_tells_a_gaussian_from_other_densities():
 
 def test_the_gradients_of_a_training_are_measured():
     arguments = {
-        "dataset": "digits", "model": "linear", "batch_size": 479, "learning_rate": 0.1, "epochs": 1,
-        "examples": 7, "seed": 1,
-    }  # fmt: skip
+        "dataset": "digits",
+        "model": "linear",
+        "normalization": "none",
+        "batch_size": 479,
+        "learning_rate": 0.1,
+        "epochs": 1,
+        "examples": 7,
+        "seed": 1,
+    }
     found = gradient_histogram.compute(**arguments)
     assert found["count"] == 7 * 650 and 5 < found["test_accuracy"] <= 100
     assert 0 < found["within_one"] < 100 and 0 < found["deviation"] < 1
@@ -188,8 +194,8 @@ title = "a histogram"
 axis = "epoch"
 computed = "gradient_histogram"
 columns = ["1"]
-flags = "--dataset=digits --model=linear --batch_size=479 --learning_rate=0.1 --examples=5 --seed=1"
-column_flags = {"1" = "--epochs=1"}
+flags = "--dataset=digits --model=linear --normalization=none --batch_size=479 --learning_rate=0.1"
+column_flags = {"1" = "--examples=5 --seed=1 --epochs=1"}
 [[tables.rows]]
 name = "digits"
 label = "DIGITS"

@@ -11,6 +11,7 @@ from tfdp.papers.figures import COLOURS, MARKERS, number
 
 # Numbers that are near each other are told apart by their markers, so these are small.
 _SIZE = 5
+_TRANSPARENT = (0, 0, 0, 0)
 
 
 def draw_distances(table: Table, found: Mapping, path: Path) -> bool:
@@ -46,7 +47,7 @@ def draw_noise(table: Table, found: Mapping, path: Path) -> bool:
         if printed[label]:
             style_of_paper = style | {"linestyle": "", "markersize": 13}
             left.plot(
-                *zip(*printed[label], strict=True), markerfacecolor="none",
+                *zip(*printed[label], strict=True), markerfacecolor=_TRANSPARENT,
                 label=f"{label}, paper", **style_of_paper,
             )  # fmt: skip
         right.plot(x, [v["proven"] for v in values], label=label, **style)

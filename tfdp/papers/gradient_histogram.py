@@ -14,6 +14,7 @@ def compute(
     *,
     dataset: str,
     model: str,
+    normalization: str,
     batch_size: int,
     learning_rate: float,
     epochs: int,
@@ -26,7 +27,9 @@ def compute(
 
     Args:
         dataset, train_split, data_dir: the data.
-        model, batch_size, learning_rate, epochs, seed: the training, by gradient descent.
+        model, normalization: the network.
+        batch_size, learning_rate, epochs, seed: the training, by gradient descent. The seed is that of
+            the initial weights; lots are drawn anew each time.
         examples: how many gradients are measured: those of the first training examples.
 
     Returns:
@@ -42,7 +45,7 @@ def compute(
         mechanism=NONE,
         dataset=dataset,
         model=model,
-        normalization="none",
+        normalization=normalization,
         sampling="shuffle",
         batch_size=batch_size,
         learning_rate=learning_rate,
