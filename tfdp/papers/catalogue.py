@@ -1,4 +1,4 @@
-"""What the papers print, as a catalogue of cells, each of which is one training with some seeds.
+"""What the papers print, as a catalogue of cells: one training with some seeds, or a computation.
 
 The catalogue is in the .toml files beside this module, one for each paper:
 
@@ -22,6 +22,9 @@ The catalogue is in the .toml files beside this module, one for each paper:
     quoted = true                   # a figure that the paper takes from elsewhere: never run
     same_as = "si_dpsgd.T4.row"     # the trainings of another row, column by column
     needs = "batch_norm.pretraining.tf.-"  # the cell whose weights, of its first seed, are the start
+
+A table with `computed = "noise_distance"` is not trained: its flags are the arguments of a function of
+`computed.COMPUTATIONS`, and each cell is computed once.
 
 This module imports neither TensorFlow nor Keras.
 """
@@ -63,6 +66,8 @@ class Cell:
         quoted: whether the paper takes its figure from elsewhere.
         source: name of the cell that is trained: its own, or that of another with the same training.
         needs: name of the cell whose weights are the initial ones; empty for none.
+        computed: name of the computation that makes it, whose arguments are the flags; empty for a
+            training.
     """
 
     name: str
@@ -78,6 +83,7 @@ class Cell:
     quoted: bool
     source: str
     needs: str = ""
+    computed: str = ""
 
     @property
     def folder(self) -> Path:
@@ -139,6 +145,7 @@ class Table:
         curves: whether what counts is accuracy by epoch.
         by: "claimed" or "proven" if the figure is drawn over this epsilon, and not over the columns.
         note: what has to be said below it.
+        computed: name of the computation of its cells; empty for trainings.
     """
 
     name: str
@@ -151,6 +158,7 @@ class Table:
     curves: bool
     by: str
     note: str
+    computed: str = ""
 
     @property
     def cells(self) -> list[Cell]:
@@ -254,6 +262,7 @@ def _table(stem, paper, content) -> Table:
         curves=content.get("curves", False),
         by=content.get("by", ""),
         note=content.get("note", ""),
+        computed=content.get("computed", ""),
     )
 
 
@@ -267,7 +276,8 @@ def _row(table, columns, common, content) -> Row:
     for column, figure in zip(columns, printed, strict=True):
         cell = own.get(column, {})
         absent = cell.get("absent", content.get("absent", ""))
-        seeds = 0 if quoted or absent else cell.get("seeds", content.get("seeds", 3))
+        seeds = cell.get("seeds", content.get("seeds", 1 if common.get("computed") else 3))
+        seeds = 0 if quoted or absent else seeds
         words = merged(
             common.get("flags", ""),
             content.get("flags", ""),
@@ -290,6 +300,7 @@ def _row(table, columns, common, content) -> Row:
                 quoted=quoted,
                 source=f"{source}.{column}",
                 needs=cell.get("needs", content.get("needs", "")),
+                computed=common.get("computed", ""),
             )
         )
     return Row(

@@ -11,8 +11,8 @@ from tfdp.papers.catalogue import Table
 
 # The palette of Okabe and Ito, which is safe for the colour-blind, but for its yellow, which is too
 # light for lines; markers differ, too.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#666666")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#666666")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def draw(table: Table, found: Mapping, path: Path) -> bool:
@@ -38,7 +38,7 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
 
     figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
     for i, (label, x, y, error, printed) in enumerate(series):
-        style = {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)]}
+        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
         every = max(1, len(x) // 10)
         axes.errorbar(x, y, yerr=error, label=f"{label}, here", capsize=3, markevery=every, **style)
         if printed:
@@ -75,16 +75,16 @@ def _by_column(table, found):
         points = []
         for cell in row.cells:
             m = found[cell.name]
-            x = getattr(m, table.by) if table.by and m is not None else _number(cell.column)
+            x = getattr(m, table.by) if table.by and m is not None else number(cell.column)
             if m is not None and x is not None:
                 points.append((x, m.mean, m.error or 0.0))
         if len(points) < 2:
             continue
         points.sort()
         printed = sorted(
-            (_number(cell.column), cell.printed)
+            (number(cell.column), cell.printed)
             for cell in row.cells
-            if _number(cell.column) is not None and isinstance(cell.printed, int | float)
+            if number(cell.column) is not None and isinstance(cell.printed, int | float)
         )
         x, y, error = zip(*points, strict=True)
         series.append((row.label, x, y, error, printed))
@@ -109,7 +109,8 @@ def _curves(table, found):
     return series
 
 
-def _number(text: str) -> float | None:
+def number(text: str) -> float | None:
+    """Returns the number that a text is; None if it is no finite number."""
     try:
         value = float(text)
     except ValueError:

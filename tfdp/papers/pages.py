@@ -10,7 +10,17 @@ from pathlib import Path
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.papers import figures
 from tfdp.papers.catalogue import Cell, Table, tables
-from tfdp.papers.records import COLLECTION, Measured, collect, measured, merge, read, write
+from tfdp.papers.computed import COMPUTATIONS
+from tfdp.papers.records import (
+    COLLECTION,
+    Measured,
+    collect,
+    computed_values,
+    measured,
+    merge,
+    read,
+    write,
+)
 
 _MARKDOWN, _HTML = "README.md", "index.html"
 _INTRODUCTION = (
@@ -42,7 +52,7 @@ def write_pages(results: Path, out: Path) -> list[str]:
     found, left = collect(results, every)
     records = merge(read(out / COLLECTION), found)
     write(out / COLLECTION, records)
-    sections = [_Section(table, records) for table in tables()]
+    sections = [_section(table, records) for table in tables()]
     pictures = {section.table.name: section.picture(out) for section in sections}
     (out / _MARKDOWN).write_text(_markdown(sections, pictures))
     (out / _HTML).write_text(_html(sections, out, pictures))
@@ -130,6 +140,37 @@ class _Section:
         said = f"{there} of {len(cells)}"
         said += f", {absent} not run" if absent else ""
         return said + (f" ({quoted} more quoted)" if quoted else "")
+
+
+class _ComputedSection(_Section):
+    """What the pages say about a table whose cells are computed, in the units of their values."""
+
+    def __init__(self, table: Table, records: Mapping):
+        self.table = table
+        self.found = {cell.name: computed_values(cell, records) for cell in table.cells}
+        self._shown = COMPUTATIONS[table.computed]
+
+    def picture(self, out: Path) -> str | None:
+        name = f"{self.table.name}.png"
+        return name if self._shown.draw(self.table, self.found, out / name) else None
+
+    def lines(self) -> list[tuple[str, list[str], str]]:
+        found = []
+        for row in self.table.rows:
+            found.append((row.label, [_printed(cell) for cell in row.cells], "paper"))
+            every = [self.found[cell.name] for cell in row.cells]
+            for label, name, to_text in self._shown.lines if any(every) else ():
+                texts = ["" if values is None else to_text(values[name]) for values in every]
+                kind = "here" if name == self._shown.lines[0][1] else "epsilon"
+                found.append((label, texts, kind))
+        return found
+
+    def trainings(self) -> str:
+        return ""
+
+
+def _section(table, records) -> _Section:
+    return (_ComputedSection if table.computed else _Section)(table, records)
 
 
 def _grouped(pairs) -> list[tuple[str, list[str]]]:

@@ -18,13 +18,14 @@ from pathlib import Path
 import tfdp
 from tfdp.experiments.finished import different, finished
 from tfdp.experiments.partial_folder import ResultError
+from tfdp.papers import computed
 from tfdp.papers.catalogue import Cell, initial_weights
 
 COLLECTION = "records.json"
 # What a collection keeps of a run.json.
 KEPT = (
     "steps", "num_examples", "lot_size", "noise_multiplier", "test_accuracy", "claimed", "proven",
-    "seconds", "curve", "settings", "code",
+    "seconds", "curve", "settings", "code", "values",
 )  # fmt: skip
 
 
@@ -44,6 +45,8 @@ def done(results: Path, cell: Cell, seed: int) -> dict | None:
     Raises:
         ResultError: a result is there that is damaged or has other settings.
     """
+    if cell.computed:
+        return computed.finished(place(results, cell, seed), cell)
     experiment = cell.experiment(seed, start=start(results, cell))
     return finished(place(results, cell, seed), experiment)
 
@@ -85,6 +88,8 @@ def collect(results: Path, cells: Iterable[Cell]) -> tuple[dict, list[str]]:
 
 def _kept(cell, record) -> dict:
     kept = {name: record[name] for name in KEPT if name in record}
+    if cell.computed:
+        return kept
     for kind in ("claimed", "proven"):
         kept[kind] = {name: record[kind][name] for name in ("epsilon", "delta", "adjacency")}
     # Whole examples, so four digits say all for up to 10,000 of them.
@@ -186,8 +191,16 @@ def measured(cell: Cell, records: Mapping) -> Measured | None:
     )
 
 
+def computed_values(cell: Cell, records: Mapping) -> dict | None:
+    """Returns the values of a computed cell by the settings of the catalogue; None for nothing."""
+    seeds = seeds_in(records, cell)
+    return records[cell.source][str(min(seeds))]["values"] if seeds else None
+
+
 def _is_of(cell, seed, record) -> bool:
     """Whether a record was made with the settings that the catalogue has now."""
+    if cell.computed:
+        return computed.settings(cell) == record["settings"]
     from tfdp.experiments.correlation import complete
 
     wanted = complete(cell.experiment(seed), record["num_examples"]).recorded()

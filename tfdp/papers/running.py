@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers.catalogue import Cell, named
+from tfdp.papers.computed import compute_into, told
 from tfdp.papers.records import code_version, done, place, seeds_in, start
 
 # What a training takes that was never measured, for the estimate of the time that is left.
@@ -63,7 +64,7 @@ def missing(
 
 
 def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None) -> None:
-    """Runs some trainings of a cell in this process.
+    """Runs some trainings of a cell, or its computation, in this process.
 
     Raises:
         ResultError, ValueError, DataUnavailable, FloatingPointError: as in `run_into`.
@@ -73,11 +74,15 @@ def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None)
     for seed in seeds:
         if done(results, cell, seed) is not None:
             continue
+        notes = {"cell": cell.source, "seed": seed, "code": code_version()}
+        if cell.computed:
+            record = compute_into(place(results, cell, seed), cell, notes, data_dir)
+            print(f"{cell.name}: {told(cell, record)}", flush=True)
+            continue
         with ResultFolder(place(results, cell, seed)) as folder:
             from tfdp.experiments.saving import run_into
 
             print(f"{cell.name}, seed {seed}", flush=True)
-            notes = {"cell": cell.source, "seed": seed, "code": code_version()}
             experiment = cell.experiment(seed, data_dir, start(results, cell))
             result = run_into(folder, experiment, verbose=2, notes=notes)
         print(f"{cell.name}, seed {seed}: {100 * result.test_accuracy:.2f}%", flush=True)
@@ -215,8 +220,8 @@ def _end(each, results, console) -> str:
             console.print(f"{each.cell.name}: {error}", highlight=False)
             return "failed"
         if None not in found:
-            told = ", ".join(f"{100 * record['test_accuracy']:.2f}%" for record in found)
-            console.print(f"{each.cell.name}: {told} ({took:.1f} min)", highlight=False)
+            words = ", ".join(_words(each.cell, record) for record in found)
+            console.print(f"{each.cell.name}: {words} ({took:.1f} min)", highlight=False)
             return "done"
     lines = each.log.read_text(errors="replace").strip().splitlines()
     last = lines[-1] if lines else "nothing was printed"
@@ -226,6 +231,10 @@ def _end(each, results, console) -> str:
         markup=False,
     )
     return "failed"
+
+
+def _words(cell, record) -> str:
+    return told(cell, record) if cell.computed else f"{100 * record['test_accuracy']:.2f}%"
 
 
 def _stop(running) -> None:

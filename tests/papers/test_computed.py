@@ -1,0 +1,271 @@
+"""Cells that are computed in place of trained: their values, records, pages and figures."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tfdp.accounting import Encoding
+from tfdp.accounting.mechanisms.discrete_sgd import step_divergences
+from tfdp.experiments import __main__ as command
+from tfdp.experiments.partial_folder import ResultError
+from tfdp.noise import NoiseFamily, NoiseSource
+from tfdp.papers import catalogue, computed, gradient_histogram, noise_by_epsilon, noise_distance
+from tfdp.papers.catalogue import tables
+
+CELLS = [cell for table in tables() if table.computed for cell in table.cells if cell.seeds]
+NOISES = [
+    ("gaussian", None), ("student_t", 9.0), ("student_t", 18.0), ("laplace", None), ("sech", None),
+    ("variance_gamma", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_the_arguments_of_a_cell_are_taken_and_agree_with_its_column(cell):
+    found = computed.settings(cell)
+    (table,) = [table for table in tables() if table.name == cell.table]
+    of_column = {
+        "noise_distance": "divergence",
+        "noise_by_epsilon": "epsilon",
+        "gradient_histogram": "epochs",
+    }[table.computed]
+    assert found["computed"] == table.computed and found[of_column] == float(cell.column)
+    assert cell.seeds == (1,)
+
+
+# -- L1 distance ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("noise", "nu"), NOISES)
+def test_the_mean_size_is_that_of_the_noise_that_is_drawn(noise, nu):
+    (drawn,) = NoiseFamily(noise, nu).sample(NoiseSource(seed=1), 1.0, [(400_000,)])
+    sizes = np.abs(drawn.numpy().astype(float))
+    expected, error = sizes.mean(), sizes.std() / math.sqrt(len(sizes))
+    found = noise_distance.mean_size(noise, nu)
+    assert abs(found - expected) < 5 * error
+    # The test would notice another scale.
+    assert min(abs(found * wrong - expected) for wrong in (2 / 3, 3 / 2)) > 100 * error
+
+
+def test_cauchy_noise_has_no_mean():
+    assert noise_distance.mean_size("cauchy") == math.inf
+    assert noise_distance.mean_size("student_t", 1.0) == math.inf
+    assert noise_distance.mean_size("student_t", 1e6) == pytest.approx(math.sqrt(2 / math.pi), 1e-5)
+
+
+@pytest.mark.parametrize(("noise", "nu"), NOISES)
+@pytest.mark.parametrize("divergence", [0.1, 2.0])
+def test_the_scale_has_the_divergence_by_the_accounting_of_the_whole_codebook(
+    noise, nu, divergence
+):
+    small = {"codebook_size": 5, "num_weights": 60, "seed": 3}
+    found = noise_distance.compute(
+        noise=noise, degrees_of_freedom=nu, divergence=divergence, **small
+    )
+    encoding = Encoding(
+        noise=noise,
+        degrees_of_freedom=nu,
+        num_weights=60,
+        codebook=tuple(map(tuple, noise_distance.codebook(5, 60, 3))),
+    )
+    accounted = step_divergences(encoding, found["scale"], 1.0, (2,))[0]
+    assert accounted == pytest.approx(divergence, rel=1e-7)
+    assert found["divergence"] == pytest.approx(divergence, rel=1e-8)
+    assert found["l1"] == found["scale"] * noise_distance.mean_size(noise, nu)
+    gaussian = noise_distance.compute(noise="gaussian", divergence=divergence, **small)
+    assert gaussian["scale"] == pytest.approx(1 / math.sqrt(divergence), rel=1e-8)
+    assert found["of_gaussian"] == pytest.approx(100 * found["l1"] / gaussian["l1"], rel=1e-6)
+
+
+def test_vectors_are_those_of_the_paper():
+    vectors = noise_distance.codebook(50, 4000, 0)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0) and vectors.min() >= 0
+    standard = vectors * math.sqrt(4000)
+    assert np.mean(standard) == pytest.approx(math.sqrt(2 / math.pi), abs=0.01)
+
+
+# -- sigma by epsilon -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("composition", "printed"), [("ac", 10.88), ("zcdp", 3.23)])
+def test_sigma_on_mnist_is_the_one_that_the_paper_prints(composition, printed):
+    (cell,) = catalogue.cells([f"dropout.F1_sigma_mnist.{composition}.0.5"])
+    arguments = {name: value for name, value in computed.settings(cell).items()}
+    del arguments["computed"]
+    found = noise_by_epsilon.compute(**arguments)
+    assert cell.printed == printed and round(found["sigma"], 2) == printed
+    assert found["claimed"] == pytest.approx(0.5, rel=1e-4) and found["claimed"] <= 0.5
+    # Clipping two layers one by one, as the paper does, has the guarantee of less noise.
+    once = noise_by_epsilon.compute(**arguments | {"clip_groups": 1})
+    assert once["sigma"] == found["sigma"] and once["proven"] < found["proven"]
+
+
+# -- gradients ------------------------------------------------------------------------------------
+
+
+def test_gradients_of_single_examples_are_those_of_the_definition():
+    import keras
+
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((4, 3)).astype("float32"), np.array([0, 1, 1, 0], "int32")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    found = gradient_histogram.gradients(model, x, y)
+    probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(model(x)))
+    for i in range(4):
+        error = probabilities[i] - np.eye(2)[y[i]]
+        by_hand = np.concatenate([np.outer(x[i], error).ravel(), error])
+        assert np.allclose(found[i], by_hand, atol=1e-6)
+
+
+def test_the_summary_tells_a_gaussian_from_other_densities():
+    rng = np.random.default_rng(1)
+    gaussian = gradient_histogram.summary(0.3 + 0.1 * rng.standard_normal((500, 400)))
+    assert gaussian["within_one"] == pytest.approx(68.27, abs=0.5)
+    assert gaussian["kurtosis"] == pytest.approx(0, abs=0.05)
+    assert gaussian["deviation"] == pytest.approx(0.1, rel=0.01)
+    assert gaussian["mean"] == pytest.approx(0.3, rel=0.01)
+    widths = np.diff(gaussian["edges"])
+    assert np.sum(gaussian["density"] * widths) == pytest.approx(1, abs=1e-4)
+    middle = np.argmax(gaussian["density"])
+    assert abs(gaussian["edges"][middle]) < 0.5
+    assert gaussian["density"][middle] == pytest.approx(0.399, abs=0.02)
+    laplace = rng.laplace(size=200_000)
+    assert gradient_histogram.summary(laplace)["kurtosis"] == pytest.approx(3, abs=0.4)
+    laplace[::2] = 0
+    found = gradient_histogram.summary(laplace)
+    assert found["zeros"] == 50 and found["nonzero_kurtosis"] == pytest.approx(3, abs=0.5)
+    assert found["kurtosis"] > 6
+
+
+def test_the_gradients_of_a_training_are_measured():
+    arguments = {
+        "dataset": "digits",
+        "model": "linear",
+        "normalization": "none",
+        "batch_size": 479,
+        "learning_rate": 0.1,
+        "epochs": 1,
+        "examples": 7,
+        "seed": 1,
+    }
+    found = gradient_histogram.compute(**arguments)
+    assert found["count"] == 7 * 650 and 5 < found["test_accuracy"] <= 100
+    assert 0 < found["within_one"] < 100 and 0 < found["deviation"] < 1
+
+
+# -- records, pages and figures -------------------------------------------------------------------
+
+CATALOGUE = """
+paper = "A paper"
+[[tables]]
+name = "F1"
+title = "a figure"
+axis = "divergence"
+computed = "noise_distance"
+columns = ["0.5", "1"]
+flags = "--codebook_size=2 --num_weights=20"
+column_flags = {"0.5" = "--divergence=0.5", "1" = "--divergence=1"}
+note = "A note."
+[[tables.rows]]
+name = "laplace"
+label = "Laplace"
+paper = ["", 0.8]
+flags = "--noise=laplace"
+[[tables.rows]]
+name = "cauchy"
+label = "Cauchy"
+absent = "It has no mean."
+[[tables]]
+name = "F2"
+title = "another figure"
+axis = "epsilon"
+computed = "noise_by_epsilon"
+columns = ["1", "2"]
+flags = "--num_examples=100 --lot_size=10 --epochs=2 --delta=1e-4 --clip_groups=1 --composition=ac"
+column_flags = {"1" = "--epsilon=1", "2" = "--epsilon=2"}
+[[tables.rows]]
+name = "ac"
+label = "AC"
+paper = [5, ""]
+[[tables]]
+name = "F3"
+title = "a histogram"
+axis = "epoch"
+computed = "gradient_histogram"
+columns = ["1"]
+flags = "--dataset=digits --model=linear --normalization=none --batch_size=479 --learning_rate=0.1"
+column_flags = {"1" = "--examples=5 --seed=1 --epochs=1"}
+[[tables.rows]]
+name = "digits"
+label = "DIGITS"
+"""
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    (tmp_path / "paper.toml").write_text(CATALOGUE)
+    monkeypatch.setattr(catalogue, "_FOLDER", tmp_path)
+    catalogue.tables.cache_clear()
+    yield tmp_path
+    catalogue.tables.cache_clear()
+
+
+def test_cells_are_computed_by_name_recorded_and_shown(small, capsys):
+    results, out = small / "results", small / "pages"
+    every = ["paper.F1.laplace.0.5", "paper.F1.laplace.1", "paper.F2.ac.1", "paper.F2.ac.2"]
+    for name in [*every, "paper.F3.digits.1"]:
+        arguments = ["train", name, "--seeds=1", f"--results={results}"]
+        assert command.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "paper.F1.laplace.1: L1 distance" in said and "paper.F2.ac.2: sigma" in said
+    # What is there is not computed again.
+    assert command.main(["run", "paper", f"--results={results}"]) == 0
+    assert "5 done" in capsys.readouterr().out
+    path = results / "paper/F1/laplace/1/seed=1/run.json"
+    record = json.loads(path.read_text())
+    assert record["code"]["tfdp"] and record["cell"] == "paper.F1.laplace.1"
+    assert command.main(["report", f"--results={results}", f"--out={out}"]) == 0
+    page = (out / "README.md").read_text()
+    other = json.loads((results / "paper/F1/laplace/0.5/seed=1/run.json").read_text())
+    figures = f"{other['values']['l1']:.4f} | {record['values']['l1']:.4f}"
+    assert f"| &emsp;L1 distance | {figures} |" in page and "| **Laplace** |  | 0.80 |" in page
+    assert "Not run: Cauchy at 0.5, Cauchy at 1. It has no mean." in page and "A note." in page
+    assert "| **AC** | 5.00 |  |" in page and "&emsp;proven epsilon" in page
+    assert "excess kurtosis" in page
+    assert all((out / f"paper.F{i}.png").stat().st_size > 5000 for i in (1, 2, 3))
+    # The collection is enough to make the pages again.
+    again = small / "again"
+    again.mkdir()
+    (again / "records.json").write_text((out / "records.json").read_text())
+    command.main(["report", f"--results={small / 'nothing'}", f"--out={again}"])
+    assert (again / "README.md").read_text() == page
+
+
+def test_values_of_other_settings_are_refused_and_not_shown(small, capsys):
+    results, out = small / "results", small / "pages"
+    name = "paper.F1.laplace.1"
+    command.main(["train", name, "--seeds=1", f"--results={results}"])
+    command.main(["report", f"--results={results}", f"--out={out}"])
+    assert name in json.loads((out / "records.json").read_text())
+    (small / "paper.toml").write_text(CATALOGUE.replace("--num_weights=20", "--num_weights=21"))
+    catalogue.tables.cache_clear()
+    assert command.main(["run", name, f"--results={results}"]) == 2
+    assert "to have the settings of the catalogue" in capsys.readouterr().err
+    command.main(["report", f"--results={results}", f"--out={out}"])
+    assert "&emsp;" not in (out / "README.md").read_text()
+    path = results / "paper/F1/laplace/1/seed=1/run.json"
+    path.write_text("{")
+    with pytest.raises(ResultError, match="damaged"):
+        computed.finished(path.parent, catalogue.named(name))
+
+
+def test_wrong_computations_and_arguments_are_refused(small):
+    (small / "paper.toml").write_text(CATALOGUE.replace("--num_weights", "--weights"))
+    catalogue.tables.cache_clear()
+    with pytest.raises(ValueError, match=r"In paper\.F1\.laplace\.1: .*'weights'"):
+        computed.settings(catalogue.named("paper.F1.laplace.1"))
+    (small / "paper.toml").write_text(CATALOGUE.replace('"noise_distance"', '"distance"'))
+    catalogue.tables.cache_clear()
+    with pytest.raises(ValueError, match="to be one of noise_distance"):
+        computed.settings(catalogue.named("paper.F1.laplace.1"))

@@ -1,0 +1,130 @@
+"""Draws the figures of tables whose cells are computed; the palette is that of the other figures."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from tfdp.papers.catalogue import Table
+from tfdp.papers.figures import COLOURS, MARKERS, number
+
+# Numbers that are near each other are told apart by their markers, so these are small.
+_SIZE = 5
+_TRANSPARENT = (0, 0, 0, 0)
+
+
+def draw_distances(table: Table, found: Mapping, path: Path) -> bool:
+    """Draws L1 distance by divergence, and beside it the same in percent of Gaussian noise."""
+    series = _series(table, found)
+    if not series:
+        return False
+    figure, (left, right) = _axes(1, 2, (10.5, 4.5))
+    for label, style, x, values in series:
+        left.plot(x, [v["l1"] for v in values], label=label, **style)
+        right.plot(x, [v["of_gaussian"] for v in values], label=label, **style)
+    left.set_yscale("log", base=2)
+    left.yaxis.set_major_formatter("{x:g}")
+    left.set_ylabel("L1 distance by coordinate (clip norms)")
+    right.set_ylabel("L1 distance (% of Gaussian noise)")
+    left.legend(fontsize=8)
+    _finish(figure, table, path, series, (left, right))
+    return True
+
+
+def draw_noise(table: Table, found: Mapping, path: Path) -> bool:
+    """Draws sigma by claimed epsilon, and what the paper prints of it; beside it what is proven."""
+    series = _series(table, found)
+    if not series:
+        return False
+    figure, (left, right) = _axes(1, 2, (10.5, 4.5))
+    printed = {
+        row.label: [(number(c.column), c.printed) for c in row.cells if c.printed is not None]
+        for row in table.rows
+    }
+    for label, style, x, values in series:
+        left.plot(x, [v["sigma"] for v in values], label=f"{label}, here", **style)
+        if printed[label]:
+            style_of_paper = style | {"linestyle": "", "markersize": 13}
+            left.plot(
+                *zip(*printed[label], strict=True), markerfacecolor=_TRANSPARENT,
+                label=f"{label}, paper", **style_of_paper,
+            )  # fmt: skip
+        right.plot(x, [v["proven"] for v in values], label=label, **style)
+    for axes in (left, right):
+        axes.set_yscale("log")
+    every = [each for _, _, x, _ in series for each in x]
+    ends = [min(every), max(every)]
+    right.plot(ends, ends, ":", color="#666666", label="proven = claimed")
+    left.set_ylabel("sigma (noise on the sum is 2 C sigma)")
+    right.set_ylabel("proven epsilon of the same noise")
+    left.legend(fontsize=8)
+    right.legend(fontsize=8)
+    _finish(figure, table, path, series, (left, right))
+    return True
+
+
+def draw_histograms(table: Table, found: Mapping, path: Path) -> bool:
+    """Draws the histogram of every cell, with the fitted Gaussian."""
+    cells = [cell for cell in table.cells if found[cell.name] is not None]
+    if not cells:
+        return False
+    labels = {row.name: row.label for row in table.rows}
+    figure, every = _axes(1, len(cells), (5.2 * len(cells), 4.5))
+    for axes, cell in zip(np.atleast_1d(every), cells, strict=True):
+        values = found[cell.name]
+        edges, density = np.array(values["edges"]), np.array(values["density"])
+        axes.stairs(density, edges, color=COLOURS[0], fill=True, alpha=0.35)
+        axes.stairs(density, edges, color=COLOURS[0], label="entries of gradients")
+        gaussian = np.exp(-(edges**2) / 2) / math.sqrt(2 * math.pi)
+        axes.plot(edges, gaussian, "--", color=COLOURS[1], label="fitted Gaussian")
+        axes.set_yscale("log")
+        positive = density[density > 0]
+        axes.set_ylim(positive.min() / 2, 2 * positive.max())
+        axes.set_xlabel(f"(entry - mean) / deviation, deviation {values['deviation']:.3g}")
+        axes.set_ylabel("density")
+        axes.set_title(f"{labels[cell.row]}, {table.axis} {cell.column}", fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    _save(figure, table, path)
+    return True
+
+
+def _series(table, found):
+    """(label, style, x, values) of the rows with two cells or more."""
+    series = []
+    for i, row in enumerate(table.rows):
+        points = [(number(c.column), found[c.name]) for c in row.cells if found[c.name] is not None]
+        if len(points) > 1:
+            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+            style |= {"markersize": _SIZE, "linewidth": 1.2}
+            series.append((row.label, style, *zip(*points, strict=True)))
+    return series
+
+
+def _axes(rows, columns, size):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt.subplots(rows, columns, figsize=size, layout="constrained")
+
+
+def _finish(figure, table, path, series, every):
+    ticks = sorted({each for _, _, x, _ in series for each in x})
+    for axes in every:
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel(table.axis)
+        axes.grid(alpha=0.3)
+    _save(figure, table, path)
+
+
+def _save(figure, table, path):
+    from matplotlib import pyplot as plt
+
+    figure.suptitle(f"{table.paper}: {table.title}", fontsize=10)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

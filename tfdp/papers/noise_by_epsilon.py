@@ -1,0 +1,52 @@
+"""Figure 1 (c, f) of the dropout paper: the noise that its two recipes give for an epsilon.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+from tfdp.accounting.calibration import noise_for
+from tfdp.accounting.composition import proven
+from tfdp.accounting.contribution import Contribution
+from tfdp.accounting.mechanisms.dp_dropout import DPDropout
+from tfdp.accounting.run import Run
+
+
+def compute(
+    *,
+    composition: str,
+    epsilon: float,
+    delta: float,
+    num_examples: int,
+    lot_size: int,
+    epochs: int,
+    clip_groups: int,
+    data_dir: str | None = None,
+) -> dict:
+    """Computes the sigma that the paper's recipe gives, and what is proven of it.
+
+    Args:
+        composition: the reading of the recipe, one of `accounting.mechanisms.dp_dropout.READINGS`.
+        epsilon, delta: the claimed guarantee.
+        num_examples, lot_size, epochs: the training, in Poisson lots.
+        clip_groups: the number of layers that are clipped one by one.
+        data_dir: not used.
+
+    Returns:
+        "sigma" (half of tfdp's noise multiplier), "claimed" and "proven" (epsilons).
+    """
+    del data_dir
+    fields = {
+        "mechanism": DPDropout.name,
+        "composition": composition,
+        "sampling": "poisson",
+        "num_examples": num_examples,
+        "lot_size": lot_size,
+        "epochs": epochs,
+        "contribution": Contribution(clip_groups=clip_groups),
+    }
+    noise = noise_for(epsilon, delta, kind="claimed", **fields)
+    run = Run(noise_multiplier=noise, **fields)
+    return {
+        "sigma": noise / 2,
+        "claimed": float(run.mechanism.claimed_epsilon(run, delta).epsilon),
+        "proven": proven(run, delta).epsilon,
+    }
