@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tfdp.papers.catalogue import Table
-from tfdp.papers.figures import COLOURS, MARKERS, number
+from tfdp.papers.figures import COLOURS, MARKERS, number, save
 
 # Numbers that are near each other are told apart by their markers, so these are small.
 _SIZE = 5
@@ -126,5 +126,5 @@ def _save(figure, table, path):
     from matplotlib import pyplot as plt
 
     figure.suptitle(f"{table.paper}: {table.title}", fontsize=10)
-    figure.savefig(path, dpi=110)
+    save(figure, path)
     plt.close(figure)

@@ -1,6 +1,7 @@
 """Draws the figure of a table: accuracy by epsilon or by epoch, ours beside the paper's."""
 
 import base64
+import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,9 +59,18 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
     axes.set_title(f"{table.paper}: {table.title} ({told} seeds, ± standard error)", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, ncols=2)
-    figure.savefig(path, dpi=130)
+    save(figure, path)
     plt.close(figure)
     return True
+
+
+def save(figure, path: Path) -> None:
+    """Writes a figure as a .png file of few colours, a quarter of the usual size."""
+    from PIL import Image
+
+    content = io.BytesIO()
+    figure.savefig(content, dpi=120, format="png")
+    Image.open(content).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def embedded(path: Path) -> str:
