@@ -178,6 +178,7 @@ def test_running_statistics_move_by_the_rate_that_was_asked_for():
         statistics_share=0.5,
         moving_rate=0.03,
         learning_rate=0.2,
+        momentum=0.0,
         batch_size=256,
         steps=2,
         noise_multiplier=4.0,

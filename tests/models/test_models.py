@@ -294,7 +294,7 @@ class TestRefusals:
             models.build("lenet5", MNIST, 10, "instance")
 
     def test_private_statistics_without_use(self):
-        with pytest.raises(ValueError, match="`private_statistics`.*'layer'"):
+        with pytest.raises(ValueError, match=r"`private_statistics`.*'layer'"):
             models.build("mlp", MNIST, 10, "layer", private_statistics={"share": 0.1})
 
     def test_normalization_of_another_kind(self):
