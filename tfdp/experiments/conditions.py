@@ -224,8 +224,8 @@ def _check_running_statistics(experiment: "Experiment") -> None:
     if experiment.normalization == PRIVATE_BATCH and rule != "--optimizer=sgd":
         raise ValueError(
             f"Expected --optimizer=sgd without --momentum with --normalization={PRIVATE_BATCH}, whose "
-            f"running statistics are moving averages under this rule only. Found {rule}. Use that, or "
-            "--normalization=layer."
+            f"running statistics are moving averages under this rule only. Found {rule}. Pass "
+            "--optimizer=sgd --momentum=0, or --normalization=layer."
         )
 
 
