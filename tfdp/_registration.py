@@ -20,6 +20,7 @@ CLASSES = {
         *("NormalizedLSTM", "NormalizedLSTMCell"),
         *("NoisyConv1D", "NoisyConv2D", "NoisyConv3D", "NoisyDense"),
         "NoisyWeights",
+        "PrivateBatchNormalization",
         *("PublicBatchNormalization", "PublicExamples"),
     ),
     "tfdp.optimizers": ("DPDropoutOptimizer", "NoisySGD", "SGLDOptimizer", "SIDPSGDOptimizer"),

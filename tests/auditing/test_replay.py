@@ -76,6 +76,7 @@ SOUND = {
     "student_t": lambda: trained(discrete(noise="student_t", encode=False)),
     "encoded": lambda: trained(discrete(noise="gaussian", encode=True)),
     "dropout": lambda: trained(sgd(), network(layers.Dropout(0.5))),
+    "private statistics": lambda: trained(sgd(), network(tfdp.layers.PrivateBatchNormalization())),
     "chunks": lambda: trained(sgd(), physical_batch_size=8),
     "loop": lambda: trained(sgd(), engine="loop"),
     "decayed": lambda: trained(adamw()),

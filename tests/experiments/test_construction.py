@@ -169,3 +169,25 @@ def test_the_run_that_is_executed_is_the_run_that_was_planned():
     result = run(settings, verbose=0)
     assert result.run.public_examples == 30 and not result.run.batch_statistics
     assert "30 public examples" in result.statement.text()
+
+
+def test_running_statistics_move_by_the_rate_that_was_asked_for():
+    from tfdp.experiments import run
+    from tfdp.layers import PrivateBatchNormalization
+
+    settings = experiment(
+        normalization="private_batch",
+        truncation=2.0,
+        statistics_share=0.5,
+        moving_rate=0.03,
+        learning_rate=0.2,
+        momentum=0.0,
+        batch_size=256,
+        steps=2,
+        noise_multiplier=4.0,
+    )
+    result = run(dataclasses.replace(settings, epsilon=None), verbose=0)
+    (layer,) = (la for la in result.model.layers if isinstance(la, PrivateBatchNormalization))
+    assert (layer.truncation, layer.share) == (2.0, 0.5)
+    assert 0.2 * layer.share * layer.rate == pytest.approx(0.03)
+    assert result.run.public_examples == 0 and not result.run.batch_statistics

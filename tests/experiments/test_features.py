@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers
 
+import tfdp
 from tfdp import data, models
 from tfdp.experiments import Experiment, features, run
 from tfdp.experiments.start import freeze
@@ -159,3 +160,11 @@ def test_a_release_that_differs_from_what_was_trained_is_refused():
     features.check_alike(model, parts.rest, x, made)
     with pytest.raises(RuntimeError, match="--nocache_features"):
         features.check_alike(model, parts.rest, x, made + 1)
+
+
+def test_frozen_running_statistics_are_constants():
+    layer = tfdp.layers.PrivateBatchNormalization()
+    layer.build((None, 3))
+    assert not features.is_alike(layer)
+    layer.trainable = False
+    assert features.is_alike(layer)

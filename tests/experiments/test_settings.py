@@ -50,6 +50,7 @@ def test_choices_are_those_of_the_code_that_takes_them():
 
     assert set(SETTINGS["sampling"].allowed) == set(data.SAMPLINGS)
     assert set(SETTINGS["normalization"].allowed) <= set(models.NORMALIZATIONS)
+    assert conditions.PRIVATE_BATCH == models.blocks.PRIVATE_BATCH
     assert SETTINGS["clipping"].allowed == bounds.CLIPPINGS
     assert SETTINGS["engine"].allowed == lot.ENGINES
     assert SETTINGS["statistics"].allowed == layers.public.STATISTICS
@@ -122,6 +123,12 @@ def test_choices_are_those_of_the_code_that_takes_them():
         ({"quantile_learning_rate": 0.5}, "with --clipping=adaptive only"),
         ({"quantile_noise_multiplier": 9.0}, "with --clipping=adaptive only"),
         ({"public_examples": 31}, "--normalization=batch only"),
+        ({"truncation": 2.0}, "--normalization=private_batch only"),
+        ({"moving_rate": 0.5}, "--normalization=private_batch only"),
+        ({"normalization": "private_batch", "moving_rate": 1.0}, "--moving_rate to be"),
+        ({"normalization": "private_batch", "optimizer": "adam"}, "this rule only.*adam"),
+        ({"normalization": "private_batch", "momentum": 0.9}, "this rule only.*momentum=0.9"),
+        ({"normalization": "private_batch", "statistics_share": 0.0}, "--statistics_share to be"),
         ({"normalize_output": True}, "--normalize_output with --normalization=layer or"),
         ({"model": "tutorial_lstm", "normalization": "layer"}, "normalization of its own"),
         ({"model": "linear", "width": 0.25}, "--width with --model=mlp or"),

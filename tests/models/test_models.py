@@ -241,7 +241,9 @@ class TestNormalization:
         assert np.abs(model(images()) - before).max() > 0.1
 
     @ALL
-    @pytest.mark.parametrize("normalization", ["none", "layer", "layer_affine", "group"])
+    @pytest.mark.parametrize(
+        "normalization", ["none", "layer", "layer_affine", "group", "private_batch"]
+    )
     def test_examples_do_not_mix(self, name, normalization):
         model = models.build(name, MNIST, 10, normalization)
         x = images()
@@ -290,6 +292,10 @@ class TestRefusals:
             ValueError, match=r"Expected normalization .*'layer_affine'.*'instance'"
         ):
             models.build("lenet5", MNIST, 10, "instance")
+
+    def test_private_statistics_without_use(self):
+        with pytest.raises(ValueError, match=r"`private_statistics`.*'layer'"):
+            models.build("mlp", MNIST, 10, "layer", private_statistics={"share": 0.1})
 
     def test_normalization_of_another_kind(self):
         with pytest.raises(ValueError, match=r"Expected 'none' or 'layer' .*'batch'"):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tfdp.experiments.settings import Experiment
 
 NONE = NoMechanism.name
+# The normalization by running statistics that are learned as weights are.
+PRIVATE_BATCH = "private_batch"
 # The networks of `tfdp.models.MODELS` for images, which would import Keras, and the smallest height and
 # width that they accept; None for images of any size.
 MODELS: dict[str, int | None] = {
@@ -116,6 +118,7 @@ def check_together(experiment: "Experiment") -> None:
         )
     _check_sampling(experiment)
     _check_public_data(experiment)
+    _check_running_statistics(experiment)
     if experiment.private:
         _check_provable(experiment)
 
@@ -210,6 +213,19 @@ def _check_public_data(experiment: "Experiment") -> None:
         raise ValueError(
             f"Expected --public_data={' or '.join(fitting)} with --dataset={dataset}, whose images "
             f"have {shape[0]}x{shape[1]} pixels. Found --public_data={source}."
+        )
+
+
+def _check_running_statistics(experiment: "Experiment") -> None:
+    """Refuses update rules under which running statistics are no moving averages."""
+    rule = f"--optimizer={experiment.optimizer}"
+    if experiment.momentum:
+        rule = f"--momentum={experiment.momentum}"
+    if experiment.normalization == PRIVATE_BATCH and rule != "--optimizer=sgd":
+        raise ValueError(
+            f"Expected --optimizer=sgd without --momentum with --normalization={PRIVATE_BATCH}, whose "
+            f"running statistics are moving averages under this rule only. Found {rule}. Pass "
+            "--optimizer=sgd --momentum=0, or --normalization=layer."
         )
 
 

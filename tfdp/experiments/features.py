@@ -14,7 +14,7 @@ import numpy as np
 
 from tfdp._compat.keras import is_graph_of_layers, uses_of
 from tfdp.data import Dataset
-from tfdp.layers import PublicBatchNormalization, PublicExamples
+from tfdp.layers import PrivateBatchNormalization, PublicBatchNormalization, PublicExamples
 
 # Bytes of features that are kept in memory at most.
 _LARGEST = 4 * 2**30
@@ -46,6 +46,7 @@ _ALIKE = (
     _layers.Add,
     _layers.Multiply,
     _layers.Concatenate,
+    PrivateBatchNormalization,
     PublicBatchNormalization,
 )
 

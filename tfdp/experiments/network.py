@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from tfdp import data, models
-from tfdp.experiments.conditions import WORD_MODELS, split_note
+from tfdp.experiments.conditions import PRIVATE_BATCH, WORD_MODELS, split_note
 from tfdp.experiments.features import Parts, as_features, check_alike, fits, in_parts
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.start import Start, begin
@@ -94,6 +94,7 @@ def prepare(
         normalize_output=experiment.normalize_output,
         public_data=_public_data(experiment),
         statistics=experiment.statistics,
+        private_statistics=_private_statistics(experiment),
         width=experiment.width,
     )
     notes = [] if split_note(experiment) is None else [split_note(experiment)]
@@ -138,3 +139,16 @@ def _public_data(experiment):
         experiment.data_dir,
         source=experiment.public_data,
     )
+
+
+def _private_statistics(experiment):
+    """Returns the arguments of `PrivateBatchNormalization`, or None for another normalization."""
+    if experiment.normalization != PRIVATE_BATCH:
+        return None
+    # A step multiplies a gradient by the learning rate, and the layer has it multiplied by its share.
+    factor = experiment.learning_rate * experiment.statistics_share
+    return {
+        "truncation": experiment.truncation,
+        "share": experiment.statistics_share,
+        "rate": experiment.moving_rate / factor,
+    }

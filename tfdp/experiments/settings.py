@@ -23,6 +23,7 @@ from tfdp.experiments.conditions import (
     MODELS,
     NONE,
     NORMALIZED,
+    PRIVATE_BATCH,
     SCALED,
     TEXT_MODELS,
     WORD_MODELS,
@@ -70,6 +71,7 @@ ACTIVATIONS = (
 )
 
 _BATCH = Need("normalization", ("batch",))
+_PRIVATE_BATCH = Need("normalization", (PRIVATE_BATCH,))
 _NOT_PRIVATE = Need("mechanism", (NONE,))
 _WEIGHT_NOISE = Need("weight_noise")
 _SGD = Need("optimizer", ("sgd",))
@@ -193,16 +195,17 @@ class Experiment(WordSettings, StartSettings):
         "none",
         "What normalizes after the trainable layers. batch takes its statistics from public "
         "examples (without a private mechanism: from the batch, unless there is --public_data); group "
-        "is usual for private ResNets.",
+        "is usual for private ResNets; private_batch takes running statistics that are learned as "
+        "weights are, with clipping and noise.",
         group=DATA,
-        choices=("none", "layer", "layer_affine", "group", "batch"),
+        choices=("none", "layer", "layer_affine", "group", "batch", PRIVATE_BATCH),
         needs=(_NO_NORMALIZATION,),
     )
     normalize_output: bool = setting(
         False,
         "Whether the output layer is normalized too.",
         group=DATA,
-        needs=(Need("normalization", ("layer", "layer_affine", "group", "batch")),),
+        needs=(Need("normalization", ("layer", "layer_affine", "group", "batch", PRIVATE_BATCH)),),
     )
     activation: str = setting(
         "relu", "The activation of the hidden layers.", group=DATA, choices=ACTIVATIONS
@@ -230,6 +233,31 @@ class Experiment(WordSettings, StartSettings):
         group=DATA,
         choices=("example", "batch"),
         needs=(_BATCH,),
+    )
+    truncation: float = setting(
+        3.0,
+        "The number to which the inputs of --normalization=private_batch are truncated for its "
+        "statistics, C' in the paper.",
+        group=DATA,
+        above=0,
+        needs=(_PRIVATE_BATCH,),
+    )
+    statistics_share: float = setting(
+        0.2,
+        "The factor of the running statistics in the vector that is clipped: a larger one gives more "
+        "of the privacy budget to them, and less to the weights.",
+        group=DATA,
+        above=0,
+        needs=(_PRIVATE_BATCH,),
+    )
+    moving_rate: float = setting(
+        0.02,
+        "The weight of a lot in the running statistics, alpha in the paper's equations 9 and 10; a "
+        "decay of the learning rate decays it, too.",
+        group=DATA,
+        above=0,
+        below=1,
+        needs=(_PRIVATE_BATCH,),
     )
 
     batch_size: int = setting(

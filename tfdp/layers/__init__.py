@@ -1,4 +1,4 @@
-"""Layers with noisy weights, normalization by public examples, and an LSTM with normalized steps.
+"""Layers with noisy weights, normalization by public or private statistics, and a normalized LSTM.
 
 Example:
     >>> import keras, numpy as np, tfdp
@@ -15,5 +15,6 @@ from tfdp.layers.noisy import NoisyDense as NoisyDense
 from tfdp.layers.noisy_weights import NoisyWeights as NoisyWeights
 from tfdp.layers.normalized_lstm import NormalizedLSTM as NormalizedLSTM
 from tfdp.layers.normalized_lstm import NormalizedLSTMCell as NormalizedLSTMCell
+from tfdp.layers.private_statistics import PrivateBatchNormalization as PrivateBatchNormalization
 from tfdp.layers.public import PublicBatchNormalization as PublicBatchNormalization
 from tfdp.layers.public import PublicExamples as PublicExamples

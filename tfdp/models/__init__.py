@@ -7,7 +7,7 @@ Example:
     (None, 10)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
@@ -15,7 +15,7 @@ import keras
 from tfdp._validate import one_of, positive, whole
 from tfdp.layers import PublicExamples
 from tfdp.models.blocks import NORMALIZATIONS as NORMALIZATIONS
-from tfdp.models.blocks import PUBLIC_BATCH
+from tfdp.models.blocks import PRIVATE_BATCH, PUBLIC_BATCH, private_batch
 from tfdp.models.cifar import cifar_tutorial
 from tfdp.models.lenet import lenet5, lenet_300_100
 from tfdp.models.mlp import hidden_500, hidden_1000, linear, mlp
@@ -94,6 +94,7 @@ def build(
     normalize_output: bool = True,
     public_data=None,
     statistics: str = "example",
+    private_statistics: Mapping | None = None,
     width: float = 1.0,
 ) -> keras.Model:
     """Builds a model with freshly drawn weights. Its output is logits (no softmax).
@@ -112,9 +113,10 @@ def build(
         normalization: "none"; "layer", over all features of an example and without weights, as in
             the experiments of SI-DPSGD; "layer_affine", the same with learned scale and offset;
             "group", over groups of channels of an example, with learned scale and offset, as ResNets
-            are usually trained privately; or "batch". With `public_data`, "batch" is
-            `PublicBatchNormalization`; without, it is `keras.layers.BatchNormalization`, for comparison
-            without privacy only, since it mixes examples. `MODELS[name].normalizations` has
+            are usually trained privately; "private_batch", by running statistics that are learned
+            privately (`tfdp.layers.PrivateBatchNormalization`); or "batch". With `public_data`, "batch"
+            is `PublicBatchNormalization`; without, it is `keras.layers.BatchNormalization`, for
+            comparison without privacy only, since it mixes examples. `MODELS[name].normalizations` has
             those that a model accepts.
         activation: "relu", "tanh" (its bounded outputs often help private training) or the name of any
             other Keras activation.
@@ -126,6 +128,7 @@ def build(
         public_data: array (M, *input_shape) of public examples for "batch"; see `PublicExamples`.
         statistics: "example" or "batch": with `public_data`, whether the statistics are taken over
             each example or over the whole lot, together with the public examples.
+        private_statistics: with "private_batch", the arguments of `PrivateBatchNormalization`, by name.
         width: a factor above 0 on the number of channels or units of hidden layers, for ResNet, VGG,
             "fast_cifar" and the networks of one hidden layer only; 1 is the papers' network.
 
@@ -151,6 +154,11 @@ def build(
         raise ValueError(
             "Invalid value received for argument `public_data`. Expected None with normalization "
             f"{normalization!r}, which has no use for it."
+        )
+    if private_statistics is not None and normalization != PRIVATE_BATCH:
+        raise ValueError(
+            "Invalid value received for argument `private_statistics`. Expected None with "
+            f"normalization {normalization!r}, which has no use for it."
         )
     one_of("normalization", normalization, NORMALIZATIONS)
     num_classes = whole("num_classes", num_classes, 2)
@@ -186,6 +194,8 @@ def build(
         )
     if public_data is not None:
         normalization = PUBLIC_BATCH
+    if private_statistics is not None:
+        normalization = private_batch(**private_statistics)
     inputs = keras.Input(tuple(input_shape), dtype="int32" if architecture.takes_tokens else None)
     if architecture.normalizations == _OWN:
         return keras.Model(inputs, architecture.outputs(inputs, num_classes, activation), name=name)

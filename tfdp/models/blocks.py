@@ -2,13 +2,16 @@
 
 import functools
 import math
+from collections.abc import Callable
 
 import keras
 
 from tfdp._validate import one_of
-from tfdp.layers import PublicBatchNormalization
+from tfdp.layers import PrivateBatchNormalization, PublicBatchNormalization
 
-NORMALIZATIONS = ("none", "layer", "layer_affine", "group", "batch")
+# The normalization with running statistics that are learned privately.
+PRIVATE_BATCH = "private_batch"
+NORMALIZATIONS = ("none", "layer", "layer_affine", "group", "batch", PRIVATE_BATCH)
 # The normalization that replaces "batch" inside a `PublicExamples` layer.
 PUBLIC_BATCH = "public_batch"
 # The value of the papers' PyTorch models. Keras' default of 1e-3 would damp the normalization of
@@ -18,7 +21,9 @@ _GROUPS = 32  # Wu and He 2018, "Group Normalization"
 
 
 def block(
-    layer: keras.Layer, normalization: str, activation: str | None = None
+    layer: keras.Layer,
+    normalization: str | Callable[..., keras.Layer],
+    activation: str | None = None,
 ) -> list[keras.Layer]:
     """Returns `layer`, its normalization and its activation, as a list of layers.
 
@@ -34,14 +39,20 @@ def block(
             "batch" is
             `keras.layers.BatchNormalization`, which mixes examples and so cannot be trained
             privately; `PUBLIC_BATCH` is `PublicBatchNormalization`, for the network of a
-            `PublicExamples` layer.
+            `PublicExamples` layer; "private_batch" is `PrivateBatchNormalization`. A function that
+            makes a normalization, given its `name`, stands for a normalization with arguments.
         activation: name of the activation, or None.
 
     Raises:
         ValueError: the normalization is unknown.
     """
-    one_of("normalization", normalization, (*NORMALIZATIONS, PUBLIC_BATCH))
+    if normalization == PRIVATE_BATCH:
+        normalization = private_batch()
     layers = [layer]
+    if callable(normalization):
+        layers.append(normalization(name=f"{layer.name}_norm"))
+        normalization = "none"
+    one_of("normalization", normalization, (*NORMALIZATIONS, PUBLIC_BATCH))
     if normalization in ("layer", "layer_affine"):
         affine = normalization == "layer_affine"
         axis = [1, 2, 3] if isinstance(layer, keras.layers.Conv2D) else -1
@@ -63,6 +74,11 @@ def block(
     if activation is not None:
         layers.append(keras.layers.Activation(activation, name=f"{layer.name}_activation"))
     return layers
+
+
+def private_batch(**options) -> Callable[..., keras.Layer]:
+    """Returns the function that makes a `PrivateBatchNormalization` with these arguments."""
+    return functools.partial(PrivateBatchNormalization, epsilon=EPSILON, **options)
 
 
 def _group(layer) -> keras.Layer:

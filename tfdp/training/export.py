@@ -4,8 +4,10 @@ import os
 
 import keras
 
+from tfdp._compat.keras import is_graph_of_layers, layers_of
 from tfdp._files import replaced_whole
 from tfdp.gradients.random_state import seed_states
+from tfdp.layers import PrivateBatchNormalization
 from tfdp.training.checks import refuse_unsavable
 
 
@@ -50,7 +52,35 @@ def values_into(copy: keras.Model, model: keras.Model) -> None:
             target.assign(source)
 
 
-def export(model: keras.Model, path: str | os.PathLike) -> None:
+def with_stock_layers(model: keras.Model) -> keras.Model:
+    """Returns a copy of a plain model with Keras' own layers for every `PrivateBatchNormalization`.
+
+    Raises:
+        ValueError: such a layer stands where a copy of the model cannot exchange it.
+    """
+    own = [layer for layer in layers_of(model) if isinstance(layer, PrivateBatchNormalization)]
+    outer = {id(layer) for layer in model.layers}
+    for layer in own:
+        if not is_graph_of_layers(model) or id(layer) not in outer:
+            raise ValueError(
+                f"Expected layer '{layer.name}' (PrivateBatchNormalization) as a layer of a Sequential "
+                "or functional model, and not of a model or layer inside of it. Found it elsewhere, "
+                "where it cannot be exchanged. Export with stock_layers=False."
+            )
+
+    def made(layer):
+        if isinstance(layer, PrivateBatchNormalization):
+            return layer.frozen()
+        return type(layer).from_config(layer.get_config())
+
+    copy = keras.models.clone_model(model, clone_function=made)
+    for old, new in zip(model.layers, copy.layers, strict=True):
+        if not isinstance(old, PrivateBatchNormalization):
+            new.set_weights(old.get_weights())
+    return copy
+
+
+def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = False) -> None:
     """Writes the release of `model` to a `.keras` file: no optimizer slots, seeds or secret means.
 
     The file loads with `keras.models.load_model`, without tfdp if the model uses no tfdp layer.
@@ -59,6 +89,8 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     Args:
         model: a trained model.
         path: a file name that ends in `.keras`.
+        stock_layers: whether the file has a frozen `keras.layers.BatchNormalization` with the same
+            outputs for every `tfdp.layers.PrivateBatchNormalization`, so that it loads without tfdp.
 
     Raises:
         ValueError: the name does not end in `.keras`, or the model cannot be copied.
@@ -78,6 +110,8 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     if not path.endswith(".keras"):
         raise ValueError(f"Expected a file name that ends in '.keras'. Received: {path!r}")
     copy = plain_copy(model)
+    if stock_layers:
+        copy = with_stock_layers(copy)
     if "://" in path:
         copy.save(path)  # TensorFlow's other file systems have names that only Keras understands
         return

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.per_example_gradient import Instantiated
-from tfdp.layers import PublicBatchNormalization
+from tfdp.layers import PrivateBatchNormalization, PublicBatchNormalization
 
 
 class _AffineRule(Rule):
@@ -136,6 +136,32 @@ class PublicBatchNormalizationRule(_AffineRule):
 
     def plain(self):
         return replaced(self.layer, gamma=None, beta=None)
+
+
+@register(PrivateBatchNormalization)
+class PrivateBatchNormalizationRule(_AffineRule):
+    """The gradient of the running statistics comes from the inputs alone, not from the loss."""
+
+    def variables(self):
+        return [*super().variables(), self.layer.mean_weight, self.layer.variance_weight]
+
+    def axes(self, rank):
+        return [self.layer.axis % rank]
+
+    def plain(self):
+        return replaced(self.layer, gamma=None, beta=None)
+
+    def call(self, record, inputs):
+        mean, variance = self.layer.pulls(inputs)
+        return super().call(
+            lambda output, **saved: record(output, mean=mean, variance=variance, **saved), inputs
+        )
+
+    def gradients(self, calls):
+        (call,) = calls
+        statistics = (self.layer.mean_weight, self.layer.variance_weight)
+        pulls = (Instantiated(call["mean"]), Instantiated(call["variance"]))
+        return [*super().gradients(calls), *zip(statistics, pulls, strict=True)]
 
 
 @register(keras.layers.RMSNormalization)

@@ -18,7 +18,7 @@ from tfdp._compat.keras import (
     uses_of,
 )
 from tfdp.gradients.rules import rule_for
-from tfdp.layers import PublicBatchNormalization, PublicExamples
+from tfdp.layers import PrivateBatchNormalization, PublicBatchNormalization, PublicExamples
 from tfdp.layers.gate import CanaryGate
 
 _PLAIN = {
@@ -264,6 +264,7 @@ _NORMALIZATIONS = {
     layers.GroupNormalization,
     layers.LayerNormalization,
     layers.RMSNormalization,
+    PrivateBatchNormalization,
     PublicBatchNormalization,
 }
 # Functions for `activation=` that work on each entry by itself, or along the last axis: the names of

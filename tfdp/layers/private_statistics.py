@@ -1,0 +1,277 @@
+"""Batch normalization whose running statistics are learned privately, as weights.
+
+Source: "Differentially Private Training with Batch Normalization", equations 9 and 10, which move the
+running mean and the running variance of each feature towards the moments of the lot:
+
+    mean <- (1 - alpha) mean + alpha mean_lot
+    variance <- (1 - alpha) variance + alpha variance_lot
+
+Equation 9 is mean <- mean - alpha (mean - mean_lot), and mean - mean_lot is the average over the lot of
+mean - m_i, where m_i is what example i shows of the mean. So it is a step of gradient descent with
+mean - m_i as the gradient of example i. `PrivateBatchNormalization` makes the running statistics
+trainable weights with exactly this gradient, whatever the loss is. Equation 10 is the same for the
+squared deviations from the running mean. Weights and statistics then are one vector, which private
+training clips, sums and adds noise to.
+
+Formal guarantee: what an example gives to a step is a function of that example and of the weights, the
+statistics among them, and its norm is at most the clip norm C. Nothing in the proof of DP-SGD asks that
+a bounded vector be the gradient of something. So the weights and the statistics of all steps together
+have the guarantee of DP-SGD with the same noise, and normalizing by the statistics, in training and in
+testing, is post-processing. The paper's sensitivities C'/L and C'^2 (3/L - 3/L^2 + 1/L^3) are not used:
+each of them bounds one statistic of one feature, and C/L bounds everything together.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp._validate import flag, positive
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class PrivateBatchNormalization(keras.layers.Layer):
+    """Normalizes each feature with running statistics that private training learns, with noise.
+
+    The layer normalizes in the same way in training and in testing: by the statistics that it has, so
+    that no example changes the gradient of another. It can be trained without privacy as well.
+
+    The moments of an example are those over its positions (of an image or a sequence): m_i is the mean
+    of its inputs, truncated to [-truncation, truncation], and v_i the mean of the squares of their
+    differences from the running mean. With s the `share`, the gradients of the two statistics are
+    s (mean - m_i) / truncation and s (variance - v_i) / truncation^2. A step of SGD with the learning
+    rate eta moves both statistics as equations 9 and 10 do, with alpha = eta * share * rate, where the
+    lot has its nominal size and no gradient is clipped. For a given alpha, the noise on the statistics
+    is in proportion to truncation / share, and to truncation^2 / share.
+
+    Momentum and adaptive rules (Adam) keep the guarantee, but do not move the statistics as equations 9
+    and 10 do. Where gradients are clipped, examples with long gradients have less weight in the
+    statistics. A larger `share` shortens the weights' part of a clipped gradient.
+
+    Args:
+        axis: the axis of the features.
+        truncation: C' > 0, in units of the inputs. Only the statistics see truncated inputs.
+        share: factor > 0 of the statistics in the vector that is clipped; a larger one gives more of
+            the privacy budget to the statistics and less to the weights.
+        rate: factor > 0 on the steps of the statistics.
+        floor: the variance > 0 that is used where the running variance is smaller, since noise may
+            make that negative.
+        epsilon: constant > 0 that is added to the variance.
+        center, scale: whether the layer learns an offset, and whether it learns a factor.
+        **kwargs: as for any Keras layer.
+
+    Raises:
+        ValueError: an argument is invalid.
+
+    Example:
+        >>> import keras, numpy as np, tfdp
+        >>> layer = tfdp.layers.PrivateBatchNormalization(truncation=4.0, share=0.5, rate=2.0)
+        >>> model = keras.Sequential([keras.Input((1,)), layer])
+        >>> model.compile(keras.optimizers.SGD(1.0), "mse")  # alpha is 1 * 0.5 * 2
+        >>> x = np.array([[1.0], [3.0]], "float32")
+        >>> _ = model.fit(x, np.zeros((2, 1)), batch_size=2, verbose=0)
+        >>> print(layer.running_mean.numpy())
+        [2.]
+        >>> print(layer.running_variance.numpy())  # around the running mean before, which was 0
+        [5.]
+    """
+
+    def __init__(
+        self,
+        axis=-1,
+        truncation=3.0,
+        share=0.2,
+        rate=0.2,
+        floor=0.01,
+        epsilon=1e-5,
+        center=True,
+        scale=True,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if isinstance(axis, bool) or not (isinstance(axis, int) and axis != 0):
+            raise ValueError(
+                "Invalid value received for argument `axis`. Expected one axis other than 0, the "
+                f"examples. Received: {axis!r}"
+            )
+        self.supports_masking = True  # so that Keras calls `compute_mask`, which refuses masks
+        self.axis = axis
+        self.truncation = positive("truncation", truncation)
+        self.share = positive("share", share)
+        self.rate = positive("rate", rate)
+        self.floor = positive("floor", floor)
+        self.epsilon = positive("epsilon", epsilon)
+        self.center = flag("center", center)
+        self.scale = flag("scale", scale)
+
+    def build(self, input_shape):
+        if not self.axis % len(input_shape):
+            raise ValueError(
+                f"Layer '{self.name}' normalizes along axis {self.axis}, which is that of the "
+                f"examples. Expected another axis of inputs of shape {tuple(input_shape)}."
+            )
+        self._rank = len(input_shape)
+        shape = (input_shape[self.axis],)
+        self.gamma = self.beta = None
+        if self.scale:
+            self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
+        if self.center:
+            self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
+        # The noise of a step is the same on all weights. So these are in units in which it suits them.
+        self.mean_weight = self.add_weight(
+            name="mean_weight", shape=shape, dtype="float32", initializer="zeros", autocast=False
+        )
+        self.variance_weight = self.add_weight(
+            name="variance_weight",
+            shape=shape,
+            dtype="float32",
+            initializer=keras.initializers.Constant(1.0 / self.units[1]),
+            autocast=False,
+        )
+
+    @property
+    def units(self) -> tuple[float, float]:
+        """What the weights of the mean and of the variance are multiplied by."""
+        return self.rate * self.truncation, self.rate * self.truncation**2
+
+    @property
+    def running_mean(self) -> tf.Tensor:
+        """The running mean of each feature, float32 [features]."""
+        return self.units[0] * tf.convert_to_tensor(self.mean_weight)
+
+    @property
+    def running_variance(self) -> tf.Tensor:
+        """The running variance of each feature, float32 [features]; noise may make it negative."""
+        return self.units[1] * tf.convert_to_tensor(self.variance_weight)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def compute_mask(self, inputs, previous_mask=None):
+        if previous_mask is not None:
+            raise ValueError(
+                f"Layer '{self.name}' (PrivateBatchNormalization) received a mask, and would count "
+                "masked positions. Expected inputs without a mask; use LayerNormalization."
+            )
+
+    def call(self, inputs):
+        x = tf.cast(inputs, tf.float32)
+        outputs = self._normalized(x)
+        shape = self._broadcast(x.shape.rank)
+        if self.gamma is not None:
+            outputs *= tf.reshape(tf.cast(self.gamma, tf.float32), shape)
+        if self.beta is not None:
+            outputs += tf.reshape(tf.cast(self.beta, tf.float32), shape)
+        return tf.cast(outputs, inputs.dtype)
+
+    def _normalized(self, x):
+        shape = self._broadcast(x.shape.rank)
+
+        @tf.custom_gradient
+        def normalize(x, mean_weight, variance_weight):
+            mean, variance = self.units[0] * mean_weight, self.units[1] * variance_weight
+            inverse = tf.math.rsqrt(tf.maximum(variance, self.floor) + self.epsilon)
+            factor = tf.reshape(inverse, shape)
+
+            def gradient(upstream):
+                # The mean over the rows, as a loss is. In private training a batch is one row.
+                pulls = self._pulls(x, mean, variance)
+                return upstream * factor, *[tf.reduce_mean(pull, axis=0) for pull in pulls]
+
+            return (x - tf.reshape(mean, shape)) * factor, gradient
+
+        return normalize(
+            x, tf.convert_to_tensor(self.mean_weight), tf.convert_to_tensor(self.variance_weight)
+        )
+
+    def pulls(self, inputs) -> list[tf.Tensor]:
+        """Returns the gradients of the two statistics for each example.
+
+        Args:
+            inputs: [rows, ...], as the layer takes them.
+
+        Returns:
+            Two tensors, float32 [rows, features]: for the weights of the mean and of the variance.
+        """
+        x = tf.cast(inputs, tf.float32)
+        return self._pulls(x, self.running_mean, self.running_variance)
+
+    def _pulls(self, x, mean, variance):
+        limit = self.truncation
+        truncated = tf.clip_by_value(x, -limit, limit)
+        # Noise may carry the mean out of the range of what it is the mean of, and squared deviations
+        # from there would have no bound.
+        center = tf.clip_by_value(mean, -limit, limit)
+        squares = tf.square(truncated - tf.reshape(center, self._broadcast(x.shape.rank)))
+        features = self.axis % x.shape.rank
+        positions = [axis for axis in range(1, x.shape.rank) if axis != features]
+        if positions:
+            truncated = tf.reduce_mean(truncated, positions)
+            squares = tf.reduce_mean(squares, positions)
+        return [
+            self.share / limit * (mean - truncated),
+            self.share / limit**2 * (variance - squares),
+        ]
+
+    def _broadcast(self, rank):
+        shape = [1] * rank
+        shape[self.axis] = -1
+        return shape
+
+    def frozen(self) -> keras.layers.BatchNormalization:
+        """Returns Keras' BatchNormalization that gives the same outputs, with `trainable=False`.
+
+        Keras loads files with it where there is no tfdp.
+
+        Example:
+            >>> import keras, numpy as np, tfdp
+            >>> layer = tfdp.layers.PrivateBatchNormalization()
+            >>> x = np.array([[1.0, 2.0]], "float32")
+            >>> np.allclose(layer(x), layer.frozen()(x))
+            True
+        """
+        made = keras.layers.BatchNormalization(
+            axis=self.axis,
+            epsilon=self.epsilon,
+            center=self.center,
+            scale=self.scale,
+            trainable=False,
+            name=self.name,
+            dtype=self.dtype_policy,
+        )
+        shape = [None] * self._rank
+        shape[self.axis] = self.mean_weight.shape[0]
+        made.build(tuple(shape))
+        for name in ("gamma", "beta"):
+            if getattr(self, name) is not None:
+                getattr(made, name).assign(getattr(self, name))
+        made.moving_mean.assign(self.running_mean)
+        made.moving_variance.assign(tf.maximum(self.running_variance, self.floor))
+        return made
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        store["units"] = np.asarray(self.units)
+
+    def load_own_variables(self, store):
+        names = {*store.keys()}
+        # Keras expects as many entries as there are variables.
+        super().load_own_variables({name: store[name] for name in names - {"units"}})
+        if "units" not in names:
+            return
+        weights = (self.mean_weight, self.variance_weight)
+        for weight, old, new in zip(weights, np.asarray(store["units"]), self.units, strict=True):
+            if old != new:  # the file's layer had another rate or truncation
+                weight.assign(weight * (old / new))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "axis": self.axis,
+            "truncation": self.truncation,
+            "share": self.share,
+            "rate": self.rate,
+            "floor": self.floor,
+            "epsilon": self.epsilon,
+            "center": self.center,
+            "scale": self.scale,
+        }
