@@ -66,6 +66,7 @@ def test_names_of_tables_rows_and_cells():
     assert len(cells(["dropout.T1_digits"])) == 12
     assert [c.column for c in cells(["dropout.T1_digits.ac"])] == ["10", "1", "0.5"]
     assert [c.column for c in cells(["dropout.T1_digits.ac.0.5"])] == ["0.5"]
+    assert [c.column for c in cells(["dropout.digits_noise.gamma_0.0"])] == ["0"]
     twice = cells(["dropout.T1_digits.ac", "dropout.T1_digits.ac.1"])
     assert len(twice) == 3
     with pytest.raises(UnknownName, match=r"Did you mean 'si_dpsgd\.T4'"):

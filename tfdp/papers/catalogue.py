@@ -210,7 +210,9 @@ def cells(names) -> list[Cell]:
     every = [cell for table in tables() for cell in table.cells]
     found = {}
     for name in names:
-        chosen = [cell for cell in every if f"{cell.name}.".startswith(f"{name}.")]
+        # The column 0 is no prefix of the column 0.5.
+        chosen = [cell for cell in every if cell.name == name]
+        chosen = chosen or [cell for cell in every if f"{cell.name}.".startswith(f"{name}.")]
         if not chosen:
             known = {p for cell in every for p in _prefixes(cell.name)}
             raise UnknownName(
@@ -223,10 +225,10 @@ def cells(names) -> list[Cell]:
 
 def named(name: str) -> Cell:
     """Returns the cell of a name; raises UnknownName if it is not that of one cell."""
-    for cell in cells([name]):
-        if cell.name == name:
-            return cell
-    raise UnknownName(f"Expected the name of a cell. Found {name!r}.")
+    found = cells([name])
+    if found[0].name != name:
+        raise UnknownName(f"Expected the name of a cell. Found {name!r}.")
+    return found[0]
 
 
 def _prefixes(name):
