@@ -81,6 +81,7 @@ FEEDING = "tfdp/training/feeding.py"
 START, TEST_START = "tfdp/experiments/start.py", "tests/experiments/test_start.py"
 BACKUP_STATE = "tfdp/training/backup_state.py"
 BACKUP_FOLDER = "tfdp/training/backup_folder.py"
+TEST_HANDS = "tests/training/test_backup_hands.py"
 BATCHES = "tfdp/training/batches.py"
 TARGETS = "tfdp/gradients/targets.py"
 PLANNING = "tfdp/training/planning.py"
@@ -197,6 +198,49 @@ GUARDS = (
             "test_damage_to_one_copy_of_a_reservation_changes_nothing[2]",
         ),
         "the reservation before the last one is taken for the last one",
+    ),
+    Guard(
+        "a crash: an earlier state",
+        BACKUP_FOLDER,
+        'if last is not None and writer not in (last[_WRITER], last["after"]):',
+        "if False:",
+        (f"{TEST_HANDS}::test_an_earlier_state_is_refused[matrix]",),
+        "correlated noise of later steps is made again from a key that did not make it",
+    ),
+    Guard(
+        "a crash: the lock is still this process's",
+        BACKUP_FOLDER,
+        "        if not same:\n",
+        "        if False:\n",
+        (f"{TEST_HANDS}::test_a_removed_lock_ends_the_training",),
+        "two processes train from one state, and each states the epsilon of one",
+    ),
+    Guard(
+        "a crash: weights that a state gives back are known as trained",
+        BACKUP_STATE,
+        "trained = (*model.trainable_variables, *averages) if counted else ()",
+        "trained = ()",
+        (f"{TEST_HANDS}::test_restored_weights_bring_their_ledger_to_another_model",),
+        "another model gets the weights without what they cost",
+    ),
+    Guard(
+        "a crash: reservations that cannot be read stay",
+        "tfdp/experiments/unfinished.py",
+        "if len(content) != RESERVED_SIZE or re.search",
+        "if re.search",
+        ("tests/experiments/test_resume.py::test_what_cannot_be_read_stays",),
+        "a training that had begun begins anew",
+    ),
+    Guard(
+        "moments of the lot beside private averages are accounted",
+        "tfdp/layers/private_statistics.py",
+        'return self.statistics == "batch"',
+        "return False",
+        (
+            "tests/layers/test_private_statistics_of_lots.py::"
+            "test_it_is_accounted_as_statistics_over_the_lot",
+        ),
+        "an example moves the gradients of all others, and is accounted for its own",
     ),
     Guard(
         "a crash: shuffled lots keep their places in all epochs",

@@ -113,7 +113,7 @@ def test_eager_and_compiled_agree(compiled):
 
 
 def test_rows_that_are_absent_do_not_enter_batch_statistics():
-    from tfdp.layers.public import present_rows
+    from tfdp.layers.lot_statistics import present_rows
 
     model, x = ours(draw(7, 6, 6, 2), statistics="batch"), draw(5, 6, 6, 2, seed=1)
     x[3:] = np.nan

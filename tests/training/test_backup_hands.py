@@ -52,7 +52,9 @@ def test_other_sampling_is_named(tmp_path):
         Training(tmp_path / "b", sampling="poisson").run()
 
 
-@pytest.mark.parametrize("make", [matrix, lambda: tfdp.DPKerasSGDOptimizer(**options())])
+@pytest.mark.parametrize(
+    "make", [matrix, lambda: tfdp.DPKerasSGDOptimizer(**options())], ids=["matrix", "dpsgd"]
+)
 def test_an_earlier_state_is_refused(tmp_path, make, monkeypatch):
     """Its key is not the one that the noise of the later steps came from."""
     killed(monkeypatch)

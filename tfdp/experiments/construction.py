@@ -136,7 +136,7 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
     )
     if experiment.takes_public_data:
         facts["public_examples"] = experiment.public_examples
-        facts["batch_statistics"] = experiment.statistics == "batch"
+    facts["batch_statistics"] = experiment.statistics == "batch"
     if not experiment.private:
         return Run(mechanism=experiment.mechanism, l2_norm_clip=experiment.l2_norm_clip, **facts)
     first = experiment.noise_multiplier

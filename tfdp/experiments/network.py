@@ -151,4 +151,5 @@ def _private_statistics(experiment):
         "truncation": experiment.truncation,
         "share": experiment.statistics_share,
         "rate": experiment.moving_rate / factor,
+        "statistics": "batch" if experiment.statistics == "batch" else "running",
     }

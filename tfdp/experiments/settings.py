@@ -229,10 +229,10 @@ class Experiment(WordSettings, StartSettings):
         "example",
         "What the statistics of --normalization=batch are taken over: example, the public examples "
         "and one example at a time; batch, the whole lot, as in the papers, which needs 2L-1 times "
-        "the noise.",
+        "the noise. So it is with --normalization=private_batch in training.",
         group=DATA,
         choices=("example", "batch"),
-        needs=(_BATCH,),
+        needs=(Need("normalization", ("batch", PRIVATE_BATCH)),),
     )
     truncation: float = setting(
         3.0,

@@ -25,7 +25,7 @@ from tfdp.gradients.engines import exact, ghost, loop, lotwise
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import UnsupportedModelError
 from tfdp.gradients.rules.per_example_gradient import expecting_rows
-from tfdp.layers.public import uses_batch_statistics
+from tfdp.layers.lot_statistics import uses_batch_statistics
 
 _USUAL_ROWS = 2048
 

@@ -25,15 +25,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validate import flag, positive
+from tfdp._validate import flag, one_of, positive
+from tfdp.layers.lot_statistics import rows_present
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class PrivateBatchNormalization(keras.layers.Layer):
     """Normalizes each feature with running statistics that private training learns, with noise.
 
-    The layer normalizes in the same way in training and in testing: by the statistics that it has, so
-    that no example changes the gradient of another. It can be trained without privacy as well.
+    With statistics="running", the layer normalizes in the same way in training and in testing: by the
+    statistics that it has, so that no example changes the gradient of another. With
+    statistics="batch", training follows the paper: the layer normalizes by the fresh moments of the
+    lot, and the running statistics are for testing. One example then changes the gradients of all
+    others, and the proven guarantee accounts for that: the sensitivity is 2L - 1 instead of 1, and
+    infinite for Poisson lots without `max_lot_size`. The layer can be trained without privacy as well.
 
     The moments of an example are those over its positions (of an image or a sequence): m_i is the mean
     of its inputs, truncated to [-truncation, truncation], and v_i the mean of the squares of their
@@ -53,6 +58,7 @@ class PrivateBatchNormalization(keras.layers.Layer):
         share: factor > 0 of the statistics in the vector that is clipped; a larger one gives more of
             the privacy budget to the statistics and less to the weights.
         rate: factor > 0 on the steps of the statistics.
+        statistics: "running" or "batch": what normalizes in training.
         floor: the variance > 0 that is used where the running variance is smaller, since noise may
             make that negative.
         epsilon: constant > 0 that is added to the variance.
@@ -81,6 +87,7 @@ class PrivateBatchNormalization(keras.layers.Layer):
         truncation=3.0,
         share=0.2,
         rate=0.2,
+        statistics="running",
         floor=0.01,
         epsilon=1e-5,
         center=True,
@@ -98,6 +105,7 @@ class PrivateBatchNormalization(keras.layers.Layer):
         self.truncation = positive("truncation", truncation)
         self.share = positive("share", share)
         self.rate = positive("rate", rate)
+        self.statistics = one_of("statistics", statistics, ("running", "batch"))
         self.floor = positive("floor", floor)
         self.epsilon = positive("epsilon", epsilon)
         self.center = flag("center", center)
@@ -153,9 +161,15 @@ class PrivateBatchNormalization(keras.layers.Layer):
                 "masked positions. Expected inputs without a mask; use LayerNormalization."
             )
 
-    def call(self, inputs):
+    @property
+    def uses_lot_statistics(self) -> bool:
+        """Whether an example changes what becomes of the others of its lot in training."""
+        return self.statistics == "batch"
+
+    def call(self, inputs, training=False):
         x = tf.cast(inputs, tf.float32)
-        outputs = self._normalized(x)
+        fresh = training and self.uses_lot_statistics
+        outputs = self._normalized_by_lot(x) if fresh else self._normalized(x)
         shape = self._broadcast(x.shape.rank)
         if self.gamma is not None:
             outputs *= tf.reshape(tf.cast(self.gamma, tf.float32), shape)
@@ -181,6 +195,38 @@ class PrivateBatchNormalization(keras.layers.Layer):
 
         return normalize(
             x, tf.convert_to_tensor(self.mean_weight), tf.convert_to_tensor(self.variance_weight)
+        )
+
+    def _normalized_by_lot(self, x):
+        """Normalizes by the moments of the rows that are present, and pulls the statistics to them."""
+        present = rows_present(tf.shape(x)[0])
+        share = present / tf.reduce_sum(present)
+        weights = tf.reshape(share, [-1] + [1] * (x.shape.rank - 1))
+        features = self.axis % x.shape.rank
+        positions = [axis for axis in range(1, x.shape.rank) if axis != features]
+
+        def mean_of(values):
+            values = tf.reduce_sum(weights * values, axis=0, keepdims=True)
+            return tf.reduce_mean(values, positions, keepdims=True) if positions else values
+
+        mean = mean_of(x)
+        variance = mean_of(tf.square(x - mean))
+        outputs = (x - mean) * tf.math.rsqrt(variance + self.epsilon)
+
+        @tf.custom_gradient
+        def pulled(outputs, mean_weight, variance_weight):
+            def gradient(upstream):
+                pulls = self._pulls(x, self.units[0] * mean_weight, self.units[1] * variance_weight)
+                return upstream, *[
+                    tf.linalg.matvec(pull, share, transpose_a=True) for pull in pulls
+                ]
+
+            return tf.identity(outputs), gradient
+
+        return pulled(
+            outputs,
+            tf.convert_to_tensor(self.mean_weight),
+            tf.convert_to_tensor(self.variance_weight),
         )
 
     def pulls(self, inputs) -> list[tf.Tensor]:
@@ -270,6 +316,7 @@ class PrivateBatchNormalization(keras.layers.Layer):
             "truncation": self.truncation,
             "share": self.share,
             "rate": self.rate,
+            "statistics": self.statistics,
             "floor": self.floor,
             "epsilon": self.epsilon,
             "center": self.center,

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import in_stateless_scope, layers_of
 from tfdp._validate import flag, one_of, positive
+from tfdp.layers.lot_statistics import rows_present
 
 STATISTICS = ("example", "batch")
 GRADIENTS = ("local", "stopped", "exact")
@@ -75,7 +76,6 @@ class _Pass:
 
 
 _passes: list[_Pass] = []  # the running passes, innermost last; normalization layers read the last
-_present_rows: list[tf.Tensor] = []
 
 
 @contextlib.contextmanager
@@ -90,15 +90,6 @@ def _pushed(stack, item):
 def in_public_pass() -> bool:
     """Whether a "public" pass is running, in which no private example takes part."""
     return any(one.kind == "public" for one in _passes)
-
-
-def present_rows(present: tf.Tensor):
-    """Context in which statistics="batch" counts only the rows of a lot that are present.
-
-    Args:
-        present: bool [rows]; False for the rows that pad the lot.
-    """
-    return _pushed(_present_rows, tf.cast(present, tf.float32))
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -363,6 +354,11 @@ class PublicExamples(keras.layers.Layer):
         self.built = True
 
     @property
+    def uses_lot_statistics(self) -> bool:
+        """Whether an example changes what becomes of the others of its lot in training."""
+        return self.statistics == "batch"
+
+    @property
     def holds_examples(self) -> bool:
         """Whether the layer holds public examples, and not only variables for them."""
         return bool(self._holds.numpy())
@@ -425,8 +421,7 @@ class PublicExamples(keras.layers.Layer):
     def _with_lot(self, inputs, rows):
         """Training with statistics="batch": the lot and the public examples in one batch."""
         private = tf.shape(keras.tree.flatten(inputs)[0])[0]
-        present = _present_rows[-1] if _present_rows else tf.ones([private])
-        return self._joined(inputs, rows, present, training=True)
+        return self._joined(inputs, rows, rows_present(private), training=True)
 
     def _one_by_one(self, inputs, rows):
         """Inference with statistics="batch": each example in one batch with the public examples."""
@@ -501,8 +496,3 @@ def public_layers(model) -> list[PublicExamples]:
     """All `PublicExamples` layers of a model, including nested ones."""
     layers = layers_of(model, itself=True)
     return [layer for layer in layers if isinstance(layer, PublicExamples)]
-
-
-def uses_batch_statistics(model) -> bool:
-    """Whether some layer of `model` normalizes with statistics over the private lot."""
-    return any(layer.statistics == "batch" for layer in public_layers(model))

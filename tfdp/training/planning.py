@@ -1,7 +1,8 @@
 """The description of a training before its first step: the one that is accounted."""
 
 from tfdp.accounting import Run
-from tfdp.layers.public import public_layers, uses_batch_statistics
+from tfdp.layers.lot_statistics import uses_batch_statistics
+from tfdp.layers.public import public_layers
 from tfdp.session import Plan
 
 

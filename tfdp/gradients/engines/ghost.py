@@ -30,7 +30,8 @@ from tfdp.gradients.rules.recording import Recorder, owners, without_rule
 from tfdp.gradients.rules.separate_rows import rows_are_separate
 from tfdp.gradients.rules.sums import added
 from tfdp.gradients.vectorizing import vectorized_map
-from tfdp.layers.public import public_layers, uses_batch_statistics
+from tfdp.layers.lot_statistics import uses_batch_statistics
+from tfdp.layers.public import public_layers
 
 
 def supports(model, *, traces: bool = True) -> str | None:
@@ -66,7 +67,7 @@ def _forward_pass(model, rules):
     """
     if uses_batch_statistics(model):
         raise UnsupportedModelError(
-            f"Model '{model.name}' has PublicExamples with statistics='batch', so an example's loss "
+            f"Model '{model.name}' normalizes with statistics='batch', so an example's loss "
             "depends on the whole lot. Expected engine='auto' or 'vectorized' for it, or "
             "statistics='example'."
         )

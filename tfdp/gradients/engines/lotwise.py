@@ -22,7 +22,7 @@ from tfdp.gradients.engines.ending import bounded
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules.per_example_gradient import Instantiated
-from tfdp.layers.public import present_rows
+from tfdp.layers.lot_statistics import present_rows
 
 
 def bounded_sum(

@@ -151,7 +151,8 @@ class PrivateBatchNormalizationRule(_AffineRule):
     def plain(self):
         return replaced(self.layer, gamma=None, beta=None)
 
-    def call(self, record, inputs):
+    def call(self, record, inputs, training=False):
+        del training  # statistics="batch", where it matters, is not for this engine
         mean, variance = self.layer.pulls(inputs)
         return super().call(
             lambda output, **saved: record(output, mean=mean, variance=variance, **saved), inputs

@@ -1,0 +1,42 @@
+"""Normalization by the statistics of a whole private lot, as the papers write batch normalization.
+
+One example then changes the gradients of all others. Layers that may do so have the property
+`uses_lot_statistics`, by which the engines and the accounting know them.
+"""
+
+import contextlib
+
+import tensorflow as tf
+
+from tfdp._compat.keras import layers_of
+
+_present_rows: list[tf.Tensor] = []
+
+
+@contextlib.contextmanager
+def present_rows(present: tf.Tensor):
+    """Context in which statistics over a lot count only the rows that are present.
+
+    Args:
+        present: bool [rows]; False for the rows that pad the lot.
+    """
+    _present_rows.append(tf.cast(present, tf.float32))
+    try:
+        yield
+    finally:
+        _present_rows.pop()
+
+
+def rows_present(rows: tf.Tensor) -> tf.Tensor:
+    """Returns float32 [rows]: 1 for the rows of the running lot that are present, and 0 for others.
+
+    Args:
+        rows: number of rows, which all are present where no lot is running.
+    """
+    return _present_rows[-1] if _present_rows else tf.ones([rows])
+
+
+def uses_batch_statistics(model) -> bool:
+    """Whether some layer of `model` normalizes with statistics over the private lot."""
+    layers = layers_of(model, itself=True)
+    return any(getattr(layer, "uses_lot_statistics", False) for layer in layers)
