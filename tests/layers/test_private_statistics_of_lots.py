@@ -9,7 +9,6 @@ from tests.helpers import private, sgd
 from tfdp import accounting
 from tfdp.experiments import Experiment
 from tfdp.experiments import run as run_experiment
-from tfdp.gradients.forward import Forward
 from tfdp.layers import PrivateBatchNormalization
 
 L = 6
