@@ -33,6 +33,7 @@ _INTRODUCTION = (
     "and never ranked."
 )
 _OVERVIEW = ("what it shows", "cells measured")
+_FOUND = ("What we found about the papers", "findings.md")
 _AGAIN = (
     "`python -m tfdp.experiments run NAME` trains what is missing of a table, row or cell again."
 )
@@ -200,7 +201,8 @@ def _epsilon(found: Measured | None, kind: str) -> str:
 
 
 def _markdown(sections, pictures) -> str:
-    lines = ["# The tables and figures of the papers", "", _INTRODUCTION, "", _AGAIN, ""]
+    lines = ["# The tables and figures of the papers", "", _INTRODUCTION, ""]
+    lines += [f"[{_FOUND[0]}]({_FOUND[1]})", "", _AGAIN, ""]
     lines += [f"| name | {' | '.join(_OVERVIEW)} |", "| --- | --- | --- |"]
     for section in sections:
         lines.append(f"| `{section.table.name}` | {section.title} | {section.counted()} |")
@@ -242,7 +244,8 @@ li { margin: .2rem 0; }
 
 def _html(sections, out, pictures) -> str:
     body = ["<h1>The tables and figures of the papers</h1>"]
-    body += [f"<p>{_marked(text)}</p>" for text in (_INTRODUCTION, _AGAIN)]
+    body.append(f"<p>{_marked(_INTRODUCTION)}</p>")
+    body.append(f'<p><a href="{_FOUND[1]}">{_FOUND[0]}</a></p><p>{_marked(_AGAIN)}</p>')
     heads = "".join(f"<th>{word}</th>" for word in _OVERVIEW)
     body.append(f'<table class="words"><thead><tr>{heads}</tr></thead><tbody>')
     for paper, of_paper in itertools.groupby(sections, lambda section: section.table.paper):
