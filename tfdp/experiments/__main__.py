@@ -79,12 +79,14 @@ def _positive(kind):
 
 
 def _list(options):
+    from tfdp.papers import records
     from tfdp.papers.listing import print_cells, print_tables
 
+    known = records.read(Path(_PAGES) / records.COLLECTION)
     if options.names:
-        print_cells(options.names, options.results, console.console())
+        print_cells(options.names, options.results, known, console.console())
     else:
-        print_tables(options.results, console.console())
+        print_tables(options.results, known, console.console())
     return 0
 
 

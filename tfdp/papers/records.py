@@ -171,6 +171,17 @@ def seeds_in(records: Mapping, cell: Cell) -> set[int]:
     return {seed for seed in cell.seeds if seed in found and _is_of(cell, seed, found[seed])}
 
 
+def minutes_of(cell: Cell, records: Mapping) -> float | None:
+    """Returns what one training of a cell takes: as it took, as others of its row took, or as is noted."""
+    row = cell.source.rsplit(cell.column, 1)[0]
+    own = records.get(cell.source) or {}
+    others = [
+        each for name, seeds in records.items() if name.startswith(row) for each in seeds.values()
+    ]
+    seconds = [record["seconds"] for record in (own.values() or others)]
+    return statistics.fmean(seconds) / 60 if seconds else cell.minutes
+
+
 def measured(cell: Cell, records: Mapping) -> Measured | None:
     """Returns what was measured for a cell by the settings of the catalogue; None for nothing."""
     kept = [records[cell.source][str(seed)] for seed in sorted(seeds_in(records, cell))]
