@@ -21,12 +21,13 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
     shown = Table(title="Tables and figures of the papers", title_justify="left", pad_edge=False)
     shown.add_column("name", no_wrap=True)
     shown.add_column("what it shows")
-    for name in ("cells", "trained", "minutes left"):
+    for name in ("cells", "recorded", "trained here", "minutes left"):
         shown.add_column(name, justify="right")
     for table in tables():
         every = table.cells
         there = sum(_is_there(results, cell, s) for cell in every for s in cell.seeds)
         total = sum(len(cell.seeds) for cell in every)
+        recorded = sum(str(s) in records.get(cell.source, {}) for cell in every for s in cell.seeds)
         left = [
             minutes_of(cell, records)
             for cell in every
@@ -35,7 +36,8 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
         ]
         known = f"{sum(minutes or 0 for minutes in left):,.0f}"
         known = "?" if left and None in left else known
-        shown.add_row(table.name, table.title, f"{len(every)}", f"{there} of {total}", known)
+        counts = (f"{len(every)}", f"{recorded}", f"{there} of {total}", known)
+        shown.add_row(table.name, table.title, *counts)
     to.print(shown)
     to.print(
         "Minutes are those of trainings like them, one after the other; ? where none was run yet."

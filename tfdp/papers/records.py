@@ -172,7 +172,7 @@ def seeds_in(records: Mapping, cell: Cell) -> set[int]:
 
 
 def minutes_of(cell: Cell, records: Mapping) -> float | None:
-    """Returns what one training of a cell takes: as it took, as others of its row took, or as is noted."""
+    """Returns what one training of a cell took, or others of its row, or what the catalogue notes."""
     row = cell.source.rsplit(cell.column, 1)[0]
     own = records.get(cell.source) or {}
     others = [
