@@ -347,12 +347,13 @@ def test_other_initial_weights_in_the_same_file_are_refused(tmp_path):
     assert train(tmp_path / "r", of).restarts == 1
 
 
-def test_what_cannot_be_read_stays(tmp_path):
+@pytest.mark.parametrize("content", [b"", bytes(2048), b"\x07" * 2048, b" " * 2047])
+def test_what_cannot_be_read_stays(tmp_path, content):
     with pytest.raises(Crash):
         train(tmp_path / "r", settings(), 4)
     backup = tmp_path / "r.secret" / "backup"
     (backup / "state.npz").unlink()
-    (backup / "reserved").write_bytes(b"")
+    (backup / "reserved").write_bytes(content)
     for _ in range(2):
         with pytest.raises(ValueError, match="cut, changed or removed"):
             train(tmp_path / "r", settings())

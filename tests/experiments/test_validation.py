@@ -100,6 +100,33 @@ def test_a_training_that_goes_on_counts_the_epochs_before_the_crash(tmp_path, me
     assert result.run.steps <= 8 and len(result.history["validation_accuracy"]) == 3
 
 
+@pytest.mark.parametrize("mechanism", ["dpsgd", "none"])
+def test_a_crash_in_the_end_of_an_epoch_moves_the_end_by_a_step_at_most(tmp_path, mechanism):
+    """The state of the epoch's last step is written, and its accuracy is not measured yet."""
+    noise = {"noise_multiplier": 4.0} if mechanism == "dpsgd" else {}
+    of = settings(mechanism, validation_split=0.3, patience=1, **noise)
+    measured = validation.ValidationStop.on_epoch_end
+    with pytest.MonkeyPatch.context() as patch:
+        # The accuracy of each epoch is below that before; so the second epoch ends the training.
+        values = iter([0.5, 0.4, 0.3, 0.2])
+        patch.setattr(validation, "accuracy_of", lambda *arguments: next(values))
+
+        def dies(self, epoch, logs=None):
+            if epoch == 1:
+                raise Crash
+            measured(self, epoch, logs)
+
+        with patch.context() as once:
+            once.setattr(validation.ValidationStop, "on_epoch_end", dies)
+            with pytest.raises(Crash):
+                train(tmp_path / "r", of, every=1)
+        result = train(tmp_path / "r", of, every=1)
+    assert result.history["validation_accuracy"][:2] == [0.5, 0.4]
+    # Two epochs of two steps.
+    assert result.run.steps == 5
+    assert any("stopped after epoch 3" in note for note in result.notes)
+
+
 def test_settings():
     with pytest.raises(ValueError, match="--patience with --validation_split only"):
         Experiment(**SMALL, patience=5)

@@ -194,3 +194,45 @@ def test_an_interruption_states_the_epsilon_of_the_asked_adjacency(tmp_path):
         spent = model.privacy.spent(1e-5, adjacency="replace_one").epsilon
         assert spent > 1.5 * model.privacy.spent(1e-5).epsilon
         assert f"epsilon {format_epsilon(spent)} at delta 1e-05, adjacency replace_one" in said
+
+
+def test_a_kill_beside_the_files_of_others_goes_on(tmp_path):
+    training = Training(tmp_path / "b")
+    training.crash(5)
+    (tmp_path / "b" / "best.weights.h5").write_text("theirs")
+    (run,) = training.run().privacy.ledger.runs
+    assert run.steps == STEPS
+    assert os.listdir(tmp_path / "b") == ["best.weights.h5"]
+
+
+def test_a_full_disk_that_passes_leaves_a_state_to_go_on_from(tmp_path, monkeypatch):
+    """The first state of a second fit is not written, a later one is, and then the process dies."""
+    folder = BackupFolder(tmp_path / "b")
+    folder.enter()
+    folder.reserve("run", 0, opening=True)
+    folder.write({"steps": 0}, {})
+    folder.reserve("run", 5)
+    folder.reserve("run", 5, opening=True)  # the second fit, whose first state has no room
+    folder.reserve("run", 9)
+    assert folder.read()[0]["steps"] == 0
+    folder.write({"steps": 7}, {})
+    folder.leave()
+    other = BackupFolder(tmp_path / "b")
+    other.enter()
+    assert other.read()[0]["steps"] == 7 and other.reserved("run") == 9
+    other.leave()
+
+
+def test_clearing_leaves_the_training_of_another_process(tmp_path):
+    folder = BackupFolder(tmp_path / "b")
+    folder.enter()
+    os.unlink(tmp_path / "b" / "lock")
+    other = BackupFolder(tmp_path / "b")
+    other.enter()
+    other.reserve("run", 0, opening=True)
+    other.write({"steps": 0}, {})
+    with pytest.raises(BackupError, match="another process may train"):
+        folder.clear()
+    assert other.read()[0] == {"steps": 0}
+    folder.leave()
+    other.leave()

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import time
 
 import keras
@@ -122,6 +123,17 @@ class PlainBackup(keras.callbacks.Callback):
         self.earlier_seconds = about["seconds"]
         self.restarts = about["restarts"] + 1
         self.epochs = {int(epoch): logs for epoch, logs in about["epochs"]}
+
+    @property
+    def earlier_epochs(self) -> dict:
+        """The logs of all epochs that have ended, by number."""
+        return dict(self.epochs)
+
+    def note_epoch(self, epoch: int, logs: dict) -> None:
+        """Notes logs of an earlier epoch whose end was lost; what it has not is NaN."""
+        names = {name for each in self.epochs.values() for name in each}
+        self.epochs[epoch] = {name: math.nan for name in names} | logs
+        self.epochs = dict(sorted(self.epochs.items()))
 
     def on_train_batch_begin(self, batch, logs=None):
         if self._interruptions.number is not None:

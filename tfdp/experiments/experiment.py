@@ -212,7 +212,7 @@ def run(
     backup = None if checkpoints is None else checkpoints.callback(experiment, steps)
     times, stops = _StepTimes(), ()
     if held:
-        stops = (ValidationStop(validation_data, experiment, lambda: _earlier(backup)),)
+        stops = (ValidationStop(validation_data, experiment, backup),)
     callbacks = [
         *(() if experiment.test_every is None else (TestCurve(dataset, experiment),)),
         *stops,
@@ -255,6 +255,8 @@ def run(
         _check_finite(model, dataset.x_test, "after training: it diverged; lower --learning_rate")
     except FloatingPointError as error:
         raise Diverged(str(error)) from None
+    if held and not private:  # it may have ended early
+        planned = planned.with_(steps=int(model.optimizer.iterations.numpy()))
     runs = model.privacy.ledger.runs if private else [planned]
     accuracy = test_accuracy(model, dataset, experiment)
     if prepared.cached:
@@ -313,13 +315,6 @@ def _total_steps(experiment, lots) -> int:
     return max(1, round(experiment.epochs * lots.steps_per_epoch))
 
 
-def _earlier(backup) -> dict:
-    """The logs of the epochs that another process has trained, by number."""
-    if backup is None:
-        return {}
-    return backup.epochs if isinstance(backup, PlainBackup) else backup.earlier_epochs
-
-
 def _fit(model, train_data, steps, per_epoch, callbacks, backup, over, **options) -> dict:
     """Trains exactly `steps` steps: whole epochs, then one short epoch for the rest.
 
@@ -349,6 +344,8 @@ def _fit(model, train_data, steps, per_epoch, callbacks, backup, over, **options
             for name, values in part.history.items():
                 for epoch, value in zip(part.epoch, values, strict=True):
                     epochs.setdefault(epoch, {})[name] = value
+        if isinstance(backup, PlainBackup):
+            epochs = backup.earlier_epochs | epochs
     return {epoch: epochs[epoch] for epoch in sorted(epochs)}
 
 

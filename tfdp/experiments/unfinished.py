@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
 
@@ -22,7 +21,7 @@ from tfdp.experiments.result_files import digest, read_record
 
 _ABOUT, _BACKUP = "training.json", "backup"
 # The names of `tfdp.training.backup_folder`, which is not imported because that imports TensorFlow.
-STATE, RESERVED, RESERVED_SIZE = "state.npz", "reserved", 2048
+STATE, RESERVED, COPIES, COPY = "state.npz", "reserved", 4, 512
 _ENDED = ".ended"
 _NEVER = "or --resume=never to begin anew: nothing of the old training may be released then"
 
@@ -119,8 +118,7 @@ class Unfinished:
         if os.path.lexists(reserved):
             with open(reserved, "rb") as file:
                 content = file.read()
-            # What cannot be read stays: it may have been a training that had begun.
-            if len(content) != RESERVED_SIZE or re.search(rb'"steps": [1-9]', content):
+            if not _says_unbegun(content):
                 return
         self.discard()
 
@@ -166,6 +164,21 @@ def settings_of(experiment) -> dict:
         if os.path.isfile(path):
             found[f"{name} (SHA-256)"] = digest(path)
     return found
+
+
+def _says_unbegun(reserved: bytes) -> bool:
+    """Whether a file of reservations says that no step was begun.
+
+    What cannot be read says nothing: it may be that of a training that had begun.
+    """
+    copies = [reserved[i : i + COPY] for i in range(0, COPIES * COPY, COPY)]
+    if len(reserved) != COPIES * COPY:
+        return False
+    for copy in copies:
+        told, _, text = copy.decode(errors="replace").strip().partition(" ")
+        if copy.strip(b" ") and (_digest(text) != told or json.loads(text)["steps"]):
+            return False
+    return True
 
 
 def _is_ours(name) -> bool:

@@ -1,7 +1,7 @@
 """Early stopping on a part of the training data that is not trained on."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import keras
 import numpy as np
@@ -57,7 +57,9 @@ def parted(dataset, held: int):
 
 def note(held: int, epochs: Mapping, patience: int) -> str:
     """Returns the sentence about the validation examples for the record and the model card."""
-    ended = f"stopped after epoch {len(epochs)}" if over(epochs, patience) else "did not stop early"
+    ended = "did not stop early"
+    if over(epochs, patience):
+        ended = f"stopped after epoch {max(epochs) + 1}"
     return (
         f"The {held:,} validation examples were not trained on and have NO guarantee: their accuracy "
         f"decided when training ends, without noise (it {ended}). The guarantee is that of the "
@@ -83,24 +85,41 @@ class ValidationStop(keras.callbacks.Callback):
     Args:
         held: (inputs, labels) of the validation examples.
         experiment: the settings; `patience` says how many epochs without a better one end it.
-        earlier: returns the logs of epochs before the training went on, by number.
+        backup: what keeps the logs of epochs before the training went on, or None.
     """
 
-    def __init__(self, held, experiment, earlier: Callable[[], Mapping[int, Mapping]]):
+    def __init__(self, held, experiment, backup):
         super().__init__()
-        self._held, self._experiment, self._earlier = held, experiment, earlier
+        self._held, self._experiment, self._backup = held, experiment, backup
         self._epochs, self._released = {}, None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Measures the epoch before, if a crash took its end and left the weights that it had."""
+        if self._backup is None or self._epochs or not epoch or epoch - 1 in self._known():
+            return
+        self._backup.note_epoch(epoch - 1, {_NAME: self._accuracy()})
+        self._end_if_over()
 
     def on_epoch_end(self, epoch, logs=None):
         logs = {} if logs is None else logs
+        logs[_NAME] = self._accuracy()
+        self._epochs[epoch] = {_NAME: logs[_NAME]}
+        self._end_if_over()
+
+    def _known(self):
+        earlier = {} if self._backup is None else self._backup.earlier_epochs
+        return {**earlier, **self._epochs}
+
+    def _end_if_over(self):
+        if over(self._known(), self._experiment.patience):
+            self.model.stop_training = True
+
+    def _accuracy(self):
         if self._released is None:
             self._released = plain_copy(self.model)
         else:
             values_into(self._released, self.model)
-        logs[_NAME] = accuracy_of(self._released, *self._held, self._experiment)
-        self._epochs[epoch] = {_NAME: logs[_NAME]}
-        if over({**self._earlier(), **self._epochs}, self._experiment.patience):
-            self.model.stop_training = True
+        return accuracy_of(self._released, *self._held, self._experiment)
 
 
 def ended(epochs: Mapping[int, Mapping], experiment) -> bool:

@@ -222,6 +222,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         """The logs of the epochs that ended before the training went on, by number."""
         return dict(self._earlier)
 
+    def note_epoch(self, epoch: int, logs: dict) -> None:
+        """Notes logs of an earlier epoch whose end was lost; what it has not is NaN."""
+        names = {name for each in self._earlier.values() for name in each}
+        self._earlier[epoch] = {name: math.nan for name in names} | logs
+        self._earlier = dict(sorted(self._earlier.items()))
+
     def with_earlier_epochs(self, history):
         """Returns the history of a fit, with the epochs that ended before the training went on."""
         history.epoch = [*self._earlier, *history.epoch]

@@ -66,7 +66,9 @@ class BackupFolder:
         """
         parent = os.path.dirname(self.path)
         os.makedirs(parent, exist_ok=True)
-        if others := self._others():
+        others = self._others()
+        there = {STATE, RESERVED}.intersection(os.listdir(self.path) if others else ())
+        if others and not there:
             raise BackupError(
                 f"Expected {self.path} to be a folder of its own, which is removed after training. "
                 f"Found {', '.join(sorted(others)[:3])} in it. Name a folder that does not exist yet."
@@ -90,8 +92,8 @@ class BackupFolder:
             raise
         self._lock = lock
         try:
-            self._tidy(parent)
             self._make_reserved()
+            self._tidy(parent)
         except BaseException:
             self.leave()
             raise
@@ -105,7 +107,7 @@ class BackupFolder:
     def _tidy(self, parent):
         """Removes what a process that died left behind."""
         for name in os.listdir(self.path):
-            if name not in (STATE, RESERVED, LOCK):  # a file that was being written
+            if _OWN.fullmatch(name) and name not in (STATE, RESERVED, LOCK):  # was being written
                 os.unlink(os.path.join(self.path, name))
         for name in os.listdir(parent):
             if re.fullmatch(
@@ -140,7 +142,12 @@ class BackupFolder:
         """Removes the folder; a kill leaves all of it, or nothing that counts.
 
         What others have put into it meanwhile stays.
+
+        Raises:
+            BackupError: somebody has taken the folder from this process.
         """
+        if self._lock is not None:
+            self._check_lock()
         ended = f"{self.path}.{os.urandom(8).hex()}.ended"
         os.rename(self.path, ended)
         sync_folder(os.path.dirname(self.path))
@@ -273,7 +280,7 @@ class BackupFolder:
             "steps": steps,
             "count": self._count,
             "opening": opening,
-            _WRITER: self._opening if opening else self._writer,
+            _WRITER: self._opening or self._writer,
             "after": self._writer,
         }
         text = json.dumps(about)
