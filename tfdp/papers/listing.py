@@ -58,7 +58,8 @@ def print_cells(names, results: Path, records: Mapping, to: Console) -> None:
             if (minutes := minutes_of(cell, records)) is not None:
                 state += f", {minutes:.1f} min each"
         printed = "nothing" if cell.printed is None else cell.printed
-        to.print(f"{cell.name}: the paper has {printed}; {state}.", markup=False, highlight=False)
+        said = f"{cell.name}: the paper has {printed}; {state.rstrip('.')}."
+        to.print(said, markup=False, highlight=False)
         if cell.flags and not cell.quoted:
             to.print(f"    {' '.join(cell.flags)}", markup=False, highlight=False, soft_wrap=True)
 
