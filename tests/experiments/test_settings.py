@@ -153,7 +153,7 @@ def test_choices_are_those_of_the_code_that_takes_them():
             "--codebook_size with --encode=True only",
         ),
         ({"microbatches": 3}, "--microbatches to divide --batch_size"),
-        ({"statistics": "batch"}, "--normalization=batch only"),
+        ({"statistics": "batch"}, "--normalization=batch or --normalization=private_batch only"),
         ({"batch_size": 1438}, "number of training examples, 1,437. Found 1,438"),
         ({"sampling": "cyclic_poisson"}, "Expected --groups with --sampling=cyclic_poisson"),
         (
