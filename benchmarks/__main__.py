@@ -8,7 +8,7 @@ from pathlib import Path
 from absl import flags as absl_flags
 from absl import logging
 
-from benchmarks import overhead, scale, summary, vocabulary
+from benchmarks import gpu, gpu_report, overhead, scale, summary, vocabulary
 from benchmarks.environments import NoEnvironment, interpreter, make_cache
 from benchmarks.measure import measure
 from benchmarks.results import Results
@@ -88,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
     add("--scale", action="store_true", help="measures memory and time of large lots instead")
     add("--vocabulary", action="store_true", help="measures large embeddings instead")
     add("--overhead", action="store_true", help="measures what is not the step instead")
+    add("--device", choices=("cpu", "gpu"), default="cpu", help="gpu: a sitting on one GPU")
     add("--note", default="", help="sentence that the report prints, such as on other load")
     return made
 
@@ -110,16 +111,28 @@ def plan(models, lots, peers, repeats):
 
 def main(arguments=None) -> int:
     """Measures what the flags ask for and prints a table; returns the exit status."""
-    flags = parser().parse_args(arguments)
+    made = parser()
+    flags = made.parse_args(arguments)
+    if flags.device == "gpu":
+        made.set_defaults(models=",".join(gpu.MODELS), lots=",".join(map(str, gpu.LOTS)))
+        flags = made.parse_args(arguments)
     absl_flags.FLAGS.mark_as_parsed()  # absl.logging reads absl's flags; argparse parses ours
     logging.set_verbosity(logging.INFO)
     make_cache(flags.cache)
     spec = {name: getattr(flags, name) for name in SETTINGS}
     try:
-        results = Results(flags.json or flags.cache / "results.json", spec, flags.note)
+        name = "gpu.json" if flags.device == "gpu" else "results.json"
+        results = Results(flags.json or flags.cache / name, spec, flags.note, flags.device)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if flags.device == "gpu":
+        if "driver" not in results.content["machine"]["gpu"]:
+            print("error: expected an NVIDIA GPU; nvidia-smi names none", file=sys.stderr)
+            return 2
+        gpu.sit(flags, spec, results)
+        print("\n".join(gpu_report.lines(results.content)))
+        return 0
     if flags.scale or flags.vocabulary or flags.overhead:
         if flags.scale:
             _points(flags, spec, results, "scale", scale, "lot")

@@ -30,13 +30,37 @@ def measure(python: Path, family: Family, spec: dict, *, timeout: float, memory_
         A record with one of: the statistics of the step times, such as "step_ms" (their median);
         "parts" (milliseconds by name); or the reason under "unsupported", "skipped" or "failed".
     """
+    return measure_all(python, family, spec, [{}], timeout=timeout, memory_gib=memory_gib)[0]
+
+
+def measure_all(
+    python: Path,
+    family: Family,
+    spec: dict,
+    points: list[dict],
+    *,
+    timeout: float,
+    memory_gib: float,
+    variables: dict[str, str] | None = None,
+) -> list[dict]:
+    """Runs the measured program of a family on some points, in one process.
+
+    Args:
+        points: what each point adds to `spec`.
+        variables: environment variables of the process; those of the family by default.
+
+    The other arguments are those of `measure`.
+
+    Returns:
+        The record of each point, up to the last that was begun.
+    """
     load = os.getloadavg()[0]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
-            [str(python), str(family.path), json.dumps(spec)],
+            [str(python), str(family.path), json.dumps({**spec, "points": points})],
             stdout=out,
             stderr=err,
-            env=environment_variables(family),
+            env=environment_variables(family) if variables is None else variables,
             start_new_session=True,
         )
         try:
@@ -46,15 +70,17 @@ def measure(python: Path, family: Family, spec: dict, *, timeout: float, memory_
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        if ended is not None:
-            return {"skipped": ended}
         out.seek(0)
-        answer = _last_object(out.read())
-        if answer is None:
-            err.seek(0)
-            lines = [line for line in err.read().splitlines() if line.strip()] or ["no output"]
-            return {"failed": f"exit code {process.returncode}: {_short(lines[-1])}"}
-    return _record(answer) | {"load": round(load, 2)}
+        records = [_record(answer) | {"load": round(load, 2)} for answer in _objects(out.read())]
+        if len(records) < len(points):
+            if ended is not None:
+                records.append({"skipped": ended})
+            else:
+                err.seek(0)
+                lines = [line for line in err.read().splitlines() if line.strip()] or ["no output"]
+                words = f"exit code {process.returncode}: {_short(lines[-1])}"
+                records.append({"failed": words})
+    return records
 
 
 def _wait(process, timeout, memory_gib):
@@ -77,12 +103,11 @@ def _resident_gib(pid):
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
-def _last_object(text):
-    for line in reversed(text.splitlines()):
+def _objects(text):
+    for line in text.splitlines():
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):
-                return json.loads(line)
-    return None
+                yield json.loads(line)
 
 
 def _record(answer):

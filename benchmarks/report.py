@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import overhead, plot, scale, vocabulary
+from benchmarks import gpu_report, overhead, plot, scale, vocabulary
 from benchmarks.results import load
 from benchmarks.subjects import GOALS, HERE, LABELS, PEERS, REALISTIC, family_of
 from benchmarks.summary import Row, number, rows, spread
@@ -49,11 +49,13 @@ table says so.
     python -m benchmarks --json=results.json --models=mobilenet_v2,u_net,encoder --lots=64
     python -m benchmarks --json=results.json --scale --vocabulary
     python -m benchmarks --json=results.json --overhead
-    python -m benchmarks.report results.json
+    python -m benchmarks --device=gpu --json=gpu.json --minutes=10
+    python -m benchmarks.report results.json --gpu=gpu.json
 
 The first run makes one virtual environment per peer in `.benchmarks/` (TensorFlow Privacy needs a
 Python 3.11 on the path). A run that was stopped, or whose minutes are over, goes on with the same
-command. `--models=mlp,lenet5`, `--lots=256` and `--peers=tfdp,opacus_ghost` choose less;
+command. With `--device=gpu` all frameworks are those of the Python that runs the command.
+`--models=mlp,lenet5`, `--lots=256` and `--peers=tfdp,opacus_ghost` choose less;
 `python -m benchmarks --help` says more.
 """
 
@@ -84,6 +86,7 @@ def text(content: dict, picture: str) -> str:
         *scale.lines(content),
         *vocabulary.lines(content),
         *overhead.lines(content),
+        *content.get("on_gpu", []),
         *_versions(content),
         _HOW.format(**content["settings"]),
     ]
@@ -192,14 +195,16 @@ def _versions(content: dict) -> list[str]:
     return [*lines, f"* Python {content['machine']['python']}", ""]
 
 
-def write(path: Path, folder: Path) -> Path:
+def write(path: Path, folder: Path, on_gpu: Path | None = None) -> Path:
     """Writes README.md and its plot into `folder`; returns the path of README.md.
 
     Args:
         path: the file of results.
         folder: the folder to write into.
+        on_gpu: the file of a sitting on a GPU, if there is one.
     """
     content = load(path)
+    content["on_gpu"] = gpu_report.lines(load(on_gpu)) if on_gpu else []
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / "benchmarks.png"
     plot.draw(rows(content), LABELS, picture)
@@ -212,9 +217,10 @@ def main(arguments=None) -> int:
     """Runs the command line; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("file", type=Path, help="what `python -m benchmarks --json` wrote")
+    parser.add_argument("--gpu", type=Path, help="what it wrote with --device=gpu")
     parser.add_argument("--folder", type=Path, default=HERE, help="where to write")
     flags = parser.parse_args(arguments)
-    print(write(flags.file, flags.folder))
+    print(write(flags.file, flags.folder, flags.gpu))
     return 0
 
 

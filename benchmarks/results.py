@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 FORMAT = 1
@@ -13,15 +14,29 @@ REASONS = ("unsupported", "skipped", "failed")
 _SAME = ("steps", "warmup", "seconds")
 
 
-def machine() -> dict:
-    """Returns the facts about the machine that times depend on, without host name, user or path."""
-    return {
+def machine(device: str = "cpu") -> dict:
+    """Returns the facts about the machine that times depend on, without host name, user or path.
+
+    Args:
+        device: with "gpu", the GPU and its driver are among the facts.
+    """
+    facts = {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
         "system": platform.system(),
         "python": platform.python_version(),
     }
+    return facts | ({"gpu": _gpu()} if device == "gpu" else {})
+
+
+def _gpu():
+    ask = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "no NVIDIA GPU was found"
+    return said.splitlines()[0].replace(", ", ", driver ")
 
 
 def _processor():
@@ -42,27 +57,28 @@ class Results:
         settings: the settings of the measurement. When a run is resumed, the settings in `_SAME`
             must have the values in the file; the others, which are limits, may differ.
         note: a sentence for the report, which replaces the note of the file unless it is empty.
+        device: what is measured, "cpu" or "gpu".
 
     Raises:
         ValueError: the file has another format, or was made on another machine or with other
             settings.
     """
 
-    def __init__(self, path: Path, settings: dict | None = None, note: str = ""):
+    def __init__(self, path: Path, settings: dict | None = None, note: str = "", device="cpu"):
         settings = settings or {}
         self.path = path
         self.content = {
             "format": FORMAT,
             "date": datetime.date.today().isoformat(),
             "note": note,
-            "machine": machine(),
+            "machine": machine(device),
             "versions": {},
             "settings": settings,
             "records": [],
         }
         if path.exists():
             self.content = load(path)
-            if self.content["machine"] != machine():
+            if self.content["machine"] != machine(device):
                 raise ValueError(
                     f"{path} holds measurements of another machine or Python. Expected a file of "
                     "this one, or a new file."

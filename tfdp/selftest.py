@@ -19,7 +19,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-MODES = ("eager", "graph", "xla", "bfloat16")
+MODES = ("eager", "graph", "xla", "bfloat16", "tensor_float_32")
+# What differs on a GPU only: a graph that finds TensorFloat-32 turned on.
+_ON_GPUS = ("tensor_float_32",)
 _ROWS, _CLIP = 8, 1.0
 # Weights that get noise, and the largest deviation in standard errors. Of the 544 statistics of right
 # noise, one is beyond it once in a million runs of all checks; two thirds of the noise are 94 off.
@@ -79,7 +81,8 @@ def checks(modes: Sequence[str] = MODES) -> Iterator[Check]:
 
     Args:
         modes: some of `MODES`: "eager"; "graph", a compiled graph; "xla"; "bfloat16", a graph with the
-            policy mixed_bfloat16.
+            policy mixed_bfloat16; "tensor_float_32", a graph with TensorFloat-32 turned on before,
+            which tfdp turns off. In the other modes it is off; a CPU does not have it.
 
     Raises:
         ValueError: there is no such mode.
@@ -152,21 +155,28 @@ def _loss():
 
 
 class _Policy:
-    """Context in which new layers have the dtype policy of a mode."""
+    """Context in which layers are made, and products are computed, as a mode says."""
 
     def __init__(self, mode):
         self._policy = "mixed_bfloat16" if mode == "bfloat16" else "float32"
+        self._products = mode == "tensor_float_32"
 
     def __enter__(self):
         import keras
+        import tensorflow as tf
 
-        self._before = keras.config.dtype_policy()
+        config = tf.config.experimental
+        self._before = keras.config.dtype_policy(), config.tensor_float_32_execution_enabled()
         keras.config.set_dtype_policy(self._policy)
+        config.enable_tensor_float_32_execution(self._products)
 
     def __exit__(self, *error):
         import keras
+        import tensorflow as tf
 
-        keras.config.set_dtype_policy(self._before)
+        policy, products = self._before
+        keras.config.set_dtype_policy(policy)
+        tf.config.experimental.enable_tensor_float_32_execution(products)
 
 
 def _compiled(mode):
@@ -212,7 +222,7 @@ def _sum(mode, kind, way):
     import numpy as np
     import tensorflow as tf
 
-    with _Policy(mode):
+    with _Policy("bfloat16" if mode == "bfloat16" else "eager"):
         model, x, y = _model(kind)
         gradients = []
         for row in range(_ROWS):
@@ -223,6 +233,7 @@ def _sum(mode, kind, way):
         expected = 0.0
         for mean in np.reshape(gradients, [-1, way.together, gradients[0].size]).mean(axis=1):
             expected += mean / max(1.0, np.linalg.norm(mean) / _CLIP)
+    with _Policy(mode):
         found = _step(mode, kind, way).sum(x, y, np.ones(_ROWS, "float32"))
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
     limit = _TOLERANCES.get(mode, _TOLERANCE)
@@ -356,6 +367,13 @@ def _table(found: Sequence[Check]) -> str:
     return "\n".join(lines)
 
 
+def _modes():
+    import tensorflow as tf
+
+    found = tf.config.list_logical_devices("GPU")
+    return [mode for mode in MODES if found or mode not in _ON_GPUS]
+
+
 def _devices() -> str:
     import keras
     import tensorflow as tf
@@ -371,14 +389,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--modes", default=",".join(MODES), help="a list with commas")
+    parser.add_argument(
+        "--modes",
+        help=f"a list with commas; by default all that differ here, of {', '.join(MODES)}",
+    )
     parser.add_argument("--json", action="store_true", help="writes JSON for programs")
     options = parser.parse_args(arguments)
-    modes = [mode.strip() for mode in options.modes.split(",")]
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    modes = [mode.strip() for mode in options.modes.split(",")] if options.modes else _modes()
     unknown = [mode for mode in modes if mode not in MODES]
     if unknown:
         parser.error(f"expected --modes among {', '.join(MODES)}, found {', '.join(unknown)}")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not options.json:
         print(_devices(), flush=True)
     found = []

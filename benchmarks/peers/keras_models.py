@@ -99,3 +99,4 @@ _MODELS = {
     "bilstm": _bilstm,
     "transformer": _transformer,
 }
+NAMES = tuple(_MODELS)

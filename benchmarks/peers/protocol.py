@@ -1,8 +1,8 @@
 """The code that all measured programs share: JSON input and output, the data and the clock.
 
-A measured program reads one JSON object, the spec, from its command line and prints one JSON object.
-This module uses only the standard library and NumPy, since each program runs in the environment of
-its framework.
+A measured program reads one JSON object, the spec, from its command line and prints one JSON object;
+or, if the spec has a list of "points", one for each of them. This module uses only the standard library
+and NumPy, since each program runs in the environment of its framework.
 """
 
 import contextlib
@@ -40,6 +40,10 @@ LEARNING_RATE = 0.01
 L2_NORM_CLIP = 1.0
 NOISE_MULTIPLIER = 1.1
 _FEWEST_TIMES = 3
+# What TensorFlow, JAX and PyTorch say when a GPU's memory is full.
+_OUT_OF_MEMORY = ("ResourceExhausted", "RESOURCE_EXHAUSTED", "OutOfMemoryError", "out of memory")
+# How float32 numbers are multiplied, or what else numbers are between layers; CPUs have the first only.
+PRECISIONS = ("float32", "tensor_float_32", "mixed_bfloat16")
 
 
 class Enough(Exception):
@@ -167,14 +171,29 @@ def _ticks(keras, clock, steps):
     return Ticks()
 
 
+def on_gpu(spec):
+    """Returns whether the spec asks for a GPU."""
+    return spec.get("device", "cpu") == "gpu"
+
+
+def precision(spec):
+    """Returns the spec's member of `PRECISIONS`."""
+    return spec.get("precision", PRECISIONS[0])
+
+
 def main(run):
-    """Reads a spec from the command line, runs it and prints the answer as JSON.
+    """Reads a spec from the command line, runs it and prints the answers as JSON.
 
     Args:
         run: a function of the spec and of a function that starts a `Clock`. It trains until the clock
             stops it and returns a dict that is added to the answer, such as the versions.
     """
     spec = json.loads(sys.argv[1])
+    for point in spec.pop("points", [{}]):
+        print("\n" + json.dumps(_answer(run, {**spec, **point})), flush=True)
+
+
+def _answer(run, spec):
     clocks = []
 
     def start():
@@ -190,13 +209,15 @@ def main(run):
         answer["skipped"] = str(reason)
     except Exception as error:  # an error of the framework is part of the answer
         traceback.print_exc()
-        answer["failed"] = f"{type(error).__name__}: {error}"
+        words = f"{type(error).__name__}: {error}"
+        memory = any(sign in words for sign in _OUT_OF_MEMORY)
+        answer |= {"skipped": "out of memory"} if memory else {"failed": words}
     clock = clocks[-1] if clocks else None
     if clock is not None and clock.durations and not answer.keys() & {"failed", "skipped"}:
         answer |= {
             "durations": clock.durations,
             "first_step_seconds": clock.first,
             "start_mib": clock.start_mib,
-            "peak_mib": memory_mib("VmHWM"),
         }
-    print("\n" + json.dumps(answer), flush=True)
+        answer.setdefault("peak_mib", memory_mib("VmHWM"))
+    return answer

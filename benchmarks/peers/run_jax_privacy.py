@@ -16,8 +16,10 @@ os.environ["KERAS_BACKEND"] = "jax"
 def run(spec, start):
     import importlib.metadata
 
+    import jax
     import keras
 
+    _choose(spec, jax, keras)
     x, y = protocol.data(spec)
     model = keras_models.build(keras, spec["model"], keras.Model, _positions)
     if spec["subject"] == "jax_privacy":
@@ -29,7 +31,25 @@ def run(spec, start):
     )
     protocol.fit(keras, model, start(), x, y)
     names = ("jax", "keras", "jax-privacy")
-    return {"versions": {name: importlib.metadata.version(name) for name in names}}
+    answer = {"versions": {name: importlib.metadata.version(name) for name in names}}
+    if protocol.on_gpu(spec):
+        # The peak of the process: JAX cannot set it back.
+        answer["peak_mib"] = jax.local_devices()[0].memory_stats()["peak_bytes_in_use"] / 2**20
+    return answer
+
+
+def _choose(spec, jax, keras):
+    """Chooses the device and the precision."""
+    if not protocol.on_gpu(spec):
+        jax.config.update("jax_platforms", "cpu")
+        return
+    if jax.default_backend() != "gpu":
+        raise RuntimeError("JAX sees no GPU")
+    mixed = protocol.precision(spec) == "mixed_bfloat16"
+    keras.config.set_dtype_policy("mixed_bfloat16" if mixed else "float32")
+    faster = protocol.precision(spec) == "tensor_float_32"
+    name = "tensorfloat32" if faster else "float32"
+    jax.config.update("jax_default_matmul_precision", None if mixed else name)
 
 
 def _positions(tokens):

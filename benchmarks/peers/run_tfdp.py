@@ -1,5 +1,7 @@
 """Measures `fit` of Keras 3 on TensorFlow, plain and with tfdp, including lots and metrics."""
 
+import gc
+
 import protocol
 
 ENGINES = {
@@ -19,6 +21,8 @@ def run(spec, start):
 
     import tfdp
 
+    _choose(spec, keras, tf)
+    gpu = protocol.on_gpu(spec)
     x, y = protocol.data(spec)
     model = _build(spec)
     if spec["subject"] in ENGINES:
@@ -39,11 +43,32 @@ def run(spec, start):
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=True if spec["subject"] in COMPILED else "auto",
+        # "auto" compiles on a GPU.
+        jit_compile=True if spec["subject"] in COMPILED else False if gpu else "auto",
     )
     protocol.fit(keras, model, start(), x, y)
     versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
-    return {"versions": versions | {"tfdp": tfdp.__version__}}
+    answer = {"versions": versions | {"tfdp": tfdp.__version__}}
+    if gpu:
+        answer["peak_mib"] = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
+    return answer
+
+
+def _choose(spec, keras, tf):
+    """Chooses the device and the precision; forgets the point before."""
+    keras.utils.clear_session()
+    gc.collect()
+    if not protocol.on_gpu(spec):
+        tf.config.set_visible_devices([], "GPU")
+        return
+    if not tf.config.list_physical_devices("GPU"):
+        raise RuntimeError("TensorFlow sees no GPU")
+    mixed = protocol.precision(spec) == "mixed_bfloat16"
+    keras.config.set_dtype_policy("mixed_bfloat16" if mixed else "float32")
+    # tfdp turns it off where a private model trains.
+    faster = protocol.precision(spec) == "tensor_float_32"
+    tf.config.experimental.enable_tensor_float_32_execution(faster)
+    tf.config.experimental.reset_memory_stats("GPU:0")
 
 
 def _microbatches(spec):

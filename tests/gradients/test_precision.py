@@ -30,10 +30,37 @@ def test_with_a_gpu_it_is_turned_off(devices):
     assert not tf.config.experimental.tensor_float_32_execution_enabled()
 
 
-def test_training_turns_it_off(devices, monkeypatch):
-    devices.append("GPU:0")
+def compiled():
     model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
     optimizer = tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1)
     model.compile(optimizer, loss="mse", run_eagerly=True)
+    return model
+
+
+def test_it_is_off_at_every_step(devices):
+    """Somebody turns it on again in the middle of a training."""
+    devices.append("GPU:0")
+    seen = []
+
+    class Loss(keras.losses.MeanSquaredError):
+        def call(self, y, predicted):
+            seen.append(tf.config.experimental.tensor_float_32_execution_enabled())
+            return super().call(y, predicted)
+
+    class TurnsItOn(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            tf.config.experimental.enable_tensor_float_32_execution(True)
+
+    model = compiled()
+    model.compile(model.optimizer, Loss(), run_eagerly=True)
+    x, y = np.zeros((12, 3), "float32"), np.zeros((12, 2), "float32")
+    model.fit(x, y, batch_size=4, verbose=0, callbacks=[TurnsItOn()])
+    assert len(seen) >= 3
+    assert not any(seen)
+
+
+def test_training_turns_it_off(devices):
+    devices.append("GPU:0")
+    model = compiled()
     model.train_on_batch(np.zeros((4, 3), "float32"), np.zeros((4, 2), "float32"))
     assert not tf.config.experimental.tensor_float_32_execution_enabled()

@@ -96,7 +96,7 @@ def suitable_rows(forward, rows, expected, microbatch_size):
     if rows is None and expected is not None:
         rows = expected + 2 * math.isqrt(expected)  # few Poisson lots are larger
     least, most = _CHUNK_ROWS
-    if rows is None or rows < 1.5 * least or tf.config.list_physical_devices("GPU"):
+    if rows is None or rows < 1.5 * least or tf.config.get_visible_devices("GPU"):
         return None
     chunked = (BaseConv, keras.layers.RNN)
     if not any(isinstance(layer, chunked) for layer in layers_of(forward.model)):

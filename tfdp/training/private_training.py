@@ -320,7 +320,6 @@ class PrivateTraining(AccountedWeights):
         refuse_own_train_step(self, PrivateTraining)
         optimizer.check_class()
         refuse_mixing_layers(self, self._privacy.public_preprocessing)
-        keep_float32_products()
         refuse_replicas(self.distribute_strategy)
         account, variables = self._account, self.trainable_variables
         if not variables:
@@ -426,6 +425,7 @@ class PrivateTraining(AccountedWeights):
                 )
             if not from_batch and self._extend(session, steps):
                 return self.train_function(iterator)
+            keep_float32_products()
             session.authorize(steps)
             if backup is not None:
                 backup.before(session, steps)

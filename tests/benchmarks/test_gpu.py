@@ -1,0 +1,154 @@
+"""A sitting on a GPU: its plan, its clock and its report, with answers that no GPU gave."""
+
+import argparse
+import importlib.util
+import json
+import sys
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import gpu, gpu_report, results, subjects
+from benchmarks.measure import measure_all
+
+CARD = "Some GPU, driver 1.2"
+
+
+@pytest.fixture
+def sheet(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "_gpu", lambda: CARD)
+    return results.Results(tmp_path / "gpu.json", {"steps": 5}, device="gpu")
+
+
+def flags(**changes):
+    known = {"models": ["mlp", "resnet18"], "lots": list(gpu.LOTS), "repeats": 1, "minutes": None}
+    return argparse.Namespace(**{**known, "timeout": 300.0, "memory_gib": 64.0, **changes})
+
+
+def answer(family, spec, points):
+    """Steps of one microsecond for each example, twice that if private; 16,384 rows fill the memory."""
+    for point in points:
+        if family.name == "floor":
+            device = point["subject"] == "device"
+            names = ("tflop_per_s", "gb_per_s") if device else ("gflop", "gbyte")
+            yield {
+                "parts": dict(zip(names, (50.0, 3000.0) if device else (100.0, 1.5), strict=True))
+            }
+        elif point["subject"] == "opacus_hooks" and point["lot"] >= 2048:
+            yield {"skipped": "out of memory"}
+        else:
+            times = 2 if point["subject"] in subjects.PEERS else 1
+            step = times * point["lot"] / 1000
+            yield {"step_ms": step, "first_step_seconds": 1.0, "peak_mib": 100.0 * times}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Replaces the processes by `answer`; returns the list of the points of each."""
+    processes = []
+
+    def measured(python, family, spec, points, **limits):
+        assert spec["device"] == "gpu"
+        processes.append(points)
+        return list(answer(family, spec, points))
+
+    monkeypatch.setattr(gpu, "measure_all", measured)
+    return processes
+
+
+def test_a_sitting_measures_all_and_nothing_twice(sheet, asked):
+    gpu.sit(flags(), {}, sheet)
+    count = len(sheet.content["gpu"])
+    planned = [p for _, _, points in gpu.plan(1, ["mlp", "resnet18"]) for p in points]
+    assert count == len(planned) == len({tuple(p.items()) for p in planned})
+    del asked[:]
+    gpu.sit(flags(), {}, sheet)
+    assert not asked
+    assert len(sheet.content["gpu"]) == count
+
+
+def test_the_clock_ends_a_sitting_and_it_goes_on(sheet, asked, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: now[0])
+    inner = gpu.measure_all
+
+    def slow(*arguments, **limits):
+        assert limits["timeout"] <= max(60 * 3 - now[0], 0) or now[0] >= 200
+        now[0] += 50
+        return inner(*arguments, **limits)
+
+    monkeypatch.setattr(gpu, "measure_all", slow)
+    gpu.sit(flags(minutes=3), {}, sheet)
+    assert len(asked) == 4
+    gpu.sit(flags(minutes=None), {}, sheet)
+    assert len({tuple(map(str, points)) for points in asked}) == len(asked)
+
+
+def test_what_a_process_did_not_reach_is_measured_by_the_next(sheet, asked, monkeypatch):
+    inner = gpu.measure_all
+    monkeypatch.setattr(
+        gpu,
+        "measure_all",
+        lambda *a, **k: inner(*a, **k)[:1] if "resnet" in str(a) else inner(*a, **k),
+    )
+    gpu.sit(flags(), {}, sheet)
+    planned = [p for _, _, points in gpu.plan(1, ["mlp", "resnet18"]) for p in points]
+    assert len(sheet.content["gpu"]) == len(planned)
+
+
+def test_a_kill_at_the_end_of_the_sitting_is_no_result(sheet, monkeypatch):
+    killed = [{"skipped": "not done within 30 s, compilation included"}]
+    monkeypatch.setattr(gpu, "measure_all", lambda *a, **k: killed)
+    gpu.sit(flags(minutes=0.5), {}, sheet)
+    assert not sheet.content.get("gpu")
+
+
+def test_the_report_has_ratios_floor_and_the_largest_lot(sheet, asked):
+    gpu.sit(flags(), {}, sheet)
+    text = "\n".join(gpu_report.lines(sheet.content))
+    assert CARD in text
+    row = next(line for line in text.splitlines() if line.startswith("| resnet18 | 4,096"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    # 100 GFLOP and 1.5 GB for 1,024 rows: 2 ms at 50 TFLOP/s, 0.5 ms at 3 TB/s.
+    assert cells[2:6] == ["4.1", "4.1", "8.19", "2"]
+    assert cells[6:9] == ["1.4", "500,000", "200"]
+    assert cells[-1] == "8"
+    assert "tfdp 32,768; Opacus, hooks 1,024" in text
+
+
+def test_without_a_gpu_the_command_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(results, "_gpu", lambda: "no NVIDIA GPU was found")
+    arguments = ["--device=gpu", f"--json={tmp_path / 'gpu.json'}", f"--cache={tmp_path}"]
+    assert command.main(arguments) == 2
+    assert "nvidia-smi names none" in capsys.readouterr().err
+
+
+def test_a_process_answers_point_after_point(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import json, sys\n"
+        "for point in json.loads(sys.argv[1])['points']:\n"
+        "    if point['n'] == 2: sys.exit(3)\n"
+        "    print(json.dumps({'parts': point}))\n"
+    )
+    family = subjects.Family("other", "plain", str(path), own_environment=False)
+    points = [{"n": n} for n in range(4)]
+    found = measure_all(sys.executable, family, {}, points, timeout=20.0, memory_gib=4.0)
+    assert [record.get("parts") for record in found] == [{"n": 0}, {"n": 1}, None]
+    assert found[2]["failed"].startswith("exit code 3")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
+def test_the_floor_counts_the_operations_of_a_dense_layer():
+    path = subjects.HERE / "peers" / "run_floor.py"
+    family = subjects.Family("floor", "floor", str(path), own_environment=False)
+    points = [
+        {"subject": "step", "model": "mlp", "lot": 64},
+        {"subject": "device", "model": "", "lot": 0, "side": 128, "copied": 2**20},
+    ]
+    step, device = measure_all(sys.executable, family, {}, points, timeout=90.0, memory_gib=4.0)
+    # Forward and kernel gradient of both layers, and the gradient of the second layer's inputs.
+    products = 2 * 64 * (2 * 784 * 64 + 3 * 64 * 10)
+    assert step["parts"]["gflop"] == pytest.approx(products / 1e9, rel=0.05)
+    assert device["parts"]["tflop_per_s"] > 0
+    assert json.dumps(device)
