@@ -69,7 +69,7 @@ def _make_private(model, lot, count, epochs):
             clipping_norm=protocol.L2_NORM_CLIP,
             batch_size=lot,
             gradient_accumulation_steps=1,
-            train_steps=epochs * count // lot,
+            train_steps=1 + epochs * count // lot,
             train_size=count,
             noise_multiplier=protocol.NOISE_MULTIPLIER,
         ),
