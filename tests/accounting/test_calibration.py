@@ -106,6 +106,17 @@ def test_hopeless_runs_are_refused_with_the_reason(run, words):
         noise_for(2.0, DELTA, run)
 
 
+def test_an_epsilon_that_no_noise_reaches_is_refused_with_what_is_reached():
+    """Rényi divergences of finite order end at an epsilon above 0, whatever the noise."""
+    sizes = {"num_examples": 1437, "lot_size": 400, "steps": 8, "sampling": "poisson"}
+    encoding = Encoding(
+        noise="student_t", degrees_of_freedom=9.0, num_weights=650, largest_entry=0.2
+    )
+    run = Run(mechanism=DiscreteSGD(noise_multiplier=1.0, encoding=encoding), **sizes)
+    with pytest.raises(CalibrationError, match="meet epsilon 0.1. Found none: epsilon is 0.10"):
+        noise_for(0.1, 1e-5, run)
+
+
 @pytest.mark.parametrize("sampling", ["cyclic", "poisson"])
 def test_weights_that_never_move_need_hardly_any_noise(sampling):
     run = SI.with_(sampling=sampling, learning_rates=0.0, noise_learning_rates=1.0)

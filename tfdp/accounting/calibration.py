@@ -195,7 +195,7 @@ def _safe_root(
             raise CalibrationError(f"The accountant returned no number at noise {noise:g}.")
         return math.log(noise), math.log(max(value, 1e-300) / target) if value < math.inf else 700.0
 
-    point = visit(start)
+    point, one_sided = visit(start), 0
     for _ in range(200):
         if point[1] <= 0:
             high = point if high is None else min(high, point)
@@ -206,7 +206,9 @@ def _safe_root(
         if low is None or high is None:
             # Epsilon is nearly proportional to 1/noise. The bound of 2.7 keeps one leap below a
             # factor of 16.
-            leap = min(max(point[1], -2.7), 2.7)
+            # Where it hardly falls, leaps double.
+            one_sided += 1
+            leap = min(max(point[1] * 2.0 ** max(0, one_sided - 4), -2.7), 2.7)
             guess = point[0] + (leap * 1.02 if leap else -1e-4)
             if abs(leap) < 1e-3:
                 guess = point[0] + math.copysign(2e-3, leap)
@@ -226,7 +228,9 @@ def _safe_root(
         if not guess < math.log(_LARGEST_NOISE):
             raise CalibrationError(
                 f"Expected a noise multiplier below {_LARGEST_NOISE:g} to meet epsilon "
-                f"{target:g}. Received none: use fewer steps or a larger epsilon."
+                f"{target:g}. Found none: epsilon is {math.exp(point[1]) * target:.4g} at a noise "
+                f"of {math.exp(point[0]):.1e}. Use fewer steps or a larger epsilon; where epsilon no "
+                "longer falls with the noise, the accountant's bound of this mechanism ends there."
             )
         point = visit(math.exp(guess))
     return math.exp(high[0])
