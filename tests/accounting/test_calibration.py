@@ -113,7 +113,7 @@ def test_an_epsilon_that_no_noise_reaches_is_refused_with_what_is_reached():
         noise="student_t", degrees_of_freedom=9.0, num_weights=650, largest_entry=0.2
     )
     run = Run(mechanism=DiscreteSGD(noise_multiplier=1.0, encoding=encoding), **sizes)
-    with pytest.raises(CalibrationError, match="meet epsilon 0.1. Found none: epsilon is 0.10"):
+    with pytest.raises(CalibrationError, match=r"meet epsilon 0\.1\. Found none: epsilon is 0\.10"):
         noise_for(0.1, 1e-5, run)
 
 
