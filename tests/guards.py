@@ -1011,6 +1011,36 @@ GUARDS = (
         "noise and sums count once for each replica",
     ),
     Guard(
+        "planned steps are counted where a callback ends training",
+        TRAINING,
+        "                if self.stop_training and self._session is not None:\n",
+        "                if False:\n",
+        (
+            "tests/training/test_chosen_ends.py::test_early_stopping_counts_the_plan",
+            "tests/training/test_chosen_ends.py::test_the_next_training_comes_on_top",
+        ),
+        "an epsilon at a time that the weights chose is not proven",
+    ),
+    Guard(
+        "the file of the best weights counts all planned steps",
+        "tfdp/account.py",
+        "        if not self.chosen_among or session is None:\n",
+        "        if True:\n",
+        ("tests/training/test_chosen_ends.py::test_the_best_file_counts_the_plan",),
+        "the choice among weights tells of all of them",
+    ),
+    Guard(
+        "what was left out stays counted after a crash",
+        "tfdp/training/backup_state.py",
+        "max(kept, reserved, ledger.steps(run_id), 0 if known is None else known.steps)",
+        "max(kept, reserved, 0 if known is None else known.steps)",
+        (
+            "tests/training/test_chosen_ends.py::"
+            "test_a_backup_of_a_training_that_was_left_counts_all",
+        ),
+        "the steps that the plan counts would be forgotten",
+    ),
+    Guard(
         "TensorFloat-32",
         TRAINING,
         "            keep_float32_products()\n",

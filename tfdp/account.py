@@ -45,7 +45,7 @@ class Account:
     """
 
     def __init__(self):
-        self.session = None
+        self.session, self._closed = None, None
         self.start = "assumed"
         self._ledger = Ledger()
         # Id of the open run and its number of steps at the last look.
@@ -54,6 +54,8 @@ class Account:
         self._runs: set[str] = set()
         # Digests that stay in `_TRAINED_HERE` only until the next call of `remember`.
         self._latest: list[bytes] = []
+        # Whether files count all planned steps of the open run, because results choose among them.
+        self.chosen_among = False
         # Ids of the runs that stand for changes that were not accounted.
         self._suspicions: list[str] = []
 
@@ -64,6 +66,16 @@ class Account:
             self.session.record()
         return self._ledger
 
+    @property
+    def ledger_of_files(self) -> Ledger:
+        """The ledger that a file with the present weights holds."""
+        session = self.session
+        if not self.chosen_among or session is None:
+            return self.ledger
+        copy = Ledger.from_json(self.ledger.to_json())
+        copy.record(session.run_id, session.planned)
+        return copy
+
     def bring(self, ledger: Ledger) -> None:
         """Merges a ledger that comes with the weights, from the file that they were loaded from."""
         self._ledger.merge(ledger)
@@ -73,7 +85,21 @@ class Account:
         """Closes the open session, if there is one, so that it allows no further step."""
         if self.session is not None:
             self.session.close()
-            self.session = None
+            self._closed, self.session = self.session, None
+
+    def count_left_out(self, steps: int, variables: Sequence[keras.Variable]) -> bool:
+        """Counts planned steps of the last session, open or closed; returns whether there was one.
+
+        Args:
+            steps: as in `Session.count_left_out`.
+            variables: all weights of the model, which belong to what is counted then.
+        """
+        last = self.session or self._closed
+        if last is None:
+            return False
+        last.count_left_out(steps)
+        self.remember(variables, trained=last.variables if last.spent else ())
+        return True
 
     def absorb(self, other: "Account") -> None:
         """Takes over what another account knows, and closes the other account's open session."""

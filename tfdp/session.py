@@ -101,6 +101,8 @@ class Session:
         self._limit = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_allowed")
         self._budget: PrivacyBudget | None = None
         self._limited_for, self._seen_changes = None, None
+        # What tables and budgets allow, which the limit of a closed session is not.
+        self._allowed, self._left_out = 0, 0
         self._process = os.getpid()
 
     # -- what a step takes from the run ----------------------------------------------------------
@@ -214,9 +216,25 @@ class Session:
         """Number of steps that are still allowed; infinite without a limit."""
         return math.inf if self.limit == _UNLIMITED else self.limit - self.authorized
 
+    @property
+    def planned(self) -> int:
+        """Number of steps of the plan, as far as budgets allow them; at least those taken."""
+        return max(self.spent, min(self.run.steps, self._allowed))
+
+    def count_left_out(self, steps: int) -> None:
+        """Counts planned steps that are left out because of what earlier steps released.
+
+        The session allows no further step then, since lots and noise of these steps are not drawn.
+
+        Args:
+            steps: number of these steps; those beyond what budgets allow are not counted.
+        """
+        self._left_out = max(0, min(self._left_out + steps, self._allowed - self.spent))
+        self.close()
+
     def record(self) -> None:
-        """Records the steps taken so far in the ledger."""
-        self._ledger.record(self.run_id, self.spent)
+        """Records the steps taken so far in the ledger, and those that count though left out."""
+        self._ledger.record(self.run_id, self.spent + self._left_out)
 
     def earlier(self) -> list[Run]:
         """The other runs in the ledger that have steps."""
@@ -235,6 +253,7 @@ class Session:
         """
         same = (
             fields == self._fields
+            and not self._left_out
             and plan.physical_batch_size == self.plan.physical_batch_size
             and optimizer is self.optimizer
             and [id(v) for v in variables] == [id(v) for v in self.variables]
@@ -287,7 +306,7 @@ class Session:
             )
             if affordable < limit:
                 limit, self._budget = affordable, budget
-        self._limited_for = wanted
+        self._limited_for, self._allowed = wanted, limit
         self._set_limit(limit)
 
     def _set_limit(self, limit):

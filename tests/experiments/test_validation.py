@@ -5,6 +5,7 @@ import pytest
 
 from tests.experiments.test_resume import Crash, settings, train
 from tfdp import data
+from tfdp.accounting import proven
 from tfdp.experiments import Experiment, run, validation
 from tfdp.experiments.report import card
 from tfdp.experiments.validation import hold_out, over, parted
@@ -56,15 +57,18 @@ def stopped(**changes):
     )  # fmt: skip
 
 
-def test_training_ends_and_the_statement_counts_the_steps_that_were_taken():
+def test_training_ends_and_the_statement_counts_the_steps_that_were_planned():
     result = run(stopped(), verbose=0)
     seen = result.history["validation_accuracy"]
     assert len(seen) < 40 and len(seen) - 1 - int(np.argmax(seen)) == 2
-    # Three lots of 256 in an epoch of 1,006 examples.
-    assert result.run.num_examples == 1006 and result.run.steps == 3 * len(seen)
+    # Three lots of 256 in an epoch of 1,006 examples; what the weights showed chose the end.
+    assert int(result.model.optimizer.iterations.numpy()) == 3 * len(seen)
+    assert result.run.num_examples == 1006 and result.run.steps == round(40.5 * 3)
+    assert result.statement.proven.epsilon == proven(result.run, result.experiment.delta).epsilon
     (said,) = [note for note in result.notes if "validation" in note]
     assert "431 validation examples" in said and "NO guarantee" in said
-    assert f"stopped after epoch {len(seen)}" in said and said in card(result)
+    assert f"stopped after epoch {len(seen)}, and all planned steps are counted" in said
+    assert said in card(result)
 
 
 def test_it_ends_without_privacy_too():
@@ -122,8 +126,9 @@ def test_a_crash_in_the_end_of_an_epoch_moves_the_end_by_a_step_at_most(tmp_path
                 train(tmp_path / "r", of, every=1)
         result = train(tmp_path / "r", of, every=1)
     assert result.history["validation_accuracy"][:2] == [0.5, 0.4]
-    # Two epochs of two steps.
-    assert result.run.steps == 5
+    # Two epochs of two steps, and one step; with privacy, all of the plan is counted.
+    assert int(result.model.optimizer.iterations.numpy()) == 5
+    assert result.run.steps == (8 if mechanism == "dpsgd" else 5)
     assert any("stopped after epoch 3" in note for note in result.notes)
 
 

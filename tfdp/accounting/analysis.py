@@ -25,6 +25,10 @@ INSECURE_SEED = (
     "Two runs with one seed differ without any noise, so nothing is proven. Leave that "
     "seed away (--insecure_seed, seed=): a public --seed of the initial weights does no harm."
 )
+FIXED_LENGTH = (
+    "What the steps released did not decide how many there are, nor which of the weights are used "
+    "(where a callback of fit() decides, all planned steps are counted)."
+)
 SECRET_SAMPLE = "Which examples were in a lot stays secret."
 
 
@@ -94,6 +98,7 @@ def _common(run: "Run") -> tuple[str, ...]:
     """Assumptions of every finite proven guarantee; the one about the initial weights comes first."""
     return (
         START_WORDS[run.start],
+        FIXED_LENGTH,
         *run.sampling.assumptions(),
         *run.contribution.assumptions(),
         run.mechanism.noise_sentence(run.steps),

@@ -249,6 +249,9 @@ def run(
         **options,
     )
     seconds = time.perf_counter() - started
+    if private and validation.ended(epochs, experiment):
+        # fit() has counted what was left of it; the rest of an epoch would have been a fit of its own.
+        model.privacy.count_left_out(max(0, steps - model.privacy.ledger.runs[-1].steps))
     if private and experiment.release == "mu":
         model.optimizer.release_means(model.trainable_variables)
     try:

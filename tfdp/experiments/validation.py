@@ -57,13 +57,16 @@ def parted(dataset, held: int):
 
 def note(held: int, epochs: Mapping, patience: int) -> str:
     """Returns the sentence about the validation examples for the record and the model card."""
-    ended = "did not stop early"
+    ended = "it did not stop early"
     if over(epochs, patience):
-        ended = f"stopped after epoch {max(epochs) + 1}"
+        ended = (
+            f"it stopped after epoch {max(epochs) + 1}, and all planned steps are counted, because the "
+            "weights, too, decided about the end"
+        )
     return (
         f"The {held:,} validation examples were not trained on and have NO guarantee: their accuracy "
-        f"decided when training ends, without noise (it {ended}). The guarantee is that of the "
-        "training examples, because it covers the weights after every step."
+        f"decided when training ends, without noise ({ended}). The guarantee is that of the training "
+        "examples."
     )
 
 
@@ -79,8 +82,9 @@ def over(epochs: Mapping[int, Mapping], patience: int) -> bool:
 class ValidationStop(keras.callbacks.Callback):
     """Ends training when the accuracy on held out examples has stopped to rise.
 
-    Formal guarantee: for the training examples the time of the end is post-processing, since the proven
-    epsilon of every mechanism covers the weights after each step. The held out examples have none.
+    Formal guarantee: for the training examples the end is post-processing of what all planned steps
+    would release, so that all of these are counted (`ModelPrivacy.count_left_out`). The held out
+    examples have none.
 
     Args:
         held: (inputs, labels) of the validation examples.

@@ -524,7 +524,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     def save_own_variables(self, store):
         """Saves the slots (functions of private gradients), the ledger and the weights' digests."""
         super().save_own_variables(store)
-        store[LEDGER_KEY] = np.frombuffer(self.ledger.to_json().encode(), dtype=np.uint8)
+        ledger = self._account.ledger_of_files
+        store[LEDGER_KEY] = np.frombuffer(ledger.to_json().encode(), dtype=np.uint8)
         if self.built:
             store[_DIGESTS_KEY] = digests_of(trained_variables(self))
 

@@ -13,6 +13,7 @@ from absl import logging
 
 from tfdp._interruptions import Interruptions
 from tfdp._validate import finite, whole
+from tfdp.accounting import Ledger
 from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsilon
 from tfdp.training.backup_folder import BackupError, BackupFolder
 from tfdp.training.backup_state import fingerprint_of, give_state, take_state
@@ -207,13 +208,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         # A second fit of one process goes on, too, and that is no restart.
         if about["run_id"] != self._own_run:
             self.restarts, self.earlier_seconds = told["restarts"] + 1, told["seconds"]
-        self.lost_steps = told["lost_steps"] + counted - about["steps"]
+        # Without those that were left out on purpose, which the ledger of the state counts.
+        lost = counted - max(
+            about["steps"], Ledger.from_json(about["ledger"]).steps(about["run_id"])
+        )
+        self.lost_steps = told["lost_steps"] + lost
         self._earlier = {int(epoch): logs for epoch, logs in told["epochs"]}
-        if counted > about["steps"]:
+        if lost:
             logging.warning(
                 "The training in %s goes on after step %s. The last %s of them may have been begun "
                 "after its last state: they are counted, and lost to the weights.",
-                self._folder.path, f"{counted:,}", f"{counted - about['steps']:,}",
+                self._folder.path, f"{counted:,}", f"{lost:,}",
             )  # fmt: skip
         return place
 

@@ -129,9 +129,10 @@ def give_state(
             f"Expected at least the {kept} steps of the state to be reserved. Found {reserved}: the "
             "two files of the folder are not of the same moment. Restore both."
         )
+    # Steps that count though they were left out are in the ledger of the state, too.
     known = account.ledger.entries.get(run_id)
     # This process may have gone on with the same run itself, after an interrupt.
-    counted = max(kept, reserved, 0 if known is None else known.steps)
+    counted = max(kept, reserved, ledger.steps(run_id), 0 if known is None else known.steps)
     ledger.record(run_id, counted)
     lost = counted - kept
     run = ledger.entries[run_id]

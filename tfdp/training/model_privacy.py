@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 
 from tfdp._other_libraries import ON_PRIVACY, refuse_member
+from tfdp._validate import whole
 from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run, Statement
 from tfdp.accounting.composition import guarantee_of_all
 from tfdp.training.export import export
@@ -157,7 +158,8 @@ class ModelPrivacy:
 
         Each iteration draws the next lot, counts the step and takes it. The loop may do anything in
         between that `fit`'s callbacks may: evaluate, change the learning rate of DP-SGD, train other
-        models, or end the training by `break`. Steps that were not taken are not spent.
+        models, or end the training by `break`. Steps that were not taken are not spent; if what the
+        others showed ended the training, count them (`count_left_out`).
 
         Args:
             x, y: the data, as in `fit`.
@@ -185,6 +187,41 @@ class ModelPrivacy:
             True
         """
         return training_steps(self._model, x, y, **arguments)
+
+    def count_left_out(self, steps: int) -> None:
+        """Counts steps that were planned, and are left out because of what earlier steps showed.
+
+        An epsilon is proven for a number of steps that is fixed without looking at the weights. Where
+        a loop ends because of them (validation accuracy, say), all steps of the plan have to be
+        counted. `fit` does so where a callback ends it.
+
+        Args:
+            steps: number of steps that were left out. Those beyond a budget, which would not have
+                been taken, are not counted.
+
+        Raises:
+            RuntimeError: there was no training.
+
+        Example:
+            >>> import keras, numpy as np, tfdp
+            >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+            >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
+            >>> x = np.zeros((100, 2), "float32")
+            >>> taken, planned = 0, 30
+            >>> for logs in model.privacy.steps(x, x[:, :1], batch_size=10, epochs=3):
+            ...     taken += 1
+            ...     if model.get_weights()[1].any():  # it looks at what the steps released
+            ...         break
+            >>> model.privacy.count_left_out(planned - taken)
+            >>> taken, model.privacy.ledger.runs[-1].steps
+            (1, 30)
+        """
+        steps = whole("steps", steps, 0)
+        if not self._model._account.count_left_out(steps, self._model.weights):
+            raise RuntimeError(
+                "Expected a training whose steps were left out. Found none: fit() and steps() begin "
+                "one."
+            )
 
     def release(self, path: str | os.PathLike) -> None:
         """Writes the released weights to a `.keras` file that loads in plain Keras: `tfdp.export`.

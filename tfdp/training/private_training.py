@@ -31,6 +31,7 @@ from tfdp.training.checks import (
     refuse_mixing_layers,
     refuse_own_train_step,
 )
+from tfdp.training.chosen_ends import keeps_the_best, left_out, refuse_unknown_plan
 from tfdp.training.feeding import Feeder, check_targets, placed
 from tfdp.training.model_privacy import EARLIER_NAMES, ModelPrivacy
 from tfdp.training.planning import planned_fields
@@ -228,6 +229,9 @@ class PrivateTraining(AccountedWeights):
         )
         build_for_lots(self, feed.dataset)
         backup, privacy = backup_among(callbacks), self._privacy
+        chosen_among = keeps_the_best(callbacks)
+        if chosen_among:
+            refuse_unknown_plan(feed.steps)
         callbacks = bracketed(self, callbacks, names_of_metrics(self))
         with kept_safe(backup, self, feed, initial_epoch, epochs) as place:
             feed = placed(feed, place, self.optimizer.next_turn)
@@ -235,6 +239,8 @@ class PrivateTraining(AccountedWeights):
             self._begin(plan)
             privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
             privacy.backup, whole = backup, False
+            before = int(self.optimizer.iterations.numpy())
+            self._account.chosen_among = chosen_among
             callbacks = past_steps_behind(
                 callbacks, self, place, verbose=verbose, epochs=epochs, steps=feed.steps
             )
@@ -251,10 +257,16 @@ class PrivateTraining(AccountedWeights):
                     validation_batch_size=validation_batch_size or batch_size,
                     **kwargs,
                 )
+                if self.stop_training and self._session is not None:
+                    taken = int(self.optimizer.iterations.numpy()) - before
+                    number = epochs - place.epoch
+                    left = left_out(plan.steps, taken, number, history)
+                    self._account.count_left_out(left, self.weights)
                 whole = True
                 return history if backup is None else backup.with_earlier_epochs(history)
             finally:
                 privacy.plan = privacy.feed = privacy.backup = None
+                self._account.chosen_among = False
                 if not whole:  # else the first callback of `bracketed` has noted the weights
                     self._look()
 

@@ -40,7 +40,7 @@ def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -
         monitors = isinstance(callback, _MONITORS)
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             monitors = callback.save_best_only
-        if monitors and not _is_public(callback.monitor, training_metrics):
+        if monitors and not _is_allowed(callback.monitor, training_metrics):
             raise ValueError(f"{name} {_why(callback.monitor, training_metrics)} {_REMEDY}")
 
 
@@ -64,7 +64,16 @@ def names_of_metrics(model) -> list[str]:
     return [prefix + str(name) for prefix in outputs for name in (*names, "loss")]
 
 
-def _is_public(monitor: str, training_metrics: set[str]) -> bool:
+def is_public(monitor: str) -> bool:
+    """Whether a figure in the logs does not depend on any data.
+
+    Args:
+        monitor: its name.
+    """
+    return monitor in _PUBLIC
+
+
+def _is_allowed(monitor: str, training_metrics: set[str]) -> bool:
     if monitor in training_metrics:
         return False
-    return monitor.startswith("val_") or monitor in _PUBLIC
+    return monitor.startswith("val_") or is_public(monitor)
