@@ -1,6 +1,9 @@
 """The catalogue of what the papers print, the commands that run it, and its pages."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -276,7 +279,79 @@ def test_the_list_says_what_there_is(small, monkeypatch, capsys):
     assert "paper.T1" in capsys.readouterr().out
     assert command.main(["list", "paper.T1", f"--results={small}/r"]) == 0
     said = capsys.readouterr().out
-    assert "paper.T1.a.2: the paper has 50.0; 0 of 2 seeds trained" in said
+    assert "paper.T1.a.2: the paper prints 50.0; of 2 seeds 0 recorded, 0 trained here" in said
     assert "not run: It would cost an hour." in said and "quoted by the paper, not run" in said
     assert command.main(["run", "nothing"]) == 2
     assert "`list` shows all" in capsys.readouterr().err
+
+
+def test_a_training_here_is_compared_with_the_record(small, monkeypatch, capsys):
+    results = small / "results"
+    train_here(monkeypatch)
+    arguments = ["run", "paper.T1.a.2", f"--results={results}"]
+    assert command.main(arguments) == 0
+    monkeypatch.setattr(command, "_PAGES", str(small / "pages"))
+    pages.write_pages(results, small / "pages")
+    capsys.readouterr()
+    assert command.main(["compare", "paper.T1", f"--results={results}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "paper.T1.a.2" in said and "+0.00" in said and "│ +0.0│" in said
+    assert command.main(["compare", "paper.T1", f"--results={small / 'other'}"]) == 0
+    assert "None of these cells was trained" in capsys.readouterr().out
+
+
+def test_the_recorded_pages_are_not_written_over(small, monkeypatch, capsys):
+    results = small / "results"
+    train_here(monkeypatch)
+    assert command.main(["run", "paper.T1.a.2", f"--results={results}"]) == 0
+    (small / "docs").mkdir()
+    (small / "docs" / "findings.md").write_text("Found.")
+    monkeypatch.setattr(command, "_PAGES", str(small / "docs"))
+    assert command.main(["report", f"--results={results}"]) == 0
+    assert sorted(path.name for path in (small / "docs").iterdir()) == ["findings.md"]
+    assert (results / "pages" / "findings.md").read_text() == "Found."
+    assert "**Row A**" in (results / "pages" / "README.md").read_text()
+
+
+def test_a_training_that_lost_steps_is_no_figure(small, monkeypatch):
+    results = small / "results"
+    train_here(monkeypatch)
+    assert command.main(["run", "paper.T1.a.2", f"--results={results}"]) == 0
+    every = cells(["paper.T1.a.2"])
+    path = results / "paper/T1/a/2/seed=1/run.json"
+    record = json.loads(path.read_text()) | {"steps": 1000}
+    for lost, kept in ((0, 2), (10, 2), (11, 1)):
+        record["training"]["lost_steps"] = lost
+        monkeypatch.setattr(
+            records, "done", lambda *a, d=records.done: record if a[2] == 1 else d(*a)
+        )
+        found, left = records.collect(results, every)
+        assert len(found["paper.T1.a.2"]) == kept and len(left) == 2 - kept
+        assert found["paper.T1.a.2"].get("1", {}).get("lost_steps", 0) == (lost if kept == 2 else 0)
+
+
+def test_a_terminal_interrupts_no_training_itself(small):
+    """Ctrl-C goes to all processes of a terminal's group, and a training takes a second as an order."""
+    (cell,) = cells(["paper.T1.a.2"])
+    each = running._start(cell, (1,), small / "results", None, 1)
+    try:
+        assert os.getpgid(each.process.pid) == each.process.pid != os.getpgid(0)
+    finally:
+        each.process.kill()
+        each.process.wait()
+
+
+def test_each_training_gets_one_signal(small):
+    script = (
+        "import signal, sys, time\n"
+        "seen = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: seen.append(1))\n"
+        "print('ready', flush=True)\n"
+        "while not seen: time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        "sys.exit(len(seen))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    running._stop([running._Running(process, None, (), 0.0, None)])
+    assert process.returncode == 1

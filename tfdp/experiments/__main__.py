@@ -2,7 +2,8 @@
 
     python -m tfdp.experiments list [NAME...]
     python -m tfdp.experiments run NAME... [--jobs=1] [--budget_minutes=60]
-    python -m tfdp.experiments report
+    python -m tfdp.experiments compare NAME...
+    python -m tfdp.experiments report [--out=FOLDER]
 
 NAME is a table, a row or a cell: si_dpsgd.T4, si_dpsgd.T4.dpsgd_lenet5 or si_dpsgd.T4.dpsgd_lenet5.3. A
 training that is finished is not run again, and one that was interrupted goes on.
@@ -37,7 +38,7 @@ def _parser():
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = parser.add_subparsers(required=True, metavar="{list,run,report}")
+    actions = parser.add_subparsers(required=True, metavar="{list,run,compare,report}")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--results", default=_RESULTS, type=Path, help="the folder of all results")
     listing = actions.add_parser("list", parents=[shared], help="what there is, and what it costs")
@@ -47,7 +48,9 @@ def _parser():
     running.add_argument("names", nargs="+", metavar="NAME")
     running.add_argument("--jobs", type=_positive(int), default=1, help="trainings at a time")
     running.add_argument(
-        "--budget_minutes", type=_positive(float), help="begin no training after this time"
+        "--budget_minutes",
+        type=_positive(float),
+        help="begin no cell after this time; one that has begun trains all of its seeds",
     )
     running.add_argument(
         "--skip_recorded",
@@ -56,8 +59,19 @@ def _parser():
     )
     running.add_argument("--data_dir", help="where tensorflow_datasets keeps its data")
     running.set_defaults(action=_run)
-    report = actions.add_parser("report", parents=[shared], help="write the pages")
-    report.add_argument("--out", default=_PAGES, type=Path, help="the folder of the pages")
+    comparing = actions.add_parser(
+        "compare", parents=[shared], help="set what was trained here beside what is recorded"
+    )
+    comparing.add_argument("names", nargs="+", metavar="NAME")
+    comparing.set_defaults(action=_compare)
+    report = actions.add_parser(
+        "report",
+        parents=[shared],
+        help="write the pages from the records and what was trained here",
+    )
+    report.add_argument(
+        "--out", type=Path, help="the folder of the pages; by default pages in that of all results"
+    )
     report.set_defaults(action=_report)
     training = actions.add_parser("train", parents=[shared])
     training.add_argument("name")
@@ -110,10 +124,12 @@ def _run(options):
         print("Interrupted. The same command goes on from there.", file=sys.stderr)
         return console.INTERRUPTED
     counts = ", ".join(f"{len(names)} {how}" for how, names in ended.items() if names)
-    print(f"Cells: {counts}. Results are in {options.results}.")
-    absent = [cell for cell in chosen if cell.absent]
+    if counts:
+        recorded = f" (or recorded in {_PAGES})" if options.skip_recorded else ""
+        print(f"Cells: {counts}. Results are in {options.results}{recorded}.")
+    absent = [cell for cell in chosen if cell.absent or cell.quoted]
     if absent:
-        print(f"Not run by design: {len(absent)} cells (`list` says why).")
+        print(f"Not run by design, or quoted: {len(absent)} cells (`list NAME` says why).")
     return 2 if ended["failed"] else 0
 
 
@@ -127,10 +143,21 @@ def _train(options):
     return 0
 
 
+def _compare(options):
+    from tfdp.papers import records
+    from tfdp.papers.listing import print_comparison
+
+    known = records.read(Path(_PAGES) / records.COLLECTION)
+    print_comparison(options.names, options.results, known, console.console())
+    return 0
+
+
 def _report(options):
     from tfdp.papers.pages import write_pages
 
-    for line in write_pages(options.results, options.out):
+    # The recorded pages are not written over by whoever trains a cell again.
+    out = options.out or options.results / "pages"
+    for line in write_pages(options.results, out, recorded=options.out or Path(_PAGES)):
         print(line)
     return 0
 

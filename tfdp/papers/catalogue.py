@@ -17,7 +17,7 @@ The catalogue is in the .toml files beside this module, one for each paper:
     flags = "--mechanism=dpsgd ..."
     seeds = 3
     minutes = 4.0                   # of one seed on two quiet cores, measured
-    differs = "..."                 # from the paper
+    differs = "..."                 # from the paper; of a table, too, for all of its rows
     cells = {"0.5" = {flags = "...", seeds = 1}, "7" = {absent = "why, and what it would cost"}}
     quoted = true                   # a figure that the paper takes from elsewhere: never run
     same_as = "si_dpsgd.T4.row"     # the trainings of another row, column by column
@@ -145,6 +145,7 @@ class Table:
         curves: whether what counts is accuracy by epoch.
         by: "claimed" or "proven" if the figure is drawn over this epsilon, and not over the columns.
         note: what has to be said below it.
+        differs: in what all rows differ from the paper.
         computed: name of the computation of its cells; empty for trainings.
     """
 
@@ -158,6 +159,7 @@ class Table:
     curves: bool
     by: str
     note: str
+    differs: str = ""
     computed: str = ""
 
     @property
@@ -264,6 +266,7 @@ def _table(stem, paper, content) -> Table:
         curves=content.get("curves", False),
         by=content.get("by", ""),
         note=content.get("note", ""),
+        differs=content.get("differs", ""),
         computed=content.get("computed", ""),
     )
 
@@ -297,7 +300,7 @@ def _row(table, columns, common, content) -> Row:
                 printed=None if figure == "" else figure,
                 seeds=tuple(range(1, seeds + 1)),
                 minutes=cell.get("minutes", content.get("minutes")),
-                differs=cell.get("differs", content.get("differs", common.get("differs", ""))),
+                differs=cell.get("differs", content.get("differs", "")),
                 absent=absent,
                 quoted=quoted,
                 source=f"{source}.{column}",
@@ -309,6 +312,6 @@ def _row(table, columns, common, content) -> Row:
         name=content["name"],
         label=content["label"],
         cells=tuple(cells),
-        differs=content.get("differs", common.get("differs", "")),
+        differs=content.get("differs", ""),
         quoted=quoted,
     )

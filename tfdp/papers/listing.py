@@ -1,5 +1,6 @@
 """Lists what the catalogue has, what was measured, and what the rest takes."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tfdp.papers.catalogue import cells, tables
-from tfdp.papers.records import minutes_of, place
+from tfdp.papers.records import collect, measured, minutes_of, place, seeds_in
 
 
 def print_tables(results: Path, records: Mapping, to: Console) -> None:
@@ -21,7 +22,7 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
     shown = Table(title="Tables and figures of the papers", title_justify="left", pad_edge=False)
     shown.add_column("name", no_wrap=True)
     shown.add_column("what it shows")
-    for name in ("cells", "recorded", "trained here", "minutes left"):
+    for name in ("cells", "trainings", "recorded", "here", "minutes left"):
         shown.add_column(name, justify="right")
     for table in tables():
         every = table.cells
@@ -36,7 +37,7 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
         ]
         known = f"{sum(minutes or 0 for minutes in left):,.0f}"
         known = "?" if left and None in left else known
-        counts = (f"{len(every)}", f"{recorded}", f"{there} of {total}", known)
+        counts = (f"{len(every)}", f"{total}", f"{recorded}", f"{there}", known)
         shown.add_row(table.name, table.title, *counts)
     to.print(shown)
     to.print(
@@ -54,14 +55,53 @@ def print_cells(names, results: Path, records: Mapping, to: Console) -> None:
             state = f"not run: {cell.absent}"
         else:
             there = sum(_is_there(results, cell, seed) for seed in cell.seeds)
-            state = f"{there} of {len(cell.seeds)} seeds trained"
+            recorded = len(seeds_in(records, cell))
+            state = f"of {len(cell.seeds)} seeds {recorded} recorded, {there} trained here"
             if (minutes := minutes_of(cell, records)) is not None:
                 state += f", {minutes:.1f} min each"
-        printed = "nothing" if cell.printed is None else cell.printed
-        said = f"{cell.name}: the paper has {printed}; {state.rstrip('.')}."
+        printed = "no figure" if cell.printed is None else cell.printed
+        said = f"{cell.name}: the paper prints {printed}; {state.rstrip('.')}."
         to.print(said, markup=False, highlight=False)
         if cell.flags and not cell.quoted:
             to.print(f"    {' '.join(cell.flags)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_comparison(names, results: Path, records: Mapping, to: Console) -> None:
+    """Prints what was trained here beside what is recorded, cell by cell.
+
+    The difference is in standard errors of a difference of two such means, where each has two seeds or
+    more.
+    """
+    here, left = collect(results, cells(names))
+    shown = Table(title="Test accuracy, percent", title_justify="left", pad_edge=False)
+    shown.add_column("cell", overflow="fold")
+    for name in ("recorded", "here", "difference", "in standard errors"):
+        shown.add_column(name, justify="right")
+    for cell in cells(names):
+        mine = None if cell.computed else measured(cell, here)
+        if mine is None:
+            continue
+        theirs = measured(cell, records)
+        texts = [_mean(theirs), _mean(mine), "", ""]
+        if theirs is not None:
+            texts[2] = f"{mine.mean - theirs.mean:+.2f}"
+            if mine.error is not None and theirs.error is not None:
+                spread = math.hypot(mine.error, theirs.error)
+                texts[3] = f"{(mine.mean - theirs.mean) / spread:+.1f}" if spread else "0 spread"
+        shown.add_row(cell.name, *texts)
+    if shown.row_count:
+        to.print(shown)
+    else:
+        to.print(f"None of these cells was trained in {results}.", markup=False)
+    for line in left:
+        to.print(line, markup=False, highlight=False)
+
+
+def _mean(found) -> str:
+    if found is None:
+        return "none"
+    spread = "" if found.error is None else f" ± {found.error:.2f}"
+    return f"{found.mean:.2f}{spread} ({len(found.accuracies)})"
 
 
 def _is_there(results, cell, seed) -> bool:

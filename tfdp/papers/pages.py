@@ -4,6 +4,7 @@ import datetime
 import html
 import itertools
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,34 +25,47 @@ from tfdp.papers.records import (
 
 _MARKDOWN, _HTML = "README.md", "index.html"
 _INTRODUCTION = (
-    "Every table and figure that the four papers print, beside what was measured here. *Paper* "
-    "is what the paper prints. *Here* is test accuracy in percent: mean ± standard error "
-    "(number of seeds). *Claimed* is the epsilon of the paper's own accounting for the run that "
+    "The tables and figures with which the four papers report experiments, beside what was measured "
+    "here. The batch-normalization paper prints tables 1 to 3 of the SI-DPSGD paper again as its "
+    "tables 2 to 4, and its figure 1; they stand here once. Figure 2 (a, b) of the dropout paper is "
+    "not here: its sweep of sigma is `dropout.F1_sigma_mnist`'s. "
+    "The first line of a row is what the paper prints. *Here* is test accuracy in percent, unless a "
+    "table says otherwise: mean ± standard error (number of seeds). *Claimed* is the epsilon of the "
+    "paper's own accounting for the run that "
     "was trained, and *proven* that of a theorem about what was really sampled, computed and "
-    "released, both for one record replaced by one that contributes nothing. An empty cell was "
+    "released, both for one record replaced by one that contributes nothing. Proven is "
+    "above claimed where a "
+    "paper's accounting leaves something out. An empty cell was "
     "not measured; nothing is filled in. Figures of others that a paper quotes are quoted, too, "
     "and never ranked."
 )
 _OVERVIEW = ("what it shows", "cells measured")
 _FOUND = ("What we found about the papers", "findings.md")
 _AGAIN = (
-    "`python -m tfdp.experiments run NAME` trains what is missing of a table, row or cell again."
+    "`python -m tfdp.experiments run NAME` trains a table, row or cell again, and "
+    "`python -m tfdp.experiments compare NAME` sets it beside these records."
 )
 
 
-def write_pages(results: Path, out: Path) -> list[str]:
+def write_pages(results: Path, out: Path, recorded: Path | None = None) -> list[str]:
     """Collects the results, and writes the pages and their records into a folder.
 
     Args:
         results: the folder of all results; it need not exist.
         out: the folder of the pages.
+        recorded: the folder of earlier pages, whose records and findings these have, too; by default
+            `out` itself.
 
     Returns:
         What was written and left out, line by line.
     """
     every = [cell for table in tables() for cell in table.cells]
     found, left = collect(results, every)
-    records = merge(read(out / COLLECTION), found)
+    recorded = out if recorded is None else recorded
+    records = merge(read(recorded / COLLECTION), found)
+    if recorded != out and (recorded / _FOUND[1]).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copy(recorded / _FOUND[1], out)
     write(out / COLLECTION, records)
     sections = [_section(table, records) for table in tables()]
     pictures = {section.table.name: section.picture(out) for section in sections}
@@ -97,7 +111,7 @@ class _Section:
 
     def remarks(self) -> list[str]:
         """What differs from the paper, and what was not run."""
-        found = [self.table.note] if self.table.note else []
+        found = [text for text in (self.table.note, self.table.differs) if text]
         for text, labels in _grouped((row.differs, row.label) for row in self.table.rows):
             found.append(f"{', '.join(labels)}: {text}")
         of_cells = (
@@ -126,11 +140,14 @@ class _Section:
             return ""
         minutes = [m.minutes for m in known]
         commits = sorted({commit for m in known for commit in m.commits})
-        return (
-            f"{sum(len(m.accuracies) for m in known)} trainings of {min(minutes):.1f} to "
-            f"{max(minutes):.1f} minutes each, at {'commit' if len(commits) == 1 else 'commits'} "
-            f"{', '.join(commits)}."
-        )
+        lost = sum(m.lost for m in known)
+        said = [
+            f"{sum(len(m.accuracies) for m in known)} trainings of {_range(minutes)} minutes each, at "
+            f"{'commit' if len(commits) == 1 else 'commits'} {', '.join(commits)}."
+        ]
+        if lost:
+            said.append(f"Crashes took {lost:,} of all their steps, which stay counted.")
+        return " ".join(said)
 
     def counted(self) -> str:
         """How many cells are measured, and what the others are."""
@@ -168,6 +185,13 @@ class _ComputedSection(_Section):
 
     def trainings(self) -> str:
         return ""
+
+
+def _range(minutes) -> str:
+    low, high = min(minutes), max(minutes)
+    if high < 0.05:
+        return "less than 0.05"
+    return f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
 
 
 def _section(table, records) -> _Section:

@@ -22,6 +22,8 @@ from tfdp.papers import computed
 from tfdp.papers.catalogue import Cell, initial_weights
 
 COLLECTION = "records.json"
+# A training that lost more of its steps by crashes than this is no figure of a table.
+LOST = 0.01
 # What a collection keeps of a run.json.
 KEPT = (
     "steps", "num_examples", "lot_size", "noise_multiplier", "test_accuracy", "claimed", "proven",
@@ -81,7 +83,15 @@ def collect(results: Path, cells: Iterable[Cell]) -> tuple[dict, list[str]]:
             except ResultError as error:
                 left.append(str(error))
                 continue
-            if record is not None:
+            if record is None:
+                continue
+            lost = record.get("training", {}).get("lost_steps", 0)
+            if lost > LOST * record.get("steps", math.inf):
+                left.append(
+                    f"{cell.name}, seed {seed}: {lost:,} of {record['steps']:,} steps were lost by a "
+                    f"crash, so it is left out. Remove {place(results, cell, seed)} to train it anew."
+                )
+            else:
                 found.setdefault(cell.source, {})[str(seed)] = _kept(cell, record)
     return found, left
 
@@ -90,6 +100,8 @@ def _kept(cell, record) -> dict:
     kept = {name: record[name] for name in KEPT if name in record}
     if cell.computed:
         return kept
+    if lost := record.get("training", {}).get("lost_steps"):
+        kept["lost_steps"] = lost
     for kind in ("claimed", "proven"):
         kept[kind] = {name: record[kind][name] for name in ("epsilon", "delta", "adjacency")}
     # Whole examples, so four digits say all for up to 10,000 of them.
@@ -142,6 +154,7 @@ class Measured:
         delta: that of the epsilons.
         minutes: mean time of a training.
         commits: the commits that made them.
+        lost: steps of all trainings that crashes lost.
         curves: for each seed, ((epoch, accuracy in percent), ...), where there are curves.
     """
 
@@ -151,6 +164,7 @@ class Measured:
     delta: float
     minutes: float
     commits: tuple[str, ...]
+    lost: int = 0
     curves: tuple[tuple[tuple[float, float], ...], ...] = ()
 
     @property
@@ -194,6 +208,7 @@ def measured(cell: Cell, records: Mapping) -> Measured | None:
         delta=kept[0]["proven"]["delta"],
         minutes=statistics.fmean(record["seconds"] for record in kept) / 60,
         commits=tuple(sorted({str(record["code"]["commit"])[:10] for record in kept})),
+        lost=sum(record.get("lost_steps", 0) for record in kept),
         curves=tuple(
             tuple((epoch, 100 * accuracy) for epoch, accuracy in record["curve"])
             for record in kept

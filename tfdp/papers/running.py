@@ -3,6 +3,7 @@
 A finished training is not run again, and one that was interrupted goes on.
 """
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -151,7 +152,7 @@ def run(
                 here = sum(_is_there(results, each.cell, s) for each in running for s in each.seeds)
                 gone = total - _left(waiting, running) + here
                 shown.update(bar, completed=gone, description=now, left=_estimate(waiting))
-        except KeyboardInterrupt:
+        except BaseException:
             _stop(running)
             raise
         finally:
@@ -196,8 +197,14 @@ def _start(cell, seeds, results, data_dir, jobs) -> _Running:
     if data_dir is not None:
         words.append(f"--data_dir={data_dir}")
     with open(log, "a") as file:
+        # In a session of its own: a terminal's Ctrl-C reaches this process alone, which passes one
+        # signal on. A training takes a second one as the wish to end at once.
         process = subprocess.Popen(
-            words, stdout=file, stderr=subprocess.STDOUT, env=_environment(jobs)
+            words,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=_environment(jobs),
+            start_new_session=True,
         )
     return _Running(process, cell, tuple(seeds), time.monotonic(), log)
 
@@ -238,9 +245,12 @@ def _words(cell, record) -> str:
 
 
 def _stop(running) -> None:
-    """Lets the trainings write their states."""
-    for each in running:
-        if each.process.poll() is None:
-            each.process.send_signal(signal.SIGTERM)
-    for each in running:
-        each.process.wait()
+    """Lets the trainings write their states; a second Ctrl-C ends them at once."""
+    for _ in range(2):
+        for each in running:
+            if each.process.poll() is None:
+                each.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(KeyboardInterrupt):
+            for each in running:
+                each.process.wait()
+            return
