@@ -5,6 +5,7 @@ import pytest
 
 from tfdp import data
 from tfdp.experiments import Experiment, run
+from tfdp.experiments.report import card
 from tfdp.layers import NoisyWeights
 from tfdp.optimizers import NoisySGD
 
@@ -48,6 +49,7 @@ def test_the_accuracy_is_the_mean_over_draws():
         layer.advance_noise()
     assert result.test_accuracy == pytest.approx(np.mean(found), abs=1e-6)
     assert len(set(found)) > 1
+    assert "mean of 3 draws; the release has none" in card(result)
 
 
 def test_a_seed_fixes_the_training():

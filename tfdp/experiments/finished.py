@@ -35,8 +35,8 @@ def finished(folder: str | os.PathLike, experiment: Experiment) -> dict | None:
     if names := different(wanted, found):
         raise ResultError(
             f"Expected the result in {folder} to have the settings of this point: "
-            f"{_flags(names, wanted)}. Found {_flags(names, found)}. Choose another folder, or say "
-            "--overwrite."
+            f"{_flags(names, wanted)}. Found {_flags(names, found)}. Choose another folder, "
+            "remove it, or say --overwrite to train.py."
         )
     return record
 

@@ -97,7 +97,8 @@ def card(result: Result, command: str | None = None) -> str:
     if experiment.private:
         lines.append(f"- Noise multiplier: {_noise(run)}; {_clip_norm(run)}")
     lines += [f"- {note}" for note in result.notes]
-    lines.append(f"- Test accuracy: {100 * result.test_accuracy:.2f}%")
+    noisy = f" of the {_released(result)}" if experiment.weight_noise else ""
+    lines.append(f"- Test accuracy: {100 * result.test_accuracy:.2f}%{noisy}")
     if result.restarts:
         lines.append(f"- Interrupted: {_interrupted(result)}")
     if command is not None:
@@ -190,6 +191,9 @@ def _accuracy(result) -> str:
 
 
 def _released(result) -> str:
+    if result.experiment.weight_noise:
+        draws = result.experiment.noise_draws
+        return f"network with the weight noise (mean of {draws} draws; the release has none)"
     return (
         "un-noised means (mu)"
         if getattr(result.run, "release", None) == "mu"

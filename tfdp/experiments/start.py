@@ -145,7 +145,8 @@ def load(model: keras.Model, path: str) -> tuple[str, ...]:
     if not path.endswith((".keras", ".weights.h5")):
         raise ValueError(
             "Expected --initial_weights to be a .keras or a .weights.h5 file. Found "
-            f"{os.path.basename(path)!r}. Save the network with model.save('name.keras')."
+            f"{os.path.basename(path)!r}. Save the network with model.save('name.keras'); "
+            "the folder of a result has its network in model.keras."
         )
     _check_names(model, path)
     drawn = [(v, v.numpy()) for v in model.weights if keras.backend.is_float_dtype(v.dtype)]

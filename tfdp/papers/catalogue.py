@@ -8,6 +8,7 @@ The catalogue is in the .toml files beside this module, one for each paper:
     title = "MNIST, accuracy by claimed epsilon"
     axis = "claimed epsilon"
     columns = ["inf", "7", ...]
+    guides = [[10, "chance"]]       # lines in the figure
     flags = "--dataset=mnist ..."   # of train.py; a later flag of one name replaces an earlier one
     column_flags = {inf = "--mechanism=none"}
     [[tables.rows]]
@@ -146,6 +147,7 @@ class Table:
         by: "claimed" or "proven" if the figure is drawn over this epsilon, and not over the columns.
         note: what has to be said below it.
         differs: in what all rows differ from the paper.
+        guides: (accuracy in percent, words): lines in the figure to compare with.
         computed: name of the computation of its cells; empty for trainings.
     """
 
@@ -160,6 +162,7 @@ class Table:
     by: str
     note: str
     differs: str = ""
+    guides: tuple[tuple[float, str], ...] = ()
     computed: str = ""
 
     @property
@@ -267,6 +270,7 @@ def _table(stem, paper, content) -> Table:
         by=content.get("by", ""),
         note=content.get("note", ""),
         differs=content.get("differs", ""),
+        guides=tuple((value, words) for value, words in content.get("guides", ())),
         computed=content.get("computed", ""),
     )
 

@@ -11,7 +11,6 @@ from tfdp.papers.figures import COLOURS, MARKERS, number, save
 
 # Numbers that are near each other are told apart by their markers, so these are small.
 _SIZE = 5
-_TRANSPARENT = (0, 0, 0, 0)
 
 
 def draw_distances(table: Table, found: Mapping, path: Path) -> bool:
@@ -45,11 +44,11 @@ def draw_noise(table: Table, found: Mapping, path: Path) -> bool:
     for label, style, x, values in series:
         left.plot(x, [v["sigma"] for v in values], label=f"{label}, here", **style)
         if printed[label]:
-            style_of_paper = style | {"linestyle": "", "markersize": 13}
-            left.plot(
-                *zip(*printed[label], strict=True), markerfacecolor=_TRANSPARENT,
-                label=f"{label}, paper", **style_of_paper,
-            )  # fmt: skip
+            style_of_paper = {
+                "linestyle": "", "marker": "x", "markersize": 11, "markeredgewidth": 2.5,
+                "color": style["color"], "zorder": 5,
+            }  # fmt: skip
+            left.plot(*zip(*printed[label], strict=True), label=f"{label}, paper", **style_of_paper)
         right.plot(x, [v["proven"] for v in values], label=label, **style)
     for axes in (left, right):
         axes.set_yscale("log")

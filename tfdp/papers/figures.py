@@ -47,6 +47,8 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
                 *zip(*printed, strict=True), "--", markerfacecolor="white", alpha=0.6,
                 label=f"{label}, paper", **style,
             )  # fmt: skip
+    for i, (value, words) in enumerate(table.guides):
+        axes.axhline(value, color="#666666", linestyle=(":", "-.")[i % 2], label=words)
     if not table.curves and _all_positive(series):
         axes.set_xscale("log")
         ticks = sorted({value for _, x, *_ in series for value in x})
