@@ -174,11 +174,11 @@ def test_a_cpu_takes_large_lots_of_images_in_chunks_of_equal_result(monkeypatch,
         assert lot.outputs.shape[0] == lot.losses.shape[0] == 600
         return [s.numpy() for s in lot.sums]
 
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [])
     in_chunks = sums()
     assert set(seen) == {300}
     seen.clear()
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["a GPU"])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: ["a GPU"])
     for ours, whole in zip(in_chunks, sums(), strict=True):
         np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
     assert set(seen) == {600}
@@ -282,7 +282,7 @@ def test_bytes_of_a_row_are_those_of_the_pass_and_not_of_the_weights():
 
 
 def test_images_and_sequences_are_chunked_and_large_images_in_smaller_chunks(monkeypatch):
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [])
 
     def limit(made, rows=1024, microbatch_size=1):
         return chunking.suitable_rows(made, rows, None, microbatch_size)
@@ -304,7 +304,7 @@ def test_images_and_sequences_are_chunked_and_large_images_in_smaller_chunks(mon
 
 
 def test_few_rows_are_taken_whole_whatever_was_expected(monkeypatch):
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [])
     assert chunking.suitable_rows(images(8, 2), 100, 1024, 1) is None
     assert chunking.suitable_rows(images(8, 2), 47, 1024, 1) is None
     assert chunking.suitable_rows(images(8, 2), None, None, 1) is None

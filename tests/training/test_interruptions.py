@@ -114,7 +114,7 @@ def test_a_signal_is_not_lost_if_something_else_fails():
 
 
 def test_a_training_that_ends_early_has_no_more_steps(tmp_path):
-    """Steps that were reserved and not begun are given back, and a second program takes none."""
+    """Its planned steps are counted, whatever was reserved, and a second program takes none."""
 
     def early(folder):
         model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
@@ -123,23 +123,24 @@ def test_a_training_that_ends_early_has_no_more_steps(tmp_path):
         def stop(epoch, logs):
             model.stop_training = epoch == 1
 
-        model.fit(
+        history = model.fit(
             tfdp.data.make_lots("cyclic", *data(), lot_size=L), epochs=2000, verbose=0,
             callbacks=[
                 tfdp.callbacks.BackupAndRestore(folder, delete_checkpoint=False),
                 keras.callbacks.LambdaCallback(on_epoch_end=stop),
             ],
         )  # fmt: skip
+        assert history.epoch == [0, 1]  # twelve steps
         return model.privacy.ledger.runs
 
     (run,) = early(tmp_path / "b")
-    assert run.steps == 12
+    assert run.steps == 12_000
     model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
     model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
     backup = tfdp.callbacks.BackupAndRestore(tmp_path / "b", delete_checkpoint=False)
     lots = tfdp.data.make_lots("cyclic", *data(), lot_size=L)
     model.fit(lots, epochs=2, verbose=0, callbacks=[backup])
-    assert [run.steps for run in model.privacy.ledger.runs] == [12] and backup.lost_steps == 0
+    assert [run.steps for run in model.privacy.ledger.runs] == [12_000] and backup.lost_steps == 0
 
 
 def test_no_step_beyond_the_budget_is_reserved(tmp_path, monkeypatch):
@@ -241,7 +242,7 @@ def test_a_fit_that_ended_early_is_not_gone_on_with(tmp_path):
 
     steps, weights = program(5)
     again, same = program(5)
-    assert steps == again == [12]
+    assert steps == again == [30]  # planned; twelve were taken
     for one, other in zip(weights, same, strict=True):
         np.testing.assert_array_equal(one, other)
     assert program(6, stop_at=None)[0] == [36]

@@ -408,7 +408,8 @@ def test_the_best_weights_are_restored_with_their_ledger():
     assert stopping.stopped_epoch > stopping.best_epoch and not np.array_equal(
         weights(model), before
     )
-    assert steps(model) == 3 * (stopping.stopped_epoch + 1)  # of all epochs, also those undone
+    assert model.privacy.steps_taken == 3 * (stopping.stopped_epoch + 1)  # also those undone
+    assert steps(model) == 60  # of all epochs that were planned
     again = private(sgd(noise=0.0, clip=1e6, rate=0.1))
     again.fit(
         x, (y + 1) % 3, batch_size=8, shuffle=False, verbose=0, epochs=stopping.best_epoch + 1

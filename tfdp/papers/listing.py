@@ -99,7 +99,7 @@ def print_comparison(names, results: Path, records: Mapping, to: Console) -> Non
 
 def _mean(found) -> str:
     if found is None:
-        return "none"
+        return "nothing"
     spread = "" if found.error is None else f" ± {found.error:.2f}"
     return f"{found.mean:.2f}{spread} ({len(found.accuracies)})"
 
