@@ -28,6 +28,15 @@ def test_in_stateless_scope():
     assert not borrowed.in_stateless_scope()
 
 
+def test_get_stateless_scope():
+    assert borrowed.get_stateless_scope() is None
+    variable = keras.Variable(1.0)
+    with keras.StatelessScope([(variable, 2.0)]):
+        with keras.StatelessScope([(variable, 3.0)]):
+            assert borrowed.get_stateless_scope().get_current_value(variable) == 3.0
+        assert borrowed.get_stateless_scope().get_current_value(variable) == 2.0
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_base_conv(rank):
     assert issubclass(getattr(layers, f"Conv{rank}D"), borrowed.BaseConv)

@@ -13,7 +13,7 @@ from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.op_effects import Effect, effect_of
 from tfdp.gradients.state_writes import refuse_hidden_state, refuse_writes
-from tfdp.layers import NoisyConv2D, NoisyDense, PublicBatchNormalization, PublicExamples
+from tfdp.layers import NoisyConv2D, NoisyDense, NoisyLSTM, PublicBatchNormalization, PublicExamples
 
 X, Y = np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)
 
@@ -479,6 +479,7 @@ ROWS = {
     "dropout": lambda: [layers.Dropout(0.5), layers.AlphaDropout(0.5)],
     "noise": lambda: [layers.GaussianNoise(0.5), layers.GaussianDropout(0.5)],
     "noisy": lambda: [NoisyDense(3, noise_stddev=0.1)],
+    "noisy_lstm": lambda: [layers.Reshape((3, 1)), NoisyLSTM(3, noise_stddev=0.1)],
     "functions": lambda: [Functions()],
     "draws": lambda: [Draws()],
     "looks": lambda: [Looks()],

@@ -16,6 +16,7 @@ with borrowing("a name of keras.src"):
     from keras.src.backend import compute_output_spec as _compute_output_spec
     from keras.src.backend import get_keras_mask as get_keras_mask
     from keras.src.backend import set_keras_mask as set_keras_mask
+    from keras.src.backend.common.stateless_scope import get_stateless_scope as get_stateless_scope
     from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
     from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell

@@ -22,6 +22,7 @@ from tfdp.gradients.testing import (
     run_engine,
 )
 from tfdp.layers.noisy import NoisyConv1D, NoisyConv2D, NoisyConv3D, NoisyDense
+from tfdp.layers.noisy_lstm import NoisyLSTM
 
 RECURRENT = [layers.SimpleRNN, layers.LSTM, layers.GRU]
 
@@ -281,6 +282,11 @@ NOISY = {
     "conv_3d_strided": (
         lambda: NoisyConv3D(3, 3, noise_stddev=0.3, strides=2, padding="same", use_bias=False),
         (4, 3, 5, 2),
+    ),
+    "lstm": (lambda: NoisyLSTM(4, noise_stddev=0.3), (5, 3)),
+    "lstm_whole": (
+        lambda: NoisyLSTM(3, noise_stddev=0.3, return_sequences=True, use_bias=False),
+        (4, 2),
     ),
 }
 

@@ -16,7 +16,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import ConvLSTMCell, dropout_masks, layers_of
+from tfdp._compat.keras import ConvLSTMCell, dropout_masks, get_stateless_scope, layers_of
 from tfdp._compat.tensorflow import inside_xla
 from tfdp.gradients.rules.base import replaced
 
@@ -131,7 +131,9 @@ class _Loop:
         self._masks = [(cell, dropout_masks(cell)) for cell in layers_of(layer.cell, itself=True)]
         self.mask = None if mask is None else tf.transpose(tf.cast(mask, tf.bool))
         self.weights = [v for v in layer.cell.trainable_variables if id(v) in values]
-        self._values = [values[id(v)] for v in self.weights]
+        # A layer may compute with other values than the pass has for it, such as noisy ones.
+        scope = get_stateless_scope()
+        self._values = [scope.get_current_value(v) for v in self.weights]
         # Of frozen weights, the loop sees the values only: it must not read variables.
         frozen = [v for v in layer.cell.variables if all(v is not w for w in self.weights)]
         self._frozen = [(v, tf.convert_to_tensor(v)) for v in frozen]
