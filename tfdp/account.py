@@ -15,8 +15,9 @@ fresh weights; the first assumption of every statement is about them.
 """
 
 import hashlib
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
@@ -56,15 +57,33 @@ class Account:
         self._latest: list[bytes] = []
         # Whether files count all planned steps of the open run, because results choose among them.
         self.chosen_among = False
+        # Id of the run whose end was chosen and whose planned steps nobody knows.
+        self._unknown_end = None
+        # How many planned steps would be left out if training ended now; infinite if nobody knows.
+        self.left_out: Callable[[], float] = lambda: 0
         # Ids of the runs that stand for changes that were not accounted.
         self._suspicions: list[str] = []
 
     @property
     def ledger(self) -> Ledger:
         """Everything that was spent, up to the last step."""
-        if self.session is not None:
-            self.session.record()
+        session = self.session
+        if session is not None:
+            session.record(self._known(self.left_out(), session))
         return self._ledger
+
+    def _known(self, left_out, session):
+        """The number of steps left out; where nobody knows it, no finite epsilon is proven."""
+        if left_out < math.inf or session.is_limited:
+            return left_out
+        if self._unknown_end != session.run_id:
+            self._unknown_end = session.run_id
+            self.enter_unaccounted(
+                "A callback ended the training before its first epoch was over, whose number of steps "
+                "the data do not say, so nobody knows how many steps were planned. Expected "
+                "steps_per_epoch, a dataset that knows its length, or a PrivacyBudget."
+            )
+        return 0
 
     @property
     def ledger_of_files(self) -> Ledger:
@@ -87,7 +106,7 @@ class Account:
             self.session.close()
             self._closed, self.session = self.session, None
 
-    def count_left_out(self, steps: int, variables: Sequence[keras.Variable]) -> bool:
+    def count_left_out(self, steps: float, variables: Sequence[keras.Variable]) -> bool:
         """Counts planned steps of the last session, open or closed; returns whether there was one.
 
         Args:
@@ -97,7 +116,7 @@ class Account:
         last = self.session or self._closed
         if last is None:
             return False
-        last.count_left_out(steps)
+        last.count_left_out(self._known(steps, last))
         self.remember(variables, trained=last.variables if last.spent else ())
         return True
 

@@ -102,7 +102,7 @@ class Session:
         self._budget: PrivacyBudget | None = None
         self._limited_for, self._seen_changes = None, None
         # What tables and budgets allow, which the limit of a closed session is not.
-        self._allowed, self._left_out = 0, 0
+        self._allowed, self._left_out, self._least = 0, 0, 0
         self._process = os.getpid()
 
     # -- what a step takes from the run ----------------------------------------------------------
@@ -217,11 +217,16 @@ class Session:
         return math.inf if self.limit == _UNLIMITED else self.limit - self.authorized
 
     @property
+    def is_limited(self) -> bool:
+        """Whether a budget bounds the number of steps."""
+        return self._budget is not None
+
+    @property
     def planned(self) -> int:
         """Number of steps of the plan, as far as budgets allow them; at least those taken."""
         return max(self.spent, min(self.run.steps, self._allowed))
 
-    def count_left_out(self, steps: int) -> None:
+    def count_left_out(self, steps: float) -> None:
         """Counts planned steps that are left out because of what earlier steps released.
 
         The session allows no further step then, since lots and noise of these steps are not drawn.
@@ -229,12 +234,18 @@ class Session:
         Args:
             steps: number of these steps; those beyond what budgets allow are not counted.
         """
-        self._left_out = max(0, min(self._left_out + steps, self._allowed - self.spent))
+        self._left_out = int(max(0, min(self._left_out + steps, self._allowed - self.spent)))
         self.close()
 
-    def record(self) -> None:
-        """Records the steps taken so far in the ledger, and those that count though left out."""
-        self._ledger.record(self.run_id, self.spent + self._left_out)
+    def record(self, left_out: float = 0) -> None:
+        """Records the steps taken so far in the ledger, and those that count though left out.
+
+        Args:
+            left_out: how many planned steps would be left out if the training ended now, because of
+                what earlier steps released. Those beyond what budgets allow are not counted.
+        """
+        self._least = max(self._least, int(min(self.spent + left_out, self._allowed)))
+        self._ledger.record(self.run_id, max(self.spent + self._left_out, self._least))
 
     def earlier(self) -> list[Run]:
         """The other runs in the ledger that have steps."""
@@ -254,6 +265,7 @@ class Session:
         same = (
             fields == self._fields
             and not self._left_out
+            and self._least <= self.spent
             and plan.physical_batch_size == self.plan.physical_batch_size
             and optimizer is self.optimizer
             and [id(v) for v in variables] == [id(v) for v in self.variables]

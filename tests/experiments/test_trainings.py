@@ -1,11 +1,13 @@
 """The points of a sweep are trained one after the other, and a failure does not affect others."""
 
 import json
+import signal
 
 import pytest
 from rich.console import Console
 
-from tfdp.experiments import Experiment
+from tfdp._interruptions import SIGNALS
+from tfdp.experiments import Experiment, console
 from tfdp.experiments.command_line import Point
 from tfdp.experiments.console import Terminated
 from tfdp.experiments.trainings import print_summary, train_points
@@ -15,6 +17,15 @@ POINTS = [
     for e in ("0.5", "8")
     for s in (1, 2)
 ]
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Puts the handlers of signals back, which the end of a command takes away."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def stub(trained, failures=()):
@@ -90,10 +101,26 @@ def test_an_interruption_ends_the_sweep_and_shows_what_there_is(tmp_path, capsys
     assert len(trained) == 2
     said = capsys.readouterr()
     assert said.err.strip().startswith("train.py: interrupted.")
-    assert said.out.count("87.50%") == 1 and said.out.count("interrupted") == 3
+    assert said.out.count("87.50%") == 1 and said.out.count("interrupted") == 1
+    assert said.out.count("not begun") == 2
     alone = [Point(POINTS[0].experiment, {})]
     assert train_points(alone, tmp_path, stub([], [((0.5, 1), Terminated())])) == 143
     assert "terminated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_a_command_by_a_signal_is_said_once(number, capsys):
+    """A closed terminal as well as SIGTERM; a second signal is not answered by other words."""
+
+    def command():
+        signal.raise_signal(number)
+
+    with pytest.raises(SystemExit) as end:
+        console.guarded(command)
+    assert end.value.code == 128 + number
+    said = capsys.readouterr().err
+    assert said == "\ntrain.py: terminated. No result was written, and nothing is released.\n"
+    assert all(signal.getsignal(each) is signal.SIG_DFL for each in SIGNALS)
 
 
 def test_a_closed_pipe_ends_the_sweep(tmp_path):

@@ -269,3 +269,13 @@ def test_wrong_computations_and_arguments_are_refused(small):
     catalogue.tables.cache_clear()
     with pytest.raises(ValueError, match="to be one of noise_distance"):
         computed.settings(catalogue.named("paper.F1.laplace.1"))
+
+
+def test_a_computed_cell_is_compared_with_the_record(tmp_path, monkeypatch, capsys):
+    name = "dropout.F1_sigma_digits.ac.0.5"
+    results = tmp_path / "results"
+    assert command.main(["run", name, f"--results={results}"]) == 0
+    capsys.readouterr()
+    assert command.main(["compare", name, f"--results={results}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "ac.0.5: sigma" in said and "ac.0.5: proven epsilon" in said and "+0" in said

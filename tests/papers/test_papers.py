@@ -2,12 +2,15 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
 import pytest
+from absl import flags
 
 from tfdp.experiments import __main__ as command
+from tfdp.experiments import command_line
 from tfdp.papers import catalogue, pages, records, running
 from tfdp.papers.catalogue import UnknownName, cells, merged, tables
 
@@ -32,6 +35,25 @@ def test_the_settings_of_a_cell_are_valid(cell):
         assert experiment.epsilon == float(cell.column)
     if cell.column == "inf":
         assert not experiment.private
+
+
+@pytest.mark.parametrize(
+    "cell", [*TRAINED[::5], *(c for c in TRAINED[1::5] if c.needs)], ids=lambda cell: cell.name
+)
+def test_the_command_that_is_listed_trains_the_cell(cell, tmp_path):
+    python, program, *words = shlex.split(cell.command(7, tmp_path))
+    assert (python, program) == ("python", "train.py")
+    start = None
+    if cell.needs:
+        start = tmp_path / catalogue.initial_weights(cell.needs)
+        start.parent.mkdir(parents=True)
+        start.touch()
+        start = str(start)
+    values = flags.FlagValues()
+    command_line.define(values)
+    values(["train.py", *words])
+    (point,) = command_line.points(["train.py", *words], None, values)
+    assert point.experiment == cell.experiment(7, start=start)
 
 
 def test_quoted_rows_are_never_run():
@@ -279,8 +301,8 @@ def test_the_list_says_what_there_is(small, monkeypatch, capsys):
     assert "paper.T1" in capsys.readouterr().out
     assert command.main(["list", "paper.T1", f"--results={small}/r"]) == 0
     said = capsys.readouterr().out
-    assert "paper.T1.a.2: the paper prints 50.0; of 2 seeds 0 recorded, 0 trained here" in said
-    assert "not run: It would cost an hour." in said and "quoted by the paper, not run" in said
+    assert "paper.T1.a.2: the paper prints 50.0; seeds 1 to 2: 0 recorded, 0 here" in said
+    assert "not run: It would cost an hour." in said and "not run, as the paper quotes it" in said
     assert command.main(["run", "nothing"]) == 2
     assert "`list` shows all" in capsys.readouterr().err
 

@@ -1,12 +1,16 @@
 """Where results decide when training ends, or what is kept, all planned steps are counted."""
 
+import signal
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import data, fit, plain, private, steps
 
 import tfdp
 from tfdp.accounting import Strategy, proven
+from tfdp.training.backup_folder import BackupFolder
 
 DELTA = 1e-5
 PLANNED = 30  # ten epochs of three steps
@@ -95,12 +99,19 @@ def test_a_budget_bounds_what_is_counted():
     assert steps(model) == model.privacy.steps_taken
 
 
-def test_data_of_unknown_length_count_the_epochs_that_were_planned():
+def of_unknown_length():
+    """Three batches in an epoch, which the data do not say."""
+    x, y = data()
+
     def batches():
-        x, y = data()
         for start in range(0, 24, 8):
             yield x[start : start + 8], y[start : start + 8]
 
+    kinds = (tf.TensorSpec([None, 4]), tf.TensorSpec([None], y.dtype))
+    return tf.data.Dataset.from_generator(batches, output_signature=kinds)
+
+
+def test_data_of_unknown_length_count_the_epochs_that_were_planned():
     class Again(keras.utils.PyDataset):
         def __len__(self):
             return 3
@@ -113,11 +124,93 @@ def test_data_of_unknown_length_count_the_epochs_that_were_planned():
     model.fit(Again(), epochs=10, callbacks=[StopsAfter(1)], verbose=0)
     assert model.privacy.steps_taken == 6
     assert steps(model) == PLANNED
+    for stop in [(0, None), (1, 0), (1, 1), (2, None)]:
+        model = private()
+        model.fit(of_unknown_length(), epochs=10, callbacks=[StopsAfter(*stop)], verbose=0)
+        assert steps(model) == PLANNED
+
+
+def test_an_end_in_the_first_epoch_of_an_unknown_length_proves_nothing():
+    """Nobody knows how many steps were planned, unless a budget bounds them."""
     model = private()
-    model.fit(batches(), epochs=1, callbacks=[StopsAfter(0, 1)], verbose=0)
-    assert (
-        steps(model) == model.privacy.steps_taken == 2
-    )  # the one epoch that was planned has begun
+    model.fit(of_unknown_length(), epochs=10, callbacks=[StopsAfter(0, 1)], verbose=0)
+    assert model.privacy.spent(DELTA).epsilon == np.inf
+    budget = tfdp.PrivacyBudget(epsilon=20.0, delta=DELTA)
+    model = private(budget=budget)
+    model.fit(of_unknown_length(), epochs=10, callbacks=[StopsAfter(0, 1)], verbose=0)
+    assert 19 < model.privacy.spent(DELTA).epsilon <= 20
+    model = private()
+    model.fit(
+        of_unknown_length(), epochs=10, steps_per_epoch=3, callbacks=[StopsAfter(0, 1)], verbose=0
+    )
+    assert steps(model) == PLANNED
+
+
+def test_epochs_of_earlier_processes_say_how_long_an_unknown_one_is(tmp_path):
+    def train(*callbacks):
+        model = private()
+        backup = tfdp.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False, save_freq=1)
+        model.fit(of_unknown_length(), epochs=10, callbacks=[backup, *callbacks], verbose=0)
+        return model
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Interrupts(5))
+    assert steps(train(StopsAfter(1))) == PLANNED
+
+
+class Interrupts(keras.callbacks.Callback):
+    """Ctrl-C after so many steps."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.privacy.steps_taken == self.at:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_files_that_are_written_between_the_decision_and_the_end_count_the_plan(tmp_path):
+    class Saves(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            self.model.save(tmp_path / "end.keras")
+            self.spent = self.model.privacy.spent(DELTA).epsilon
+
+    last, saves = keras.callbacks.ModelCheckpoint(tmp_path / "last.keras"), Saves()
+    model = private()
+    fit(model, epochs=10, callbacks=[StopsAfter(1), last, saves])
+    assert steps_in(tmp_path / "last.keras") == steps_in(tmp_path / "end.keras") == PLANNED
+    assert saves.spent == model.privacy.spent(DELTA).epsilon == epsilon_of(model, PLANNED)
+
+
+@pytest.mark.parametrize("hook", ["on_train_end", "on_epoch_end"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_after_the_decision_changes_nothing(tmp_path, hook, error):
+    def fail(*arguments):
+        if model.stop_training:
+            raise error
+
+    model = private()
+    failing = keras.callbacks.LambdaCallback(**{hook: fail})
+    with pytest.raises(error):
+        fit(model, epochs=10, callbacks=[StopsAfter(1), failing])
+    assert steps(model) == PLANNED
+    model.save(tmp_path / "m.keras")
+    assert steps_in(tmp_path / "m.keras") == PLANNED
+    fit(model, epochs=1)  # another run: its steps do not hide among those that were left out
+    assert steps(model) == PLANNED + 3
+
+
+def test_a_decision_that_is_taken_back_leaves_the_plan(tmp_path):
+    class Wavers(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+            self.model.save(tmp_path / f"{epoch}.keras")
+            self.model.stop_training = False
+
+    model = private()
+    fit(model, epochs=10, callbacks=[Wavers()])
+    assert steps(model) == steps_in(tmp_path / "2.keras") == PLANNED == model.privacy.steps_taken
 
 
 def test_the_best_file_counts_the_plan(tmp_path):
@@ -215,3 +308,55 @@ def test_a_backup_of_a_training_that_was_left_counts_all(tmp_path, mechanism):
     assert steps(again) >= PLANNED
     assert np.allclose(again.get_weights()[0], first.get_weights()[0])
     assert kept.lost_steps == 0
+
+
+@pytest.mark.parametrize("lost", [1, 2, 5, 22])
+def test_lost_steps_of_an_unknown_length_go_over_the_ends_of_epochs(tmp_path, lost):
+    """A crash after step 4 of 30, with later ones reserved, in epochs of three steps."""
+
+    def hear(batch, logs):
+        heard.append(logs["loss"])
+
+    def train(at=None):
+        model = private()
+        backup = tfdp.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False, save_freq=1)
+        hears = keras.callbacks.LambdaCallback(on_train_batch_end=hear)
+        callbacks = [backup, hears] if at is None else [backup, hears, Interrupts(at)]
+        history = model.fit(of_unknown_length(), epochs=10, callbacks=callbacks, verbose=0)
+        return model, backup, history
+
+    heard = []
+    with pytest.raises(KeyboardInterrupt):
+        train(4)
+    folder = BackupFolder(tmp_path)
+    folder.enter()
+    (run_id,) = {each["run_id"] for each in folder._reservations()}
+    folder.read()  # whose states these are
+    folder.reserve(run_id, 4 + lost)
+    folder.leave()
+    heard.clear()
+    model, backup, history = train()
+    assert backup.lost_steps == lost and len(heard) == PLANNED - 4 - lost
+    assert steps(model) == PLANNED
+    lengths = {len(values) for values in history.history.values()}
+    assert lengths == {len(history.epoch)} and history.epoch[-1] == 9
+
+
+@pytest.mark.parametrize("length", [3, None])
+def test_an_end_that_is_decided_at_the_beginning_of_a_broken_epoch(tmp_path, length):
+    """Keras then leaves after the first step, which lies behind, so that there are no metrics."""
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    def train(callback):
+        model = private()
+        backup = tfdp.callbacks.BackupAndRestore(tmp_path, save_freq=1)
+        lots = tfdp.data.make_lots("cyclic", *data(), lot_size=8) if length else of_unknown_length()
+        model.fit(lots, epochs=10, callbacks=[backup, callback], verbose=0)
+        return model
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Interrupts(5))
+    assert steps(train(Stops())) == PLANNED

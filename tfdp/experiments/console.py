@@ -14,6 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tfdp._interruptions import SIGNALS, leave_closed_terminal
+
 # The exit statuses of a shell for a process that such a signal has ended.
 INTERRUPTED = 128 + signal.SIGINT
 _BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -22,11 +24,19 @@ _FILTER = Path(__file__).with_name("stderr_filter.py")
 # The width of what is printed where there is no terminal.
 _WIDTH = 100
 _WIDEST = 120
-_NOTHING = "Nothing was written, and nothing is released."
+_NOTHING = "No result was written, and nothing is released."
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end by SIGTERM."""
+    """The process was asked to end by SIGTERM, or its terminal was closed.
+
+    Args:
+        number: the signal.
+    """
+
+    def __init__(self, number: int = signal.SIGTERM):
+        super().__init__(number)
+        self.number = number
 
 
 def guarded(command: Callable[[], object]) -> None:
@@ -38,6 +48,8 @@ def guarded(command: Callable[[], object]) -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for a job in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        signal.signal(signal.SIGHUP, _terminate)
     status = 0
     try:
         try:
@@ -56,6 +68,9 @@ def guarded(command: Callable[[], object]) -> None:
 
 def interrupted(interruption: KeyboardInterrupt) -> int:
     """Says that the command was interrupted, and what its notes say; returns the exit status."""
+    for number in SIGNALS:  # the next one ends the process without contradicting what is said now
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     asked = isinstance(interruption, Terminated)
     notes = getattr(interruption, "__notes__", None) or [_NOTHING]
     print(
@@ -63,7 +78,7 @@ def interrupted(interruption: KeyboardInterrupt) -> int:
         file=sys.stderr,
         flush=True,
     )
-    return 128 + signal.SIGTERM if asked else INTERRUPTED
+    return 128 + interruption.number if asked else INTERRUPTED
 
 
 def _is_not_about_tracing(record: logging.LogRecord) -> bool:
@@ -71,7 +86,9 @@ def _is_not_about_tracing(record: logging.LogRecord) -> bool:
 
 
 def _terminate(number, frame):
-    raise Terminated
+    if number == signal.SIGHUP:
+        leave_closed_terminal()
+    raise Terminated(number)
 
 
 def verbosity() -> int:

@@ -15,6 +15,10 @@ from tfdp.experiments.command_line import Point
 from tfdp.experiments.parsing import in_flags
 
 
+class NotBegun(Exception):
+    """The sweep ended before this point."""
+
+
 def train_points(
     points: Sequence[Point], folder: Path, train: Callable[[Point, Path], object]
 ) -> int:
@@ -45,7 +49,8 @@ def train_points(
             errors.append(_train_next(train, point, folder / point.name))
         except KeyboardInterrupt as interruption:
             status = console.interrupted(interruption)
-            errors += [interruption] * (len(points) - len(errors))
+            errors.append(interruption)
+            errors += [NotBegun()] * (len(points) - len(errors))
             break
     print_summary(points, errors, folder, console.console())
     return status or (0 if errors == [None] * len(points) else 2)
@@ -78,7 +83,9 @@ def _train(train, point, folder) -> Exception | None:
     try:
         train(point, folder)
     except expected as error:
-        print(f"train.py: error: {in_flags(str(error))}", file=sys.stderr)
+        # A progress bar that was interrupted ends without a new line.
+        line = "\n" if sys.stdout.isatty() else ""
+        print(f"{line}train.py: error: {in_flags(str(error))}", file=sys.stderr)
         return error
     return None
 
@@ -99,8 +106,8 @@ def print_summary(
 
     Args:
         points: the points that were trained.
-        errors: for each point its error, or what interrupted it, or None if it succeeded and wrote
-            its run.json.
+        errors: for each point its error, or what interrupted it, or `NotBegun`, or None if it
+            succeeded and wrote its run.json.
         folder: the folder that holds the folders of the points.
         to: the console to print to; by default the terminal.
     """
@@ -111,7 +118,11 @@ def print_summary(
         table.add_column(name, justify="right")
     for point, error in zip(points, errors, strict=True):
         if error is not None:
-            ended = ["interrupted" if isinstance(error, KeyboardInterrupt) else "failed", "", ""]
+            how = {NotBegun: "not begun", KeyboardInterrupt: "interrupted"}
+            ended = [
+                next((word for kind, word in how.items() if isinstance(error, kind)), "failed")
+            ]
+            ended += ["", ""]
         else:
             record = json.loads((folder / point.name / "run.json").read_text())
             ended = [f"{100 * record['test_accuracy']:.2f}%"]

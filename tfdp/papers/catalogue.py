@@ -118,6 +118,20 @@ class Cell:
             return dataclasses.replace(point.experiment, initial_weights=path)
         return point.experiment
 
+    def command(self, seed: int, results: Path) -> str:
+        """Returns the command that trains, or computes, one seed alone.
+
+        Args:
+            seed: the seed.
+            results: the folder of all results, which has the initial weights of a cell that needs some.
+        """
+        if self.computed:  # by a function that has no command of its own
+            return f"python -m tfdp.experiments run {self.name}"
+        words = [*self.flags, f"--seed={seed}"]
+        if self.needs:
+            words.append(f"--initial_weights={Path(results) / initial_weights(self.needs)}")
+        return f"python train.py {shlex.join(words)}"
+
 
 def initial_weights(name: str) -> str:
     """Returns the file of a cell's weights, below the folder of all results."""

@@ -8,7 +8,15 @@ from rich.console import Console
 from rich.table import Table
 
 from tfdp.papers.catalogue import cells, tables
-from tfdp.papers.records import collect, measured, minutes_of, place, seeds_in
+from tfdp.papers.computed import COMPUTATIONS
+from tfdp.papers.records import (
+    collect,
+    computed_values,
+    measured,
+    minutes_of,
+    place,
+    seeds_in,
+)
 
 
 def print_tables(results: Path, records: Mapping, to: Console) -> None:
@@ -50,20 +58,27 @@ def print_cells(names, results: Path, records: Mapping, to: Console) -> None:
     """Prints a line for each cell: its flags, the paper's figure and what was trained."""
     for cell in cells(names):
         if cell.quoted:
-            state = "quoted by the paper, not run"
+            state = "not run, as the paper quotes it from others"
         elif cell.absent:
             state = f"not run: {cell.absent}"
         else:
             there = sum(_is_there(results, cell, seed) for seed in cell.seeds)
             recorded = len(seeds_in(records, cell))
-            state = f"of {len(cell.seeds)} seeds {recorded} recorded, {there} trained here"
+            last = f" to {cell.seeds[-1]}" if cell.seeds[1:] else ""
+            state = f"seeds 1{last}: {recorded} recorded, {there} here"
             if (minutes := minutes_of(cell, records)) is not None:
                 state += f", {minutes:.1f} min each"
-        printed = "no figure" if cell.printed is None else cell.printed
+        printed = "no figure" if cell.printed in (None, "–") else cell.printed
         said = f"{cell.name}: the paper prints {printed}; {state.rstrip('.')}."
-        to.print(said, markup=False, highlight=False)
-        if cell.flags and not cell.quoted:
-            to.print(f"    {' '.join(cell.flags)}", markup=False, highlight=False, soft_wrap=True)
+        to.print(said, markup=False, highlight=False, soft_wrap=True)
+        if cell.seeds:
+            if cell.needs:
+                needed = f"    first: python -m tfdp.experiments run {cell.needs}"
+                to.print(needed, markup=False, highlight=False, soft_wrap=True)
+            words = f"    {cell.command(cell.seeds[0], results)}"
+            if cell.computed:
+                words += f"  # tfdp.papers.{cell.computed}: {' '.join(cell.flags)}"
+            to.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_comparison(names, results: Path, records: Mapping, to: Console) -> None:
@@ -73,12 +88,16 @@ def print_comparison(names, results: Path, records: Mapping, to: Console) -> Non
     more.
     """
     here, left = collect(results, cells(names))
-    shown = Table(title="Test accuracy, percent", title_justify="left", pad_edge=False)
+    title = "Test accuracy in percent, and what is computed"
+    shown = Table(title=title, title_justify="left", pad_edge=False)
     shown.add_column("cell", overflow="fold")
     for name in ("recorded", "here", "difference", "in standard errors"):
         shown.add_column(name, justify="right")
     for cell in cells(names):
-        mine = None if cell.computed else measured(cell, here)
+        if cell.computed:
+            _compare_values(shown, cell, here, records)
+            continue
+        mine = measured(cell, here)
         if mine is None:
             continue
         theirs = measured(cell, records)
@@ -95,6 +114,16 @@ def print_comparison(names, results: Path, records: Mapping, to: Console) -> Non
         to.print(f"None of these cells was trained in {results}.", markup=False)
     for line in left:
         to.print(line, markup=False, highlight=False)
+
+
+def _compare_values(shown, cell, here, records) -> None:
+    """Adds lines for the values of a computed cell."""
+    mine, theirs = (computed_values(cell, found) or {} for found in (here, records))
+    for label, name, to_text in COMPUTATIONS[cell.computed].lines:
+        if name in mine:
+            texts = [to_text(v[name]) if name in v else "nothing" for v in (theirs, mine)]
+            difference = f"{mine[name] - theirs[name]:+.3g}" if name in theirs else ""
+            shown.add_row(f"{cell.name}: {label}", *texts, difference, "")
 
 
 def _mean(found) -> str:

@@ -85,7 +85,8 @@ def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None)
 
             print(f"{cell.name}, seed {seed}", flush=True)
             experiment = cell.experiment(seed, data_dir, start(results, cell))
-            result = run_into(folder, experiment, verbose=2, notes=notes)
+            command = cell.command(seed, results)
+            result = run_into(folder, experiment, verbose=2, command=command, notes=notes)
         print(f"{cell.name}, seed {seed}: {100 * result.test_accuracy:.2f}%", flush=True)
 
 

@@ -174,9 +174,11 @@ class _Remember(keras.callbacks.Callback):
         self._swaps, self._states = swaps, []
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.model._privacy.epoch.begin()
+        self.model._privacy.epoch.begin(int(self.model.optimizer.iterations.numpy()))
 
     def on_epoch_end(self, epoch, logs=None):
+        if not self.model.stop_training:  # which breaks an epoch off; other callbacks hear later
+            self.model._privacy.epoch.end(int(self.model.optimizer.iterations.numpy()))
         self._note()
 
     def on_test_begin(self, logs=None):

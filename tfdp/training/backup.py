@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import math
 import os
 import time
@@ -113,6 +114,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._adjacency = None if adjacency is None else check_adjacency(adjacency)
         self.restarts, self.lost_steps, self._total_steps = 0, 0, None
         self._earlier, self._old_history, self._own_run = {}, None, None
+        # Number of steps of the longest whole epoch of earlier processes; None before one has ended.
+        self.longest_epoch: int | None = None
         self._training_id, self._memory = None, None
         self.earlier_seconds, self._since_first = 0.0, None
         self._folder = BackupFolder(backup_dir)
@@ -150,6 +153,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 order = feed.plan.lots.new_order() if needs_order(feed) else None
                 self._place = Place(epoch, order=order)
                 self.restarts, self.lost_steps, self._earlier = 0, 0, {}
+                self.longest_epoch = None
             else:
                 self._place = self._go_on(model, feed, *found)
                 if found[0]["told"]["ended"] == epochs:  # perhaps early; it has ended all the same
@@ -159,7 +163,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._run_id, self._reserved, self._speed, self._cleared = None, 0, None, False
             self._worker = concurrent.futures.ThreadPoolExecutor(1, "tfdp backup")
             with self._interruptions:
-                yield self._place
+                try:
+                    yield self._place
+                except OSError as error:
+                    self._stop_if_closed(error)
+                    raise
                 self._end(model)
         except BaseException:
             self._give_back(model)
@@ -214,6 +222,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         )
         self.lost_steps = told["lost_steps"] + lost
         self._earlier = {int(epoch): logs for epoch, logs in told["epochs"]}
+        self.longest_epoch = told["longest_epoch"]
         if lost:
             logging.warning(
                 "The training in %s goes on after step %s. The last %s of them may have been begun "
@@ -234,15 +243,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._earlier = dict(sorted(self._earlier.items()))
 
     def with_earlier_epochs(self, history):
-        """Returns the history of a fit, with the epochs that ended before the training went on."""
+        """Returns the history of a fit, with the epochs that ended before the training went on.
+
+        What nobody knows of an earlier epoch any more is NaN.
+        """
+        earlier = list(self._earlier.values())
+        names = dict.fromkeys(name for logs in (*earlier, history.history) for name in logs)
         history.epoch = [*self._earlier, *history.epoch]
-        merged = {}
-        for logs in self._earlier.values():
-            for name, value in logs.items():
-                merged.setdefault(name, []).append(value)
-        for name, values in history.history.items():
-            merged.setdefault(name, []).extend(values)
-        history.history = merged
+        history.history = {
+            name: [logs.get(name, math.nan) for logs in earlier] + history.history.get(name, [])
+            for name in names
+        }
         return history
 
     @property
@@ -325,7 +336,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch != self._place.epoch:
-            self._place = dataclasses.replace(self._place, epoch=epoch, step=0)
+            # What the data of the epoch before were too short for lies behind in this one.
+            self._place = dataclasses.replace(self._place, epoch=epoch, step=self._behind)
         self._steps_since, self._since = 0, time.monotonic()
         # Not at the end of an epoch, where callbacks may show averages in place of the weights.
         if self._save_freq == "epoch" and self._run_id is not None:
@@ -350,7 +362,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._stop()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=0)
+        self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=self._behind)
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -415,6 +427,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             "lost_steps": self.lost_steps,
             "training_id": self._training_id,
             "ended": self._ended,
+            "longest_epoch": self.model._privacy.epoch.longest,
             "seconds": self.earlier_seconds + time.monotonic() - self._since_first,
             "epochs": list(epochs.items()),
         }
@@ -438,6 +451,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._warned = True
 
     # -- signals ---------------------------------------------------------------------------------
+
+    def _stop_if_closed(self, error):
+        """Stops as a signal asks for, if what failed is the progress bar on a terminal that closed."""
+        if error.errno == errno.EIO and not self._begun:
+            time.sleep(0.1)  # the signal may come later than the failure
+            if self._interruptions.number is not None:
+                self._stop()
 
     def _stop(self):
         session = self.model._session
@@ -469,9 +489,20 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 
 class _Passing(keras.callbacks.CallbackList):
-    """Callbacks that hear nothing of steps that lie behind, which have no logs."""
+    """Callbacks that hear nothing of steps that lie behind, which have no logs.
 
-    _quiet = False
+    Of an epoch whose steps all lie behind they hear the beginning only.
+    """
+
+    _quiet = _took_steps = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._took_steps = False
+        super().on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._took_steps:
+            super().on_epoch_end(epoch, logs)
 
     def on_train_batch_begin(self, batch, logs=None):
         privacy = self.model._privacy
@@ -482,6 +513,7 @@ class _Passing(keras.callbacks.CallbackList):
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._quiet:
+            self._took_steps = True
             super().on_train_batch_end(batch, logs)
 
 

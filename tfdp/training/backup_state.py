@@ -19,7 +19,7 @@ from tfdp.session import Session
 from tfdp.training.backup_folder import BackupError
 from tfdp.training.feeding import Place
 
-_VERSION = 3
+_VERSION = 4
 
 
 def take_state(

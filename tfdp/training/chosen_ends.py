@@ -39,16 +39,20 @@ def refuse_unknown_plan(steps: int | None) -> None:
         )
 
 
-def left_out(planned: int | None, taken: int, epochs: int, history: keras.callbacks.History) -> int:
-    """Returns the number of steps that were planned, and that a callback left out.
+def left_out(
+    planned: int | None, taken: int, epochs: int, behind: int, longest: int | None
+) -> float:
+    """Returns the number of steps that are planned and not taken; infinite if nobody knows it.
 
     Args:
-        planned: number of planned steps; None if the data end the epochs.
-        taken: number of steps taken.
-        epochs: number of planned epochs.
-        history: of the fit that ended.
+        planned: number of planned steps of a fit; None if the data end the epochs.
+        taken: number of steps that the fit has taken.
+        epochs: number of epochs that the fit was to take.
+        behind: number of steps of the first of them that lay behind the fit.
+        longest: number of steps of the longest whole epoch of these data; None if none has ended.
     """
     if planned is None:
-        begun = max(1, len(history.epoch))
-        planned = math.ceil(taken / begun) * epochs
+        if longest is None:
+            return math.inf
+        planned = epochs * longest - behind
     return max(0, planned - taken)

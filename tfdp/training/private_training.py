@@ -229,6 +229,7 @@ class PrivateTraining(AccountedWeights):
         )
         build_for_lots(self, feed.dataset)
         backup, privacy = backup_among(callbacks), self._privacy
+        self.stop_training = False  # before anything asks; Keras does it later
         chosen_among = keeps_the_best(callbacks)
         if chosen_among:
             refuse_unknown_plan(feed.steps)
@@ -238,9 +239,21 @@ class PrivateTraining(AccountedWeights):
             plan = feed.planned(epochs - place.epoch, place.step)
             self._begin(plan)
             privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
+            privacy.epoch.longest = None if backup is None else backup.longest_epoch
             privacy.backup, whole = backup, False
             before = int(self.optimizer.iterations.numpy())
             self._account.chosen_among = chosen_among
+
+            def would_be_left_out():
+                if not self.stop_training:
+                    return 0
+                taken, number = (
+                    int(self.optimizer.iterations.numpy()) - before,
+                    epochs - place.epoch,
+                )
+                return left_out(plan.steps, taken, number, place.step, privacy.epoch.longest)
+
+            self._account.left_out = would_be_left_out
             callbacks = past_steps_behind(
                 callbacks, self, place, verbose=verbose, epochs=epochs, steps=feed.steps
             )
@@ -257,14 +270,12 @@ class PrivateTraining(AccountedWeights):
                     validation_batch_size=validation_batch_size or batch_size,
                     **kwargs,
                 )
-                if self.stop_training and self._session is not None:
-                    taken = int(self.optimizer.iterations.numpy()) - before
-                    number = epochs - place.epoch
-                    left = left_out(plan.steps, taken, number, history)
-                    self._account.count_left_out(left, self.weights)
                 whole = True
                 return history if backup is None else backup.with_earlier_epochs(history)
             finally:
+                self._account.left_out = lambda: 0
+                if self.stop_training and self._session is not None:
+                    self._account.count_left_out(would_be_left_out(), self.weights)
                 privacy.plan = privacy.feed = privacy.backup = None
                 self._account.chosen_among = False
                 if not whole:  # else the first callback of `bracketed` has noted the weights
@@ -450,13 +461,21 @@ class PrivateTraining(AccountedWeights):
 
     def _pass_by(self, iterator, backup, steps):
         """Passes by the next steps of an epoch that lie behind it; returns how many."""
-        steps = min(steps, backup.behind)
-        if self._privacy.feed.plan.lots is None:
-            for _ in range(steps):
-                next(iterator)  # a user's batches, which begin anew
-        self._privacy.epoch.count(steps)
-        backup.pass_by(steps)
-        return steps
+        steps, passed = min(steps, backup.behind), 0
+        try:
+            if self._privacy.feed.plan.lots is None:
+                while passed < steps:
+                    next(iterator)  # a user's batches, which begin anew; they may end
+                    passed += 1
+            passed = steps
+        finally:
+            self._privacy.epoch.pass_by(passed)
+            backup.pass_by(passed)
+        return passed
+
+    def _get_metrics_result_or_logs(self, logs):
+        """What Keras shows of an epoch; nothing of one whose steps all lay behind."""
+        return super()._get_metrics_result_or_logs(logs) if logs else {}
 
     def _extend(self, session, steps):
         """Describes further steps of a fit whose length is unknown; returns whether a trace is void."""

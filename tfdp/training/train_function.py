@@ -24,15 +24,26 @@ class Epoch:
 
     Attributes:
         steps: number of steps in an epoch; None if it is unknown.
+        longest: number of steps of the longest epoch that has ended with its data; None before.
     """
 
     def __init__(self):
         self.steps: int | None = None
-        self._left = 0
+        self.longest: int | None = None
+        self._left = self._first = 0
 
-    def begin(self) -> None:
-        """Begins an epoch of `steps` steps."""
-        self._left = self.steps or 0
+    def begin(self, iteration: int = 0) -> None:
+        """Begins an epoch of `steps` steps at an iteration of the optimizer."""
+        self._left, self._first = self.steps or 0, iteration
+
+    def end(self, iteration: int) -> None:
+        """Ends an epoch that had all of its steps, at an iteration of the optimizer."""
+        self.longest = max(self.longest or 0, iteration - self._first)
+
+    def pass_by(self, steps: int) -> None:
+        """Notes that so many steps of the epoch lie behind and are not taken again."""
+        self.count(steps)
+        self._first -= steps
 
     def next_execution(self, most: int) -> int:
         """Number of steps that the next execution takes.
