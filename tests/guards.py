@@ -200,6 +200,22 @@ GUARDS = (
         "the reservation before the last one is taken for the last one",
     ),
     Guard(
+        "a crash: files that somebody has removed",
+        BACKUP_FOLDER,
+        "        if missing and found == _MARKS[1]:\n",
+        "        if False:\n",
+        ("tests/experiments/test_resume.py::test_removed_files_are_missed_every_time[both]",),
+        "a training whose spending is not known begins anew in silence",
+    ),
+    Guard(
+        "a crash: a folder of the state that somebody has emptied",
+        "tfdp/experiments/unfinished.py",
+        "        if there and not ended and self._mark is None and not self.is_over:\n",
+        "        if False:\n",
+        ("tests/experiments/test_resume.py::test_removed_files_are_missed_every_time[all]",),
+        "a training whose spending is not known begins anew in silence",
+    ),
+    Guard(
         "a crash: an earlier state",
         BACKUP_FOLDER,
         'if last is not None and writer not in (last[_WRITER], last["after"]):',
@@ -1020,6 +1036,28 @@ GUARDS = (
             "tests/training/test_chosen_ends.py::test_the_next_training_comes_on_top",
         ),
         "an epsilon at a time that the weights chose is not proven",
+    ),
+    Guard(
+        "planned steps are counted as soon as the end is decided",
+        "tfdp/account.py",
+        "            session.record(self._known(self.left_out(), session))\n",
+        "            session.record()\n",
+        (
+            "tests/training/test_chosen_ends.py::"
+            "test_files_that_are_written_between_the_decision_and_the_end_count_the_plan",
+        ),
+        "a file states too little of weights that are kept because of what the others showed",
+    ),
+    Guard(
+        "an end in an epoch of unknown length proves nothing",
+        "tfdp/account.py",
+        "        if left_out < math.inf or session.is_limited:\n",
+        "        if True:\n",
+        (
+            "tests/training/test_chosen_ends.py::"
+            "test_an_end_in_the_first_epoch_of_an_unknown_length_proves_nothing",
+        ),
+        "steps that were planned are not counted, because nobody knows how many they are",
     ),
     Guard(
         "the file of the best weights counts all planned steps",
@@ -2463,7 +2501,7 @@ GUARDS = (
     ),
     Guard(
         "one process makes a result",
-        PARTIAL,
+        "tfdp/_files.py",
         "fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)",
         (

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tfdp import _files
 from tfdp.experiments import partial_folder, result_folder
 from tfdp.experiments.result_folder import (
     ResultBusy,
@@ -56,7 +57,7 @@ def test_a_holder_that_has_not_said_who_it_is_is_respected(tmp_path, monkeypatch
 
 def test_a_lock_on_a_file_that_is_gone_is_no_lock(tmp_path, monkeypatch):
     """Before the lock, another process removes the file, and a third process makes a new one."""
-    flock, others = partial_folder.fcntl.flock, []
+    flock, others = _files.fcntl.flock, []
 
     def late(handle, how):
         if not others:
@@ -66,7 +67,7 @@ def test_a_lock_on_a_file_that_is_gone_is_no_lock(tmp_path, monkeypatch):
             others[1].__enter__()
         flock(handle, how)
 
-    monkeypatch.setattr(partial_folder.fcntl, "flock", late)
+    monkeypatch.setattr(_files.fcntl, "flock", late)
     with pytest.raises(ResultBusy):
         ResultFolder(tmp_path / "r").__enter__()
     others[1].__exit__(None, None, None)
@@ -130,7 +131,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     def none(handle, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(partial_folder.fcntl, "flock", none)
+    monkeypatch.setattr(_files.fcntl, "flock", none)
     with pytest.raises(ResultError, match="file system with locks"):
         ResultFolder(tmp_path / "r").__enter__()
 

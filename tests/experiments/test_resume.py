@@ -358,3 +358,68 @@ def test_what_cannot_be_read_stays(tmp_path, content):
         with pytest.raises(ValueError, match="cut, changed or removed"):
             train(tmp_path / "r", settings())
     assert train(tmp_path / "r", settings(), resume=False).restarts == 0
+
+
+REMOVED = {
+    "state": ["state.npz"],
+    "reservations": ["reserved"],
+    "both": ["state.npz", "reserved"],
+    "mark": ["begun"],
+    "mark and state": ["begun", "state.npz"],
+    "all but the lock": ["begun", "state.npz", "reserved"],
+    "all": ["begun", "state.npz", "reserved", "lock"],
+}
+
+
+@pytest.mark.parametrize("which", REMOVED)
+def test_removed_files_are_missed_every_time(tmp_path, which):
+    """What the training had spent is not known, so it is not begun anew in silence."""
+    with pytest.raises(Crash):
+        train(tmp_path / "r", settings(), 4, kill=True)
+    for name in REMOVED[which]:
+        (tmp_path / "r.secret" / "backup" / name).unlink()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="--resume=never"):
+            train(tmp_path / "r", settings())
+        assert (tmp_path / "r.partial").exists()  # with the log, in case that the files come back
+    train(tmp_path / "r", settings(), resume=False)
+    assert read(tmp_path / "r")["training"]["restarts"] == 0 and names(tmp_path) == ["r"]
+
+
+def test_a_mark_that_was_changed_is_refused(tmp_path):
+    with pytest.raises(Crash):
+        train(tmp_path / "r", settings(), 4, kill=True)
+    (tmp_path / "r.secret" / "backup" / "begun").write_text("2\n")
+    with pytest.raises(ValueError, match=r"begun to say whether training has begun"):
+        train(tmp_path / "r", settings())
+
+
+def test_a_reservation_that_cannot_be_written_ends_the_training_with_a_sentence(tmp_path):
+    written = os.pwrite
+
+    def fails(handle, content, place):
+        if len(content) > 2 and done[0]:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        done[0] += len(content) > 2
+        return written(handle, content, place)
+
+    done = [0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", fails)
+        with pytest.raises(ResultError, match="Expected to write the state of the training"):
+            train(tmp_path / "r", settings())
+    train(tmp_path / "r", settings())
+    assert read(tmp_path / "r")["steps"] == STEPS
+
+
+def test_a_state_that_cannot_be_removed_is_told(tmp_path, caplog):
+    from tfdp.experiments.unfinished import Unfinished
+
+    def fails(self):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Unfinished, "discard", fails)
+        train(tmp_path / "r", settings())
+    assert "r.secret, which holds values without noise. Remove it" in caplog.text
+    assert "may not be on the disk" not in caplog.text

@@ -156,12 +156,19 @@ def test_a_state_that_was_removed_is_refused_again_and_again(tmp_path):
         with pytest.raises(Crash), ResultFolder(tmp_path / "r") as folder:
             folder.checkpoints({"which": "new"})
             raise Crash  # as reading the state does
-        assert names(backup) == ["reserved"]
+        assert names(backup) == ["begun", "reserved"]
     (backup / "reserved").unlink()
+    (backup / "begun").unlink()
+    for _ in range(2):
+        with (
+            pytest.raises(ResultError, match="its files, were removed"),
+            ResultFolder(tmp_path / "r") as folder,
+        ):
+            folder.checkpoints({"which": "new"})
     backup.rmdir()
     for _ in range(2):
         with (
-            pytest.raises(ResultError, match="was removed"),
+            pytest.raises(ResultError, match="were removed"),
             ResultFolder(tmp_path / "r") as folder,
         ):
             folder.checkpoints({"which": "new"})

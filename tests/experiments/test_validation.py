@@ -132,6 +132,29 @@ def test_a_crash_in_the_end_of_an_epoch_moves_the_end_by_a_step_at_most(tmp_path
     assert any("stopped after epoch 3" in note for note in result.notes)
 
 
+@pytest.mark.parametrize("mechanism", ["dpsgd", "matrix"])
+@pytest.mark.parametrize("after", [1, 3, 4, 5])
+def test_a_kill_before_a_state_that_knows_an_epoch(tmp_path, mechanism, after):
+    """Only the first state is there, so that nobody knows the loss of the epochs that are lost."""
+    of = settings(mechanism, validation_split=0.3, patience=10)
+    with pytest.raises(Crash):
+        train(tmp_path / "r", of, crash_after=after, kill=True, every=1000)
+    result = train(tmp_path / "r", of, every=1000)
+    assert result.run.steps == 8
+    assert len(set(map(len, result.history.values()))) == 1
+
+
+def test_an_end_that_is_decided_in_the_middle_of_an_epoch(tmp_path):
+    """A kill has lost the decision, and the lost steps end within the next epoch."""
+    of = settings(validation_split=0.3, patience=1)
+    with pytest.raises(Crash):
+        train(tmp_path / "r", of, crash_after=3, every=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "over", lambda epochs, patience: bool(epochs))
+        result = train(tmp_path / "r", of, every=1)
+    assert result.run.steps == 8
+
+
 def test_settings():
     with pytest.raises(ValueError, match="--patience with --validation_split only"):
         Experiment(**SMALL, patience=5)

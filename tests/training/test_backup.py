@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import keras
 import numpy as np
@@ -770,3 +771,26 @@ def test_a_run_whose_state_is_left_goes_on_from_there_only(tmp_path):
     other = training.run()
     (run,) = other.privacy.ledger.runs
     assert run.steps == STEPS
+
+
+def test_workers_that_a_kill_leaves_do_not_hold_the_lock(tmp_path):
+    """A process that was forked off shares the lock of its parent, and lets go of it."""
+    folder = BackupFolder(tmp_path / "b")
+    folder.enter()
+    heard, tells = os.pipe()
+    worker = os.fork()
+    if not worker:
+        os.write(tells, b"x")
+        time.sleep(60)
+        os._exit(0)
+    try:
+        os.read(heard, 1)
+        with pytest.raises(BackupError, match="another process"):
+            BackupFolder(tmp_path / "b").enter()
+        folder.leave()  # as the kernel does at a kill
+        other = BackupFolder(tmp_path / "b")
+        other.enter()
+        other.leave()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)

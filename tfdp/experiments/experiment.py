@@ -265,7 +265,7 @@ def run(
     if prepared.cached:
         model = _released(prepared, experiment)
     said = Statement.of(runs, experiment.delta, experiment.adjacency)
-    notes = [validation.note(held, epochs, experiment.patience)] if held else []
+    notes = [validation.note(held, epochs, experiment)] if held else []
     advice = runs[-1].mechanism.advice(runs[-1], experiment.delta, experiment.adjacency)
     return Result(
         experiment=experiment,

@@ -13,7 +13,6 @@ that has ended, and clears the folder. Only TensorBoard's log of a training that
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ import stat
 
 from absl import logging
 
-from tfdp._files import sync_folder
+from tfdp._files import lock, sync_folder, unlock
 from tfdp.experiments.result_files import LOG, RECORD, digest, strange_entry
 from tfdp.experiments.unfinished import Unfinished
 
@@ -132,7 +131,7 @@ class PartialFolder:
         if self._lock is not None:
             if self._ours and mine:
                 self._clear_if_held(made_one)
-            os.close(self._lock)
+            unlock(self._lock)
         if mine and not made_one:
             for folder in reversed(self._made):
                 with contextlib.suppress(OSError):  # another process may use the folder by now
@@ -174,7 +173,7 @@ class PartialFolder:
             except FileNotFoundError:
                 continue  # the process that had the lock has just removed the folder
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(handle)
             except OSError as error:
                 holder = _holder(handle)
                 os.close(handle)
@@ -182,7 +181,7 @@ class PartialFolder:
             # If the file was removed between opening and locking, the lock protects nothing.
             if _same_file(handle, self._lock_path):
                 return handle
-            os.close(handle)
+            unlock(handle)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
 
     def _not_locked(self, error, holder):
@@ -296,7 +295,7 @@ class PartialFolder:
 
     def _clear_result(self):
         """Removes the unfinished result, but for the log of a training that can go on."""
-        if self._resume and self.unfinished.holds_state and not self.unfinished.is_over:
+        if self._resume and self.unfinished.may_go_on and not self.unfinished.is_over:
             for name in _entries(self.result) - {LOG}:
                 os.unlink(os.path.join(self.result, name))
         elif os.path.lexists(self.result):

@@ -220,10 +220,15 @@ class ResultFolder:
         return digests
 
     def _clear_state(self):
-        with _warned(self.path):
+        with _warned(f"The result is in {self.path}, but may not be on the disk yet"):
             sync_folder(os.path.dirname(self.path))
-            if self._training_id is not None:
-                self._partial.unfinished.discard()
+        if self._training_id is not None:
+            secrets = self._partial.unfinished
+            with _warned(
+                f"The result is in {self.path}. Its training's state could not be removed from "
+                f"{secrets.path}, which holds values without noise. Remove it, or run the command again"
+            ):
+                secrets.discard()
 
     def __enter__(self):
         if self._partial is not None:
@@ -463,12 +468,12 @@ def _words(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def _warned(path):
+def _warned(words):
     """Turns an OSError into a warning: the result is in its place already, and stays there."""
     try:
         yield
     except OSError as error:
-        logging.warning("The result is in %s, but may not be on the disk yet: %s", path, error)
+        logging.warning("%s. Found: %s", words, error)
 
 
 def main(arguments: list[str]) -> int:

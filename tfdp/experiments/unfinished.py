@@ -22,6 +22,7 @@ from tfdp.experiments.result_files import digest, read_record
 _ABOUT, _BACKUP = "training.json", "backup"
 # The names of `tfdp.training.backup_folder`, which is not imported because that imports TensorFlow.
 STATE, RESERVED, COPIES, COPY = "state.npz", "reserved", 4, 512
+BEGUN, UNBEGUN = "begun", b"0\n"
 _ENDED = ".ended"
 _NEVER = "or --resume=never to begin anew: nothing of the old training may be released then"
 
@@ -48,6 +49,18 @@ class Unfinished:
         return os.path.lexists(os.path.join(self.backup_dir, STATE))
 
     @property
+    def may_go_on(self) -> bool:
+        """Whether there is a training that can go on, or could if what was removed came back."""
+        return self.holds_state or (os.path.lexists(self._about) and self._mark != UNBEGUN)
+
+    @property
+    def _mark(self) -> bytes | None:
+        """What the file says that tells of the first step; None if it is not there."""
+        with contextlib.suppress(OSError), open(os.path.join(self.backup_dir, BEGUN), "rb") as file:
+            return file.read()
+        return None
+
+    @property
     def is_over(self) -> bool:
         """Whether the result of this training is in its place already, or nothing is left of it."""
         if not os.path.lexists(self._about):
@@ -69,7 +82,7 @@ class Unfinished:
         """Whether there is anything in the folder of the state."""
         if not os.path.isdir(self.backup_dir):
             return os.path.lexists(self.backup_dir)
-        return bool(os.listdir(self.backup_dir))
+        return bool({*os.listdir(self.backup_dir)} - {BEGUN}) or self._mark not in (None, UNBEGUN)
 
     def take_up(self, settings: Mapping) -> str:
         """Returns the id of the training that goes on, or of a new one; the folder has to exist.
@@ -85,10 +98,11 @@ class Unfinished:
         # that file goes. So it is never missing beside the file, unless somebody has removed it.
         ended = any(name.endswith(_ENDED) for name in os.listdir(self.path))
         there = os.path.lexists(self._about)
-        if there and not ended and not os.path.lexists(self.backup_dir) and not self.is_over:
+        if there and not ended and self._mark is None and not self.is_over:
             raise UnfinishedError(
-                f"Expected {self.backup_dir}, the state of an unfinished training. Found that it was "
-                f"removed. What the training had spent is not known any more. Restore it, {_NEVER}."
+                f"Expected {self.backup_dir}, the state of an unfinished training. Found that it, or "
+                "its files, were removed. What the training had spent is not known any more. Restore "
+                f"it, {_NEVER}."
             )
         if self._has_begun and not self.is_over:
             about = self._read()
@@ -96,6 +110,11 @@ class Unfinished:
             return about["id"]
         self._clear()
         os.mkdir(self.backup_dir, 0o700)
+        with (
+            replaced_whole(os.path.join(self.backup_dir, BEGUN)) as partial,
+            open(partial, "wb") as f,
+        ):
+            f.write(UNBEGUN)
         about = {"id": os.urandom(16).hex(), "tfdp": tfdp.__version__, "settings": settings}
         text = json.dumps(about)
         with replaced_whole(self._about) as partial, open(partial, "w") as file:
@@ -120,6 +139,8 @@ class Unfinished:
                 content = file.read()
             if not _says_unbegun(content):
                 return
+        elif self._mark not in (None, UNBEGUN):
+            return  # it was removed
         self.discard()
 
     def _clear(self):

@@ -55,14 +55,17 @@ def parted(dataset, held: int):
     return own, (part(slice(tested, None)), dataset.y_test[tested:])
 
 
-def note(held: int, epochs: Mapping, patience: int) -> str:
+def note(held: int, epochs: Mapping, experiment) -> str:
     """Returns the sentence about the validation examples for the record and the model card."""
     ended = "it did not stop early"
-    if over(epochs, patience):
-        ended = (
-            f"it stopped after epoch {max(epochs) + 1}, and all planned steps are counted, because the "
-            "weights, too, decided about the end"
-        )
+    if over(epochs, experiment.patience):
+        ended = f"it stopped after epoch {max(epochs) + 1}"
+        if experiment.private:
+            ended += (
+                ", and all planned steps are counted, because the weights, too, decided about it"
+            )
+    if not experiment.private:
+        return f"The accuracy on {held:,} validation examples decided when training ends ({ended})."
     return (
         f"The {held:,} validation examples were not trained on and have NO guarantee: their accuracy "
         f"decided when training ends, without noise ({ended}). The guarantee is that of the training "

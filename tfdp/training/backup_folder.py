@@ -1,8 +1,9 @@
 """The folder of an unfinished training: its last state, and how far it may have gone since.
 
-Two files, each of which is whole at any moment:
+Three files, each of which is whole at any moment:
 
 * `state`: what `BackupFolder.write` was given, replaced by renaming, with a SHA-256 digest;
+* `begun`: whether a step was ever reserved, so that files that somebody has removed are missed;
 * `reserved`: the number of steps that may have been begun. It has its final size from the beginning
   and is written in place, so that it can be written on a full disk: alternately in two halves, each of
   which has two copies. A copy that was being written when the process died does not count. Damage to
@@ -17,7 +18,6 @@ may depend on what only the later state knows.
 Everything in the folder is a secret: the state holds the mechanism's un-noised values.
 """
 
-import fcntl
 import hashlib
 import io
 import json
@@ -29,13 +29,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tfdp import _files as files
 from tfdp._files import replaced_whole, secret_folder, sync_folder
 
-STATE, RESERVED, LOCK = "state.npz", "reserved", "lock"
+STATE, RESERVED, LOCK, BEGUN = "state.npz", "reserved", "lock", "begun"
+# What the file `begun` says: whether a step was ever reserved.
+_MARKS = (b"0\n", b"1\n")
 _MAGIC = b"tfdp training state 1\n"
 _WRITER = "writer"
 # The names of these files, and of files that `replaced_whole` makes for them.
-_OWN = re.compile(r"lock|(reserved|state\.npz|(reserved|state)\.[0-9a-f]{16}\.partial(\.npz)?)")
+_OWN = re.compile(
+    r"lock|reserved|begun|state\.npz|(reserved|begun|state)\.[0-9a-f]{16}\.partial(\.npz)?"
+)
 _COPY = 512
 _SIZE = 4 * _COPY  # two halves of two copies each
 
@@ -80,7 +85,7 @@ class BackupFolder:
         sync_folder(parent)
         lock = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files.lock(lock)
         except BlockingIOError as error:
             os.close(lock)
             raise BackupError(
@@ -92,7 +97,7 @@ class BackupFolder:
             raise
         self._lock = lock
         try:
-            self._make_reserved()
+            self._make_files()
             self._tidy(parent)
         except BaseException:
             self.leave()
@@ -107,7 +112,12 @@ class BackupFolder:
     def _tidy(self, parent):
         """Removes what a process that died left behind."""
         for name in os.listdir(self.path):
-            if _OWN.fullmatch(name) and name not in (STATE, RESERVED, LOCK):  # was being written
+            if _OWN.fullmatch(name) and name not in (
+                STATE,
+                RESERVED,
+                LOCK,
+                BEGUN,
+            ):  # was being written
                 os.unlink(os.path.join(self.path, name))
         for name in os.listdir(parent):
             if re.fullmatch(
@@ -123,19 +133,47 @@ class BackupFolder:
                 os.rename(os.path.join(ended, name), os.path.join(self.path, name))
         shutil.rmtree(ended)
 
-    def _make_reserved(self):
-        """Makes the file of reservations, in a folder that has no state yet."""
-        path = os.path.join(self.path, RESERVED)
-        if os.path.lexists(path) or os.path.lexists(os.path.join(self.path, STATE)):
-            return
-        with replaced_whole(path) as partial:
-            _write_new(partial, (b" " * _SIZE,))
+    def _make_files(self):
+        """Makes the files of a folder that has no state yet; refuses one whose files were removed."""
+        mark, path = (os.path.join(self.path, name) for name in (BEGUN, RESERVED))
+        missing = not any(
+            os.path.lexists(os.path.join(self.path, name)) for name in (STATE, RESERVED)
+        )
+        if not os.path.lexists(mark) and missing:
+            make_mark(self.path)
+        try:
+            with open(mark, "rb") as file:
+                found = file.read()
+        except OSError as error:
+            raise BackupError(f"Expected to read {mark}. Found: {error.strerror}. {_GO}") from error
+        if found not in _MARKS:
+            raise BackupError(
+                f"Expected {mark} to say whether training has begun. Found that it was changed. {_GO}"
+            )
+        if missing and found == _MARKS[1]:
+            raise BackupError(
+                f"Expected the state of a training in {self.path}. Found that it was removed, although "
+                f"steps were begun. {_GO}"
+            )
+        if missing:
+            with replaced_whole(path) as partial:
+                _write_new(partial, (b" " * _SIZE,))
+
+    def _mark_begun(self):
+        """Notes that a training has begun, so that files that somebody removes are missed."""
+        handle = os.open(os.path.join(self.path, BEGUN), os.O_WRONLY)
+        try:
+            os.pwrite(handle, _MARKS[1], 0)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
     def leave(self) -> None:
         """Gives the folder back; what is in it stays."""
-        for handle in (self._file, self._lock):
-            if handle is not None:
-                os.close(handle)
+        if self._file is not None:
+            os.close(self._file)
+        if self._lock is not None:
+            files.unlock(self._lock)
         self._file = self._lock = None
 
     def clear(self) -> None:
@@ -267,8 +305,16 @@ class BackupFolder:
             BackupError: somebody has taken the folder from this process.
         """
         self._check_lock()
+        try:
+            self._reserve(run_id, steps, opening)
+        except OSError as error:  # those of a write name no file
+            path = os.path.join(self.path, RESERVED)
+            raise OSError(error.errno, error.strerror or str(error), path) from error
+
+    def _reserve(self, run_id, steps, opening):
         if opening:
             self._opening = os.urandom(8).hex()
+            self._mark_begun()
         if self._file is None:
             count = max((each["count"] for each in self._reservations()), default=0)
             self._file = os.open(os.path.join(self.path, RESERVED), os.O_RDWR)
@@ -335,8 +381,15 @@ class BackupFolder:
 
 _GO = (
     "What that training had spent is not known any more. Restore the folder from a copy of the same "
-    "moment, or remove it to begin anew with fresh weights, and release nothing of the old training."
+    "moment, or remove it (with train.py: --resume=never) to begin anew with fresh weights, and "
+    "release nothing of the old training."
 )
+
+
+def make_mark(folder: str | os.PathLike) -> None:
+    """Makes the file that says that no step of a training was begun."""
+    with replaced_whole(os.path.join(folder, BEGUN)) as partial:
+        _write_new(partial, (_MARKS[0],))
 
 
 def _write_new(path, parts):
