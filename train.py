@@ -134,12 +134,18 @@ def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> No
     """
     from tfdp.experiments.finished import finished
     from tfdp.experiments.result_folder import ResultFolder
+    from tfdp.experiments.unfinished import Unfinished
 
     resume = FLAGS.resume == "auto"
     if point.values and resume and not FLAGS.overwrite:
         record = finished(model_dir, point.experiment)
         if record is not None:
-            print(f"Trained already: {_shown(os.path.abspath(model_dir))}.", flush=True)
+            shown, words = _shown(os.path.abspath(model_dir)), ""
+            if Unfinished(os.path.abspath(model_dir)).is_left:
+                words = (
+                    " A training that was to replace it is unfinished: --overwrite goes on with it."
+                )
+            print(f"Trained already: {shown}.{words}", flush=True)
             return
     folder = ResultFolder(model_dir, overwrite=FLAGS.overwrite, numbered=numbered, resume=resume)
     # Entered before TensorFlow is imported: a place that cannot be written is refused at once.

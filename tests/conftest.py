@@ -8,6 +8,8 @@ import keras
 import pytest
 from tensorflow.python.framework import ops
 
+from tfdp._interruptions import SIGNALS
+
 # The fast lane: what runs in seconds because it trains little or nothing. See CONTRIBUTING.md.
 FAST = (
     "accounting/mechanisms/test_dp_dropout.py",
@@ -57,6 +59,15 @@ def pytest_collection_modifyitems(items):
 
 # A process in the background ignores Ctrl-C, and so would what is tested here and what it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Puts the handlers of signals back, which a command that ends in this process takes away."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -386,7 +386,8 @@ def test_an_interrupted_sweep_keeps_what_is_finished(tmp_path, script, capsys, m
     assert [path.name for path in (tmp_path / "r").iterdir()] == ["seed=1"]
     said = capsys.readouterr()
     assert said.err.strip().startswith("train.py: interrupted.")
-    assert said.out.partition("Sweep")[2].count("interrupted") == 2
+    assert said.out.partition("Sweep")[2].count("interrupted") == 1
+    assert said.out.partition("Sweep")[2].count("not begun") == 1
     monkeypatch.setattr(saving, "run_into", trained)
     before = (tmp_path / "r" / "seed=1" / "run.json").read_text()
     assert call(script, *arguments) == 0  # the same command trains the others
@@ -396,6 +397,27 @@ def test_an_interrupted_sweep_keeps_what_is_finished(tmp_path, script, capsys, m
     # A point that is there with other settings is not taken for this one.
     assert call(script, *arguments, "--learning_rate=0.5") == 2
     assert "--learning_rate=0.5. Found --learning_rate=" in capsys.readouterr().err
+
+
+def test_what_a_sweep_has_trained_already_is_of_the_same_files_and_tells_what_is_unfinished(
+    tmp_path, script, capsys
+):
+    for seed in (1, 2):
+        result_of(script, tmp_path / f"{seed}", *ONE_STEP, f"--seed={seed}")
+    start = tmp_path / "start.keras"
+    shutil.copy(tmp_path / "1" / "model.keras", start)
+    sweep = [*ONE_STEP, "--sweep=seed=5,6", f"--initial_weights={start}"]
+    sweep.append(f"--model_dir={tmp_path / 'r'}")
+    assert call(script, *sweep) == 0
+    (tmp_path / "r" / "seed=5.secret").mkdir(mode=0o700)  # as a kill in --overwrite leaves it
+    capsys.readouterr()
+    assert call(script, *sweep) == 0
+    said = capsys.readouterr().out
+    assert said.count("Trained already: ") == 2 and said.count("--overwrite goes on with it") == 1
+    (tmp_path / "r" / "seed=5.secret").rmdir()
+    shutil.copy(tmp_path / "2" / "model.keras", start)
+    assert call(script, *sweep) == 2
+    assert "Found that --initial_weights had another content" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_no_traceback():

@@ -19,15 +19,6 @@ POINTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def handlers():
-    """Puts the handlers of signals back, which the end of a command takes away."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def stub(trained, failures=()):
     """Returns a substitute for training, which writes a run.json, and fails at the given points."""
 

@@ -13,6 +13,7 @@ from tfdp.experiments.partial_folder import ResultError
 from tfdp.experiments.result_files import is_result
 from tfdp.experiments.result_folder import check
 from tfdp.experiments.settings import SETTINGS, Experiment
+from tfdp.experiments.unfinished import digests_of
 
 
 def finished(folder: str | os.PathLike, experiment: Experiment) -> dict | None:
@@ -37,6 +38,13 @@ def finished(folder: str | os.PathLike, experiment: Experiment) -> dict | None:
             f"Expected the result in {folder} to have the settings of this point: "
             f"{_flags(names, wanted)}. Found {_flags(names, found)}. Choose another folder, "
             "remove it, or say --overwrite to train.py."
+        )
+    known, now = record.get("digests_of_settings", {}), digests_of(experiment)
+    if names := [name for name in now if known.get(name, now[name]) != now[name]]:
+        raise ResultError(
+            f"Expected the result in {folder} to be made with the files that are there now. Found that "
+            f"--{', --'.join(names)} had another content. Choose another folder, remove it, or say "
+            "--overwrite to train.py."
         )
     return record
 

@@ -12,7 +12,7 @@ from tfdp.experiments.experiment import Diverged, Result, run
 from tfdp.experiments.report import card, record
 from tfdp.experiments.result_folder import ResultError, ResultFolder
 from tfdp.experiments.settings import Experiment
-from tfdp.experiments.unfinished import settings_of
+from tfdp.experiments.unfinished import digests_of, settings_of
 from tfdp.training.export import export
 
 
@@ -78,7 +78,7 @@ def run_into(
             raise
         raise _not_written("the state of the training", error.strerror, folder) from error
     folder.commit(
-        {**(notes or {}), **record(result)},
+        {**(notes or {}), **record(result), "digests_of_settings": digests_of(experiment)},
         card(result, command),
         functools.partial(export, result.model),
     )

@@ -180,10 +180,16 @@ def settings_of(experiment) -> dict:
     """The settings that have to stay the same when a training of an `Experiment` goes on."""
     # A seed of the noise is never written, but whether there is one has to stay the same.
     found = experiment.recorded() | {"insecure_seed": experiment.insecure_seed is not None}
+    return found | {f"{name} (SHA-256)": found for name, found in digests_of(experiment).items()}
+
+
+def digests_of(experiment) -> dict[str, str]:
+    """Returns the SHA-256 digests of the files that settings name, by the names of the settings."""
+    found = {}
     for name in ("initial_weights", "vocabulary", "embeddings"):
-        path = os.path.expanduser(found[name] or "")
+        path = os.path.expanduser(getattr(experiment, name) or "")
         if os.path.isfile(path):
-            found[f"{name} (SHA-256)"] = digest(path)
+            found[name] = digest(path)
     return found
 
 
