@@ -56,6 +56,7 @@ class _Privacy:
         self.epoch = Epoch()  # the steps that the running epoch has left
         self.batch = False  # whether train_on_batch may run its one step
         self.feeding = False  # whether a step of fit or train_on_batch is running
+        self.passes_by = False  # whether the last steps of fit lay behind and were not taken
         self.backup = None  # the callback that keeps the running fit safe from crashes
         self.watch = None  # called with every lot before its step (`auditing.record`)
         # Whether Keras is making the train function; the function that counts steps (or None).
@@ -277,6 +278,7 @@ class PrivateTraining(AccountedWeights):
                 if self.stop_training and self._session is not None:
                     self._account.count_left_out(would_be_left_out(), self.weights)
                 privacy.plan = privacy.feed = privacy.backup = None
+                privacy.passes_by = False
                 self._account.chosen_among = False
                 if not whole:  # else the first callback of `bracketed` has noted the weights
                     self._look()
@@ -428,6 +430,7 @@ class PrivateTraining(AccountedWeights):
                 steps -= self._pass_by(iterator, backup, steps)
                 if not steps:
                     return {}
+            privacy.passes_by = False
             if privacy.plan is not None:
                 # Between the beginning of fit and its first step, callbacks may have restored weights
                 # or a ledger, so the session is opened anew.
@@ -470,12 +473,13 @@ class PrivateTraining(AccountedWeights):
             passed = steps
         finally:
             self._privacy.epoch.pass_by(passed)
+            self._privacy.passes_by = True  # until a step is taken
             backup.pass_by(passed)
         return passed
 
-    def _get_metrics_result_or_logs(self, logs):
-        """What Keras shows of an epoch; nothing of one whose steps all lay behind."""
-        return super()._get_metrics_result_or_logs(logs) if logs else {}
+    def get_metrics_result(self):
+        """As Keras has it; nothing where the steps of the epoch have lain behind until now."""
+        return {} if self._privacy.passes_by else super().get_metrics_result()
 
     def _extend(self, session, steps):
         """Describes further steps of a fit whose length is unknown; returns whether a trace is void."""
