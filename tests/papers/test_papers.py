@@ -322,6 +322,20 @@ def test_a_training_here_is_compared_with_the_record(small, monkeypatch, capsys)
     assert "None of these cells was trained" in capsys.readouterr().out
 
 
+def test_the_page_of_findings_is_in_the_report(small):
+    out = small / "pages"
+    out.mkdir()
+    (out / "findings.md").write_text(
+        "# Found\n\nIn [the tables](README.md).\n\n## Of one\n\n* **It holds** (`paper.T1`).\n"
+    )
+    pages.write_pages(small / "none", out)
+    html = (out / "index.html").read_text()
+    assert '<a href="#findings">' in html and '<section id="findings">' in html
+    assert "<h2>Found</h2>" in html and "<h3>Of one</h3>" in html
+    assert '<a href="#overview">the tables</a>' in html and 'id="overview"' in html
+    assert "<li><strong>It holds</strong> (<code>paper.T1</code>).</li>" in html
+
+
 def test_the_recorded_pages_are_not_written_over(small, monkeypatch, capsys):
     results = small / "results"
     train_here(monkeypatch)

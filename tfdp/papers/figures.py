@@ -55,10 +55,11 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
     seeds = {len(m.accuracies) for m in found.values() if m is not None}
-    told = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else f"{min(seeds)}"
+    told = f"{min(seeds)} to {max(seeds)} seeds" if len(seeds) > 1 else f"{min(seeds)} seeds"
+    told = "one seed" if seeds == {1} else f"{told}, ± standard error"
     axes.set_xlabel(axis)
     axes.set_ylabel("test accuracy (%)")
-    axes.set_title(f"{table.paper}: {table.title} ({told} seeds, ± standard error)", fontsize=10)
+    axes.set_title(f"{table.paper}: {table.title} ({told})", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, ncols=2)
     save(figure, path)
@@ -116,7 +117,8 @@ def _curves(table, found):
             error = np.zeros(len(epochs))
             if len(values) > 1:
                 error = values.std(axis=0, ddof=1) / math.sqrt(len(values))
-            label = row.label if len(row.cells) == 1 else f"{row.label}, {cell.column}"
+            what = "epsilon " if "epsilon" in table.axis else ""
+            label = row.label if len(row.cells) == 1 else f"{row.label}, {what}{cell.column}"
             series.append((label, epochs, values.mean(axis=0), error, []))
     return series
 

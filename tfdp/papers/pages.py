@@ -70,7 +70,9 @@ def write_pages(results: Path, out: Path, recorded: Path | None = None) -> list[
     sections = [_section(table, records) for table in tables()]
     pictures = {section.table.name: section.picture(out) for section in sections}
     (out / _MARKDOWN).write_text(_markdown(sections, pictures))
-    (out / _HTML).write_text(_html(sections, out, pictures))
+    path = out / _FOUND[1]
+    findings = _findings(path.read_text()) if path.exists() else ""
+    (out / _HTML).write_text(_html(sections, out, pictures, findings))
     trained = sum(len(seeds) for seeds in records.values())
     return [f"{trained} trainings of {len(records)} cells: {out / _MARKDOWN}, {out / _HTML}", *left]
 
@@ -221,7 +223,7 @@ def _accuracy(found: Measured | None, cell: Cell) -> str:
 
 
 def _epsilon(found: Measured | None, kind: str) -> str:
-    return "" if found is None else format_epsilon(getattr(found, kind))
+    return "" if found is None else format_epsilon(getattr(found, kind)).replace("epsilon = ", "")
 
 
 def _markdown(sections, pictures) -> str:
@@ -258,18 +260,36 @@ tr.paper > * { border-top: 1px solid #8888; }
 tr.paper td:first-child { font-weight: 600; white-space: normal; min-width: 8rem; }
 tr.here td { font-weight: 600; }
 tr.here td:first-child, tr.epsilon td:first-child { padding-left: 1.5rem; font-weight: 400; }
+table.words { width: 100%; max-width: 52rem; }
 table.words th, table.words td { white-space: normal; text-align: left; vertical-align: top; }
 tr.epsilon { font-size: .85em; opacity: .8; }
 img { max-width: 100%; height: auto; background: white; }
-code { font-size: .9em; }
+code { font-size: .9em; overflow-wrap: anywhere; }
+h1, h2, h3 { line-height: 1.2; overflow-wrap: break-word; }
+.up { font-size: .85em; }
 li { margin: .2rem 0; }
 """
 
 
-def _html(sections, out, pictures) -> str:
+def _findings(text: str) -> str:
+    """HTML of the page of findings, whose headings are below those of the report."""
+    import markdown
+
+    text = (
+        text.replace("](README.md)", "](#overview)").replace("\n#", "\n##").replace("# ", "## ", 1)
+    )
+    return f'<section id="findings">\n{markdown.markdown(text)}\n{_UP}\n</section>'
+
+
+_UP = '<p class="up"><a href="#overview">Overview</a></p>'
+
+
+def _html(sections, out, pictures, findings) -> str:
     body = ["<h1>The tables and figures of the papers</h1>"]
     body.append(f"<p>{_marked(_INTRODUCTION)}</p>")
-    body.append(f'<p><a href="{_FOUND[1]}">{_FOUND[0]}</a></p><p>{_marked(_AGAIN)}</p>')
+    if findings:
+        body.append(f'<p><a href="#findings">{_FOUND[0]}</a></p>')
+    body.append(f'<p id="overview">{_marked(_AGAIN)}</p>')
     heads = "".join(f"<th>{word}</th>" for word in _OVERVIEW)
     body.append(f'<table class="words"><thead><tr>{heads}</tr></thead><tbody>')
     for paper, of_paper in itertools.groupby(sections, lambda section: section.table.paper):
@@ -277,7 +297,7 @@ def _html(sections, out, pictures) -> str:
         for section in of_paper:
             link = f'<a href="#{section.table.name}">{html.escape(section.table.title)}</a>'
             body.append(f"<tr><td>{link}</td><td>{section.counted()}</td></tr>")
-    body.append("</tbody></table>")
+    body += ["</tbody></table>", findings]
     for section in sections:
         body += _html_section(section, out, pictures[section.table.name])
     today = datetime.date.today().isoformat()
@@ -307,7 +327,12 @@ def _html_section(section, out, picture) -> list[str]:
     if picture:
         data = figures.embedded(out / picture)
         lines.append(f'<p><img alt="{html.escape(section.title)}" src="{data}"></p>')
-    lines += ["<ul>", *(f"<li>{_marked(remark)}</li>" for remark in section.remarks()), "</ul>"]
+    lines += [
+        "<ul>",
+        *(f"<li>{_marked(remark)}</li>" for remark in section.remarks()),
+        "</ul>",
+        _UP,
+    ]
     return lines
 
 
