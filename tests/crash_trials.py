@@ -33,6 +33,9 @@ TRIALS = {
         "--quantile_learning_rate=0.2",
     ],
     "dpsgd, public batch normalization": ["--mechanism=dpsgd", "--normalization=batch"],
+    "dpsgd, early stopping": [
+        "--mechanism=dpsgd", "--validation_split=0.2", "--patience=100", "--steps=4000",
+    ],
     # The accounting of these is slow for many steps, so they take few long ones.
     "si_dpsgd": ["--mechanism=si_dpsgd", "--learning_rate=0.01", *LONG],
     "matrix, fixed order": ["--mechanism=matrix", "--sampling=cyclic", *LONG],
