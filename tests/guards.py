@@ -1029,8 +1029,8 @@ GUARDS = (
     Guard(
         "planned steps are counted where a callback ends training",
         TRAINING,
-        "                if self.stop_training and self._session is not None:\n",
-        "                if False:\n",
+        "                if left := progress.left_out():\n",
+        "                if left := 0:\n",
         (
             "tests/training/test_chosen_ends.py::test_early_stopping_counts_the_plan",
             "tests/training/test_chosen_ends.py::test_the_next_training_comes_on_top",
@@ -1040,8 +1040,8 @@ GUARDS = (
     Guard(
         "planned steps are counted as soon as the end is decided",
         "tfdp/account.py",
-        "            session.record(self._known(self.left_out(), session))\n",
-        "            session.record()\n",
+        "        if session is None or not left_out:\n",
+        "        if True:\n",
         (
             "tests/training/test_chosen_ends.py::"
             "test_files_that_are_written_between_the_decision_and_the_end_count_the_plan",
@@ -1051,8 +1051,8 @@ GUARDS = (
     Guard(
         "an end in an epoch of unknown length proves nothing",
         "tfdp/account.py",
-        "        if left_out < math.inf or session.is_limited:\n",
-        "        if True:\n",
+        "    return left_out == math.inf and not session.is_limited\n",
+        "    return False\n",
         (
             "tests/training/test_chosen_ends.py::"
             "test_an_end_in_the_first_epoch_of_an_unknown_length_proves_nothing",

@@ -57,41 +57,48 @@ class Account:
         self._latest: list[bytes] = []
         # Whether files count all planned steps of the open run, because results choose among them.
         self.chosen_among = False
-        # Id of the run whose end was chosen and whose planned steps nobody knows.
-        self._unknown_end = None
-        # How many planned steps would be left out if training ended now; infinite if nobody knows.
-        self.left_out: Callable[[], float] = lambda: 0
+        # The session whose training a callback ends, and how many planned steps that leaves out.
+        self.chosen_end: Callable[[], tuple] = lambda: (None, 0)
+        # What copies of the latest weights bring with them.
+        self._snapshot: Ledger | None = None
         # Ids of the runs that stand for changes that were not accounted.
         self._suspicions: list[str] = []
 
     @property
     def ledger(self) -> Ledger:
         """Everything that was spent, up to the last step."""
-        session = self.session
-        if session is not None:
-            session.record(self._known(self.left_out(), session))
+        if self.session is not None:
+            self.session.record()
         return self._ledger
 
-    def _known(self, left_out, session):
-        """The number of steps left out; where nobody knows it, no finite epsilon is proven."""
-        if left_out < math.inf or session.is_limited:
-            return left_out
-        if self._unknown_end != session.run_id:
-            self._unknown_end = session.run_id
-            self.enter_unaccounted(
-                "A callback ended the training before its first epoch was over, whose number of steps "
-                "the data do not say, so nobody knows how many steps were planned. Expected "
-                "steps_per_epoch, a dataset that knows its length, or a PrivacyBudget."
-            )
-        return 0
+    @property
+    def stated(self) -> Ledger:
+        """The ledger of what the present weights show, if the training ends with them.
+
+        It counts the steps that a decision leaves out, which `ledger` has when the training has ended.
+        """
+        session, left_out = self.chosen_end()
+        if session is None or not left_out:
+            return self.ledger
+        copy = Ledger.from_json(self.ledger.to_json())
+        if _is_unknown(left_out, session):
+            copy.record(copy.open(_unaccounted(_UNKNOWN_PLAN)), 1)
+        elif session.run_id in copy.entries:
+            copy.record(session.run_id, session.counted_with(left_out))
+        return copy
+
+    def announce(self) -> None:
+        """Lets copies of the present weights bring what is stated of them, after a decision."""
+        if self._snapshot is not None:
+            self._snapshot.merge(self.stated)
 
     @property
     def ledger_of_files(self) -> Ledger:
         """The ledger that a file with the present weights holds."""
         session = self.session
         if not self.chosen_among or session is None:
-            return self.ledger
-        copy = Ledger.from_json(self.ledger.to_json())
+            return self.stated
+        copy = Ledger.from_json(self.stated.to_json())
         copy.record(session.run_id, session.planned)
         return copy
 
@@ -106,17 +113,25 @@ class Account:
             self.session.close()
             self._closed, self.session = self.session, None
 
-    def count_left_out(self, steps: float, variables: Sequence[keras.Variable]) -> bool:
-        """Counts planned steps of the last session, open or closed; returns whether there was one.
+    def count_left_out(
+        self, steps: float, variables: Sequence[keras.Variable], session=None
+    ) -> bool:
+        """Counts planned steps of a session, open or closed; returns whether there was one.
 
         Args:
-            steps: as in `Session.count_left_out`.
+            steps: as in `Session.count_left_out`; infinite if nobody knows how many were planned.
             variables: all weights of the model, which belong to what is counted then.
+            session: by default the last one.
         """
-        last = self.session or self._closed
+        last = session or self.session or self._closed
         if last is None:
             return False
-        last.count_left_out(self._known(steps, last))
+        if _is_unknown(steps, last):
+            self.enter_unaccounted(_UNKNOWN_PLAN)
+            steps = 0
+        last.count_left_out(steps)
+        if last.run_id in self._ledger.entries:  # it may have come from another account
+            self._ledger.record(last.run_id, last.total)
         self.remember(variables, trained=last.variables if last.spent else ())
         return True
 
@@ -136,9 +151,7 @@ class Account:
             reason: what was found, as a whole sentence.
         """
         logging.warning("%s No finite epsilon is proven for these weights any more.", reason)
-        unknown = Unknown(num_examples=1, lot_size=1)
-        run = Run(mechanism=NoMechanism(reason=reason), sampling=unknown, steps=1)
-        run_id = self._ledger.open(run)
+        run_id = self._ledger.open(_unaccounted(reason))
         self._ledger.record(run_id, 1)
         self._suspicions.append(run_id)
 
@@ -180,7 +193,9 @@ class Account:
         for variable, digest in _digests(variables):
             known = _TRAINED_HERE.get(digest)
             if known is not None:
-                self._ledger.merge(known)
+                # What this account itself states may be more than is spent until training has ended.
+                if known is not self._snapshot:
+                    self._ledger.merge(known)
             elif getattr(variable, "_tfdp_seen", None) not in (None, digest):
                 changed.append(variable.path)
             variable._tfdp_seen = digest
@@ -246,8 +261,8 @@ class Account:
             if digest == getattr(variable, "_tfdp_began", None):
                 continue
             if snapshot is None:
-                snapshot = Ledger()
-                snapshot.merge(self.ledger)
+                self._snapshot = snapshot = Ledger()
+                snapshot.merge(self.stated)
             if digest not in _TRAINED_HERE and not for_good:
                 self._latest.append(digest)
             _TRAINED_HERE[digest] = snapshot
@@ -296,6 +311,24 @@ def ledger_in_file(path: str | os.PathLike) -> Ledger | None:
     for text in saved_under(path, LEDGER_KEY):
         found.merge(Ledger.from_json(bytes(text).decode()))
     return found if found.entries or found.budgets else None
+
+
+_UNKNOWN_PLAN = (
+    "A callback ended the training before its first epoch was over, whose number of steps the data do "
+    "not say, so nobody knows how many steps were planned. Expected steps_per_epoch, a dataset that "
+    "knows its length, or a PrivacyBudget."
+)
+
+
+def _is_unknown(left_out, session) -> bool:
+    """Whether nobody knows how many steps count: neither the plan nor a budget says it."""
+    return left_out == math.inf and not session.is_limited
+
+
+def _unaccounted(reason) -> Run:
+    """A run of which nothing is proven."""
+    unknown = Unknown(num_examples=1, lot_size=1)
+    return Run(mechanism=NoMechanism(reason=reason), sampling=unknown, steps=1)
 
 
 def _digests(variables):

@@ -102,7 +102,7 @@ class Session:
         self._budget: PrivacyBudget | None = None
         self._limited_for, self._seen_changes = None, None
         # What tables and budgets allow, which the limit of a closed session is not.
-        self._allowed, self._left_out, self._least = 0, 0, 0
+        self._allowed, self._left_out = 0, 0
         self._process = os.getpid()
 
     # -- what a step takes from the run ----------------------------------------------------------
@@ -237,15 +237,18 @@ class Session:
         self._left_out = int(max(0, min(self._left_out + steps, self._allowed - self.spent)))
         self.close()
 
-    def record(self, left_out: float = 0) -> None:
-        """Records the steps taken so far in the ledger, and those that count though left out.
+    def record(self) -> None:
+        """Records the steps taken so far in the ledger, and those that count though left out."""
+        self._ledger.record(self.run_id, self.total)
 
-        Args:
-            left_out: how many planned steps would be left out if the training ended now, because of
-                what earlier steps released. Those beyond what budgets allow are not counted.
-        """
-        self._least = max(self._least, int(min(self.spent + left_out, self._allowed)))
-        self._ledger.record(self.run_id, max(self.spent + self._left_out, self._least))
+    @property
+    def total(self) -> int:
+        """Number of steps taken, and of those that count though they were left out."""
+        return self.spent + self._left_out
+
+    def counted_with(self, left_out: float) -> int:
+        """Number of steps that count if so many more are left out, as far as budgets allow them."""
+        return int(max(self.total, min(self.spent + left_out, self._allowed)))
 
     def earlier(self) -> list[Run]:
         """The other runs in the ledger that have steps."""
@@ -265,7 +268,6 @@ class Session:
         same = (
             fields == self._fields
             and not self._left_out
-            and self._least <= self.spent
             and plan.physical_batch_size == self.plan.physical_batch_size
             and optimizer is self.optimizer
             and [id(v) for v in variables] == [id(v) for v in self.variables]

@@ -129,6 +129,8 @@ def test_a_crash_in_the_end_of_an_epoch_moves_the_end_by_a_step_at_most(tmp_path
     # Two epochs of two steps, and one step; with privacy, all of the plan is counted.
     assert int(result.model.optimizer.iterations.numpy()) == 5
     assert result.run.steps == (8 if mechanism == "dpsgd" else 5)
+    if mechanism == "dpsgd":
+        assert [run.steps for run in result.model.privacy.ledger.runs] == [8]
     assert any("stopped after epoch 3" in note for note in result.notes)
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import data, fit, plain, private, steps
+from helpers import data, fit, plain, private, sgd, steps
 
 import tfdp
 from tfdp.accounting import Strategy, proven
@@ -360,3 +360,148 @@ def test_an_end_that_is_decided_at_the_beginning_of_a_broken_epoch(tmp_path, len
     with pytest.raises(KeyboardInterrupt):
         train(Interrupts(5))
     assert steps(train(Stops())) == PLANNED
+
+
+def stops_at(hook):
+    """A callback that decides to end in a hook, as if what it saw had decided so."""
+
+    class Stops(keras.callbacks.Callback):
+        pass
+
+    setattr(
+        Stops, hook, lambda self, *arguments, **more: setattr(self.model, "stop_training", True)
+    )
+    return Stops()
+
+
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin", "on_train_batch_begin"])
+def test_an_end_that_is_decided_before_the_first_step(hook):
+    """The session is opened anew at the first step, and stays the same."""
+    model = private(budget=tfdp.PrivacyBudget(18.0, DELTA))
+    fit(model, epochs=10, callbacks=[stops_at(hook)])
+    assert [run.steps for run in model.privacy.ledger.runs] == [PLANNED]
+
+
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin"])
+def test_an_end_that_is_decided_between_a_crash_and_the_next_step(tmp_path, hook):
+    def train(*callbacks):
+        model = private(budget=tfdp.PrivacyBudget(18.0, DELTA))
+        backup = tfdp.callbacks.BackupAndRestore(tmp_path, save_freq=1)
+        lots = tfdp.data.make_lots("cyclic", *data(), lot_size=8)
+        model.fit(lots, epochs=10, callbacks=[backup, *callbacks], verbose=0)
+        return model
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Interrupts(6))
+    model = train(stops_at(hook))
+    assert [run.steps for run in model.privacy.ledger.runs] == [PLANNED]
+
+
+def test_an_end_is_not_taken_back_when_training_is_over():
+    def compiles(logs):
+        model.compile(sgd(), "sparse_categorical_crossentropy")
+
+    def resets(logs):
+        model.stop_training = False
+
+    for hook in (compiles, resets):
+        model = private()
+        over = keras.callbacks.LambdaCallback(on_train_end=hook)
+        fit(model, epochs=10, callbacks=[StopsAfter(2), over])
+        assert steps(model) == PLANNED
+        fit(model, epochs=2)
+        assert [run.steps for run in model.privacy.ledger.runs] == [PLANNED, 6]
+
+
+def test_iterations_that_come_with_weights_are_no_steps_of_the_fit(tmp_path):
+    other, path = private(), tmp_path / "other.weights.h5"
+    fit(other, epochs=20)
+    other.save_weights(path)
+    model = private()
+    loads = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: model.load_weights(path))
+    fit(model, epochs=10, callbacks=[loads, StopsAfter(2)])
+    assert sorted(run.steps for run in model.privacy.ledger.runs) == [PLANNED, 60]
+    # Back to an earlier moment of the same fit.
+    model, path = private(), tmp_path / "own.weights.h5"
+
+    def back_and_forth(epoch, logs):
+        if epoch == 0:
+            model.save_weights(path)
+        if epoch == 4:
+            model.load_weights(path)
+
+    goes_back = keras.callbacks.LambdaCallback(on_epoch_end=back_and_forth)
+    fit(model, epochs=10, callbacks=[goes_back, StopsAfter(6)])
+    assert steps(model) == PLANNED
+
+
+def test_an_end_with_the_plan_leaves_the_training_open():
+    """Nothing is left out where the last planned step was taken, and the next fit goes on."""
+    model = private()
+    for epochs in (3, 3):
+        model.fit(of_unknown_length(), epochs=epochs, callbacks=[StopsAfter(2)], verbose=0)
+    model.train_on_batch(*data(8))
+    assert steps(model) == model.privacy.steps_taken == 19
+    model = private()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, epochs=20, callbacks=[Interrupts(6)])
+    fit(model, epochs=3, callbacks=[StopsAfter(2)])
+    fit(model, epochs=3)
+    assert steps(model) == 24
+
+
+def test_copies_of_weights_count_the_plan_as_soon_as_it_is_decided(tmp_path):
+    model, other = private(), private(model=plain(1))
+
+    def copies(logs):
+        other.set_weights(model.get_weights())
+        other.save(tmp_path / "other.keras")
+
+    fit(
+        model,
+        epochs=10,
+        callbacks=[StopsAfter(2), keras.callbacks.LambdaCallback(on_train_end=copies)],
+    )
+    assert steps_in(tmp_path / "other.keras") == PLANNED
+    assert other.privacy.spent(DELTA) == model.privacy.spent(DELTA)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_epochs_that_decisions_break_off_count_whole(known):
+    """As soon as an epoch is over the decision is taken back, so that the next one begins."""
+
+    def sets(value):
+        return lambda *arguments, **more: setattr(model, "stop_training", value)
+
+    class Breaks(keras.callbacks.Callback):
+        on_train_batch_end, on_epoch_end = sets(True), sets(False)
+
+    model = private()
+    if known:
+        fit(model, epochs=10, callbacks=[Breaks()])
+        assert steps(model) == PLANNED
+    else:
+        model.fit(of_unknown_length(), epochs=10, callbacks=[Breaks()], verbose=0)
+        assert model.privacy.spent(DELTA).epsilon == np.inf
+
+
+def test_a_crash_after_a_decision_that_was_taken_back_loses_nothing(tmp_path):
+    class Wavers(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+            self.model.privacy.spent(DELTA)
+            self.model.stop_training = False
+
+    def train(*callbacks):
+        model = private()
+        backup = tfdp.callbacks.BackupAndRestore(tmp_path, save_freq=1)
+        lots = tfdp.data.make_lots("cyclic", *data(), lot_size=8)
+        model.fit(lots, epochs=10, callbacks=[backup, Wavers(), *callbacks], verbose=0)
+        return model, backup
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Interrupts(7))
+    model, backup = train()
+    assert steps(model) == PLANNED and backup.lost_steps == 0
+    assert int(model.optimizer.iterations.numpy()) == PLANNED
+    assert model.history.epoch == [*range(10)]

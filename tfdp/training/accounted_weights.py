@@ -47,7 +47,7 @@ class AccountedWeights:
         optimizer, ledger = getattr(self, "optimizer", None), self._account.ledger
         if isinstance(optimizer, DPKerasOptimizer):
             optimizer.check_ledger(ledger)
-        return ledger.runs
+        return self._account.stated.runs
 
     # -- the weights and their account -----------------------------------------------------------
 
@@ -174,12 +174,14 @@ class _Remember(keras.callbacks.Callback):
         self._swaps, self._states = swaps, []
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.model._privacy.epoch.begin(int(self.model.optimizer.iterations.numpy()))
+        self.model._privacy.progress.begin_epoch()
 
     def on_epoch_end(self, epoch, logs=None):
-        if not self.model.stop_training:  # which breaks an epoch off; other callbacks hear later
-            self.model._privacy.epoch.end(int(self.model.optimizer.iterations.numpy()))
+        self.model._privacy.progress.end_epoch()
         self._note()
+
+    def on_train_end(self, logs=None):
+        self.model._privacy.progress.over = True
 
     def on_test_begin(self, logs=None):
         self._note()

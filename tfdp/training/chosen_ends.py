@@ -12,6 +12,7 @@ import math
 import keras
 
 from tfdp.training.steering import is_public
+from tfdp.training.train_function import Epoch
 
 
 def keeps_the_best(callbacks) -> bool:
@@ -39,20 +40,60 @@ def refuse_unknown_plan(steps: int | None) -> None:
         )
 
 
-def left_out(
-    planned: int | None, taken: int, epochs: int, behind: int, longest: int | None
-) -> float:
-    """Returns the number of steps that are planned and not taken; infinite if nobody knows it.
+class Progress:
+    """What one `fit` has taken of its plan, and whether a callback has decided to end it.
 
     Args:
-        planned: number of planned steps of a fit; None if the data end the epochs.
-        taken: number of steps that the fit has taken.
-        epochs: number of epochs that the fit was to take.
-        behind: number of steps of the first of them that lay behind the fit.
-        longest: number of steps of the longest whole epoch of these data; None if none has ended.
+        planned: number of planned steps; None if the data end the epochs.
+        epochs: number of epochs to take.
+        behind: number of steps of the first of them that lie behind.
+        epoch: counts the epochs' steps, and knows the longest whole one.
     """
-    if planned is None:
-        if longest is None:
-            return math.inf
-        planned = epochs * longest - behind
-    return max(0, planned - taken)
+
+    def __init__(self, planned: int | None, epochs: int, behind: int, epoch: Epoch):
+        self._planned, self._epochs, self._behind, self._epoch = planned, epochs, behind, epoch
+        self._sessions, self._decided, self._stops, self._broken = [], False, False, False
+        # Whether the last epoch is over, so that no decision can be taken back.
+        self.over = False
+
+    def note(self, session) -> None:
+        """Notes a session in which steps of this fit are taken from now on."""
+        if session is not None and all(known is not session for known, _ in self._sessions):
+            self._sessions.append((session, session.spent))
+
+    @property
+    def session(self):
+        """The last session with steps of this fit; None if there is none."""
+        return self._sessions[-1][0] if self._sessions else None
+
+    @property
+    def taken(self) -> int:
+        """Number of steps that this fit has taken."""
+        return sum(session.spent - before for session, before in self._sessions)
+
+    def decide(self, stops: bool) -> None:
+        """Notes that training is to end after the present step or epoch, or is to go on after all."""
+        self._stops = stops
+        if stops:
+            self._decided = self._broken = True
+
+    def begin_epoch(self) -> None:
+        """Notes that an epoch begins."""
+        self._broken = False
+        self._epoch.begin(self.taken)
+
+    def end_epoch(self) -> None:
+        """Notes that an epoch ends, with its data unless a decision has broken it off."""
+        if not self._broken:
+            self._epoch.end(self.taken)
+
+    def left_out(self) -> float:
+        """Number of planned steps that are left out if it ends now; infinite if nobody knows it."""
+        if not (self._decided and (self._stops or self.over)) or self.session is None:
+            return 0
+        planned = self._planned
+        if planned is None:
+            if self._epoch.longest is None:
+                return math.inf
+            planned = self._epochs * self._epoch.longest - self._behind
+        return max(0, planned - self.taken)

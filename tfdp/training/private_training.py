@@ -31,7 +31,7 @@ from tfdp.training.checks import (
     refuse_mixing_layers,
     refuse_own_train_step,
 )
-from tfdp.training.chosen_ends import keeps_the_best, left_out, refuse_unknown_plan
+from tfdp.training.chosen_ends import Progress, keeps_the_best, refuse_unknown_plan
 from tfdp.training.feeding import Feeder, check_targets, placed
 from tfdp.training.model_privacy import EARLIER_NAMES, ModelPrivacy
 from tfdp.training.planning import planned_fields
@@ -57,6 +57,8 @@ class _Privacy:
         self.batch = False  # whether train_on_batch may run its one step
         self.feeding = False  # whether a step of fit or train_on_batch is running
         self.passes_by = False  # whether the last steps of fit lay behind and were not taken
+        self.progress = None  # what the running fit has taken of its plan (`Progress`)
+        self.stops = False  # whether a callback has decided that training ends
         self.backup = None  # the callback that keeps the running fit safe from crashes
         self.watch = None  # called with every lot before its step (`auditing.record`)
         # Whether Keras is making the train function; the function that counts steps (or None).
@@ -230,7 +232,6 @@ class PrivateTraining(AccountedWeights):
         )
         build_for_lots(self, feed.dataset)
         backup, privacy = backup_among(callbacks), self._privacy
-        self.stop_training = False  # before anything asks; Keras does it later
         chosen_among = keeps_the_best(callbacks)
         if chosen_among:
             refuse_unknown_plan(feed.steps)
@@ -238,23 +239,14 @@ class PrivateTraining(AccountedWeights):
         with kept_safe(backup, self, feed, initial_epoch, epochs) as place:
             feed = placed(feed, place, self.optimizer.next_turn)
             plan = feed.planned(epochs - place.epoch, place.step)
+            progress = Progress(plan.steps, epochs - place.epoch, place.step, privacy.epoch)
             self._begin(plan)
+            progress.note(self._session)
             privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
             privacy.epoch.longest = None if backup is None else backup.longest_epoch
-            privacy.backup, whole = backup, False
-            before = int(self.optimizer.iterations.numpy())
+            privacy.backup, privacy.progress, whole = backup, progress, False
             self._account.chosen_among = chosen_among
-
-            def would_be_left_out():
-                if not self.stop_training:
-                    return 0
-                taken, number = (
-                    int(self.optimizer.iterations.numpy()) - before,
-                    epochs - place.epoch,
-                )
-                return left_out(plan.steps, taken, number, place.step, privacy.epoch.longest)
-
-            self._account.left_out = would_be_left_out
+            self._account.chosen_end = lambda: (progress.session, progress.left_out())
             callbacks = past_steps_behind(
                 callbacks, self, place, verbose=verbose, epochs=epochs, steps=feed.steps
             )
@@ -274,10 +266,10 @@ class PrivateTraining(AccountedWeights):
                 whole = True
                 return history if backup is None else backup.with_earlier_epochs(history)
             finally:
-                self._account.left_out = lambda: 0
-                if self.stop_training and self._session is not None:
-                    self._account.count_left_out(would_be_left_out(), self.weights)
-                privacy.plan = privacy.feed = privacy.backup = None
+                self._account.chosen_end = lambda: (None, 0)
+                privacy.plan = privacy.feed = privacy.backup = privacy.progress = None
+                if left := progress.left_out():
+                    self._account.count_left_out(left, self.weights, progress.session)
                 privacy.passes_by = False
                 self._account.chosen_among = False
                 if not whole:  # else the first callback of `bracketed` has noted the weights
@@ -316,7 +308,7 @@ class PrivateTraining(AccountedWeights):
             "physical_batch_size": privacy.physical_batch_size,
             "start": self._account.start,
         }
-        return {"ledger": self._account.ledger.to_json(), "settings": settings}
+        return {"ledger": self._account.stated.to_json(), "settings": settings}
 
     def _take_over(self, portrait: dict):
         """Takes over the `_portrait` of the model that this model is a copy of, and returns itself."""
@@ -436,6 +428,7 @@ class PrivateTraining(AccountedWeights):
                 # or a ledger, so the session is opened anew.
                 plan, privacy.plan = privacy.plan, None
                 self._begin(plan)
+                self._note_session()
                 if self.train_function is not guarded:
                     self.make_train_function()
                     return self.train_function(iterator)
@@ -477,6 +470,19 @@ class PrivateTraining(AccountedWeights):
             backup.pass_by(passed)
         return passed
 
+    @property
+    def stop_training(self) -> bool:
+        """Whether a callback has decided that training ends, as Keras has it."""
+        return self._privacy.stops
+
+    @stop_training.setter
+    def stop_training(self, stops):
+        privacy = self._privacy
+        privacy.stops = bool(stops)
+        if privacy.progress is not None:
+            privacy.progress.decide(privacy.stops)
+            self._account.announce()
+
     def get_metrics_result(self):
         """As Keras has it; nothing where the steps of the epoch have lain behind until now."""
         return {} if self._privacy.passes_by else super().get_metrics_result()
@@ -488,8 +494,13 @@ class PrivateTraining(AccountedWeights):
         if not unknown or session.authorized + steps <= session.run.steps:
             return False
         self._begin(dataclasses.replace(feed.plan, steps=OPEN_ENDED))
+        self._note_session()
         self.make_train_function()
         return self.train_function is not function
+
+    def _note_session(self):
+        if self._privacy.progress is not None:  # in `fit`, and not in a loop of one's own
+            self._privacy.progress.note(self._session)
 
     def _uncounted_function(self):
         privacy = self._privacy

@@ -32,13 +32,13 @@ class Epoch:
         self.longest: int | None = None
         self._left = self._first = 0
 
-    def begin(self, iteration: int = 0) -> None:
-        """Begins an epoch of `steps` steps at an iteration of the optimizer."""
-        self._left, self._first = self.steps or 0, iteration
+    def begin(self, taken: int = 0) -> None:
+        """Begins an epoch of `steps` steps after so many steps."""
+        self._left, self._first = self.steps or 0, taken
 
-    def end(self, iteration: int) -> None:
-        """Ends an epoch that had all of its steps, at an iteration of the optimizer."""
-        self.longest = max(self.longest or 0, iteration - self._first)
+    def end(self, taken: int) -> None:
+        """Ends an epoch that had all of its steps, after so many steps."""
+        self.longest = max(self.longest or 0, taken - self._first)
 
     def pass_by(self, steps: int) -> None:
         """Notes that so many steps of the epoch lie behind and are not taken again."""
