@@ -126,8 +126,8 @@ GUARDS = (
     Guard(
         "a start: weights trained on the same data without privacy are refused",
         START,
-        '        if _builder(each["dataset"]) == _builder(experiment.dataset):',
-        "        if False:",
+        "            if dataset and are_of_the_same(dataset, experiment.dataset):",
+        "            if False:",
         (
             f"{TEST_START}::TestWhereWeightsComeFrom::"
             "test_training_on_the_same_data_without_privacy_is_refused",
@@ -164,10 +164,18 @@ GUARDS = (
     Guard(
         "data: splits that share records are refused",
         "tfdp/data/datasets.py",
-        "            if mine.filename == other.filename and end > max(mine.skip, other.skip):",
-        "            if False:",
+        "    return one.filename == other.filename and end > max(one.skip, other.skip)",
+        "    return False",
         ("tests/data/test_datasets.py::test_positions_that_overlap_are_refused",),
         "the test accuracy is that of private training data",
+    ),
+    Guard(
+        "data: splits that have an example several times are refused",
+        "tfdp/data/datasets.py",
+        "    if any(_share(one, other) for one, other in itertools.combinations(parts, 2)):",
+        "    if False:",
+        ("tests/data/test_datasets.py::test_a_split_that_repeats_examples_is_refused",),
+        "an example contributes as often as the split has it, and is counted once",
     ),
     # -- trainings that go on after a crash -------------------------------------------------------
     Guard(
@@ -634,8 +642,8 @@ GUARDS = (
     Guard(
         "an optimizer that took more steps, in statements",
         WEIGHTS,
-        "            optimizer.check_ledger(ledger)\n        return ledger.runs",
-        "            pass\n        return ledger.runs",
+        "            optimizer.check_ledger(ledger)\n        return self._account.stated.runs",
+        "            pass\n        return self._account.stated.runs",
         (
             "tests/test_account.py::"
             "test_a_ledger_that_knows_less_than_the_optimizer_is_never_stated",

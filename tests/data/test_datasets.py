@@ -154,6 +154,27 @@ def test_positions_that_overlap_are_refused(one, other, apart):
             datasets._check_apart(Builder, "some", first, second)
 
 
+def test_a_split_that_repeats_examples_is_refused():
+    """`tensorflow_datasets` takes "train[:9]+train[:9]", and reads the examples twice."""
+
+    def builder(*parts):
+        class Split:
+            num_examples, file_instructions = 9, [Instruction(*part) for part in parts]
+
+        class Builder:
+            name, data_dir = "some", "here"
+
+            class info:
+                splits = {"train": Split}
+
+        return Builder
+
+    datasets._check_split(builder(("a", 0, 5), ("a", 5, -1), ("b", 0, 5)), "train")
+    for parts in [[("a", 0, 5), ("a", 0, 5)], [("b", 0, 1), ("a", 0, 5), ("a", 4, -1)]]:
+        with pytest.raises(ValueError, match="several times"):
+            datasets._check_split(builder(*parts), "train")
+
+
 def features(**named):
     import tensorflow_datasets as tfds
 
@@ -294,6 +315,9 @@ class TestPrepared:
             ("test", "test[7599:]", "no example in common"),
             ("test[:50%]", "test[40%:60%]", "no example in common"),
             ("test[5:5]", "test[6:]", "which has none"),
+            ("test[:9]+test[:9]", "test[9:]", "several times"),
+            ("test[:9]+test[20:30]+test[8:10]", "test[40:]", "several times"),
+            ("test[:9]", "test[10:20]+test[19:30]", "several times"),
             ("test[a]", "test[6:]", "Expected a split such as"),
         ],
     )

@@ -10,7 +10,14 @@ import pytest
 import tfdp
 from tfdp import models
 from tfdp.experiments import Experiment, ResultFolder, announcement, record, run, run_into
-from tfdp.experiments.start import begin, freeze, load, output_layers
+from tfdp.experiments.start import (
+    UNKNOWN,
+    are_of_the_same,
+    begin,
+    freeze,
+    load,
+    output_layers,
+)
 
 SMALL = {"model": "mlp", "batch_size": 64, "steps": 2, "seed": 3}
 
@@ -121,7 +128,7 @@ class TestWhereWeightsComeFrom:
         assert result.run.start == "public"
         content = record(result)
         assert "no record says" in content["notes"][0] and "logits" in content["notes"][0]
-        assert content["trained_on"] == [{"dataset": "digits", "mechanism": "dpsgd"}]
+        assert content["trained_on"] == [UNKNOWN, {"dataset": "digits", "mechanism": "dpsgd"}]
         without = run(Experiment(noise_multiplier=1.0, **SMALL), verbose=0)
         assert without.run.start == "assumed" and record(without)["notes"] == []
 
@@ -174,6 +181,61 @@ class TestWhereWeightsComeFrom:
         pretrained(path)
         with pytest.raises(ValueError, match=r"the model of the run\.json beside it"):
             run(private(path), verbose=0)
+
+    def test_public_examples_of_an_earlier_training_are_its_data_too(self, results, tmp_path):
+        other = [{"dataset": "mnist", "mechanism": "none", "public_data": "digits"}]
+        path = relabelled(results, tmp_path, "plain", trained_on=other)
+        with pytest.raises(ValueError, match="trained on digits without privacy"):
+            run(private(path), verbose=0)
+        public = Experiment(**SMALL, mechanism="none", normalization="batch", public_data="strokes")
+        assert run(public, verbose=0).trained_on[-1]["public_data"] == "strokes"
+
+    def test_what_no_record_tells_stays_known(self, tmp_path):
+        """One more public training does not make weights those of public data."""
+        pretrained(tmp_path / "model.keras")
+        start = str(tmp_path / "model.keras")
+        with ResultFolder(tmp_path / "r") as folder:
+            run_into(
+                folder, Experiment(**SMALL, mechanism="none", initial_weights=start), verbose=0
+            )
+        path = tmp_path / "r" / "run.json"
+        content = json.loads(path.read_text())
+        content["trained_on"][-1]["dataset"] = "kmnist"
+        path.write_text(json.dumps(content))
+        result = run(private(tmp_path / "r" / "model.keras"), verbose=0)
+        assert "trained on data that no record names and then kmnist" in result.notes[0]
+
+    def test_another_file_beside_a_record_is_not_that_of_the_record(self, results, tmp_path):
+        path = relabelled(
+            results, tmp_path, "plain", trained_on=[{"dataset": "kmnist", "mechanism": "none"}]
+        )
+        pretrained(path.parent / "other.keras")
+        result = run(private(path.parent / "other.keras"), verbose=0)
+        assert "of which no record says what they were trained on" in result.notes[0]
+        path = relabelled(results, tmp_path, "private")
+        pretrained(path.parent / "other.keras")
+        with pytest.raises(ValueError, match="release of a private one"):
+            run(private(path.parent / "other.keras"), verbose=0)
+
+    @pytest.mark.parametrize(
+        ("one", "other", "same"),
+        [
+            ("glue/sst2", "glue/sst2:2.0.0", True),
+            ("glue", "glue/cola", True),
+            ("glue/sst2", "glue/cola", False),
+            ("imdb_reviews", "imdb_reviews/plain_text:1.0.0", True),
+            ("emnist/mnist", "mnist", True),
+            ("mnist_corrupted", "mnist", True),
+            ("mnist_corrupted/identity", "mnist", True),
+            ("cifar10", "cifar10_n", True),
+            ("cifar10", "cifar100", False),
+            ("kmnist", "mnist", False),
+            ("ag_news_characters", "ag_news_subset", True),
+            ("digits", "digits", True),
+        ],
+    )
+    def test_names_of_the_same_data(self, one, other, same):
+        assert are_of_the_same(one, other) == are_of_the_same(other, one) == same
 
     def test_a_link_hides_no_record(self, results, tmp_path):
         (tmp_path / "public.keras").symlink_to(results / "private" / "model.keras")

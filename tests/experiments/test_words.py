@@ -13,6 +13,7 @@ from tfdp.data import datasets
 from tfdp.experiments import Experiment, card, network, record, run
 from tfdp.experiments.announcement import announcement
 from tfdp.experiments.conditions import WORD_MODELS
+from tfdp.experiments.start import begin
 from tfdp.experiments.words import in_words, with_words, words_of
 from tfdp.gradients.engines import ghost
 
@@ -155,6 +156,39 @@ class TestTraining:
         assert result.run.start == "public"
         table = result.model.get_layer("embedding").embeddings.numpy()
         np.testing.assert_array_equal(table[2:], [[1, 2, 3], [4, 5, 6]])
+
+    @needs_news
+    def test_the_card_says_that_a_record_is_a_row_of_a_text(self):
+        result = run(
+            Experiment(
+                dataset="ag_news_characters", data_dir=str(PREPARED), model="tutorial_lstm",
+                noise_multiplier=1.0, steps=1, batch_size=4, train_split="test[:20]",
+                test_split="test[100:102]",
+            ),
+            verbose=0,
+        )  # fmt: skip
+        assert "rows of 80 bytes" in card(result) and "is protected less than a record" in card(
+            result
+        )
+
+    def test_vectors_of_a_file_stay_those_of_the_file(self, vectors, tmp_path):
+        """Initial weights hold a table, too, and the card names the file of the vectors."""
+        made = words_of(experiment(embeddings=vectors, sequence_length=4))
+        model = with_words(models.build("bilstm", (4,), 2), made)
+        model.get_layer("embedding").embeddings.assign(np.full((4, 3), 9.0))
+        model.save_weights(tmp_path / "a.weights.h5")
+        fresh = with_words(models.build("bilstm", (4,), 2), made)
+        begin(
+            experiment(
+                embeddings=vectors,
+                sequence_length=4,
+                initial_weights=str(tmp_path / "a.weights.h5"),
+            ),
+            fresh,
+        )
+        np.testing.assert_array_equal(fresh.get_layer("embedding").embeddings, made.table)
+        for one, other in zip(fresh.weights[1:], model.weights[1:], strict=True):
+            np.testing.assert_array_equal(one, other)
 
     @pytest.mark.skipif(
         not (PREPARED / "glue").is_dir(),

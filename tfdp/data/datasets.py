@@ -5,6 +5,7 @@ a release that the accounting does not include.
 """
 
 import dataclasses
+import itertools
 import os
 import threading
 import urllib.error
@@ -399,6 +400,12 @@ def _check_split(builder, split: str) -> None:
         ) from error
     if not count:
         raise ValueError(f"Expected a split with examples. Received {split!r}, which has none.")
+    parts = builder.info.splits[split].file_instructions
+    if any(_share(one, other) for one, other in itertools.combinations(parts, 2)):
+        raise ValueError(
+            f"Expected every example once in a split. Received {split!r}, which has some of them "
+            "several times: each would contribute as often, and the accounting counts once."
+        )
 
 
 def _check_apart(builder, name: str, train_split: str, test_split: str) -> None:
@@ -406,15 +413,19 @@ def _check_apart(builder, name: str, train_split: str, test_split: str) -> None:
     for split in (train_split, test_split):
         _check_split(builder, split)
     first, second = (builder.info.splits[split] for split in (train_split, test_split))
-    for mine in first.file_instructions:
-        for other in second.file_instructions:
-            end = min(_end(mine), _end(other))
-            if mine.filename == other.filename and end > max(mine.skip, other.skip):
-                raise ValueError(
-                    "Expected the training and the test split to have no example in common. Received "
-                    f"{train_split!r} and {test_split!r} of {name!r}. Cut them apart, as in "
-                    "--train_split=test[:6000] --test_split=test[6000:]."
-                )
+    for mine, other in itertools.product(first.file_instructions, second.file_instructions):
+        if _share(mine, other):
+            raise ValueError(
+                "Expected the training and the test split to have no example in common. Received "
+                f"{train_split!r} and {test_split!r} of {name!r}. Cut them apart, as in "
+                "--train_split=test[:6000] --test_split=test[6000:]."
+            )
+
+
+def _share(one, other) -> bool:
+    """Whether two instructions read an example in common."""
+    end = min(_end(one), _end(other))
+    return one.filename == other.filename and end > max(one.skip, other.skip)
 
 
 def _end(instruction) -> int:

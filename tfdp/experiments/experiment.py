@@ -12,6 +12,7 @@ import numpy as np
 from tfdp import data
 from tfdp.accounting import Guarantee, PrivacyBudget, Run, Statement, noise_for
 from tfdp.callbacks import PrivacyProgress, PrivacyTensorBoard
+from tfdp.data.datasets import PUBLIC
 from tfdp.experiments import network, validation
 from tfdp.experiments.checkpoints import Checkpoints, PlainBackup, parts
 from tfdp.experiments.conditions import check_number
@@ -281,11 +282,19 @@ def run(
         notes=(*prepared.notes, *notes),
         trained_on=(
             *prepared.start.trained_on,
-            {"dataset": experiment.dataset, "mechanism": experiment.mechanism},
+            {"dataset": experiment.dataset, "mechanism": experiment.mechanism}
+            | _public_of(experiment),
         ),
         restarts=0 if backup is None else backup.restarts,
         lost_steps=0 if backup is None else backup.lost_steps,
     )
+
+
+def _public_of(experiment) -> dict[str, str]:
+    """The name of the public examples, which shape the weights, too; empty without some."""
+    if not experiment.takes_public_data:
+        return {}
+    return {"public_data": experiment.public_data or PUBLIC[experiment.dataset]}
 
 
 def _with_canaries(dataset, world):

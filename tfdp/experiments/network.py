@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from tfdp import data, models
+from tfdp.data.datasets import kind_of
 from tfdp.experiments.conditions import PRIVATE_BATCH, WORD_MODELS, split_note
 from tfdp.experiments.features import Parts, as_features, check_alike, fits, in_parts
 from tfdp.experiments.settings import Experiment
@@ -98,6 +99,11 @@ def prepare(
         width=experiment.width,
     )
     notes = [] if split_note(experiment) is None else [split_note(experiment)]
+    if kind_of(experiment.dataset) == "rows":
+        notes.append(
+            f"A record is a row, and not a text: {dataset.preprocessing} A text that has several rows "
+            "is protected less than a record."
+        )
     if words is not None:
         model = with_words(model, words)
         notes += words.notes

@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 import zipfile
+from collections.abc import Iterable
 
 import keras
 import numpy as np
@@ -17,7 +18,11 @@ from tfdp.data.datasets import DATASETS
 from tfdp.experiments.conditions import DRAWN_EMBEDDINGS, NONE
 from tfdp.experiments.result_files import DIGESTS, MODEL, digest, read_record
 from tfdp.experiments.settings import Experiment
+from tfdp.experiments.words import table_of
 from tfdp.layers import PublicExamples
+
+# Stands for trainings of which no record tells.
+UNKNOWN = {"dataset": "data that no record names", "mechanism": NONE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +51,8 @@ def begin(experiment: Experiment, model: keras.Model) -> Start:
     if experiment.initial_weights is not None:
         path = os.path.expanduser(experiment.initial_weights)
         trained_on = earlier_trainings(experiment, path)
-        fresh = load(model, path)
+        keeps = [] if experiment.embeddings in DRAWN_EMBEDDINGS else [table_of(model)]
+        fresh = load(model, path, keeps)
         note = f"The initial weights are those of {os.path.basename(path)} (SHA-256 "
         note += f"{digest(path)[:16]}), {_words(trained_on)}; they were declared public."
         notes.append(note + (f" New at random: {', '.join(fresh)}." if fresh else ""))
@@ -61,10 +67,12 @@ def begin(experiment: Experiment, model: keras.Model) -> Start:
 
 
 def _words(trained_on) -> str:
-    if not trained_on:
+    if trained_on == (UNKNOWN,):
         return "of which no record says what they were trained on"
     return "trained on " + " and then ".join(
-        each["dataset"] + ("" if each["mechanism"] == NONE else f" by {each['mechanism']}")
+        each["dataset"]
+        + ("" if each["mechanism"] == NONE else f" by {each['mechanism']}")
+        + (f" with public examples of {each['public_data']}" if each.get("public_data") else "")
         for each in trained_on
     )
 
@@ -89,15 +97,19 @@ def earlier_trainings(experiment: Experiment, path: str) -> tuple[dict, ...]:
     trained_on = tuple(record.get("trained_on") or ())
     if not trained_on and {"dataset", "mechanism"} <= record.keys():
         trained_on = ({"dataset": record["dataset"], "mechanism": record["mechanism"]},)
-    if record.keys() >= DIGESTS.keys() and os.path.basename(os.path.realpath(path)) == MODEL:
+    known = trained_on or (UNKNOWN,)
+    if record.keys() >= DIGESTS.keys():
         named = {file: name for name, file in DIGESTS.items()}[MODEL]
         if digest(path) != record[named]:
-            raise ValueError(
-                f"Expected {path} to be the model of the run.json beside it. Found another file, of "
-                "which nothing is known. Use a whole result, or move the file to a folder of its own."
-            )
+            if os.path.basename(os.path.realpath(path)) == MODEL:
+                raise ValueError(
+                    f"Expected {path} to be the model of the run.json beside it. Found another file, "
+                    "of which nothing is known. Use a whole result, or move the file to a folder of "
+                    "its own."
+                )
+            known = (UNKNOWN,)  # the record may still say what it is not to be used for
     if not experiment.private:
-        return trained_on
+        return known
     if ledger_in_file(path) is not None:
         raise ValueError(
             f"Expected --initial_weights of public training. Found {path}, which holds a privacy "
@@ -111,30 +123,49 @@ def earlier_trainings(experiment: Experiment, path: str) -> tuple[dict, ...]:
                 f"({each['mechanism']} on {each['dataset']}) in {folder}, whose spending would be left "
                 "out of the new statement. Start from public weights."
             )
-        if _builder(each["dataset"]) == _builder(experiment.dataset):
-            raise ValueError(
-                f"Expected --initial_weights that owe nothing to --dataset={experiment.dataset}. Found "
-                f"weights in {folder} that were trained on {each['dataset']} without privacy. Start "
-                "from weights of other data."
-            )
-    return trained_on
+        for dataset in (each["dataset"], each.get("public_data")):
+            if dataset and are_of_the_same(dataset, experiment.dataset):
+                raise ValueError(
+                    f"Expected --initial_weights that owe nothing to --dataset={experiment.dataset}. "
+                    f"Found weights in {folder} that were trained on {dataset} without privacy. Start "
+                    "from weights of other data."
+                )
+    return known
 
 
-def _builder(dataset: str) -> str:
-    """Returns the data that a data set is made of; several of them may be made of the same."""
+def are_of_the_same(one: str, other: str) -> bool:
+    """Whether two data sets may share records, as far as their names in tensorflow_datasets tell.
+
+    They are compared without versions. A builder without a configuration may be any of its
+    configurations; and data sets are often named after those that they are made of, as `emnist/mnist`,
+    `mnist_corrupted` and `cifar10_n` are.
+    """
+    (base, config), (other_base, other_config) = map(_parts, (one, other))
+    if base == other_base:
+        return config == other_config or not (config and other_config)
+    names, others = {base, config} - {""}, {other_base, other_config} - {""}
+    made = any(a.startswith(f"{b}_") for a, b in ((base, other_base), (other_base, base)))
+    return made or other_base in names or base in others
+
+
+def _parts(dataset: str) -> tuple[str, str]:
+    """The builder of a data set and its configuration, which may be ""."""
     spec = DATASETS.get(dataset)
-    return (spec.builder if spec else None) or dataset
+    name = ((spec.builder if spec else None) or dataset).partition(":")[0]
+    base, _, config = name.partition("/")
+    return base, config
 
 
 # -- loading -----------------------------------------------------------------------------------------
 
 
-def load(model: keras.Model, path: str) -> tuple[str, ...]:
+def load(model: keras.Model, path: str, keeps: Iterable[keras.Variable] = ()) -> tuple[str, ...]:
     """Loads weights of the same network; the output layer stays as drawn where it does not fit.
 
     Args:
         model: a built network with fresh weights.
         path: a `.keras` or a `.weights.h5` file.
+        keeps: variables that stay as they are, such as vectors of words from another file.
 
     Returns:
         The names of the layers that stay as they were drawn.
@@ -176,6 +207,7 @@ def load(model: keras.Model, path: str) -> tuple[str, ...]:
         )
     # Public examples are those of this training, also where the file holds as many.
     left |= {id(v) for layer in model.layers for v in _public_examples(layer)}
+    left |= {id(v) for v in keeps}
     for variable, values in drawn:
         if id(variable) in left:
             variable.assign(values)

@@ -131,6 +131,11 @@ def with_words(model: keras.Model, words: Words) -> keras.Model:
     return made
 
 
+def table_of(model: keras.Model) -> keras.Variable:
+    """Returns the table of vectors of a network of `WORD_MODELS`."""
+    return model.get_layer(_TABLE).embeddings
+
+
 def _without_shapes(config):
     """Returns a configuration from which inner layers are not built at once, for another width."""
     if isinstance(config, dict):
