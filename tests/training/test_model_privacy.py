@@ -33,7 +33,8 @@ def test_a_private_model_has_one_new_public_member():
     plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     before = {name for name in dir(plain) if not name.startswith("_")}
     after = {name for name in dir(tfdp.make_private(plain)) if not name.startswith("_")}
-    assert after - before == {"privacy"}
+    # Keras gives every model that is trained an attribute `stop_training`, which is a property here.
+    assert after - before == {"privacy", "stop_training"}
 
 
 @pytest.mark.parametrize("name", sorted(EARLIER_NAMES))
