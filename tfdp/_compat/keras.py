@@ -53,6 +53,7 @@ OVERRIDDEN = {
             *("validation_data", "shuffle", "class_weight", "sample_weight", "initial_epoch"),
             *("steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq"),
         ),
+        "get_metrics_result": (),
         "get_weights": (),
         "load_weights": ("filepath", "skip_mismatch", "kwargs"),
         "make_train_function": ("force",),
