@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tfdp.experiments.result_folder import ResultError, ResultExists, ResultFolder
-from tfdp.experiments.unfinished import STATE, Unfinished
+from tfdp.experiments.unfinished import BEGUN, STATE, UNBEGUN, Unfinished
 from tfdp.training import backup_folder
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -35,6 +35,7 @@ def leave(path, which="new", **options):
 
 def test_the_name_of_the_state_is_that_of_the_backup():
     assert STATE == backup_folder.STATE
+    assert BEGUN == backup_folder.BEGUN and UNBEGUN == backup_folder._MARKS[0]
 
 
 def test_a_training_that_fails_keeps_its_state_and_its_log(tmp_path):

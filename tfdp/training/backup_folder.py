@@ -140,7 +140,7 @@ class BackupFolder:
             os.path.lexists(os.path.join(self.path, name)) for name in (STATE, RESERVED)
         )
         if not os.path.lexists(mark) and missing:
-            make_mark(self.path)
+            _make_mark(self.path)
         try:
             with open(mark, "rb") as file:
                 found = file.read()
@@ -386,7 +386,7 @@ _GO = (
 )
 
 
-def make_mark(folder: str | os.PathLike) -> None:
+def _make_mark(folder) -> None:
     """Makes the file that says that no step of a training was begun."""
     with replaced_whole(os.path.join(folder, BEGUN)) as partial:
         _write_new(partial, (_MARKS[0],))
