@@ -35,7 +35,7 @@ def leave(path, which="new", **options):
 
 def test_the_name_of_the_state_is_that_of_the_backup():
     assert STATE == backup_folder.STATE
-    assert BEGUN == backup_folder.BEGUN and UNBEGUN == backup_folder._MARKS[0]
+    assert BEGUN == backup_folder.BEGUN and backup_folder._MARKS[0] == UNBEGUN
 
 
 def test_a_training_that_fails_keeps_its_state_and_its_log(tmp_path):
