@@ -50,6 +50,8 @@ def test_flags_as_they_are_written():
     assert flag_and_text("--steps=3") == ("steps", "3")
     assert flag_and_text("--encode") == ("encode", "true")
     assert flag_and_text("--noencode") == ("encode", "false")
+    assert flag_and_text("--normalize_output") == ("normalize_output", "true")  # no negation
+    assert flag_and_text("--nonormalize_output") == ("normalize_output", "false")
     assert flag_and_text("--noise=laplace") == ("noise", "laplace")
 
 

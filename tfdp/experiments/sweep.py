@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tfdp.experiments.settings import SETTINGS
+
 
 def parse(sweep: str) -> list[dict[str, str]]:
     """Returns the points of one sweep.
@@ -79,12 +81,14 @@ def read_flag_file(path: Path) -> list[str]:
 def flag_and_text(flag: str) -> tuple[str, str]:
     """Splits a flag, written --name=value, --name or --noname, into its name and its value's text.
 
-    A flag without a value is boolean, and a "no" at the beginning of its name negates the name.
+    A flag without a value is boolean, and a "no" before the name of a setting negates it; the "no" of
+    --normalize_output is a part of its name.
     """
     name, equals, text = flag.removeprefix("--").partition("=")
     if equals:
         return name, text
-    return (name[2:], "false") if name.startswith("no") else (name, "true")
+    negated = name.startswith("no") and name not in SETTINGS
+    return (name.removeprefix("no"), "false") if negated else (name, "true")
 
 
 def points_of(flags: Sequence[str]) -> list[tuple[dict[str, str], list[str]]]:
