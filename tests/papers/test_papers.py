@@ -307,6 +307,24 @@ def test_the_list_says_what_there_is(small, monkeypatch, capsys):
     assert "`list` shows all" in capsys.readouterr().err
 
 
+def test_what_is_not_measured_yet_stands_there_with_its_cost(small, monkeypatch):
+    train_here(monkeypatch)
+    results, out = small / "results", small / "pages"
+    pages.write_pages(results, out)
+    page = (out / "README.md").read_text()
+    assert "| not yet | not yet |" in page
+    assert "* Not measured yet: Row A at 2, 3.\n" in page  # nothing is known of its cost
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    pages.write_pages(results, out)
+    kept = records.read(out / "records.json")
+    for record in kept["paper.T1.a.2"].values():
+        record["seconds"] = 300.0
+    records.write(out / "records.json", kept)
+    pages.write_pages(small / "nothing", out)
+    said = "* Not measured yet: Row A at 3. One seed of each takes about 5 minutes.\n"
+    assert said in (out / "README.md").read_text()
+
+
 def test_a_training_here_is_compared_with_the_record(small, monkeypatch, capsys):
     results = small / "results"
     train_here(monkeypatch)

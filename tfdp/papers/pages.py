@@ -19,6 +19,7 @@ from tfdp.papers.records import (
     computed_values,
     measured,
     merge,
+    minutes_of,
     read,
     write,
 )
@@ -83,6 +84,7 @@ class _Section:
     def __init__(self, table: Table, records: Mapping):
         self.table = table
         self.found = {cell.name: measured(cell, records) for cell in table.cells}
+        self._minutes = {cell.name: minutes_of(cell, records) for cell in table.cells}
 
     @property
     def title(self) -> str:
@@ -131,9 +133,26 @@ class _Section:
         )
         for text, labels in _grouped(absent):
             found.append(f"Not run: {', '.join(labels)}. {text}")
+        if missing := self.missing():
+            found.append(missing)
         if trainings := self.trainings():
             found.append(trainings)
         return found
+
+    def missing(self) -> str:
+        """The cells that are still to be trained, and what that costs by the time of others."""
+        rows, minutes = [], []
+        for row in self.table.rows:
+            cells = [c for c in row.cells if c.seeds and self.found[c.name] is None]
+            if cells:
+                rows.append(f"{row.label} at {', '.join(cell.column for cell in cells)}")
+                minutes += [self._minutes[cell.name] for cell in cells]
+        if not rows:
+            return ""
+        cost = (
+            "" if None in minutes else f" One seed of each takes about {sum(minutes):.0f} minutes."
+        )
+        return f"Not measured yet: {'; '.join(rows)}.{cost}"
 
     def trainings(self) -> str:
         """What the trainings of the table took, and the commits that they were made with."""
@@ -185,6 +204,9 @@ class _ComputedSection(_Section):
                 found.append((label, texts, kind))
         return found
 
+    def missing(self) -> str:
+        return ""
+
     def trainings(self) -> str:
         return ""
 
@@ -216,7 +238,7 @@ def _printed(cell: Cell) -> str:
 
 def _accuracy(found: Measured | None, cell: Cell) -> str:
     if found is None:
-        return "not run" if cell.absent else ""
+        return "not run" if cell.absent else "not yet"
     n = len(found.accuracies)
     spread = "" if found.error is None else f" ± {found.error:.2f}"
     return f"{found.mean:.2f}{spread} ({n})"

@@ -8,6 +8,7 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -186,14 +187,21 @@ def seeds_in(records: Mapping, cell: Cell) -> set[int]:
 
 
 def minutes_of(cell: Cell, records: Mapping) -> float | None:
-    """Returns what one training of a cell took, or others of its row, or what the catalogue notes."""
-    row = cell.source.rsplit(cell.column, 1)[0]
-    own = records.get(cell.source) or {}
-    others = [
-        each for name, seeds in records.items() if name.startswith(row) for each in seeds.values()
-    ]
-    seconds = [record["seconds"] for record in (own.values() or others)]
-    return statistics.fmean(seconds) / 60 if seconds else cell.minutes
+    """Returns what a training of a cell took, or others of its row, or of its table.
+
+    Where there is none it is what the catalogue notes, or None.
+    """
+    paper, table, row, _ = cell.source.split(".", 3)
+    own = (records.get(cell.source) or {}).values()
+    for like in (own, *(_below(records, f"{paper}.{name}.") for name in (f"{table}.{row}", table))):
+        if seconds := [record["seconds"] for record in like]:
+            return statistics.fmean(seconds) / 60
+    return cell.minutes
+
+
+def _below(records, prefix) -> list[dict]:
+    found = (seeds.values() for name, seeds in records.items() if name.startswith(prefix))
+    return list(itertools.chain.from_iterable(found))
 
 
 def measured(cell: Cell, records: Mapping) -> Measured | None:
