@@ -36,11 +36,11 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
         every = table.cells
         there = sum(_is_there(results, cell, s) for cell in every for s in cell.seeds)
         total = sum(len(cell.seeds) for cell in every)
-        recorded = sum(str(s) in records.get(cell.source, {}) for cell in every for s in cell.seeds)
+        recorded = sum(len(seeds_in(records, cell)) for cell in every)
         left = [
             minutes_of(cell, records)
             for cell in every
-            for s in cell.seeds
+            for s in set(cell.seeds) - seeds_in(records, cell)
             if not _is_there(results, cell, s)
         ]
         known = f"{sum(minutes or 0 for minutes in left):,.0f}"
@@ -49,9 +49,13 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
         shown.add_row(table.name, table.title, *counts)
     to.print(shown)
     to.print(
-        "Minutes are those of trainings like them, one after the other; ? where none was run yet."
+        "Minutes are those of what is neither recorded nor here, by the time of trainings like them, one "
+        "after the other; ? where none was run yet."
     )
-    to.print("`list NAME` shows the cells of a table; `run NAME` trains what is missing.")
+    to.print(
+        "`list NAME` shows the cells of a table; `run NAME --skip_recorded` trains what is missing, and "
+        "`run NAME` trains also what is recorded again."
+    )
 
 
 def print_cells(names, results: Path, records: Mapping, to: Console) -> None:
