@@ -49,12 +49,12 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
         shown.add_row(table.name, table.title, *counts)
     to.print(shown)
     to.print(
-        "Minutes are those of what is neither recorded nor here, by the time of trainings like them, one "
-        "after the other; ? where none was run yet."
+        "Minutes are those of what is neither recorded nor here, one after the other, by the time of "
+        "trainings like them; ? where none was run yet."
     )
     to.print(
-        "`list NAME` shows the cells of a table; `run NAME --skip_recorded` trains what is missing, and "
-        "`run NAME` trains also what is recorded again."
+        "`list NAME` shows the cells of a table; `run NAME --skip_recorded` trains what is missing, "
+        "and `run NAME` also what is recorded."
     )
 
 
