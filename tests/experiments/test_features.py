@@ -8,6 +8,8 @@ from keras import layers
 import tfdp
 from tfdp import data, models
 from tfdp.experiments import Experiment, features, run
+from tfdp.experiments.result_folder import ResultFolder
+from tfdp.experiments.saving import run_into
 from tfdp.experiments.start import freeze
 
 SMALL = {"batch_size": 64, "steps": 4, "learning_rate": 0.2, "seed": 3}
@@ -66,6 +68,20 @@ def test_the_released_network_is_whole_and_only_its_end_has_moved(tmp_path):
     for mine, other in zip(released.layers, fresh.layers, strict=True):
         same = all(map(np.array_equal, mine.get_weights(), other.get_weights()))
         assert same == (mine.name != "logits")
+
+
+def test_a_result_without_a_mechanism_is_written_whole(tmp_path):
+    settings = {"model": "mlp", "mechanism": "none", "sampling": "shuffle"}
+    experiment = Experiment(**SMALL, **settings, trainable_layers="logits")
+    with ResultFolder(tmp_path / "result") as folder:
+        result = run_into(folder, experiment, verbose=0)
+    assert "were computed once" in " ".join(result.notes)
+    card = (tmp_path / "result" / "model_card.md").read_text()
+    assert "Mechanism: none (no privacy)" in card
+    released = keras.models.load_model(tmp_path / "result" / "model.keras")
+    digits = data.load("digits")
+    right = np.mean(released.predict(digits.x_test, verbose=0).argmax(axis=1) == digits.y_test)
+    assert right == pytest.approx(result.test_accuracy)
 
 
 def functional(*, twice=False):

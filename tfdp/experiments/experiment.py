@@ -317,7 +317,7 @@ def _released(prepared, experiment):
     whole, part = prepared.whole, prepared.model
     if experiment.private:
         make_private(whole, engine=experiment.engine)
-        whole.compile(optimizer=part.optimizer, loss=part.loss, jit_compile=experiment.jit_compile)
+    whole.compile(optimizer=part.optimizer, loss=part.loss, jit_compile=experiment.jit_compile)
     return whole
 
 
