@@ -35,10 +35,9 @@ _INTRODUCTION = (
     "paper's own accounting for the run that "
     "was trained, and *proven* that of a theorem about what was really sampled, computed and "
     "released, both for one record replaced by one that contributes nothing. Proven is "
-    "above claimed where a "
-    "paper's accounting leaves something out. An empty cell was "
-    "not measured; nothing is filled in. Figures of others that a paper quotes are quoted, too, "
-    "and never ranked."
+    "above claimed where a paper's accounting leaves something out. *Not yet* is a cell that is still "
+    "to be measured, *not run* one that is left out, each with its cost below the table; nothing is "
+    "filled in. Figures of others that a paper quotes are quoted, too, and never ranked."
 )
 _OVERVIEW = ("what it shows", "cells measured")
 _FOUND = ("What we found about the papers", "findings.md")
