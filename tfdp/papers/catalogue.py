@@ -192,21 +192,23 @@ def tables() -> tuple[Table, ...]:
     for path in sorted(_FOLDER.glob("*.toml")):
         content = tomllib.loads(path.read_text())
         found += [_table(path.stem, content["paper"], table) for table in content["tables"]]
-    known = {cell.name: cell for table in found for cell in table.cells}
-    return tuple(_resolved(table, known) for table in found)
+    return tuple(_resolved(table, found) for table in found)
 
 
-def _resolved(table, known) -> Table:
+def _resolved(table, found) -> Table:
     """The table with the trainings of other rows filled in, where its rows name them."""
+    known = {cell.name: cell for other in found for cell in other.cells}
     rows = []
     for row in table.rows:
         cells = []
         for cell in row.cells:
             if cell.source != cell.name and not cell.absent:
                 other = known[cell.source]
+                theirs = [other.differs, *(t.differs for t in found if t.name == other.table)]
                 cell = dataclasses.replace(
                     cell, flags=other.flags, seeds=other.seeds, minutes=other.minutes,
-                    differs=other.differs, absent=other.absent, needs=other.needs,
+                    differs=" ".join(text for text in theirs if text),
+                    absent=other.absent, needs=other.needs,
                 )  # fmt: skip
             if cell.needs and cell.needs not in known:
                 raise ValueError(f"{cell.name} needs {cell.needs}, which is no cell.")

@@ -3,6 +3,7 @@
 import base64
 import io
 import math
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    paper = "paper (claimed)" if table.guarantee == "proven" else "paper"
     for i, (label, x, y, error, printed) in enumerate(series):
         style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
         every = max(1, len(x) // 10)
@@ -45,7 +47,7 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
         if printed:
             axes.plot(
                 *zip(*printed, strict=True), "--", markerfacecolor="white", alpha=0.6,
-                label=f"{label}, paper", **style,
+                label=f"{label}, {paper}", **style,
             )  # fmt: skip
     for i, (value, words) in enumerate(table.guides):
         axes.axhline(value, color="#666666", linestyle=(":", "-.")[i % 2], label=words)
@@ -59,7 +61,8 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
     told = "one seed" if seeds == {1} else f"{told}, ± standard error"
     axes.set_xlabel(axis)
     axes.set_ylabel("test accuracy (%)")
-    axes.set_title(f"{table.paper}: {table.title} ({told})", fontsize=10)
+    title = f"{table.paper}: {table.title} ({told})"
+    axes.set_title("\n".join(textwrap.wrap(title, 95)), fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, ncols=2)
     save(figure, path)

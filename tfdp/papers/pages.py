@@ -28,16 +28,18 @@ _MARKDOWN, _HTML = "README.md", "index.html"
 _INTRODUCTION = (
     "The tables and figures with which the four papers report experiments, beside what was measured "
     "here. The batch-normalization paper prints tables 1 to 3 of the SI-DPSGD paper again as its "
-    "tables 2 to 4, and its figure 1; they stand here once. Figure 2 (a, b) of the dropout paper is "
-    "not here: its sweep of sigma is `dropout.F1_sigma_mnist`'s. "
+    "tables 2 to 4, and its figure 1; they stand here once. Figure 2 (a, b) of the dropout paper, "
+    "both methods at epsilon 0.5, is the column 0.5 of `dropout.F1_mnist` and `dropout.F1_digits`; its "
+    "curves without privacy are not measured. "
     "The first line of a row is what the paper prints. *Here* is test accuracy in percent, unless a "
     "table says otherwise: mean ± standard error (number of seeds). *Claimed* is the epsilon of the "
-    "paper's own accounting for the run that "
-    "was trained, and *proven* that of a theorem about what was really sampled, computed and "
-    "released, both for one record replaced by one that contributes nothing. Proven is "
-    "above claimed where a paper's accounting leaves something out. *Not yet* is a cell that is still "
-    "to be measured, *not run* one that is left out, each with its cost below the table; nothing is "
-    "filled in. Figures of others that a paper quotes are quoted, too, and never ranked."
+    "paper's own accounting for the run that was trained, and *proven* that of a theorem about what "
+    "was really sampled, computed and released, both for one record replaced by one that contributes "
+    "nothing (for one record replaced by another, which the dropout paper means, proven epsilons are "
+    "larger). Proven is above claimed where a paper's accounting leaves something out, or where a row "
+    "is sampled or clipped otherwise than it assumes; the row says so. *Not yet* is a cell that is "
+    "still to be measured, *not run* one that is left out, each with its cost below the table; nothing "
+    "is filled in. Figures of others that a paper quotes are quoted, too, and never ranked."
 )
 _OVERVIEW = ("what it shows", "cells measured")
 _FOUND = ("What we found about the papers", "findings.md")
@@ -115,6 +117,8 @@ class _Section:
     def remarks(self) -> list[str]:
         """What differs from the paper, and what was not run."""
         found = [text for text in (self.table.note, self.table.differs) if text]
+        if self.table.guarantee == "proven":
+            found.insert(0, "The paper's figures are those at the same epsilons, claimed.")
         for text, labels in _grouped((row.differs, row.label) for row in self.table.rows):
             found.append(f"{', '.join(labels)}: {text}")
         of_cells = (
