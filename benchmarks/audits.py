@@ -25,6 +25,7 @@ _RECIPE = {
     "mechanism": "si_dpsgd", "model": "linear", "normalization": "layer", "batch_size": 32,
     "epochs": 10.0, "sampling": "cyclic", "learning_rate": 0.1,
 }  # fmt: skip
+_RANDOM = {**_RECIPE, "guarantee": "claimed", "sampling": "with_replacement"}
 
 # For each row of the table the settings of its experiment.
 CASES = {
@@ -40,6 +41,9 @@ CASES = {
     "SI-DPSGD": {"mechanism": "si_dpsgd", "epsilon": 2.0, **_CYCLIC},
     "SI-DPSGD, claimed 0.05": {**_RECIPE, "guarantee": "claimed", "epsilon": 0.05},
     "SI-DPSGD, claimed 0.5": {**_RECIPE, "guarantee": "claimed", "epsilon": 0.5},
+    # Lots are drawn as the paper draws them.
+    "SI-DPSGD, random lots, claimed 0.05": {**_RANDOM, "epsilon": 0.05},
+    "SI-DPSGD, random lots, claimed 0.5": {**_RANDOM, "epsilon": 0.5},
     "correlated noise": {"mechanism": "matrix", "epsilon": 2.0, **_CYCLIC},
     "DP dropout": {"mechanism": "dp_dropout", "epsilon": 2.0, **_CYCLIC},
     "SGLD": {"mechanism": "sgld", "epsilon": 2.0, **_CYCLIC},
