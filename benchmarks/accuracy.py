@@ -94,7 +94,7 @@ ROWS = (
         "Gradient encoding and denoising",
         "frontier/mnist_discrete_sgd",
         note="One epoch instead of three. It does not depend on epsilon, so it is not the noise that "
-        "limits it; whether encoding does, or its settings, was not studied.",
+        "limits it; on another network it was the rate (`encoding.limits` in the papers' tables).",
     ),
     Row("DP dropout", "frontier/mnist_langevin", ("mechanism", "dp_dropout")),
     Row(
