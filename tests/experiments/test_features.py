@@ -130,7 +130,15 @@ def sequential(*inner):
     return keras.Sequential([*stack, layers.Flatten(), layers.Dense(10, name="logits")])
 
 
-@pytest.mark.parametrize("layer", [layers.Dropout(0.5), layers.GaussianNoise(0.1)], ids=str)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.Dropout(0.5),
+        layers.GaussianNoise(0.1),
+        tfdp.layers.PrivateBatchNormalization(statistics="batch"),  # the moments of the lot
+    ],
+    ids=str,
+)
 def test_a_layer_that_acts_otherwise_in_training_ends_the_beginning(layer):
     model = sequential(layer)
     freeze(model, "logits")

@@ -3,17 +3,21 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from absl import flags
 
 from tfdp.experiments import __main__ as command
 from tfdp.experiments import command_line
+from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers import catalogue, pages, records, running
 from tfdp.papers.catalogue import UnknownName, cells, merged, tables
 
+ROOT = Path(__file__).resolve().parents[2]
 CELLS = [cell for table in tables() for cell in table.cells]
 TRAINED = [cell for cell in CELLS if cell.seeds and not cell.computed]
 
@@ -40,7 +44,7 @@ def test_the_settings_of_a_cell_are_valid(cell):
 @pytest.mark.parametrize(
     "cell", [*TRAINED[::5], *(c for c in TRAINED[1::5] if c.needs)], ids=lambda cell: cell.name
 )
-def test_the_command_that_is_listed_trains_the_cell(cell, tmp_path):
+def test_the_command_that_is_listed_trains_the_cell(cell, tmp_path, monkeypatch):
     python, program, *words = shlex.split(cell.command(7, tmp_path))
     assert (python, program) == ("python", "train.py")
     start = None
@@ -51,8 +55,10 @@ def test_the_command_that_is_listed_trains_the_cell(cell, tmp_path):
         start = str(start)
     values = flags.FlagValues()
     command_line.define(values)
-    values(["train.py", *words])
-    (point,) = command_line.points(["train.py", *words], None, values)
+    monkeypatch.chdir(ROOT)
+    command_line.parse(["train.py", *words], values)
+    # With the recipes that train.py has for a data set and a mechanism.
+    (point,) = command_line.points(["train.py", *words], ROOT / "flags" / "defaults", values)
     assert point.experiment == cell.experiment(7, start=start)
 
 
@@ -96,6 +102,30 @@ def test_names_of_tables_rows_and_cells():
     assert len(twice) == 3
     with pytest.raises(UnknownName, match=r"Did you mean 'si_dpsgd\.T4'"):
         cells(["si_dpsg.T4"])
+
+
+def test_a_name_that_is_no_cell_is_no_column():
+    with pytest.raises(UnknownName):
+        cells(["si_dpsgd.T4.dpsgd_lenet5.0"])  # 0.5, 0.1, 0.05 and 0.025 begin with it
+
+
+def _effective(cell):
+    """The settings that a cell trains with; those of its optimizer's defaults where it names none."""
+    settings = {**cell.experiment(1).recorded()}
+    if settings["mechanism"] == "discrete_sgd":
+        for name in ("encode", "denoise"):  # both are True by default
+            settings[name] = settings[name] is not False
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+@pytest.mark.parametrize("table", tables(), ids=lambda table: table.name)
+def test_no_two_cells_of_a_table_are_the_same_training(table):
+    trained = [c for c in table.cells if c.seeds and not c.computed and c.source == c.name]
+    found = {}
+    for cell in trained:
+        found.setdefault(_effective(cell), []).append(cell.name)
+    alike = [names for names in found.values() if len(names) > 1 and "inf" not in names[0]]
+    assert not alike
 
 
 def test_later_flags_replace_earlier_ones():
@@ -374,14 +404,56 @@ def test_a_training_that_lost_steps_is_no_figure(small, monkeypatch):
     every = cells(["paper.T1.a.2"])
     path = results / "paper/T1/a/2/seed=1/run.json"
     record = json.loads(path.read_text()) | {"steps": 1000}
+    finished = records.finished
     for lost, kept in ((0, 2), (10, 2), (11, 1)):
         record["training"]["lost_steps"] = lost
         monkeypatch.setattr(
-            records, "done", lambda *a, d=records.done: record if a[2] == 1 else d(*a)
+            records,
+            "finished",
+            lambda folder, *a: record if folder.name == "seed=1" else finished(folder, *a),
         )
         found, left = records.collect(results, every)
         assert len(found["paper.T1.a.2"]) == kept and len(left) == 2 - kept
         assert found["paper.T1.a.2"].get("1", {}).get("lost_steps", 0) == (lost if kept == 2 else 0)
+    with pytest.raises(ResultError, match="were lost by a crash"):
+        running.missing(every, results)  # `run` says so, too
+
+
+def test_a_training_belongs_to_the_weights_that_it_started_from(tmp_path, monkeypatch):
+    def catalogue_of(text):
+        (tmp_path / "paper.toml").write_text(text)
+        catalogue.tables.cache_clear()
+        fine, public, _ = (cell for table in tables() for cell in table.cells)
+        return fine, public
+
+    monkeypatch.setattr(catalogue, "_FOLDER", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    # Without privacy, since private training refuses weights that were trained on the same data.
+    text = STARTS.replace("dpsgd --noise_multiplier=4", "none --learning_rate=0.3")
+    text = text.replace("seeds = 1", "seeds = 2", 1)
+    fine, public = catalogue_of(text)
+    results = Path("r")
+    running.train(public, [1], results, None)
+    running.train(fine, [1], results, None)
+    # However the folder of all results is written, and wherever it is moved.
+    assert running.missing([fine], tmp_path / "r") == [(fine, (2,))]
+    Path("r").rename("moved")
+    kept, left = records.collect(Path("moved"), [fine, public])
+    assert set(kept) == {fine.name, public.name} and not left
+    assert records.seeds_in(kept, fine) == {1}
+    # With other settings of the first training, the second is no figure of this cell any more.
+    fine, public = catalogue_of(
+        text.replace('flags = "--mechanism=none"', 'flags = "--mechanism=none --learning_rate=0.7"')
+    )
+    with pytest.raises(ResultError, match="settings of this point"):
+        records.done(Path("moved"), fine, 1)
+    assert records.seeds_in(kept, fine) == set()
+    # Nor are other seeds begun from weights that are trained again.
+    fine, public = catalogue_of(text)
+    shutil.rmtree(records.place(Path("moved"), public, 1))
+    with pytest.raises(ResultError, match="not there any more"):
+        running.missing([fine], Path("moved"))
+    catalogue.tables.cache_clear()
 
 
 def test_a_terminal_interrupts_no_training_itself(small):

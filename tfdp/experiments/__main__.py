@@ -17,7 +17,8 @@ from tfdp.experiments import console
 from tfdp.experiments.partial_folder import ResultError
 
 _RESULTS = "runs/papers"
-_PAGES = "docs/papers"
+# Beside the package, wherever the command is given.
+_PAGES = str(Path(__file__).resolve().parents[2] / "docs" / "papers")
 
 
 def main(arguments: list[str]) -> int:
@@ -55,7 +56,7 @@ def _parser():
     running.add_argument(
         "--skip_recorded",
         action="store_true",
-        help=f"leave out the trainings that {_PAGES}/records.json holds",
+        help="leave out the trainings that docs/papers/records.json holds",
     )
     running.add_argument("--data_dir", help="where tensorflow_datasets keeps its data")
     running.set_defaults(action=_run)

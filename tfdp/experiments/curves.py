@@ -34,6 +34,17 @@ def accuracy_of(released, x, y, experiment) -> float:
     return float(right / total)
 
 
+def release_into(copy, model, experiment):
+    """Returns what would be released of a model now: `copy` with its values, or a new copy for None."""
+    if copy is None:
+        copy = plain_copy(model)
+    else:
+        values_into(copy, model)
+    if experiment.private and experiment.release == "mu":
+        model.optimizer.release_means(copy.trainable_variables)
+    return copy
+
+
 class TestCurve(keras.callbacks.Callback):
     """Puts the test accuracy of the model that would be released now into the logs of an epoch.
 
@@ -56,10 +67,7 @@ class TestCurve(keras.callbacks.Callback):
             return
         logs[_NAME] = math.nan
         if (epoch + 1) % self._experiment.test_every == 0:
-            if self._released is None:
-                self._released = plain_copy(self.model)
-            else:
-                values_into(self._released, self.model)
+            self._released = release_into(self._released, self.model, self._experiment)
             x, y = self._dataset.x_test, self._dataset.y_test
             logs[_NAME] = accuracy_of(self._released, x, y, self._experiment)
 

@@ -88,6 +88,8 @@ def is_alike(layer) -> bool:
         return False
     if isinstance(layer, _layers.BatchNormalization):
         return not layer.trainable
+    if isinstance(layer, PrivateBatchNormalization) and layer.statistics == "batch":
+        return False  # frozen or not, it has the moments of the lot in training
     return isinstance(layer, _ALIKE)
 
 

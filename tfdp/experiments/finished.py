@@ -5,7 +5,7 @@ This module imports neither TensorFlow nor Keras.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tfdp.experiments.correlation import complete
@@ -16,12 +16,15 @@ from tfdp.experiments.settings import SETTINGS, Experiment
 from tfdp.experiments.unfinished import digests_of
 
 
-def finished(folder: str | os.PathLike, experiment: Experiment) -> dict | None:
+def finished(
+    folder: str | os.PathLike, experiment: Experiment, by_content: Collection[str] = ()
+) -> dict | None:
     """Returns the content of run.json of a result of these settings; None if there is no result.
 
     Args:
         folder: the folder of the result.
         experiment: the settings that were asked for.
+        by_content: settings that name files, of which the content counts and not the name.
 
     Raises:
         ResultError: the result is damaged, or has other settings.
@@ -33,7 +36,7 @@ def finished(folder: str | os.PathLike, experiment: Experiment) -> dict | None:
     wanted = json.loads(json.dumps(complete(experiment, record["num_examples"]).recorded()))
     wanted["insecure_seed"] = experiment.insecure_seed is not None
     found = record["settings"] | {"insecure_seed": record["insecure_seed"]}
-    if names := different(wanted, found):
+    if names := [name for name in different(wanted, found) if name not in by_content]:
         raise ResultError(
             f"Expected the result in {folder} to have the settings of this point: "
             f"{_flags(names, wanted)}. Found {_flags(names, found)}. Choose another folder, "

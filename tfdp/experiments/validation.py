@@ -6,8 +6,7 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from tfdp.experiments.curves import accuracy_of
-from tfdp.training.export import plain_copy, values_into
+from tfdp.experiments.curves import accuracy_of, release_into
 
 _NAME = "validation_accuracy"
 
@@ -122,10 +121,7 @@ class ValidationStop(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def _accuracy(self):
-        if self._released is None:
-            self._released = plain_copy(self.model)
-        else:
-            values_into(self._released, self.model)
+        self._released = release_into(self._released, self.model, self._experiment)
         return accuracy_of(self._released, *self._held, self._experiment)
 
 

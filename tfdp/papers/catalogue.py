@@ -45,6 +45,7 @@ from tfdp.experiments.settings import Experiment
 from tfdp.experiments.sweep import flag_and_text
 
 _FOLDER = Path(__file__).parent
+NO_RECIPE = "flags/papers/no_recipe.cfg"
 
 
 class UnknownName(ValueError):
@@ -130,7 +131,8 @@ class Cell:
         words = [*self.flags, f"--seed={seed}"]
         if self.needs:
             words.append(f"--initial_weights={Path(results) / initial_weights(self.needs)}")
-        return f"python train.py {shlex.join(words)}"
+        # Without a file train.py would take what is not named from a recipe of flags/defaults.
+        return f"python train.py --flagfile={NO_RECIPE} {shlex.join(words)}"
 
 
 def initial_weights(name: str) -> str:
@@ -233,7 +235,8 @@ def cells(names) -> list[Cell]:
     for name in names:
         # The column 0 is no prefix of the column 0.5.
         chosen = [cell for cell in every if cell.name == name]
-        chosen = chosen or [cell for cell in every if f"{cell.name}.".startswith(f"{name}.")]
+        if not chosen and name.count(".") < 3:  # behind a row stands a column, which may have a dot
+            chosen = [cell for cell in every if cell.name.startswith(f"{name}.")]
         if not chosen:
             known = {p for cell in every for p in _prefixes(cell.name)}
             raise UnknownName(

@@ -8,9 +8,11 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
+import os
 import statistics
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -20,7 +22,7 @@ import tfdp
 from tfdp.experiments.finished import different, finished
 from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers import computed
-from tfdp.papers.catalogue import Cell, initial_weights
+from tfdp.papers.catalogue import Cell, initial_weights, named
 
 COLLECTION = "records.json"
 # A training that lost more of its steps by crashes than this is no figure of a table.
@@ -46,16 +48,44 @@ def done(results: Path, cell: Cell, seed: int) -> dict | None:
     """Returns the record of a training that was made with the settings of the catalogue, or None.
 
     Raises:
-        ResultError: a result is there that is damaged or has other settings.
+        ResultError: a result is there that is damaged, has other settings or started from weights that
+            were made with others, or has lost steps by crashes.
     """
+    folder = place(results, cell, seed)
     if cell.computed:
-        return computed.finished(place(results, cell, seed), cell)
+        return computed.finished(folder, cell)
+    if cell.needs:
+        done(results, named(cell.needs), 1)
     experiment = cell.experiment(seed, start=start(results, cell))
-    return finished(place(results, cell, seed), experiment)
+    # The folder of all results may be written otherwise, and may have been moved.
+    record = finished(folder, experiment, ("initial_weights",) if cell.needs else ())
+    if record is None:
+        return None
+    if cell.needs and not _ends_with(record["settings"].get("initial_weights"), cell.needs):
+        raise ResultError(
+            f"Expected the result in {folder} to start from the weights of {cell.needs}. Found those "
+            f"of {record['settings'].get('initial_weights')}. Remove it to train it anew."
+        )
+    lost = record.get("training", {}).get("lost_steps", 0)
+    if lost > LOST * record.get("steps", math.inf):
+        raise ResultError(
+            f"{cell.name}, seed {seed}: {lost:,} of {record['steps']:,} steps were lost by a crash, so "
+            f"it is left out. Remove {folder} to train it anew."
+        )
+    return record
 
 
+def _ends_with(path, needs) -> bool:
+    wanted = Path(initial_weights(needs)).parts
+    return path is not None and Path(path).parts[-len(wanted) :] == wanted
+
+
+@functools.cache
 def code_version() -> dict:
-    """Returns the version of tfdp, and the commit where it is in a repository."""
+    """Returns the version of tfdp, and the commit where it is in a repository.
+
+    It is read once in a process: what was committed since is not what runs.
+    """
     found = {"tfdp": tfdp.__version__, "commit": None, "changed": None}
     root = Path(tfdp.__file__).resolve().parents[1]
     if (root / ".git").exists():
@@ -63,7 +93,7 @@ def code_version() -> dict:
         try:
             found["commit"] = _said([*git, "rev-parse", "HEAD"])
             # Only the code counts: pages and records are written while trainings run.
-            changed = _said([*git, "status", "--porcelain", "--untracked-files=no", "tfdp"])
+            changed = _said([*git, "status", "--porcelain", "tfdp"])
             found["changed"] = bool(changed)
         except (OSError, subprocess.CalledProcessError):
             pass
@@ -71,7 +101,10 @@ def code_version() -> dict:
 
 
 def _said(command) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    # Variables such as GIT_DIR would name another repository.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=own)
+    return ended.stdout.strip()
 
 
 def collect(results: Path, cells: Iterable[Cell]) -> tuple[dict, list[str]]:
@@ -84,15 +117,7 @@ def collect(results: Path, cells: Iterable[Cell]) -> tuple[dict, list[str]]:
             except ResultError as error:
                 left.append(str(error))
                 continue
-            if record is None:
-                continue
-            lost = record.get("training", {}).get("lost_steps", 0)
-            if lost > LOST * record.get("steps", math.inf):
-                left.append(
-                    f"{cell.name}, seed {seed}: {lost:,} of {record['steps']:,} steps were lost by a "
-                    f"crash, so it is left out. Remove {place(results, cell, seed)} to train it anew."
-                )
-            else:
+            if record is not None:
                 found.setdefault(cell.source, {})[str(seed)] = _kept(cell, record)
     return found, left
 
@@ -182,6 +207,8 @@ class Measured:
 
 def seeds_in(records: Mapping, cell: Cell) -> set[int]:
     """Returns the seeds of a cell that a collection holds, trained with the catalogue's settings."""
+    if cell.needs and records.get(cell.needs) and not seeds_in(records, named(cell.needs)):
+        return set()  # the weights at the start were made with other settings
     found = {int(seed): record for seed, record in records.get(cell.source, {}).items()}
     return {seed for seed in cell.seeds if seed in found and _is_of(cell, seed, found[seed])}
 
@@ -215,7 +242,7 @@ def measured(cell: Cell, records: Mapping) -> Measured | None:
         proven=max(float(record["proven"]["epsilon"]) for record in kept),
         delta=kept[0]["proven"]["delta"],
         minutes=statistics.fmean(record["seconds"] for record in kept) / 60,
-        commits=tuple(sorted({str(record["code"]["commit"])[:10] for record in kept})),
+        commits=tuple(sorted({_commit(record["code"]) for record in kept})),
         lost=sum(record.get("lost_steps", 0) for record in kept),
         curves=tuple(
             tuple((epoch, 100 * accuracy) for epoch, accuracy in record["curve"])
@@ -223,6 +250,11 @@ def measured(cell: Cell, records: Mapping) -> Measured | None:
             if record.get("curve")
         ),
     )
+
+
+def _commit(code) -> str:
+    changed = " with changes" if code.get("changed") else ""
+    return f"{str(code['commit'])[:10]}{changed}"
 
 
 def computed_values(cell: Cell, records: Mapping) -> dict | None:

@@ -59,6 +59,15 @@ def missing(
         if cell.needs and cell.needs not in found:
             needed = named(cell.needs)
             if done(results, needed, 1) is None:
+                here = [
+                    s for s in cell.seeds if s not in seeds and place(results, cell, s).exists()
+                ]
+                if here:
+                    raise ResultError(
+                        f"{cell.name}: seeds {here} in {results} started from the weights of "
+                        f"{cell.needs}, which are not there any more, and other seeds would start from "
+                        "others. Put them back, or remove the results of the cell."
+                    )
                 found[needed.source] = (needed, (1,))
         found[cell.source] = (cell, tuple(seeds))
     return list(found.values())
