@@ -232,6 +232,9 @@ class TestWhereWeightsComeFrom:
             ("kmnist", "mnist", False),
             ("ag_news_characters", "ag_news_subset", True),
             ("digits", "digits", True),
+            ("emnist/byclass", "emnist/digits", True),
+            ("imagenet_resized/8x8", "imagenet_resized/64x64", True),
+            ("huggingface:mnist", "mnist", True),
         ],
     )
     def test_names_of_the_same_data(self, one, other, same):

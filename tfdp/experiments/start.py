@@ -133,16 +133,21 @@ def earlier_trainings(experiment: Experiment, path: str) -> tuple[dict, ...]:
     return known
 
 
+# Builders whose configurations are data sets with records of their own.
+_TASKS = ("glue", "super_glue")
+
+
 def are_of_the_same(one: str, other: str) -> bool:
     """Whether two data sets may share records, as far as their names in tensorflow_datasets tell.
 
-    They are compared without versions. A builder without a configuration may be any of its
-    configurations; and data sets are often named after those that they are made of, as `emnist/mnist`,
+    They are compared without versions. Configurations of one builder are mostly the same records in
+    another form or another choice of them, and count as the same but for those of GLUE and SuperGLUE,
+    which are tasks with texts of their own. Data sets are often named after those that they are made of, as `emnist/mnist`,
     `mnist_corrupted` and `cifar10_n` are.
     """
     (base, config), (other_base, other_config) = map(_parts, (one, other))
     if base == other_base:
-        return config == other_config or not (config and other_config)
+        return base not in _TASKS or config == other_config or not (config and other_config)
     names, others = {base, config} - {""}, {other_base, other_config} - {""}
     made = any(a.startswith(f"{b}_") for a, b in ((base, other_base), (other_base, base)))
     return made or other_base in names or base in others
@@ -151,7 +156,8 @@ def are_of_the_same(one: str, other: str) -> bool:
 def _parts(dataset: str) -> tuple[str, str]:
     """The builder of a data set and its configuration, which may be ""."""
     spec = DATASETS.get(dataset)
-    name = ((spec.builder if spec else None) or dataset).partition(":")[0]
+    name = (spec.builder if spec else None) or dataset
+    name = name.removeprefix("huggingface:").partition(":")[0]
     base, _, config = name.partition("/")
     return base, config
 
