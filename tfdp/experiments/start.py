@@ -142,8 +142,8 @@ def are_of_the_same(one: str, other: str) -> bool:
 
     They are compared without versions. Configurations of one builder are mostly the same records in
     another form or another choice of them, and count as the same but for those of GLUE and SuperGLUE,
-    which are tasks with texts of their own. Data sets are often named after those that they are made of, as `emnist/mnist`,
-    `mnist_corrupted` and `cifar10_n` are.
+    which are tasks with texts of their own. Data sets are often named after those that they are made
+    of, as `emnist/mnist`, `mnist_corrupted` and `cifar10_n` are.
     """
     (base, config), (other_base, other_config) = map(_parts, (one, other))
     if base == other_base:
