@@ -343,7 +343,9 @@ def test_what_is_not_measured_yet_stands_there_with_its_cost(small, monkeypatch)
     pages.write_pages(results, out)
     page = (out / "README.md").read_text()
     assert "| not yet | not yet |" in page
-    assert "* Not measured yet: Row A at 2, 3.\n" in page  # nothing is known of its cost
+    assert (
+        "* Not measured yet: Row A at 2, 3. What they take was not measured.\n" in page
+    )  # nothing is known of its cost
     command.main(["run", "paper.T1.a.2", f"--results={results}"])
     pages.write_pages(results, out)
     kept = records.read(out / "records.json")

@@ -38,8 +38,8 @@ _INTRODUCTION = (
     "nothing (for one record replaced by another, which the dropout paper means, proven epsilons are "
     "larger). Proven is above claimed where a paper's accounting leaves something out, or where a row "
     "is sampled or clipped otherwise than it assumes; the row says so. *Not yet* is a cell that is "
-    "still to be measured, *not run* one that is left out, each with its cost below the table; nothing "
-    "is filled in. Figures of others that a paper quotes are quoted, too, and never ranked."
+    "still to be measured, *not run* one that is left out, with what is known of the cost below the "
+    "table; nothing is filled in. Figures of others that a paper quotes are quoted, too, and never ranked."
 )
 _OVERVIEW = ("what it shows", "cells measured")
 _FOUND = ("What we found about the papers", "findings.md")
@@ -153,7 +153,9 @@ class _Section:
         if not rows:
             return ""
         cost = (
-            "" if None in minutes else f" One seed of each takes about {sum(minutes):.0f} minutes."
+            " What they take was not measured."
+            if None in minutes
+            else f" One seed of each takes about {sum(minutes):.0f} minutes."
         )
         return f"Not measured yet: {'; '.join(rows)}.{cost}"
 
