@@ -39,7 +39,8 @@ _INTRODUCTION = (
     "larger). Proven is above claimed where a paper's accounting leaves something out, or where a row "
     "is sampled or clipped otherwise than it assumes; the row says so. *Not yet* is a cell that is "
     "still to be measured, *not run* one that is left out, with what is known of the cost below the "
-    "table; nothing is filled in. Figures of others that a paper quotes are quoted, too, and never ranked."
+    "table; nothing is filled in. Figures of others that a paper quotes are quoted, too, and never "
+    "ranked."
 )
 _OVERVIEW = ("what it shows", "cells measured")
 _FOUND = ("What we found about the papers", "findings.md")
