@@ -89,6 +89,9 @@ def test_rows_with_the_trainings_of_others():
     (ours,) = cells(["batch_norm.T5.ln.0.5"])
     assert ours.source == "si_dpsgd.T4.dpsgd_ln_lenet5.0.5" and ours.printed == 94.81
     assert catalogue.named("batch_norm.T5.ln.0.5") == ours
+    other, ours = cells(["dropout.F2_clip.zcdp.2", "dropout.F2_clip.zcdp.3"])  # one cell of a row
+    assert other.source == other.name and ours.source == "dropout.F2_epochs.zcdp.50"
+    assert {*ours.flags} == {f.replace("norm_clip=2", "norm_clip=3") for f in other.flags}
     with pytest.raises(UnknownName, match="the name of a cell"):
         catalogue.named("batch_norm.T5.ln")
 

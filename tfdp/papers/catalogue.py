@@ -21,7 +21,8 @@ The catalogue is in the .toml files beside this module, one for each paper:
     differs = "..."                 # from the paper; of a table, too, for all of its rows
     cells = {"0.5" = {flags = "...", seeds = 1}, "7" = {absent = "why, and what it would cost"}}
     quoted = true                   # a figure that the paper takes from elsewhere: never run
-    same_as = "si_dpsgd.T4.row"     # the trainings of another row, column by column
+    same_as = "si_dpsgd.T4.row"     # the trainings of another row, column by column; in `cells`, the
+                                    # training of one other cell
     needs = "batch_norm.pretraining.tf.-"  # the cell whose weights, of its first seed, are the start
 
 A table with `computed = "noise_distance"` is not trained: its flags are the arguments of a function of
@@ -209,13 +210,13 @@ def _resolved(table, found) -> Table:
                 theirs = [other.differs, *(t.differs for t in found if t.name == other.table)]
                 cell = dataclasses.replace(
                     cell, flags=other.flags, seeds=other.seeds, minutes=other.minutes,
-                    differs=" ".join(text for text in theirs if text),
+                    differs=cell.differs or " ".join(text for text in theirs if text),
                     absent=other.absent, needs=other.needs,
                 )  # fmt: skip
             if cell.needs and cell.needs not in known:
                 raise ValueError(f"{cell.name} needs {cell.needs}, which is no cell.")
             cells.append(cell)
-        shared = cells[0].source != cells[0].name
+        shared = all(cell.source != cell.name for cell in cells)
         differs = cells[0].differs if shared else row.differs
         rows.append(dataclasses.replace(row, cells=tuple(cells), differs=differs))
     return dataclasses.replace(table, rows=tuple(rows))
@@ -326,7 +327,7 @@ def _row(table, columns, common, content) -> Row:
                 differs=cell.get("differs", content.get("differs", "")),
                 absent=absent,
                 quoted=quoted,
-                source=f"{source}.{column}",
+                source=cell.get("same_as", f"{source}.{column}"),
                 needs=cell.get("needs", content.get("needs", "")),
                 computed=common.get("computed", ""),
             )
