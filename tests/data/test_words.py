@@ -36,6 +36,8 @@ class TestWords:
         path = written(tmp_path / "words.txt", "The 0.5\n\nfilm\nthe\nodd\n")
         assert read_words(path) == ("the", "film", "odd")
         assert read_words(path, limit=2) == ("the", "film")
+        # A mark of byte order, as some editors write it, is no part of the first word.
+        assert read_words(written(path, "\ufeffThe\nfilm\n")) == ("the", "film")
 
     @pytest.mark.parametrize("text", ["", "\n \n", b"\xff\xfe\x00"])
     def test_refusals(self, tmp_path, text):

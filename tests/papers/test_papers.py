@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from absl import flags
 
 from tfdp.experiments import __main__ as command
-from tfdp.experiments import command_line
+from tfdp.experiments import command_line, console
 from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers import catalogue, pages, records, running
 from tfdp.papers.catalogue import UnknownName, cells, merged, tables
@@ -486,3 +487,58 @@ def test_each_training_gets_one_signal(small):
     assert process.stdout.readline() == b"ready\n"
     running._stop([running._Running(process, None, (), 0.0, None)])
     assert process.returncode == 1
+
+
+def test_a_damaged_result_is_not_counted(small, monkeypatch, capsys):
+    results = small / "results"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    path = results / "paper/T1/a/2/seed=1/run.json"
+    record = json.loads(path.read_text())
+    del record["proven"]["epsilon"], record["seconds"]
+    path.write_text(json.dumps(record))
+    capsys.readouterr()
+    for arguments in (["list"], ["list", "paper.T1"], ["compare", "paper.T1"]):
+        assert command.main([*arguments, f"--results={results}"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "without seconds" in said
+    record["seconds"] = 1.0
+    path.write_text(json.dumps(record))
+    assert command.main(["list", "paper.T1.a.2", f"--results={results}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 recorded, 1 here" in said and "without epsilon" in said
+
+
+def test_what_the_system_ends_is_said_with_its_signal(small, monkeypatch, capsys):
+    train_here(monkeypatch)
+    start = running._start
+
+    def killed(*arguments):
+        each = start(*arguments)
+        each.log.write_text("Epoch 3/20\n")
+        each.process.returncode = -9
+        return each
+
+    monkeypatch.setattr(running, "_start", killed)
+    assert command.main(["run", "paper.T1.a.2", f"--results={small}/r"]) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "SIGKILL ended it, as the system does where memory runs out" in said
+
+
+@pytest.mark.parametrize("arguments", [["paper.T1.a.2", "--seeds=a"], ["paper.T1", "--seeds=1"]])
+def test_one_cell_is_trained_by_numbers_of_seeds(small, capsys, arguments):
+    try:
+        status = command.main(["train", *arguments])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2 and "xpected" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_ends_with_the_status_of_its_signal(small, monkeypatch):
+    def terminated(*_, **__):
+        raise console.Terminated(signal.SIGTERM)
+
+    monkeypatch.setattr(running, "run", terminated)
+    with pytest.raises(console.Terminated) as caught:
+        command.main(["run", "paper.T1", f"--results={small}/r"])
+    assert caught.value.__notes__ == ["The same command goes on from there."]

@@ -114,7 +114,7 @@ def read_vectors(path: str | os.PathLike, limit: int | None = None) -> Vectors:
 
 def _lines(path):
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # some editors begin it with a mark
             yield from file
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no UTF-8 text"

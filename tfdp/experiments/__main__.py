@@ -76,7 +76,7 @@ def _parser():
     report.set_defaults(action=_report)
     training = actions.add_parser("train", parents=[shared])
     training.add_argument("name")
-    training.add_argument("--seeds", required=True)
+    training.add_argument("--seeds", required=True, type=_numbers)
     training.add_argument("--data_dir")
     training.set_defaults(action=_train)
     return parser
@@ -91,6 +91,13 @@ def _positive(kind):
 
     parse.__name__ = "number"
     return parse
+
+
+def _numbers(text):
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected numbers as in 1,2; found {text}") from error
 
 
 def _list(options):
@@ -121,9 +128,9 @@ def _run(options):
             records=known,
             console=console.console(),
         )
-    except KeyboardInterrupt:
-        print("Interrupted. The same command goes on from there.", file=sys.stderr)
-        return console.INTERRUPTED
+    except KeyboardInterrupt as interruption:
+        interruption.add_note("The same command goes on from there.")
+        raise
     counts = ", ".join(f"{len(names)} {how}" for how, names in ended.items() if names)
     if counts:
         recorded = f" (or recorded in {_PAGES})" if options.skip_recorded else ""
@@ -136,11 +143,10 @@ def _run(options):
 
 def _train(options):
     from tfdp.papers import running
-    from tfdp.papers.catalogue import cells
+    from tfdp.papers.catalogue import named
 
-    (cell,) = cells([options.name])
-    seeds = [int(seed) for seed in options.seeds.split(",")]
-    running.train(cell, seeds, options.results, options.data_dir)
+    cell = named(options.name)
+    running.train(cell, options.seeds, options.results, options.data_dir)
     return 0
 
 
@@ -164,4 +170,4 @@ def _report(options):
 
 
 if __name__ == "__main__":
-    console.guarded(lambda: main(sys.argv[1:]))
+    console.guarded(lambda: main(sys.argv[1:]), "python -m tfdp.experiments")

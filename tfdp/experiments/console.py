@@ -39,11 +39,12 @@ class Terminated(KeyboardInterrupt):
         self.number = number
 
 
-def guarded(command: Callable[[], object]) -> None:
+def guarded(command: Callable[[], object], name: str = "train.py") -> None:
     """Runs a command and exits with its status; an interruption or a closed pipe is no traceback.
 
     Args:
         command: a function that ends with SystemExit or returns an exit status.
+        name: what the user calls it.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for a job in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -58,7 +59,7 @@ def guarded(command: Callable[[], object]) -> None:
             status = end.code
         sys.stdout.flush()
     except KeyboardInterrupt as interruption:
-        status = interrupted(interruption)
+        status = interrupted(interruption, name)
     except BrokenPipeError:
         # Python flushes stdout once more at its end, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,7 +67,7 @@ def guarded(command: Callable[[], object]) -> None:
     sys.exit(status)
 
 
-def interrupted(interruption: KeyboardInterrupt) -> int:
+def interrupted(interruption: KeyboardInterrupt, name: str = "train.py") -> int:
     """Says that the command was interrupted, and what its notes say; returns the exit status."""
     for number in SIGNALS:  # the next one ends the process without contradicting what is said now
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -74,7 +75,7 @@ def interrupted(interruption: KeyboardInterrupt) -> int:
     asked = isinstance(interruption, Terminated)
     notes = getattr(interruption, "__notes__", None) or [_NOTHING]
     print(
-        f"\ntrain.py: {'terminated' if asked else 'interrupted'}. {' '.join(notes)}",
+        f"\n{name}: {'terminated' if asked else 'interrupted'}. {' '.join(notes)}",
         file=sys.stderr,
         flush=True,
     )

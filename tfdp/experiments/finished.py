@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.partial_folder import ResultError
-from tfdp.experiments.result_files import is_result
+from tfdp.experiments.result_files import RECORD, is_result
 from tfdp.experiments.result_folder import check
 from tfdp.experiments.settings import SETTINGS, Experiment
 from tfdp.experiments.unfinished import digests_of
@@ -33,6 +33,7 @@ def finished(
     if not (os.path.isdir(folder) and is_result(folder)):
         return None
     record = check(folder)
+    has(record, ("num_examples", "settings", "insecure_seed"), folder)
     wanted = json.loads(json.dumps(complete(experiment, record["num_examples"]).recorded()))
     wanted["insecure_seed"] = experiment.insecure_seed is not None
     found = record["settings"] | {"insecure_seed": record["insecure_seed"]}
@@ -50,6 +51,21 @@ def finished(
             "--overwrite to train.py."
         )
     return record
+
+
+def has(record: Any, names: Collection[str], folder: str | os.PathLike) -> None:
+    """Checks that the run.json in a folder has what is read of it.
+
+    Raises:
+        ResultError: it lacks some of the names.
+    """
+    found = record if isinstance(record, Mapping) else {}
+    if lacking := [name for name in names if name not in found]:
+        raise ResultError(
+            f"Expected {os.path.join(folder, RECORD)} to have {', '.join(names)}. Found it without "
+            f"{', '.join(lacking)}: it was changed, or other code wrote it. Remove the folder to train "
+            "anew."
+        )
 
 
 def different(some: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:

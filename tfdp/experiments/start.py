@@ -135,6 +135,22 @@ def earlier_trainings(experiment: Experiment, path: str) -> tuple[dict, ...]:
 
 # Builders whose configurations are data sets with records of their own.
 _TASKS = ("glue", "super_glue")
+# Data sets of tensorflow_datasets whose records come from others that their names do not begin with.
+_MADE_OF = {
+    "binarized_mnist": ("mnist",),
+    "moving_mnist": ("mnist",),
+    "emnist": ("mnist",),  # the digits of both are those of NIST's Special Database 19
+    "emnist/letters": (),
+    "imagenette": ("imagenet2012",),
+    "imagewang": ("imagenet2012",),
+    "imagenet_resized": ("imagenet2012",),
+    "downsampled_imagenet": ("imagenet2012",),
+    "stl10": ("imagenet2012",),
+    "glue/mnli": ("multi_nli",),
+    "glue/qnli": ("squad",),
+    "glue/rte": ("super_glue/rte",),
+    "super_glue/boolq": ("bool_q",),
+}
 
 
 def are_of_the_same(one: str, other: str) -> bool:
@@ -143,14 +159,20 @@ def are_of_the_same(one: str, other: str) -> bool:
     They are compared without versions. Configurations of one builder are mostly the same records in
     another form or another choice of them, and count as the same but for those of GLUE and SuperGLUE,
     which are tasks with texts of their own. Data sets are often named after those that they are made
-    of, as `emnist/mnist`, `mnist_corrupted` and `cifar10_n` are.
+    of, as `emnist/mnist`, `mnist_corrupted` and `cifar10_n` are; some others are listed here.
     """
     (base, config), (other_base, other_config) = map(_parts, (one, other))
     if base == other_base:
         return base not in _TASKS or config == other_config or not (config and other_config)
-    names, others = {base, config} - {""}, {other_base, other_config} - {""}
-    made = any(a.startswith(f"{b}_") for a, b in ((base, other_base), (other_base, base)))
-    return made or other_base in names or base in others
+    roots, other_roots = _roots(base, config), _roots(other_base, other_config)
+    named = any(a.startswith(f"{b}_") or b.startswith(f"{a}_") for a in roots for b in other_roots)
+    return named or bool(roots & {*other_roots, other_config} or other_roots & {*roots, config})
+
+
+def _roots(base, config) -> set[str]:
+    """A data set, with and without its configuration, and those that `_MADE_OF` names for it."""
+    whole = f"{base}/{config}"
+    return {base, whole, *_MADE_OF.get(whole, _MADE_OF.get(base, ()))}
 
 
 def _parts(dataset: str) -> tuple[str, str]:

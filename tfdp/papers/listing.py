@@ -7,11 +7,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers.catalogue import cells, tables
 from tfdp.papers.computed import COMPUTATIONS
 from tfdp.papers.records import (
     collect,
     computed_values,
+    done,
     measured,
     minutes_of,
     place,
@@ -27,6 +29,7 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
         records: the collection, by whose times those of other trainings are estimated.
         to: the terminal.
     """
+    left_out = {}
     shown = Table(title="Tables and figures of the papers", title_justify="left", pad_edge=False)
     shown.add_column("name", no_wrap=True)
     shown.add_column("what it shows")
@@ -34,18 +37,18 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
         shown.add_column(name, justify="right")
     for table in tables():
         every = table.cells
-        there = sum(_is_there(results, cell, s) for cell in every for s in cell.seeds)
+        here = {(c.name, s) for c in every for s in c.seeds if _is_there(results, c, s, left_out)}
         total = sum(len(cell.seeds) for cell in every)
         recorded = sum(len(seeds_in(records, cell)) for cell in every)
         left = [
             minutes_of(cell, records)
             for cell in every
             for s in set(cell.seeds) - seeds_in(records, cell)
-            if not _is_there(results, cell, s)
+            if (cell.name, s) not in here
         ]
         known = f"{sum(minutes or 0 for minutes in left):,.0f}"
         known = "?" if left and None in left else known
-        counts = (f"{len(every)}", f"{total}", f"{recorded}", f"{there}", known)
+        counts = (f"{len(every)}", f"{total}", f"{recorded}", f"{len(here)}", known)
         shown.add_row(table.name, table.title, *counts)
     to.print(shown)
     to.print(
@@ -56,17 +59,19 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
         "`list NAME` shows the cells of a table; `run NAME --skip_recorded` trains what is missing, "
         "and `run NAME` also what is recorded."
     )
+    _say(left_out, to)
 
 
 def print_cells(names, results: Path, records: Mapping, to: Console) -> None:
     """Prints a line for each cell: its flags, the paper's figure and what was trained."""
+    left_out = {}
     for cell in cells(names):
         if cell.quoted:
             state = "not run, as the paper quotes it from others"
         elif cell.absent:
             state = f"not run: {cell.absent}"
         else:
-            there = sum(_is_there(results, cell, seed) for seed in cell.seeds)
+            there = sum(_is_there(results, cell, seed, left_out) for seed in cell.seeds)
             recorded = len(seeds_in(records, cell))
             last = f" to {cell.seeds[-1]}" if cell.seeds[1:] else ""
             state = f"seeds 1{last}: {recorded} recorded, {there} here"
@@ -83,6 +88,7 @@ def print_cells(names, results: Path, records: Mapping, to: Console) -> None:
             if cell.computed:
                 words += f"  # tfdp.papers.{cell.computed}: {' '.join(cell.flags)}"
             to.print(words, markup=False, highlight=False, soft_wrap=True)
+    _say(left_out, to)
 
 
 def print_comparison(names, results: Path, records: Mapping, to: Console) -> None:
@@ -116,8 +122,7 @@ def print_comparison(names, results: Path, records: Mapping, to: Console) -> Non
         to.print(shown)
     else:
         to.print(f"None of these cells was trained in {results}.", markup=False)
-    for line in left:
-        to.print(line, markup=False, highlight=False)
+    _say(left, to)
 
 
 def _compare_values(shown, cell, here, records) -> None:
@@ -137,5 +142,17 @@ def _mean(found) -> str:
     return f"{found.mean:.2f}{spread} ({len(found.accuracies)})"
 
 
-def _is_there(results, cell, seed) -> bool:
-    return (place(results, cell, seed) / "run.json").exists()
+def _is_there(results, cell, seed, left_out) -> bool:
+    """Whether a training can be collected; the reason why it cannot is put into `left_out`."""
+    if not (place(results, cell, seed) / "run.json").exists():
+        return False
+    try:
+        return done(results, cell, seed) is not None
+    except ResultError as error:
+        left_out[str(error)] = None
+        return False
+
+
+def _say(lines, to) -> None:
+    for line in lines:
+        to.print(line, markup=False, highlight=False)

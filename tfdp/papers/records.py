@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import tfdp
-from tfdp.experiments.finished import different, finished
+from tfdp.experiments.finished import different, finished, has
 from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers import computed
 from tfdp.papers.catalogue import Cell, initial_weights, named
@@ -32,6 +32,7 @@ KEPT = (
     "steps", "num_examples", "lot_size", "noise_multiplier", "test_accuracy", "claimed", "proven",
     "seconds", "curve", "settings", "code", "values",
 )  # fmt: skip
+_GUARANTEES, _OF_GUARANTEE = ("claimed", "proven"), ("epsilon", "delta", "adjacency")
 
 
 def place(results: Path, cell: Cell, seed: int) -> Path:
@@ -61,6 +62,9 @@ def done(results: Path, cell: Cell, seed: int) -> dict | None:
     record = finished(folder, experiment, ("initial_weights",) if cell.needs else ())
     if record is None:
         return None
+    has(record, [name for name in KEPT if name not in ("curve", "values")], folder)
+    for kind in _GUARANTEES:
+        has(record[kind], _OF_GUARANTEE, folder)
     if cell.needs and not _ends_with(record["settings"].get("initial_weights"), cell.needs):
         raise ResultError(
             f"Expected the result in {folder} to start from the weights of {cell.needs}. Found those "
@@ -128,8 +132,8 @@ def _kept(cell, record) -> dict:
         return kept
     if lost := record.get("training", {}).get("lost_steps"):
         kept["lost_steps"] = lost
-    for kind in ("claimed", "proven"):
-        kept[kind] = {name: record[kind][name] for name in ("epsilon", "delta", "adjacency")}
+    for kind in _GUARANTEES:
+        kept[kind] = {name: record[kind][name] for name in _OF_GUARANTEE}
     # Whole examples, so four digits say all for up to 10,000 of them.
     kept["curve"] = [[epoch, round(accuracy, 4)] for epoch, accuracy in kept.get("curve", ())]
     if isinstance(kept["noise_multiplier"], list):  # a table with an entry for each step

@@ -240,14 +240,22 @@ def _end(each, results, console) -> str:
             words = ", ".join(_words(each.cell, record) for record in found)
             console.print(f"{each.cell.name}: {words} ({took:.1f} min)", highlight=False)
             return "done"
-    lines = each.log.read_text(errors="replace").strip().splitlines()
-    last = lines[-1] if lines else "nothing was printed"
+    last = _reason(each)
     console.print(
         f"{each.cell.name}: failed after {took:.1f} min: {last} (all of it: {each.log})",
         highlight=False,
         markup=False,
     )
     return "failed"
+
+
+def _reason(each) -> str:
+    if (status := each.process.returncode) < 0:
+        name = signal.Signals(-status).name
+        memory = ", as the system does where memory runs out" if name == "SIGKILL" else ""
+        return f"{name} ended it{memory}; the same command goes on from its last epoch"
+    lines = each.log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "nothing was printed"
 
 
 def _words(cell, record) -> str:
