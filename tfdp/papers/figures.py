@@ -2,10 +2,12 @@
 
 import base64
 import io
+import itertools
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +19,18 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
+class _Series(NamedTuple):
+    """A line with its points; `printed` has those of the paper."""
+
+    label: str
+    row: str
+    column: str
+    x: Sequence[float]
+    y: Sequence[float]
+    error: Sequence[float]
+    printed: list[tuple[float, float]]
+
+
 def draw(table: Table, found: Mapping, path: Path) -> bool:
     """Draws a table into a file; returns whether there was anything to draw.
 
@@ -25,12 +39,7 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
         found: for the name of each cell, the `Measured` or None.
         path: a .png file.
     """
-    if table.curves:
-        series = _curves(table, found)
-        axis = "epoch"
-    else:
-        series = _by_column(table, found)
-        axis = f"{table.by} epsilon" if table.by else table.axis
+    series = _curves(table, found) if table.curves else _by_column(table, found)
     if not series:
         return False
     import matplotlib
@@ -38,36 +47,65 @@ def draw(table: Table, found: Mapping, path: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
-    paper = "paper (claimed)" if table.guarantee == "proven" else "paper"
-    for i, (label, x, y, error, printed) in enumerate(series):
-        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
-        every = max(1, len(x) // 10)
-        axes.errorbar(x, y, yerr=error, label=f"{label}, here", capsize=3, markevery=every, **style)
-        if printed:
-            axes.plot(
-                *zip(*printed, strict=True), "--", markerfacecolor="white", alpha=0.6,
-                label=f"{label}, {paper}", **style,
-            )  # fmt: skip
-    for i, (value, words) in enumerate(table.guides):
-        axes.axhline(value, color="#666666", linestyle=(":", "-.")[i % 2], label=words)
-    if not table.curves and _all_positive(series):
-        axes.set_xscale("log")
-        ticks = sorted({value for _, x, *_ in series for value in x})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
+    # More curves than there are colours have a panel for each row, with a colour for each column.
+    panels = [(None, series)]
+    if table.curves and len(series) > len(COLOURS):
+        panels = [(row, list(part)) for row, part in itertools.groupby(series, lambda s: s.row)]
+    count = len(panels)
+    height = 4.5 if count == 1 else 1 + 2.6 * count
+    figure, grid = plt.subplots(
+        count, figsize=(7.5, height), layout="constrained", sharex=True, sharey=True, squeeze=False
+    )
+    for axes, (row, part) in zip(grid[:, 0], panels, strict=True):
+        _draw_series(axes, table, row, part)
+        axes.set_ylabel("test accuracy (%)")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, ncols=2)
+    axis = f"{table.by} epsilon" if table.by else table.axis
+    axes.set_xlabel("epoch" if table.curves else axis)
+    if count > 1:  # where all that is seen happens early in most of them
+        _logarithmic(axes, [1, 2, 5, 10, 20, 40, 100, 200], series)
+    elif not table.curves and _all_positive(series):
+        _logarithmic(axes, sorted({value for s in series for value in s.x}), series)
     seeds = {len(m.accuracies) for m in found.values() if m is not None}
     told = f"{min(seeds)} to {max(seeds)} seeds" if len(seeds) > 1 else f"{min(seeds)} seeds"
     told = "one seed" if seeds == {1} else f"{told}, ± standard error"
-    axes.set_xlabel(axis)
-    axes.set_ylabel("test accuracy (%)")
     title = f"{table.paper}: {table.title} ({told})"
-    axes.set_title("\n".join(textwrap.wrap(title, 95)), fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, ncols=2)
+    figure.suptitle("\n".join(textwrap.wrap(title, 95)), fontsize=10)
     save(figure, path)
     plt.close(figure)
     return True
+
+
+def _draw_series(axes, table, row, series):
+    """Draws curves into one panel; the labels of a panel of one row leave its name to the title."""
+    paper = "paper (claimed)" if table.guarantee == "proven" else "paper"
+    if row is not None:
+        axes.set_title(row, fontsize=9)
+    for i, each in enumerate(series):
+        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        every = max(1, len(each.x) // 10)
+        label = f"{each.label}, here" if row is None else f"{table.axis} {each.column}"
+        error = each.error if any(each.error) else None
+        axes.errorbar(
+            each.x, each.y, yerr=error, label=label, capsize=3, markevery=every, errorevery=every,
+            **style,
+        )  # fmt: skip
+        if each.printed:
+            axes.plot(
+                *zip(*each.printed, strict=True), "--", markerfacecolor="white", alpha=0.6,
+                label=f"{each.label}, {paper}", **style,
+            )  # fmt: skip
+    for i, (value, words) in enumerate(table.guides):
+        axes.axhline(value, color="#666666", linestyle=(":", "-.")[i % 2], label=words)
+
+
+def _logarithmic(axes, ticks, series):
+    last = max(value for s in series for value in s.x)
+    ticks = [tick for tick in ticks if tick <= last]
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
 
 
 def save(figure, path: Path) -> None:
@@ -103,7 +141,7 @@ def _by_column(table, found):
             if number(cell.column) is not None and isinstance(cell.printed, int | float)
         )
         x, y, error = zip(*points, strict=True)
-        series.append((row.label, x, y, error, printed))
+        series.append(_Series(row.label, row.label, "", x, y, error, printed))
     return series
 
 
@@ -122,7 +160,9 @@ def _curves(table, found):
                 error = values.std(axis=0, ddof=1) / math.sqrt(len(values))
             what = "epsilon " if "epsilon" in table.axis else ""
             label = row.label if len(row.cells) == 1 else f"{row.label}, {what}{cell.column}"
-            series.append((label, epochs, values.mean(axis=0), error, []))
+            series.append(
+                _Series(label, row.label, cell.column, epochs, values.mean(axis=0), error, [])
+            )
     return series
 
 
@@ -136,4 +176,4 @@ def number(text: str) -> float | None:
 
 
 def _all_positive(series) -> bool:
-    return all(value > 0 for _, x, *_ in series for value in x)
+    return all(value > 0 for s in series for value in s.x)

@@ -153,11 +153,10 @@ class _Section:
                 minutes += [self._minutes[cell.name] for cell in cells]
         if not rows:
             return ""
-        cost = (
-            " What they take was not measured."
-            if None in minutes
-            else f" One seed of each takes about {sum(minutes):.0f} minutes."
-        )
+        cost = " What they take was not measured."
+        if None not in minutes:
+            total = max(1, round(sum(minutes)))
+            cost = f" All of them, one seed each, take about {total} minute{'s' * (total > 1)}."
         return f"Not measured yet: {'; '.join(rows)}.{cost}"
 
     def trainings(self) -> str:
