@@ -357,7 +357,7 @@ def test_what_is_not_measured_yet_stands_there_with_its_cost(small, monkeypatch)
         record["seconds"] = 300.0
     records.write(out / "records.json", kept)
     pages.write_pages(small / "nothing", out)
-    said = "* Not measured yet: Row A at 3. One seed of each takes about 5 minutes.\n"
+    said = "* Not measured yet: Row A at 3. All of them, one seed each, take about 5 minutes.\n"
     assert said in (out / "README.md").read_text()
 
 
