@@ -217,6 +217,13 @@ class TestWhereWeightsComeFrom:
         with pytest.raises(ValueError, match="release of a private one"):
             run(private(path.parent / "other.keras"), verbose=0)
 
+    @pytest.mark.parametrize("damage", [b"", b"{", b"[]"])
+    def test_a_damaged_record_beside_the_weights_is_refused(self, results, tmp_path, damage):
+        path = relabelled(results, tmp_path, "plain")
+        (path.parent / "run.json").write_bytes(damage)
+        with pytest.raises(ValueError, match="run.json, which tells what the --initial_weights"):
+            run(private(path), verbose=0)
+
     @pytest.mark.parametrize(
         ("one", "other", "same"),
         [
@@ -248,6 +255,15 @@ class TestWhereWeightsComeFrom:
             ("glue/rte", "super_glue/boolq", False),
             ("glue/sst2", "multi_nli", False),
             ("stl10", "cifar10", False),
+            ("imagenet_lt", "stanford_dogs", True),
+            ("visual_domain_decathlon/svhn", "svhn_cropped", True),
+            ("glue/mnli_matched", "glue/mnli", True),
+            ("glue/mnli_matched", "glue/mnli_mismatched", True),
+            ("glue/mnli_matched", "glue/sst2", False),
+            ("glue/ax", "super_glue/axb", True),
+            ("esnli", "snli", True),
+            ("cifar10_n", "cifar10_corrupted", True),
+            ("cifar10_n", "cifar100_n", False),
         ],
     )
     def test_names_of_the_same_data(self, one, other, same):

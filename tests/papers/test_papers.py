@@ -542,3 +542,123 @@ def test_an_interrupted_run_ends_with_the_status_of_its_signal(small, monkeypatc
     with pytest.raises(console.Terminated) as caught:
         command.main(["run", "paper.T1", f"--results={small}/r"])
     assert caught.value.__notes__ == ["The same command goes on from there."]
+
+
+def test_a_truncated_record_is_told_and_blocks_no_other_cell(small, monkeypatch, capsys):
+    results = small / "results"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    path = results / "paper/T1/a/2/seed=1/run.json"
+    whole = path.read_text()
+    for damage in (whole[:-40], "", "[]"):
+        path.write_text(damage)
+        for arguments in (["list", "paper.T1"], ["compare", "paper.T1"], ["report"]):
+            capsys.readouterr()
+            assert command.main([*arguments, f"--results={results}"]) == 0
+            assert "Found it damaged" in " ".join(capsys.readouterr().out.split())
+    assert command.main(["run", "paper.T1", f"--results={results}"]) == 2
+    said = capsys.readouterr().out
+    assert "Found it damaged" in " ".join(said.split()) and "1 done, 1 failed" in said
+    assert (results / "paper/T1/a/3/seed=1/run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("test_accuracy", 7), ("test_accuracy", None), ("steps", "2"), ("settings", []),
+        ("code", None), ("training", None), ("seed", 2), ("cell", "paper.T1.a.3"),
+        ("proven", {"epsilon": "none", "delta": 1e-5, "adjacency": "zero_out"}),
+    ],
+)  # fmt: skip
+def test_records_of_other_content_are_told(small, monkeypatch, capsys, name, value):
+    results = small / "results"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    path = results / "paper/T1/a/2/seed=1/run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    capsys.readouterr()
+    assert command.main(["compare", "paper.T1.a.2", f"--results={results}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "(1)" in said and ("Found something else" in said or "Found it without" in said)
+
+
+def test_a_damaged_collection_is_told(small, capsys):
+    out = small / "pages"
+    pages.write_pages(small / "none", out)
+    path = out / "records.json"
+    for damage in ("{", "[]", '{"a": {"x": {}}}', '{"a": {"01": {"settings": 0}}}', '{"a": 3}'):
+        path.write_text(damage)
+        assert command.main(["report", f"--results={small / 'none'}", f"--out={out}"]) == 2
+        assert "to hold a collection of records" in capsys.readouterr().err
+        assert path.read_text() == damage
+
+
+def test_yours_have_a_line_of_their_own(small, monkeypatch):
+    results, recorded = small / "results", small / "recorded"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    pages.write_pages(results, recorded)
+    (recorded / "findings.md").write_text("# Found\n\n[audits](../audits.md)\n")
+    for seed in (1, 2):
+        path = results / f"paper/T1/a/2/seed={seed}/run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"test_accuracy": 0.25}))
+    monkeypatch.setattr(command, "_PAGES", str(recorded))
+    assert command.main(["report", f"--results={results}"]) == 0
+    out = results / "pages"
+    page = (out / "README.md").read_text()
+    assert "| &emsp;yours | 25.00 ± 0.00 (2) |" in page and page.count("&emsp;here") >= 1
+    assert not (out / "records.json").exists()
+    assert "](../../recorded/../audits.md)" not in (out / "findings.md").read_text()
+    assert (out / "findings.md").read_text().endswith("[audits](../../audits.md)\n")
+    # With --out they join the records.
+    assert command.main(["report", f"--results={results}", f"--out={small / 'joined'}"]) == 0
+    page = (small / "joined" / "README.md").read_text()
+    assert "yours" not in page.split("## ")[1] and "| &emsp;here | 25.00 ± 0.00 (2) |" in page
+
+
+def test_a_training_that_lost_steps_is_made_anew(small, monkeypatch, capsys):
+    results = small / "results"
+    (cell,) = cells(["paper.T1.a.2"])
+    crashed, real = [], records._check_content
+
+    def check(record, *others):
+        if not crashed:
+            crashed.append(record["training"].update(lost_steps=1))
+        real(record, *others)
+
+    monkeypatch.setattr(records, "_check_content", check)
+    running.train(cell, (1,), results, None)
+    said = capsys.readouterr().out
+    assert "steps were lost by a crash" in said and "It is trained anew." in said
+    assert records.done(results, cell, 1)["training"]["lost_steps"] == 0
+
+
+def test_fine_tunings_of_one_cell_start_from_the_same_weights(tmp_path, monkeypatch):
+    public_only = STARTS.replace("--mechanism=dpsgd --noise_multiplier=4", "--mechanism=none")
+    (tmp_path / "paper.toml").write_text(public_only.replace("seeds = 1", "seeds = 3"))
+    monkeypatch.setattr(catalogue, "_FOLDER", tmp_path)
+    catalogue.tables.cache_clear()
+    fine, public, _ = (cell for table in tables() for cell in table.cells)
+    results = tmp_path / "r"
+    running.train(public, (1,), results, None)
+    running.train(fine, (1,), results, None)
+    kept, left = records.collect(results, [fine, public])
+    assert not left and records.seeds_in(kept, fine) == {1}
+    # The others of a cell that is recorded would start from weights that are made again.
+    shutil.rmtree(results)
+    assert running.missing([fine], results, kept) == [(public, (1,)), (fine, (1, 2, 3))]
+    assert running.missing([fine, public], results, kept)[0] == (public, (1, 2, 3))
+    other = {"2": kept[fine.source]["1"] | {"initial_weights_sha256": "of another file"}}
+    settings = other["2"]["settings"] | {"seed": 2}
+    mixed = {**kept, fine.source: {**kept[fine.source], "2": other["2"] | {"settings": settings}}}
+    assert (
+        records.seeds_in(mixed, fine) == {2} and len(records.measured(fine, mixed).accuracies) == 1
+    )
+    # Where one of them is here without these weights, no other is begun, whatever is named beside it.
+    running.train(public, (1,), results, None)
+    running.train(fine, (1,), results, None)
+    shutil.rmtree(records.place(results, public, 1))
+    for chosen in ([fine], [public, fine]):
+        with pytest.raises(ResultError, match="which are not there any more"):
+            running.missing(chosen, results)
+    catalogue.tables.cache_clear()

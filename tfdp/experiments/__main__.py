@@ -24,6 +24,11 @@ _PAGES = str(Path(__file__).resolve().parents[2] / "docs" / "papers")
 def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit status."""
     options = _parser().parse_args(arguments)
+    if options.results.exists() and not options.results.is_dir():
+        print(
+            f"error: Expected --results to be a folder. Found {options.results}.", file=sys.stderr
+        )
+        return 2
     from tfdp.papers.catalogue import UnknownName
 
     try:
@@ -71,7 +76,10 @@ def _parser():
         help="write the pages from the records and what was trained here",
     )
     report.add_argument(
-        "--out", type=Path, help="the folder of the pages; by default pages in that of all results"
+        "--out",
+        type=Path,
+        help="a folder for pages and records in which yours join the recorded ones; by default the "
+        "pages go to RESULTS/pages and show yours in lines of their own",
     )
     report.set_defaults(action=_report)
     training = actions.add_parser("train", parents=[shared])
@@ -117,7 +125,7 @@ def _run(options):
     from tfdp.papers.catalogue import cells
 
     chosen = cells(options.names)
-    known = records.read(Path(_PAGES) / records.COLLECTION) if options.skip_recorded else None
+    known = records.read(Path(_PAGES) / records.COLLECTION)
     try:
         ended = running.run(
             chosen,
@@ -125,7 +133,8 @@ def _run(options):
             jobs=options.jobs,
             budget_minutes=options.budget_minutes,
             data_dir=options.data_dir,
-            records=known,
+            records=known if options.skip_recorded else None,
+            times=known,
             console=console.console(),
         )
     except KeyboardInterrupt as interruption:
@@ -164,7 +173,7 @@ def _report(options):
 
     # The recorded pages are not written over by whoever trains a cell again.
     out = options.out or options.results / "pages"
-    for line in write_pages(options.results, out, recorded=options.out or Path(_PAGES)):
+    for line in write_pages(options.results, out, Path(_PAGES), apart=options.out is None):
         print(line)
     return 0
 

@@ -31,9 +31,16 @@ def finished(
     """
     folder = os.fspath(folder)
     if not (os.path.isdir(folder) and is_result(folder)):
+        path = folder if os.path.islink(folder) else os.path.join(folder, RECORD)
+        if os.path.lexists(path):
+            raise ResultError(
+                f"Expected {path} to be a result, or the record of one. Found it damaged, or a link to "
+                "nothing. Put it back, or remove the folder to train anew."
+            )
         return None
     record = check(folder)
     has(record, ("num_examples", "settings", "insecure_seed"), folder)
+    has(record["settings"], ("dataset", "mechanism"), folder)
     wanted = json.loads(json.dumps(complete(experiment, record["num_examples"]).recorded()))
     wanted["insecure_seed"] = experiment.insecure_seed is not None
     found = record["settings"] | {"insecure_seed": record["insecure_seed"]}
@@ -60,7 +67,8 @@ def has(record: Any, names: Collection[str], folder: str | os.PathLike) -> None:
         ResultError: it lacks some of the names.
     """
     found = record if isinstance(record, Mapping) else {}
-    if lacking := [name for name in names if name not in found]:
+    lacking = [name for name in names if name not in found]
+    if lacking or not isinstance(record, Mapping):
         raise ResultError(
             f"Expected {os.path.join(folder, RECORD)} to have {', '.join(names)}. Found it without "
             f"{', '.join(lacking)}: it was changed, or other code wrote it. Remove the folder to train "

@@ -49,7 +49,7 @@ def read_record(folder: str) -> dict:
     try:
         with open(os.path.join(folder, RECORD), "rb") as file:
             record = json.load(file)
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, IsADirectoryError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
 

@@ -16,7 +16,7 @@ from tfdp._compat.keras import is_graph_of_layers
 from tfdp.account import ledger_in_file
 from tfdp.data.datasets import DATASETS
 from tfdp.experiments.conditions import DRAWN_EMBEDDINGS, NONE
-from tfdp.experiments.result_files import DIGESTS, MODEL, digest, read_record
+from tfdp.experiments.result_files import DIGESTS, MODEL, RECORD, digest, read_record
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.words import table_of
 from tfdp.layers import PublicExamples
@@ -94,6 +94,12 @@ def earlier_trainings(experiment: Experiment, path: str) -> tuple[dict, ...]:
     """
     folder = os.path.dirname(os.path.realpath(path))
     record = read_record(folder)
+    if experiment.private and not record and os.path.lexists(os.path.join(folder, RECORD)):
+        raise ValueError(
+            f"Expected {os.path.join(folder, RECORD)}, which tells what the --initial_weights beside "
+            "it were trained on. Found it damaged. Put it back; weights that owe nothing to private "
+            "data can be moved to a folder of their own."
+        )
     trained_on = tuple(record.get("trained_on") or ())
     if not trained_on and {"dataset", "mechanism"} <= record.keys():
         trained_on = ({"dataset": record["dataset"], "mechanism": record["mechanism"]},)
@@ -144,13 +150,27 @@ _MADE_OF = {
     "imagenette": ("imagenet2012",),
     "imagewang": ("imagenet2012",),
     "imagenet_resized": ("imagenet2012",),
+    "imagenet_lt": ("imagenet2012",),
+    "imagenet_pi": ("imagenet2012",),
     "downsampled_imagenet": ("imagenet2012",),
+    "stanford_dogs": ("imagenet2012",),
     "stl10": ("imagenet2012",),
+    "visual_domain_decathlon/imagenet12": ("imagenet2012",),
+    "visual_domain_decathlon/svhn": ("svhn_cropped",),
+    "visual_domain_decathlon/vgg-flowers": ("oxford_flowers102",),
+    "caltech_birds2011": ("caltech_birds2010",),
+    "esnli": ("snli",),
+    "glue/ax": ("super_glue/axb",),
     "glue/mnli": ("multi_nli",),
+    "glue/mnli_matched": ("glue/mnli", "multi_nli"),
+    "glue/mnli_mismatched": ("glue/mnli", "multi_nli"),
     "glue/qnli": ("squad",),
     "glue/rte": ("super_glue/rte",),
     "super_glue/boolq": ("bool_q",),
+    "super_glue/multirc": ("eraser_multi_rc",),
 }
+# Data sets that others are named after.
+_NAMESAKES = {"mnist", "cifar10", "cifar100", "imagenet2012", "svhn_cropped", "ag_news"}
 
 
 def are_of_the_same(one: str, other: str) -> bool:
@@ -159,20 +179,24 @@ def are_of_the_same(one: str, other: str) -> bool:
     They are compared without versions. Configurations of one builder are mostly the same records in
     another form or another choice of them, and count as the same but for those of GLUE and SuperGLUE,
     which are tasks with texts of their own. Data sets are often named after those that they are made
-    of, as `emnist/mnist`, `mnist_corrupted` and `cifar10_n` are; some others are listed here.
+    of, as `emnist/mnist`, `mnist_corrupted` and `cifar10_n` are; some others are listed here. No list
+    can be whole, so weights of a data set that is not named here are public on the user's word.
     """
     (base, config), (other_base, other_config) = map(_parts, (one, other))
-    if base == other_base:
-        return base not in _TASKS or config == other_config or not (config and other_config)
+    if base == other_base and (base not in _TASKS or not (config and other_config)):
+        return True
     roots, other_roots = _roots(base, config), _roots(other_base, other_config)
     named = any(a.startswith(f"{b}_") or b.startswith(f"{a}_") for a in roots for b in other_roots)
     return named or bool(roots & {*other_roots, other_config} or other_roots & {*roots, config})
 
 
 def _roots(base, config) -> set[str]:
-    """A data set, with and without its configuration, and those that `_MADE_OF` names for it."""
-    whole = f"{base}/{config}"
-    return {base, whole, *_MADE_OF.get(whole, _MADE_OF.get(base, ()))}
+    """A data set, and those that it is made of as far as its name and `_MADE_OF` tell."""
+    whole = f"{base}/{config}" if config else base
+    found = {whole, *_MADE_OF.get(whole, _MADE_OF.get(base, ()))}
+    if base not in _TASKS:
+        found.add(base)
+    return found | {name for name in _NAMESAKES if base.startswith(f"{name}_")}
 
 
 def _parts(dataset: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 The catalogue is in the .toml files beside this module, one for each paper:
 
     paper = "SI-DPSGD"
+    cited = "..."                   # authors, title, where it is found
     [[tables]]
     name = "T4"                     # `python -m tfdp.experiments run si_dpsgd.T4`
     title = "MNIST, accuracy by claimed epsilon"
@@ -166,6 +167,7 @@ class Table:
         differs: in what all rows differ from the paper.
         guides: (accuracy in percent, words): lines in the figure to compare with.
         computed: name of the computation of its cells; empty for trainings.
+        cited: authors and title of the paper, and where it is found.
     """
 
     name: str
@@ -181,6 +183,7 @@ class Table:
     differs: str = ""
     guides: tuple[tuple[float, str], ...] = ()
     computed: str = ""
+    cited: str = ""
 
     @property
     def cells(self) -> list[Cell]:
@@ -194,7 +197,7 @@ def tables() -> tuple[Table, ...]:
     found = []
     for path in sorted(_FOLDER.glob("*.toml")):
         content = tomllib.loads(path.read_text())
-        found += [_table(path.stem, content["paper"], table) for table in content["tables"]]
+        found += [_table(path.stem, content, table) for table in content["tables"]]
     return tuple(_resolved(table, found) for table in found)
 
 
@@ -207,14 +210,20 @@ def _resolved(table, found) -> Table:
         for cell in row.cells:
             if cell.source != cell.name and not cell.absent:
                 other = known[cell.source]
+                if other.source != other.name:
+                    raise ValueError(
+                        f"{cell.name} has trainings of {other.name}, which has others'."
+                    )
                 theirs = [other.differs, *(t.differs for t in found if t.name == other.table)]
                 cell = dataclasses.replace(
                     cell, flags=other.flags, seeds=other.seeds, minutes=other.minutes,
                     differs=cell.differs or " ".join(text for text in theirs if text),
                     absent=other.absent, needs=other.needs,
                 )  # fmt: skip
-            if cell.needs and cell.needs not in known:
-                raise ValueError(f"{cell.name} needs {cell.needs}, which is no cell.")
+            if cell.needs and (cell.needs not in known or known[cell.needs].source != cell.needs):
+                raise ValueError(
+                    f"{cell.name} needs {cell.needs}, which is no cell with trainings."
+                )
             cells.append(cell)
         shared = all(cell.source != cell.name for cell in cells)
         differs = cells[0].differs if shared else row.differs
@@ -275,12 +284,13 @@ def merged(*texts: str) -> tuple[str, ...]:
     return tuple(flag for flag, value in found.values() if value)
 
 
-def _table(stem, paper, content) -> Table:
+def _table(stem, file, content) -> Table:
     name, columns = f"{stem}.{content['name']}", tuple(content["columns"])
     rows = tuple(_row(name, columns, content, row) for row in content["rows"])
     return Table(
         name=name,
-        paper=paper,
+        paper=file["paper"],
+        cited=file.get("cited", ""),
         title=content["title"],
         axis=content.get("axis", ""),
         columns=columns,

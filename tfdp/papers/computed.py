@@ -114,7 +114,9 @@ def finished(folder: Path, cell: Cell) -> dict | None:
     try:
         record = json.loads(path.read_text())
         found = record["settings"]
-    except (ValueError, TypeError, KeyError) as error:
+        [to_text(record["values"][name]) for _, name, to_text in COMPUTATIONS[cell.computed].lines]
+        record["seconds"], record["code"]["commit"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ResultError(
             f"Expected {path} to hold a record. Found it damaged: {error}."
         ) from error

@@ -153,8 +153,9 @@ def _curves(table, found):
             m = found[cell.name]
             if m is None or not m.curves:
                 continue
-            epochs = [epoch for epoch, _ in m.curves[0]]
-            values = np.array([[a for _, a in curve] for curve in m.curves])
+            # A crash can have cost a curve a point.
+            epochs = sorted(set.intersection(*({e for e, _ in curve} for curve in m.curves)))
+            values = np.array([[dict(curve)[e] for e in epochs] for curve in m.curves])
             error = np.zeros(len(epochs))
             if len(values) > 1:
                 error = values.std(axis=0, ddof=1) / math.sqrt(len(values))

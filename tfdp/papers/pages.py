@@ -4,7 +4,7 @@ import datetime
 import html
 import itertools
 import math
-import shutil
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,10 +37,10 @@ _INTRODUCTION = (
     "was really sampled, computed and released, both for one record replaced by one that contributes "
     "nothing (for one record replaced by another, which the dropout paper means, proven epsilons are "
     "larger). Proven is above claimed where a paper's accounting leaves something out, or where a row "
-    "is sampled or clipped otherwise than it assumes; the row says so. *Not yet* is a cell that is "
-    "still to be measured, *not run* one that is left out, with what is known of the cost below the "
-    "table; nothing is filled in. Figures of others that a paper quotes are quoted, too, and never "
-    "ranked."
+    "is sampled or clipped otherwise than it assumes: *what we found* says which. *Not yet* is a cell "
+    "that is still to be measured, *not run* one that is left out, with what is known of the cost "
+    "below the table; nothing is filled in. Figures of others that a paper quotes are quoted, too, "
+    "and never ranked."
 )
 _OVERVIEW = ("what it shows", "cells measured")
 _FOUND = ("What we found about the papers", "findings.md")
@@ -50,42 +50,56 @@ _AGAIN = (
 )
 
 
-def write_pages(results: Path, out: Path, recorded: Path | None = None) -> list[str]:
+def write_pages(
+    results: Path, out: Path, recorded: Path | None = None, apart: bool = False
+) -> list[str]:
     """Collects the results, and writes the pages and their records into a folder.
 
     Args:
         results: the folder of all results; it need not exist.
         out: the folder of the pages.
-        recorded: the folder of earlier pages, whose records and findings these have, too; by default
-            `out` itself.
+        recorded: the folder of earlier pages, whose records and findings these have, too, unless `out`
+            has some; by default `out` itself.
+        apart: whether the results have a line of their own below that of the records. No records are
+            written then; otherwise they join the records and take the place of those of their seeds.
 
     Returns:
         What was written and left out, line by line.
     """
     every = [cell for table in tables() for cell in table.cells]
     found, left = collect(results, every)
-    recorded = out if recorded is None else recorded
-    records = merge(read(recorded / COLLECTION), found)
+    if recorded is None or (not apart and (out / COLLECTION).exists()):
+        recorded = out
+    out.mkdir(parents=True, exist_ok=True)
     if recorded != out and (recorded / _FOUND[1]).exists():
-        out.mkdir(parents=True, exist_ok=True)
-        shutil.copy(recorded / _FOUND[1], out)
-    write(out / COLLECTION, records)
-    sections = [_section(table, records) for table in tables()]
+        elsewhere = os.path.relpath(recorded.resolve().parent, out.resolve())
+        text = (recorded / _FOUND[1]).read_text()
+        (out / _FOUND[1]).write_text(text.replace("](../", f"]({elsewhere}/"))
+    records, own = read(recorded / COLLECTION), found
+    if not apart:
+        records, own = merge(records, found), {}
+        write(out / COLLECTION, records)
+    sections = [_section(table, records, own) for table in tables()]
     pictures = {section.table.name: section.picture(out) for section in sections}
     (out / _MARKDOWN).write_text(_markdown(sections, pictures))
     path = out / _FOUND[1]
     findings = _findings(path.read_text()) if path.exists() else ""
     (out / _HTML).write_text(_html(sections, out, pictures, findings))
-    trained = sum(len(seeds) for seeds in records.values())
-    return [f"{trained} trainings of {len(records)} cells: {out / _MARKDOWN}, {out / _HTML}", *left]
+    said = ", and ".join(
+        f"{sum(map(len, some.values()))} trainings of {len(some)} cells{where}"
+        for some, where in ((records, " recorded" if apart else ""), (own, f" in {results}"))
+        if some is records or apart
+    )
+    return [f"{said}: {out / _MARKDOWN}, {out / _HTML}", *left]
 
 
 class _Section:
     """What the pages say about one table."""
 
-    def __init__(self, table: Table, records: Mapping):
+    def __init__(self, table: Table, records: Mapping, own: Mapping):
         self.table = table
         self.found = {cell.name: measured(cell, records) for cell in table.cells}
+        self._own = {cell.name: measured(cell, own) for cell in table.cells}
         self._minutes = {cell.name: minutes_of(cell, records) for cell in table.cells}
 
     @property
@@ -108,6 +122,9 @@ class _Section:
             measured_cells = [self.found[cell.name] for cell in row.cells]
             ours = [_accuracy(m, c) for m, c in zip(measured_cells, row.cells, strict=True)]
             found.append(("here", ours, "here"))
+            if any(yours := [self._own[cell.name] for cell in row.cells]):
+                texts = ["" if m is None else _accuracy(m, None) for m in yours]
+                found.append(("yours", texts, "here"))
             if any(m is not None and math.isfinite(m.claimed) for m in measured_cells):
                 found.append(
                     ("claimed", [_epsilon(m, "claimed") for m in measured_cells], "epsilon")
@@ -167,8 +184,11 @@ class _Section:
         minutes = [m.minutes for m in known]
         commits = sorted({commit for m in known for commit in m.commits})
         lost = sum(m.lost for m in known)
+        count = sum(len(m.accuracies) for m in known)
+        trainings = f"{count} trainings" if count > 1 else "One training"
+        each = " each" if count > 1 else ""
         said = [
-            f"{sum(len(m.accuracies) for m in known)} trainings of {_range(minutes)} minutes each, at "
+            f"{trainings} of {_range(minutes)} minutes{each}, at "
             f"{'commit' if len(commits) == 1 else 'commits'} {', '.join(commits)}."
         ]
         if lost:
@@ -189,9 +209,10 @@ class _Section:
 class _ComputedSection(_Section):
     """What the pages say about a table whose cells are computed, in the units of their values."""
 
-    def __init__(self, table: Table, records: Mapping):
+    def __init__(self, table: Table, records: Mapping, own: Mapping):
         self.table = table
         self.found = {cell.name: computed_values(cell, records) for cell in table.cells}
+        self._own = {cell.name: computed_values(cell, own) for cell in table.cells}
         self._shown = COMPUTATIONS[table.computed]
 
     def picture(self, out: Path) -> str | None:
@@ -202,11 +223,12 @@ class _ComputedSection(_Section):
         found = []
         for row in self.table.rows:
             found.append((row.label, [_printed(cell) for cell in row.cells], "paper"))
-            every = [self.found[cell.name] for cell in row.cells]
-            for label, name, to_text in self._shown.lines if any(every) else ():
-                texts = ["" if values is None else to_text(values[name]) for values in every]
-                kind = "here" if name == self._shown.lines[0][1] else "epsilon"
-                found.append((label, texts, kind))
+            for values, whose in ((self.found, ""), (self._own, "yours, ")):
+                every = [values[cell.name] for cell in row.cells]
+                for label, name, to_text in self._shown.lines if any(every) else ():
+                    texts = ["" if each is None else to_text(each[name]) for each in every]
+                    kind = "here" if name == self._shown.lines[0][1] else "epsilon"
+                    found.append((whose + label, texts, kind))
         return found
 
     def missing(self) -> str:
@@ -223,8 +245,8 @@ def _range(minutes) -> str:
     return f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
 
 
-def _section(table, records) -> _Section:
-    return (_ComputedSection if table.computed else _Section)(table, records)
+def _section(table, records, own) -> _Section:
+    return (_ComputedSection if table.computed else _Section)(table, records, own)
 
 
 def _grouped(pairs) -> list[tuple[str, list[str]]]:
@@ -255,7 +277,8 @@ def _epsilon(found: Measured | None, kind: str) -> str:
 
 def _markdown(sections, pictures) -> str:
     lines = ["# The tables and figures of the papers", "", _INTRODUCTION, ""]
-    lines += [f"[{_FOUND[0]}]({_FOUND[1]})", "", _AGAIN, ""]
+    lines += [f"* {paper}: {cited}" for paper, cited in _cited(sections)]
+    lines += ["", f"[{_FOUND[0]}]({_FOUND[1]})", "", _AGAIN, ""]
     lines += [f"| name | {' | '.join(_OVERVIEW)} |", "| --- | --- | --- |"]
     for section in sections:
         lines.append(f"| `{section.table.name}` | {section.title} | {section.counted()} |")
@@ -275,12 +298,19 @@ def _markdown(sections, pictures) -> str:
     return "\n".join(lines)
 
 
+def _cited(sections) -> list[tuple[str, str]]:
+    """The papers, with their authors and titles."""
+    found = {section.table.paper: section.table.cited for section in sections}
+    return [(paper, cited) for paper, cited in found.items() if cited]
+
+
 _STYLE = """
 :root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 72rem; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 84rem; }
+p, li, section { max-width: 56rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .6rem; text-align: right; white-space: nowrap; }
+th, td { padding: .15rem .5rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
 thead th { border-bottom: 2px solid; }
 tr.paper > * { border-top: 1px solid #8888; }
@@ -314,6 +344,8 @@ _UP = '<p class="up"><a href="#overview">Overview</a></p>'
 def _html(sections, out, pictures, findings) -> str:
     body = ["<h1>The tables and figures of the papers</h1>"]
     body.append(f"<p>{_marked(_INTRODUCTION)}</p>")
+    papers = (f"{html.escape(paper)}: {html.escape(cited)}" for paper, cited in _cited(sections))
+    body += ["<ul>", *(f"<li>{each}</li>" for each in papers), "</ul>"]
     if findings:
         body.append(f'<p><a href="#findings">{_FOUND[0]}</a></p>')
     body.append(f'<p id="overview">{_marked(_AGAIN)}</p>')
@@ -323,7 +355,8 @@ def _html(sections, out, pictures, findings) -> str:
         body.append(f'<tr class="paper"><td colspan="2">{html.escape(paper)}</td></tr>')
         for section in of_paper:
             link = f'<a href="#{section.table.name}">{html.escape(section.table.title)}</a>'
-            body.append(f"<tr><td>{link}</td><td>{section.counted()}</td></tr>")
+            name = f"<code>{section.table.name}</code>"
+            body.append(f"<tr><td>{link} {name}</td><td>{section.counted()}</td></tr>")
     body += ["</tbody></table>", findings]
     for section in sections:
         body += _html_section(section, out, pictures[section.table.name])

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import tfdp
+from tfdp._files import replaced_whole
 from tfdp.experiments.finished import different, finished, has
 from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers import computed
@@ -32,7 +33,13 @@ KEPT = (
     "steps", "num_examples", "lot_size", "noise_multiplier", "test_accuracy", "claimed", "proven",
     "seconds", "curve", "settings", "code", "values",
 )  # fmt: skip
+# The digest of the initial weights, of trainings that start from those of another.
+_START = "initial_weights_sha256"
 _GUARANTEES, _OF_GUARANTEE = ("claimed", "proven"), ("epsilon", "delta", "adjacency")
+
+
+class LostSteps(ResultError):
+    """A training lost more steps by crashes than one of a table may."""
 
 
 def place(results: Path, cell: Cell, seed: int) -> Path:
@@ -62,21 +69,55 @@ def done(results: Path, cell: Cell, seed: int) -> dict | None:
     record = finished(folder, experiment, ("initial_weights",) if cell.needs else ())
     if record is None:
         return None
-    has(record, [name for name in KEPT if name not in ("curve", "values")], folder)
-    for kind in _GUARANTEES:
-        has(record[kind], _OF_GUARANTEE, folder)
+    _check_content(record, cell, seed, folder)
     if cell.needs and not _ends_with(record["settings"].get("initial_weights"), cell.needs):
         raise ResultError(
             f"Expected the result in {folder} to start from the weights of {cell.needs}. Found those "
             f"of {record['settings'].get('initial_weights')}. Remove it to train it anew."
         )
-    lost = record.get("training", {}).get("lost_steps", 0)
-    if lost > LOST * record.get("steps", math.inf):
-        raise ResultError(
+    lost = record["training"]["lost_steps"]
+    if lost > LOST * record["steps"]:
+        raise LostSteps(
             f"{cell.name}, seed {seed}: {lost:,} of {record['steps']:,} steps were lost by a crash, so "
             f"it is left out. Remove {folder} to train it anew."
         )
     return record
+
+
+def _check_content(record, cell, seed, folder) -> None:
+    """Raises ResultError if a run.json lacks what is read of it, or is of another training."""
+    has(record, [name for name in KEPT if name not in ("curve", "values")], folder)
+    has(record, ("training",), folder)
+    for kind in _GUARANTEES:
+        has(record[kind], _OF_GUARANTEE, folder)
+    has(record["code"], ("commit",), folder)
+    has(record["training"], ("lost_steps",), folder)
+    if cell.needs:
+        has(record.get("digests_of_settings"), ("initial_weights",), folder)
+    whole = (record["steps"], record["training"]["lost_steps"])
+    numbers = (record["seconds"], *(record[kind]["epsilon"] for kind in _GUARANTEES))
+    right = (
+        all(isinstance(number, int) and number >= 0 for number in whole)
+        and all(_is_amount(number) for number in numbers)
+        and _is_amount(record["test_accuracy"])
+        and record["test_accuracy"] <= 1
+        and isinstance(record["settings"], dict)
+        and (record.get("cell", cell.source), record.get("seed", seed)) == (cell.source, seed)
+    )
+    if not right:
+        raise ResultError(
+            f"Expected the run.json in {folder} to be that of seed {seed} of {cell.source}, with whole "
+            "numbers of steps, an accuracy from 0 to 1 and epsilons of 0 or more. Found something "
+            "else: it was changed, or belongs to another cell. Remove the folder to train anew."
+        )
+
+
+def _is_amount(value) -> bool:
+    """Whether a value is a number of 0 or more, which may be written "inf"."""
+    try:
+        return not isinstance(value, bool) and float(value) >= 0
+    except (TypeError, ValueError):
+        return False
 
 
 def _ends_with(path, needs) -> bool:
@@ -130,8 +171,10 @@ def _kept(cell, record) -> dict:
     kept = {name: record[name] for name in KEPT if name in record}
     if cell.computed:
         return kept
-    if lost := record.get("training", {}).get("lost_steps"):
+    if lost := record["training"]["lost_steps"]:
         kept["lost_steps"] = lost
+    if cell.needs:
+        kept[_START] = record["digests_of_settings"]["initial_weights"]
     for kind in _GUARANTEES:
         kept[kind] = {name: record[kind][name] for name in _OF_GUARANTEE}
     # Whole examples, so four digits say all for up to 10,000 of them.
@@ -147,9 +190,26 @@ def _kept(cell, record) -> dict:
 
 
 def read(path: Path) -> dict:
-    """Returns a collection; an empty one if there is no file."""
+    """Returns a collection; an empty one if there is no file.
+
+    Raises:
+        ResultError: the file is damaged.
+    """
     path = Path(path)
-    return json.loads(path.read_text()) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+        for seeds in found.values():
+            for seed, record in seeds.items():
+                if seed != str(int(seed)) or not record.keys() >= {"settings", "seconds", "code"}:
+                    raise ValueError(f"no record of a seed at {seed!r}")
+    except (ValueError, AttributeError) as error:
+        raise ResultError(
+            f"Expected {path} to hold a collection of records. Found it damaged: {error}. Take the "
+            "file from the repository again."
+        ) from error
+    return found
 
 
 def write(path: Path, records: Mapping) -> None:
@@ -163,7 +223,8 @@ def write(path: Path, records: Mapping) -> None:
             for seed, record in sorted(seeds.items(), key=lambda item: int(item[0]))
         ]
         parts.append(f" {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n }")
-    Path(path).write_text("{\n" + ",\n".join(parts) + "\n}\n")
+    with replaced_whole(os.fspath(path)) as partial:
+        Path(partial).write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def merge(old: Mapping, new: Mapping) -> dict:
@@ -214,20 +275,30 @@ def seeds_in(records: Mapping, cell: Cell) -> set[int]:
     if cell.needs and records.get(cell.needs) and not seeds_in(records, named(cell.needs)):
         return set()  # the weights at the start were made with other settings
     found = {int(seed): record for seed, record in records.get(cell.source, {}).items()}
-    return {seed for seed in cell.seeds if seed in found and _is_of(cell, seed, found[seed])}
+    seeds = [seed for seed in cell.seeds if seed in found and _is_of(cell, seed, found[seed])]
+    if cell.needs and seeds:
+        # Those that start from the weights of the last one: others are no repetitions of it.
+        start = found[seeds[-1]].get(_START)
+        seeds = [seed for seed in seeds if found[seed].get(_START) == start]
+    return set(seeds)
 
 
 def minutes_of(cell: Cell, records: Mapping) -> float | None:
-    """Returns what a training of a cell took, or others of its row, or of its table.
+    """Returns what a training of a cell took, or others of its row; else what the catalogue notes.
 
-    Where there is none it is what the catalogue notes, or None.
+    Where there is neither it is what others of its table took, or None.
     """
     paper, table, row, _ = cell.source.split(".", 3)
     own = (records.get(cell.source) or {}).values()
-    for like in (own, *(_below(records, f"{paper}.{name}.") for name in (f"{table}.{row}", table))):
-        if seconds := [record["seconds"] for record in like]:
-            return statistics.fmean(seconds) / 60
-    return cell.minutes
+    of_row, of_table = (_below(records, f"{paper}.{name}.") for name in (f"{table}.{row}", table))
+    if found := _minutes(own) or _minutes(of_row) or cell.minutes:
+        return found
+    return _minutes(of_table)
+
+
+def _minutes(records) -> float | None:
+    seconds = [record["seconds"] for record in records]
+    return statistics.fmean(seconds) / 60 if seconds else None
 
 
 def _below(records, prefix) -> list[dict]:

@@ -6,6 +6,7 @@ A finished training is not run again, and one that was interrupted goes on.
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers.catalogue import Cell, named
 from tfdp.papers.computed import compute_into, told
-from tfdp.papers.records import code_version, done, place, seeds_in, start
+from tfdp.papers.records import LostSteps, code_version, done, minutes_of, place, seeds_in, start
 
 # What a training takes that was never measured, for the estimate of the time that is left.
 _UNKNOWN_MINUTES = 5.0
@@ -35,7 +36,10 @@ class _Running:
 
 
 def missing(
-    cells: Sequence[Cell], results: Path, records: Mapping | None = None
+    cells: Sequence[Cell],
+    results: Path,
+    records: Mapping | None = None,
+    wrong: dict[str, str] | None = None,
 ) -> list[tuple[Cell, tuple[int, ...]]]:
     """Returns the cells that have trainings to run, with the seeds of these.
 
@@ -46,31 +50,48 @@ def missing(
         cells: the cells.
         results: the folder of all results.
         records: a collection; trainings that it holds are not missing, unless others start from them.
+            Those that start from weights that are not in `results` are missing, too, if others of
+            their cell are: all of a cell start from the same.
+        wrong: is filled with the reasons of cells that cannot be run, by their names; None raises the
+            first of them.
 
     Raises:
         ResultError: a result is there that is damaged or has other settings.
     """
     found = {}
     for cell in cells:
-        recorded = seeds_in(records or {}, cell)
-        seeds = [s for s in cell.seeds if s not in recorded and done(results, cell, s) is None]
-        if not seeds or cell.source in found:
+        if cell.source in found:
             continue
-        if cell.needs and cell.needs not in found:
-            needed = named(cell.needs)
-            if done(results, needed, 1) is None:
-                here = [
-                    s for s in cell.seeds if s not in seeds and place(results, cell, s).exists()
-                ]
-                if here:
-                    raise ResultError(
-                        f"{cell.name}: seeds {here} in {results} started from the weights of "
-                        f"{cell.needs}, which are not there any more, and other seeds would start from "
-                        "others. Put them back, or remove the results of the cell."
-                    )
-                found[needed.source] = (needed, (1,))
-        found[cell.source] = (cell, tuple(seeds))
+        try:
+            needed, seeds = _missing_of(cell, results, records or {})
+        except ResultError as error:
+            if wrong is None:
+                raise
+            wrong[cell.name] = str(error)
+            continue
+        if seeds and needed is not None and needed.source not in found:
+            here = [s for s in needed.seeds if s == 1 or needed in cells]
+            here = [s for s in here if done(results, needed, s) is None]
+            found[needed.source] = (needed, tuple(here))
+        if seeds:
+            found[cell.source] = (cell, tuple(seeds))
     return list(found.values())
+
+
+def _missing_of(cell, results, records) -> tuple[Cell | None, list[int]]:
+    """The cell whose weights are missing at the start of this one, and the seeds to train."""
+    not_here = [seed for seed in cell.seeds if done(results, cell, seed) is None]
+    recorded = seeds_in(records, cell)
+    seeds = [seed for seed in not_here if seed not in recorded]
+    if not seeds or not cell.needs or done(results, named(cell.needs), 1) is not None:
+        return None, seeds
+    if here := [seed for seed in cell.seeds if seed not in not_here]:
+        raise ResultError(
+            f"{cell.name}: seeds {here} in {results} started from the weights of {cell.needs}, which "
+            "are not there any more, and other seeds would start from others. Put them back, or remove "
+            "the results of the cell."
+        )
+    return named(cell.needs), not_here
 
 
 def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None) -> None:
@@ -89,13 +110,23 @@ def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None)
             record = compute_into(place(results, cell, seed), cell, notes, data_dir)
             print(f"{cell.name}: {told(cell, record)}", flush=True)
             continue
-        with ResultFolder(place(results, cell, seed)) as folder:
-            from tfdp.experiments.saving import run_into
+        from tfdp.experiments.saving import run_into
 
-            print(f"{cell.name}, seed {seed}", flush=True)
-            experiment = cell.experiment(seed, data_dir, start(results, cell))
-            command = cell.command(seed, results)
-            result = run_into(folder, experiment, verbose=2, command=command, notes=notes)
+        path = place(results, cell, seed)
+        for again in (True, False):
+            with ResultFolder(path) as folder:
+                print(f"{cell.name}, seed {seed}", flush=True)
+                experiment = cell.experiment(seed, data_dir, start(results, cell))
+                command = cell.command(seed, results)
+                result = run_into(folder, experiment, verbose=2, command=command, notes=notes)
+            try:
+                done(results, cell, seed)
+                break
+            except LostSteps as error:  # it went on after a crash
+                if not again:
+                    raise
+                print(f"{error} It is trained anew.", flush=True)
+                shutil.rmtree(path)
         print(f"{cell.name}, seed {seed}: {100 * result.test_accuracy:.2f}%", flush=True)
 
 
@@ -107,6 +138,7 @@ def run(
     budget_minutes: float | None = None,
     data_dir: str | None = None,
     records: Mapping | None = None,
+    times: Mapping | None = None,
     console: Console | None = None,
 ) -> dict[str, list[str]]:
     """Runs what is missing of some cells.
@@ -118,19 +150,30 @@ def run(
         budget_minutes: no training is begun after this time; None has no end.
         data_dir: the folder of tensorflow_datasets' data.
         records: a collection whose trainings are not run again.
+        times: a collection, by whose times that of the trainings is estimated.
         console: where progress is shown; by default the terminal.
 
     Returns:
         Names of cells by how they ended: "done" (now or before), "failed", "left" (not begun).
     """
-    console = console or Console()
-    waiting = missing(cells, results, records)
+    console, times = console or Console(), times or {}
+    wrong = {}
+    waiting = missing(cells, results, records, wrong)
     trainings = {(c.source, seed) for c in cells for seed in c.seeds}
     trainings |= {(c.source, seed) for c, seeds in waiting for seed in seeds}
     total = len(trainings)
     ended = {"done": [], "failed": [], "left": []}
     todo = {cell.source for cell, _ in waiting}
-    ended["done"] = [c.name for c in cells if c.seeds and c.source not in todo]
+    ended["done"] = [
+        c.name for c in cells if c.seeds and c.source not in todo and c.name not in wrong
+    ]
+    ended["failed"] = list(wrong)
+    for text in wrong.values():
+        console.print(text, highlight=False, markup=False)
+    if waiting:
+        number = sum(len(seeds) for _, seeds in waiting)
+        cost = f", about {minutes(waiting, times):,.0f} minutes one after the other"
+        console.print(f"To train: {number} of {total}{cost}.", highlight=False)
     started, running = time.monotonic(), []
     shown = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -161,7 +204,7 @@ def run(
                 now = ", ".join(each.cell.name for each in running)
                 here = sum(_is_there(results, each.cell, s) for each in running for s in each.seeds)
                 gone = total - _left(waiting, running) + here
-                shown.update(bar, completed=gone, description=now, left=_estimate(waiting))
+                shown.update(bar, completed=gone, description=now, left=_estimate(waiting, times))
         except BaseException:
             _stop(running)
             raise
@@ -186,13 +229,19 @@ def _left(waiting, running) -> int:
     return sum(len(seeds) for _, seeds in waiting) + sum(len(each.seeds) for each in running)
 
 
-def minutes(cells: Sequence[tuple[Cell, Sequence[int]]]) -> float:
-    """Returns about how many minutes some trainings take on two quiet cores, one after the other."""
-    return sum(len(seeds) * (cell.minutes or _UNKNOWN_MINUTES) for cell, seeds in cells)
+def minutes(cells: Sequence[tuple[Cell, Sequence[int]]], times: Mapping) -> float:
+    """Returns about how many minutes some trainings take on two quiet cores, one after the other.
+
+    Args:
+        cells: cells with their seeds.
+        times: a collection of records, by whose times they are estimated.
+    """
+    each = (len(seeds) * (minutes_of(cell, times) or _UNKNOWN_MINUTES) for cell, seeds in cells)
+    return sum(each)
 
 
-def _estimate(waiting) -> str:
-    return f"about {minutes(waiting):,.0f} min to begin" if waiting else ""
+def _estimate(waiting, times) -> str:
+    return f"about {minutes(waiting, times):,.0f} min to begin" if waiting else ""
 
 
 def _is_there(results, cell, seed) -> bool:
@@ -253,7 +302,10 @@ def _reason(each) -> str:
     if (status := each.process.returncode) < 0:
         name = signal.Signals(-status).name
         memory = ", as the system does where memory runs out" if name == "SIGKILL" else ""
-        return f"{name} ended it{memory}; the same command goes on from its last epoch"
+        return (
+            f"{name} ended it{memory}; the same command goes on from its last state, and trains anew "
+            "what lost too many steps"
+        )
     lines = each.log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "nothing was printed"
 
