@@ -221,7 +221,7 @@ class TestWhereWeightsComeFrom:
     def test_a_damaged_record_beside_the_weights_is_refused(self, results, tmp_path, damage):
         path = relabelled(results, tmp_path, "plain")
         (path.parent / "run.json").write_bytes(damage)
-        with pytest.raises(ValueError, match="run.json, which tells what the --initial_weights"):
+        with pytest.raises(ValueError, match="which tells what the --initial_weights"):
             run(private(path), verbose=0)
 
     @pytest.mark.parametrize(

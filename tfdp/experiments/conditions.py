@@ -55,7 +55,7 @@ EMBEDDED = {"digits": 1437}
 # The networks with an architecture of their own, to which no normalization is added.
 NORMALIZED = ("tutorial_logistic", "tutorial_lstm", "bilstm", "transformer")
 # The networks whose channels or hidden units --width scales.
-_SCALED = ("resnet", "fast_cifar", "vgg", "hidden", "mlp")
+_SCALED = ("resnet", "fast_cifar", "cifar_tutorial", "vgg", "hidden", "mlp")
 SCALED = tuple(name for name in MODELS if name.startswith(_SCALED))
 
 

@@ -62,7 +62,7 @@ _OWN = ("none",)
 MODELS: dict[str, Architecture] = {
     "bilstm": Architecture(outputs=bilstm, takes_tokens=True, normalizations=_OWN),
     "bilstm_dl": Architecture(outputs=bilstm_dl, takes_tokens=True, normalizations=_LAYER),
-    "cifar_tutorial": Architecture(cifar_tutorial, smallest_image=4),
+    "cifar_tutorial": Architecture(cifar_tutorial, smallest_image=4, scales=True),
     "fast_cifar": Architecture(outputs=fast_cifar, smallest_image=8, scales=True),
     "hidden_500": Architecture(hidden_500, scales=True),
     "hidden_1000": Architecture(hidden_1000, scales=True),
@@ -130,7 +130,7 @@ def build(
             each example or over the whole lot, together with the public examples.
         private_statistics: with "private_batch", the arguments of `PrivateBatchNormalization`, by name.
         width: a factor above 0 on the number of channels or units of hidden layers, for ResNet, VGG,
-            "fast_cifar" and the networks of one hidden layer only; 1 is the papers' network.
+            "fast_cifar", "cifar_tutorial" and networks of one hidden layer only; 1 is the papers' network.
 
     Returns:
         A built `keras.Sequential`, or a functional `keras.Model`.
