@@ -130,7 +130,8 @@ def build(
             each example or over the whole lot, together with the public examples.
         private_statistics: with "private_batch", the arguments of `PrivateBatchNormalization`, by name.
         width: a factor above 0 on the number of channels or units of hidden layers, for ResNet, VGG,
-            "fast_cifar", "cifar_tutorial" and networks of one hidden layer only; 1 is the papers' network.
+            "fast_cifar", "cifar_tutorial" and networks of one hidden layer only; 1 is the papers'
+            network.
 
     Returns:
         A built `keras.Sequential`, or a functional `keras.Model`.
