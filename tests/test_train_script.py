@@ -180,12 +180,16 @@ def test_command_line_wins_over_the_recipe_and_its_rivals(tmp_path, script):
     assert record["sampling"] == "poisson"
 
 
-def test_claimed_calibration_shows_the_proven_figure_too(tmp_path, script):
+def test_claimed_calibration_shows_the_proven_figure_too(tmp_path, script, capfd):
     record = result_of(
         script, tmp_path / "r", "--mechanism=si_dpsgd", "--guarantee=claimed", "--epsilon=0.5"
     )
     assert record["claimed"]["epsilon"] <= 0.5
     assert record["proven"]["epsilon"] > record["claimed"]["epsilon"]
+    epochs = [line for line in capfd.readouterr().out.splitlines() if "loss: " in line]
+    assert epochs and all(
+        "claimed_epsilon: " in line and " epsilon: " not in line for line in epochs
+    )
 
 
 def test_releasing_the_means_has_no_finite_proven_epsilon(tmp_path, script, capsys):

@@ -260,7 +260,7 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
             }
         with self._writer.as_default(step=steps):
             for name, value in (logs or {}).items():
-                if name != "epsilon":
+                if name not in ("epsilon", "claimed_epsilon"):
                     tf.summary.scalar(f"training/{name}", value)
             for kind, curve in self._curves.items():
                 tf.summary.scalar(f"privacy/epsilon_{kind}", curve.at(steps))

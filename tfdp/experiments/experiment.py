@@ -221,8 +221,10 @@ def run(
         *(() if world is None else world.callbacks),
     ]
     if private:
+        # "epsilon" alone is always proven.
+        name = "epsilon" if experiment.guarantee == "proven" else f"{experiment.guarantee}_epsilon"
         callbacks.append(
-            PrivacyProgress(experiment.delta, experiment.guarantee, experiment.adjacency)
+            PrivacyProgress(experiment.delta, experiment.guarantee, experiment.adjacency, name)
         )
         if log_dir is not None:
             callbacks.append(

@@ -16,7 +16,7 @@ _REMEDY = (
     "are not protected then), or a fixed number of steps."
 )
 # Public figures, which callbacks may monitor besides figures of held-out data.
-_PUBLIC = ("epsilon", "learning_rate")
+_PUBLIC = ("epsilon", "claimed_epsilon", "learning_rate")
 _MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
