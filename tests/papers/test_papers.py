@@ -307,6 +307,18 @@ def test_a_training_starts_from_another_one(tmp_path, monkeypatch, capsys):
     catalogue.tables.cache_clear()
 
 
+def test_some_seeds_only_and_what_is_unfinished(small, monkeypatch, capsys):
+    results = small / "results"
+    train_here(monkeypatch)
+    assert command.main(["run", "paper.T1.a.2", "--seeds=1", f"--results={results}"]) == 0
+    said = capsys.readouterr().out
+    assert "To train: 1 of 1" in said
+    assert sorted(p.name for p in (results / "paper/T1/a/2").glob("seed=*")) == ["seed=1"]
+    (results / "paper/T1/a/2/seed=2.secret").mkdir()
+    command.main(["list", "paper.T1.a.2", f"--results={results}"])
+    assert "0 recorded, 1 here, 1 unfinished" in capsys.readouterr().out
+
+
 def test_what_is_recorded_is_left_out(small, monkeypatch, capsys):
     results = small / "results"
     train_here(monkeypatch)

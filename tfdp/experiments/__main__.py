@@ -1,7 +1,7 @@
 """Command line: every table and figure of the four papers.
 
     python -m tfdp.experiments list [NAME...]
-    python -m tfdp.experiments run NAME... [--jobs=1] [--budget_minutes=60]
+    python -m tfdp.experiments run NAME... [--jobs=1] [--seeds=3] [--budget_minutes=60]
     python -m tfdp.experiments compare NAME...
     python -m tfdp.experiments report [--out=FOLDER]
 
@@ -10,6 +10,7 @@ training that is finished is not run again, and one that was interrupted goes on
 """
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -62,6 +63,11 @@ def _parser():
         "--skip_recorded",
         action="store_true",
         help="leave out the trainings that docs/papers/records.json holds",
+    )
+    running.add_argument(
+        "--seeds",
+        type=_positive(int),
+        help="train this many of the seeds of each cell only, from 1 on",
     )
     running.add_argument("--data_dir", help="where tensorflow_datasets keeps its data")
     running.set_defaults(action=_run)
@@ -125,6 +131,8 @@ def _run(options):
     from tfdp.papers.catalogue import cells
 
     chosen = cells(options.names)
+    if options.seeds is not None:
+        chosen = [dataclasses.replace(cell, seeds=cell.seeds[: options.seeds]) for cell in chosen]
     known = records.read(Path(_PAGES) / records.COLLECTION)
     try:
         ended = running.run(

@@ -75,6 +75,8 @@ def print_cells(names, results: Path, records: Mapping, to: Console) -> None:
             recorded = len(seeds_in(records, cell))
             last = f" to {cell.seeds[-1]}" if cell.seeds[1:] else ""
             state = f"seeds 1{last}: {recorded} recorded, {there} here"
+            unfinished = sum(Path(f"{place(results, cell, s)}.secret").is_dir() for s in cell.seeds)
+            state += f", {unfinished} unfinished" if unfinished else ""
             if (minutes := minutes_of(cell, records)) is not None:
                 state += f", {minutes:.1f} min each"
         printed = "no figure" if cell.printed in (None, "–") else cell.printed
