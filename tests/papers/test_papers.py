@@ -15,6 +15,7 @@ from absl import flags
 from tfdp.experiments import __main__ as command
 from tfdp.experiments import command_line, console
 from tfdp.experiments.partial_folder import ResultError
+from tfdp.experiments.result_folder import ResultFolder
 from tfdp.papers import catalogue, pages, records, running
 from tfdp.papers.catalogue import UnknownName, cells, merged, tables
 
@@ -305,6 +306,26 @@ def test_a_training_starts_from_another_one(tmp_path, monkeypatch, capsys):
     assert begun == ["public", "fine"]
     monkeypatch.undo()
     catalogue.tables.cache_clear()
+
+
+def test_a_cell_that_another_process_makes_is_no_failure(small, monkeypatch, capsys):
+    results = small / "results"
+    (cell,) = cells(["paper.T1.a.2"])
+    with ResultFolder(records.place(results, cell, 1)):
+        assert command.main(["train", cell.name, "--seeds=1", f"--results={results}"]) == 75
+    train_here(monkeypatch)
+    start = running._start
+
+    def busy(*arguments):
+        each = start(*arguments)
+        each.process.returncode = running.BUSY
+        return each
+
+    monkeypatch.setattr(running, "_start", busy)
+    capsys.readouterr()
+    assert command.main(["run", cell.name, f"--results={results}"]) == 0
+    said = capsys.readouterr().out
+    assert "another process is making it" in said and "1 busy" in said
 
 
 def test_some_seeds_only_and_what_is_unfinished(small, monkeypatch, capsys):

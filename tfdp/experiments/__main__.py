@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from tfdp.experiments import console
-from tfdp.experiments.partial_folder import ResultError
+from tfdp.experiments.partial_folder import ResultBusy, ResultError
 
 _RESULTS = "runs/papers"
 # Beside the package, wherever the command is given.
@@ -163,7 +163,11 @@ def _train(options):
     from tfdp.papers.catalogue import named
 
     cell = named(options.name)
-    running.train(cell, options.seeds, options.results, options.data_dir)
+    try:
+        running.train(cell, options.seeds, options.results, options.data_dir)
+    except ResultBusy as error:
+        print(f"error: {error}", file=sys.stderr)
+        return running.BUSY
     return 0
 
 

@@ -24,6 +24,8 @@ from tfdp.papers.records import LostSteps, code_version, done, minutes_of, place
 
 # What a training takes that was never measured, for the estimate of the time that is left.
 _UNKNOWN_MINUTES = 5.0
+# The exit status of a training that another process is making (EX_TEMPFAIL of sysexits.h).
+BUSY = 75
 
 
 @dataclasses.dataclass
@@ -154,7 +156,8 @@ def run(
         console: where progress is shown; by default the terminal.
 
     Returns:
-        Names of cells by how they ended: "done" (now or before), "failed", "left" (not begun).
+        Names of cells by how they ended: "done" (now or before), "failed", "busy" (another process
+        makes them), "left" (not begun).
     """
     console, times = console or Console(), times or {}
     wrong = {}
@@ -162,7 +165,7 @@ def run(
     trainings = {(c.source, seed) for c in cells for seed in c.seeds}
     trainings |= {(c.source, seed) for c, seeds in waiting for seed in seeds}
     total = len(trainings)
-    ended = {"done": [], "failed": [], "left": []}
+    ended = {"done": [], "failed": [], "busy": [], "left": []}
     todo = {cell.source for cell, _ in waiting}
     ended["done"] = [
         c.name for c in cells if c.seeds and c.source not in todo and c.name not in wrong
@@ -289,6 +292,9 @@ def _end(each, results, console) -> str:
             words = ", ".join(_words(each.cell, record) for record in found)
             console.print(f"{each.cell.name}: {words} ({took:.1f} min)", highlight=False)
             return "done"
+    if each.process.returncode == BUSY:
+        console.print(f"{each.cell.name}: another process is making it.", highlight=False)
+        return "busy"
     last = _reason(each)
     console.print(
         f"{each.cell.name}: failed after {took:.1f} min: {last} (all of it: {each.log})",
