@@ -49,7 +49,7 @@ class TestCurve(keras.callbacks.Callback):
     """Puts the test accuracy of the model that would be released now into the logs of an epoch.
 
     Formal guarantee: what it shows is a function of weights between two steps, and the proven epsilon
-    of every mechanism covers the weights after each step. Epochs in between have no such value.
+    of every mechanism covers the weights after each step. Epochs in between have NaN.
 
     Args:
         dataset: the data, with a test split.
@@ -65,6 +65,8 @@ class TestCurve(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if logs is None:
             return
+        # Keras keeps the values of a metric by their order, so that every epoch needs one.
+        logs[_NAME] = math.nan
         if (epoch + 1) % self._experiment.test_every == 0:
             self._released = release_into(self._released, self.model, self._experiment)
             x, y = self._dataset.x_test, self._dataset.y_test
