@@ -217,6 +217,12 @@ class TestWhereWeightsComeFrom:
         with pytest.raises(ValueError, match="release of a private one"):
             run(private(path.parent / "other.keras"), verbose=0)
 
+    @pytest.mark.parametrize("trained_on", [3, [3], [{"dataset": "kmnist"}]])
+    def test_a_record_of_other_trainings_is_refused(self, results, tmp_path, trained_on):
+        path = relabelled(results, tmp_path, "plain", trained_on=trained_on)
+        with pytest.raises(ValueError, match="to list the trainings of the --initial_weights"):
+            run(private(path), verbose=0)
+
     @pytest.mark.parametrize("damage", [b"", b"{", b"[]"])
     def test_a_damaged_record_beside_the_weights_is_refused(self, results, tmp_path, damage):
         path = relabelled(results, tmp_path, "plain")

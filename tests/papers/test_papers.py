@@ -1,5 +1,6 @@
 """The catalogue of what the papers print, the commands that run it, and its pages."""
 
+import dataclasses
 import json
 import os
 import shlex
@@ -600,6 +601,8 @@ def test_a_truncated_record_is_told_and_blocks_no_other_cell(small, monkeypatch,
     [
         ("test_accuracy", 7), ("test_accuracy", None), ("steps", "2"), ("settings", []),
         ("code", None), ("training", None), ("seed", 2), ("cell", "paper.T1.a.3"),
+        ("test_accuracy", "0.5"), ("seconds", "12"), ("curve", 3), ("curve", [[1]]), ("steps", 0),
+        ("noise_multiplier", []), ("num_examples", "x"),
         ("proven", {"epsilon": "none", "delta": 1e-5, "adjacency": "zero_out"}),
     ],
 )  # fmt: skip
@@ -619,7 +622,18 @@ def test_a_damaged_collection_is_told(small, capsys):
     out = small / "pages"
     pages.write_pages(small / "none", out)
     path = out / "records.json"
-    for damage in ("{", "[]", '{"a": {"x": {}}}', '{"a": {"01": {"settings": 0}}}', '{"a": 3}'):
+    whole = json.loads((ROOT / "docs/papers/records.json").read_text())["dropout.T1_digits.ac.1"]
+    other = [whole["1"] | change for change in ({"settings": 0}, {"seconds": "x"}, {"claimed": {}})]
+    del whole["1"]["test_accuracy"]
+    changed = [json.dumps({"a": {"1": record}}) for record in (*other, whole["1"])]
+    for damage in (
+        "{",
+        "[]",
+        '{"a": {"x": {}}}',
+        '{"a": {"01": {"settings": 0}}}',
+        '{"a": 3}',
+        *changed,
+    ):
         path.write_text(damage)
         assert command.main(["report", f"--results={small / 'none'}", f"--out={out}"]) == 2
         assert "to hold a collection of records" in capsys.readouterr().err
@@ -660,10 +674,48 @@ def test_a_training_that_lost_steps_is_made_anew(small, monkeypatch, capsys):
         real(record, *others)
 
     monkeypatch.setattr(records, "_check_content", check)
-    running.train(cell, (1,), results, None)
-    said = capsys.readouterr().out
-    assert "steps were lost by a crash" in said and "It is trained anew." in said
-    assert records.done(results, cell, 1)["training"]["lost_steps"] == 0
+    assert command.main(["train", cell.name, "--seeds=1", f"--results={results}"]) == running.AGAIN
+    assert "steps were lost by a crash" in capsys.readouterr().err
+    assert not records.place(results, cell, 1).exists()
+    # `run` begins another process, once.
+    train_here(monkeypatch)
+    start, ends = running._start, []
+
+    def again(*arguments):
+        each = start(*arguments)
+        each.process.returncode = ends.pop(0)
+        return each
+
+    monkeypatch.setattr(running, "_start", again)
+    ends += [running.AGAIN, 0]
+    assert command.main(["run", cell.name, f"--results={results}"]) == 0 and not ends
+    assert "a crash cost too many steps" in capsys.readouterr().out
+    shutil.rmtree(results)
+    ends += [running.AGAIN, running.AGAIN, 0]
+    assert command.main(["run", cell.name, f"--results={results}"]) == 2 and ends == [0]
+
+
+def test_what_cannot_start_ends_no_other_cell(tmp_path, monkeypatch, capsys):
+    other = CATALOGUE.replace("a paper", "a paper").split("[[tables]]")[1]
+    (tmp_path / "paper.toml").write_text(STARTS + "[[tables]]" + other)
+    monkeypatch.setattr(catalogue, "_FOLDER", tmp_path)
+    catalogue.tables.cache_clear()
+    results = tmp_path / "r"
+    train_here(monkeypatch)
+    start = running._start
+
+    def spoiled(cell, seeds, *others):
+        each = start(cell, seeds, *others)
+        if cell.row == "public":
+            (records.place(results, cell, 1) / "run.json").write_text("{}")
+        return each
+
+    monkeypatch.setattr(running, "_start", spoiled)
+    names = ["paper.T2.fine", "paper.T1.a.2"]
+    assert command.main(["run", *names, "--seeds=1", f"--results={results}"]) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "paper.T2.fine.-: Expected" in said and "1 done, 2 failed" in said
+    catalogue.tables.cache_clear()
 
 
 def test_fine_tunings_of_one_cell_start_from_the_same_weights(tmp_path, monkeypatch):
@@ -681,7 +733,13 @@ def test_fine_tunings_of_one_cell_start_from_the_same_weights(tmp_path, monkeypa
     shutil.rmtree(results)
     assert running.missing([fine], results, kept) == [(public, (1,)), (fine, (1, 2, 3))]
     assert running.missing([fine, public], results, kept)[0] == (public, (1, 2, 3))
+    fewer = [dataclasses.replace(cell, seeds=(1, 2)) for cell in (fine, public)]
+    assert running.missing(fewer, results, kept)[0] == (public, (1, 2))
+    running.train(public, (1,), results, None)  # the weights are here, and others than those
+    assert running.missing([fine], results, kept) == [(fine, (1, 2, 3))]
+    shutil.rmtree(results)
     other = {"2": kept[fine.source]["1"] | {"initial_weights_sha256": "of another file"}}
+    assert records.merge(kept, {fine.source: other}) == {**kept, fine.source: other}
     settings = other["2"]["settings"] | {"seed": 2}
     mixed = {**kept, fine.source: {**kept[fine.source], "2": other["2"] | {"settings": settings}}}
     assert (

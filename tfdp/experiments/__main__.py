@@ -159,7 +159,7 @@ def _run(options):
 
 
 def _train(options):
-    from tfdp.papers import running
+    from tfdp.papers import records, running
     from tfdp.papers.catalogue import named
 
     cell = named(options.name)
@@ -168,6 +168,9 @@ def _train(options):
     except ResultBusy as error:
         print(f"error: {error}", file=sys.stderr)
         return running.BUSY
+    except records.LostSteps as error:
+        print(f"{error} It is removed already; the same command trains it anew.", file=sys.stderr)
+        return running.AGAIN
     return 0
 
 

@@ -100,7 +100,15 @@ def earlier_trainings(experiment: Experiment, path: str) -> tuple[dict, ...]:
             "it were trained on. Found it damaged. Put it back; weights that owe nothing to private "
             "data can be moved to a folder of their own."
         )
-    trained_on = tuple(record.get("trained_on") or ())
+    trained_on = record.get("trained_on") or ()
+    if not isinstance(trained_on, list | tuple) or not all(
+        isinstance(each, dict) and each.keys() >= {"dataset", "mechanism"} for each in trained_on
+    ):
+        raise ValueError(
+            f"Expected the run.json in {folder} to list the trainings of the --initial_weights beside "
+            f"it. Found {str(trained_on)[:60]!r}. Put the record back as it was."
+        )
+    trained_on = tuple(trained_on)
     if not trained_on and {"dataset", "mechanism"} <= record.keys():
         trained_on = ({"dataset": record["dataset"], "mechanism": record["mechanism"]},)
     known = trained_on or (UNKNOWN,)
@@ -166,8 +174,10 @@ _MADE_OF = {
     "glue/mnli_mismatched": ("glue/mnli", "multi_nli"),
     "glue/qnli": ("squad",),
     "glue/rte": ("super_glue/rte",),
+    "glue/wnli": ("super_glue/wsc",),
     "super_glue/boolq": ("bool_q",),
     "super_glue/multirc": ("eraser_multi_rc",),
+    "super_glue/wsc.fixed": ("super_glue/wsc",),
 }
 # Data sets that others are named after.
 _NAMESAKES = {"mnist", "cifar10", "cifar100", "imagenet2012", "svhn_cropped", "ag_news"}

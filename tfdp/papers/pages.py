@@ -42,6 +42,7 @@ _INTRODUCTION = (
     "below the table; nothing is filled in. Figures of others that a paper quotes are quoted, too, "
     "and never ranked."
 )
+_YOURS = "*Yours* is what was trained in `{}`, by the same settings; all other figures are recorded ones."
 _OVERVIEW = ("what it shows", "cells measured")
 _FOUND = ("What we found about the papers", "findings.md")
 _AGAIN = (
@@ -81,10 +82,11 @@ def write_pages(
         write(out / COLLECTION, records)
     sections = [_section(table, records, own) for table in tables()]
     pictures = {section.table.name: section.picture(out) for section in sections}
-    (out / _MARKDOWN).write_text(_markdown(sections, pictures))
+    introduction = f"{_INTRODUCTION} {_YOURS.format(results)}" if apart else _INTRODUCTION
+    (out / _MARKDOWN).write_text(_markdown(introduction, sections, pictures))
     path = out / _FOUND[1]
     findings = _findings(path.read_text()) if path.exists() else ""
-    (out / _HTML).write_text(_html(sections, out, pictures, findings))
+    (out / _HTML).write_text(_html(introduction, sections, out, pictures, findings))
     said = ", and ".join(
         f"{sum(map(len, some.values()))} trainings of {len(some)} cells{where}"
         for some, where in ((records, " recorded" if apart else ""), (own, f" in {results}"))
@@ -275,8 +277,8 @@ def _epsilon(found: Measured | None, kind: str) -> str:
     return "" if found is None else format_epsilon(getattr(found, kind)).replace("epsilon = ", "")
 
 
-def _markdown(sections, pictures) -> str:
-    lines = ["# The tables and figures of the papers", "", _INTRODUCTION, ""]
+def _markdown(introduction, sections, pictures) -> str:
+    lines = ["# The tables and figures of the papers", "", introduction, ""]
     lines += [f"* {paper}: {cited}" for paper, cited in _cited(sections)]
     lines += ["", f"[{_FOUND[0]}]({_FOUND[1]})", "", _AGAIN, ""]
     lines += [f"| name | {' | '.join(_OVERVIEW)} |", "| --- | --- | --- |"]
@@ -341,9 +343,9 @@ def _findings(text: str) -> str:
 _UP = '<p class="up"><a href="#overview">Overview</a></p>'
 
 
-def _html(sections, out, pictures, findings) -> str:
+def _html(introduction, sections, out, pictures, findings) -> str:
     body = ["<h1>The tables and figures of the papers</h1>"]
-    body.append(f"<p>{_marked(_INTRODUCTION)}</p>")
+    body.append(f"<p>{_marked(introduction)}</p>")
     papers = (f"{html.escape(paper)}: {html.escape(cited)}" for paper, cited in _cited(sections))
     body += ["<ul>", *(f"<li>{each}</li>" for each in papers), "</ul>"]
     if findings:

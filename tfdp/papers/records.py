@@ -90,20 +90,20 @@ def _check_content(record, cell, seed, folder) -> None:
     has(record, ("training",), folder)
     for kind in _GUARANTEES:
         has(record[kind], _OF_GUARANTEE, folder)
-    has(record["code"], ("commit",), folder)
     has(record["training"], ("lost_steps",), folder)
     if cell.needs:
         has(record.get("digests_of_settings"), ("initial_weights",), folder)
-    whole = (record["steps"], record["training"]["lost_steps"])
-    numbers = (record["seconds"], *(record[kind]["epsilon"] for kind in _GUARANTEES))
-    right = (
-        all(isinstance(number, int) and number >= 0 for number in whole)
-        and all(_is_amount(number) for number in numbers)
-        and _is_amount(record["test_accuracy"])
-        and record["test_accuracy"] <= 1
-        and isinstance(record["settings"], dict)
-        and (record.get("cell", cell.source), record.get("seed", seed)) == (cell.source, seed)
-    )
+    whole = (record["steps"], record["training"]["lost_steps"], record["num_examples"])
+    try:
+        right = (
+            all(isinstance(number, int) and number >= 0 for number in whole)
+            and whole[0] > 0
+            and whole[2] > 0
+            and _is_kept_well(record)
+            and (record.get("cell", cell.source), record.get("seed", seed)) == (cell.source, seed)
+        )
+    except (TypeError, AttributeError):
+        right = False
     if not right:
         raise ResultError(
             f"Expected the run.json in {folder} to be that of seed {seed} of {cell.source}, with whole "
@@ -112,12 +112,31 @@ def _check_content(record, cell, seed, folder) -> None:
         )
 
 
-def _is_amount(value) -> bool:
-    """Whether a value is a number of 0 or more, which may be written "inf"."""
-    try:
-        return not isinstance(value, bool) and float(value) >= 0
-    except (TypeError, ValueError):
-        return False
+def _is_kept_well(record) -> bool:
+    """Whether what a collection keeps of a training has the types that the pages need."""
+    table = record["noise_multiplier"]
+    return (
+        isinstance(record["settings"], dict)
+        and isinstance(record["code"], dict)
+        and "commit" in record["code"]
+        and _is_number(record["seconds"])
+        and _is_number(record["test_accuracy"])
+        and record["test_accuracy"] <= 1
+        and (not isinstance(table, list) or len(table) > 0)
+        and isinstance(record["num_examples"], int)
+        and all(_is_number(each) for point in record.get("curve", ()) for each in point)
+        and all(len(point) == 2 for point in record.get("curve", ()))
+        and all(record[kind].keys() >= {*_OF_GUARANTEE} for kind in _GUARANTEES)
+        and all(_is_epsilon(record[kind]["epsilon"]) for kind in _GUARANTEES)
+    )
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _is_epsilon(value) -> bool:
+    return value == "inf" or _is_number(value)
 
 
 def _ends_with(path, needs) -> bool:
@@ -202,9 +221,10 @@ def read(path: Path) -> dict:
         found = json.loads(path.read_text())
         for seeds in found.values():
             for seed, record in seeds.items():
-                if seed != str(int(seed)) or not record.keys() >= {"settings", "seconds", "code"}:
+                computed_only = "values" in record and isinstance(record["settings"], dict)
+                if seed != str(int(seed)) or not (computed_only or _is_kept_well(record)):
                     raise ValueError(f"no record of a seed at {seed!r}")
-    except (ValueError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ResultError(
             f"Expected {path} to hold a collection of records. Found it damaged: {error}. Take the "
             "file from the repository again."
@@ -231,7 +251,10 @@ def merge(old: Mapping, new: Mapping) -> dict:
     """Returns a collection with all trainings of both; those of `new` win."""
     merged = {name: dict(seeds) for name, seeds in old.items()}
     for name, seeds in new.items():
-        merged.setdefault(name, {}).update(seeds)
+        joined = merged.get(name, {}) | seeds
+        # Trainings that start from other weights are no repetitions of the new ones.
+        starts = {record.get(_START) for record in joined.values()}
+        merged[name] = joined if len(starts) == 1 else dict(seeds)
     return merged
 
 
@@ -281,6 +304,12 @@ def seeds_in(records: Mapping, cell: Cell) -> set[int]:
         start = found[seeds[-1]].get(_START)
         seeds = [seed for seed in seeds if found[seed].get(_START) == start]
     return set(seeds)
+
+
+def start_of(records: Mapping, cell: Cell) -> str | None:
+    """Returns the digest of the weights that the recorded seeds of a cell start from, if known."""
+    seeds = seeds_in(records, cell)
+    return records[cell.source][str(max(seeds))].get(_START) if seeds else None
 
 
 def minutes_of(cell: Cell, records: Mapping) -> float | None:

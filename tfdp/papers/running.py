@@ -20,12 +20,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers.catalogue import Cell, named
 from tfdp.papers.computed import compute_into, told
-from tfdp.papers.records import LostSteps, code_version, done, minutes_of, place, seeds_in, start
+from tfdp.papers.records import (
+    LostSteps,
+    code_version,
+    done,
+    minutes_of,
+    place,
+    seeds_in,
+    start,
+    start_of,
+)
 
 # What a training takes that was never measured, for the estimate of the time that is left.
 _UNKNOWN_MINUTES = 5.0
-# The exit status of a training that another process is making (EX_TEMPFAIL of sysexits.h).
-BUSY = 75
+# Exit statuses of a training that another process is making (EX_TEMPFAIL of sysexits.h), and of one
+# that has lost too many steps and has to begin anew.
+BUSY, AGAIN = 75, 76
 
 
 @dataclasses.dataclass
@@ -60,7 +70,7 @@ def missing(
     Raises:
         ResultError: a result is there that is damaged or has other settings.
     """
-    found = {}
+    found, asked = {}, {cell.name: cell for cell in cells}
     for cell in cells:
         if cell.source in found:
             continue
@@ -72,9 +82,9 @@ def missing(
             wrong[cell.name] = str(error)
             continue
         if seeds and needed is not None and needed.source not in found:
-            here = [s for s in needed.seeds if s == 1 or needed in cells]
-            here = [s for s in here if done(results, needed, s) is None]
-            found[needed.source] = (needed, tuple(here))
+            wanted = {1, *asked[needed.name].seeds} if needed.name in asked else {1}
+            left = [s for s in sorted(wanted) if done(results, needed, s) is None]
+            found[needed.source] = (needed, tuple(left))
         if seeds:
             found[cell.source] = (cell, tuple(seeds))
     return list(found.values())
@@ -85,8 +95,12 @@ def _missing_of(cell, results, records) -> tuple[Cell | None, list[int]]:
     not_here = [seed for seed in cell.seeds if done(results, cell, seed) is None]
     recorded = seeds_in(records, cell)
     seeds = [seed for seed in not_here if seed not in recorded]
-    if not seeds or not cell.needs or done(results, named(cell.needs), 1) is not None:
+    if not seeds or not cell.needs:
         return None, seeds
+    if (start_here := done(results, named(cell.needs), 1)) is not None:
+        # What is recorded with other weights at its start does not go with what is trained here.
+        alike = start_of(records, cell) == start_here["model_sha256"]
+        return None, seeds if alike else not_here
     if here := [seed for seed in cell.seeds if seed not in not_here]:
         raise ResultError(
             f"{cell.name}: seeds {here} in {results} started from the weights of {cell.needs}, which "
@@ -100,6 +114,8 @@ def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None)
     """Runs some trainings of a cell, or its computation, in this process.
 
     Raises:
+        LostSteps: it went on after a crash that cost too many steps. Its result is removed; another
+            process can train anew, but not this one, which has spent a part of the budget.
         ResultError, ValueError, DataUnavailable, FloatingPointError: as in `run_into`.
     """
     from tfdp.experiments.result_folder import ResultFolder
@@ -115,20 +131,16 @@ def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None)
         from tfdp.experiments.saving import run_into
 
         path = place(results, cell, seed)
-        for again in (True, False):
-            with ResultFolder(path) as folder:
-                print(f"{cell.name}, seed {seed}", flush=True)
-                experiment = cell.experiment(seed, data_dir, start(results, cell))
-                command = cell.command(seed, results)
-                result = run_into(folder, experiment, verbose=2, command=command, notes=notes)
-            try:
-                done(results, cell, seed)
-                break
-            except LostSteps as error:  # it went on after a crash
-                if not again:
-                    raise
-                print(f"{error} It is trained anew.", flush=True)
-                shutil.rmtree(path)
+        with ResultFolder(path) as folder:
+            print(f"{cell.name}, seed {seed}", flush=True)
+            experiment = cell.experiment(seed, data_dir, start(results, cell))
+            command = cell.command(seed, results)
+            result = run_into(folder, experiment, verbose=2, command=command, notes=notes)
+        try:
+            done(results, cell, seed)
+        except LostSteps:  # it went on after a crash
+            shutil.rmtree(path)
+            raise
         print(f"{cell.name}, seed {seed}: {100 * result.test_accuracy:.2f}%", flush=True)
 
 
@@ -177,7 +189,7 @@ def run(
         number = sum(len(seeds) for _, seeds in waiting)
         cost = f", about {minutes(waiting, times):,.0f} minutes one after the other"
         console.print(f"To train: {number} of {total}{cost}.", highlight=False)
-    started, running = time.monotonic(), []
+    started, running, begun_anew = time.monotonic(), [], set()
     shown = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[left]}"), console=console, disable=not console.is_terminal,
@@ -190,7 +202,13 @@ def run(
                 used = (time.monotonic() - started) / 60
                 over = budget_minutes is not None and used >= budget_minutes
                 while len(running) < jobs and not over:
-                    ready = _ready(waiting, running, results)
+                    try:
+                        ready = _ready(waiting, running, results)
+                    except _Unusable as found:
+                        waiting.remove(found.pair)
+                        ended["failed"].append(found.pair[0].name)
+                        console.print(str(found), highlight=False, markup=False)
+                        continue
                     if ready is None:
                         break
                     waiting.remove(ready)
@@ -203,7 +221,12 @@ def run(
                 time.sleep(0.2)
                 for each in [each for each in running if each.process.poll() is not None]:
                     running.remove(each)
-                    ended[_end(each, results, console)].append(each.cell.name)
+                    how = _end(each, results, console)
+                    if how == "again" and each.cell.source not in begun_anew:
+                        begun_anew.add(each.cell.source)
+                        waiting.insert(0, (each.cell, each.seeds))
+                        continue
+                    ended["failed" if how == "again" else how].append(each.cell.name)
                 now = ", ".join(each.cell.name for each in running)
                 here = sum(_is_there(results, each.cell, s) for each in running for s in each.seeds)
                 gone = total - _left(waiting, running) + here
@@ -216,14 +239,25 @@ def run(
     return ended
 
 
+class _Unusable(Exception):
+    """What a cell that waits starts from cannot be used."""
+
+    def __init__(self, pair, error):
+        super().__init__(f"{pair[0].name}: {error}")
+        self.pair = pair
+
+
 def _ready(waiting, running, results):
     """The next of those that wait whose initial weights are there; None if there is none."""
     busy = {each.cell.source for each in running}
     for cell, seeds in waiting:
-        if not cell.needs or (
-            cell.needs not in busy and done(results, named(cell.needs), 1) is not None
-        ):
+        if not cell.needs:
             return cell, seeds
+        try:
+            if cell.needs not in busy and done(results, named(cell.needs), 1) is not None:
+                return cell, seeds
+        except ResultError as error:
+            raise _Unusable((cell, seeds), error) from error
     return None
 
 
@@ -286,12 +320,15 @@ def _end(each, results, console) -> str:
         try:
             found = [done(results, each.cell, seed) for seed in each.seeds]
         except ResultError as error:
-            console.print(f"{each.cell.name}: {error}", highlight=False)
+            console.print(f"{each.cell.name}: {error}", highlight=False, markup=False)
             return "failed"
         if None not in found:
             words = ", ".join(_words(each.cell, record) for record in found)
             console.print(f"{each.cell.name}: {words} ({took:.1f} min)", highlight=False)
             return "done"
+    if each.process.returncode == AGAIN:
+        console.print(f"{each.cell.name}: a crash cost too many steps.", highlight=False)
+        return "again"
     if each.process.returncode == BUSY:
         console.print(f"{each.cell.name}: another process is making it.", highlight=False)
         return "busy"
