@@ -42,7 +42,9 @@ _INTRODUCTION = (
     "below the table; nothing is filled in. Figures of others that a paper quotes are quoted, too, "
     "and never ranked."
 )
-_YOURS = "*Yours* is what was trained in `{}`, by the same settings; all other figures are recorded ones."
+_YOURS = (
+    "*Yours* is what was trained in `{}`, by the same settings; other figures are recorded ones."
+)
 _OVERVIEW = ("what it shows", "cells measured")
 _FOUND = ("What we found about the papers", "findings.md")
 _AGAIN = (
