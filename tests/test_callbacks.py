@@ -88,6 +88,15 @@ def test_tensorboard_gets_the_named_scalars(tmp_path):
         assert values[f"privacy/epsilon_{kind}"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_claimed_epsilon_says_that_it_is_claimed():
+    shown = [PrivacyProgress(DELTA), PrivacyProgress(DELTA, "claimed")]
+    shown.append(PrivacyProgress(DELTA, "claimed", name="mine"))
+    model = private(sgd())
+    history = fit(model, callbacks=shown).history
+    assert history["epsilon"][-1] == model.privacy.spent(DELTA).epsilon
+    assert history["claimed_epsilon"] == history["mine"] != history["epsilon"]
+
+
 def test_stop_at_budget_ends_fit_without_an_error():
     run = Run(
         mechanism="dpsgd",

@@ -133,7 +133,8 @@ class PrivacyProgress(keras.callbacks.Callback):
         delta: in (0, 1); None takes the delta of the model's budget.
         kind: "proven" or "claimed".
         adjacency: as in `model.privacy.spent`.
-        name: name of the value in the logs.
+        name: name of the value in the logs; by default "epsilon", and "claimed_epsilon" for what is
+            claimed.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -147,8 +148,9 @@ class PrivacyProgress(keras.callbacks.Callback):
         [0.773, 1.144]
     """
 
-    def __init__(self, delta=None, kind="proven", adjacency="zero_out", name="epsilon"):
+    def __init__(self, delta=None, kind="proven", adjacency="zero_out", name=None):
         super().__init__()
+        name = name or ("epsilon" if kind == "proven" else f"{kind}_epsilon")
         self.delta, self.kind, self.adjacency, self.name = delta, kind, adjacency, name
         self._curve, self._shown, self._left = None, None, 0
 

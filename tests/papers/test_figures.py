@@ -62,3 +62,15 @@ def test_a_single_seed_has_no_error_bars(curves, tmp_path, monkeypatch):
     )
     figures.draw(table, found | {cell.name: two}, tmp_path / "two.png")
     assert sum(seen) == 1
+
+
+def test_a_point_that_one_curve_lacks_is_left_out(curves):
+    table, found = curves
+    (cell,) = cells(["si_dpsgd.F1.layer.1"])
+    two = dataclasses.replace(
+        found[cell.name],
+        curves=(((1.0, 50.0), (2.0, 60.0), (3.0, 70.0)), ((1.0, 52.0), (3.0, 72.0))),
+    )
+    drawn = {s.label: s for s in figures._curves(table, found | {cell.name: two})}
+    one = drawn["LN-LeNet-5, 1"]
+    assert list(one.x) == [1.0, 3.0] and list(one.y) == [51.0, 71.0]

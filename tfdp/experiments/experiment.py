@@ -221,10 +221,8 @@ def run(
         *(() if world is None else world.callbacks),
     ]
     if private:
-        # "epsilon" alone is always proven.
-        name = "epsilon" if experiment.guarantee == "proven" else f"{experiment.guarantee}_epsilon"
         callbacks.append(
-            PrivacyProgress(experiment.delta, experiment.guarantee, experiment.adjacency, name)
+            PrivacyProgress(experiment.delta, experiment.guarantee, experiment.adjacency)
         )
         if log_dir is not None:
             callbacks.append(

@@ -148,7 +148,7 @@ def corner(
     moments = np.empty(coefficients.shape[0])
     before, now = np.ones_like(x), x
     for j in range(len(moments)):
-        # Not @: the threads of BLAS wait for each other fifty times as long on a busy machine.
+        # Not @, whose threads took forty times as long beside other work.
         moments[j] = (squares * before).sum()
         before, now = now, 2 * x * now - before
     with np.errstate(invalid="ignore"):

@@ -1,0 +1,216 @@
+"""Records are those of the catalogue's settings, and the pages and lists show only these."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.papers.small_catalogue import CATALOGUE, train_here
+from tfdp.experiments import __main__ as command
+from tfdp.experiments.partial_folder import ResultError
+from tfdp.papers import catalogue, pages, records, running
+from tfdp.papers.catalogue import cells
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_records_of_other_settings_are_not_shown(small, monkeypatch):
+    results, out = small / "results", small / "pages"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    pages.write_pages(results, out)
+    (small / "paper.toml").write_text(
+        CATALOGUE.replace("--noise_multiplier=4", "--noise_multiplier=5")
+    )
+    catalogue.tables.cache_clear()
+    (cell,) = cells(["paper.T1.a.2"])
+    assert records.measured(cell, records.read(out / "records.json")) is None
+    assert command.main(["run", "paper.T1.a.2", f"--results={results}"]) == 2  # it says so
+
+
+def test_what_is_not_measured_yet_stands_there_with_its_cost(small, monkeypatch):
+    train_here(monkeypatch)
+    results, out = small / "results", small / "pages"
+    pages.write_pages(results, out)
+    page = (out / "README.md").read_text()
+    assert "| not yet | not yet |" in page
+    assert (
+        "* Not measured yet: Row A at 2, 3. What they take was not measured.\n" in page
+    )  # nothing is known of its cost
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    pages.write_pages(results, out)
+    kept = records.read(out / "records.json")
+    for record in kept["paper.T1.a.2"].values():
+        record["seconds"] = 300.0
+    records.write(out / "records.json", kept)
+    pages.write_pages(small / "nothing", out)
+    said = "* Not measured yet: Row A at 3. All of them, one seed each, take about 5 minutes.\n"
+    assert said in (out / "README.md").read_text()
+
+
+def test_the_page_of_findings_is_in_the_report(small):
+    out = small / "pages"
+    out.mkdir()
+    (out / "findings.md").write_text(
+        "# Found\n\nIn [the tables](README.md).\n\n## Of one\n\n* **It holds** (`paper.T1`).\n"
+    )
+    pages.write_pages(small / "none", out)
+    html = (out / "index.html").read_text()
+    assert '<a href="#findings">' in html and '<section id="findings">' in html
+    assert "<h2>Found</h2>" in html and "<h3>Of one</h3>" in html
+    assert '<a href="#overview">the tables</a>' in html and 'id="overview"' in html
+    assert "<li><strong>It holds</strong> (<code>paper.T1</code>).</li>" in html
+
+
+def test_the_recorded_pages_are_not_written_over(small, monkeypatch, capsys):
+    results = small / "results"
+    train_here(monkeypatch)
+    assert command.main(["run", "paper.T1.a.2", f"--results={results}"]) == 0
+    (small / "docs").mkdir()
+    (small / "docs" / "findings.md").write_text("Found.")
+    monkeypatch.setattr(command, "_PAGES", str(small / "docs"))
+    assert command.main(["report", f"--results={results}"]) == 0
+    assert sorted(path.name for path in (small / "docs").iterdir()) == ["findings.md"]
+    assert (results / "pages" / "findings.md").read_text() == "Found."
+    assert "**Row A**" in (results / "pages" / "README.md").read_text()
+
+
+def test_yours_have_a_line_of_their_own(small, monkeypatch):
+    results, recorded = small / "results", small / "recorded"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    pages.write_pages(results, recorded)
+    (recorded / "findings.md").write_text("# Found\n\n[audits](../audits.md)\n")
+    for seed in (1, 2):
+        path = results / f"paper/T1/a/2/seed={seed}/run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"test_accuracy": 0.25}))
+    monkeypatch.setattr(command, "_PAGES", str(recorded))
+    assert command.main(["report", f"--results={results}"]) == 0
+    out = results / "pages"
+    page = (out / "README.md").read_text()
+    assert "| &emsp;yours | 25.00 ± 0.00 (2) |" in page and page.count("&emsp;here") >= 1
+    assert not (out / "records.json").exists()
+    assert "](../../recorded/../audits.md)" not in (out / "findings.md").read_text()
+    assert (out / "findings.md").read_text().endswith("[audits](../../audits.md)\n")
+    # With --out they join the records.
+    assert command.main(["report", f"--results={results}", f"--out={small / 'joined'}"]) == 0
+    page = (small / "joined" / "README.md").read_text()
+    assert "yours" not in page.split("## ")[1] and "| &emsp;here | 25.00 ± 0.00 (2) |" in page
+
+
+def test_a_damaged_collection_is_told(small, capsys):
+    out = small / "pages"
+    pages.write_pages(small / "none", out)
+    path = out / "records.json"
+    whole = json.loads((ROOT / "docs/papers/records.json").read_text())["dropout.T1_digits.ac.1"]
+    other = [whole["1"] | change for change in ({"settings": 0}, {"seconds": "x"}, {"claimed": {}})]
+    del whole["1"]["test_accuracy"]
+    changed = [json.dumps({"a": {"1": record}}) for record in (*other, whole["1"])]
+    for damage in (
+        "{",
+        "[]",
+        '{"a": {"x": {}}}',
+        '{"a": {"01": {"settings": 0}}}',
+        '{"a": 3}',
+        *changed,
+    ):
+        path.write_text(damage)
+        assert command.main(["report", f"--results={small / 'none'}", f"--out={out}"]) == 2
+        assert "to hold a collection of records" in capsys.readouterr().err
+        assert path.read_text() == damage
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("test_accuracy", 7), ("test_accuracy", None), ("steps", "2"), ("settings", []),
+        ("code", None), ("training", None), ("seed", 2), ("cell", "paper.T1.a.3"),
+        ("test_accuracy", "0.5"), ("seconds", "12"), ("curve", 3), ("curve", [[1]]), ("steps", 0),
+        ("noise_multiplier", []), ("num_examples", "x"),
+        ("proven", {"epsilon": "none", "delta": 1e-5, "adjacency": "zero_out"}),
+    ],
+)  # fmt: skip
+def test_records_of_other_content_are_told(small, monkeypatch, capsys, name, value):
+    results = small / "results"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    path = results / "paper/T1/a/2/seed=1/run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    capsys.readouterr()
+    assert command.main(["compare", "paper.T1.a.2", f"--results={results}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "(1)" in said and ("Found something else" in said or "Found it without" in said)
+
+
+def test_a_training_that_lost_steps_is_no_figure(small, monkeypatch):
+    results = small / "results"
+    train_here(monkeypatch)
+    assert command.main(["run", "paper.T1.a.2", f"--results={results}"]) == 0
+    every = cells(["paper.T1.a.2"])
+    path = results / "paper/T1/a/2/seed=1/run.json"
+    record = json.loads(path.read_text()) | {"steps": 1000}
+    finished = records.finished
+    for lost, kept in ((0, 2), (10, 2), (11, 1)):
+        record["training"]["lost_steps"] = lost
+        monkeypatch.setattr(
+            records,
+            "finished",
+            lambda folder, *a: record if folder.name == "seed=1" else finished(folder, *a),
+        )
+        found, left = records.collect(results, every)
+        assert len(found["paper.T1.a.2"]) == kept and len(left) == 2 - kept
+        assert found["paper.T1.a.2"].get("1", {}).get("lost_steps", 0) == (lost if kept == 2 else 0)
+    with pytest.raises(ResultError, match="were lost by a crash"):
+        running.missing(every, results)  # `run` says so, too
+
+
+def test_a_training_here_is_compared_with_the_record(small, monkeypatch, capsys):
+    results = small / "results"
+    train_here(monkeypatch)
+    arguments = ["run", "paper.T1.a.2", f"--results={results}"]
+    assert command.main(arguments) == 0
+    monkeypatch.setattr(command, "_PAGES", str(small / "pages"))
+    pages.write_pages(results, small / "pages")
+    capsys.readouterr()
+    assert command.main(["compare", "paper.T1", f"--results={results}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "paper.T1.a.2" in said and "+0.00" in said and "│ +0.0│" in said
+    assert command.main(["compare", "paper.T1", f"--results={small / 'other'}"]) == 0
+    assert "None of these cells was trained" in capsys.readouterr().out
+
+
+def test_a_damaged_result_is_not_counted(small, monkeypatch, capsys):
+    results = small / "results"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    path = results / "paper/T1/a/2/seed=1/run.json"
+    record = json.loads(path.read_text())
+    del record["proven"]["epsilon"], record["seconds"]
+    path.write_text(json.dumps(record))
+    capsys.readouterr()
+    for arguments in (["list"], ["list", "paper.T1"], ["compare", "paper.T1"]):
+        assert command.main([*arguments, f"--results={results}"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "without seconds" in said
+    record["seconds"] = 1.0
+    path.write_text(json.dumps(record))
+    assert command.main(["list", "paper.T1.a.2", f"--results={results}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 recorded, 1 here" in said and "without epsilon" in said
+
+
+def test_the_list_says_what_there_is(small, monkeypatch, capsys):
+    assert command.main(["list", f"--results={small}/r"]) == 0
+    assert "paper.T1" in capsys.readouterr().out
+    assert command.main(["list", "paper.T1", f"--results={small}/r"]) == 0
+    said = capsys.readouterr().out
+    assert "paper.T1.a.2: the paper prints 50.0; seeds 1 to 2: 0 recorded, 0 here" in said
+    assert "not run: It would cost an hour." in said and "not run, as the paper quotes it" in said
+    assert command.main(["run", "nothing"]) == 2
+    assert "`list` shows all" in capsys.readouterr().err
+
+
+def test_results_are_a_folder(small, capsys):
+    (small / "file").touch()
+    assert command.main(["list", f"--results={small / 'file'}"]) == 2
+    assert "Expected --results to be a folder" in capsys.readouterr().err
