@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.papers.small_catalogue import CATALOGUE, train_here
+from tests.papers.small_catalogue import CATALOGUE, STARTS, train_here
 from tfdp.experiments import __main__ as command
 from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers import catalogue, pages, records, running
@@ -96,6 +96,25 @@ def test_yours_have_a_line_of_their_own(small, monkeypatch):
     assert command.main(["report", f"--results={results}", f"--out={small / 'joined'}"]) == 0
     page = (small / "joined" / "README.md").read_text()
     assert "yours" not in page.split("## ")[1] and "| &emsp;here | 25.00 ± 0.00 (2) |" in page
+
+
+def test_what_is_trained_here_alone_is_not_said_to_be_missing(small, monkeypatch):
+    results, out = small / "results", small / "pages"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    pages.write_pages(results, out, recorded=small / "none", apart=True)
+    page = (out / "README.md").read_text()
+    assert "Not measured yet: Row A at 3." in page and "&emsp;yours" in page
+
+
+def test_a_training_of_two_cells_is_counted_once(tmp_path, monkeypatch, capsys):
+    (tmp_path / "paper.toml").write_text(STARTS)
+    monkeypatch.setattr(catalogue, "_FOLDER", tmp_path)
+    catalogue.tables.cache_clear()
+    command.main(["list", f"--results={tmp_path}/r"])
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "paper.T2" in each]
+    catalogue.tables.cache_clear()
+    assert line.replace("│", " ").split()[-5:-1] == ["3", "2", "0", "0"]
 
 
 def test_a_damaged_collection_is_told(small, capsys):

@@ -36,19 +36,20 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
     for name in ("cells", "trainings", "recorded", "here", "minutes left"):
         shown.add_column(name, justify="right")
     for table in tables():
-        every = table.cells
-        here = {(c.name, s) for c in every for s in c.seeds if _is_there(results, c, s, left_out)}
-        total = sum(len(cell.seeds) for cell in every)
-        recorded = sum(len(seeds_in(records, cell)) for cell in every)
+        # Cells that have the same training stand for one.
+        own = {cell.source: cell for cell in reversed(table.cells)}.values()
+        here = {(c.source, s) for c in own for s in c.seeds if _is_there(results, c, s, left_out)}
+        total = sum(len(cell.seeds) for cell in own)
+        recorded = sum(len(seeds_in(records, cell)) for cell in own)
         left = [
             minutes_of(cell, records)
-            for cell in every
+            for cell in own
             for s in set(cell.seeds) - seeds_in(records, cell)
-            if (cell.name, s) not in here
+            if (cell.source, s) not in here
         ]
         known = f"{sum(minutes or 0 for minutes in left):,.0f}"
         known = "?" if left and None in left else known
-        counts = (f"{len(every)}", f"{total}", f"{recorded}", f"{len(here)}", known)
+        counts = (f"{len(table.cells)}", f"{total}", f"{recorded}", f"{len(here)}", known)
         shown.add_row(table.name, table.title, *counts)
     to.print(shown)
     to.print(

@@ -166,17 +166,19 @@ class _Section:
 
     def missing(self) -> str:
         """The cells that are still to be trained, and what that costs by the time of others."""
-        rows, minutes = [], []
+        rows, minutes = [], {}
         for row in self.table.rows:
-            cells = [c for c in row.cells if c.seeds and self.found[c.name] is None]
+            cells = [
+                c for c in row.cells if c.seeds and not (self.found[c.name] or self._own[c.name])
+            ]
             if cells:
                 rows.append(f"{row.label} at {', '.join(cell.column for cell in cells)}")
-                minutes += [self._minutes[cell.name] for cell in cells]
+                minutes |= {cell.source: self._minutes[cell.name] for cell in cells}
         if not rows:
             return ""
         cost = " What they take was not measured."
-        if None not in minutes:
-            total = max(1, round(sum(minutes)))
+        if None not in minutes.values():
+            total = max(1, round(sum(minutes.values())))
             cost = f" All of them, one seed each, take about {total} minute{'s' * (total > 1)}."
         return f"Not measured yet: {'; '.join(rows)}.{cost}"
 
