@@ -6,9 +6,12 @@ import os
 import pathlib
 import signal
 import sys
+import zipfile
 
+import keras
 import pytest
 
+from tfdp.experiments.result_files import content_digest, digest
 from tfdp.experiments.result_folder import ResultError, ResultExists, ResultFolder
 from tfdp.experiments.unfinished import BEGUN, STATE, UNBEGUN, Unfinished
 from tfdp.training import backup_folder
@@ -270,3 +273,20 @@ def test_a_failure_at_any_operation_of_a_release_leaves_the_state_or_the_result(
             assert Unfinished(str(target)).holds_state
             make(target, "new", stateful=True)
         assert state(target) == "new"
+
+
+def test_weights_that_are_saved_again_have_the_same_content(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="out")])
+    paths = [str(tmp_path / f"{i}.keras") for i in range(3)]
+    model.save(paths[0])
+    with zipfile.ZipFile(paths[0]) as archive, zipfile.ZipFile(paths[1], "w") as again:
+        for name in archive.namelist():  # Keras notes the time of saving in one of them
+            content = archive.read(name)
+            again.writestr(name, b"{}" if name == "metadata.json" else content)
+    model.layers[0].kernel.assign_add([[1.0, 0.0]] * 3)
+    model.save(paths[2])
+    first, again, other = map(content_digest, paths)
+    assert first == again != other and digest(paths[0]) != digest(paths[1])
+    with open(paths[0], "r+b") as file:
+        file.truncate(200)
+    assert content_digest(paths[0]) == digest(paths[0])

@@ -1,6 +1,8 @@
 """Records are those of the catalogue's settings, and the pages and lists show only these."""
 
 import json
+import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,61 @@ def test_the_recorded_pages_are_not_written_over(small, monkeypatch, capsys):
     assert "**Row A**" in (results / "pages" / "README.md").read_text()
 
 
+def test_records_that_no_cell_shows_are_told(small, monkeypatch, capsys):
+    results, out = small / "results", small / "pages"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    pages.write_pages(results, out)
+    path = out / "records.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({**kept, "paper.T9.a.2": kept["paper.T1.a.2"]}))
+    (small / "paper.toml").write_text(
+        CATALOGUE.replace("--noise_multiplier=4", "--noise_multiplier=5")
+    )
+    catalogue.tables.cache_clear()
+    monkeypatch.setattr(command, "_PAGES", str(out))
+    capsys.readouterr()
+    assert command.main(["report", f"--results={small / 'none'}", f"--out={out}"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("0 trainings of 0 cells:")
+    assert (
+        "paper.T1: 2 recorded trainings are not shown, as the catalogue has other settings" in said
+    )
+    assert "paper.T9: 2 recorded trainings are not shown, as the catalogue has no such cell" in said
+    assert len(json.loads(path.read_text())) == 2  # and they stay recorded
+
+
+def test_records_from_other_weights_that_are_not_kept_are_told(small, monkeypatch):
+    results, out = small / "results", small / "pages"
+    train_here(monkeypatch)
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    pages.write_pages(results, out)
+    shutil.rmtree(results / "paper/T1/a/2/seed=2")
+    collect = pages.collect
+
+    def from_others(*arguments):
+        found, left = collect(*arguments)
+        found["paper.T1.a.2"]["1"]["initial_weights_sha256"] = "other"
+        return found, left
+
+    monkeypatch.setattr(pages, "collect", from_others)
+    said = pages.write_pages(results, out)
+    assert any(line.startswith("paper.T1.a.2: the recorded seeds 2 started from") for line in said)
+
+
+def test_a_narrow_terminal_has_lines_in_place_of_columns(small, monkeypatch, capsys):
+    results = small / "results"
+    train_here(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "40")
+    command.main(["run", "paper.T1.a.2", f"--results={results}"])
+    capsys.readouterr()
+    command.main(["list", f"--results={results}"])
+    command.main(["compare", "paper.T1.a.2", f"--results={results}"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "paper.T1: 6 cells, 4 trainings, 0 recorded, 2 here, ? minutes left" in said
+    assert "paper.T1.a.2: recorded nothing, here" in said
+
+
 def test_yours_have_a_line_of_their_own(small, monkeypatch):
     results, recorded = small / "results", small / "recorded"
     train_here(monkeypatch)
@@ -111,6 +168,7 @@ def test_a_training_of_two_cells_is_counted_once(tmp_path, monkeypatch, capsys):
     (tmp_path / "paper.toml").write_text(STARTS)
     monkeypatch.setattr(catalogue, "_FOLDER", tmp_path)
     catalogue.tables.cache_clear()
+    monkeypatch.setenv("COLUMNS", "120")
     command.main(["list", f"--results={tmp_path}/r"])
     (line,) = [each for each in capsys.readouterr().out.splitlines() if "paper.T2" in each]
     catalogue.tables.cache_clear()
@@ -123,8 +181,18 @@ def test_a_damaged_collection_is_told(small, capsys):
     path = out / "records.json"
     whole = json.loads((ROOT / "docs/papers/records.json").read_text())["dropout.T1_digits.ac.1"]
     other = [whole["1"] | change for change in ({"settings": 0}, {"seconds": "x"}, {"claimed": {}})]
+    values = {"computed": "noise_distance"}
+    computed = {"settings": values, "seconds": 1.0, "code": {"commit": "c"}}
+    other += [
+        computed | {"values": each} for each in ({}, {"l1": "x", "of_gaussian": 1, "scale": 1})
+    ]
+    other += [computed | {"values": {}, "settings": {}}]
+    right = json.dumps({"paper.T1.a.2": {"1": whole["1"]}})
+    path.write_text(right)
+    assert records.read(path) == json.loads(right)
+    changed = [json.dumps({"paper.T1.a.2": {"1": each}}) for each in other]
     del whole["1"]["test_accuracy"]
-    changed = [json.dumps({"a": {"1": record}}) for record in (*other, whole["1"])]
+    changed += [json.dumps({"paper.T1.a.2": {"1": whole["1"]}})]
     for damage in (
         "{",
         "[]",
@@ -147,6 +215,9 @@ def test_a_damaged_collection_is_told(small, capsys):
         ("test_accuracy", "0.5"), ("seconds", "12"), ("curve", 3), ("curve", [[1]]), ("steps", 0),
         ("noise_multiplier", []), ("num_examples", "x"),
         ("proven", {"epsilon": "none", "delta": 1e-5, "adjacency": "zero_out"}),
+        ("proven", {"epsilon": 1, "delta": "x", "adjacency": "zero_out"}),
+        ("claimed", {"epsilon": 1, "delta": 1e-5, "adjacency": "add_remove"}),
+        ("seconds", math.inf), ("code", {"commit": ["x"]}), ("noise_multiplier", "x"),
     ],
 )  # fmt: skip
 def test_records_of_other_content_are_told(small, monkeypatch, capsys, name, value):

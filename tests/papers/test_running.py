@@ -108,9 +108,28 @@ def test_a_cell_that_another_process_makes_is_no_failure(small, monkeypatch, cap
 
     monkeypatch.setattr(running, "_start", busy)
     capsys.readouterr()
-    assert command.main(["run", cell.name, f"--results={results}"]) == 0
+    assert command.main(["run", cell.name, f"--results={results}"]) == 0  # it is made by now
+    shutil.rmtree(results / "paper/T1/a/2/seed=2")
+
+    def idle(cell, seeds, *arguments):
+        each = start(cell, (), *arguments)
+        each.process.returncode = running.BUSY
+        return dataclasses.replace(each, seeds=seeds)
+
+    monkeypatch.setattr(running, "_start", idle)
+    capsys.readouterr()
+    assert command.main(["run", cell.name, f"--results={results}"]) == 75
     said = capsys.readouterr().out
-    assert "another process is making it" in said and "1 busy" in said
+    assert "another process is making seed 2." in said and "1 busy" in said
+
+
+def test_free_seeds_of_a_busy_cell_are_trained(small, capsys):
+    results = small / "results"
+    (cell,) = cells(["paper.T1.a.2"])
+    with ResultFolder(records.place(results, cell, 1)):
+        assert command.main(["train", cell.name, "--seeds=1,2", f"--results={results}"]) == 75
+    there = [records.done(results, cell, seed) is not None for seed in (1, 2)]
+    assert there == [False, True]
 
 
 def test_some_seeds_only_and_what_is_unfinished(small, monkeypatch, capsys):
@@ -144,7 +163,7 @@ def test_no_training_begins_after_the_budget(small, monkeypatch, capsys):
     clock = iter([0.0, *[1e6] * 1000])
     monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(running.time, "sleep", lambda seconds: None)
-    assert command.main(["run", "paper.T1", "--budget_minutes=1", f"--results={small}/r"]) == 0
+    assert command.main(["run", "paper.T1", "--budget_minutes=1", f"--results={small}/r"]) == 75
     assert "2 left" in capsys.readouterr().out
 
 
@@ -337,16 +356,28 @@ def test_fine_tunings_of_one_cell_start_from_the_same_weights(tmp_path, monkeypa
     assert running.missing([fine, public], results, kept)[0] == (public, (1, 2, 3))
     fewer = [dataclasses.replace(cell, seeds=(1, 2)) for cell in (fine, public)]
     assert running.missing(fewer, results, kept)[0] == (public, (1, 2))
-    running.train(public, (1,), results, None)  # the weights are here, and others than those
-    assert running.missing([fine], results, kept) == [(fine, (1, 2, 3))]
+    running.train(public, (1,), results, None)  # again, with the same outcome
+    assert running.missing([fine], results, kept) == [(fine, (2, 3))]
+    model = records.place(results, public, 1) / "model.keras"
+    monkeypatch.setattr(records, "weights_of", lambda *_: "of another file")
+    monkeypatch.setattr(running, "weights_of", records.weights_of)
+    assert model.exists() and running.missing([fine], results, kept) == [(fine, (1, 2, 3))]
     shutil.rmtree(results)
     other = {"2": kept[fine.source]["1"] | {"initial_weights_sha256": "of another file"}}
     assert records.merge(kept, {fine.source: other}) == {**kept, fine.source: other}
     settings = other["2"]["settings"] | {"seed": 2}
     mixed = {**kept, fine.source: {**kept[fine.source], "2": other["2"] | {"settings": settings}}}
     assert (
-        records.seeds_in(mixed, fine) == {2} and len(records.measured(fine, mixed).accuracies) == 1
+        records.seeds_in(mixed, fine) == {1} and len(records.measured(fine, mixed).accuracies) == 1
     )
+    (why,) = records.shown(mixed)[1]
+    assert why.startswith(
+        "paper.T2: 1 recorded trainings are not shown, as they started from other"
+    )
+    # Where no digest of the weights is recorded, those of the last one count.
+    unknown = {**mixed, public.source: {"1": {**mixed[public.source]["1"]}}}
+    del unknown[public.source]["1"]["weights_sha256"]
+    assert records.seeds_in(unknown, fine) == {2}
     # Where one of them is here without these weights, no other is begun, whatever is named beside it.
     running.train(public, (1,), results, None)
     running.train(fine, (1,), results, None)

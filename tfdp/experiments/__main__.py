@@ -6,7 +6,9 @@
     python -m tfdp.experiments report [--out=FOLDER]
 
 NAME is a table, a row or a cell: si_dpsgd.T4, si_dpsgd.T4.dpsgd_lenet5 or si_dpsgd.T4.dpsgd_lenet5.3. A
-training that is finished is not run again, and one that was interrupted goes on.
+training that is finished is not run again, and one that was interrupted goes on. The exit status of
+`run` is 0 if all is done, 2 if something failed, and 75 if another process makes some of it or the
+budget ended; the same command goes on.
 """
 
 import argparse
@@ -34,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
     try:
         return options.action(options)
-    except (UnknownName, ResultError) as error:
+    except (UnknownName, ResultError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -155,7 +157,9 @@ def _run(options):
     absent = [cell for cell in chosen if cell.absent or cell.quoted]
     if absent:
         print(f"Not run by design, or quoted: {len(absent)} cells (`list NAME` says why).")
-    return 2 if ended["failed"] else 0
+    if ended["failed"]:
+        return 2
+    return running.BUSY if ended["busy"] or ended["left"] else 0
 
 
 def _train(options):

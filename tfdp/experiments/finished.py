@@ -48,14 +48,14 @@ def finished(
         raise ResultError(
             f"Expected the result in {folder} to have the settings of this point: "
             f"{_flags(names, wanted)}. Found {_flags(names, found)}. Choose another folder, "
-            "remove it, or say --overwrite to train.py."
+            "remove it, or, with train.py, say --overwrite."
         )
     known, now = record.get("digests_of_settings", {}), digests_of(experiment)
     if names := [name for name in now if known.get(name, now[name]) != now[name]]:
         raise ResultError(
             f"Expected the result in {folder} to be made with the files that are there now. Found that "
-            f"--{', --'.join(names)} had another content. Choose another folder, remove it, or say "
-            "--overwrite to train.py."
+            f"--{', --'.join(names)} had another content. Choose another folder, remove it, or, "
+            "with train.py, say --overwrite."
         )
     return record
 

@@ -8,11 +8,14 @@ import hashlib
 import json
 import os
 import stat
+import zipfile
 
 MODEL, RECORD, CARD, LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
 # What `train.py --audit` adds to a finished result.
 AUDIT = ("audit.json", "audit.png")
 DIGESTS = {"model_sha256": MODEL, "model_card_sha256": CARD}
+# Members of a `.keras` file.
+_NOT_WEIGHTS = {"metadata.json", "config.json"}
 # How the temporary file of a model ends that is being written; see tfdp/_files.py.
 _TEMPORARY = ".partial.keras"
 
@@ -58,6 +61,26 @@ def digest(path: str) -> str:
     """Returns the SHA-256 digest of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content_digest(path: str) -> str:
+    """Returns the SHA-256 digest of what a file says.
+
+    That of a `.keras` file is that of its weights alone, without the time of saving and the names of
+    layers, which count those of the process: training again with the same outcome gives the same.
+    """
+    if not path.endswith(".keras"):
+        return digest(path)
+    whole = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in sorted(set(archive.namelist()) - _NOT_WEIGHTS):
+                with archive.open(name) as member:
+                    inner = hashlib.file_digest(member, "sha256").hexdigest()
+                whole.update(f"{name!r} {inner}\n".encode())
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError):
+        return digest(path)  # whoever loads it says what is wrong with it
+    return whole.hexdigest()
 
 
 def _is_known(name, unfinished) -> bool:

@@ -265,6 +265,11 @@ def named(name: str) -> Cell:
     return found[0]
 
 
+def started_from() -> frozenset[str]:
+    """Returns the names of the cells from whose weights others start."""
+    return frozenset(cell.needs for table in tables() for cell in table.cells if cell.needs)
+
+
 def _prefixes(name):
     # A column such as 0.05 has a dot of its own.
     paper, table, row, column = name.split(".", 3)

@@ -33,11 +33,21 @@ class Computation:
         lines: what the pages show: (label, name of a value, function of the value to text).
         draw: draws the figure of a table from {name of a cell: its values or None} into a file, and
             returns whether there was anything to draw.
+        drawn: names of lists of numbers among the values, which the figure needs.
     """
 
     compute: Callable[..., dict]
     lines: tuple[tuple[str, str, Callable[[float], str]], ...]
     draw: Callable[[Table, Mapping, Path], bool]
+    drawn: tuple[str, ...] = ()
+
+    def check(self, values: Mapping) -> None:
+        """Raises KeyError, TypeError or ValueError if values lack what is shown of them."""
+        for _, name, to_text in self.lines:
+            to_text(values[name])
+        for name in self.drawn:
+            if not all(isinstance(number, int | float) for number in values[name]):
+                raise ValueError(f"no numbers in {name}")
 
 
 COMPUTATIONS = {
@@ -70,6 +80,7 @@ COMPUTATIONS = {
             ("test accuracy (%)", "test_accuracy", "{:.2f}".format),
         ),
         computed_figures.draw_histograms,
+        ("density", "edges"),
     ),
 }
 
@@ -114,8 +125,7 @@ def finished(folder: Path, cell: Cell) -> dict | None:
     try:
         record = json.loads(path.read_text())
         found = record["settings"]
-        [to_text(record["values"][name]) for _, name, to_text in COMPUTATIONS[cell.computed].lines]
-        record["seconds"], record["code"]["commit"]
+        is_kept_well({**record, "settings": settings(cell)})
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ResultError(
             f"Expected {path} to hold a record. Found it damaged: {error}."
@@ -126,6 +136,13 @@ def finished(folder: Path, cell: Cell) -> dict | None:
             f"{found}. Remove it, or choose another folder."
         )
     return record
+
+
+def is_kept_well(record: Mapping) -> bool:
+    """Whether a record has what the pages need; raises KeyError, TypeError or ValueError if not."""
+    COMPUTATIONS[record["settings"]["computed"]].check(record["values"])
+    record["seconds"], record["code"]["commit"]
+    return True
 
 
 def compute_into(folder: Path, cell: Cell, notes: Mapping, data_dir: str | None) -> dict:

@@ -20,6 +20,10 @@ from tfdp.papers.records import (
     seeds_in,
 )
 
+# Narrower terminals than this have a line of words in place of the columns of a table.
+_NARROW = 100
+_COUNTED = ("cells", "trainings", "recorded", "here", "minutes left")
+
 
 def print_tables(results: Path, records: Mapping, to: Console) -> None:
     """Prints a line for each table and figure.
@@ -33,8 +37,9 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
     shown = Table(title="Tables and figures of the papers", title_justify="left", pad_edge=False)
     shown.add_column("name", no_wrap=True)
     shown.add_column("what it shows")
-    for name in ("cells", "trainings", "recorded", "here", "minutes left"):
+    for name in _COUNTED:
         shown.add_column(name, justify="right")
+    narrow = to.width < _NARROW
     for table in tables():
         # Cells that have the same training stand for one.
         own = {cell.source: cell for cell in reversed(table.cells)}.values()
@@ -50,8 +55,12 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
         known = f"{sum(minutes or 0 for minutes in left):,.0f}"
         known = "?" if left and None in left else known
         counts = (f"{len(table.cells)}", f"{total}", f"{recorded}", f"{len(here)}", known)
+        if narrow:
+            words = (f"{count} {name}" for name, count in zip(_COUNTED, counts, strict=True))
+            to.print(f"{table.name}: {', '.join(words)}", markup=False, highlight=False)
         shown.add_row(table.name, table.title, *counts)
-    to.print(shown)
+    if not narrow:
+        to.print(shown)
     to.print(
         "Minutes are those of what is neither recorded nor here, one after the other, by the time of "
         "trainings like them; ? where none was run yet."
@@ -121,8 +130,13 @@ def print_comparison(names, results: Path, records: Mapping, to: Console) -> Non
                 spread = math.hypot(mine.error, theirs.error)
                 texts[3] = f"{(mine.mean - theirs.mean) / spread:+.1f}" if spread else "0 spread"
         shown.add_row(cell.name, *texts)
-    if shown.row_count:
+    if shown.row_count and to.width >= _NARROW:
         to.print(shown)
+    elif shown.row_count:
+        names = [column.header for column in shown.columns[1:]]
+        for name, *texts in zip(*(column.cells for column in shown.columns), strict=True):
+            words = (f"{n} {t}" for n, t in zip(names, texts, strict=True) if t)
+            to.print(f"{name}: {', '.join(words)}", markup=False, highlight=False)
     else:
         to.print(f"None of these cells was trained in {results}.", markup=False)
     _say(left, to)

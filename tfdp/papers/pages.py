@@ -21,6 +21,7 @@ from tfdp.papers.records import (
     merge,
     minutes_of,
     read,
+    shown,
     write,
 )
 
@@ -80,8 +81,17 @@ def write_pages(
         (out / _FOUND[1]).write_text(text.replace("](../", f"]({elsewhere}/"))
     records, own = read(recorded / COLLECTION), found
     if not apart:
-        records, own = merge(records, found), {}
+        joined = merge(records, found)
+        left += [
+            f"{name}: the recorded seeds {', '.join(gone)} started from other weights than those in "
+            f"{results}, and are not kept."
+            for name, seeds in records.items()
+            if (gone := sorted(seeds.keys() - joined[name].keys(), key=int))
+        ]
+        records, own = joined, {}
         write(out / COLLECTION, records)
+    records, not_shown = shown(records)
+    left += not_shown
     sections = [_section(table, records, own) for table in tables()]
     pictures = {section.table.name: section.picture(out) for section in sections}
     introduction = f"{_INTRODUCTION} {_YOURS.format(results)}" if apart else _INTRODUCTION

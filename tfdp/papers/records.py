@@ -7,6 +7,7 @@ the report can be made without the folders.
 This module imports neither TensorFlow nor Keras.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -22,8 +23,9 @@ import tfdp
 from tfdp._files import replaced_whole
 from tfdp.experiments.finished import different, finished, has
 from tfdp.experiments.partial_folder import ResultError
+from tfdp.experiments.result_files import MODEL, content_digest
 from tfdp.papers import computed
-from tfdp.papers.catalogue import Cell, initial_weights, named
+from tfdp.papers.catalogue import Cell, initial_weights, named, started_from, tables
 
 COLLECTION = "records.json"
 # A training that lost more of its steps by crashes than this is no figure of a table.
@@ -33,8 +35,9 @@ KEPT = (
     "steps", "num_examples", "lot_size", "noise_multiplier", "test_accuracy", "claimed", "proven",
     "seconds", "curve", "settings", "code", "values",
 )  # fmt: skip
-# The digest of the initial weights, of trainings that start from those of another.
-_START = "initial_weights_sha256"
+# The digest of the initial weights, of trainings that start from those of another; and that of the
+# weights at the end, of trainings from which others start.
+_START, _WEIGHTS = "initial_weights_sha256", "weights_sha256"
 _GUARANTEES, _OF_GUARANTEE = ("claimed", "proven"), ("epsilon", "delta", "adjacency")
 
 
@@ -118,21 +121,25 @@ def _is_kept_well(record) -> bool:
     return (
         isinstance(record["settings"], dict)
         and isinstance(record["code"], dict)
-        and "commit" in record["code"]
+        and isinstance(record["code"]["commit"], str | None)
         and _is_number(record["seconds"])
         and _is_number(record["test_accuracy"])
         and record["test_accuracy"] <= 1
+        and all(_is_number(each) for each in (table if isinstance(table, list) else [table]))
         and (not isinstance(table, list) or len(table) > 0)
-        and isinstance(record["num_examples"], int)
+        and all(isinstance(record[name], int) for name in ("num_examples", "steps"))
         and all(_is_number(each) for point in record.get("curve", ()) for each in point)
         and all(len(point) == 2 for point in record.get("curve", ()))
         and all(record[kind].keys() >= {*_OF_GUARANTEE} for kind in _GUARANTEES)
         and all(_is_epsilon(record[kind]["epsilon"]) for kind in _GUARANTEES)
+        and all(_is_number(record[kind]["delta"]) for kind in _GUARANTEES)
+        # What the pages say of all their epsilons.
+        and all(record[kind]["adjacency"] == "zero_out" for kind in _GUARANTEES)
     )
 
 
 def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _is_epsilon(value) -> bool:
@@ -182,8 +189,16 @@ def collect(results: Path, cells: Iterable[Cell]) -> tuple[dict, list[str]]:
                 left.append(str(error))
                 continue
             if record is not None:
-                found.setdefault(cell.source, {})[str(seed)] = _kept(cell, record)
+                kept = _kept(cell, record)
+                if cell.source in started_from():
+                    kept[_WEIGHTS] = weights_of(results, cell, seed)
+                found.setdefault(cell.source, {})[str(seed)] = kept
     return found, left
+
+
+def weights_of(results: Path, cell: Cell, seed: int) -> str:
+    """Returns the digest of the weights that a finished training has left."""
+    return content_digest(os.fspath(place(results, cell, seed) / MODEL))
 
 
 def _kept(cell, record) -> dict:
@@ -219,11 +234,11 @@ def read(path: Path) -> dict:
         return {}
     try:
         found = json.loads(path.read_text())
-        for seeds in found.values():
+        for name, seeds in found.items():
             for seed, record in seeds.items():
-                computed_only = "values" in record and isinstance(record["settings"], dict)
-                if seed != str(int(seed)) or not (computed_only or _is_kept_well(record)):
-                    raise ValueError(f"no record of a seed at {seed!r}")
+                well = computed.is_kept_well if "values" in record else _is_kept_well
+                if seed != str(int(seed)) or len(name.split(".", 3)) < 4 or not well(record):
+                    raise ValueError(f"no record of a seed at {name!r}, {seed!r}")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ResultError(
             f"Expected {path} to hold a collection of records. Found it damaged: {error}. Take the "
@@ -295,15 +310,40 @@ class Measured:
 
 def seeds_in(records: Mapping, cell: Cell) -> set[int]:
     """Returns the seeds of a cell that a collection holds, trained with the catalogue's settings."""
-    if cell.needs and records.get(cell.needs) and not seeds_in(records, named(cell.needs)):
+    first = records.get(cell.needs) if cell.needs else None
+    if first and not seeds_in(records, named(cell.needs)):
         return set()  # the weights at the start were made with other settings
     found = {int(seed): record for seed, record in records.get(cell.source, {}).items()}
     seeds = [seed for seed in cell.seeds if seed in found and _is_of(cell, seed, found[seed])]
     if cell.needs and seeds:
-        # Those that start from the weights of the last one: others are no repetitions of it.
+        # Those that start from the recorded weights, or from those of the last one where none are
+        # recorded: others are no repetitions of it.
         start = found[seeds[-1]].get(_START)
+        start = (first or {}).get("1", {}).get(_WEIGHTS, start)
         seeds = [seed for seed in seeds if found[seed].get(_START) == start]
     return set(seeds)
+
+
+def shown(records: Mapping) -> tuple[dict, list[str]]:
+    """Returns the part of a collection that the catalogue shows, and why the rest is left out."""
+    known = {cell.source: cell for table in tables() for cell in table.cells}
+    found, left = {}, collections.Counter()
+    for name, seeds in records.items():
+        cell, table = known.get(name), ".".join(name.split(".")[:2])
+        of_cell = set() if cell is None else seeds_in(records, cell)
+        for seed, record in seeds.items():
+            if int(seed) in of_cell:
+                found.setdefault(name, {})[seed] = record
+            elif cell is None:
+                left[table, "the catalogue has no such cell"] += 1
+            elif int(seed) in cell.seeds and _is_of(cell, int(seed), record):
+                left[table, "they started from other weights than those that are recorded"] += 1
+            else:
+                left[table, "the catalogue has other settings or seeds now"] += 1
+    return found, [
+        f"{table}: {count} recorded trainings are not shown, as {why}."
+        for (table, why), count in left.items()
+    ]
 
 
 def start_of(records: Mapping, cell: Cell) -> str | None:
@@ -369,6 +409,8 @@ def computed_values(cell: Cell, records: Mapping) -> dict | None:
 
 def _is_of(cell, seed, record) -> bool:
     """Whether a record was made with the settings that the catalogue has now."""
+    if bool(cell.computed) != ("values" in record):
+        return False
     if cell.computed:
         return computed.settings(cell) == record["settings"]
     from tfdp.experiments.correlation import complete

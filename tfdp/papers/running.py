@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tfdp.experiments.partial_folder import ResultError
+from tfdp.experiments.partial_folder import ResultBusy, ResultError
 from tfdp.papers.catalogue import Cell, named
 from tfdp.papers.computed import compute_into, told
 from tfdp.papers.records import (
@@ -29,6 +29,7 @@ from tfdp.papers.records import (
     seeds_in,
     start,
     start_of,
+    weights_of,
 )
 
 # What a training takes that was never measured, for the estimate of the time that is left.
@@ -97,9 +98,9 @@ def _missing_of(cell, results, records) -> tuple[Cell | None, list[int]]:
     seeds = [seed for seed in not_here if seed not in recorded]
     if not seeds or not cell.needs:
         return None, seeds
-    if (start_here := done(results, named(cell.needs), 1)) is not None:
+    if done(results, named(cell.needs), 1) is not None:
         # What is recorded with other weights at its start does not go with what is trained here.
-        alike = start_of(records, cell) == start_here["model_sha256"]
+        alike = start_of(records, cell) == weights_of(results, named(cell.needs), 1)
         return None, seeds if alike else not_here
     if here := [seed for seed in cell.seeds if seed not in not_here]:
         raise ResultError(
@@ -114,12 +115,14 @@ def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None)
     """Runs some trainings of a cell, or its computation, in this process.
 
     Raises:
+        ResultBusy: another process makes some of them; the others are finished.
         LostSteps: it went on after a crash that cost too many steps. Its result is removed; another
             process can train anew, but not this one, which has spent a part of the budget.
         ResultError, ValueError, DataUnavailable, FloatingPointError: as in `run_into`.
     """
     from tfdp.experiments.result_folder import ResultFolder
 
+    busy = None
     for seed in seeds:
         if done(results, cell, seed) is not None:
             continue
@@ -131,17 +134,23 @@ def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None)
         from tfdp.experiments.saving import run_into
 
         path = place(results, cell, seed)
-        with ResultFolder(path) as folder:
-            print(f"{cell.name}, seed {seed}", flush=True)
-            experiment = cell.experiment(seed, data_dir, start(results, cell))
-            command = cell.command(seed, results)
-            result = run_into(folder, experiment, verbose=2, command=command, notes=notes)
+        try:
+            with ResultFolder(path) as folder:
+                print(f"{cell.name}, seed {seed}", flush=True)
+                experiment = cell.experiment(seed, data_dir, start(results, cell))
+                command = cell.command(seed, results)
+                result = run_into(folder, experiment, verbose=2, command=command, notes=notes)
+        except ResultBusy as error:
+            busy = error
+            continue
         try:
             done(results, cell, seed)
         except LostSteps:  # it went on after a crash
             shutil.rmtree(path)
             raise
         print(f"{cell.name}, seed {seed}: {100 * result.test_accuracy:.2f}%", flush=True)
+    if busy is not None:
+        raise busy
 
 
 def run(
@@ -316,7 +325,7 @@ def _environment(jobs) -> dict[str, str]:
 
 def _end(each, results, console) -> str:
     took = (time.monotonic() - each.since) / 60
-    if each.process.returncode == 0:
+    if each.process.returncode in (0, BUSY):  # what was busy may be made by now
         try:
             found = [done(results, each.cell, seed) for seed in each.seeds]
         except ResultError as error:
@@ -330,7 +339,9 @@ def _end(each, results, console) -> str:
         console.print(f"{each.cell.name}: a crash cost too many steps.", highlight=False)
         return "again"
     if each.process.returncode == BUSY:
-        console.print(f"{each.cell.name}: another process is making it.", highlight=False)
+        left = [str(seed) for seed in each.seeds if not _is_there(results, each.cell, seed)]
+        which = f"seed{'s' * (len(left) > 1)} {', '.join(left)}"
+        console.print(f"{each.cell.name}: another process is making {which}.", highlight=False)
         return "busy"
     last = _reason(each)
     console.print(
