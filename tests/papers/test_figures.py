@@ -1,6 +1,7 @@
 """The figures of tables: no two curves of one panel look alike."""
 
 import dataclasses
+import math
 
 import pytest
 from PIL import Image
@@ -74,3 +75,47 @@ def test_a_point_that_one_curve_lacks_is_left_out(curves):
     drawn = {s.label: s for s in figures._curves(table, found | {cell.name: two})}
     one = drawn["LN-LeNet-5, 1"]
     assert list(one.x) == [1.0, 3.0] and list(one.y) == [51.0, 71.0]
+
+
+def drawn_of(table, found, path, monkeypatch):
+    """Draws a table by column, and returns its axes."""
+    kept = []
+    draw_series = figures._draw_series
+
+    def watched(axes, *others):
+        kept.append(axes)
+        draw_series(axes, *others)
+
+    monkeypatch.setattr(figures, "_draw_series", watched)
+    assert figures.draw(table, found, path)
+    return kept
+
+
+def test_many_rows_with_the_papers_figures_have_a_panel_each(tmp_path, monkeypatch):
+    (table,) = [table for table in tables() if table.name == "si_dpsgd.T4"]
+    one = Measured((60.0,), 1.0, 1.0, 1e-5, 1.0, ("0",))
+    found = {cell.name: one if cell.seeds else None for cell in table.cells}
+    (hole,) = cells(["si_dpsgd.T4.dpsgd_lenet5.0.5"])
+    panels = drawn_of(table, found | {hole.name: None}, tmp_path / "rows.png", monkeypatch)
+    titles = [axes.get_title() for axes in panels]
+    assert titles == [row.label for row in table.rows if not row.quoted] and len(titles) == 7
+    # All lines have the same accuracy, and yet the axis has a range to judge it by.
+    assert all(high - low >= 4.999 for low, high in (axes.get_ylim() for axes in panels))
+    # No line goes across a cell that was not measured.
+    holed = panels[titles.index("DPSGD LeNet-5")].containers[0].lines[0].get_ydata()
+    whole = panels[titles.index("DPSGD LN-LeNet-5")].containers[0].lines[0].get_ydata()
+    assert [math.isnan(y) for y in holed] == [False] * 3 + [True] + [False] * 3
+    assert not any(map(math.isnan, whole))
+
+
+def test_epsilons_that_came_out_have_round_ticks_with_room(tmp_path, monkeypatch):
+    (table,) = [table for table in tables() if table.name == "encoding.F2_mnist"]
+    assert table.by
+    epsilons = iter([0.6809, 0.9, 0.91, 1.181, 1.7138, 3.1] * 10)
+    found = {
+        cell.name: Measured((60.0,), next(epsilons), 1.0, 1e-5, 1.0, ("0",)) if cell.seeds else None
+        for cell in table.cells
+    }
+    (axes,) = drawn_of(table, found, tmp_path / "ticks.png", monkeypatch)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
+    assert figures._round_ticks([0.03, 7.0]) == pytest.approx([0.05, 0.1, 0.2, 0.5, 1, 2, 5])

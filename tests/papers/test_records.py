@@ -74,7 +74,7 @@ def test_the_recorded_pages_are_not_written_over(small, monkeypatch, capsys):
     assert command.main(["report", f"--results={results}"]) == 0
     assert sorted(path.name for path in (small / "docs").iterdir()) == ["findings.md"]
     assert (results / "pages" / "findings.md").read_text() == "Found."
-    assert "**Row A**" in (results / "pages" / "README.md").read_text()
+    assert "**Row A: paper**" in (results / "pages" / "README.md").read_text()
 
 
 def test_records_that_no_cell_shows_are_told(small, monkeypatch, capsys):
@@ -128,7 +128,7 @@ def test_a_narrow_terminal_has_lines_in_place_of_columns(small, monkeypatch, cap
     command.main(["list", f"--results={results}"])
     command.main(["compare", "paper.T1.a.2", f"--results={results}"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "paper.T1: 6 cells, 4 trainings, 0 recorded, 2 here, ? minutes left" in said
+    assert "paper.T1: 6 cells, 4 trainings, ? minutes, 0 recorded, 2 here, ? minutes left" in said
     assert "paper.T1.a.2: recorded nothing, here" in said
 
 
@@ -172,7 +172,7 @@ def test_a_training_of_two_cells_is_counted_once(tmp_path, monkeypatch, capsys):
     command.main(["list", f"--results={tmp_path}/r"])
     (line,) = [each for each in capsys.readouterr().out.splitlines() if "paper.T2" in each]
     catalogue.tables.cache_clear()
-    assert line.replace("│", " ").split()[-5:-1] == ["3", "2", "0", "0"]
+    assert line.replace("│", " ").split()[-6:] == ["3", "2", "?", "0", "0", "?"]
 
 
 def test_a_damaged_collection_is_told(small, capsys):

@@ -45,7 +45,10 @@ def test_what_is_finished_is_not_run_again_and_what_failed_is(small, monkeypatch
     ]
     error = abs(accuracies[0] - accuracies[1]) / 2
     assert f"| {sum(accuracies) / 2:.2f} ± {error:.2f} (2) |" in page
-    assert "| **Row A** | 50.00 | NC |" in page and "| **Row C (quoted)** | 1.00 | 2.00 |" in page
+    assert (
+        "| **Row A: paper** | 50.00 | NC |" in page
+        and "| **Row C: quoted** | 1.00 | 2.00 |" in page
+    )
     assert "Row A: All of it." in page and "Not run: Row B at 2, Row B at 3. It would cost" in page
     html = (out / "index.html").read_text()
     assert (
@@ -371,9 +374,7 @@ def test_fine_tunings_of_one_cell_start_from_the_same_weights(tmp_path, monkeypa
         records.seeds_in(mixed, fine) == {1} and len(records.measured(fine, mixed).accuracies) == 1
     )
     (why,) = records.shown(mixed)[1]
-    assert why.startswith(
-        "paper.T2: 1 recorded trainings are not shown, as they started from other"
-    )
+    assert why.startswith("paper.T2: one recorded training is not shown, as others than")
     # Where no digest of the weights is recorded, those of the last one count.
     unknown = {**mixed, public.source: {"1": {**mixed[public.source]["1"]}}}
     del unknown[public.source]["1"]["weights_sha256"]

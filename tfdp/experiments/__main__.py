@@ -13,6 +13,7 @@ budget ended; the same command goes on.
 
 import argparse
 import dataclasses
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -86,8 +87,9 @@ def _parser():
     report.add_argument(
         "--out",
         type=Path,
-        help="a folder for pages and records in which yours join the recorded ones; by default the "
-        "pages go to RESULTS/pages and show yours in lines of their own",
+        help="a folder for pages and records in which yours join the recorded ones, and take the place "
+        "of those of the same cell and seed; by default the pages go to RESULTS/pages and show yours "
+        "in lines of their own",
     )
     report.set_defaults(action=_report)
     training = actions.add_parser("train", parents=[shared])
@@ -190,6 +192,13 @@ def _compare(options):
 def _report(options):
     from tfdp.papers.pages import write_pages
 
+    if importlib.util.find_spec("matplotlib") is None:
+        print(
+            "error: Expected matplotlib to be installed for the figures. Found none. Install it with "
+            "pip install 'tfdp[plot]'.",
+            file=sys.stderr,
+        )
+        return 2
     # The recorded pages are not written over by whoever trains a cell again.
     out = options.out or options.results / "pages"
     for line in write_pages(options.results, out, Path(_PAGES), apart=options.out is None):

@@ -1,6 +1,7 @@
 """Draws the figures of tables whose cells are computed; the palette is that of the other figures."""
 
 import math
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,16 +19,16 @@ def draw_distances(table: Table, found: Mapping, path: Path) -> bool:
     series = _series(table, found)
     if not series:
         return False
-    figure, (left, right) = _axes(1, 2, (10.5, 4.5))
+    figure, (upper, lower) = _axes(2, 1, (6.2, 7.5))
     for label, style, x, values in series:
-        left.plot(x, [v["l1"] for v in values], label=label, **style)
-        right.plot(x, [v["of_gaussian"] for v in values], label=label, **style)
-    left.set_yscale("log", base=2)
-    left.yaxis.set_major_formatter("{x:g}")
-    left.set_ylabel("L1 distance by coordinate (clip norms)")
-    right.set_ylabel("L1 distance (% of Gaussian noise)")
-    left.legend(fontsize=8)
-    _finish(figure, table, path, series, (left, right))
+        upper.plot(x, [v["l1"] for v in values], label=label, **style)
+        lower.plot(x, [v["of_gaussian"] for v in values], label=label, **style)
+    upper.set_yscale("log", base=2)
+    upper.yaxis.set_major_formatter("{x:g}")
+    upper.set_ylabel("L1 distance by coordinate (clip norms)")
+    lower.set_ylabel("L1 distance (% of Gaussian noise)")
+    upper.legend(fontsize=8)
+    _finish(figure, table, path, series, (upper, lower))
     return True
 
 
@@ -36,30 +37,32 @@ def draw_noise(table: Table, found: Mapping, path: Path) -> bool:
     series = _series(table, found)
     if not series:
         return False
-    figure, (left, right) = _axes(1, 2, (10.5, 4.5))
+    figure, (upper, lower) = _axes(2, 1, (6.2, 7.5))
     printed = {
         row.label: [(number(c.column), c.printed) for c in row.cells if c.printed is not None]
         for row in table.rows
     }
     for label, style, x, values in series:
-        left.plot(x, [v["sigma"] for v in values], label=f"{label}, here", **style)
+        upper.plot(x, [v["sigma"] for v in values], label=f"{label}, here", **style)
         if printed[label]:
             style_of_paper = {
                 "linestyle": "", "marker": "x", "markersize": 11, "markeredgewidth": 2.5,
                 "color": style["color"], "zorder": 5,
             }  # fmt: skip
-            left.plot(*zip(*printed[label], strict=True), label=f"{label}, paper", **style_of_paper)
-        right.plot(x, [v["proven"] for v in values], label=label, **style)
-    for axes in (left, right):
+            upper.plot(
+                *zip(*printed[label], strict=True), label=f"{label}, paper", **style_of_paper
+            )
+        lower.plot(x, [v["proven"] for v in values], label=label, **style)
+    for axes in (upper, lower):
         axes.set_yscale("log")
     every = [each for _, _, x, _ in series for each in x]
     ends = [min(every), max(every)]
-    right.plot(ends, ends, ":", color="#666666", label="proven = claimed")
-    left.set_ylabel("sigma (noise on the sum is 2 C sigma)")
-    right.set_ylabel("proven epsilon of the same noise")
-    left.legend(fontsize=8)
-    right.legend(fontsize=8)
-    _finish(figure, table, path, series, (left, right))
+    lower.plot(ends, ends, ":", color="#666666", label="proven = claimed")
+    upper.set_ylabel("sigma (noise on the sum is 2 C sigma)")
+    lower.set_ylabel("proven epsilon of the same noise")
+    upper.legend(fontsize=8)
+    lower.legend(fontsize=8)
+    _finish(figure, table, path, series, (upper, lower))
     return True
 
 
@@ -69,7 +72,7 @@ def draw_histograms(table: Table, found: Mapping, path: Path) -> bool:
     if not cells:
         return False
     labels = {row.name: row.label for row in table.rows}
-    figure, every = _axes(1, len(cells), (5.2 * len(cells), 4.5))
+    figure, every = _axes(len(cells), 1, (6.2, 3.6 * len(cells)))
     for axes, cell in zip(np.atleast_1d(every), cells, strict=True):
         values = found[cell.name]
         edges, density = np.array(values["edges"]), np.array(values["density"])
@@ -124,6 +127,7 @@ def _finish(figure, table, path, series, every):
 def _save(figure, table, path):
     from matplotlib import pyplot as plt
 
-    figure.suptitle(f"{table.paper}: {table.title}", fontsize=10)
+    title = f"{table.paper}: {table.title}"
+    figure.suptitle("\n".join(textwrap.wrap(title, 72)), fontsize=10)
     save(figure, path)
     plt.close(figure)

@@ -22,7 +22,7 @@ from tfdp.papers.records import (
 
 # Narrower terminals than this have a line of words in place of the columns of a table.
 _NARROW = 100
-_COUNTED = ("cells", "trainings", "recorded", "here", "minutes left")
+_COUNTED = ("cells", "trainings", "minutes", "recorded", "here", "minutes left")
 
 
 def print_tables(results: Path, records: Mapping, to: Console) -> None:
@@ -52,9 +52,11 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
             for s in set(cell.seeds) - seeds_in(records, cell)
             if (cell.source, s) not in here
         ]
-        known = f"{sum(minutes or 0 for minutes in left):,.0f}"
-        known = "?" if left and None in left else known
-        counts = (f"{len(table.cells)}", f"{total}", f"{recorded}", f"{len(here)}", known)
+        whole = [minutes_of(cell, records) for cell in own for _ in cell.seeds]
+        took, known = (
+            "?" if None in some else f"{math.ceil(sum(some)):,}" for some in (whole, left)
+        )
+        counts = (f"{len(table.cells)}", f"{total}", took, f"{recorded}", f"{len(here)}", known)
         if narrow:
             words = (f"{count} {name}" for name, count in zip(_COUNTED, counts, strict=True))
             to.print(f"{table.name}: {', '.join(words)}", markup=False, highlight=False)
@@ -62,8 +64,8 @@ def print_tables(results: Path, records: Mapping, to: Console) -> None:
     if not narrow:
         to.print(shown)
     to.print(
-        "Minutes are those of what is neither recorded nor here, one after the other, by the time of "
-        "trainings like them; ? where none was run yet."
+        "Minutes are those of all trainings, one after the other on two quiet cores, and of those that "
+        "are neither recorded nor here, by the time of trainings like them; ? where none was run yet."
     )
     to.print(
         "`list NAME` shows the cells of a table; `run NAME --skip_recorded` trains what is missing, "
@@ -110,7 +112,7 @@ def print_comparison(names, results: Path, records: Mapping, to: Console) -> Non
     more.
     """
     here, left = collect(results, cells(names))
-    title = "Test accuracy in percent, and what is computed"
+    title = "Test accuracy in percent, or the values of computed cells; (number of seeds)"
     shown = Table(title=title, title_justify="left", pad_edge=False)
     shown.add_column("cell", overflow="fold")
     for name in ("recorded", "here", "difference", "in standard errors"):
@@ -126,6 +128,7 @@ def print_comparison(names, results: Path, records: Mapping, to: Console) -> Non
         texts = [_mean(theirs), _mean(mine), "", ""]
         if theirs is not None:
             texts[2] = f"{mine.mean - theirs.mean:+.2f}"
+            texts[3] = "one seed"
             if mine.error is not None and theirs.error is not None:
                 spread = math.hypot(mine.error, theirs.error)
                 texts[3] = f"{(mine.mean - theirs.mean) / spread:+.1f}" if spread else "0 spread"

@@ -32,7 +32,7 @@ _INTRODUCTION = (
     "tables 2 to 4, and its figure 1; they stand here once. Figure 2 (a, b) of the dropout paper, "
     "both methods at epsilon 0.5, is the column 0.5 of `dropout.F1_mnist` and `dropout.F1_digits`; its "
     "curves without privacy are not measured. "
-    "The first line of a row is what the paper prints. *Here* is test accuracy in percent, unless a "
+    "The first line of a row is what the *paper* prints. *Here* is test accuracy in percent, unless a "
     "table says otherwise: mean ± standard error (number of seeds). *Claimed* is the epsilon of the "
     "paper's own accounting for the run that was trained, and *proven* that of a theorem about what "
     "was really sampled, computed and released, both for one record replaced by one that contributes "
@@ -40,8 +40,8 @@ _INTRODUCTION = (
     "larger). Proven is above claimed where a paper's accounting leaves something out, or where a row "
     "is sampled or clipped otherwise than it assumes: *what we found* says which. *Not yet* is a cell "
     "that is still to be measured, *not run* one that is left out, with what is known of the cost "
-    "below the table; nothing is filled in. Figures of others that a paper quotes are quoted, too, "
-    "and never ranked."
+    "below the table; nothing is filled in. An epsilon above 50 says nothing of use. Figures of others "
+    "that a paper quotes are quoted, too, and never ranked."
 )
 _YOURS = (
     "*Yours* is what was trained in `{}`, by the same settings; other figures are recorded ones."
@@ -129,7 +129,7 @@ class _Section:
         """The body: (label, cells, kind of the line)."""
         found = []
         for row in self.table.rows:
-            label = row.label + (" (quoted)" if row.quoted else "")
+            label = f"{row.label}: {'quoted' if row.quoted else 'paper'}"
             found.append((label, [_printed(cell) for cell in row.cells], "paper"))
             if row.quoted:
                 continue
@@ -238,7 +238,7 @@ class _ComputedSection(_Section):
     def lines(self) -> list[tuple[str, list[str], str]]:
         found = []
         for row in self.table.rows:
-            found.append((row.label, [_printed(cell) for cell in row.cells], "paper"))
+            found.append((f"{row.label}: paper", [_printed(cell) for cell in row.cells], "paper"))
             for values, whose in ((self.found, ""), (self._own, "yours, ")):
                 every = [values[cell.name] for cell in row.cells]
                 for label, name, to_text in self._shown.lines if any(every) else ():
@@ -288,7 +288,14 @@ def _accuracy(found: Measured | None, cell: Cell) -> str:
 
 
 def _epsilon(found: Measured | None, kind: str) -> str:
-    return "" if found is None else format_epsilon(getattr(found, kind)).replace("epsilon = ", "")
+    if found is None:
+        return ""
+    epsilon = getattr(found, kind)
+    if math.isfinite(epsilon) and epsilon >= 1e5:  # a table has no room for more, rounded up
+        power = math.floor(math.log10(epsilon))
+        return f"{math.ceil(epsilon / 10**power)}e{power}"
+    # The introduction says which say nothing.
+    return format_epsilon(epsilon).replace("vacuous (epsilon = ", "").rstrip(")")
 
 
 def _markdown(introduction, sections, pictures) -> str:

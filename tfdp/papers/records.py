@@ -337,11 +337,12 @@ def shown(records: Mapping) -> tuple[dict, list[str]]:
             elif cell is None:
                 left[table, "the catalogue has no such cell"] += 1
             elif int(seed) in cell.seeds and _is_of(cell, int(seed), record):
-                left[table, "they started from other weights than those that are recorded"] += 1
+                left[table, "others than the recorded weights are at its start"] += 1
             else:
                 left[table, "the catalogue has other settings or seeds now"] += 1
     return found, [
-        f"{table}: {count} recorded trainings are not shown, as {why}."
+        f"{table}: {f'{count} recorded trainings are' if count > 1 else 'one recorded training is'} "
+        f"not shown, as {why}."
         for (table, why), count in left.items()
     ]
 

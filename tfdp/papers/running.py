@@ -5,6 +5,7 @@ A finished training is not run again, and one that was interrupted goes on.
 
 import contextlib
 import dataclasses
+import math
 import os
 import shutil
 import signal
@@ -134,9 +135,10 @@ def train(cell: Cell, seeds: Sequence[int], results: Path, data_dir: str | None)
         from tfdp.experiments.saving import run_into
 
         path = place(results, cell, seed)
+        goes_on = Path(f"{path}.secret").is_dir()
         try:
             with ResultFolder(path) as folder:
-                print(f"{cell.name}, seed {seed}", flush=True)
+                print(f"{cell.name}, seed {seed}{', goes on' if goes_on else ''}", flush=True)
                 experiment = cell.experiment(seed, data_dir, start(results, cell))
                 command = cell.command(seed, results)
                 result = run_into(folder, experiment, verbose=2, command=command, notes=notes)
@@ -196,7 +198,8 @@ def run(
         console.print(text, highlight=False, markup=False)
     if waiting:
         number = sum(len(seeds) for _, seeds in waiting)
-        cost = f", about {minutes(waiting, times):,.0f} minutes one after the other"
+        took = max(1, math.ceil(minutes(waiting, times)))
+        cost = f", about {took:,} minute{'s' * (took > 1)} one after the other on two quiet cores"
         console.print(f"To train: {number} of {total}{cost}.", highlight=False)
     started, running, begun_anew = time.monotonic(), [], set()
     shown = Progress(
@@ -224,7 +227,9 @@ def run(
                     cell, seeds = ready
                     running.append(_start(cell, seeds, results, data_dir, jobs))
                     if not console.is_terminal:
-                        console.print(f"{cell.name}: {len(seeds)} to train", highlight=False)
+                        log = running[-1].log
+                        said = f"{cell.name}: {len(seeds)} to train; what it prints goes to {log}"
+                        console.print(said, highlight=False, markup=False)
                 if not running:
                     break
                 time.sleep(0.2)
