@@ -129,8 +129,9 @@ class _Section:
         """The body: (label, cells, kind of the line)."""
         found = []
         for row in self.table.rows:
-            label = f"{row.label}: {'quoted' if row.quoted else 'paper'}"
-            found.append((label, [_printed(cell) for cell in row.cells], "paper"))
+            printed = [_printed(cell) for cell in row.cells]
+            whose = ": quoted" if row.quoted else ": paper" if any(printed) else ""
+            found.append((row.label + whose, printed, "paper"))
             if row.quoted:
                 continue
             measured_cells = [self.found[cell.name] for cell in row.cells]
@@ -238,7 +239,9 @@ class _ComputedSection(_Section):
     def lines(self) -> list[tuple[str, list[str], str]]:
         found = []
         for row in self.table.rows:
-            found.append((f"{row.label}: paper", [_printed(cell) for cell in row.cells], "paper"))
+            printed = [_printed(cell) for cell in row.cells]
+            label = f"{row.label}: paper" if any(printed) else row.label
+            found.append((label, printed, "paper"))
             for values, whose in ((self.found, ""), (self._own, "yours, ")):
                 every = [values[cell.name] for cell in row.cells]
                 for label, name, to_text in self._shown.lines if any(every) else ():
@@ -332,15 +335,15 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 84rem; }
 p, li, section { max-width: 56rem; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .5rem; text-align: right; white-space: nowrap; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .82rem; }
+th, td { padding: .15rem .35rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
 thead th { border-bottom: 2px solid; }
 tr.paper > * { border-top: 1px solid #8888; }
-tr.paper td:first-child { font-weight: 600; white-space: normal; min-width: 8rem; }
+tr.paper td:first-child { font-weight: 600; white-space: normal; min-width: 6.5rem; }
 tr.here td { font-weight: 600; }
 tr.here td:first-child, tr.epsilon td:first-child { padding-left: 1.5rem; font-weight: 400; }
-table.words { width: 100%; max-width: 52rem; }
+table.words { width: 100%; max-width: 52rem; font-size: .95rem; }
 table.words th, table.words td { white-space: normal; text-align: left; vertical-align: top; }
 tr.epsilon { font-size: .85em; opacity: .8; }
 img { max-width: 100%; height: auto; background: white; }
