@@ -304,3 +304,16 @@ def test_results_are_a_folder(small, capsys):
     (small / "file").touch()
     assert command.main(["list", f"--results={small / 'file'}"]) == 2
     assert "Expected --results to be a folder" in capsys.readouterr().err
+
+
+def test_the_time_of_a_cell_is_that_of_its_fastest_training(small):
+    def took(*seconds):
+        return {str(i): {"seconds": each} for i, each in enumerate(seconds, 1)}
+
+    (first, second) = cells(["paper.T1.a"])
+    assert records.minutes_of(first, {}) is None
+    found = {"paper.T1.a.2": took(600.0, 60.0), "paper.T1.a.25": took(6.0)}
+    assert records.minutes_of(first, found) == 1.0
+    assert records.minutes_of(second, found) == pytest.approx((1.0 + 0.1) / 2)
+    (other,) = cells(["paper.T1.b.2"])
+    assert records.minutes_of(other, {"paper.T1.c.2": took(120.0)}) == 2.0
