@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from absl.testing import flagsaver
@@ -419,6 +420,10 @@ def test_what_a_sweep_has_trained_already_is_of_the_same_files_and_tells_what_is
     said = capsys.readouterr().out
     assert said.count("Trained already: ") == 2 and said.count("--overwrite goes on with it") == 1
     (tmp_path / "r" / "seed=5.secret").rmdir()
+    with zipfile.ZipFile(tmp_path / "1" / "model.keras") as old, zipfile.ZipFile(start, "w") as new:
+        for name in old.namelist():  # saved again: the same weights, and another time
+            new.writestr(name, b"{}" if name == "metadata.json" else old.read(name))
+    assert call(script, *sweep) == 0
     shutil.copy(tmp_path / "2" / "model.keras", start)
     assert call(script, *sweep) == 2
     assert "Found that --initial_weights had another content" in capsys.readouterr().err

@@ -229,9 +229,11 @@ def test_cells_are_computed_by_name_recorded_and_shown(small, capsys):
     page = (out / "README.md").read_text()
     other = json.loads((results / "paper/F1/laplace/0.5/seed=1/run.json").read_text())
     figures = f"{other['values']['l1']:.4f} | {record['values']['l1']:.4f}"
-    assert f"| &emsp;L1 distance | {figures} |" in page and "| **Laplace** |  | 0.80 |" in page
+    assert (
+        f"| &emsp;L1 distance | {figures} |" in page and "| **Laplace: paper** |  | 0.80 |" in page
+    )
     assert "Not run: Cauchy at 0.5, Cauchy at 1. It has no mean." in page and "A note." in page
-    assert "| **AC** | 5.00 |  |" in page and "&emsp;proven epsilon" in page
+    assert "| **AC: paper** | 5.00 |  |" in page and "&emsp;proven epsilon" in page
     assert "excess kurtosis" in page
     assert all((out / f"paper.F{i}.png").stat().st_size > 5000 for i in (1, 2, 3))
     # The collection is enough to make the pages again.

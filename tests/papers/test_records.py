@@ -12,6 +12,7 @@ from tfdp.experiments import __main__ as command
 from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers import catalogue, pages, records, running
 from tfdp.papers.catalogue import cells
+from tfdp.papers.computed import COMPUTATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -187,6 +188,31 @@ def test_a_damaged_collection_is_told(small, capsys):
         computed | {"values": each} for each in ({}, {"l1": "x", "of_gaussian": 1, "scale": 1})
     ]
     other += [computed | {"values": {}, "settings": {}}]
+    fine = {"l1": 1.0, "of_gaussian": 1.0, "scale": 1.0}
+    path.write_text(json.dumps({"paper.T1.a.2": {"1": computed | {"values": fine}}}))
+    assert records.read(path)
+    other += [computed | {"values": fine, "seconds": each} for each in ("x", None, -5e5, 10**400)]
+    other += [computed | {"values": fine | {"l1": each}} for each in (math.nan, 10**400)]
+    histogram = {"computed": "gradient_histogram"}
+    names = (name for _, name, _ in COMPUTATIONS["gradient_histogram"].lines)
+    entries = dict.fromkeys(names, 1.0) | {"density": [1.0], "edges": [0.0, 1.0]}
+    drawn = computed | {"settings": histogram}
+    path.write_text(json.dumps({"paper.T1.a.2": {"1": drawn | {"values": entries}}}))
+    assert records.read(path)
+    other += [drawn | {"values": entries | {"density": each}} for each in ("", [1.0, 2.0], ["x"])]
+    other += [
+        whole["1"] | change
+        for change in (
+            {"lost_steps": "many"},
+            {"lost_steps": -5},
+            {"seconds": 10**400},
+            {"steps": -3},
+            {"num_examples": True},
+            {"curve": [[1, 7]]},
+            {"proven": whole["1"]["proven"] | {"delta": 5}},
+            {"proven": whole["1"]["proven"] | {"epsilon": 10**400}},
+        )
+    ]
     right = json.dumps({"paper.T1.a.2": {"1": whole["1"]}})
     path.write_text(right)
     assert records.read(path) == json.loads(right)
@@ -199,6 +225,7 @@ def test_a_damaged_collection_is_told(small, capsys):
         '{"a": {"x": {}}}',
         '{"a": {"01": {"settings": 0}}}',
         '{"a": 3}',
+        "[" * 100_000,
         *changed,
     ):
         path.write_text(damage)

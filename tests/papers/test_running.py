@@ -374,7 +374,7 @@ def test_fine_tunings_of_one_cell_start_from_the_same_weights(tmp_path, monkeypa
         records.seeds_in(mixed, fine) == {1} and len(records.measured(fine, mixed).accuracies) == 1
     )
     (why,) = records.shown(mixed)[1]
-    assert why.startswith("paper.T2: one recorded training is not shown, as others than")
+    assert why.startswith("paper.T2: one recorded training is not shown, as nothing shows that")
     # Where no digest of the weights is recorded, those of the last one count.
     unknown = {**mixed, public.source: {"1": {**mixed[public.source]["1"]}}}
     del unknown[public.source]["1"]["weights_sha256"]

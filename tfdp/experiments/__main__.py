@@ -13,7 +13,7 @@ budget ended; the same command goes on.
 
 import argparse
 import dataclasses
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 
@@ -192,10 +192,13 @@ def _compare(options):
 def _report(options):
     from tfdp.papers.pages import write_pages
 
-    if importlib.util.find_spec("matplotlib") is None:
+    try:
+        for name in ("matplotlib.pyplot", "PIL.Image"):  # which write the figures
+            importlib.import_module(name)
+    except ImportError as error:
         print(
-            "error: Expected matplotlib to be installed for the figures. Found none. Install it with "
-            "pip install 'tfdp[plot]'.",
+            f"error: Expected matplotlib to be installed for the figures. Found: {error}. Install it "
+            "with pip install 'tfdp[plot]'.",
             file=sys.stderr,
         )
         return 2

@@ -13,7 +13,7 @@ from tfdp.experiments.partial_folder import ResultError
 from tfdp.experiments.result_files import RECORD, is_result
 from tfdp.experiments.result_folder import check
 from tfdp.experiments.settings import SETTINGS, Experiment
-from tfdp.experiments.unfinished import digests_of
+from tfdp.experiments.unfinished import contents_of, digests_of
 
 
 def finished(
@@ -51,7 +51,11 @@ def finished(
             "remove it, or, with train.py, say --overwrite."
         )
     known, now = record.get("digests_of_settings", {}), digests_of(experiment)
-    if names := [name for name in now if known.get(name, now[name]) != now[name]]:
+    names = [name for name in now if known.get(name, now[name]) != now[name]]
+    if names:  # a file that was saved again says the same; older results do not note what it says
+        said, says = record.get("contents_of_settings", {}), contents_of(experiment)
+        names = [name for name in names if said.get(name) != says[name]]
+    if names:
         raise ResultError(
             f"Expected the result in {folder} to be made with the files that are there now. Found that "
             f"--{', --'.join(names)} had another content. Choose another folder, remove it, or, "

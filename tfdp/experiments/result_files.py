@@ -6,9 +6,11 @@ A folder that holds anything else is never replaced (`result_folder.py`) and nev
 
 import hashlib
 import json
+import lzma
 import os
 import stat
 import zipfile
+import zlib
 
 MODEL, RECORD, CARD, LOG = "model.keras", "run.json", "model_card.md", "tensorboard"
 # What `train.py --audit` adds to a finished result.
@@ -78,8 +80,8 @@ def content_digest(path: str) -> str:
                 with archive.open(name) as member:
                     inner = hashlib.file_digest(member, "sha256").hexdigest()
                 whole.update(f"{name!r} {inner}\n".encode())
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError):
-        return digest(path)  # whoever loads it says what is wrong with it
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError):
+        return digest(path)  # what is damaged says nothing but its bytes
     return whole.hexdigest()
 
 

@@ -12,7 +12,7 @@ from tfdp.experiments.experiment import Diverged, Result, run
 from tfdp.experiments.report import card, record
 from tfdp.experiments.result_folder import ResultError, ResultFolder
 from tfdp.experiments.settings import Experiment
-from tfdp.experiments.unfinished import digests_of, settings_of
+from tfdp.experiments.unfinished import contents_of, digests_of, settings_of
 from tfdp.training.export import export
 
 
@@ -77,8 +77,12 @@ def run_into(
         if not str(error.filename or "").startswith(folder.secrets()):
             raise
         raise _not_written("the state of the training", error.strerror, folder) from error
+    digests = {
+        "digests_of_settings": digests_of(experiment),
+        "contents_of_settings": contents_of(experiment),
+    }
     folder.commit(
-        {**(notes or {}), **record(result), "digests_of_settings": digests_of(experiment)},
+        {**(notes or {}), **record(result), **digests},
         card(result, command),
         functools.partial(export, result.model),
     )

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 import tfdp
 from tfdp._files import replaced_whole, sync_folder
-from tfdp.experiments.result_files import content_digest, read_record
+from tfdp.experiments.result_files import content_digest, digest, read_record
 
 _ABOUT, _BACKUP = "training.json", "backup"
 # The names of `tfdp.training.backup_folder`, which is not imported because that imports TensorFlow.
@@ -184,12 +184,21 @@ def settings_of(experiment) -> dict:
 
 
 def digests_of(experiment) -> dict[str, str]:
-    """Returns digests of what the files say that settings name, by the names of the settings."""
+    """Returns the SHA-256 digests of the files that settings name, by the names of the settings."""
+    return _digests_of(experiment, digest)
+
+
+def contents_of(experiment) -> dict[str, str]:
+    """Returns digests of what these files say, which stay the same where one is saved again."""
+    return _digests_of(experiment, content_digest)
+
+
+def _digests_of(experiment, of) -> dict[str, str]:
     found = {}
     for name in ("initial_weights", "vocabulary", "embeddings"):
         path = os.path.expanduser(getattr(experiment, name) or "")
         if os.path.isfile(path):
-            found[name] = content_digest(path)
+            found[name] = of(path)
     return found
 
 

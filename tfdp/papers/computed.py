@@ -10,6 +10,7 @@ This module imports neither TensorFlow nor Keras.
 import dataclasses
 import inspect
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,21 +34,24 @@ class Computation:
         lines: what the pages show: (label, name of a value, function of the value to text).
         draw: draws the figure of a table from {name of a cell: its values or None} into a file, and
             returns whether there was anything to draw.
-        drawn: names of lists of numbers among the values, which the figure needs.
+        histogram: names of the heights and of the edges of a histogram among the values.
     """
 
     compute: Callable[..., dict]
     lines: tuple[tuple[str, str, Callable[[float], str]], ...]
     draw: Callable[[Table, Mapping, Path], bool]
-    drawn: tuple[str, ...] = ()
+    histogram: tuple[str, str] | None = None
 
     def check(self, values: Mapping) -> None:
-        """Raises KeyError, TypeError or ValueError if values lack what is shown of them."""
+        """Raises KeyError, TypeError, ValueError or OverflowError if values lack what is shown."""
         for _, name, to_text in self.lines:
+            if math.isnan(values[name]):
+                raise ValueError(f"{name} is no number")
             to_text(values[name])
-        for name in self.drawn:
-            if not all(isinstance(number, int | float) for number in values[name]):
-                raise ValueError(f"no numbers in {name}")
+        if self.histogram:
+            heights, edges = (values[name] for name in self.histogram)
+            if not all(map(math.isfinite, (*heights, *edges))) or len(edges) != len(heights) + 1:
+                raise ValueError(f"no histogram in {', '.join(self.histogram)}")
 
 
 COMPUTATIONS = {
@@ -125,8 +129,9 @@ def finished(folder: Path, cell: Cell) -> dict | None:
     try:
         record = json.loads(path.read_text())
         found = record["settings"]
-        is_kept_well({**record, "settings": settings(cell)})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if not is_kept_well({**record, "settings": settings(cell)}):
+            raise ValueError("its time or its commit")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         raise ResultError(
             f"Expected {path} to hold a record. Found it damaged: {error}."
         ) from error
@@ -139,10 +144,9 @@ def finished(folder: Path, cell: Cell) -> dict | None:
 
 
 def is_kept_well(record: Mapping) -> bool:
-    """Whether a record has what the pages need; raises KeyError, TypeError or ValueError if not."""
+    """Whether a record has what the pages need; raises what `Computation.check` raises if not."""
     COMPUTATIONS[record["settings"]["computed"]].check(record["values"])
-    record["seconds"], record["code"]["commit"]
-    return True
+    return 0 <= record["seconds"] < 1e300 and isinstance(record["code"]["commit"], str | None)
 
 
 def compute_into(folder: Path, cell: Cell, notes: Mapping, data_dir: str | None) -> dict:

@@ -114,7 +114,7 @@ def print_comparison(names, results: Path, records: Mapping, to: Console) -> Non
     here, left = collect(results, cells(names))
     title = "Test accuracy in percent, or the values of computed cells; (number of seeds)"
     shown = Table(title=title, title_justify="left", pad_edge=False)
-    shown.add_column("cell", overflow="fold")
+    shown.add_column("cell", no_wrap=True)
     for name in ("recorded", "here", "difference", "in standard errors"):
         shown.add_column(name, justify="right")
     for cell in cells(names):
@@ -133,7 +133,7 @@ def print_comparison(names, results: Path, records: Mapping, to: Console) -> Non
                 spread = math.hypot(mine.error, theirs.error)
                 texts[3] = f"{(mine.mean - theirs.mean) / spread:+.1f}" if spread else "0 spread"
         shown.add_row(cell.name, *texts)
-    if shown.row_count and to.width >= _NARROW:
+    if shown.row_count and _width(shown, to) <= to.width:
         to.print(shown)
     elif shown.row_count:
         names = [column.header for column in shown.columns[1:]]
@@ -143,6 +143,11 @@ def print_comparison(names, results: Path, records: Mapping, to: Console) -> Non
     else:
         to.print(f"None of these cells was trained in {results}.", markup=False)
     _say(left, to)
+
+
+def _width(table, to) -> int:
+    """The width of a table that is not squeezed."""
+    return to.measure(table, options=to.options.update(width=10_000)).maximum
 
 
 def _compare_values(shown, cell, here, records) -> None:

@@ -70,8 +70,7 @@ def write_pages(
     Returns:
         What was written and left out, line by line.
     """
-    every = [cell for table in tables() for cell in table.cells]
-    found, left = collect(results, every)
+    found, left = collect(results, [cell for table in tables() for cell in table.cells])
     if recorded is None or (not apart and (out / COLLECTION).exists()):
         recorded = out
     out.mkdir(parents=True, exist_ok=True)
@@ -89,8 +88,7 @@ def write_pages(
             if (gone := sorted(seeds.keys() - joined[name].keys(), key=int))
         ]
         records, own = joined, {}
-        write(out / COLLECTION, records)
-    records, not_shown = shown(records)
+    every, (records, not_shown) = records, shown(records)
     left += not_shown
     sections = [_section(table, records, own) for table in tables()]
     pictures = {section.table.name: section.picture(out) for section in sections}
@@ -99,6 +97,8 @@ def write_pages(
     path = out / _FOUND[1]
     findings = _findings(path.read_text()) if path.exists() else ""
     (out / _HTML).write_text(_html(introduction, sections, out, pictures, findings))
+    if not apart:
+        write(out / COLLECTION, every)
     said = ", and ".join(
         f"{sum(map(len, some.values()))} trainings of {len(some)} cells{where}"
         for some, where in ((records, " recorded" if apart else ""), (own, f" in {results}"))

@@ -126,19 +126,23 @@ def _is_kept_well(record) -> bool:
         and record["test_accuracy"] <= 1
         and all(_is_number(each) for each in (table if isinstance(table, list) else [table]))
         and (not isinstance(table, list) or len(table) > 0)
+        and all(_is_number(record[name]) and record[name] > 0 for name in ("num_examples", "steps"))
         and all(isinstance(record[name], int) for name in ("num_examples", "steps"))
+        and _is_number(record.get("lost_steps", 0))
         and all(_is_number(each) for point in record.get("curve", ()) for each in point)
-        and all(len(point) == 2 for point in record.get("curve", ()))
+        and all(len(point) == 2 and point[1] <= 1 for point in record.get("curve", ()))
         and all(record[kind].keys() >= {*_OF_GUARANTEE} for kind in _GUARANTEES)
         and all(_is_epsilon(record[kind]["epsilon"]) for kind in _GUARANTEES)
         and all(_is_number(record[kind]["delta"]) for kind in _GUARANTEES)
+        and all(record[kind]["delta"] < 1 for kind in _GUARANTEES)
         # What the pages say of all their epsilons.
         and all(record[kind]["adjacency"] == "zero_out" for kind in _GUARANTEES)
     )
 
 
 def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    # No number that a training has is beyond this, and an integer may be beyond every float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
 
 
 def _is_epsilon(value) -> bool:
@@ -207,7 +211,8 @@ def _kept(cell, record) -> dict:
     if lost := record["training"]["lost_steps"]:
         kept["lost_steps"] = lost
     if cell.needs:
-        kept[_START] = record["digests_of_settings"]["initial_weights"]
+        digests = {**record["digests_of_settings"], **record.get("contents_of_settings", {})}
+        kept[_START] = digests["initial_weights"]
     for kind in _GUARANTEES:
         kept[kind] = {name: record[kind][name] for name in _OF_GUARANTEE}
     # Whole examples, so four digits say all for up to 10,000 of them.
@@ -238,7 +243,9 @@ def read(path: Path) -> dict:
                 well = computed.is_kept_well if "values" in record else _is_kept_well
                 if seed != str(int(seed)) or len(name.split(".", 3)) < 4 or not well(record):
                     raise ValueError(f"no record of a seed at {name!r}, {seed!r}")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError,
+    ) as error:  # fmt: skip
         raise ResultError(
             f"Expected {path} to hold a collection of records. Found it damaged: {error}. Take the "
             "file from the repository again."
@@ -336,7 +343,7 @@ def shown(records: Mapping) -> tuple[dict, list[str]]:
             elif cell is None:
                 left[table, "the catalogue has no such cell"] += 1
             elif int(seed) in cell.seeds and _is_of(cell, int(seed), record):
-                left[table, "others than the recorded weights are at its start"] += 1
+                left[table, "nothing shows that the recorded weights were at the start"] += 1
             else:
                 left[table, "the catalogue has other settings or seeds now"] += 1
     return found, [
