@@ -288,6 +288,7 @@ def test_a_training_here_is_compared_with_the_record(small, monkeypatch, capsys)
     assert command.main(arguments) == 0
     monkeypatch.setattr(command, "_PAGES", str(small / "pages"))
     pages.write_pages(results, small / "pages")
+    monkeypatch.setenv("COLUMNS", "120")
     capsys.readouterr()
     assert command.main(["compare", "paper.T1", f"--results={results}"]) == 0
     said = " ".join(capsys.readouterr().out.split())
