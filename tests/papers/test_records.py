@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -332,6 +333,27 @@ def test_results_are_a_folder(small, capsys):
     (small / "file").touch()
     assert command.main(["list", f"--results={small / 'file'}"]) == 2
     assert "Expected --results to be a folder" in capsys.readouterr().err
+    assert command.main(["report", f"--results={small}/r", f"--out={small / 'file'}"]) == 2
+    assert "Expected --out to be a folder" in capsys.readouterr().err
+
+
+def test_without_matplotlib_no_page_is_begun(small, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    assert command.main(["report", f"--results={small}/r", f"--out={small / 'out'}"]) == 2
+    assert "pip install 'tfdp[plot]'" in capsys.readouterr().err and not (small / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "said"),
+    [
+        (2.00001, "2.001"), (50.0, "50"), (50.5, "(51)"), (99_999.5, "(100000)"), (1e5, "(1e5)"),
+        (1.2e5, "(2e5)"), (9.5e5, "(1e6)"), (3.25e9, "(4e9)"), (math.inf, "infinite"),
+    ],
+)  # fmt: skip
+def test_epsilons_of_a_table_are_short_and_not_too_small(epsilon, said):
+    found = records.Measured((60.0,), 1.0, epsilon, 1e-5, 1.0, ("0",))
+    assert pages._epsilon(found, "proven") == said
+    assert float(said.strip("()").replace("infinite", "inf")) >= epsilon
 
 
 def test_the_time_of_a_cell_is_that_of_its_fastest_training(small):

@@ -28,16 +28,16 @@ _PAGES = str(Path(__file__).resolve().parents[2] / "docs" / "papers")
 def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit status."""
     options = _parser().parse_args(arguments)
-    if options.results.exists() and not options.results.is_dir():
-        print(
-            f"error: Expected --results to be a folder. Found {options.results}.", file=sys.stderr
-        )
-        return 2
+    for name in ("results", "out"):
+        path = getattr(options, name, None)
+        if path is not None and path.exists() and not path.is_dir():
+            print(f"error: Expected --{name} to be a folder. Found {path}.", file=sys.stderr)
+            return 2
     from tfdp.papers.catalogue import UnknownName
 
     try:
         return options.action(options)
-    except (UnknownName, ResultError, OSError) as error:
+    except (UnknownName, ResultError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -40,8 +40,8 @@ _INTRODUCTION = (
     "larger). Proven is above claimed where a paper's accounting leaves something out, or where a row "
     "is sampled or clipped otherwise than it assumes: *what we found* says which. *Not yet* is a cell "
     "that is still to be measured, *not run* one that is left out, with what is known of the cost "
-    "below the table; nothing is filled in. An epsilon above 50 says nothing of use. Figures of others "
-    "that a paper quotes are quoted, too, and never ranked."
+    "below the table; nothing is filled in. Epsilons in brackets are above 50 and vacuous. Figures of "
+    "others that a paper quotes are quoted, too, and never ranked."
 )
 _YOURS = (
     "*Yours* is what was trained in `{}`, by the same settings; other figures are recorded ones."
@@ -78,17 +78,15 @@ def write_pages(
         elsewhere = os.path.relpath(recorded.resolve().parent, out.resolve())
         text = (recorded / _FOUND[1]).read_text()
         (out / _FOUND[1]).write_text(text.replace("](../", f"]({elsewhere}/"))
-    records, own = read(recorded / COLLECTION), found
-    if not apart:
-        joined = merge(records, found)
-        left += [
-            f"{name}: the recorded seeds {', '.join(gone)} started from other weights than those in "
-            f"{results}, and are not kept."
-            for name, seeds in records.items()
-            if (gone := sorted(seeds.keys() - joined[name].keys(), key=int))
-        ]
-        records, own = joined, {}
-    every, (records, not_shown) = records, shown(records)
+    earlier = read(recorded / COLLECTION)
+    collection, own = (earlier, found) if apart else (merge(earlier, found), {})
+    left += [
+        f"{name}: the recorded seeds {', '.join(gone)} started from other weights than those in "
+        f"{results}, and are not kept."
+        for name, seeds in earlier.items()
+        if (gone := sorted(seeds.keys() - collection[name].keys(), key=int))
+    ]
+    records, not_shown = shown(collection)
     left += not_shown
     sections = [_section(table, records, own) for table in tables()]
     pictures = {section.table.name: section.picture(out) for section in sections}
@@ -98,7 +96,7 @@ def write_pages(
     findings = _findings(path.read_text()) if path.exists() else ""
     (out / _HTML).write_text(_html(introduction, sections, out, pictures, findings))
     if not apart:
-        write(out / COLLECTION, every)
+        write(out / COLLECTION, collection)
     said = ", and ".join(
         f"{sum(map(len, some.values()))} trainings of {len(some)} cells{where}"
         for some, where in ((records, " recorded" if apart else ""), (own, f" in {results}"))
@@ -294,11 +292,12 @@ def _epsilon(found: Measured | None, kind: str) -> str:
     if found is None:
         return ""
     epsilon = getattr(found, kind)
-    if math.isfinite(epsilon) and epsilon >= 1e5:  # a table has no room for more, rounded up
-        power = math.floor(math.log10(epsilon))
-        return f"{math.ceil(epsilon / 10**power)}e{power}"
-    # The introduction says which say nothing.
-    return format_epsilon(epsilon).replace("vacuous (epsilon = ", "").rstrip(")")
+    if math.isinf(epsilon) or epsilon < 1e5:
+        return format_epsilon(epsilon).replace("vacuous (epsilon = ", "(")
+    # A table has room for one digit, rounded up.
+    power = math.floor(math.log10(epsilon))
+    digit = math.ceil(epsilon / 10**power)
+    return f"({digit}e{power})" if digit < 10 else f"(1e{power + 1})"
 
 
 def _markdown(introduction, sections, pictures) -> str:

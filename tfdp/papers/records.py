@@ -183,7 +183,7 @@ def _said(command) -> str:
 
 def collect(results: Path, cells: Iterable[Cell]) -> tuple[dict, list[str]]:
     """Returns ({cell: {seed: record}} of all finished trainings, what was left out and why)."""
-    found, left = {}, []
+    found, left, starts = {}, [], started_from()
     for cell in cells:
         for seed in cell.seeds:
             try:
@@ -193,7 +193,7 @@ def collect(results: Path, cells: Iterable[Cell]) -> tuple[dict, list[str]]:
                 continue
             if record is not None:
                 kept = _kept(cell, record)
-                if cell.source in started_from():
+                if cell.source in starts:
                     kept[_WEIGHTS] = weights_of(results, cell, seed)
                 found.setdefault(cell.source, {})[str(seed)] = kept
     return found, left
