@@ -99,6 +99,7 @@ def main(argv):
     except ValueError as error:
         return _refuse(error)
     try:
+        console.prefer_onednn()
         with console.quiet_tensorflow():
             return train_points(points, folder, train)
     finally:

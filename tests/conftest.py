@@ -4,11 +4,16 @@ import gc
 import signal
 
 import hypothesis
-import keras
 import pytest
-from tensorflow.python.framework import ops
 
 from tfdp._interruptions import SIGNALS
+from tfdp.experiments import console
+
+# Before TensorFlow is imported, so that the tests compute as the commands do, whatever CPU there is.
+console.prefer_onednn()
+
+import keras  # noqa: E402
+from tensorflow.python.framework import ops  # noqa: E402
 
 # The fast lane: what runs in seconds because it trains little or nothing. See CONTRIBUTING.md.
 FAST = (

@@ -170,6 +170,12 @@ def result_of(script, folder, *arguments):
     return json.loads((folder / "run.json").read_text())
 
 
+def test_onednn_is_asked_for(tmp_path, script, monkeypatch):
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS")
+    result_of(script, tmp_path / "r", *ONE_STEP)
+    assert os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1"
+
+
 def test_command_line_wins_over_the_recipe_and_its_rivals(tmp_path, script):
     record = result_of(
         script, tmp_path / "r", "--mechanism=dpsgd", "--noise_multiplier=4", "--epochs=2",

@@ -73,6 +73,28 @@ def test_a_user_who_set_the_log_level_sees_everything():
     assert child(code, TF_CPP_MIN_LOG_LEVEL="0").stderr == NOISE
 
 
+@pytest.mark.parametrize(("user", "found"), [({}, "1"), ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "0")])
+def test_onednn_is_asked_for_unless_the_user_has_decided(user, found, monkeypatch):
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS")
+    code = 'console.prefer_onednn(); print(os.environ["TF_ENABLE_ONEDNN_OPTS"])'
+    assert child(code, **user).stdout.strip() == found
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"), [("experiments", "list"), ("auditing", "replay of nothing")]
+)
+def test_commands_ask_for_onednn(module, arguments, monkeypatch, tmp_path):
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS")
+    monkeypatch.chdir(tmp_path)
+    words = arguments.split() if module == "experiments" else ["auditing", *arguments.split()]
+    code = f"""
+from tfdp.{module} import __main__ as command
+command.main({words!r})
+print(os.environ["TF_ENABLE_ONEDNN_OPTS"])
+"""
+    assert child(code).stdout.splitlines()[-1] == "1"
+
+
 def test_tracing_again_is_not_warned_of():
     records = [
         logging.LogRecord("tensorflow", logging.WARNING, "", 0, message, (), None)

@@ -109,6 +109,7 @@ def _recipes() -> Path | None:
 
 def main(argv):
     logging.set_verbosity(logging.WARNING)
+    console.prefer_onednn()
     task = _task(argv)
     try:
         if task == "replay":

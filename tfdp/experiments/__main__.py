@@ -35,6 +35,7 @@ def main(arguments: list[str]) -> int:
             return 2
     from tfdp.papers.catalogue import UnknownName
 
+    console.prefer_onednn()
     try:
         return options.action(options)
     except (UnknownName, ResultError) as error:

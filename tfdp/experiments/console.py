@@ -20,6 +20,7 @@ from tfdp._interruptions import SIGNALS, leave_closed_terminal
 INTERRUPTED = 128 + signal.SIGINT
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 _FILTER = Path(__file__).with_name("stderr_filter.py")
 # The width of what is printed where there is no terminal.
 _WIDTH = 100
@@ -102,6 +103,16 @@ def console() -> Console:
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         return Console(width=_WIDTH)
     return Console(width=min(Console().width, _WIDEST))
+
+
+def prefer_onednn() -> None:
+    """Asks TensorFlow, before it is imported, for the kernels of oneDNN, unless the user has decided.
+
+    TensorFlow itself uses them only on CPUs with instructions for neural networks, such as AVX512 VNNI.
+    Elsewhere private steps of convolutions take several times as long without them, and TensorFlow has
+    no gradients of grouped convolutions. CPUs that are not x86 ignore the variable.
+    """
+    os.environ.setdefault(_ONEDNN, "1")
 
 
 @contextlib.contextmanager

@@ -43,11 +43,11 @@ def per_example_gradients(
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
         >>> model.compile(loss="mse")
         >>> model.set_weights([np.zeros((2, 1), "float32")])
-        >>> x, y = np.array([[1.0, 0.0], [0.0, 3.0]], "float32"), np.array([[1.0], [1.0]], "float32")
+        >>> x, y = np.array([[1.0, 2.0], [2.0, 3.0]], "float32"), np.array([[1.0], [1.0]], "float32")
         >>> (kernel,) = tfdp.per_example_gradients(model, x, y)
         >>> kernel.numpy()[..., 0]
-        array([[-2.,  0.],
-               [ 0., -6.]], dtype=float32)
+        array([[-2., -4.],
+               [-4., -6.]], dtype=float32)
     """
     one_of("method", method, METHODS)
     if not (model.built and model.compiled):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp
-from tests.helpers import LOSS
+from tests.helpers import LOSS, needs_every_convolution
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import exact, ghost, lotwise
 from tfdp.gradients.forward import Forward
@@ -108,7 +108,15 @@ def activation_between(**kwargs):
 
 @pytest.mark.parametrize("gradient", ["local", "stopped"])
 @pytest.mark.parametrize(
-    "make", [images, features, sequences, without_weights, residual], ids=lambda f: f.__name__
+    "make",
+    [
+        images,
+        features,
+        sequences,
+        without_weights,
+        pytest.param(residual, marks=needs_every_convolution),
+    ],
+    ids=lambda f: f.__name__,
 )
 def test_the_ghost_engine_equals_the_exact_engine(make, gradient):
     check_model(make(gradient=gradient), tolerance=5e-5)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from keras import layers
 
+from tests.helpers import EVERY_CONVOLUTION
 from tfdp.gradients import lot as engines
 from tfdp.gradients.bounds import make_bound
 from tfdp.gradients.engines import exact, ghost
@@ -87,10 +88,12 @@ class Drawing:
         padding, use_bias = self.choose(("same", "valid")), self.flip()
         size = min(self.choose((1, 2, 3)), x.shape[1], x.shape[2])
         if kind == "conv":
-            strides, dilation = self.choose(((1, 1), (2, 1), (1, 2)))
+            others = ((1, 2),) if EVERY_CONVOLUTION else ()
+            strides, dilation = self.choose(((1, 1), (2, 1), *others))
             if padding == "valid" and (size - 1) * dilation >= min(x.shape[1:3]):
                 padding = "same"
-            groups = self.choose((1, 2)) if channels % 2 == 0 else 1
+            grouped = EVERY_CONVOLUTION and channels % 2 == 0
+            groups = self.choose((1, 2)) if grouped else 1
             layer = layers.Conv2D(
                 filters, size, strides, padding, dilation_rate=dilation, groups=groups,
                 use_bias=use_bias, activation=self.choose((None, "tanh")),

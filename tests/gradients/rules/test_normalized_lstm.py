@@ -27,7 +27,7 @@ def test_bidirectional_and_masked():
     x = keras.Input((6,), dtype="int32")
     y = layers.Embedding(4, 5, mask_zero=True)(x)
     y = layers.Bidirectional(NormalizedLSTM(3, return_sequences=True))(y)
-    y = layers.Bidirectional(NormalizedLSTM(2, affine=False))(y)
+    y = layers.Bidirectional(NormalizedLSTM(3, affine=False))(y)
     model = keras.Model(x, layers.Dense(2)(y))
     check_model(model, integers=4, vectorizes=False)
 

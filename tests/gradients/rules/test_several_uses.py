@@ -121,7 +121,8 @@ def test_tables_that_are_used_several_times(name):
 @pytest.mark.parametrize("name", ["tied", "tied, large", "tied, LoRA"])
 @pytest.mark.parametrize("options", [{"jit_compile": True}, {"microbatch_size": 2, "rows": 6}])
 def test_tied_tables_under_xla_and_in_microbatches(name, options):
-    check_model(TOKENS[name](), integers=9, **options)
+    # The norms of large tables are sums of many squares.
+    check_model(TOKENS[name](), integers=9, tolerance=3e-5, **options)
 
 
 def test_a_tied_table_keeps_its_mask():
