@@ -78,3 +78,31 @@ def test_other_files_hold_none(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     assert _texts(path) == []
+
+
+def _archive(path, content):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model.weights.h5", content)
+    return bytearray(path.read_bytes())
+
+
+@pytest.mark.parametrize("damage", ["of the archive", "of the weights", "their end is missing"])
+def test_damaged_files_are_told(tmp_path, damage):
+    _model().save_weights(tmp_path / "whole.weights.h5")
+    weights = bytearray((tmp_path / "whole.weights.h5").read_bytes())
+    path = tmp_path / "model.keras"
+    if damage == "of the weights":
+        weights[40:2000] = b"\xff" * 1960
+    elif damage == "their end is missing":
+        del weights[3000:]
+    written = _archive(path, bytes(weights))
+    if damage == "of the archive":
+        written[3000] ^= 0xFF
+        path.write_bytes(written)
+    with pytest.raises(ValueError, match=r"a whole file of weights. Found .*model\.keras"):
+        _texts(path)
+
+
+def test_missing_files_are_missing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        _texts(tmp_path / "missing.weights.json")

@@ -11,10 +11,14 @@ import io
 import json
 import pathlib
 import zipfile
+import zlib
 from collections.abc import Iterator
 
 import h5py
 import numpy as np
+
+# What zipfile and h5py raise for damaged members, and for encrypted ones (RuntimeError).
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, KeyError)
 
 
 def saved_under(path, name: str) -> Iterator[np.ndarray]:
@@ -24,7 +28,19 @@ def saved_under(path, name: str) -> Iterator[np.ndarray]:
         path: a `.weights.h5`, `.keras` or `.weights.json` file, as for `load_weights`, or an open
             file, which Keras uses for pickles. Other files yield nothing.
         name: a key that `save_own_variables` put into its store.
+
+    Raises:
+        ValueError: the file is damaged or encrypted.
     """
+    try:
+        yield from _saved_under(path, name)
+    except FileNotFoundError:
+        raise
+    except _DAMAGE as error:
+        raise ValueError(f"Expected a whole file of weights. Found {path}: {error}.") from error
+
+
+def _saved_under(path, name):
     for content in _h5_contents(path):
         if not isinstance(content, io.BytesIO) and not h5py.is_hdf5(content):
             continue
