@@ -16,6 +16,7 @@ note = "A note."
 name = "a"
 label = "Row A"
 paper = [50.0, "NC"]
+paper_error = [0.5, ""]
 seeds = 2
 differs = "All of it."
 [[tables.rows]]

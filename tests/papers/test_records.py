@@ -323,7 +323,7 @@ def test_the_list_says_what_there_is(small, monkeypatch, capsys):
     assert "paper.T1" in capsys.readouterr().out
     assert command.main(["list", "paper.T1", f"--results={small}/r"]) == 0
     said = capsys.readouterr().out
-    assert "paper.T1.a.2: the paper prints 50.0; seeds 1 to 2: 0 recorded, 0 here" in said
+    assert "paper.T1.a.2: the paper prints 50.0 ± 0.5; seeds 1 to 2: 0 recorded, 0 here" in said
     assert "not run: It would cost an hour." in said and "not run, as the paper quotes it" in said
     assert command.main(["run", "nothing"]) == 2
     assert "`list` shows all" in capsys.readouterr().err

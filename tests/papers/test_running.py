@@ -46,7 +46,7 @@ def test_what_is_finished_is_not_run_again_and_what_failed_is(small, monkeypatch
     error = abs(accuracies[0] - accuracies[1]) / 2
     assert f"| {sum(accuracies) / 2:.2f} ± {error:.2f} (2) |" in page
     assert (
-        "| **Row A: paper** | 50.00 | NC |" in page
+        "| **Row A: paper** | 50.00 ± 0.50 | NC |" in page
         and "| **Row C: quoted** | 1.00 | 2.00 |" in page
     )
     assert "Row A: All of it." in page and "Not run: Row B at 2, Row B at 3. It would cost" in page

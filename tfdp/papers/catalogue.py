@@ -16,6 +16,7 @@ The catalogue is in the .toml files beside this module, one for each paper:
     name = "dpsgd_lenet5"
     label = "DPSGD LeNet-5"
     paper = [99.20, "NC", ...]      # what the paper prints, in the order of the columns; "" for nothing
+    paper_error = [0.02, "", ...]   # the standard errors that it prints, if it does
     flags = "--mechanism=dpsgd ..."
     seeds = 3
     minutes = 4.0                   # of one seed on two quiet cores, measured
@@ -63,6 +64,7 @@ class Cell:
         table, row, column: names of what it belongs to.
         flags: the flags of train.py, without those of the seed.
         printed: what the paper prints there: a number in percent, a text, or None.
+        printed_error: the standard error that the paper prints with it, or None.
         seeds: the seeds that are trained; empty if it is not.
         minutes: what one seed takes on two quiet cores; None if it was not measured.
         differs: in what the training differs from the paper.
@@ -88,6 +90,7 @@ class Cell:
     source: str
     needs: str = ""
     computed: str = ""
+    printed_error: float | None = None
 
     @property
     def folder(self) -> Path:
@@ -314,10 +317,11 @@ def _row(table, columns, common, content) -> Row:
     quoted, own = content.get("quoted", False), content.get("cells", {})
     source = content.get("same_as", f"{table}.{content['name']}")
     printed = content.get("paper", [""] * len(columns))
-    if len(printed) != len(columns) or own.keys() - set(columns):
+    errors = content.get("paper_error", [""] * len(columns))
+    if not len(printed) == len(errors) == len(columns) or own.keys() - set(columns):
         raise ValueError(f"The row {content['name']} of {table} does not have the table's columns.")
     cells = []
-    for column, figure in zip(columns, printed, strict=True):
+    for column, figure, error in zip(columns, printed, errors, strict=True):
         cell = own.get(column, {})
         absent = cell.get("absent", content.get("absent", ""))
         seeds = cell.get("seeds", content.get("seeds", 1 if common.get("computed") else 3))
@@ -345,6 +349,7 @@ def _row(table, columns, common, content) -> Row:
                 source=cell.get("same_as", f"{source}.{column}"),
                 needs=cell.get("needs", content.get("needs", "")),
                 computed=common.get("computed", ""),
+                printed_error=None if error == "" else error,
             )
         )
     return Row(

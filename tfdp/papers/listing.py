@@ -92,6 +92,8 @@ def print_cells(names, results: Path, records: Mapping, to: Console) -> None:
             if (minutes := minutes_of(cell, records)) is not None:
                 state += f", {minutes:.1f} min each"
         printed = "no figure" if cell.printed in (None, "–") else cell.printed
+        if cell.printed_error is not None:
+            printed = f"{printed} ± {cell.printed_error}"
         said = f"{cell.name}: the paper prints {printed}; {state.rstrip('.')}."
         to.print(said, markup=False, highlight=False, soft_wrap=True)
         if cell.seeds:

@@ -32,8 +32,9 @@ _INTRODUCTION = (
     "tables 2 to 4, and its figure 1; they stand here once. Figure 2 (a, b) of the dropout paper, "
     "both methods at epsilon 0.5, is the column 0.5 of `dropout.F1_mnist` and `dropout.F1_digits`; its "
     "curves without privacy are not measured. "
-    "The first line of a row is what the *paper* prints. *Here* is test accuracy in percent, unless a "
-    "table says otherwise: mean ± standard error (number of seeds). *Claimed* is the epsilon of the "
+    "The first line of a row is what the *paper* prints, with its standard error where it prints one. "
+    "*Here* is test accuracy in percent, unless a table says otherwise: mean ± standard error (number "
+    "of seeds). *Claimed* is the epsilon of the "
     "paper's own accounting for the run that was trained, and *proven* that of a theorem about what "
     "was really sampled, computed and released, both for one record replaced by one that contributes "
     "nothing (for one record replaced by another, which the dropout paper means, proven epsilons are "
@@ -277,7 +278,10 @@ def _grouped(pairs) -> list[tuple[str, list[str]]]:
 def _printed(cell: Cell) -> str:
     if cell.printed is None:
         return ""
-    return cell.printed if isinstance(cell.printed, str) else f"{cell.printed:.2f}"
+    if isinstance(cell.printed, str):
+        return cell.printed
+    error = "" if cell.printed_error is None else f" ± {cell.printed_error:.2f}"
+    return f"{cell.printed:.2f}{error}"
 
 
 def _accuracy(found: Measured | None, cell: Cell) -> str:
