@@ -9,7 +9,17 @@ import pytest
 
 import tfdp
 from tfdp import models
-from tfdp.experiments import Experiment, ResultFolder, announcement, record, run, run_into
+from tfdp.experiments import (
+    Experiment,
+    ResultFolder,
+    announcement,
+    record,
+    run,
+    run_into,
+    saving,
+)
+from tfdp.experiments.partial_folder import ResultError
+from tfdp.experiments.result_files import content_digest, digest
 from tfdp.experiments.start import (
     UNKNOWN,
     are_of_the_same,
@@ -330,3 +340,33 @@ def test_the_announcement_says_where_training_starts():
     assert "from the public weights there.keras, training logits." in announcement.announcement(
         experiment
     )
+
+
+@pytest.mark.parametrize("when", ["before it is read", "afterwards"])
+def test_the_record_names_the_weights_that_were_loaded(tmp_path, monkeypatch, when):
+    """The file may be written anew while a training runs."""
+    path = tmp_path / "model.keras"
+    pretrained(path)
+    first = digest(str(path))
+    real = saving.run
+
+    def trained(*arguments, **options):
+        result = real(*arguments, **options) if when == "afterwards" else None
+        path.write_bytes(other.read_bytes())
+        return result or real(*arguments, **options)
+
+    other = tmp_path / "other.keras"
+    keras.utils.set_random_seed(78)
+    models.build("mlp", (8, 8, 1), 10).save(other)
+    monkeypatch.setattr(saving, "run", trained)
+    experiment = Experiment(**SMALL, mechanism="none", initial_weights=str(path))
+    with ResultFolder(tmp_path / "r") as folder:
+        if when == "before it is read":
+            with pytest.raises(ResultError, match="one was written anew"):
+                run_into(folder, experiment, verbose=0)
+            return
+        run_into(folder, experiment, verbose=0)
+    content = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert content["digests_of_settings"] == {"initial_weights": first}
+    assert content["contents_of_settings"] != {"initial_weights": content_digest(str(path))}
+    assert f"SHA-256 {first[:16]}" in str(content["notes"])

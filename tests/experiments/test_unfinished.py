@@ -287,6 +287,14 @@ def test_weights_that_are_saved_again_have_the_same_content(tmp_path):
     model.save(paths[2])
     first, again, other = map(content_digest, paths)
     assert first == again != other and digest(paths[0]) != digest(paths[1])
+    model.layers[0].kernel.assign_sub([[1.0, 0.0]] * 3)
+    renamed = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="another")])
+    renamed.set_weights(model.get_weights())
+    model.save(paths[0])
+    renamed.save(paths[2])  # names of layers are in the file of the weights, too
+    weights = [zipfile.ZipFile(path).read("model.weights.h5") for path in (paths[0], paths[2])]
+    assert weights[0] != weights[1]
+    assert content_digest(paths[2]) == content_digest(paths[0])
     with open(paths[0], "r+b") as file:
         file.truncate(200)
     assert content_digest(paths[0]) == digest(paths[0])

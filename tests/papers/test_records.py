@@ -121,6 +121,56 @@ def test_records_from_other_weights_that_are_not_kept_are_told(small, monkeypatc
     assert any(line.startswith("paper.T1.a.2: the recorded seeds 2 started from") for line in said)
 
 
+def fine_tuned(small, monkeypatch):
+    """Trains a cell from the weights of another; returns the folders of results and of pages."""
+    # Without privacy, since private training refuses weights that were trained on the same data.
+    text = STARTS.replace("dpsgd --noise_multiplier=4", "none --learning_rate=0.3")
+    (small / "paper.toml").write_text(text)
+    catalogue.tables.cache_clear()
+    train_here(monkeypatch)
+    assert command.main(["run", "paper.T2", f"--results={small}/r"]) == 0
+    monkeypatch.setattr(command, "_PAGES", str(small / "none"))
+    return small / "r", small / "pages"
+
+
+def test_what_started_from_weights_that_are_gone_is_no_result(small, monkeypatch, capsys):
+    """Whatever the record says of its start, nothing shows it."""
+    results, out = fine_tuned(small, monkeypatch)
+    shutil.rmtree(results / "paper/T2/public")
+    for arguments in (["list", "paper.T2"], ["compare", "paper.T2"], ["report", f"--out={out}"]):
+        capsys.readouterr()
+        assert command.main([*arguments, f"--results={results}"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "so that nothing shows from which ones seed 1 started" in said
+    assert records.read(out / "records.json") == {}
+
+
+def test_results_from_before_contents_were_noted_are_kept(small, monkeypatch):
+    """The digest of the file says the same, as long as the file is the same."""
+    results, out = fine_tuned(small, monkeypatch)
+    path = results / "paper/T2/fine/-/seed=1/run.json"
+    record = json.loads(path.read_text())
+    del record["contents_of_settings"]
+    path.write_text(json.dumps(record))
+    pages.write_pages(results, out)
+    kept = records.read(out / "records.json")
+    fine, public = (kept[f"paper.T2.{row}.-"]["1"] for row in ("fine", "public"))
+    assert fine["initial_weights_sha256"] == public["weights_sha256"]
+    assert all(records.measured(cell, kept) for cell in cells(["paper.T2"]))
+
+
+@pytest.mark.parametrize("name", ["digests_of_settings", "contents_of_settings"])
+@pytest.mark.parametrize("value", [None, 3, [], True])
+def test_digests_of_other_types_are_told(small, monkeypatch, capsys, name, value):
+    results, out = fine_tuned(small, monkeypatch)
+    path = results / "paper/T2/fine/-/seed=1/run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    capsys.readouterr()
+    assert command.main(["report", f"--results={results}", f"--out={out}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 trainings of 1 cells" in said and "Remove the folder to train anew" in said
+
+
 def test_a_narrow_terminal_has_lines_in_place_of_columns(small, monkeypatch, capsys):
     results = small / "results"
     train_here(monkeypatch)
@@ -193,7 +243,7 @@ def test_a_damaged_collection_is_told(small, capsys):
     path.write_text(json.dumps({"paper.T1.a.2": {"1": computed | {"values": fine}}}))
     assert records.read(path)
     other += [computed | {"values": fine, "seconds": each} for each in ("x", None, -5e5, 10**400)]
-    other += [computed | {"values": fine | {"l1": each}} for each in (math.nan, 10**400)]
+    other += [computed | {"values": fine | {"l1": each}} for each in (math.nan, 10**400, -1, True)]
     histogram = {"computed": "gradient_histogram"}
     names = (name for _, name, _ in COMPUTATIONS["gradient_histogram"].lines)
     entries = dict.fromkeys(names, 1.0) | {"density": [1.0], "edges": [0.0, 1.0]}
@@ -210,6 +260,9 @@ def test_a_damaged_collection_is_told(small, capsys):
             {"steps": -3},
             {"num_examples": True},
             {"curve": [[1, 7]]},
+            {"curve": [[0, 0.5]]},
+            {"initial_weights_sha256": []},
+            {"weights_sha256": 1},
             {"proven": whole["1"]["proven"] | {"delta": 5}},
             {"proven": whole["1"]["proven"] | {"epsilon": 10**400}},
         )
@@ -226,6 +279,7 @@ def test_a_damaged_collection_is_told(small, capsys):
         '{"a": {"x": {}}}',
         '{"a": {"01": {"settings": 0}}}',
         '{"a": 3}',
+        f'{{"paper.T1.a.2": {json.dumps({"1": whole["2"]})}, "paper.T1.a.2": {{}}}}',
         "[" * 100_000,
         *changed,
     ):
@@ -245,7 +299,7 @@ def test_a_damaged_collection_is_told(small, capsys):
         ("proven", {"epsilon": "none", "delta": 1e-5, "adjacency": "zero_out"}),
         ("proven", {"epsilon": 1, "delta": "x", "adjacency": "zero_out"}),
         ("claimed", {"epsilon": 1, "delta": 1e-5, "adjacency": "add_remove"}),
-        ("seconds", math.inf), ("code", {"commit": ["x"]}), ("noise_multiplier", "x"),
+        ("seconds", math.inf), ("code", {"commit": ["x"]}), ("code", {}), ("noise_multiplier", "x"),
     ],
 )  # fmt: skip
 def test_records_of_other_content_are_told(small, monkeypatch, capsys, name, value):
@@ -335,6 +389,28 @@ def test_results_are_a_folder(small, capsys):
     assert "Expected --results to be a folder" in capsys.readouterr().err
     assert command.main(["report", f"--results={small}/r", f"--out={small / 'file'}"]) == 2
     assert "Expected --out to be a folder" in capsys.readouterr().err
+    (small / "link").symlink_to(small / "nowhere")
+    assert command.main(["report", f"--results={small / 'link'}"]) == 2
+    assert "Expected --results to be a folder" in capsys.readouterr().err
+    for folder in (small / "file" / "sub", small / ("x" * 300)):
+        assert command.main(["report", f"--results={small}/r", f"--out={folder}"]) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("name", ["README.md", "findings.md", "index.html"])
+def test_pages_of_others_are_not_written_over(small, monkeypatch, capsys, name):
+    (small / "docs").mkdir()
+    (small / "docs" / "findings.md").write_text("Found.")
+    monkeypatch.setattr(command, "_PAGES", str(small / "docs"))
+    out = small / "project"
+    out.mkdir()
+    (out / name).write_text("mine")
+    arguments = ["report", f"--results={small}/r", f"--out={out}"]
+    assert command.main(arguments) == 2
+    assert f"Found {name} of something else" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in out.iterdir()} == {name: "mine"}
+    (out / name).unlink()
+    assert command.main(arguments) == 0 and command.main(arguments) == 0
 
 
 def test_without_matplotlib_no_page_is_begun(small, monkeypatch, capsys):

@@ -202,7 +202,7 @@ def test_a_training_belongs_to_the_weights_that_it_started_from(tmp_path, monkey
     # Nor are other seeds begun from weights that are trained again.
     fine, public = catalogue_of(text)
     shutil.rmtree(records.place(Path("moved"), public, 1))
-    with pytest.raises(ResultError, match="not there any more"):
+    with pytest.raises(ResultError, match="nothing shows from which ones"):
         running.missing([fine], Path("moved"))
     catalogue.tables.cache_clear()
 
@@ -384,6 +384,6 @@ def test_fine_tunings_of_one_cell_start_from_the_same_weights(tmp_path, monkeypa
     running.train(fine, (1,), results, None)
     shutil.rmtree(records.place(results, public, 1))
     for chosen in ([fine], [public, fine]):
-        with pytest.raises(ResultError, match="which are not there any more"):
+        with pytest.raises(ResultError, match="other seeds would start from others"):
             running.missing(chosen, results)
     catalogue.tables.cache_clear()

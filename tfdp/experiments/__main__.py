@@ -14,6 +14,7 @@ budget ended; the same command goes on.
 import argparse
 import dataclasses
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     for name in ("results", "out"):
         path = getattr(options, name, None)
-        if path is not None and path.exists() and not path.is_dir():
+        if path is not None and os.path.lexists(path) and not os.path.isdir(path):
             print(f"error: Expected --{name} to be a folder. Found {path}.", file=sys.stderr)
             return 2
     from tfdp.papers.catalogue import UnknownName
@@ -38,7 +39,9 @@ def main(arguments: list[str]) -> int:
     console.prefer_onednn()
     try:
         return options.action(options)
-    except (UnknownName, ResultError) as error:
+    except BrokenPipeError:
+        raise
+    except (UnknownName, ResultError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -50,10 +50,16 @@ def finished(
             f"{_flags(names, wanted)}. Found {_flags(names, found)}. Choose another folder, "
             "remove it, or, with train.py, say --overwrite."
         )
-    known, now = record.get("digests_of_settings", {}), digests_of(experiment)
+    known, said = (record.get(name, {}) for name in ("digests_of_settings", "contents_of_settings"))
+    if not (isinstance(known, Mapping) and isinstance(said, Mapping)):
+        raise ResultError(
+            f"Expected {os.path.join(folder, RECORD)} to name the digests of the files that its "
+            "settings name. Found something else: it was changed. Remove the folder to train anew."
+        )
+    now = digests_of(experiment)
     names = [name for name in now if known.get(name, now[name]) != now[name]]
     if names:  # a file that was saved again says the same; older results do not note what it says
-        said, says = record.get("contents_of_settings", {}), contents_of(experiment)
+        says = contents_of(experiment)
         names = [name for name in names if said.get(name) != says[name]]
     if names:
         raise ResultError(

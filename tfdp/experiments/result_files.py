@@ -5,6 +5,7 @@ A folder that holds anything else is never replaced (`result_folder.py`) and nev
 """
 
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -18,6 +19,11 @@ AUDIT = ("audit.json", "audit.png")
 DIGESTS = {"model_sha256": MODEL, "model_card_sha256": CARD}
 # Members of a `.keras` file.
 _NOT_WEIGHTS = {"metadata.json", "config.json"}
+# What reading a damaged or encrypted one raises.
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, OSError,
+    KeyError, AttributeError,
+)  # fmt: skip
 # How the temporary file of a model ends that is being written; see tfdp/_files.py.
 _TEMPORARY = ".partial.keras"
 
@@ -68,7 +74,7 @@ def digest(path: str) -> str:
 def content_digest(path: str) -> str:
     """Returns the SHA-256 digest of what a file says.
 
-    That of a `.keras` file is that of its weights alone, without the time of saving and the names of
+    That of a `.keras` file is that of its arrays alone, without the time of saving and the names of
     layers, which count those of the process: training again with the same outcome gives the same.
     """
     if not path.endswith(".keras"):
@@ -77,12 +83,33 @@ def content_digest(path: str) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             for name in sorted(set(archive.namelist()) - _NOT_WEIGHTS):
-                with archive.open(name) as member:
-                    inner = hashlib.file_digest(member, "sha256").hexdigest()
-                whole.update(f"{name!r} {inner}\n".encode())
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError):
+                of = _digest_of_arrays if name.endswith(".h5") else hashlib.sha256
+                whole.update(f"{name!r} {of(archive.read(name)).hexdigest()}\n".encode())
+    except _DAMAGE:
         return digest(path)  # what is damaged says nothing but its bytes
     return whole.hexdigest()
+
+
+def _digest_of_arrays(content: bytes):
+    import h5py  # not needed by most that import this module
+
+    whole = hashlib.sha256()
+    arrays = {}
+
+    def keep(place, item):
+        if isinstance(item, h5py.Dataset):
+            arrays[place] = item
+
+    with h5py.File(io.BytesIO(content), "r") as file:
+        file.visititems(keep)
+        for place in sorted(arrays):
+            array = arrays[place]
+            whole.update(f"{place!r} {array.dtype.str} {array.shape}\n".encode())
+            value = array[()]
+            # Texts are objects, whose bytes are addresses.
+            text = array.dtype.hasobject
+            whole.update(repr(value.tolist()).encode() if text else value.tobytes())
+    return whole
 
 
 def _is_known(name, unfinished) -> bool:

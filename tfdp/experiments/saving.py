@@ -57,12 +57,26 @@ def run_into(
     """
     place, training_id = folder.checkpoints(settings_of(experiment))
     checkpoints = Checkpoints(place, training_id, checkpoint_steps, checkpoint_seconds)
+    # Before the training, as the files may be others at its end.
+    digests = {
+        "digests_of_settings": digests_of(experiment),
+        "contents_of_settings": contents_of(experiment),
+    }
+
+    def check(model):
+        folder.check_space(model_bytes(model))
+        if digests_of(experiment) != digests["digests_of_settings"]:
+            raise ResultError(
+                "Expected the files that the settings name to stay as they are while they are read. "
+                "Found that one was written anew. Run the same command again."
+            )
+
     try:
         result = run(
             experiment,
             log_dir=folder.log_dir,
             verbose=verbose,
-            before_training=lambda model: folder.check_space(model_bytes(model)),
+            before_training=check,
             checkpoints=checkpoints,
         )
     except Diverged:
@@ -77,10 +91,6 @@ def run_into(
         if not str(error.filename or "").startswith(folder.secrets()):
             raise
         raise _not_written("the state of the training", error.strerror, folder) from error
-    digests = {
-        "digests_of_settings": digests_of(experiment),
-        "contents_of_settings": contents_of(experiment),
-    }
     folder.commit(
         {**(notes or {}), **record(result), **digests},
         card(result, command),

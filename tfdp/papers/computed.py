@@ -45,8 +45,11 @@ class Computation:
     def check(self, values: Mapping) -> None:
         """Raises KeyError, TypeError, ValueError or OverflowError if values lack what is shown."""
         for _, name, to_text in self.lines:
-            if math.isnan(values[name]):
+            value = values[name]
+            if isinstance(value, bool) or math.isnan(value):
                 raise ValueError(f"{name} is no number")
+            if value < 0 and "kurtosis" not in name:  # that in excess of a Gaussian's may be
+                raise ValueError(f"{name} is below 0")
             to_text(values[name])
         if self.histogram:
             heights, edges = (values[name] for name in self.histogram)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tfdp.accounting.guarantee import format_epsilon
+from tfdp.experiments.partial_folder import ResultError
 from tfdp.papers import figures
 from tfdp.papers.catalogue import Cell, Table, tables
 from tfdp.papers.computed import COMPUTATIONS
@@ -26,6 +27,7 @@ from tfdp.papers.records import (
 )
 
 _MARKDOWN, _HTML = "README.md", "index.html"
+_TITLE = "# The tables and figures of the papers"
 _INTRODUCTION = (
     "The tables and figures with which the four papers report experiments, beside what was measured "
     "here. The batch-normalization paper prints tables 1 to 3 of the SI-DPSGD paper again as its "
@@ -74,8 +76,10 @@ def write_pages(
     found, left = collect(results, [cell for table in tables() for cell in table.cells])
     if recorded is None or (not apart and (out / COLLECTION).exists()):
         recorded = out
+    copies = recorded != out and (recorded / _FOUND[1]).exists()
+    _check_pages(out, [_MARKDOWN, _HTML, *([_FOUND[1]] if copies else [])])
     out.mkdir(parents=True, exist_ok=True)
-    if recorded != out and (recorded / _FOUND[1]).exists():
+    if copies:
         elsewhere = os.path.relpath(recorded.resolve().parent, out.resolve())
         text = (recorded / _FOUND[1]).read_text()
         (out / _FOUND[1]).write_text(text.replace("](../", f"]({elsewhere}/"))
@@ -104,6 +108,18 @@ def write_pages(
         if some is records or apart
     )
     return [f"{said}: {out / _MARKDOWN}, {out / _HTML}", *left]
+
+
+def _check_pages(out: Path, names: list[str]) -> None:
+    """Raises ResultError if a folder has files of these names that no report has written."""
+    path = out / _MARKDOWN
+    if path.exists() and path.read_text(errors="replace").startswith(f"{_TITLE}\n"):
+        return
+    if there := [name for name in names if os.path.lexists(out / name)]:
+        raise ResultError(
+            f"Expected {out} to be a new folder, or one with an earlier report. Found {there[0]} of "
+            "something else there, which would be written over. Choose another folder."
+        )
 
 
 class _Section:
@@ -305,7 +321,7 @@ def _epsilon(found: Measured | None, kind: str) -> str:
 
 
 def _markdown(introduction, sections, pictures) -> str:
-    lines = ["# The tables and figures of the papers", "", introduction, ""]
+    lines = [_TITLE, "", introduction, ""]
     lines += [f"* {paper}: {cited}" for paper, cited in _cited(sections)]
     lines += ["", f"[{_FOUND[0]}]({_FOUND[1]})", "", _AGAIN, ""]
     lines += [f"| name | {' | '.join(_OVERVIEW)} |", "| --- | --- | --- |"]

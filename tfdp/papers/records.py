@@ -64,8 +64,14 @@ def done(results: Path, cell: Cell, seed: int) -> dict | None:
     folder = place(results, cell, seed)
     if cell.computed:
         return computed.finished(folder, cell)
-    if cell.needs:
-        done(results, named(cell.needs), 1)
+    if cell.needs and done(results, first := named(cell.needs), 1) is None:
+        if not place(results, cell, seed).exists():
+            return None
+        raise ResultError(
+            f"Expected the weights from which {cell.name} starts in {place(results, first, 1)}. Found "
+            f"none, so that nothing shows from which ones seed {seed} started, and other seeds would "
+            f"start from others. Put them back, or remove {place(results, cell, seed)} to train anew."
+        )
     experiment = cell.experiment(seed, start=start(results, cell))
     # The folder of all results may be written otherwise, and may have been moved.
     record = finished(folder, experiment, ("initial_weights",) if cell.needs else ())
@@ -104,7 +110,7 @@ def _check_content(record, cell, seed, folder) -> None:
             and _is_kept_well(record)
             and (record.get("cell", cell.source), record.get("seed", seed)) == (cell.source, seed)
         )
-    except (TypeError, AttributeError):
+    except (TypeError, AttributeError, KeyError, ValueError):
         right = False
     if not right:
         raise ResultError(
@@ -130,7 +136,9 @@ def _is_kept_well(record) -> bool:
         and all(isinstance(record[name], int) for name in ("num_examples", "steps"))
         and _is_number(record.get("lost_steps", 0))
         and all(_is_number(each) for point in record.get("curve", ()) for each in point)
-        and all(len(point) == 2 and point[1] <= 1 for point in record.get("curve", ()))
+        and all(len(point) == 2 for point in record.get("curve", ()))
+        and all(point[0] > 0 and point[1] <= 1 for point in record.get("curve", ()))
+        and all(isinstance(record.get(name, ""), str) for name in (_START, _WEIGHTS))
         and all(record[kind].keys() >= {*_OF_GUARANTEE} for kind in _GUARANTEES)
         and all(_is_epsilon(record[kind]["epsilon"]) for kind in _GUARANTEES)
         and all(_is_number(record[kind]["delta"]) for kind in _GUARANTEES)
@@ -193,6 +201,8 @@ def collect(results: Path, cells: Iterable[Cell]) -> tuple[dict, list[str]]:
                 continue
             if record is not None:
                 kept = _kept(cell, record)
+                if cell.needs:  # which `done` has compared with those that it started from
+                    kept[_START] = weights_of(results, named(cell.needs), 1)
                 if cell.source in starts:
                     kept[_WEIGHTS] = weights_of(results, cell, seed)
                 found.setdefault(cell.source, {})[str(seed)] = kept
@@ -210,9 +220,6 @@ def _kept(cell, record) -> dict:
         return kept
     if lost := record["training"]["lost_steps"]:
         kept["lost_steps"] = lost
-    if cell.needs:
-        digests = {**record["digests_of_settings"], **record.get("contents_of_settings", {})}
-        kept[_START] = digests["initial_weights"]
     for kind in _GUARANTEES:
         kept[kind] = {name: record[kind][name] for name in _OF_GUARANTEE}
     # Whole examples, so four digits say all for up to 10,000 of them.
@@ -237,7 +244,7 @@ def read(path: Path) -> dict:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(), object_pairs_hook=_without_repetition)
         for name, seeds in found.items():
             for seed, record in seeds.items():
                 well = computed.is_kept_well if "values" in record else _is_kept_well
@@ -250,6 +257,14 @@ def read(path: Path) -> dict:
             f"Expected {path} to hold a collection of records. Found it damaged: {error}. Take the "
             "file from the repository again."
         ) from error
+    return found
+
+
+def _without_repetition(pairs) -> dict:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} stands there twice")
     return found
 
 
