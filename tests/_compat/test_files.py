@@ -4,11 +4,13 @@ import io
 import json
 import zipfile
 
+import h5py
 import keras
 import numpy as np
 import pytest
 
 from tfdp._compat.files import saved_under
+from tfdp.experiments.result_files import content_digest, digest
 
 _NAME = "something_of_ours"
 
@@ -101,6 +103,26 @@ def test_damaged_files_are_told(tmp_path, damage):
         path.write_bytes(written)
     with pytest.raises(ValueError, match=r"a whole file of weights. Found .*model\.keras"):
         _texts(path)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"weight_map": []}', '{"weight_map": {"a": 5}}'])
+def test_damaged_maps_of_shards_are_told(tmp_path, content):
+    (tmp_path / "model.weights.json").write_text(content)
+    with pytest.raises(ValueError, match="a whole file of weights"):
+        _texts(tmp_path / "model.weights.json")
+
+
+@pytest.mark.parametrize("error", [OverflowError, TypeError])
+def test_whatever_the_reader_of_hdf5_says_of_damage_is_told(tmp_path, monkeypatch, error):
+    def damaged(*_):
+        raise error("of some damage")
+
+    path = tmp_path / "model.keras"
+    _model().save(path)
+    monkeypatch.setattr(h5py, "File", damaged)
+    with pytest.raises(ValueError, match="of some damage"):
+        _texts(path)
+    assert content_digest(str(path)) == digest(str(path))
 
 
 def test_missing_files_are_missing(tmp_path):

@@ -159,6 +159,41 @@ def test_results_from_before_contents_were_noted_are_kept(small, monkeypatch):
     assert all(records.measured(cell, kept) for cell in cells(["paper.T2"]))
 
 
+@pytest.mark.parametrize("value", [3, [], {}])
+def test_a_start_of_another_type_is_told(small, monkeypatch, capsys, value):
+    results, _ = fine_tuned(small, monkeypatch)
+    path = results / "paper/T2/fine/-/seed=1/run.json"
+    record = json.loads(path.read_text())
+    record["settings"]["initial_weights"] = value
+    path.write_text(json.dumps(record))
+    capsys.readouterr()
+    assert command.main(["compare", "paper.T2", f"--results={results}"]) == 0
+    assert "Found something else" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_folder_at_home_is_the_same_for_results_and_their_starts(small, monkeypatch):
+    monkeypatch.setenv("HOME", str(small))
+    assert command._parser().parse_args(["list", "--results=~/r"]).results == small / "r"
+    assert command._parser().parse_args(["report", "--out=~/o"]).out == small / "o"
+
+
+def test_an_interrupted_report_is_written_again(small, monkeypatch):
+    (small / "docs").mkdir()
+    (small / "docs" / "findings.md").write_text("Found.")
+    monkeypatch.setattr(command, "_PAGES", str(small / "docs"))
+    arguments = ["report", f"--results={small}/r", f"--out={small}/out"]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(pages, "_section", interrupted)
+        command.main(arguments)
+    assert "was not finished" in (small / "out" / "README.md").read_text()
+    assert command.main(arguments) == 0
+    assert "was not finished" not in (small / "out" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["digests_of_settings", "contents_of_settings"])
 @pytest.mark.parametrize("value", [None, 3, [], True])
 def test_digests_of_other_types_are_told(small, monkeypatch, capsys, name, value):

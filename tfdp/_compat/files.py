@@ -18,7 +18,10 @@ import h5py
 import numpy as np
 
 # What zipfile and h5py raise for damaged members, and for encrypted ones (RuntimeError).
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, KeyError)
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, KeyError, AttributeError,
+    TypeError, OverflowError, ValueError,
+)  # fmt: skip
 
 
 def saved_under(path, name: str) -> Iterator[np.ndarray]:

@@ -54,7 +54,9 @@ def _parser():
     )
     actions = parser.add_subparsers(required=True, metavar="{list,run,compare,report}")
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--results", default=_RESULTS, type=Path, help="the folder of all results")
+    shared.add_argument(
+        "--results", default=Path(_RESULTS), type=_folder, help="the folder of all results"
+    )
     listing = actions.add_parser("list", parents=[shared], help="what there is, and what it costs")
     listing.add_argument("names", nargs="*", metavar="NAME")
     listing.set_defaults(action=_list)
@@ -90,7 +92,7 @@ def _parser():
     )
     report.add_argument(
         "--out",
-        type=Path,
+        type=_folder,
         help="a folder for pages and records in which yours join the recorded ones, and take the place "
         "of those of the same cell and seed; by default the pages go to RESULTS/pages and show yours "
         "in lines of their own",
@@ -102,6 +104,11 @@ def _parser():
     training.add_argument("--data_dir")
     training.set_defaults(action=_train)
     return parser
+
+
+def _folder(text):
+    # Shells leave the ~ of --results=~/r as it is, and initial weights are looked for at home.
+    return Path(text).expanduser()
 
 
 def _positive(kind):

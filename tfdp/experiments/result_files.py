@@ -22,7 +22,7 @@ _NOT_WEIGHTS = {"metadata.json", "config.json"}
 # What reading a damaged or encrypted one raises.
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, OSError,
-    KeyError, AttributeError,
+    KeyError, AttributeError, TypeError, OverflowError,
 )  # fmt: skip
 # How the temporary file of a model ends that is being written; see tfdp/_files.py.
 _TEMPORARY = ".partial.keras"

@@ -78,12 +78,14 @@ def write_pages(
         recorded = out
     copies = recorded != out and (recorded / _FOUND[1]).exists()
     _check_pages(out, [_MARKDOWN, _HTML, *([_FOUND[1]] if copies else [])])
+    earlier = read(recorded / COLLECTION)
     out.mkdir(parents=True, exist_ok=True)
+    # First, so that a report that is interrupted is known for one.
+    (out / _MARKDOWN).write_text(f"{_TITLE}\n\nThe report was not finished.\n")
     if copies:
         elsewhere = os.path.relpath(recorded.resolve().parent, out.resolve())
         text = (recorded / _FOUND[1]).read_text()
         (out / _FOUND[1]).write_text(text.replace("](../", f"]({elsewhere}/"))
-    earlier = read(recorded / COLLECTION)
     collection, own = (earlier, found) if apart else (merge(earlier, found), {})
     left += [
         f"{name}: the recorded seeds {', '.join(gone)} started from other weights than those in "

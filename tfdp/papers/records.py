@@ -108,6 +108,7 @@ def _check_content(record, cell, seed, folder) -> None:
             and whole[0] > 0
             and whole[2] > 0
             and _is_kept_well(record)
+            and isinstance(record["settings"].get("initial_weights"), str | None)
             and (record.get("cell", cell.source), record.get("seed", seed)) == (cell.source, seed)
         )
     except (TypeError, AttributeError, KeyError, ValueError):
