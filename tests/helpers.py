@@ -17,7 +17,7 @@ import tfdp
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # On a CPU, TensorFlow computes gradients of grouped and of dilated convolutions, and convolutions with
-# channels_first, with oneDNN only. (`tests/conftest.py` asks for it; CPUs that are not x86 lack it.)
+# channels_first, with oneDNN only. (`tests/conftest.py` asks for it on x86.)
 EVERY_CONVOLUTION = IsMklEnabled() or bool(tf.config.list_physical_devices("GPU"))
 needs_every_convolution = pytest.mark.skipif(
     not EVERY_CONVOLUTION, reason="TensorFlow lacks this convolution on a CPU without oneDNN"

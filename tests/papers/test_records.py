@@ -191,7 +191,12 @@ def test_an_interrupted_report_is_written_again(small, monkeypatch):
         command.main(arguments)
     assert "was not finished" in (small / "out" / "README.md").read_text()
     assert command.main(arguments) == 0
-    assert "was not finished" not in (small / "out" / "README.md").read_text()
+    whole = (small / "out" / "README.md").read_text()
+    assert "was not finished" not in whole
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(pages, "_section", interrupted)
+        command.main(arguments)
+    assert (small / "out" / "README.md").read_text() == whole
 
 
 @pytest.mark.parametrize("name", ["digests_of_settings", "contents_of_settings"])

@@ -80,8 +80,8 @@ def write_pages(
     _check_pages(out, [_MARKDOWN, _HTML, *([_FOUND[1]] if copies else [])])
     earlier = read(recorded / COLLECTION)
     out.mkdir(parents=True, exist_ok=True)
-    # First, so that a report that is interrupted is known for one.
-    (out / _MARKDOWN).write_text(f"{_TITLE}\n\nThe report was not finished.\n")
+    if not (out / _MARKDOWN).exists():  # so that a report that is interrupted is known for one
+        (out / _MARKDOWN).write_text(f"{_TITLE}\n\nThe report was not finished.\n")
     if copies:
         elsewhere = os.path.relpath(recorded.resolve().parent, out.resolve())
         text = (recorded / _FOUND[1]).read_text()
