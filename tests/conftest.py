@@ -1,6 +1,10 @@
 """What every test starts from: seeded weights, nothing of earlier tests, and the fast lane's marker."""
 
+import collections
 import gc
+import os
+import pathlib
+import resource
 import signal
 
 import hypothesis
@@ -14,6 +18,8 @@ console.prefer_onednn()
 
 import keras  # noqa: E402
 from tensorflow.python.framework import ops  # noqa: E402
+
+STARTED = pytest.StashKey()
 
 # The fast lane: what runs in seconds because it trains little or nothing. See CONTRIBUTING.md.
 FAST = (
@@ -42,7 +48,6 @@ FAST = (
     "test_architecture.py",
     "test_docs.py",
     "test_files.py",
-    "test_guards.py",
     "test_validate.py",
 )
 
@@ -65,6 +70,63 @@ def pytest_collection_modifyitems(items):
 # A process in the background ignores Ctrl-C, and so would what is tested here and what it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--cpu", action="store_true", help="print tests, lines and CPU seconds of each folder"
+    )
+
+
+def cpu_seconds():
+    """Returns the CPU seconds of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Measures a test with its fixtures; the last report of the test carries the numbers."""
+    item.stash[STARTED] = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "teardown":
+        megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        report.cpu = cpu_seconds() - item.stash[STARTED], megabytes
+    return report
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if not config.getoption("cpu"):
+        return
+    root, tests, seconds, largest = (
+        pathlib.Path(__file__).parent,
+        collections.Counter(),
+        collections.Counter(),
+        0,
+    )
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "cpu"):
+                folder = report.nodeid.removeprefix("tests/").rpartition("/")[0].partition("/")[0]
+                tests[folder] += 1
+                seconds[folder] += report.cpu[0]
+                largest = max(largest, report.cpu[1])
+    terminalreporter.section("CPU seconds")
+    for folder in sorted(tests):
+        files = (root / folder).rglob("*.py") if folder else root.glob("*.py")
+        lines = sum(len(file.read_text().splitlines()) for file in files)
+        terminalreporter.line(
+            f"| {folder or 'tests/*.py'} | {tests[folder]} | {lines} | {seconds[folder]:.0f} |"
+        )
+    terminalreporter.line(
+        f"| all | {sum(tests.values())} | | {sum(seconds.values()):.0f} |\n"
+        f"largest process: {largest:.0f} MB"
+    )
 
 
 @pytest.fixture(autouse=True)
