@@ -1,9 +1,9 @@
 """Golden values and properties of strategies from the tests of jax_privacy.
 
 They are at google-deepmind/jax_privacy, commit 8967688c (after version 1.0.0), below `tests/`. Each
-test names the file and the test that it was read from. A strategy C is a Toeplitz matrix here, given by its
-first column; jax_privacy's dense, column-normalized, buffered and banded-inverse strategies have no
-counterpart (docs/peers.md).
+test names the file and the test that it was read from. A strategy C is a Toeplitz matrix here, given
+by its first column; jax_privacy's dense, column-normalized, buffered and banded-inverse strategies
+have no counterpart (docs/peers.md).
 """
 
 import math
