@@ -71,6 +71,8 @@ def test_merge_refuses_two_descriptions_of_one_run():
     copy = Ledger.from_json(ledger.to_json())
     ledger.extend(run_id, _scheduled((1.0, 0.5, 0.25)))
     copy.extend(run_id, _scheduled((1.0, 0.5, 0.75)))
+    for each in (ledger, copy):
+        each.record(run_id, 3)
     copy.open(RUN)
     before = ledger.entries
     with pytest.raises(LedgerError, match="differ"):

@@ -12,7 +12,7 @@ from scipy import stats
 from tfdp.accounting.numerics import gaussian
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(mu=st.floats(1e-3, 1e3), delta=st.floats(1e-12, 0.4))
 def test_epsilon_equals_dp_accounting(mu, delta):
     expected = gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta)

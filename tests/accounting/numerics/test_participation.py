@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tfdp.accounting import Run, proven
+from tfdp.accounting import Run
 from tfdp.accounting.numerics import gaussian
 from tfdp.accounting.numerics.binomials import binomial, chance_of_more
 from tfdp.accounting.numerics.linear_response import Dynamics, squared_response
@@ -48,7 +48,7 @@ def epsilon(law):
     return gaussian.epsilon_of_mixture(*law, DELTA)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     number=st.integers(1, 5_000_000),
     mean=st.floats(1e-4, 300),
@@ -95,7 +95,7 @@ def test_with_replacement_counts_repeats():
     )
 
 
-@pytest.mark.parametrize("bins", [7, 20, 50])
+@pytest.mark.parametrize("bins", [7, 50])
 def test_bins_are_an_upper_bound_that_tightens(bins):
     run = make_run(steps=200, lot_size=10, num_examples=1000, sampling="with_replacement")
     exact = epsilon(prefix_sum_law(run, DELTA, bins=200))
@@ -122,11 +122,6 @@ def test_triangle_law_is_near_for_a_constant_rate():
     assert near <= mean_of(triangle_law(run, Dynamics.of(run), DELTA)) <= 1.2 * near
 
 
-def test_triangle_law_without_movement_is_free():
-    run = make_run(learning_rates=0.0, noise_learning_rates=1.0)
-    assert epsilon(triangle_law(run, Dynamics.of(run), DELTA)) == 0
-
-
 @pytest.mark.parametrize("sampling", ["poisson", "with_replacement"])
 def test_average_is_below_the_tail_bound(sampling):
     """Theorem B against its crude special case with k_max participations in the first step."""
@@ -139,19 +134,7 @@ def test_average_is_below_the_tail_bound(sampling):
     assert epsilon(triangle_law(run, Dynamics.of(run), DELTA)) < crude
 
 
-def test_coarse_unit_for_long_runs_stays_an_upper_bound(monkeypatch):
-    from tfdp.accounting.numerics import participation
-
-    run = make_run(steps=60, lot_size=20, num_examples=100)
-    exact = epsilon(prefix_sum_law(run, DELTA))
-    monkeypatch.setattr(participation, "_DP_CELLS", 100_000)
-    coarse = epsilon(prefix_sum_law(run, DELTA))
-    assert exact <= coarse <= 1.2 * exact
-
-
-@pytest.mark.parametrize(
-    ("lot_size", "steps"), [(750, 1051), (900, 130), (990, 101), (999, 257), (999, 1051)]
-)
+@pytest.mark.parametrize(("lot_size", "steps"), [(750, 130), (999, 130)])
 def test_laws_keep_their_mass_where_lots_are_nearly_everybody(lot_size, steps):
     run = Run(
         mechanism="si_dpsgd", sampling="poisson", num_examples=1000, lot_size=lot_size, steps=steps,
@@ -160,7 +143,6 @@ def test_laws_keep_their_mass_where_lots_are_nearly_everybody(lot_size, steps):
     _, probabilities, overflow = prefix_sum_law(run, 1e-5)
     assert probabilities.sum() + overflow == pytest.approx(1.0, abs=1e-9)
     assert overflow < 1e-10
-    assert proven(run, 1e-5).epsilon >= proven(run.with_(steps=100), 1e-5).epsilon
 
 
 def test_a_law_that_loses_mass_counts_it_as_a_loss():
