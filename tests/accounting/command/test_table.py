@@ -1,7 +1,6 @@
 """`--table` has one row for each value, and `--plot` draws it."""
 
 import json
-import math
 
 import pytest
 
@@ -157,18 +156,3 @@ def test_the_plot_has_labelled_axes_and_both_curves(budget, monkeypatch, tmp_pat
     if budget:
         expected = [noise_for(2.0, 1e-5, run) for run in runs]
     assert list(axis.lines[0].get_ydata()) == pytest.approx(expected)
-
-
-def test_the_plot_says_what_it_cannot_draw(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is in the extra 'plot'")
-    from matplotlib import pyplot
-
-    kept = []
-    monkeypatch.setattr(pyplot, "close", kept.append)
-    size = [*DATA, "--lot_size=100", "--epochs=40", "--table=noise_multiplier=0,0.1,8"]
-    assert main([*size, f"--plot={tmp_path / 'a.svg'}"]) == 0
-    (axis,) = kept[0].axes
-    labels = [text.get_text() for text in axis.get_legend().get_texts()]
-    assert all("infinite at 1 of 3 points" in label for label in labels)
-    assert math.isnan(axis.lines[0].get_ydata()[0])
-    assert any("vacuous" in text.get_text() for text in axis.texts)

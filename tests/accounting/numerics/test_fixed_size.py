@@ -4,7 +4,6 @@ import functools
 import itertools
 import math
 
-import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as plds
@@ -243,73 +242,7 @@ def test_renyi_divergence_is_the_integral_of_the_curve(pair, q, noise):
         assert found == pytest.approx(right, rel=1e-10)
 
 
-@pytest.mark.parametrize(("q", "noise"), [(0.016, 1.0), (0.5, 0.8)])
-def test_renyi_divergence_lies_between_one_pair_and_dp_accounting(q, noise):
-    # Beyond these orders, amplification is not counted: a single step loses about 50.
-    orders = tuple(range(2, 2 + int(min(50, 95 * noise**2))))
-    found = fixed_size.round_rdp("triangle", q, noise, orders)
-    accountant = dp_accounting.rdp.RdpAccountant(orders)
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise)))
-    assert np.all(found >= accountant.rdp * (1 - 1e-9))
-    replace = dp_accounting.NeighboringRelation.REPLACE_ONE
-    accountant = dp_accounting.rdp.RdpAccountant(orders, replace)
-    event = dp_accounting.SampledWithoutReplacementDpEvent(
-        10_000, round(10_000 * q), dp_accounting.GaussianDpEvent(noise)
-    )
-    accountant.compose(event)
-    assert np.all(found <= accountant.rdp * (1 + 1e-9))
-
-
 # ------------------------------------------------ composition
-
-
-def sample_losses(pair, q, noise, count, rng):
-    """Draws losses of D against D' under the dominating pair, without a grid."""
-    shift = 1 / noise
-    names = {"slot": (2 * shift, shift), "triangle": (shift, 0.0)}
-
-    def ratio(x, high, low):
-        def log_density(c):
-            return np.logaddexp(
-                np.log1p(-q) - x**2 / 2, math.log(q) - (x - c) ** 2 / 2
-            )  # without the constant
-
-        return log_density(high) - log_density(low)
-
-    def draw(centre):
-        return rng.normal(size=count) + centre * (rng.random(count) < q)
-
-    # Gains under the lot that pulls against the record, and losses under the other lot.
-    high, low = names[pair]
-    positive = ratio(draw(high), high, low)
-    negative = -ratio(draw(0.0), shift, 0.0)
-    # The events have the same chances under P as in the samples. Other outcomes have loss 0.
-    up = positive > 0
-    down = negative < 0
-    return positive * up, negative * down
-
-
-@pytest.mark.parametrize(("pair", "q", "noise"), [("slot", 0.2, 1.0), ("triangle", 0.1, 0.8)])
-def test_composition_agrees_with_samples(pair, q, noise):
-    """The dominating pair has outcomes of both lots: one lot gives the gains, one the losses."""
-    rng, steps, count = np.random.default_rng(5), 3, 400_000
-    total = np.zeros(count)
-    for _ in range(steps):
-        up, down = sample_losses(pair, q, noise, count, rng)
-        up_chance, down_chance = np.mean(up > 0), np.mean(down < 0)
-        assert up_chance + down_chance < 1
-        # An outcome is in at most one event, so the events are drawn disjointly with these chances.
-        coin = rng.random(count)
-        ups, downs = rng.choice(up[up > 0], count), rng.choice(down[down < 0], count)
-        total += np.where(
-            coin < up_chance, ups, np.where(coin < up_chance + down_chance, downs, 0.0)
-        )
-    pld = loss_grid.composed([(loss_grid.one_round([(1.0, q, noise, pair)], 1e-3), steps)])
-    for epsilon in (0.1, 0.5, 1.5):
-        values = np.maximum(-np.expm1(epsilon - total), 0)
-        expected = pld.forward.delta(epsilon)
-        error = values.std() / math.sqrt(count) + expected * 2e-3
-        assert abs(values.mean() - expected) < 5 * error
 
 
 def floor_of_losses(p, q, x, interval):
@@ -423,18 +356,6 @@ def test_every_scale_is_finite_and_agrees(pair, q, noise):
 
 
 # ------------------------------------------------ occurrences
-
-
-def test_occurrences():
-    assert fixed_size.occurrences(100, 20, False, 0.0) == (((1, 1.0),), 0.2, 0.0)
-    assert fixed_size.occurrences(1, 3, True, 0.0) == (((3, 1.0),), 1.0, 0.0)
-    draws, probability, overflow = fixed_size.occurrences(50, 10, True, 1e-6)
-    law = stats.binom(10, 1 / 50)
-    assert probability == pytest.approx(1 - law.pmf(0), rel=1e-12)
-    assert sum(weight for _, weight in draws) == pytest.approx(1)
-    assert overflow == pytest.approx(law.sf(draws[-1][0]))
-    for k, weight in draws:
-        assert weight == pytest.approx(law.pmf(k) / probability, rel=1e-5)
 
 
 def test_parts():
