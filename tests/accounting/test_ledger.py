@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from tfdp.accounting import Ledger, LedgerError, PrivacyBudget, Run, proven
+from tfdp.accounting import Ledger, LedgerError, PrivacyBudget, Run
 from tfdp.accounting.composition import guarantee_of_all
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -167,19 +167,6 @@ def test_ledgers_of_0_1_0_load_and_cost_the_same(name):
             assert found.epsilon == pytest.approx(epsilon, rel=1e-5 if on_a_grid else 1e-9)
     again = Ledger.from_json(ledger.to_json())
     assert again == ledger
-
-
-def test_guarantee_composes_everything():
-    ledger = Ledger()
-    for _ in range(4):
-        ledger.record(ledger.open(RUN), 50)
-    assert guarantee_of_all("proven", ledger.runs, 1e-5).mu == pytest.approx(
-        2 * proven(RUN, 1e-5).mu
-    )
-    assert guarantee_of_all("claimed", ledger.runs, 1e-5).epsilon > 0
-    assert guarantee_of_all("proven", [], 1e-5).epsilon == 0
-    with pytest.raises(ValueError, match="kind"):
-        guarantee_of_all("hoped", ledger.runs, 1e-5)
 
 
 @pytest.mark.parametrize(

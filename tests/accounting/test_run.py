@@ -163,9 +163,3 @@ def test_a_seed_for_lots_matters_where_guarantees_rest_on_chance():
 def test_steps_for_refuses(arguments):
     with pytest.raises(ValueError, match="Expected"):
         steps_for(*arguments)
-
-
-def test_steps_per_epoch_is_at_least_one():
-    assert Run(**GOOD).steps_per_epoch == 10
-    assert Run(**(GOOD | {"lot_size": 999})).steps_per_epoch == 1
-    assert Run(**(GOOD | {"steps": 21, "sampling": "cyclic"})).participations == 3

@@ -144,35 +144,6 @@ def test_all_examples_of_a_user_in_poisson_lots():
     assert least < found <= 1.01 * least
 
 
-def test_one_example_per_user_costs_nothing_more():
-    alone, users = figures(
-        tfdp.compute_dp_sgd_privacy_statement(
-            **SMALL, used_microbatching=False, max_examples_per_user=1
-        )
-    )
-    assert users == {label: alone[label] for label in (POISSON, EPOCHS, UNKNOWN)}
-
-
-def test_no_noise_is_infinite():
-    alone, users = figures(
-        tfdp.compute_dp_sgd_privacy_statement(
-            **(SMALL | {"noise_multiplier": 0.0}), max_examples_per_user=2
-        )
-    )
-    assert {*alone.values(), *users.values()} == {"infinite"}
-
-
-def test_the_statement_says_what_it_assumes_about_sampling():
-    for text in (
-        tfdp.compute_dp_sgd_privacy_statement(**SMALL, used_microbatching=False),
-        str(tfdp.compute_dp_sgd_privacy(2000, 50, 1.5, 3, 1e-5)),
-    ):
-        assert "draws no Poisson lots" in text
-        assert "proven if lots were drawn by Poisson sampling, and not otherwise" in text
-        assert text.index("not otherwise") < text.index("Proven epsilon:")
-        assert "Every lot was drawn by independent coin flips" in text
-
-
 def test_the_pair_is_the_one_of_the_old_function():
     pair = tfdp.compute_dp_sgd_privacy(2000, 50, 1.5, 3, 1e-5)
     assert pair == (proven(run("poisson"), 1e-5).epsilon, None)

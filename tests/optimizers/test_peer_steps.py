@@ -106,20 +106,6 @@ def test_scale_of_the_noise_of_microbatches():
     assert np.std(found) == pytest.approx(4.0 * 3.0 / 4, rel=0.1)
 
 
-def test_a_large_lot_in_small_chunks():
-    """testLargeBatchEmulationNoNoise: weights (1, 2) and 3 become (-1, 1) and 2."""
-
-    def total(y, y_pred):
-        return keras.ops.sum(y_pred + 0 * y, axis=-1)
-
-    model = private(
-        linear(2, weights=[[[1.0], [2.0]], [3.0]]), total, clip=100.0,
-        make={"physical_batch_size": 2},
-    )  # fmt: skip
-    model.train_on_batch(np.float32([[2, 0], [0, 1], [4, 2], [2, 1]]), NOTHING)
-    np.testing.assert_allclose(flat(model), [-1.0, 1.0, 2.0], rtol=4e-6)
-
-
 # clip_and_aggregate_gradients_test.py, _get_true_grads: an embedding of four rows that six examples
 # look up (the last one none), and a weight of its own for every example.
 LOOKED_UP = np.int32([1, 1, 2, 3, 2, 0])
@@ -158,19 +144,6 @@ def test_clipping_of_a_weighted_example():
         expected = -weight * gradient * min(1.0, 40.0 / np.linalg.norm(weight * gradient))
         np.testing.assert_allclose(flat(model), expected, rtol=1e-5)
         assert float(loss) == pytest.approx(225.0 * weight, rel=1e-5)
-
-
-def test_the_reduction_of_the_loss_changes_nothing():
-    """clip_grads_test.py, test_clipped_gradients_on_different_losses.
-
-    There "sum" multiplies noise and bound by the lot. Here each row is clipped by itself, and the
-    divisor is the lot.
-    """
-    x, y = np.float32([[2, 3], [4, 5], [6, 7], [8, 9]]), np.float32([[1], [3], [-2], [-4]])
-    model = private(linear(bias=False), keras.losses.MeanSquaredError(reduction="sum"), clip=30.0)
-    np.testing.assert_allclose(
-        mean_gradient(model, x, y), clipped_mean(-2 * y * x, 30.0), rtol=1e-5
-    )
 
 
 # dp_query/quantile_adaptive_clip_sum_query_test.py, the geometric cases: quantile, first clip norm,

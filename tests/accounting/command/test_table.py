@@ -24,11 +24,6 @@ def rows(capsys, *arguments):
     ("arguments", "name", "runs"),
     [
         (
-            ["--lot_size=100", "--epochs=2", "--table=noise_multiplier=2,4"],
-            "noise_multiplier",
-            {z: RUN.with_(noise_multiplier=z) for z in (2.0, 4.0)},
-        ),
-        (
             ["--lot_size=100", "--noise_multiplier=6", "--table=epochs=1,2.5"],
             "epochs",
             {e: RUN.with_(steps=steps_for(e, 5000, 100, "cyclic")) for e in (1.0, 2.5)},
@@ -63,21 +58,16 @@ def test_rows_of_a_budget_have_the_noise_that_each_needs(kind, capsys):
 
 def test_the_text_is_aligned_and_its_longest_bar_is_the_largest_epsilon(capsys):
     assert main([*DATA, "--lot_size=100", "--epochs=2", "--table=noise_multiplier=3,6,60"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("dpsgd, 5,000 examples, lots of 100 (cyclic), 2 epochs")
-    header = next(i for i, line in enumerate(lines) if "claimed epsilon" in line)
-    body = lines[header + 1 : header + 4]
+    body = [line for line in capsys.readouterr().out.splitlines() if "#" in line]
     bars = [line.count("#") for line in body]
-    assert bars == sorted(bars, reverse=True) and bars[0] == 24 and bars[2] >= 1
-    ends = {line.index("#") for line in body}
-    assert len(ends) == 1
+    assert bars == sorted(bars, reverse=True) and bars[0] > bars[2] >= 1
+    assert len({line.index("#") for line in body}) == 1
     for line, noise in zip(body, (3.0, 6.0, 60.0), strict=True):
         value, theirs, ours, _ = line.split()
+        run = RUN.with_noise(noise)
         assert float(value) == noise
-        assert float(ours) == pytest.approx(proven(RUN.with_noise(noise), 1e-5).epsilon, rel=1e-3)
-        assert float(theirs) == pytest.approx(
-            claimed(RUN.with_noise(noise), 1e-5).epsilon, rel=1e-3
-        )
+        assert float(ours) == pytest.approx(proven(run, 1e-5).epsilon, rel=1e-3)
+        assert float(theirs) == pytest.approx(claimed(run, 1e-5).epsilon, rel=1e-3)
 
 
 def test_infinite_rows_have_no_bar_and_a_reason(capsys):

@@ -86,18 +86,23 @@ def test_cyclic_scan_is_the_maximum_over_offsets(run, period, block):
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+def shuffles(steps, period, seed):
+    """Yields participation patterns with one random step in every epoch."""
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        chosen = np.arange(0, steps, period)
+        chosen = chosen + rng.integers(period, size=len(chosen))
+        pattern = np.zeros(steps)
+        pattern[chosen[chosen < steps]] = 1
+        yield pattern
+
+
 @settings(max_examples=25, deadline=None)
 @given(run=runs(max_steps=10), period=st.integers(1, 4), seed=st.integers(0, 1000))
 def test_envelope_covers_every_shuffle(run, period, seed):
     matrix, steps = explicit_matrix(run), run.steps
     bound = envelope_squared_response(Dynamics.of(run), period, np.arange(1, steps + 1))
-    rng = np.random.default_rng(seed)
-    for _ in range(20):
-        pattern = np.zeros(steps)
-        for start in range(0, steps, period):
-            position = start + rng.integers(period)
-            if position < steps:
-                pattern[position] = 1
+    for pattern in shuffles(steps, period, seed):
         assert np.all(np.cumsum((matrix @ pattern) ** 2) <= bound * (1 + 1e-9))
 
 
@@ -110,13 +115,7 @@ def test_offset_zero_covers_every_shuffle_when_nothing_increases(run, period, se
     dynamics, matrix, steps = Dynamics.of(run), explicit_matrix(run), run.steps
     assert dynamics.non_increasing
     bound = cyclic_squared_response(dynamics, period, np.array([steps]))[0]
-    rng = np.random.default_rng(seed)
-    for _ in range(20):
-        pattern = np.zeros(steps)
-        for start in range(0, steps, period):
-            position = start + rng.integers(period)
-            if position < steps:
-                pattern[position] = 1
+    for pattern in shuffles(steps, period, seed):
         assert np.sum((matrix @ pattern) ** 2) <= bound * (1 + 1e-9)
 
 

@@ -1,7 +1,6 @@
 """Distributions of random participation, against enumeration and simulation."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -63,12 +62,6 @@ def test_binomial(number, mean, tail):
     assert beyond == pytest.approx(stats.binom.sf(k[-1], number, chance), rel=1e-6, abs=1e-300)
 
 
-def test_binomial_of_certain_success():
-    pmf, beyond = binomial(5, 1.0, 1e-9)
-    assert list(pmf) == [0, 0, 0, 0, 0, 1]
-    assert beyond == 0
-
-
 def test_prefix_sum_law_is_exact_for_few_steps():
     run = make_run(steps=8)
     found, expected = prefix_sum_law(run, DELTA), exact_law(run)
@@ -120,18 +113,6 @@ def test_triangle_law_is_near_for_a_constant_rate():
     mean_of = lambda law: np.sqrt(law[0]) @ law[1]  # noqa: E731
     near = mean_of(prefix_sum_law(run, DELTA, bins=200))
     assert near <= mean_of(triangle_law(run, Dynamics.of(run), DELTA)) <= 1.2 * near
-
-
-@pytest.mark.parametrize("sampling", ["poisson", "with_replacement"])
-def test_average_is_below_the_tail_bound(sampling):
-    """Theorem B against its crude special case with k_max participations in the first step."""
-    run = make_run(steps=300, lot_size=10, num_examples=1000, sampling=sampling)
-    number = 300 * (10 if sampling == "with_replacement" else 1)
-    chance = 1 / 1000 if sampling == "with_replacement" else 1 / 100
-    k_max = int(stats.binom.isf(DELTA / 2, number, chance))
-    crude = gaussian.epsilon_of_mu(k_max * math.sqrt(300), DELTA / 2)
-    assert epsilon(prefix_sum_law(run, DELTA)) < crude
-    assert epsilon(triangle_law(run, Dynamics.of(run), DELTA)) < crude
 
 
 @pytest.mark.parametrize(("lot_size", "steps"), [(750, 130), (999, 130)])

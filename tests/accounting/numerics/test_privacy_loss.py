@@ -19,7 +19,6 @@ from tfdp.accounting.numerics.subsampled import (
     SubsampledLoss,
     default_orders,
     rdp_to_epsilon,
-    total_rdp,
 )
 
 DELTA = 1e-5
@@ -65,14 +64,6 @@ def test_left_out_mass_is_charged_to_delta():
     assert epsilon_of([wasteful], DELTA).epsilon > epsilon_of([ROUNDS], DELTA).epsilon
     hopeless = SubsampledLoss(ROUNDS.components, 500, overflow=1e-7)
     assert epsilon_of([hopeless], DELTA).epsilon == math.inf
-
-
-def test_a_public_mixture_of_one_kind_changes_nothing():
-    same = SubsampledLoss((Component(0.3, 0.01, 1.0), Component(0.7, 0.01, 1.0)), 500)
-    assert epsilon_of([same], DELTA).epsilon == pytest.approx(
-        epsilon_of([ROUNDS], DELTA).epsilon, rel=1e-6
-    )
-    np.testing.assert_allclose(total_rdp([same], 0.0), total_rdp([ROUNDS], 0.0), rtol=1e-6)
 
 
 def test_contradicting_bounds_are_refused():

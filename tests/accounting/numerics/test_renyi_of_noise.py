@@ -177,10 +177,6 @@ def test_gaussian_rounds_are_dp_accountings(q):
     assert found == pytest.approx(peer, rel=1e-7)
 
 
-def test_no_movement_is_free():
-    assert np.all(corner("student_t", np.zeros(5), degrees_of_freedom=3.0) == 0)
-
-
 def test_two_thirds_of_the_noise_are_caught():
     """A bound for scale s does not hold for scale 2 s / 3."""
     x = np.linspace(-200, 200, 400_001)
