@@ -68,17 +68,6 @@ def test_more_bands_are_better(objective):
     assert np.all(np.diff(errors) <= 1e-9)
 
 
-@pytest.mark.parametrize("steps", [10, 10_000])
-def test_the_square_root_is_near_the_lower_bound(steps):
-    """buffered_toeplitz_test.py, test_optimize_single_participation_near_optimal.
-
-    jax_privacy's buffered strategies reach 1.03 to 1.05 of 1 + log(n) / pi there.
-    """
-    column = sqrt_coefficients(steps)
-    reached = np.linalg.norm(column) * losses(column, steps)[1]
-    assert reached <= 1.05 * (1 + math.log(steps) / math.pi)
-
-
 @pytest.mark.parametrize(("epsilon", "bands"), [(20.0, 8), (0.1, 1)])
 def test_bands_for_a_budget(epsilon, bands):
     """toeplitz_test.py, test_large_epsilon and test_small_epsilon: N = 1000, lots of 100, 100 steps.

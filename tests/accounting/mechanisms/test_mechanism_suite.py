@@ -32,7 +32,7 @@ class TestDPSGDInTurns(MechanismSuite):
 
 
 class TestDPSGDWithReplacement(MechanismSuite):
-    RUN = CYCLIC.with_(sampling="with_replacement", num_examples=60, lot_size=3, steps=2)
+    RUN = CYCLIC.with_(sampling="with_replacement", num_examples=20, lot_size=2, steps=2)
 
 
 class TestDPSGDFixedSize(MechanismSuite):
