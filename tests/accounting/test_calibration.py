@@ -87,7 +87,7 @@ def test_quick_noise_is_on_the_safe_side(change):
         (DPSGD.with_(steps=0), "steps"),
     ],
 )
-def test_hopeless_runs_are_refused_with_the_reason(run, words):
+def test_runs_that_no_noise_makes_private_are_refused(run, words):
     with pytest.raises(CalibrationError, match=words):
         noise_for(2.0, DELTA, run)
 

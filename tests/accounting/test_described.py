@@ -71,7 +71,7 @@ def test_max_steps_for_a_description_is_that_of_the_run():
         (DATA | {"epoch": 3}, "'epochs'"),
     ],
 )
-def test_what_noise_for_refuses(fields, words):
+def test_bad_descriptions_are_refused(fields, words):
     with pytest.raises(TypeError, match=words):
         noise_for(2.0, DELTA, **fields)
 

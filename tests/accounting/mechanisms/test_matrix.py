@@ -189,7 +189,7 @@ def test_amplification_needs_few_bands():
         ({"batch_statistics": True, "sampling": "cyclic_poisson"}, "size"),
     ],
 )
-def test_what_is_not_proven_is_infinite(change, words):
+def test_unproven_cases_are_infinite(change, words):
     for guarantee in (proven(BASE.with_(**change), DELTA), claimed(BASE.with_(**change), DELTA)):
         assert guarantee.epsilon == math.inf
         assert words in guarantee.reason
