@@ -101,30 +101,28 @@ def test_no_lot_exceeds_the_bound(examples, lot, replacement, adjacency):
     """Random gradients in the unit ball in one and two dimensions, improved by hill climbing."""
     rng = np.random.default_rng(1000 * examples + 10 * lot + replacement)
     lots = all_lots(examples, lot, replacement)
-    for scale in (0.6,):
-        bound = bounds(examples, lot, scale, adjacency, replacement)
-        found = np.zeros_like(bound)
+    scale = 0.6
+    bound = bounds(examples, lot, scale, adjacency, replacement)
+    found = np.zeros_like(bound)
 
-        def attack(vectors):
-            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-            g = vectors / np.maximum(norms, 1)
-            got = np.array(
-                both_orders(g[:-1], neighbour(g[:-1], g[-1], adjacency), lots, scale)  # noqa: B023
-            )
-            np.maximum(found, got, out=found)  # noqa: B023
-            return got
+    def attempt(vectors):
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        g = vectors / np.maximum(norms, 1)
+        got = np.array(both_orders(g[:-1], neighbour(g[:-1], g[-1], adjacency), lots, scale))
+        np.maximum(found, got, out=found)
+        return got
 
-        for dimension, tries, climbs in ((1, 12, 20), (2, 1, 1)):
-            for _ in range(tries):
-                attack(rng.normal(scale=2, size=(examples + 1, dimension)))
-            for order, index in ((0, 1), (0, 5), (1, 1), (1, 5)):
-                best, value = rng.normal(size=(examples + 1, dimension)), -1.0
-                for _ in range(climbs):
-                    step = best + rng.normal(scale=0.7, size=best.shape)
-                    if (new := attack(step)[order, index]) > value:
-                        best, value = step, new
-        assert np.all(found <= bound * (1 + 1e-3) + 1e-6)
-        assert np.all(found[:, 1:] >= 0.05 * bound[:, 1:])  # the search finds lots near the bound
+    for dimension, tries, climbs in ((1, 12, 20), (2, 1, 1)):
+        for _ in range(tries):
+            attempt(rng.normal(scale=2, size=(examples + 1, dimension)))
+        for order, index in ((0, 1), (0, 5), (1, 1), (1, 5)):
+            best, value = rng.normal(size=(examples + 1, dimension)), -1.0
+            for _ in range(climbs):
+                step = best + rng.normal(scale=0.7, size=best.shape)
+                if (new := attempt(step)[order, index]) > value:
+                    best, value = step, new
+    assert np.all(found <= bound * (1 + 1e-3) + 1e-6)
+    assert np.all(found[:, 1:] >= 0.05 * bound[:, 1:])  # the search finds lots near the bound
 
 
 @pytest.mark.parametrize("scale", [0.6, 1.5])
@@ -340,9 +338,6 @@ def test_every_scale_is_finite_and_agrees(pair, q, noise):
     result = epsilon_of([loss], DELTA)  # raises if the two accountants contradict each other
     assert 0 <= result.epsilon < math.inf
     assert result.epsilon <= epsilon_of_mu(math.sqrt(20) / noise, DELTA) + 0.01
-
-
-# ------------------------------------------------ occurrences
 
 
 def test_parts():
