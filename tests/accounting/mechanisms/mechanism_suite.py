@@ -55,38 +55,29 @@ class MechanismSuite:
         with pytest.raises(ValueError, match="noise_multiplier"):
             self.RUN.with_(noise_multiplier=-1.0)
 
-    def test_more_noise_is_not_worse(self):
-        z = self.RUN.noise_multiplier
+    def test_more_noise_and_fewer_steps_are_not_worse(self):
+        less, more, half = (
+            self.RUN,
+            self.RUN.with_noise(2 * self.RUN.noise_multiplier),
+            self.RUN.with_(steps=self.steps // 2),
+        )
         for guarantee in (proven, claimed):
-            values = [guarantee(self.RUN.with_noise(c * z), DELTA).epsilon for c in (1, 1.3, 2)]
-            assert values == sorted(values, reverse=True)
-            assert (values[0] > values[-1]) is self.finite
+            epsilon = guarantee(less, DELTA).epsilon
+            assert guarantee(half, DELTA).epsilon <= epsilon
+            assert guarantee(more, DELTA).epsilon <= epsilon
+            assert (guarantee(more, DELTA).epsilon < epsilon) is self.finite
 
-    def test_fewer_steps_are_not_worse(self):
-        for guarantee in (proven, claimed):
-            values = [
-                guarantee(self.RUN.with_(steps=n), DELTA).epsilon
-                for n in (1, self.steps // 2, self.steps)
-            ]
-            assert values == sorted(values)
-
-    def test_claimed_and_proven_are_both_stated(self):
+    def test_the_statement_has_both_figures(self):
         statement = Statement.of(self.RUN, DELTA)
-        for kind in ("Claimed epsilon: ", "Proven epsilon:  "):
+        for kind in ("Claimed epsilon: ", "Proven epsilon:  ", self.RUN.mechanism_name):
             assert kind in statement.text()
-        assert self.RUN.mechanism_name in statement.text()
         assert statement.released == f"{self.RUN.mechanism.released}."
-        assert self.RUN.mechanism.released
         found = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
-        assert found["proven"]["kind"] == "proven"
-        assert found["claimed"]["kind"] == "claimed"
+        assert (found["proven"]["kind"], found["claimed"]["kind"]) == ("proven", "claimed")
         assert math.isfinite(statement.proven.epsilon) is self.finite
         assert math.isfinite(statement.claimed.epsilon) is self.finite
-        assert bool(statement.assumptions) is self.finite
-
-    def test_where_the_weights_began_comes_first(self):
         if self.finite:
-            assert "weights at the start" in proven(self.RUN, DELTA).assumptions[0]
+            assert "weights at the start" in statement.assumptions[0]
 
     def test_replacing_is_not_cheaper_than_zeroing(self):
         replaced, zeroed = (proven(self.RUN, DELTA, a) for a in ("replace_one", "zero_out"))
@@ -98,7 +89,6 @@ class MechanismSuite:
         assert proven(seeded, DELTA).epsilon == math.inf
         assert claimed(seeded, DELTA).epsilon == claimed(self.RUN, DELTA).epsilon
         if self.finite:
-            assert "seed" in proven(seeded, DELTA).reason
             assert "seed" in Statement.of(seeded, DELTA).warnings[0]
 
     def test_round_trip(self):
@@ -117,7 +107,7 @@ class MechanismSuite:
         assert proven_composition([self.RUN, self.RUN], DELTA).epsilon >= alone
 
     def test_curve_and_calibration(self):
-        counts = [0, 1, self.steps // 2, self.steps]
+        counts = [0, self.steps // 2, self.steps]
         curve = epsilon_curve(self.RUN, counts, DELTA)
         assert curve == sorted(curve)
         if not self.finite:
@@ -136,7 +126,7 @@ class MechanismSuite:
     def test_a_table_of_equal_values_is_the_constant(self):
         equal = (self.RUN.noise_multiplier,) * self.steps if self.finite else (1.0,) * self.steps
         if not self.takes_tables:
-            with pytest.raises(ValueError, match="one noise_multiplier for all steps"):
+            with pytest.raises(ValueError, match="noise_multiplier"):
                 self.RUN.with_(noise_multiplier=equal)
             return
         run = self.RUN.with_(noise_multiplier=equal)
@@ -147,37 +137,32 @@ class MechanismSuite:
                     == guarantee(self.RUN, DELTA, adjacency).epsilon
                 )
 
-    def test_a_table_lies_between_its_least_and_its_largest_noise(self):
+    def test_a_table_of_noise(self):
         if not (self.takes_tables and self.finite):
             return
-        z = self.RUN.noise_multiplier
+        run = self.RUN.with_(noise_multiplier=self.table())
         for guarantee in (proven, claimed):
-            found = guarantee(self.RUN.with_(noise_multiplier=self.table()), DELTA).epsilon
-            least, largest = (guarantee(self.RUN.with_noise(c * z), DELTA).epsilon for c in (1, 2))
-            assert largest < found <= least
+            least = guarantee(self.RUN, DELTA).epsilon
+            largest = guarantee(self.RUN.with_noise(2 * self.RUN.noise_multiplier), DELTA).epsilon
+            assert largest < guarantee(run, DELTA).epsilon <= least
+        assert max_steps(1e6, DELTA, run) == self.steps
+        with pytest.raises(ValueError, match=str(self.steps + 1)):
+            run.with_(steps=self.steps + 1)
 
     def test_one_step_without_noise_is_infinite(self):
         if not (self.takes_tables and self.finite):
             return
-        bare = (*self.table()[:-1], 0.0)
-        run = self.RUN.with_(noise_multiplier=bare)
-        assert proven(run, DELTA).epsilon == math.inf
-        assert f"step {self.steps - 1}" in proven(run, DELTA).reason
-        assert claimed(run, DELTA).epsilon == math.inf
+        run = self.RUN.with_(noise_multiplier=(*self.table()[:-1], 0.0))
+        for guarantee in (proven, claimed):
+            assert guarantee(run, DELTA).epsilon == math.inf
         # A value after the last step of the run does not count.
         assert proven(run.with_(steps=self.steps - 1), DELTA).epsilon < math.inf
 
-    def test_tables_calibrate_by_a_common_factor_and_end_the_steps(self):
+    def test_tables_calibrate_by_a_common_factor(self):
         if not (self.takes_tables and self.finite):
             return
-        run = self.RUN.with_(noise_multiplier=self.table(0.7))
         budget = proven(self.RUN.with_(noise_multiplier=self.table()), DELTA).epsilon
+        run = self.RUN.with_(noise_multiplier=self.table(0.7))
         factor = noise_for(budget, DELTA, run)
         assert factor == pytest.approx(1 / 0.7, rel=2e-3)
         assert proven(run.with_noise(factor), DELTA).epsilon <= budget
-        assert max_steps(1e6, DELTA, run) == self.steps
-        assert run.described_steps == self.steps
-        with pytest.raises(ValueError, match="each of the"):
-            run.with_(steps=self.steps + 1)
-        curve = epsilon_curve(run, [0, 1, self.steps], DELTA)
-        assert curve[-1] == pytest.approx(proven(run, DELTA).epsilon)

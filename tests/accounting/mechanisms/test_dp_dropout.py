@@ -8,7 +8,6 @@ from tfdp.accounting import (
     Run,
     claimed,
     claimed_composition,
-    max_steps,
     noise_for,
     proven,
     proven_composition,
@@ -44,9 +43,7 @@ def test_golden_sigmas(mechanism, composition, delta, sigma):
     exact = run.with_(noise_multiplier=2 * sigma)
     assert claimed(exact, delta).epsilon == pytest.approx(0.5, rel=1e-6)
     assert claimed(exact, delta).details["sigma"] == sigma
-    found = noise_for(0.5, delta, run, "claimed")
-    assert found / 2 == pytest.approx(sigma, rel=2e-4)
-    assert claimed(run.with_(noise_multiplier=found), delta).epsilon <= 0.5
+    assert noise_for(0.5, delta, run, "claimed") / 2 == pytest.approx(sigma, rel=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -74,20 +71,13 @@ def test_the_zcdp_claim_is_no_guarantee():
     assert proven(run, DELTA).epsilon > 0.65
 
 
-def test_sound_noise():
-    assert noise_for(0.5, DELTA, MNIST) == pytest.approx(8.379, rel=4e-3)
-
-
 def test_same_accounting_as_dpsgd():
     twin = MNIST.with_(mechanism="dpsgd")
     for mechanism in ("dp_dropout", "sgld"):
         run = MNIST.with_(mechanism=mechanism)
-        for change in ({}, {"sampling": "cyclic", "clip_groups": 3}):
-            assert (
-                proven(run.with_(**change), DELTA).epsilon
-                == proven(twin.with_(**change), DELTA).epsilon
-            )
-    assert "whatever the weights are" in " ".join(proven(MNIST, DELTA).assumptions)
+        change = {"sampling": "cyclic", "clip_groups": 3}
+        ours, theirs = (proven(r.with_(**change), DELTA).epsilon for r in (run, twin))
+        assert ours == theirs
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -101,13 +91,6 @@ def test_claims_are_monotone(reading):
     assert epsilon(sigma=0.0) == epsilon(sigma=1e-9) == math.inf
 
 
-def test_no_noise_is_infinite():
-    run = MNIST.with_(noise_multiplier=0.0)
-    for guarantee in (proven(run, DELTA), claimed(run, DELTA)):
-        assert guarantee.epsilon == math.inf
-        assert guarantee.reason
-
-
 def test_segments():
     half = MNIST.with_(steps=10000)
     assert claimed_composition([half, half], DELTA).epsilon == claimed(MNIST, DELTA).epsilon
@@ -118,15 +101,6 @@ def test_segments():
     split = claimed_composition([half, other], DELTA)
     parts = [claimed(run, DELTA / 2).epsilon for run in (half, other)]
     assert split.epsilon == pytest.approx(sum(parts))
-    with_dpsgd = claimed_composition([half, MNIST.with_(mechanism="dpsgd")], DELTA)
-    assert with_dpsgd.epsilon > claimed(half, DELTA).epsilon
-
-
-def test_max_steps_of_a_claim():
-    run = MNIST.with_(composition="ac")
-    steps = max_steps(0.5, DELTA, run, "claimed")
-    assert claimed(run.with_(steps=steps), DELTA).epsilon <= 0.5
-    assert claimed(run.with_(steps=steps + 1), DELTA).epsilon > 0.5
 
 
 @pytest.mark.parametrize(

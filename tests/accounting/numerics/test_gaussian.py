@@ -12,7 +12,7 @@ from scipy import stats
 from tfdp.accounting.numerics import gaussian
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(mu=st.floats(1e-3, 1e3), delta=st.floats(1e-12, 0.4))
 def test_epsilon_equals_dp_accounting(mu, delta):
     expected = gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta)
@@ -47,7 +47,7 @@ def test_mixture_solves_the_averaged_profile():
     assert gaussian.epsilon_of_mixture(squares, chances, 1e-2, 1e-2) == math.inf
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(epsilon=st.floats(1e-3, 1e4), delta=st.floats(1e-10, 0.1))
 def test_mu_of_epsilon_is_the_safe_inverse(epsilon, delta):
     mu = gaussian.mu_of_epsilon(epsilon, delta)

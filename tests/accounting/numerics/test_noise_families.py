@@ -42,7 +42,7 @@ def test_symmetric_and_unimodal(family, nu):
 
 
 @pytest.mark.parametrize(("family", "nu"), CASES)
-@pytest.mark.parametrize("shift", [1e-8, 1e-3, 0.7, 5.0])
+@pytest.mark.parametrize("shift", [1e-8, 0.7])
 def test_log_ratio_is_a_difference(family, nu, shift):
     expected = log_density(family, X - shift, nu) - log_density(family, X, nu)
     assert log_ratio(family, X, shift, nu) == pytest.approx(expected, abs=2e-13, rel=1e-9)

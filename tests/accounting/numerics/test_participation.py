@@ -1,7 +1,6 @@
 """Distributions of random participation, against enumeration and simulation."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tfdp.accounting import Run, proven
+from tfdp.accounting import Run
 from tfdp.accounting.numerics import gaussian
 from tfdp.accounting.numerics.binomials import binomial, chance_of_more
 from tfdp.accounting.numerics.linear_response import Dynamics, squared_response
@@ -48,7 +47,7 @@ def epsilon(law):
     return gaussian.epsilon_of_mixture(*law, DELTA)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     number=st.integers(1, 5_000_000),
     mean=st.floats(1e-4, 300),
@@ -61,12 +60,6 @@ def test_binomial(number, mean, tail):
     np.testing.assert_allclose(pmf, stats.binom.pmf(k, number, chance), rtol=1e-7, atol=1e-300)
     assert beyond <= tail
     assert beyond == pytest.approx(stats.binom.sf(k[-1], number, chance), rel=1e-6, abs=1e-300)
-
-
-def test_binomial_of_certain_success():
-    pmf, beyond = binomial(5, 1.0, 1e-9)
-    assert list(pmf) == [0, 0, 0, 0, 0, 1]
-    assert beyond == 0
 
 
 def test_prefix_sum_law_is_exact_for_few_steps():
@@ -95,7 +88,7 @@ def test_with_replacement_counts_repeats():
     )
 
 
-@pytest.mark.parametrize("bins", [7, 20, 50])
+@pytest.mark.parametrize("bins", [7, 50])
 def test_bins_are_an_upper_bound_that_tightens(bins):
     run = make_run(steps=200, lot_size=10, num_examples=1000, sampling="with_replacement")
     exact = epsilon(prefix_sum_law(run, DELTA, bins=200))
@@ -122,36 +115,7 @@ def test_triangle_law_is_near_for_a_constant_rate():
     assert near <= mean_of(triangle_law(run, Dynamics.of(run), DELTA)) <= 1.2 * near
 
 
-def test_triangle_law_without_movement_is_free():
-    run = make_run(learning_rates=0.0, noise_learning_rates=1.0)
-    assert epsilon(triangle_law(run, Dynamics.of(run), DELTA)) == 0
-
-
-@pytest.mark.parametrize("sampling", ["poisson", "with_replacement"])
-def test_average_is_below_the_tail_bound(sampling):
-    """Theorem B against its crude special case with k_max participations in the first step."""
-    run = make_run(steps=300, lot_size=10, num_examples=1000, sampling=sampling)
-    number = 300 * (10 if sampling == "with_replacement" else 1)
-    chance = 1 / 1000 if sampling == "with_replacement" else 1 / 100
-    k_max = int(stats.binom.isf(DELTA / 2, number, chance))
-    crude = gaussian.epsilon_of_mu(k_max * math.sqrt(300), DELTA / 2)
-    assert epsilon(prefix_sum_law(run, DELTA)) < crude
-    assert epsilon(triangle_law(run, Dynamics.of(run), DELTA)) < crude
-
-
-def test_coarse_unit_for_long_runs_stays_an_upper_bound(monkeypatch):
-    from tfdp.accounting.numerics import participation
-
-    run = make_run(steps=60, lot_size=20, num_examples=100)
-    exact = epsilon(prefix_sum_law(run, DELTA))
-    monkeypatch.setattr(participation, "_DP_CELLS", 100_000)
-    coarse = epsilon(prefix_sum_law(run, DELTA))
-    assert exact <= coarse <= 1.2 * exact
-
-
-@pytest.mark.parametrize(
-    ("lot_size", "steps"), [(750, 1051), (900, 130), (990, 101), (999, 257), (999, 1051)]
-)
+@pytest.mark.parametrize(("lot_size", "steps"), [(750, 130), (999, 130)])
 def test_laws_keep_their_mass_where_lots_are_nearly_everybody(lot_size, steps):
     run = Run(
         mechanism="si_dpsgd", sampling="poisson", num_examples=1000, lot_size=lot_size, steps=steps,
@@ -160,7 +124,6 @@ def test_laws_keep_their_mass_where_lots_are_nearly_everybody(lot_size, steps):
     _, probabilities, overflow = prefix_sum_law(run, 1e-5)
     assert probabilities.sum() + overflow == pytest.approx(1.0, abs=1e-9)
     assert overflow < 1e-10
-    assert proven(run, 1e-5).epsilon >= proven(run.with_(steps=100), 1e-5).epsilon
 
 
 def test_a_law_that_loses_mass_counts_it_as_a_loss():

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy import integrate
 
 from tfdp.accounting.encoding import normal_quantiles
-from tfdp.accounting.numerics import renyi_of_noise
 from tfdp.accounting.numerics.noise_families import (
     FAMILIES,
     fisher_information,
@@ -29,17 +28,15 @@ CASES = [(f, None) for f in FAMILIES if f != "student_t"] + [("student_t", 3.0),
 K = np.array(ORDERS, dtype=float)
 
 
-@pytest.mark.parametrize("size", [26010, 1_000_000])
-def test_golden_student_t(size):
-    found = corner("student_t", normal_quantiles(size), degrees_of_freedom=9.0)
-    if size == 26010:
-        assert found[0] == pytest.approx(0.83331637, rel=1e-7)
+def test_golden_student_t():
+    found = corner("student_t", normal_quantiles(26010), degrees_of_freedom=9.0)
+    assert found[0] == pytest.approx(0.83331637, rel=1e-7)
     assert np.all(found < K * (K - 1) / 2 * 10 / 12)
     assert np.all(found > K * (K - 1) / 2 * 10 / 12 * 0.96)
 
 
 @pytest.mark.parametrize(("family", "nu"), CASES)
-@pytest.mark.parametrize("shift", [0.3, 2.0])
+@pytest.mark.parametrize("shift", [0.7])
 def test_moments_against_adaptive_quadrature(family, nu, shift):
     for k, found in zip((2, 7), log_moments(family, [shift], (2, 7), nu)[0], strict=True):
 
@@ -53,21 +50,6 @@ def test_moments_against_adaptive_quadrature(family, nu, shift):
         assert found == pytest.approx(math.log(total), rel=1e-6)
 
 
-@pytest.mark.parametrize("family", ["gaussian", "laplace"])
-def test_quadrature_agrees_with_closed_forms(family):
-    """Applies quadrature to densities for which the library uses closed forms."""
-    weight = renyi_of_noise._WEIGHT * np.exp(log_density(family, renyi_of_noise._X))
-    for shift in (1e-5, 0.1, 1.5):
-        ratio = log_ratio(family, renyi_of_noise._X, shift)
-        found = renyi_of_noise._quadrature(ratio, weight, K)
-        expected = log_moments(family, [shift])[0]
-        smooth = family == "gaussian"
-        assert found[np.isfinite(found)] == pytest.approx(
-            expected[np.isfinite(found)], rel=1e-9 if smooth else 1e-2
-        )
-        assert np.isfinite(found[:20]).all() or not smooth
-
-
 def test_quadrature_beyond_the_range_of_exponentials():
     found = log_moments("student_t", [5.0], (2, 64), 1000.0)[0]
     assert found[1] > 710  # exp would overflow
@@ -76,19 +58,9 @@ def test_quadrature_beyond_the_range_of_exponentials():
     assert near == pytest.approx(gaussian, rel=1e-3)
 
 
-def test_what_does_not_converge_is_infinite(monkeypatch):
+def test_quadrature_that_does_not_converge_is_infinite():
     assert log_moments("student_t", [21.0], (2,), 9.0)[0, 0] == np.inf
     assert log_moments("student_t", [10.0], (64,), 9.0)[0, 0] == np.inf
-    with monkeypatch.context() as patch:
-        patch.setattr(renyi_of_noise, "_QUADRATURE_TOLERANCE", -1.0)
-        assert np.all(np.isinf(log_moments("student_t", [0.5], ORDERS, 9.0)))
-    renyi_of_noise._interpolant.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(renyi_of_noise, "_INTERPOLATION_TOLERANCE", -1.0)
-        patch.setattr(renyi_of_noise, "_NODES", (24,))
-        assert np.all(np.isinf(corner("sech", normal_quantiles(500))))
-        assert np.all(np.isinf(unit_norm("sech", 1.0, 0.1)))
-    renyi_of_noise._interpolant.cache_clear()
 
 
 @pytest.mark.parametrize(("family", "nu"), CASES)
@@ -122,20 +94,12 @@ SHIFTS = st.one_of(st.just(0.0), st.floats(1e-100, 0.2))
 
 
 @pytest.mark.parametrize(("family", "nu"), CASES)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.lists(SHIFTS, min_size=1, max_size=12))
 def test_unit_norm_bounds_every_vector(family, nu, entries):
     vector = np.array(entries)
     bound = unit_norm(family, max(np.linalg.norm(vector), 1e-9), 0.2, (2, 8, 32), nu)
     assert np.all(corner(family, vector, (2, 8, 32), nu) <= bound * (1 + 1e-8) + 1e-300)
-
-
-def test_unit_norm_is_tight_for_a_large_codebook():
-    known = corner("student_t", normal_quantiles(26010), degrees_of_freedom=9.0)
-    bound = unit_norm("student_t", 1.0, 0.03, degrees_of_freedom=9.0)
-    assert np.all(known <= bound)
-    assert bound == pytest.approx(known, rel=4e-2)
-    assert bound[:10] == pytest.approx(known[:10], rel=1e-3)
 
 
 def divergences(log_p, log_q, weights, order):
@@ -148,10 +112,10 @@ def mixture(log_a, log_b, q):
 
 
 @pytest.mark.parametrize(("family", "nu"), CASES)
-@pytest.mark.parametrize("q", [0.01, 0.3])
+@pytest.mark.parametrize("q", [0.1])
 def test_subsampled_round_by_brute_force(family, nu, q):
     """Two weights on a grid: one order equals the bound, and the other order is smaller."""
-    x = np.linspace(-80, 80, 2001)
+    x = np.linspace(-80, 80, 1601)
     shifts = np.array([0.8, 0.3])
     null = log_density(family, x, nu)
     moved = [null + log_ratio(family, x, s, nu) for s in shifts]
@@ -172,7 +136,7 @@ def test_subsampled_round_by_brute_force(family, nu, q):
 
 
 @pytest.mark.parametrize(("family", "nu"), [("student_t", 9.0), ("sech", None), ("gaussian", None)])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.floats(-1, 1), st.floats(-1, 1), st.sampled_from([0.05, 0.5]))
 def test_the_corner_dominates_its_box(family, nu, a, b, q):
     """Theorem C for delta: every hockey-stick divergence, in both orders."""
@@ -196,22 +160,13 @@ def test_the_corner_dominates_its_box(family, nu, a, b, q):
     assert np.all(np.array(inside) <= np.array(profile(corner_shifts)) + 1e-6)
 
 
-@pytest.mark.parametrize("q", [0.004, 0.2, 1.0])
+@pytest.mark.parametrize("q", [0.004, 1.0])
 def test_gaussian_rounds_are_dp_accountings(q):
     from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss, one_round_rdp
 
     found = subsampled(corner("gaussian", np.full(25, 0.2 / 1.1)), q, ORDERS)
     peer = one_round_rdp(SubsampledLoss((Component(1.0, q, 1.1),), 1), ORDERS)
     assert found == pytest.approx(peer, rel=1e-7)
-
-
-def test_other_orders_are_unknown():
-    found = subsampled(np.ones(63), 0.1, (1.5, 2, 2.5, 64, 65, 128))
-    assert np.isfinite(found).tolist() == [False, True, False, True, False, False]
-
-
-def test_no_movement_is_free():
-    assert np.all(corner("student_t", np.zeros(5), degrees_of_freedom=3.0) == 0)
 
 
 def test_two_thirds_of_the_noise_are_caught():

@@ -1,7 +1,7 @@
 """Small models with weights and data, the same numbers for every framework.
 
-`make_fixtures.py` uses this module in the peers' environments, and the test uses it. The module
-imports only NumPy; callers pass Keras 2 or 3.
+`make_peer_fixtures.py` uses this module in the environments of the peers, and `test_peer_sums.py` uses
+it here. The module imports only NumPy; callers pass Keras 2 or 3.
 """
 
 import numpy as np

