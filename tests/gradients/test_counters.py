@@ -74,19 +74,3 @@ def test_a_variable_that_may_keep_something_of_the_data_is_refused(new):
         model.fit(X, Y, batch_size=ROWS, shuffle=False, verbose=0)
     assert model.layers[0].counter.numpy() == 0
     assert steps(model) == 0
-
-
-def test_a_running_average_of_weights_is_refused():
-    class Averages(layers.Dense):
-        def build(self, shape):
-            super().build(shape)
-            self.average = self.add_weight(shape=self.kernel.shape, trainable=False)
-
-        def call(self, inputs):
-            self.average.assign(0.9 * self.average + 0.1 * self.kernel)
-            return super().call(inputs)
-
-    stack = keras.Sequential([keras.Input((3,)), Averages(1)])
-    model = private(sgd(), stack, {"loss": "mse", "metrics": []})
-    with pytest.raises(ValueError, match="without any noise"):
-        model.train_on_batch(X[:ROWS], Y[:ROWS])

@@ -62,18 +62,6 @@ def test_where_leading_bits_tell_entries_apart_nothing_needs_sorting(clip):
         assert 0.01 < np.mean(encoded != row) < 1.0
 
 
-def test_ties_by_leading_bits_take_the_lowest_rank():
-    codebook = Codebook.of(np.array([[0.1, 0.2, 0.3, 0.4, 0.5]]))
-    low = codebook.vectors()[0]
-    rows = np.array([[5.0, -5.001, 0.0, 5.002, 9.0], [0.01, 2.0, 2.0, -2.0, 1.0]], np.float32)
-    found = Encoder(codebook, 1.0).encode_by_bins(tf.constant(rows)).numpy()
-    np.testing.assert_allclose(
-        found,
-        [[low[1], -low[1], 0, low[1], low[4]], [0.01, low[2], low[2], -low[2], low[1]]],
-        rtol=1e-6,
-    )
-
-
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)
 
 
@@ -148,14 +136,6 @@ def test_vectors_differ_by_seed_and_are_no_secret():
     one, same, other = (Codebook.gaussian(2, 40, seed=s).heights for s in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert not np.any(one == other)
-
-
-def test_small_values_become_zero():
-    heights = Codebook.gaussian(10, 1000, zero_below=0.5).heights
-    zeros = (heights == 0).mean()
-    assert zeros == pytest.approx(scipy.stats.halfnorm.cdf(0.5), abs=0.03)
-    smallest = heights[heights > 0].min()
-    assert smallest >= 0.5 * heights.max(axis=1).min() / 5
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
-from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum, run_engine
+from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum
 
 CLIP = 0.5
 
@@ -94,45 +94,6 @@ def test_auto_leaves_the_ghost_engine_where_it_must_and_says_so_once(monkeypatch
     assert len(told) == 1 and "'mine'" in told[0]
 
 
-class OwnLoss(keras.Model):
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        kernel = self.layers[-1].kernel
-        return keras.ops.mean((y - y_pred) ** 2) + 3.0 * keras.ops.sum(kernel**2)
-
-
-def test_a_loss_that_reads_a_regularized_weight_leaves_the_ghost_engine():
-    x = keras.Input((3,))
-    made = OwnLoss(x, layers.Dense(2, kernel_regularizer="l2")(x))
-    lot = (*lot_for(made), tf.constant(0))
-    with pytest.raises(ValueError, match="regularizer"):
-        ghost.bounded_sum(*lot)
-    assert_equal_sums(choose_engine("auto", made)(*lot), loop_bounded_sum(*lot))
-
-
-class Dilate(layers.Layer):
-    """A weight in an operation that TensorFlow cannot vectorize."""
-
-    def build(self, shape):
-        self.kernel = self.add_weight(shape=(2, 2, shape[-1]))
-
-    def call(self, x):
-        options = {"data_format": "NHWC", "dilations": [1, 1, 1, 1]}
-        return tf.nn.dilation2d(x, self.kernel, [1, 1, 1, 1], "SAME", **options)
-
-
-def test_what_no_engine_covers_is_named():
-    x = keras.Input((3, 3, 2))
-    made = keras.Model(x, Dilate(name="dilate")(x))
-    with pytest.raises(NotImplementedError, match="'dilate'"):
-        run_engine(choose_engine("auto", made), *lot_for(made))
-    x = keras.Input((3,))
-    made = keras.Model(x, layers.Dense(2)(x))
-    lot = lot_for(made)
-    made.compile(loss=lambda y, p: p[:, 0] + tf.cast(tf.size(tf.unique(y[0]).y), "float32"))
-    with pytest.raises(NotImplementedError, match="its loss"):
-        run_engine(choose_engine("auto", made), *lot)
-
-
 # -- chunks ------------------------------------------------------------------------------------------
 
 
@@ -201,38 +162,3 @@ def test_chunks_are_few_and_of_one_size(rows, limit, multiple):
     assert chunks * size - rows < chunks * multiple or rows == 0
     as_tensors = chunking.balanced(tf.constant(rows), limit, multiple)
     assert [int(t) for t in as_tensors] == [chunks, size]
-
-
-def test_images_and_sequences_are_chunked_and_large_images_in_smaller_chunks(monkeypatch):
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [])
-
-    def limit(made, rows=1024, expected=None, microbatch_size=1):
-        return chunking.suitable_rows(Forward(made), rows, expected, microbatch_size)
-
-    sequences = keras.Sequential([keras.Input((9, 2)), layers.Bidirectional(layers.GRU(2))])
-    assert limit(images(8, 2)) == limit(sequences) == 342
-    assert limit(images(128, 200)) == 32
-    assert limit(images(128, 200), microbatch_size=5) == 35
-    assert limit(images(8, 2), rows=384) is limit(model()) is None
-    # Most Poisson lots with nominal size 1,024 are processed in three chunks.
-    assert limit(images(8, 2), None, 1024) == 363
-    assert limit(images(8, 2), None) is limit(images(8, 2), 47, 1024) is None
-
-
-def test_expected_rows_decide_between_ways_of_equal_result():
-    """Few rows have their gradients written out, and for many the norms come from Gram matrices."""
-    stack = [keras.Input((9, 9, 6)), layers.Conv2D(600, 3), layers.GlobalAveragePooling2D()]
-    forward, _, *rows = lot_for(keras.Sequential(stack), rows=4)
-    signature = [tf.TensorSpec((None, *part.shape[1:])) for part in rows]
-
-    def run(expected):
-        def step(*rows):
-            options = {"expected_rows": expected}
-            return bounded_sum(
-                ghost.bounded_sum, forward, GlobalL2Clip(CLIP), *rows, **options
-            ).sums
-
-        return tf.function(step, input_signature=signature)(*rows)
-
-    for a, b in zip(run(4), run(1_200), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)

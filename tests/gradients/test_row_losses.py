@@ -10,7 +10,6 @@ from tests.gradients.checking import normal
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.row_losses import is_row_by_row
 from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum
 
 L = keras.losses
@@ -75,14 +74,6 @@ def compare(model, y):
 def test_losses_of_rows_are_those_of_batches_of_one(name):
     loss, kind = (LOSSES | ROW_BY_ROW)[name]
     compare(model_of(loss), targets(kind, 3 if kind == "flat" else 6))
-
-
-def test_losses_of_whole_batches_are_known():
-    assert all(is_row_by_row(loss) for loss, _ in LOSSES.values())
-    known = {
-        name for name, (loss, _) in ROW_BY_ROW.items() if name != "own" and is_row_by_row(loss)
-    }
-    assert known == {"flat"}  # which its shapes give away
 
 
 def test_one_output_is_compared_with_flat_targets():

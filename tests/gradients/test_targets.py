@@ -10,7 +10,7 @@ import tfdp
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
-from tfdp.gradients.targets import WeightedTargets, apart, weighted, with_none, without_none
+from tfdp.gradients.targets import apart, weighted
 
 ROWS, TOKENS = 6, 5
 TOKEN_WEIGHTS = np.random.default_rng(0).choice([0.0, 1.0, 2.5], (ROWS, TOKENS)).astype("float32")
@@ -156,11 +156,3 @@ def test_weights_that_do_not_fit_the_targets_are_refused(y, sample_weight):
 def test_one_weight_for_the_whole_lot_is_refused():
     with pytest.raises(ValueError, match="each example"):
         weighted(tf.zeros([ROWS]), tf.ones([]), ROWS)
-
-
-def test_none_has_a_form_without_a_leaf():
-    tree = {"a": (1, None), "b": None, "c": [None, 2]}
-    assert tf.nest.flatten(without_none(tree)) == [1, 2]
-    assert with_none(without_none(tree)) == tree
-    assert with_none(without_none(None)) is None
-    assert WeightedTargets(1, 2) == apart(WeightedTargets(1, 2))

@@ -56,12 +56,7 @@ def twice():
     return keras.Model(inputs, layers.Dense(2)(x))
 
 
-def over_time():
-    stack = (layers.TimeDistributed(PrivateBatchNormalization()), layers.LSTM(3))
-    return keras.Sequential([keras.Input((5, 4)), *stack])
-
-
-MODELS = pytest.mark.parametrize("make", [images, row_by_row, twice, over_time])
+MODELS = pytest.mark.parametrize("make", [images, row_by_row, twice])
 
 
 @MODELS

@@ -286,10 +286,3 @@ def test_many_random_models(family, jit_compile, data):
     model, options, weight = drawn(data, family, depth=5)
     options |= {"sample_weight": weight, "microbatch_size": data.draw(st.sampled_from((1, 1, 2)))}
     check_model(model, jit_compile=jit_compile, ill_conditioned=True, tolerance=3e-5, **options)
-
-
-def test_engines_drop_the_same_under_xla():
-    x = keras.Input((3, 2))
-    hidden = layers.Dropout(0.4)(layers.Dense(5)(x))
-    hidden = layers.MultiHeadAttention(2, 2, dropout=0.2)(hidden, hidden)
-    check_model(keras.Model(x, layers.Dense(2)(hidden)), rows=ROWS, jit_compile=True)

@@ -44,20 +44,6 @@ def test_convolutions_in_cells():
     check_engines(keras.Model(x, layers.Flatten()(outputs)), engines=["vectorized"])
 
 
-def test_the_graph_is_not_longer_for_longer_sequences():
-    def size(length):
-        model = keras.Sequential([keras.Input((length, 4)), layers.LSTM(3)])
-        forward, _, *rows = lot_for(model)
-
-        @tf.function(autograph=False)
-        def run(x, y, weight):
-            return exact.per_example_gradients(forward, x, y, weight, tf.constant(0))[0]
-
-        return len(run.get_concrete_function(*rows).graph.get_operations())
-
-    assert size(8) == size(40)
-
-
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_recurrent_dropout_has_a_mask_for_each_row(jit_compile):
     model = keras.Sequential([keras.Input((2, 4)), layers.LSTM(40, recurrent_dropout=0.5)])

@@ -112,13 +112,6 @@ def test_under_xla_and_in_microbatches():
     check_traced(side_by_side((5, 4), *stack), rows=4, jit_compile=True, microbatch_size=2)
 
 
-def test_a_weight_with_a_penalty():
-    layer = Own(lambda x, a: ops.matmul(x, a), (4, 3))
-    model = side_by_side((5, 4), layer)
-    layer.own[0].regularizer = keras.regularizers.L2(0.1)
-    check_engines(model, engines=["ghost"])
-
-
 def weighted_words():
     """Weighted words of an embedding of one's own, so that huge terms can cancel."""
     tokens, factors = keras.Input((4,), dtype="int32"), keras.Input((4, 1))

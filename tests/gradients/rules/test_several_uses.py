@@ -38,28 +38,6 @@ def frames():
     return keras.Sequential([keras.Input((3, 5, 5, 1)), inner, over_time])
 
 
-def one_variable_in_two_layers():
-    x, first, second = keras.Input((4,)), layers.Dense(4), layers.Dense(4, use_bias=False)
-    model = keras.Model(x, second(layers.Activation("tanh")(first(x))))
-    second._tracker.unlock()
-    second._untrack_variable(second.kernel)
-    second._kernel = first.kernel
-    return model
-
-
-def subclassed():
-    class Twice(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.twin, self.last = layers.Dense(4), layers.Dense(2)
-
-        def call(self, inputs):
-            return self.last(self.twin(tf.tanh(self.twin(inputs))))
-
-    x, inner = keras.Input((4,)), Twice()
-    return keras.Model(x, inner(x))
-
-
 MODELS = {
     "dense of other ranks": lambda: twice(layers.Dense(3), (4,), (7, 4)),
     "images of other sizes": lambda: twice(layers.Conv2D(3, 3), (6, 6, 2), (9, 7, 2)),
@@ -68,8 +46,6 @@ MODELS = {
     "chain": chain,
     "nested": nested,
     "frames": frames,
-    "one variable": one_variable_in_two_layers,
-    "subclassed": subclassed,
 }
 
 
