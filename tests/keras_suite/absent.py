@@ -11,7 +11,6 @@ import re
 import sys
 import types
 import unittest
-from unittest import mock
 
 import pytest
 
@@ -72,7 +71,14 @@ def stand_ins(backend_name: str):
         backend_name == name, reason=reason
     )
     paths = [path for name in missing() for path in (name, *OPTIONAL[name])]
-    with mock.patch.dict(
-        sys.modules, {path: _Module(path) for path in paths} | {"conftest": conftest}
-    ):
+    modules = {path: _Module(path) for path in paths} | {"conftest": conftest}
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
         yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module

@@ -194,7 +194,7 @@ def test_layers_that_may_mix_rows_run_row_by_row(layer):
 def test_a_row_is_not_taken_for_a_bias(engine):
     # Without clipping, the sum over rows is the gradient of the whole batch, which Keras computes.
     a, b = keras.Input((5, 5)), keras.Input((5, 1))
-    added = layers.Dense(5)(a) + layers.Add()([layers.Dense(5)(a), layers.Dense(1)(b)])
+    added = layers.Add()([layers.Dense(5)(a) + layers.Dense(1)(b), layers.Dense(1)(b)])
     model = keras.Model([a, b], layers.Lambda(lambda x: x)(added))
     forward, _, x, y, weight = lot_for(model, rows=4)
     with tf.GradientTape() as tape:
