@@ -84,9 +84,7 @@ class Sum(keras.metrics.Metric):
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         add = lambda: self.total.assign_add(tf.reduce_sum(y_true))  # noqa: E731
-        if self._how == "plain":
-            add()
-        elif self._how == "function":
+        if self._how == "function":
             tf.function(add)()
         else:
             tf.cond(tf.size(y_true) > 0, add, lambda: tf.zeros([]))
@@ -96,7 +94,7 @@ class Sum(keras.metrics.Metric):
 
 
 def test_metrics_may_write_into_themselves():
-    kinds = ["plain", "function", "cond"]
+    kinds = ["function", "cond"]
     model = trained(network(), metrics=[*map(Sum, kinds), "mae", keras.metrics.AUC()])
     found = model.metrics[-1].result()
     np.testing.assert_allclose([found[how] for how in kinds], Y.sum(), atol=1e-5)

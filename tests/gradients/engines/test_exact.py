@@ -195,13 +195,3 @@ def test_norm_and_sum_come_from_one_dropout_mask(engine):
     x, y = np.ones((1, 40), np.float32), np.zeros(1, int)
     got = run(dropout(), x, y, np.ones(1), clip=1e9, engine=engine)
     np.testing.assert_allclose(np.linalg.norm(got["sum"]), got["norms"][0], rtol=1e-5)
-
-
-def test_an_op_that_cannot_be_vectorized_is_named():
-    class Odd(layers.Layer):
-        def call(self, x):
-            return x + tf.stop_gradient(tf.cast(tf.raw_ops.Unique(x=x[0]).idx, "float32"))
-
-    model = sequential(keras.Input((6,)), layers.Dense(6), Odd(), layers.Dense(3))
-    with pytest.raises(NotImplementedError, match="'odd'"):
-        run(model, *of_rows()[1:], np.ones(5))

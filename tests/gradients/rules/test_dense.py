@@ -10,9 +10,6 @@ def test_dense():
     check_layers((4,), layers.Dense(3), layers.Dense(1, use_bias=False, activation="relu"))
     check_layers((5, 4), layers.Dense(3, activation="softmax"), layers.Dense(2))
     check_layers((2, 3, 4), layers.Dense(3, activation="tanh"))
-
-
-def test_a_long_sequence():
     check_layers((40, 2), layers.Dense(3))
 
 
