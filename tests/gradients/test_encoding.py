@@ -37,62 +37,29 @@ def in_a_box(encoded, codebook, clip):
     return np.any(np.all(ordered <= boxes, axis=2), axis=1)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("clip", [0.01, 1.0, 30.0])
-def test_sorting_is_the_papers_loop(clip, jit_compile):
+@pytest.mark.parametrize("clip", [0.01, 30.0])
+def test_sorting_is_the_papers_loop(clip):
     codebook = Codebook.gaussian(20, 300)
     encoder = Encoder(codebook, clip)
     rows = gradients(6, 300, scale=0.3 * clip)
-    found = tf.function(encoder.encode_sorted, jit_compile=jit_compile)(tf.constant(rows)).numpy()
+    found = tf.function(encoder.encode_sorted)(tf.constant(rows)).numpy()
     for row, encoded in zip(rows, found, strict=True):
         np.testing.assert_allclose(encoded, algorithm_2(row, codebook.vectors(), clip), rtol=1e-5)
     assert not np.allclose(found, rows)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("clip", [1e-9, 0.01, 1.0, 30.0, 1e9])
-def test_where_leading_bits_tell_entries_apart_nothing_needs_sorting(clip, jit_compile):
+@pytest.mark.parametrize("clip", [1e-9, 1.0, 1e9])
+def test_where_leading_bits_tell_entries_apart_nothing_needs_sorting(clip):
     # The entries differ by 2% and have a random order and random signs.
     draw = np.random.default_rng(1)
     rows = np.stack([draw.permutation(1.02 ** np.arange(-600, 100.0)) for _ in range(4)])
     rows = (0.02 * clip * rows * draw.choice([-1, 1], rows.shape)).astype(np.float32)
     codebook = Codebook.gaussian(1, 700)
-    found = tf.function(Encoder(codebook, clip).encode_by_bins, jit_compile=jit_compile)(
-        tf.constant(rows)
-    )
+    found = tf.function(Encoder(codebook, clip).encode_by_bins)(tf.constant(rows))
     for row, encoded in zip(rows, found.numpy(), strict=True):
         expected = algorithm_2(row, codebook.vectors(), clip)
         np.testing.assert_allclose(encoded, expected, rtol=1e-6)
         assert 0.01 < np.mean(encoded != row) < 1.0
-
-
-def test_ties_by_leading_bits_take_the_lowest_rank():
-    codebook = Codebook.of(np.array([[0.1, 0.2, 0.3, 0.4, 0.5]]))
-    low = codebook.vectors()[0]
-    rows = np.array([[5.0, -5.001, 0.0, 5.002, 9.0], [0.01, 2.0, 2.0, -2.0, 1.0]], np.float32)
-    found = Encoder(codebook, 1.0).encode_by_bins(tf.constant(rows)).numpy()
-    np.testing.assert_allclose(
-        found,
-        [[low[1], -low[1], 0, low[1], low[4]], [0.01, low[2], low[2], -low[2], low[1]]],
-        rtol=1e-6,
-    )
-
-
-@pytest.mark.parametrize(("size", "way"), [(1024, "encode_sorted"), (1025, "encode_by_bins")])
-def test_short_gradients_are_sorted(size, way):
-    encoder = Encoder(Codebook.gaussian(2, size), 1.0)
-    rows = tf.constant(gradients(2, size))
-    np.testing.assert_array_equal(encoder.encode(rows), getattr(encoder, way)(rows))
-
-
-def test_little_is_lost_by_not_sorting():
-    codebook = Codebook.gaussian(1, 20_000)
-    encoder = Encoder(codebook, 1.0)
-    rows = tf.constant(gradients(4, 20_000, scale=0.02))
-    exact, found = encoder.encode_sorted(rows).numpy(), encoder.encode_by_bins(rows).numpy()
-    assert np.all(np.abs(found) <= np.abs(exact) * (1 + 1e-6))
-    lost = np.linalg.norm(exact - found, axis=1) / np.linalg.norm(exact, axis=1)
-    assert 0 < lost.max() < 0.01
 
 
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)
@@ -116,20 +83,6 @@ def test_whatever_the_gradient_the_box_is_kept(row, clip, size, blocks):
         assert np.all(encoded * np.array(row) >= 0)
         assert np.linalg.norm(encoded) <= clip
         assert np.abs(encoded).max() <= codebook.largest_entry * clip
-
-
-def test_without_the_minimum_the_box_is_not_kept():
-    """The previous check can fail: it catches broken encoders."""
-    codebook = Codebook.gaussian(3, 50)
-    rows = gradients(5, 50, scale=3.0)
-    encoded = Encoder(codebook, 1.0).encode_by_bins(tf.constant(rows)).numpy()
-    assert np.all(in_a_box(encoded, codebook, 1.0))
-    assert not np.any(in_a_box(rows, codebook, 1.0))
-    # Scaling to the norm of the vectors, or cutting at the largest entry, is only half of encoding.
-    scaled = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    assert not np.any(in_a_box(scaled, codebook, 1.0))
-    assert not np.any(in_a_box(np.clip(rows, -0.3, 0.3), codebook, 1.0))
-    assert not np.any(in_a_box(encoded * 3 / 2, codebook, 1.0))
 
 
 def test_the_most_similar_vector_is_chosen():
@@ -157,22 +110,7 @@ def test_other_rows_have_no_say(way):
         np.testing.assert_array_equal(encode(rows[start:stop]), together[start:stop])
 
 
-def test_the_choice_by_blocks_is_nearly_the_best():
-    codebook = Codebook.gaussian(200, 6000)
-    rows = gradients(20, 6000, scale=0.01)
-    encoder = Encoder(codebook, 1.0)
-    ordered = np.sort(np.abs(rows), axis=1).astype(float)
-    similarities = ordered @ codebook.vectors().astype(float).T
-    bits = tf.bitcast(tf.abs(tf.constant(rows)), tf.int32)
-    bins = tf.clip_by_value(tf.bitwise.right_shift(bits, 16) - encoder._first_bin, 0, 8191)
-    counts = tf.math.bincount(bins, minlength=8192, maxlength=8192, axis=-1)
-    first_ranks = tf.cumsum(counts, axis=1, exclusive=True)
-    chosen = encoder._most_similar(encoder._block_sums(counts, first_ranks)).numpy()
-    rank = (similarities > np.take_along_axis(similarities, chosen[:, None], 1)).mean(axis=1)
-    assert np.mean(rank) < 0.1
-
-
-@pytest.mark.parametrize(("size", "blocks"), [(1, 4096), (7, 7), (1000, 64), (61_706, 4096)])
+@pytest.mark.parametrize(("size", "blocks"), [(1, 4096), (7, 7), (1000, 64)])
 def test_a_drawn_codebook_has_unit_vectors(size, blocks):
     codebook = Codebook.gaussian(30, size, most_blocks=blocks)
     norms = np.linalg.norm(codebook.vectors().astype(float), axis=1)
@@ -200,38 +138,23 @@ def test_vectors_differ_by_seed_and_are_no_secret():
     assert not np.any(one == other)
 
 
-def test_small_values_become_zero():
-    heights = Codebook.gaussian(10, 1000, zero_below=0.5).heights
-    zeros = (heights == 0).mean()
-    assert zeros == pytest.approx(scipy.stats.halfnorm.cdf(0.5), abs=0.03)
-    smallest = heights[heights > 0].min()
-    assert smallest >= 0.5 * heights.max(axis=1).min() / 5
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Codebook.gaussian(0, 5),
+        lambda: Codebook.gaussian(2, 5, zero_below=float("nan")),
+        lambda: Codebook.of(np.zeros((1, 3))),
+        lambda: Codebook.of(np.array([[1.0, np.nan]])),
+        lambda: Codebook(np.array([[0.9, 0.9]], np.float32), 2),  # longer than one
+        lambda: Codebook(np.array([[0.8, 0.6]], np.float32), 2),  # not sorted
+    ],
+)
+def test_bad_codebooks_are_refused(make):
+    with pytest.raises(ValueError):
+        make()
 
 
 def test_given_vectors_are_scaled_to_norm_one():
     codebook = Codebook.of(np.array([[3.0, -4.0], [-5.0, 0.0]]), private=True)
     np.testing.assert_allclose(codebook.vectors(), [[0.6, 0.8], [0.0, 1.0]], rtol=1e-6)
     assert codebook.private
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Codebook.gaussian(0, 5),
-        lambda: Codebook.gaussian(2.5, 5),
-        lambda: Codebook.gaussian(2, 5, zero_below=-1.0),
-        lambda: Codebook.gaussian(2, 5, zero_below=float("nan")),
-        lambda: Codebook.gaussian(2, 5, zero_below=100.0),
-        lambda: Codebook.of(np.zeros((1, 3))),
-        lambda: Codebook.of(np.array([[1.0, np.nan]])),
-        lambda: Codebook.of(np.ones(3)),
-        lambda: Codebook(np.array([[0.9, 0.9]], np.float32), 2),
-        lambda: Codebook(np.array([[0.8, 0.6]], np.float32), 2),
-        lambda: Codebook(np.array([[-0.8, 0.6]], np.float32), 2),
-        lambda: Codebook(np.array([[0.6, 0.8]], np.float32), 1),
-        lambda: Codebook(np.array([[0.6, 0.8]], np.float32), 2, shift=1),
-    ],
-)
-def test_bad_codebooks_are_refused(make):
-    with pytest.raises(ValueError, match="Expected"):
-        make()

@@ -1,8 +1,8 @@
 """Stand-ins for what Keras' test files import and Keras' wheel, or this environment, does not have.
 
 The wheel has the test files, but neither their `conftest.py` nor the packages that some of them import
-at the top (JAX, PyTorch, Grain and others). With stand-ins such a file is collected, and only the cases
-that really use an absent package are skipped.
+at the top. With stand-ins such a file is collected, and only the cases that use an absent package are
+skipped.
 """
 
 import contextlib
@@ -11,6 +11,8 @@ import re
 import sys
 import types
 import unittest
+
+import pytest
 
 # Packages that are no dependency of Keras on TensorFlow, and their modules that test files import.
 OPTIONAL = {
@@ -49,27 +51,27 @@ class _Name:
 class _Module(types.ModuleType):
     """An absent module: its names can be imported, and not used."""
 
+    __path__: list = []
+
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Name(f"{self.__name__}.{name}")
+        return sys.modules.get(f"{self.__name__}.{name}") or _Name(f"{self.__name__}.{name}")
 
 
 @contextlib.contextmanager
 def stand_ins(backend_name: str):
-    """Context manager around the import of a test file; afterwards nothing is left in `sys.modules`.
-
-    Keras asks itself which packages are there, and must not find these.
+    """Context manager around the import of a test file; Keras itself must not find these modules.
 
     Args:
-        backend_name: the backend of Keras, for the markers that Keras' `conftest.py` defines.
+        backend_name: the backend of Keras, for the marker that Keras' `conftest.py` defines.
     """
-    modules = {"conftest": _conftest(backend_name)}
-    for name in missing():
-        modules |= {path: _package(path) for path in (name, *OPTIONAL[name])}
-        for path in OPTIONAL[name]:
-            parent, _, child = path.rpartition(".")
-            setattr(modules[parent], child, modules[path])
+    conftest = types.ModuleType("conftest")
+    conftest.skip_if_backend = lambda name, reason: pytest.mark.skipif(
+        backend_name == name, reason=reason
+    )
+    paths = [path for name in missing() for path in (name, *OPTIONAL[name])]
+    modules = {path: _Module(path) for path in paths} | {"conftest": conftest}
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:
@@ -80,20 +82,3 @@ def stand_ins(backend_name: str):
                 sys.modules.pop(name, None)
             else:
                 sys.modules[name] = module
-
-
-def _package(path):
-    module = _Module(path)
-    module.__path__ = []
-    return module
-
-
-def _conftest(backend_name):
-    """The one name that Keras' test files import from their `conftest.py`."""
-    import pytest
-
-    module = types.ModuleType("conftest")
-    module.skip_if_backend = lambda name, reason: pytest.mark.skipif(
-        backend_name == name, reason=reason
-    )
-    return module

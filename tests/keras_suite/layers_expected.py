@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import pathlib
-import re
 import tomllib
 
 import keras
@@ -13,10 +12,6 @@ from tests.keras_suite.layers_cases import Case
 from tests.keras_suite.layers_gradients import Outcome
 
 LIST = pathlib.Path(__file__).with_name("layers_expected.toml")
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "keras_suite.md"
-# The kinds of `Outcome` that a case may have; "wrong" is always a failure.
-KINDS = ("equal", "random", "zero", "refused", "plain")
-_BEGIN, _END = "<!-- counts of layers -->", "<!-- end of counts of layers -->"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +44,12 @@ class Listed:
         expected = " or ".join(sorted(kinds))
         return f"{case.name}: expected {expected}, found {found.kind}. {found.detail}"
 
-    def stale(self, cases: list[Case], files: list[str]) -> list[str]:
-        """The listed names that no case of the given test files has; only for the list's version."""
+    def stale(self, cases: list[Case], file: str) -> list[str]:
+        """The listed names that no case of a test file has; only for the list's version."""
         names = {case.name for case in cases}
         if keras.__version__ != self.keras:
             return []
-        return [n for n in self._by_name if n.partition("::")[0] in files and n not in names]
+        return [n for n in self._by_name if n.partition("::")[0] == file and n not in names]
 
     @functools.cached_property
     def _by_name(self):
@@ -73,40 +68,3 @@ def load() -> Listed:
     """Reads the list."""
     content = tomllib.loads(LIST.read_text())
     return Listed(content["keras"], content["groups"])
-
-
-def table(kinds: dict[str, str], version: str) -> str:
-    """The table of counts as it stands on the page.
-
-    Args:
-        kinds: {name of a case: kind of its outcome}.
-        version: of Keras.
-    """
-    folders = collections.defaultdict(collections.Counter)
-    for name, kind in kinds.items():
-        folders[name.partition("/")[0]][kind] += 1
-    lines = [
-        f"| Keras {version} | cases | " + " | ".join(KINDS) + " |",
-        "| --- " * (2 + len(KINDS)) + "|",
-    ]
-    total = collections.Counter()
-    for folder, counts in sorted(folders.items()):
-        lines.append(_line(folder, counts))
-        total += counts
-    return "\n".join([*lines, _line("all", total)])
-
-
-def _line(name, counts):
-    return f"| {name} | {counts.total()} | " + " | ".join(str(counts[k]) for k in KINDS) + " |"
-
-
-def written() -> str:
-    """The table that stands on the page."""
-    return re.search(f"{_BEGIN}\n(.*?)\n{_END}", PAGE.read_text(), re.DOTALL)[1]
-
-
-def write(text: str) -> None:
-    """Puts a table on the page."""
-    page = PAGE.read_text()
-    before, rest = page.split(_BEGIN)
-    PAGE.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{rest.split(_END)[1]}")

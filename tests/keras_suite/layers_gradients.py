@@ -52,7 +52,7 @@ class Outcome:
     detail: str = ""
 
 
-def check(case: Case, engines=ENGINES, jit_compile=False) -> Outcome:
+def check(case: Case, engines=ENGINES) -> Outcome:
     """Checks a layer behind a trainable layer and, where it has no weights, in front of one."""
     worst, problems = Outcome("equal"), []
     for front in _forms(case):
@@ -64,7 +64,7 @@ def check(case: Case, engines=ENGINES, jit_compile=False) -> Outcome:
         worst = Outcome("equal")
     for problem in problems:
         for engine in engines:
-            found = _check(problem, engine, jit_compile)
+            found = _check(problem, engine)
             if found.kind != "equal":
                 where = f"engine={engine}" + (", behind a Dense" if problem.front else "")
                 found = dataclasses.replace(found, detail=f"{where}: {found.detail}")
@@ -266,14 +266,14 @@ class _Problem:
 class _Trained:
     """A private model of a problem, whose step yields its gradient."""
 
-    def __init__(self, problem, engine, clip, jit_compile):
+    def __init__(self, problem, engine, clip):
         self.problem = problem
         self.model = problem.build()
         for variable in self.model.trainable_variables:
             variable.constraint = None  # a constraint comes after the update, and is no gradient
         self.model = tfdp.make_private(self.model, engine=engine)
         optimizer = _PrivateTake(l2_norm_clip=clip, noise_multiplier=0.0, learning_rate=1.0)
-        self.model.compile(optimizer, _LOSS, jit_compile=jit_compile)
+        self.model.compile(optimizer, _LOSS)
         self.model.set_weights(problem.weights)
         variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
         self.start = [(v, v.numpy()) for v in variables]  # with the states of seed generators
@@ -288,19 +288,19 @@ class _Trained:
         return [v.numpy().astype("float64") for v in self.model.trainable_variables]
 
 
-def _check(problem, engine, jit_compile):
+def _check(problem, engine):
     try:
         if problem.draws:
-            return _check_random(problem, engine, jit_compile)
+            return _check_random(problem, engine)
         norms = problem.norms()
         clip = float(np.median(norms)) or 1.0
         expected = problem.expected(clip)
-        got = _Trained(problem, engine, clip, jit_compile).step()
+        got = _Trained(problem, engine, clip).step()
         if not norms.any():
             zero = not any(np.any(gradient) for gradient in got)
             return Outcome("zero" if zero else "wrong", "no example has a gradient")
     except Exception as error:
-        return Outcome("refused" if is_sentence(error) else "wrong", _said(error))
+        return Outcome("refused" if _is_sentence(error) else "wrong", _said(error))
     difference = _difference(got, expected)
     good = difference <= problem.tolerance
     return Outcome("equal" if good else "wrong", f"{difference:.1e}")
@@ -315,9 +315,9 @@ def _difference(got, expected):
     )
 
 
-def _check_random(problem, engine, jit_compile):
+def _check_random(problem, engine):
     """Checks that a row's gradient does not depend on other rows, and has random numbers of its own."""
-    trained = _Trained(problem, engine, 1e6, jit_compile)
+    trained = _Trained(problem, engine, 1e6)
     # As many rows as the comparison of draws below has, so that the step is traced once.
     rows = np.arange(_DRAWS) % problem.rows
     full, y = [tf.gather(leaf, rows) for leaf in problem.flat], problem.y[rows]
@@ -343,7 +343,7 @@ def _close(gradients, others):
     return all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in pairs)
 
 
-def is_sentence(error) -> bool:
+def _is_sentence(error) -> bool:
     """Whether an error is a refusal of tfdp's, rather than one of TensorFlow's or of Python's."""
     trace = error.__traceback__
     while trace.tb_next is not None:

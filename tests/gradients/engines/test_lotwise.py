@@ -1,0 +1,145 @@
+"""Batch statistics over a whole lot: each example moves all others, and that is what is declared."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdp
+from tests.gradients.checking import normal
+from tests.helpers import LOSS
+from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.engines import lotwise
+from tfdp.gradients.forward import Forward
+from tfdp.gradients.lot import choose_engine
+from tfdp.layers import PublicBatchNormalization, PublicExamples
+
+
+def features(statistics="batch"):
+    stack = [
+        layers.Dense(5),
+        PublicBatchNormalization(),
+        layers.Activation("tanh"),
+        layers.Dense(3),
+    ]
+    network = keras.Sequential([keras.Input((4,)), *stack])
+    return keras.Sequential([keras.Input((4,)), PublicExamples(network, normal(6, 4), statistics)])
+
+
+def lot_of(rows):
+    return normal(rows, 4, seed=1), np.arange(rows) % 3
+
+
+def bounded(model, x, y, weight=None, clip=1.0):
+    model.compile(loss=LOSS)
+    weight = tf.ones([len(x)]) if weight is None else tf.constant(weight, tf.float32)
+    rows = (tf.constant(x), tf.constant(y), weight)
+    lot = lotwise.bounded_sum(Forward(model), GlobalL2Clip(clip), *rows, tf.constant(0))
+    return np.concatenate([np.ravel(total) for total in lot.sums]), lot
+
+
+def test_an_example_moves_all_others():
+    model, (x, y) = features(), lot_of(6)
+    x[2] *= 1e4
+    whole, lot = bounded(model, x, y)
+    without, _ = bounded(model, x, y, [1, 1, 0, 1, 1, 1])
+    assert 1.5 < np.linalg.norm(whole - without) <= lot.sensitivity == 2 * 6 - 1
+
+
+def attack(statistics, size):
+    """Records are at 1, public examples around 0; the outlier flips the signs of all gradients."""
+    public = np.linspace(-0.1, 0.1, 30).astype("float32")[:, np.newaxis]
+    normalization = PublicBatchNormalization(center=False, scale=False)
+    dense = layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    network = keras.Sequential([keras.Input((1,)), normalization, dense])
+    model = keras.Sequential([keras.Input((1,)), PublicExamples(network, public, statistics)])
+    x, y, weight = np.ones((3, size, 1), "float32")
+    x[-1], y[-1] = 1000.0, -1.0
+    model.compile(loss=lambda y, y_pred: -1e4 * y * y_pred)
+    forward, bound, sums = Forward(model), GlobalL2Clip(1.0), []
+    for weight[-1] in (0.0, 1.0):
+        rows = (tf.constant(x), tf.constant(y), tf.constant(weight[:, 0]))
+        lot = choose_engine("auto", model)(forward, bound, *rows, tf.constant(0), 1)
+        sums.append(float(np.ravel(lot.sums[0])[0]))
+    return abs(sums[1] - sums[0]), lot.sensitivity
+
+
+@pytest.mark.parametrize(("size", "change"), [(2, 3), (32, 63)])
+def test_the_bound_is_attained(size, change):
+    moved, sensitivity = attack("batch", size)
+    assert moved == pytest.approx(change, rel=1e-5)
+    assert sensitivity == change
+    assert attack("example", size) == (pytest.approx(1.0, rel=1e-5), 1.0)
+
+
+def test_gradients_through_the_lot_equal_a_loop():
+    model, (x, y) = features(), lot_of(5)
+    ours, _ = bounded(model, x, y, clip=0.3)
+    examples = model.layers[-1]
+    stack = [layers.Dense(5), layers.BatchNormalization(epsilon=1e-5)]
+    stack += [layers.Activation("tanh"), layers.Dense(3)]
+    stock, total = keras.Sequential([keras.Input((4,)), *stack]), 0.0
+    for mine, theirs in zip(examples.trainable_variables, stock.trainable_variables, strict=True):
+        theirs.assign(mine)
+    for row in range(5):
+        with tf.GradientTape() as tape:
+            logits = stock(np.concatenate([x, examples.examples]), training=True)
+            loss = LOSS(y[row : row + 1], logits[row : row + 1])
+        gradients = tape.gradient(loss, [v.value for v in stock.trainable_variables])
+        flat = np.concatenate([np.ravel(g) for g in gradients])
+        total = total + flat * min(1.0, 0.3 / np.linalg.norm(flat))
+    np.testing.assert_allclose(ours, total, rtol=1e-4, atol=1e-6)
+
+
+def test_absent_rows_do_not_enter_the_statistics():
+    model, (x, y) = features(), lot_of(5)
+    alone, _ = bounded(model, x[:3], y[:3])
+    x[3:] = np.nan
+    padded, lot = bounded(model, x, y, [1, 1, 1, 0, 0])
+    np.testing.assert_allclose(padded, alone, rtol=1e-5, atol=1e-6)
+    assert int(lot.non_finite) == 0
+
+
+def test_a_lot_with_a_nan_counts_zero():
+    model, (x, y) = features(), lot_of(4)
+    x[1] = np.nan
+    total, lot = bounded(model, x, y)
+    assert int(lot.non_finite) == 4 and not total.any()
+
+
+def test_the_ghost_engine_is_refused():
+    assert choose_engine("vectorized", features()) is lotwise.bounded_sum
+    with pytest.raises(ValueError, match="statistics='batch'"):
+        choose_engine("ghost", features())
+
+
+def private(statistics="batch", noise=20.0, **kwargs):
+    model = tfdp.make_private(features(statistics), **kwargs)
+    options = {"l2_norm_clip": 1.0, "noise_multiplier": noise, "learning_rate": 0.5}
+    model.compile(tfdp.DPKerasSGDOptimizer(**options), loss=LOSS)
+    return model
+
+
+def test_the_accounting_knows_the_larger_sensitivity():
+    spent = {}
+    for statistics in ("example", "batch"):
+        model = private(statistics)
+        model.fit(*lot_of(24), batch_size=8, shuffle=False, verbose=0)
+        spent[statistics] = model.privacy.spent(1e-5).details["sensitivity"]
+        (run,) = model.privacy.ledger.runs
+        assert (run.public_examples, run.batch_statistics) == (6, statistics == "batch")
+    assert spent == {"example": 1.0, "batch": 15.0}
+
+
+def test_poisson_lots_have_no_finite_guarantee():
+    model = private()
+    model.fit(*lot_of(24), batch_size=8, verbose=0)
+    assert model.privacy.spent(1e-5).epsilon == float("inf")
+
+
+def test_physical_batches_are_refused():
+    model = private(physical_batch_size=4)
+    with pytest.raises(NotImplementedError, match="statistics='batch'"):
+        model.fit(*lot_of(24), batch_size=8, shuffle=False, verbose=0)
+    assert model.privacy.steps_taken == 0

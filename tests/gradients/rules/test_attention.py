@@ -1,0 +1,49 @@
+"""Transformers: their gradients are those of batches of one."""
+
+import keras
+import pytest
+from keras import layers
+
+from tests.gradients.checking import check_engines, check_traced
+from tfdp.gradients.rules.recording import owners
+from tfdp.gradients.rules.separate_rows import rows_are_separate
+
+
+def transformer(dropout=0.0, mask_zero=True, around=lambda x: x):
+    tokens = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(9, 4, mask_zero=mask_zero)(tokens)
+    attended = around(layers.MultiHeadAttention(2, 3, dropout=dropout)(x, x))
+    x = layers.LayerNormalization()(layers.Add()([x, attended]))
+    x = layers.LayerNormalization()(layers.Add()([x, layers.Dense(4, activation="gelu")(x)]))
+    x = layers.Dropout(dropout)(layers.GlobalAveragePooling1D()(x))
+    return keras.Model(tokens, layers.Dense(2)(x))
+
+
+@pytest.mark.parametrize("mask_zero", [True, False])
+def test_self_attention(mask_zero):
+    model = transformer(mask_zero=mask_zero)
+    assert rows_are_separate(model, owners(model))
+    check_engines(model, integers=9, tolerance=3e-5)
+
+
+def test_cross_attention_of_one_layer_on_two_pairs():
+    a, b, layer = keras.Input((4, 6)), keras.Input((5, 6)), layers.MultiHeadAttention(2, 3, 4)
+    model = keras.Model([a, b], layers.Concatenate(1)([layer(a, b), layer(b, a)]))
+    check_engines(model, engines=["ghost"], tolerance=3e-5)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_dropout_has_the_masks_of_the_exact_engine(jit_compile):
+    """Under XLA, TensorFlow draws other numbers."""
+    dropout = 0.0 if jit_compile else 0.2
+    model = transformer(dropout)
+    check_traced(
+        model, rows=4, integers=9, microbatch_size=2, jit_compile=jit_compile, tolerance=3e-5
+    )
+
+
+def test_beside_code_of_ones_own_under_xla():
+    """Then each row passes alone."""
+    model = transformer(around=layers.Lambda(lambda x: x * 1.0))
+    assert not rows_are_separate(model, owners(model))
+    check_traced(model, rows=4, integers=9, jit_compile=True, tolerance=3e-5)

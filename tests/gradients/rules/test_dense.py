@@ -1,0 +1,32 @@
+"""Rules of Dense and EinsumDense: their gradients are those of batches of one."""
+
+from keras import layers
+
+from tests.gradients.checking import check_layers, side_by_side
+from tfdp.gradients.engines import ghost
+
+
+def test_dense():
+    check_layers((4,), layers.Dense(3), layers.Dense(1, use_bias=False, activation="relu"))
+    check_layers((5, 4), layers.Dense(3, activation="softmax"), layers.Dense(2))
+    check_layers((2, 3, 4), layers.Dense(3, activation="tanh"))
+    check_layers((40, 2), layers.Dense(3))
+
+
+def test_einsum_dense():
+    check_layers((3,), layers.EinsumDense("ab,bc->ac", 4, bias_axes="c"))
+    check_layers((5, 2, 3), layers.EinsumDense("abcd,cde->abe", (5, 4), bias_axes="e"))
+    check_layers(
+        (5, 3),
+        layers.EinsumDense("...x,xy->...y", 4, bias_axes="y", activation="tanh"),
+        layers.EinsumDense("abc,cde->abde", (5, 2, 3), bias_axes="de"),
+        layers.EinsumDense("abc,dce->abde", (5, 2, 3), bias_axes="e"),
+        layers.EinsumDense("abc,bcd->abd", (5, 4), bias_axes="bd"),  # one kernel per position
+        layers.EinsumDense("abc,cd->ad", 4),  # sums over positions
+        layers.EinsumDense("abc,bd->adc", (4, 3), bias_axes="d"),
+    )
+
+
+def test_a_bias_that_keras_adds_along_another_axis_is_refused():
+    layer = layers.EinsumDense("abc,cd->abd", (5, 5), bias_axes="b")
+    assert "axis" in ghost.supports(side_by_side((5, 3), layer))

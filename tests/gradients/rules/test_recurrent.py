@@ -1,0 +1,130 @@
+"""Rules of recurrent layers: their gradients are those of batches of one."""
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.gradients.checking import (
+    check_engines,
+    check_layers,
+    check_traced,
+    lot_for,
+    side_by_side,
+)
+from tfdp.gradients import per_example_gradients
+from tfdp.gradients.engines import ghost
+from tfdp.gradients.rules import UnsupportedModelError
+from tfdp.gradients.rules.recording import owners
+from tfdp.gradients.rules.separate_rows import rows_are_separate
+from tfdp.gradients.testing import run_engine
+from tfdp.layers import NormalizedLSTM, NormalizedLSTMCell
+
+
+def test_last_outputs():
+    check_layers(
+        (3, 2),
+        layers.SimpleRNN(2),
+        layers.LSTM(2, activation="softsign"),
+        layers.GRU(2),
+        layers.GRU(2, reset_after=False),
+        NormalizedLSTM(3),
+        engines=["ghost"],
+        tolerance=3e-5,
+    )
+
+
+def test_all_outputs_in_either_direction():
+    options = {"return_sequences": True, "go_backwards": True}
+    check_layers(
+        (3, 2),
+        layers.SimpleRNN(2, use_bias=False, **options),
+        layers.LSTM(2, use_bias=False, **options),
+        layers.GRU(2, reset_after=False, use_bias=False, **options),
+        layers.Bidirectional(layers.GRU(2, return_sequences=True)),
+        NormalizedLSTM(3, affine=False, **options),
+        engines=["ghost"],
+        tolerance=3e-5,
+    )
+
+
+def test_masks():
+    tokens = keras.Input((3,), dtype="int32")
+    hidden = layers.Embedding(4, 3, mask_zero=True)(tokens)
+    both = layers.Bidirectional(layers.LSTM(2, return_sequences=True))(hidden)
+    outputs = [
+        layers.LSTM(2, go_backwards=True, zero_output_for_mask=True)(both),
+        layers.GRU(2, return_sequences=True, zero_output_for_mask=True)(hidden),
+        layers.GRU(2, reset_after=False)(hidden),
+        layers.Bidirectional(layers.SimpleRNN(2, zero_output_for_mask=True))(hidden),
+        layers.Bidirectional(NormalizedLSTM(3, return_sequences=True))(hidden),
+    ]
+    model = keras.Model(tokens, layers.Concatenate()([layers.Flatten()(o) for o in outputs]))
+    assert rows_are_separate(model, owners(model))
+    check_engines(model, integers=4, engines=["ghost"], tolerance=3e-5)
+
+
+def test_states_from_other_layers():
+    sequence, start = keras.Input((4, 3)), keras.Input((2,))
+    states = [layers.Dense(2)(start), layers.Dense(2)(start)]
+    _, *states = layers.LSTM(2, return_state=True)(sequence, initial_state=states)
+    decoded = layers.LSTM(2, return_sequences=True)(sequence, initial_state=states)
+    check_engines(keras.Model([sequence, start], decoded), engines=["ghost"], tolerance=3e-5)
+
+
+def test_dropout_has_the_masks_of_the_exact_engine():
+    options = {"dropout": 0.3, "recurrent_dropout": 0.4}
+    kinds = (layers.LSTM, layers.GRU, layers.SimpleRNN)
+    check_traced(side_by_side((2, 2), *(kind(3, **options) for kind in kinds)))
+
+
+def test_beside_code_of_ones_own():
+    """Then each row passes alone."""
+    hidden = keras.Input((3, 2))
+    x = layers.Lambda(lambda x: x * 1.0)(layers.Dense(2)(layers.Masking()(hidden)))
+    outputs = layers.Concatenate()([layers.LSTM(2)(x), layers.GRU(2)(x)])
+    model = keras.Model(hidden, outputs)
+    assert not rows_are_separate(model, owners(model))
+    check_engines(model, engines=["ghost"])
+    with pytest.raises(UnsupportedModelError, match="XLA"):
+        run_engine(ghost.bounded_sum, *lot_for(model), jit_compile=True)
+
+
+def test_under_xla_and_in_microbatches():
+    model = side_by_side((2, 2), layers.LSTM(2), layers.GRU(2))
+    check_traced(model, rows=4, jit_compile=True, microbatch_size=2, tolerance=3e-5)
+
+
+def test_sequences_of_unknown_length():
+    layer = layers.LSTM(2, return_sequences=True, zero_output_for_mask=True)
+    tokens = keras.Input((None,), dtype="int32")
+    outputs = layer(layers.Embedding(4, 3, mask_zero=True)(tokens))
+    model = keras.Model(tokens, layers.GlobalAveragePooling1D()(outputs))
+    assert ghost.supports(model) is None
+    check_engines(model, integers=4, engines=["ghost"])
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (layers.GRU(3, recurrent_dropout=0.5, reset_after=False), "reset_after=False"),
+        (layers.RNN(layers.LSTMCell(3)), "has no rule"),
+        (layers.RNN(NormalizedLSTMCell(3)), "loop"),
+    ],
+)
+def test_loops_beyond_the_rules_are_refused(layer, reason):
+    assert reason in ghost.supports(side_by_side((4, 2), layer))
+
+
+def test_a_loop_of_unknown_length_that_cannot_be_unrolled_is_named():
+    layer = layers.LSTM(2, activation=lambda x: keras.ops.tanh(x), name="rolled")
+    model = keras.Sequential([keras.Input((None, 3)), layer, layers.Dense(1)])
+    model.compile(loss="mse")
+    specs = tf.TensorSpec((2, None, 3)), tf.TensorSpec((2, 1))
+    with pytest.raises(NotImplementedError, match="'rolled'"):
+        tf.function(lambda x, y: per_example_gradients(model, x, y)).get_concrete_function(*specs)
+
+
+def test_one_row_in_the_exact_engine():
+    model = side_by_side((2, 2), layers.LSTM(2), layers.SimpleRNN(2))
+    check_engines(model, rows=1, engines=["vectorized"])
