@@ -189,12 +189,6 @@ def test_a_plain_fit_of_a_loaded_model_leaves_nothing_proven(tmp_path):
     assert spent(go_on(tfdp.make_private(model))) == np.inf
 
 
-def test_no_budget_pays_for_training_that_was_not_accounted():
-    model = tfdp.make_private(plain_fit(linear()), budget=tfdp.PrivacyBudget(100.0, DELTA))
-    with pytest.raises(BudgetExhausted):
-        go_on(model)
-
-
 def test_what_keras_itself_does_to_the_weights_is_no_unaccounted_training(tmp_path):
     callbacks = [
         keras.callbacks.EarlyStopping("val_loss", patience=0, restore_best_weights=True),
@@ -225,18 +219,6 @@ def test_a_model_without_an_optimizer_does_not_save_half_of_it(tmp_path):
     model = tfdp.make_private(keras.Sequential([keras.Input((4,)), *model.layers]))
     with pytest.raises(ValueError, match="compile"):
         model.save(tmp_path / "m.keras")
-
-
-def test_a_budget_holds_for_a_model_that_was_loaded(tmp_path):
-    model = small(sgd(noise=10.0), budget=BUDGET)
-    train(model)
-    model.save(tmp_path / "m.keras")
-    model = tfdp.make_private(keras.models.load_model(tmp_path / "m.keras"))
-    model.compile(sgd(noise=0.01), loss=LOSS, run_eagerly=True)
-    before = weights(model)
-    with pytest.raises(BudgetExhausted):
-        train(model)
-    np.testing.assert_array_equal(weights(model), before)
 
 
 def test_all_budgets_hold_and_none_is_raised_by_the_way():

@@ -83,24 +83,6 @@ def test_the_host_refuses_an_execution_beyond_the_limit(session):
         session.authorize(1)
 
 
-def test_a_budget_that_comes_later_holds_at_once(session):
-    session._ledger.add_budget(budget_for(1))
-    with pytest.raises(BudgetExhausted):
-        session.authorize(2)
-
-
-def test_a_larger_sensitivity_than_the_accounting_assumes_is_refused(session):
-    session.check_sensitivity(assumed_sensitivity(RUN))
-    with pytest.raises(RuntimeError, match=r"1\.1"):
-        session.check_sensitivity(1.1 * assumed_sensitivity(RUN))
-
-
-def test_steps_that_were_left_out_count_up_to_the_budget(session):
-    counts(session)
-    session.count_left_out(9)
-    assert session.total == 2 and not counts(session)
-
-
 # -- the ledger --------------------------------------------------------------------------------------
 
 
@@ -272,16 +254,6 @@ def test_only_fit_and_train_on_batch_feed_a_step():
             way()
     np.testing.assert_array_equal(weights(model), before)
     assert steps(model) == 1
-
-
-@pytest.mark.parametrize("inner", ["fit", "train_on_batch"])
-def test_trainings_do_not_nest(inner):
-    class Nests(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            getattr(self.model, inner)(*data(8))
-
-    with pytest.raises(RuntimeError, match="one after the other"):
-        train(small(), callbacks=[Nests()])
 
 
 def test_a_traced_step_of_a_closed_session_changes_nothing():

@@ -71,22 +71,6 @@ def test_the_run_in_the_state_stays_known_until_the_state_is_replaced(folder):
     assert folder.reserved("b") == 4
 
 
-def test_a_full_disk_that_passes_leaves_a_state_to_go_on_from(folder, tmp_path):
-    """The first state of a second fit is not written, a later one is, and then the process dies."""
-    folder.reserve("run", 0, opening=True)
-    folder.write({"steps": 0}, {})
-    folder.reserve("run", 5)
-    folder.reserve("run", 5, opening=True)  # the second fit, whose first state has no room
-    folder.reserve("run", 9)
-    assert folder.read()[0]["steps"] == 0
-    folder.write({"steps": 7}, {})
-    folder.leave()
-    other = BackupFolder(tmp_path / "b")
-    other.enter()
-    assert other.read()[0]["steps"] == 7 and other.reserved("run") == 9
-    other.leave()
-
-
 def test_it_is_for_its_owner_and_one_process_at_a_time(folder, tmp_path):
     with pytest.raises(BackupError, match="another process"):
         BackupFolder(tmp_path / "b").enter()

@@ -44,7 +44,9 @@ def test_the_planned_epochs_spend_the_budget_and_no_more(sampling):
         trained(found, epochs=1)
 
 
-@pytest.mark.parametrize(("kind", "adjacency"), [("claimed", "replace_one"), ("proven", "zero_out")])
+@pytest.mark.parametrize(
+    ("kind", "adjacency"), [("claimed", "replace_one"), ("proven", "zero_out")]
+)
 def test_the_guarantee_that_is_asked_for(kind, adjacency):
     found = calibrated(kind=kind, adjacency=adjacency)
     trained(found)
@@ -132,7 +134,11 @@ def released_means():
         ({"epochs": 0}, ValueError, "epochs"),
         ({"batch_size": None}, ValueError, "batch_size"),
         ({"data": [X, Y]}, ValueError, "tuple"),
-        ({"data": make_lots("poisson", X, Y, lot_size=L), "batch_size": 4}, ValueError, "batch_size"),
+        (
+            {"data": make_lots("poisson", X, Y, lot_size=L), "batch_size": 4},
+            ValueError,
+            "batch_size",
+        ),
         ({"optimizer": "sdg"}, ValueError, "'sgd'"),
         ({"optimizer": 3}, ValueError, "optimizer"),
         ({"optimizer": built()}, ValueError, "not used yet"),

@@ -154,16 +154,6 @@ def test_an_error_after_the_decision_changes_nothing(hook):
     assert entries(model) == [PLANNED, 2]
 
 
-def test_an_end_is_not_taken_back_when_training_is_over():
-    for over in (
-        lambda logs: model.compile(sgd(), "sparse_categorical_crossentropy"),
-        lambda logs: setattr(model, "stop_training", False),
-    ):
-        model = small()
-        train(model, EPOCHS, callbacks=[StopsAfter(1), call(on_train_end=over)])
-        assert steps(model) == PLANNED
-
-
 # -- data of unknown length --------------------------------------------------------------------------
 
 
@@ -280,12 +270,6 @@ def test_an_end_that_is_decided_between_a_crash_and_the_next_step(tmp_path, leng
         kept(tmp_path, Interrupts(3), length)
     model, _ = kept(tmp_path, Stops(), length)
     assert entries(model) == [PLANNED]
-
-
-def test_epochs_of_earlier_processes_say_how_long_an_unknown_one_is(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        kept(tmp_path, Interrupts(3), "unknown")
-    assert steps(kept(tmp_path, StopsAfter(1, 1), "unknown")[0]) == PLANNED
 
 
 @pytest.mark.parametrize("lost", [1, 4])

@@ -38,12 +38,6 @@ def test_earlier_names_work_and_warn(trained, name):
     assert old == new or old.__func__ is new.__func__
 
 
-def test_saving_warns_of_nothing(trained, tmp_path):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="model.* is called model.privacy")
-        trained.save(tmp_path / "model.keras")
-
-
 def test_members_of_ones_own_are_left_alone():
     class Own(keras.Model):
         ledger = "mine"

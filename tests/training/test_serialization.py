@@ -233,15 +233,6 @@ def test_an_optimizer_and_its_copy_count_each_step_once():
     assert [run.steps for run in model.privacy.ledger.runs] == [2, 2]
 
 
-def test_a_users_class_does_not_take_the_place_of_keras_own_of_its_name():
-    class SGD(keras.optimizers.SGD):
-        pass
-
-    assert make_dp_optimizer_class(SGD) is not tfdp.DPKerasSGDOptimizer
-    config = keras.saving.serialize_keras_object(sgd())
-    assert type(keras.saving.deserialize_keras_object(config)) is tfdp.DPKerasSGDOptimizer
-
-
 def test_the_backup_of_keras_goes_on_and_its_ledger_counts_against_the_budget(tmp_path):
     class Interrupts(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
