@@ -11,11 +11,11 @@ import sys
 import keras
 import numpy as np
 import pytest
-from helpers import LOSS, data, sgd, steps, weights
+from helpers import LOSS, data, sgd, steps
 from keras import layers
-from tests.training.small import linear, small, train
 
 import tfdp
+from tests.training.small import linear, small, train
 from tfdp.accounting import BudgetExhausted
 from tfdp.optimizers import make_dp_optimizer_class
 
@@ -209,7 +209,7 @@ def test_what_keras_itself_does_to_the_weights_is_no_unaccounted_training(tmp_pa
 def test_formats_without_a_ledger_are_refused(tmp_path):
     model = small()
     for save in (model.save, model.save_weights):
-        with pytest.raises(ValueError, match="ledger|must end in"):
+        with pytest.raises(ValueError, match=r"ledger|must end in"):
             save(tmp_path / "m.h5")
 
 

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from helpers import LOSS, data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.training.small import linear, small, train
 
+from tests.training.small import linear, small, train
 from tfdp import callbacks
 from tfdp.accounting import PrivacyBudget, Run, claimed, proven, proven_composition
 from tfdp.callbacks import EpsilonCurve, PrivacyProgress, PrivacyTensorBoard, StopAtBudget

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import LOSS, data, sgd, si_dpsgd, steps, weights
-from tests.training.small import small, train
 
 import tfdp
+from tests.training.small import small, train
 from tfdp.accounting import BudgetExhausted, Ledger, Run, proven
 from tfdp.data import make_lots
-from tfdp.session import Plan, Session, assumed_sensitivity
+from tfdp.session import Plan, Session
 
 DELTA = 1e-5
 RUN = Run(

@@ -53,24 +53,14 @@ MECHANISMS = {
     "discrete_sgd": lambda: tfdp.DiscreteSGDOptimizer(**options(noise="student_t", denoise=False)),
 }
 SAMPLINGS = {
-    "poisson": {},
-    "cyclic": {},
-    "shuffle": {},
-    "fixed_size": {},
-    "with_replacement": {},
+    "poisson": {}, "cyclic": {}, "shuffle": {}, "fixed_size": {}, "with_replacement": {},
     "cyclic_poisson": {"groups": 3},
-}
+}  # fmt: skip
 # Every mechanism and every sampling once; the other pairs are slow tests.
 QUICK = {
-    "dpsgd": "fixed_size",
-    "adam": "with_replacement",
-    "adaptive": "poisson",
-    "si_dpsgd": "shuffle",
-    "matrix": "cyclic_poisson",
-    "dp_dropout": "cyclic",
-    "sgld": "poisson",
-    "discrete_sgd": "poisson",
-}
+    "dpsgd": "fixed_size", "adam": "with_replacement", "adaptive": "poisson", "si_dpsgd": "shuffle",
+    "matrix": "cyclic_poisson", "dp_dropout": "cyclic", "sgld": "poisson", "discrete_sgd": "poisson",
+}  # fmt: skip
 PAIRS = [
     pytest.param(m, s, marks=[] if QUICK[m] == s else [pytest.mark.slow])
     for m in MECHANISMS

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import data, private, sgd, steps, weights
-from tests.training.small import linear, small
-from tests.training.test_feeding import CLIP, after_lots, batched
 
 import tfdp
+from tests.training.small import linear, small
+from tests.training.test_feeding import CLIP, after_lots, batched
 from tfdp.accounting import BudgetExhausted
 from tfdp.training import batches as batches_module
 from tfdp.training import private_training
@@ -81,12 +81,6 @@ def test_batches_in_a_graph_and_in_executions_of_several_steps():
     model.fit(Sequence(), epochs=2, shuffle=False, verbose=0)
     np.testing.assert_allclose(weights(model), after_lots(batches() * 2, 8), atol=1e-5)
     assert steps(model) == 6
-
-
-def test_a_loop_of_ones_own_takes_the_same_batches():
-    model = small(sgd(noise=0.0, clip=CLIP))
-    assert len(list(model.privacy.steps(Sequence(), epochs=2, shuffle=False))) == 6
-    np.testing.assert_allclose(weights(model), after_lots(batches() * 2, 8), atol=1e-5)
 
 
 def test_an_endless_source_ends_with_its_steps():

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 from helpers import clipped_sum, sgd
 from keras import layers
-from tests.training.small import small
 
 import tfdp
+from tests.training.small import small
 from tfdp.gradients.engines import ghost
 from tfdp.training.checks import refuse_mixing_layers
 

@@ -4,12 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import data, sgd, steps
-from tests.training.small import small, train
+from helpers import data, steps
 
 import tfdp
+from tests.training.small import small, train
 from tfdp.accounting import proven
-from tfdp.training.backup_folder import BackupFolder
 
 DELTA = 1e-5
 EPOCHS, PLANNED = 4, 8  # two steps in an epoch
@@ -270,20 +269,3 @@ def test_an_end_that_is_decided_between_a_crash_and_the_next_step(tmp_path, leng
         kept(tmp_path, Interrupts(3), length)
     model, _ = kept(tmp_path, Stops(), length)
     assert entries(model) == [PLANNED]
-
-
-@pytest.mark.parametrize("lost", [1, 4])
-def test_lost_steps_of_an_unknown_length_go_over_the_ends_of_epochs(tmp_path, lost):
-    """A crash after step 3 of 8, with later ones reserved, in epochs of two steps."""
-    with pytest.raises(KeyboardInterrupt):
-        kept(tmp_path, Interrupts(3), "unknown")
-    folder = BackupFolder(tmp_path)
-    folder.enter()
-    about, _ = folder.read()
-    folder.reserve(about["run_id"], 3 + lost)
-    folder.leave()
-    heard = []
-    hears = call(on_train_batch_end=lambda batch, logs: heard.append(logs["loss"]))
-    model, backup = kept(tmp_path, hears, "unknown")
-    assert backup.lost_steps == lost and len(heard) == PLANNED - 3 - lost
-    assert steps(model) == PLANNED and model.history.epoch[-1] == EPOCHS - 1

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from helpers import LOSS, sgd, steps
 from keras import layers
-from tests.training.small import linear, small, train
 
 import tfdp
-from tfdp._compat.keras import Trainer
+from tests.training.small import linear, small, train
 from tfdp.training.dp_model import PrivateTraining
 
 
@@ -57,26 +56,3 @@ def test_clones_of_private_models_are_private_and_have_a_ledger_of_their_own(kin
 
 def test_clones_of_plain_models_stay_plain():
     assert type(keras.models.clone_model(linear())) is keras.Sequential
-
-
-def test_a_clone_that_shares_layers_shares_the_ledger():
-    model = small()
-    train(model)
-    clone = keras.models.clone_model(model, clone_function=lambda layer: layer)
-    assert steps(clone) == 2
-
-
-def test_a_layer_with_the_trainer_of_keras_trains_as_keras_own_tests_have_it():
-    kinds = [kind for kind in keras.Model.__mro__ if issubclass(kind, Trainer)]
-    backend_trainer = kinds[-2]  # before the trainer of all backends
-
-    class Trained(backend_trainer, layers.Dense):
-        def __init__(self, units):
-            layers.Dense.__init__(self, units)
-            backend_trainer.__init__(self)
-
-    model = tfdp.make_private(Trained(3))
-    model.compile(sgd(), loss=LOSS, run_eagerly=True)
-    train(model)
-    assert model.privacy.steps_taken == 2
-    assert [tuple(v.shape) for v in model.trainable_variables] == [(4, 3), (3,)]

@@ -9,12 +9,11 @@ import h5py
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from helpers import data, sgd, si_dpsgd, weights
 from keras import layers
-from tests.training.small import linear, small, train
 
 import tfdp
+from tests.training.small import linear, small, train
 
 WITHOUT_TFDP = """
 import sys
@@ -77,13 +76,6 @@ def test_a_release_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     tfdp.export(model, path)
     np.testing.assert_array_equal(weights(keras.models.load_model(path)), weights(model))
     assert [p.name for p in tmp_path.iterdir()] == ["a.keras"]
-
-
-def test_a_release_goes_to_other_file_systems_of_tensorflow():
-    tfdp.export(linear(), "ram://a.keras")
-    content = tf.io.gfile.GFile("ram://a.keras", "rb").read()
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        assert "model.weights.h5" in archive.namelist()
 
 
 @keras.saving.register_keras_serializable(package="test_release")

@@ -6,9 +6,9 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 from helpers import LOSS, clipped_sum, data, sgd, steps, weights
-from tests.training.small import linear, small, train
 
 import tfdp
+from tests.training.small import linear, small, train
 from tfdp.data import Lots, make_lots
 
 CLIP = 0.3
@@ -133,17 +133,6 @@ def test_class_and_sample_weights_multiply():
     train(one, batch_size=8, class_weight={0: 2.0, 1: 0.0}, sample_weight=np.arange(8.0))
     train(two, batch_size=8, sample_weight=np.arange(8.0) * np.array([2.0, 0.0, 1.0])[y])
     np.testing.assert_allclose(weights(one), weights(two), atol=1e-6)
-
-
-def test_lots_bring_their_physical_batch_size():
-    lots = [make_lots("cyclic", *data(8), lot_size=8, physical_batch_size=s) for s in (None, 4)]
-    results = []
-    for given in lots:
-        model = small(sgd(noise=0.0))
-        model.fit(given, verbose=0)
-        results.append(weights(model))
-    np.testing.assert_allclose(*results, atol=1e-6)
-    assert tfdp.training.feeding.plan_of(lots[1]).physical_batch_size == 4
 
 
 def test_a_users_seed_reproduces_lots_and_other_fits_draw_others():

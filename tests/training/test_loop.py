@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import data, sgd, steps, weights
-from tests.training.small import linear, small
 
 import tfdp
+from tests.training.small import small
 from tfdp.accounting import BudgetExhausted
-from tfdp.data import make_lots
 
 X, Y = data(12)
 L, EPOCHS = 4, 2  # three steps in an epoch
@@ -31,21 +30,6 @@ def test_the_steps_are_those_of_fit(compiled):
     for name in ("loss", "accuracy"):
         np.testing.assert_allclose([logs[2][name], logs[5][name]], history[name], rtol=1e-6)
     assert all(isinstance(value, float) for each in logs for value in each.values())
-
-
-@pytest.mark.parametrize("kind", ["lots", "dataset", "dataset of lots"])
-def test_other_data_are_accounted_as_by_fit(kind):
-    def given():
-        if kind == "dataset":
-            return tf.data.Dataset.from_tensor_slices((X, Y)).batch(L, drop_remainder=True)
-        lots = make_lots("fixed_size", X, Y, lot_size=L)
-        return lots if kind == "lots" else lots.as_dataset()
-
-    by_fit, by_loop = small(), small()
-    options = {} if kind != "dataset of lots" else {"steps_per_epoch": 3}
-    by_fit.fit(given(), verbose=0, **options)
-    assert len(list(by_loop.privacy.steps(given(), **options))) == 3
-    assert by_loop.privacy.ledger.runs == by_fit.privacy.ledger.runs
 
 
 def test_only_steps_that_were_taken_are_spent():
@@ -109,12 +93,6 @@ def test_several_steps_in_one_execution_are_all_counted():
 def test_wrong_arguments_are_refused_at_once(arguments):
     with pytest.raises((ValueError, TypeError), match=next(iter(arguments))):
         loop(small(), **arguments)
-
-
-def test_a_model_without_a_private_optimizer_is_refused():
-    model = tfdp.make_private(linear())
-    with pytest.raises(ValueError, match="private optimizer"):
-        loop(model)
 
 
 class Subclassed(keras.Model):

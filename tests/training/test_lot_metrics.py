@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 from helpers import LOSS, data, sgd, steps
 from keras import layers
-from tests.training.small import small, train
 
 import tfdp
+from tests.training.small import small, train
 from tfdp.data import make_lots
 
 
@@ -161,13 +161,6 @@ def equal(ours, theirs):
         np.testing.assert_allclose(ours[name], values, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["scalar function", "in compute_loss"])
-def test_lots_of_one_size(name):
-    x, y = numbers()
-    lots = make_lots("cyclic", x, y, lot_size=6)
-    equal(trained(*MODELS[name], lots), expected(*MODELS[name], x, y, batch_size=6))
-
-
 WAYS = [
     *((name, "eager") for name in MODELS),
     *((name, "graph") for name in ("scalar function", "own tracker", "in a layer")),
@@ -303,16 +296,6 @@ def test_losses_of_outputs_are_in_the_logs(kind, engine, physical_batch_size):
     equal(history, theirs)
     for u, v in zip(ours.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(u, v, rtol=1e-4, atol=1e-6)
-
-
-def test_only_added_losses():
-    x, y = numbers()
-    inputs = keras.Input((3,))
-    model = tfdp.make_private(keras.Model(inputs, AddsLoss()(layers.Dense(2)(inputs))))
-    model.compile(sgd(noise=0.0, rate=0.0), run_eagerly=True)
-    history = model.fit(x, y, batch_size=12, shuffle=False, verbose=0).history
-    expected = 0.1 * np.mean(model.predict(x, verbose=0) ** 2)
-    assert history["loss"][0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_frozen_model_updates_metrics_and_spends_nothing():

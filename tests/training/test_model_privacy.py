@@ -1,14 +1,12 @@
 """`model.privacy`: one new member on a user's model, and the names that it had before."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
 from helpers import data
-from tests.training.small import linear, small, train
 
 import tfdp
+from tests.training.small import linear, small, train
 from tfdp.accounting import proven
 from tfdp.training.model_privacy import EARLIER_NAMES, ModelPrivacy
 
@@ -90,13 +88,3 @@ def test_the_release_is_the_export(trained, tmp_path):
     released = keras.models.load_model(tmp_path / "release.keras")
     np.testing.assert_array_equal(released(data(8)[0]), trained(data(8)[0]))
     assert type(released) is keras.Sequential and not hasattr(released, "privacy")
-
-
-def test_configure_takes_the_settings_of_make_private():
-    model = small()
-    assert model.privacy.configure(budget=tfdp.PrivacyBudget(1.0, 1e-3)) is model
-    assert model.privacy.budget.epsilon == 1.0
-
-
-def test_it_says_what_it_is(trained):
-    assert "2 steps" in repr(trained.privacy)

@@ -8,12 +8,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import LOSS, data, fit, plain, private, sgd, steps, weights
+from helpers import LOSS, data, fit, private, sgd, steps, weights
 from keras import layers
-from tests.training.small import linear, small, train
 
 import tfdp
-from tfdp.data import make_lots
+from tests.training.small import linear, small, train
 
 
 def test_a_plain_model_does_not_train_with_a_private_optimizer():
@@ -158,20 +157,6 @@ def in_a_graph():
     return np.append(weights(model), [history["loss"], history["accuracy"]])
 
 
-@pytest.mark.parametrize("physical_batch_size", [None, 5])
-def test_metrics_see_no_padding(physical_batch_size):
-    x, y = data()
-    model = private(sgd(rate=0.0, noise=0.0), plain(), physical_batch_size=physical_batch_size)
-    options = {"lot_size": 8, "physical_batch_size": physical_batch_size, "seed": 3}
-    logs = model.fit(make_lots("poisson", x, y, **options), verbose=0).history
-    again = make_lots("poisson", x, y, **options).as_dataset().take(3)
-    drawn = [(bx[w > 0], by[w > 0]) for bx, by, w in again.as_numpy_iterator()]
-    bx, by = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
-    logits = model(bx).numpy()
-    assert logs["accuracy"][0] == pytest.approx(np.mean(logits.argmax(1) == by))
-    assert logs["loss"][0] == pytest.approx(float(LOSS(by, logits)), rel=1e-5)
-
-
 def test_logs_of_several_outputs_and_penalties_agree_with_evaluate():
     x = keras.Input((4,))
     hidden = layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.5))(x)
@@ -186,14 +171,6 @@ def test_logs_of_several_outputs_and_penalties_agree_with_evaluate():
     assert {k: v[0] for k, v in logs.items()} == pytest.approx(
         {k: expected[k] for k in logs}, rel=1e-5
     )
-
-
-def test_keras_callbacks_and_validation_data_work(tmp_path):
-    model = small()
-    callbacks = [keras.callbacks.TensorBoard(tmp_path), keras.callbacks.ReduceLROnPlateau()]
-    history = train(model, epochs=2, validation_data=data(10, seed=1), callbacks=callbacks).history
-    assert len(history["val_loss"]) == 2 and steps(model) == 4
-    assert list(tmp_path.rglob("*tfevents*"))
 
 
 def test_a_change_of_trainable_layers_is_traced_again():

@@ -6,12 +6,10 @@ import pickle
 import keras
 import numpy as np
 import pytest
-from absl import logging
 from helpers import sgd
 from keras import layers
 
 import tfdp
-from tfdp.gradients.engines import ghost
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.training.checks import refuse_mixing_layers
 
@@ -136,17 +134,6 @@ def test_graphs_with_operators(operator):
     equal(fixed.trainable_variables, model.trainable_variables)
 
 
-@pytest.mark.slow
-def test_an_application_of_keras_is_fixed():
-    model = keras.applications.MobileNetV3Small(weights=None, input_shape=(32, 32, 3), classes=3)
-    fixed = tfdp.fix(model)
-    assert set(kinds(fixed)) == {"GroupNormalization"}
-    old = {v.path: v for v in model.weights}
-    equal(fixed.weights, [old[variable.path] for variable in fixed.weights])
-    refuse_mixing_layers(fixed)
-    assert ghost.supports(fixed) is None
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -157,15 +144,6 @@ def test_an_application_of_keras_is_fixed():
 )
 def test_numbers_of_groups(options, expected):
     assert groups(tfdp.fix(sequential(), **options)) == expected
-
-
-def test_instance_normalization_is_by_channel_however_many_there_are():
-    model = keras.Sequential([keras.Input((4, 48)), layers.BatchNormalization()])
-    assert groups(tfdp.fix(model)) == [24]
-    fixed, x = tfdp.fix(model, normalization="instance"), draw(2, 4, 48)
-    assert groups(fixed) == [48]
-    expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-3)
-    np.testing.assert_allclose(fixed(x), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import h5py
 import keras
 import numpy as np
 import pytest
-from helpers import LOSS, data, si_dpsgd, sgd, steps, weights
+from helpers import LOSS, data, sgd, si_dpsgd, steps, weights
 from keras import layers
-from tests.training.small import linear, small, train
 
 import tfdp
+from tests.training.small import linear, small, train
 from tfdp.optimizers import make_dp_optimizer_class
 
 
@@ -52,11 +52,6 @@ MODELS = {
     "sequential": (linear, keras.Sequential),
     "functional": (lambda: functional(keras.Model), type(functional(keras.Model))),
     "subclassed": (Registered, Registered),
-    "DPSequential": (
-        lambda: tfdp.DPSequential([keras.Input((4,)), layers.Dense(3)]),
-        tfdp.DPSequential,
-    ),
-    "DPModel": (lambda: functional(tfdp.DPModel), tfdp.DPModel),
     "DPModel subclassed": (Mine, Mine),
 }
 

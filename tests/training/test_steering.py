@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 from helpers import data, sgd, steps
-from tests.training.small import small, train
 
+from tests.training.small import small, train
 from tfdp.data import make_lots
 
 DELTA = 1e-5

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import data, fit, plain, private, sgd, steps, weights
-from tests.training.small import linear, small, train
 
 import tfdp
+from tests.training.small import linear, small, train
 from tfdp.training import private_training
 
 
@@ -35,16 +35,6 @@ def test_a_strategy_of_one_replica_trains(several):
         model = private(sgd(), linear(), {"steps_per_execution": several})
     fit(model)
     assert steps(model) == 3
-
-
-def test_functions_that_run_eagerly_train():
-    tf.config.run_functions_eagerly(True)
-    try:
-        model = private(model=linear())
-        train(model)
-    finally:
-        tf.config.run_functions_eagerly(False)
-    assert steps(model) == 2
 
 
 def test_poisson_lots_of_another_fit_are_not_traced_again():
