@@ -165,7 +165,3 @@ def test_step_counts(steps, steps_per_epoch, points):
     assert counts == sorted(set(counts)) and len(counts) <= points + 1
     if -(-steps // steps_per_epoch) <= points:
         assert set(range(0, steps, steps_per_epoch)) <= set(counts)
-
-
-def test_short_trainings_are_shown_step_by_step():
-    assert callbacks.step_counts(6, 3, 16) == [0, 1, 2, 3, 4, 5, 6]

@@ -61,28 +61,9 @@ def test_members_that_model_privacy_lacks(name, fact):
         getattr(tfdp.make_private(model()).privacy, name)
 
 
-def test_a_property_that_fails_keeps_its_message():
-    class Own(tfdp.DPKerasSGDOptimizer):
-        @property
-        def broken(self):
-            raise AttributeError("the reason")
-
-    with pytest.raises(AttributeError, match="the reason"):
-        Own(l2_norm_clip=1.0, noise_multiplier=1.0).broken  # noqa: B018
-
-
 def test_names_of_tensorflow_privacy():
     assert tfdp.VectorizedDPKerasSGDOptimizer is tfdp.DPKerasSGDOptimizer
     assert tfdp.make_vectorized_keras_optimizer_class is tfdp.make_dp_optimizer_class
-
-
-def test_keywords_of_subclasses_are_left_alone():
-    class Own(tfdp.DPKerasSGDOptimizer):
-        def __init__(self, *args, momenta=None, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.momenta = momenta
-
-    assert Own(l2_norm_clip=1.0, noise_multiplier=1.0, momenta=3).momenta == 3
 
 
 def test_dir_shows_the_public_names():

@@ -12,7 +12,6 @@ import tfdp
 from tests.training.small import linear, small
 from tests.training.test_feeding import CLIP, after_lots, batched
 from tfdp.accounting import BudgetExhausted
-from tfdp.training import batches as batches_module
 from tfdp.training import private_training
 from tfdp.training.batches import class_weights
 
@@ -144,25 +143,6 @@ def test_batches_without_rows_or_shapes_are_refused():
         with pytest.raises(ValueError, match=message):
             model.fit(given, verbose=0)
         assert steps(model) == 0
-
-
-def test_what_batches_cost_is_said_once(caplog):
-    batches_module._say_what_is_lost.cache_clear()
-    with caplog.at_level("WARNING"):
-        for _ in range(2):
-            batches_module.batches_of(batched())
-    assert caplog.text.count("make_lots") == 1
-
-
-def test_class_weights_of_batches_are_those_of_arrays():
-    results, classes = [], {0: 2.0, 7: 3.0}
-    for x, y in ((batched(24), None), (Sequence(24), None), data(24)):
-        model = small(sgd(noise=0.0, clip=1e3))
-        options = {} if y is None else {"batch_size": 8}
-        model.fit(x, y, class_weight=classes, shuffle=False, verbose=0, **options)
-        results.append(weights(model))
-    for found in results[1:]:
-        np.testing.assert_allclose(found, results[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["vector", "column", "one-hot", "float"])

@@ -37,7 +37,6 @@ BAD = {
     "mixed with itself": lambda: layers.MixUp(),
     "feature axis": lambda: layers.Softmax(axis=0),
     "stateful=False": lambda: layers.LSTM(2, stateful=True),
-    "float32": lambda: layers.Dense(2, dtype="float8_from_float32"),
 }
 HIDDEN = {"open": lambda x: x, "wrapped": Wraps, "nested": lambda x: keras.Sequential([x])}
 
@@ -52,11 +51,16 @@ def refused(model, message, public=()):
 def test_refused_wherever_it_hides(remedy):
     for hide in HIDDEN.values():
         bad = BAD[remedy]()
-        model = keras.Sequential([keras.Input((4,)), hide(bad)]) if "float32" in remedy else (
-            keras.Sequential([layers.Dense(4), hide(bad)])
-        )  # fmt: skip
-        said = refused(model, remedy)
+        said = refused(keras.Sequential([layers.Dense(4), hide(bad)]), remedy)
         assert bad.name in said and type(bad).__name__ in said
+
+
+def test_variables_that_are_overwritten_by_their_gradients_are_refused():
+    layer = layers.Dense(2, dtype="float8_from_float32")
+    model = keras.Sequential([keras.Input((3,)), layer])
+    refused(model, "float32")
+    layer.trainable = False
+    refuse_mixing_layers(model)
 
 
 def test_layers_that_keep_examples_apart_pass():

@@ -253,7 +253,6 @@ def test_a_backup_of_a_training_that_was_left_counts_all(tmp_path):
     first, _ = kept(tmp_path, StopsAfter(0), delete_checkpoint=False)
     again, backup = kept(tmp_path, None, delete_checkpoint=False)
     assert steps(first) == steps(again) == PLANNED and backup.lost_steps == 0
-    assert again.privacy.current_run is None or again.privacy.steps_taken in (0, PLANNED)
     np.testing.assert_array_equal(again.get_weights()[0], first.get_weights()[0])
 
 

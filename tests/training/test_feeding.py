@@ -36,6 +36,9 @@ class OwnLots(Lots):
     def __init__(self):
         pass
 
+    def _draw(self, *_):
+        raise NotImplementedError
+
 
 @pytest.mark.parametrize(
     ("x", "options", "message"),

@@ -127,18 +127,7 @@ OTHERS = {
     "GemmaBackbone": SIZES
     | {"num_query_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocabulary_size": 30},
     "T5Backbone": SIZES | {"num_heads": 2, "vocabulary_size": 30, "dropout": 0.0},
-    "DebertaV3Backbone": SIZES
-    | {
-        "num_heads": 2,
-        "vocabulary_size": 30,
-        "max_sequence_length": 9,
-        "bucket_size": 4,
-        "dropout": 0.0,
-    },
-    "LlamaBackbone": SIZES
-    | {"num_query_heads": 2, "num_key_value_heads": 1, "vocabulary_size": 30},
     "ViTBackbone": IMAGES | {"num_layers": 1, "hidden_dim": 8, "mlp_dim": 16},
-    "DINOV2Backbone": SIZES | IMAGES,
 }
 
 

@@ -76,13 +76,6 @@ def test_delta_is_that_of_the_budget_unless_given(trained):
             ask()
 
 
-def test_the_budget_is_set_on_the_weights():
-    model = small()
-    assert model.privacy.budget is None
-    model.privacy.budget = tfdp.PrivacyBudget(1.0, 1e-3)
-    assert model.privacy.budget == model.privacy.ledger.budget == tfdp.PrivacyBudget(1.0, 1e-3)
-
-
 def test_the_release_is_the_export(trained, tmp_path):
     trained.privacy.release(tmp_path / "release.keras")
     released = keras.models.load_model(tmp_path / "release.keras")

@@ -157,22 +157,6 @@ def in_a_graph():
     return np.append(weights(model), [history["loss"], history["accuracy"]])
 
 
-def test_logs_of_several_outputs_and_penalties_agree_with_evaluate():
-    x = keras.Input((4,))
-    hidden = layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.5))(x)
-    outputs = {"a": layers.Dense(3, name="a")(hidden), "b": layers.Dense(1, name="b")(hidden)}
-    compiled = {"loss": {"a": LOSS, "b": "mse"}, "metrics": {"a": ["accuracy"], "b": ["mae"]}}
-    model = small(sgd(rate=0.0), keras.Model(x, outputs), compiled)
-    inputs, labels = data(8)
-    targets = {"a": labels, "b": inputs[:, :1]}
-    logs = model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0).history
-    expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
-    assert set(logs) == {"loss", "a_loss", "b_loss", "a_accuracy", "b_mae"}
-    assert {k: v[0] for k, v in logs.items()} == pytest.approx(
-        {k: expected[k] for k in logs}, rel=1e-5
-    )
-
-
 def test_a_change_of_trainable_layers_is_traced_again():
     model = private(sgd(noise=0.0))
     fit(model)

@@ -8,7 +8,7 @@ from helpers import data, sgd, si_dpsgd, steps, weights
 from keras import layers
 
 import tfdp
-from tests.training.small import linear, small, train
+from tests.training.small import small, train
 from tfdp.data import make_lots
 from tfdp.gradients import bounds
 from tfdp.layers import PublicBatchNormalization, PublicExamples
@@ -228,8 +228,3 @@ def test_tables_are_refused_where_they_have_no_meaning():
         sgd(noise=[1.0, 2.0], clipping="adaptive")
     with pytest.raises(ValueError, match="noise_multiplier"):
         sgd(noise=[1.0, -2.0])
-    matrix = tfdp.MatrixDPSGDOptimizer(
-        l2_norm_clip=1.0, noise_multiplier=[1.0, 2.0, 3.0], bands=2, steps=2
-    )
-    with pytest.raises(ValueError, match="Toeplitz"):
-        train(small(matrix, linear()))
