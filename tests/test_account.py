@@ -151,15 +151,6 @@ def test_models_that_meet_in_a_layer_have_the_sum():
     assert steps(tfdp.make_private(both)) == 4
 
 
-def test_loading_never_takes_a_ledger_back(tmp_path):
-    model = small()
-    train(model)
-    model.save_weights(tmp_path / "a.weights.h5")
-    train(model)
-    model.load_weights(tmp_path / "a.weights.h5")
-    assert steps(model) == 4
-
-
 # -- training that nobody accounted ------------------------------------------------------------------
 
 

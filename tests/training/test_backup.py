@@ -335,7 +335,7 @@ def test_another_training_does_not_go_on(other, interrupted, tmp_path):
     assert entries(Training(tmp_path / "b").run()) == [STEPS]
 
 
-@pytest.mark.parametrize("damage", ["cut", "no state", "no reservation", "open to others"])
+@pytest.mark.parametrize("damage", ["cut", "no state", "open to others"])
 def test_damaged_backups_are_refused(damage, tmp_path, interrupted):
     shutil.copytree(interrupted, tmp_path / "b")
     state = tmp_path / "b" / "state.npz"
@@ -343,19 +343,10 @@ def test_damaged_backups_are_refused(damage, tmp_path, interrupted):
         state.write_bytes(state.read_bytes()[:-100])
     elif damage == "no state":
         state.unlink()
-    elif damage == "no reservation":
-        (tmp_path / "b" / "reserved").unlink()
     else:
         (tmp_path / "b").chmod(0o755)
     with pytest.raises(BackupError, match="Expected"):
         Training(tmp_path / "b").run()
-
-
-def test_a_kill_beside_the_files_of_others_goes_on(tmp_path, interrupted):
-    shutil.copytree(interrupted, tmp_path / "b")
-    (tmp_path / "b" / "best.weights.h5").write_text("theirs")
-    assert entries(Training(tmp_path / "b").run()) == [STEPS]
-    assert os.listdir(tmp_path / "b") == ["best.weights.h5"]
 
 
 def test_a_second_fit_with_the_same_folder_begins_anew(tmp_path):

@@ -37,25 +37,6 @@ def test_a_reservation_that_was_being_written_does_not_count(folder, tmp_path):
         path.write_bytes(after)
 
 
-def test_damage_to_one_copy_of_a_reservation_changes_nothing_and_to_both_is_an_error(
-    folder, tmp_path
-):
-    for steps in (5, 9, 14):
-        folder.reserve("a", steps)
-    path = tmp_path / "b" / "reserved"
-    for copy in range(4):
-        whole = path.read_bytes()
-        damaged = bytearray(whole)
-        damaged[512 * copy + 100] ^= 1
-        path.write_bytes(damaged)
-        assert folder.reserved("a") == 14
-        damaged[512 * (copy ^ 1) + 100] ^= 1  # the other copy of the same half
-        path.write_bytes(damaged)
-        with pytest.raises(BackupError):
-            folder.reserved("a")
-        path.write_bytes(whole)
-
-
 def test_the_run_in_the_state_stays_known_until_the_state_is_replaced(folder):
     folder.reserve("a", 0, opening=True)
     assert folder.read() is None  # killed before the first state: the training begins

@@ -122,17 +122,14 @@ def released_means():
     ("arguments", "error", "message"),
     [
         ({"epsilon": -1.0}, ValueError, "epsilon"),
-        ({"delta": 0.0}, ValueError, "delta"),
         ({"epochs": 0}, ValueError, "epochs"),
         ({"batch_size": None}, ValueError, "batch_size"),
-        ({"data": [X, Y]}, ValueError, "tuple"),
         (
             {"data": make_lots("poisson", X, Y, lot_size=L), "batch_size": 4},
             ValueError,
             "batch_size",
         ),
         ({"optimizer": "sdg"}, ValueError, "'sgd'"),
-        ({"optimizer": 3}, ValueError, "optimizer"),
         ({"optimizer": built()}, ValueError, "not used yet"),
         (
             {"optimizer": tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, seed=1)},
@@ -141,7 +138,6 @@ def released_means():
         ),
         ({"optimizer": released_means()}, CalibrationError, "noise"),
         ({"max_grad_norm": 1.0}, TypeError, "l2_norm_clip"),
-        ({"noise_multiplier": 1.0}, TypeError, "computed"),
         ({"enginee": "auto"}, TypeError, "'engine'"),
     ],
 )

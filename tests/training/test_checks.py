@@ -202,33 +202,16 @@ class OwnFunction(keras.Model):
         self.train_function = lambda iterator: {}
 
 
-class MixedIn:
-    def train_step(self, data):
-        return {}
-
-
-class Mixed(MixedIn, keras.Sequential):
-    pass
-
-
 def on_the_instance():
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
     model.train_step = lambda data: {}
     return model
 
 
-@pytest.mark.parametrize("make", [Own, OwnFunction, Mixed, on_the_instance])
+@pytest.mark.parametrize("make", [Own, OwnFunction, on_the_instance])
 def test_methods_that_would_be_ignored_are_refused(make):
     with pytest.raises(ValueError, match="of its own"):
         tfdp.make_private(make())
-
-
-def test_other_methods_of_ones_own_are_not():
-    class Tests(keras.Sequential):
-        def test_step(self, data):
-            return {}
-
-    tfdp.make_private(Tests([keras.Input((3,)), layers.Dense(2)]))
 
 
 # -- frozen batch normalization ----------------------------------------------------------------------

@@ -161,19 +161,16 @@ def test_a_users_seed_reproduces_lots_and_other_fits_draw_others():
 # -- what fit takes, as Keras does -------------------------------------------------------------------
 
 
-def test_few_examples_are_one_lot():
-    for rows, options in ((1, {}), (3, {}), (24, {"batch_size": 100})):
+def test_the_size_of_lots_where_it_is_not_given():
+    for rows, options, found in (
+        (1, {}, (1, 1)),
+        (24, {"batch_size": 100}, (24, 1)),
+        (24, {"steps_per_epoch": 5}, (5, 5)),
+    ):
         model = small()
         model.fit(*data(rows), verbose=0, **options)
         (run,) = model.privacy.ledger.runs
-        assert (run.lot_size, run.num_examples, run.steps) == (rows, rows, 1)
-
-
-def test_steps_per_epoch_decides_the_size_of_lots_where_nothing_else_does():
-    model = small()
-    model.fit(*data(24), steps_per_epoch=5, verbose=0)
-    (run,) = model.privacy.ledger.runs
-    assert (run.lot_size, run.steps) == (5, 5)
+        assert (run.lot_size, run.steps) == found
 
 
 @pytest.mark.parametrize(("asked", "shuffle", "taken"), [(2, True, 2), (4, True, 3), (4, False, 3)])

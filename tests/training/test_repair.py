@@ -100,21 +100,6 @@ def test_settings_of_the_layers_stay():
     assert examples.network.layers[-1].gamma is None
 
 
-def test_flags_regularizers_and_dtypes_stay():
-    parts = [
-        keras.Input((4,)),
-        layers.Dense(4, name="frozen", trainable=False),
-        layers.BatchNormalization(gamma_regularizer="l2", dtype="mixed_bfloat16", name="norm"),
-    ]
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.Dense(2)(keras.Sequential(parts, name="inner")(inputs)))
-    copied = tfdp.fix(model).get_layer("inner")
-    assert [layer.trainable for layer in copied.layers] == [False, True] and copied.trainable
-    norm = copied.get_layer("norm")
-    assert isinstance(norm.gamma_regularizer, keras.regularizers.L2)
-    assert norm.dtype_policy.name == "mixed_bfloat16"
-
-
 OPERATORS = {
     "sum": lambda h, i: 1 - (h + i) * 2,
     "slice": lambda h, i: h[:, 1:],

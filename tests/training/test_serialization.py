@@ -206,18 +206,6 @@ def test_weights_that_were_saved_before_the_first_step_are_loaded(trained, tmp_p
     assert steps(other) == (4 if trained else 2)
 
 
-def test_weights_of_a_trained_model_are_loaded_before_the_first_step(tmp_path):
-    model, other = small(adam()), small(adam(), linear(seed=1))
-    train(model)
-    model.save_weights(tmp_path / "a.weights.h5")
-    with pytest.warns(UserWarning, match="Skipping variable loading"):  # as in Keras
-        other.load_weights(tmp_path / "a.weights.h5")
-    np.testing.assert_array_equal(weights(other), weights(model))
-    assert other.privacy.ledger == model.privacy.ledger
-    train(other)
-    assert [run.steps for run in other.privacy.ledger.runs] == [2, 2]
-
-
 def test_an_optimizer_and_its_copy_count_each_step_once():
     model = small()
     train(model)
