@@ -7,7 +7,6 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp
-from tfdp.gradients import state_writes
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.forward import Forward
@@ -29,7 +28,7 @@ def trained(model, x, y, **options):
     """Takes two private steps, and returns the paths of the weights that moved."""
     tfdp.make_private(model, **options)
     optimizer = tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1)
-    model.compile(optimizer, LOSS(from_logits=True), jit_compile=False)
+    model.compile(optimizer, LOSS(from_logits=True), run_eagerly=True)
     before = model.get_weights()
     model.fit(x, y, batch_size=4, epochs=1, verbose=0)
     assert model.privacy.steps_taken == 2
@@ -54,24 +53,15 @@ def equals_a_loop(model, x, y, tolerance=3e-5):
 # -- keras.applications ----------------------------------------------------------------------------
 
 
-# The beginnings of backbones, which have all kinds of layers that the whole has, in less time.
-BACKBONES = {"MobileNetV2": "block_2_add", "EfficientNetB0": "block2b_add"}
+def residual():
+    inputs = keras.Input((32, 32, 3))
+    hidden = layers.BatchNormalization()(layers.DepthwiseConv2D(3, 8, padding="same")(inputs))
+    return keras.Model(inputs, layers.Add()([inputs, layers.Activation("swish")(hidden)]))
 
 
-def backbone(name):
-    application = getattr(keras.applications, name)
-    whole = application(input_shape=(32, 32, 3), include_top=False, weights=None)
-    base = keras.Model(whole.inputs, whole.get_layer(BACKBONES[name]).output)
+def test_a_new_head_on_a_frozen_backbone():
+    base = residual()
     base.trainable = False
-    for layer in base.layers:
-        if isinstance(layer, layers.Dropout):
-            layer.rate = 0.0  # Keras runs it in training, also in `base(inputs, training=False)`
-    return base
-
-
-@pytest.mark.parametrize("name", BACKBONES)
-def test_a_new_head_on_a_frozen_backbone(name):
-    base = backbone(name)
     inputs = keras.Input((32, 32, 3))
     head = layers.Dense(CLASSES)
     pooled = layers.GlobalAveragePooling2D()(base(inputs, training=False))
@@ -130,66 +120,6 @@ def test_an_encoder_with_adapters():
 
 # -- KerasHub --------------------------------------------------------------------------------------
 
-
-def bert(rows=ROWS, longest=6):
-    hub = pytest.importorskip("keras_hub", reason="KerasHub is no dependency")
-    keras.utils.set_random_seed(0)
-    base = hub.models.BertBackbone(
-        vocabulary_size=30,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=8,
-        intermediate_dim=16,
-        max_sequence_length=longest,
-        dropout=0.0,
-    )
-    tokens = np.random.default_rng(0).integers(0, 30, (rows, 6)).astype(np.int32)
-    x = {
-        "token_ids": tokens,
-        "segment_ids": np.zeros_like(tokens),
-        "padding_mask": (tokens > 3).astype(np.int32),
-    }
-    return hub, base, x
-
-
-@pytest.mark.parametrize("way", ["head", "LoRA", "all weights"])
-def test_a_text_classifier_of_keras_hub(way):
-    hub, base, x = bert()
-    if way == "head":
-        base.trainable = False
-    elif way == "LoRA":
-        base.enable_lora(2)
-    task = hub.models.BertTextClassifier(
-        backbone=base, num_classes=CLASSES, preprocessor=None, dropout=0.0
-    )
-    assert ghost.supports(task) is None
-    moved = trained(task, x, labels(), engine="ghost")
-    assert moved == trained_paths(task)
-    assert (moved == {v.path for v in task.weights if "seed" not in v.path}) == (
-        way == "all weights"
-    )
-    assert bool([path for path in moved if "lora" in path]) == (way == "LoRA")
-
-
-def test_adapters_of_keras_hub_equal_a_loop():
-    _, base, x = bert(3)
-    base.enable_lora(2)
-    model = keras.Model(base.inputs, layers.Dense(CLASSES)(base.output["pooled_output"]))
-    generator = np.random.default_rng(0)
-    for variable in model.trainable_variables:
-        variable.assign(generator.normal(0.0, 0.5, variable.shape))
-    names = [tensor.name for tensor in base.inputs]
-    equals_a_loop(model, [x[name] for name in names], labels(3))
-
-
-def test_all_weights_of_keras_hub_equal_a_loop():
-    # The position embedding, which has no rule, is longer than the texts.
-    _, base, x = bert(3, longest=40)
-    model = keras.Model(base.inputs, layers.Dense(CLASSES)(base.output["pooled_output"]))
-    names = [tensor.name for tensor in base.inputs]
-    equals_a_loop(model, [x[name] for name in names], labels(3))
-
-
 SIZES = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 16}
 IMAGES = {"patch_size": 8, "image_shape": (16, 16, 3), "num_heads": 2}
 # What has weights without a rule: class tokens, scales, relative positions, soft caps.
@@ -197,18 +127,7 @@ OTHERS = {
     "GemmaBackbone": SIZES
     | {"num_query_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocabulary_size": 30},
     "T5Backbone": SIZES | {"num_heads": 2, "vocabulary_size": 30, "dropout": 0.0},
-    "DebertaV3Backbone": SIZES
-    | {
-        "num_heads": 2,
-        "vocabulary_size": 30,
-        "max_sequence_length": 9,
-        "bucket_size": 4,
-        "dropout": 0.0,
-    },
-    "LlamaBackbone": SIZES
-    | {"num_query_heads": 2, "num_key_value_heads": 1, "vocabulary_size": 30},
     "ViTBackbone": IMAGES | {"num_layers": 1, "hidden_dim": 8, "mlp_dim": 16},
-    "DINOV2Backbone": SIZES | IMAGES,
 }
 
 
@@ -298,13 +217,3 @@ def test_a_loss_without_trained_weights_raises_before_the_first_step():
         trained(model, np.zeros((ROWS, 4), np.float32), labels())
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
-
-
-def test_trained_weights_that_the_loss_leaves_out_are_named(monkeypatch):
-    said = []
-    monkeypatch.setattr(state_writes.logging, "warning", lambda text, *a: said.append(text % a))
-    inputs = keras.Input((4,))
-    hidden = layers.Dense(4, name="lost")(inputs)
-    model = keras.Model(inputs, layers.Dense(CLASSES)(stopped(hidden)))
-    trained(model, np.zeros((ROWS, 4), np.float32), labels())
-    assert len([text for text in said if "'lost/kernel'" in text]) == 1

@@ -1,76 +1,60 @@
-"""Ctrl-C and SIGTERM, clocks that jump, and what a training tells of its interruptions."""
+"""Signals and kills: what a training says of its interruption, and that it goes on after it."""
 
 import os
-import pathlib
-import random
+import pty
 import signal
+import subprocess
 import sys
+import time
 
 import keras
-import numpy as np
 import pytest
 
 import tfdp
+from tests.training.test_backup import (
+    MECHANISMS,
+    PER_EPOCH,
+    STEPS,
+    Training,
+    entries,
+)
 from tfdp._interruptions import Interruptions
-from tfdp.training import backup as backup_module
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-
-N, L, EPOCHS = 60, 10, 4
-STEPS = N // L * EPOCHS
+from tfdp.accounting.guarantee import format_epsilon
 
 
-def data():
-    x = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")
-    return x, x[:, :1]
+def interrupted(folder, after, number=signal.SIGINT, error=KeyboardInterrupt, model=None, **more):
+    """Trains until a signal arrives after a step; returns the exception."""
+    training = Training(folder, save_freq=100, **more)
 
-
-def train(folder, at=None, number=signal.SIGINT, budget=None, **options):
-    """Trains; after step `at`, a signal arrives. Returns (model, history, callback)."""
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model = tfdp.make_private(model, budget=budget)
-    model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
-    backup = tfdp.callbacks.BackupAndRestore(folder, save_freq=100, **options)
-
-    def after(batch, logs):
-        if model.privacy.steps_taken == at:
+    def stop(steps):
+        if steps == after:
             os.kill(os.getpid(), number)
 
-    lots = tfdp.data.make_lots("cyclic", *data(), lot_size=L)
-    history = model.fit(
-        lots, epochs=EPOCHS, verbose=0,
-        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=after), backup],
-    )  # fmt: skip
-    return model, history, backup
+    with pytest.raises(error) as interruption:
+        training.run(stop, model=model)
+    return interruption.value
 
 
-@pytest.mark.parametrize("at", [1, 6, 9, STEPS - 1, STEPS])
-def test_ctrl_c_loses_nothing_at_any_step(tmp_path, at):
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt) as interruption:
-        train(tmp_path / "b", at, delta=1e-5)
-    assert signal.getsignal(signal.SIGINT) is before
-    spent, where = interruption.value.__notes__
-    assert spent.startswith(f"Stopped after step {at} of {STEPS} (proven epsilon ")
-    assert (
-        spent.endswith(" at delta 1e-05, adjacency zero_out).")
-        and "the same program goes on from there" in where
-    )
-    model, history, backup = train(tmp_path / "b")
-    assert (backup.restarts, backup.lost_steps) == (1, 0)
-    assert [run.steps for run in model.privacy.ledger.runs] == [STEPS]
-    # The epochs of both processes; of one that was cut into two, the second part.
-    assert history.epoch == list(range(EPOCHS)) and len(history.history["loss"]) == EPOCHS
-    assert not (tmp_path / "b").exists()
+@pytest.mark.parametrize("after", [1, 3, 5])
+def test_an_interruption_loses_nothing(after, tmp_path):
+    said = interrupted(tmp_path / "b", after).__notes__
+    assert f"step {after} of {STEPS}" in said[0] and str(tmp_path / "b") in said[1]
+    training = Training(tmp_path / "b")
+    assert entries(training.run()) == [STEPS]
+    assert (training.backup.restarts, training.backup.lost_steps) == (1, 0)
+    assert min(training.seen[0]) == after + 1
 
 
-def test_an_interruption_names_no_epsilon_without_a_delta(tmp_path):
-    with pytest.raises(KeyboardInterrupt) as interruption:
-        train(tmp_path / "b", 3)
-    assert interruption.value.__notes__[0] == f"Stopped after step 3 of {STEPS}."
-    with pytest.raises(KeyboardInterrupt) as interruption:
-        train(tmp_path / "c", 3, budget=tfdp.PrivacyBudget(10.0, 1e-3))
-    assert "at delta 0.001" in interruption.value.__notes__[0]
+@pytest.mark.parametrize("source", ["nothing", "budget", "callback"])
+def test_an_interruption_states_the_epsilon_of_the_asked_adjacency(source, tmp_path):
+    model, more = Training(tmp_path).model(), {}
+    if source == "budget":
+        model.privacy.budget = tfdp.PrivacyBudget(40.0, 1e-5, adjacency="replace_one")
+    elif source == "callback":
+        more = {"delta": 1e-5, "adjacency": "replace_one"}
+    said = interrupted(tmp_path / "b", 3, model=model, **more).__notes__[0]
+    spent = model.privacy.spent(1e-5, adjacency="replace_one").epsilon
+    assert (f"epsilon {format_epsilon(spent)} at delta 1e-05" in said) == (source != "nothing")
 
 
 def test_sigterm_calls_the_handler_that_was_there(tmp_path):
@@ -82,92 +66,26 @@ def test_sigterm_calls_the_handler_that_was_there(tmp_path):
 
     before = signal.signal(signal.SIGTERM, handler)
     try:
-        with pytest.raises(Asked) as asked:
-            train(tmp_path / "b", 3, signal.SIGTERM)
-        assert asked.value.__notes__[0].startswith("Stopped after step 3")
+        asked = interrupted(tmp_path / "b", 3, signal.SIGTERM, Asked)
+        assert "step 3" in asked.__notes__[0]
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def test_sigterm_without_a_handler_ends_the_process_with_a_word(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        train(tmp_path / "b", 3, signal.SIGTERM)
-    assert ended.value.code == 128 + signal.SIGTERM
-    assert capsys.readouterr().err.startswith("Stopped after step 3 of 24. The state is in ")
+    ended = interrupted(tmp_path / "b", 3, signal.SIGTERM, SystemExit)
+    assert ended.code == 128 + signal.SIGTERM and "step 3" in capsys.readouterr().err
 
 
-def test_an_ignored_signal_stays_ignored(tmp_path):
+def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        model, _, _ = train(tmp_path / "b", 3)
+        with Interruptions() as noted:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert noted.number is None
     finally:
         signal.signal(signal.SIGINT, before)
-    assert model.privacy.ledger.runs[0].steps == STEPS
-
-
-def test_a_signal_is_not_lost_if_something_else_fails():
-    with pytest.raises(KeyboardInterrupt) as interruption, Interruptions():
-        os.kill(os.getpid(), signal.SIGINT)
-        raise ValueError
-    assert isinstance(interruption.value.__context__, ValueError)
-
-
-def test_a_training_that_ends_early_has_no_more_steps(tmp_path):
-    """Its planned steps are counted, whatever was reserved, and a second program takes none."""
-
-    def early(folder):
-        model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
-        model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
-
-        def stop(epoch, logs):
-            model.stop_training = epoch == 1
-
-        history = model.fit(
-            tfdp.data.make_lots("cyclic", *data(), lot_size=L), epochs=2000, verbose=0,
-            callbacks=[
-                tfdp.callbacks.BackupAndRestore(folder, delete_checkpoint=False),
-                keras.callbacks.LambdaCallback(on_epoch_end=stop),
-            ],
-        )  # fmt: skip
-        assert history.epoch == [0, 1]  # twelve steps
-        return model.privacy.ledger.runs
-
-    (run,) = early(tmp_path / "b")
-    assert run.steps == 12_000
-    model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
-    model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
-    backup = tfdp.callbacks.BackupAndRestore(tmp_path / "b", delete_checkpoint=False)
-    lots = tfdp.data.make_lots("cyclic", *data(), lot_size=L)
-    model.fit(lots, epochs=2, verbose=0, callbacks=[backup])
-    assert [run.steps for run in model.privacy.ledger.runs] == [12_000] and backup.lost_steps == 0
-
-
-def test_no_step_beyond_the_budget_is_reserved(tmp_path, monkeypatch):
-    budget = tfdp.PrivacyBudget(3.0, 1e-3)
-    reserved = []
-    reserve = backup_module.BackupFolder.reserve
-
-    def noted(self, run_id, steps, opening=False):
-        reserved.append(steps)
-        reserve(self, run_id, steps, opening)
-
-    monkeypatch.setattr(backup_module.BackupFolder, "reserve", noted)
-    monkeypatch.setattr(backup_module, "_AHEAD", 1e9)
-    with pytest.raises(tfdp.accounting.BudgetExhausted):
-        train(tmp_path / "b", budget=budget)
-    assert max(reserved) < STEPS
-
-
-def test_another_mechanism_is_refused_by_name(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "b", 3)
-    model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
-    model.compile(tfdp.SIDPSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
-    lots = tfdp.data.make_lots("cyclic", *data(), lot_size=L)
-    backup = tfdp.callbacks.BackupAndRestore(tmp_path / "b")
-    with pytest.raises(ValueError, match=r"of 'dpsgd'\. Found one of 'si_dpsgd'"):
-        model.fit(lots, epochs=EPOCHS, verbose=0, callbacks=[backup])
 
 
 def test_a_second_interruption_ends_at_once():
@@ -178,89 +96,97 @@ def test_a_second_interruption_ends_at_once():
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_full_disk_at_an_interruption_is_told(tmp_path, monkeypatch):
-    written = backup_module.BackupFolder.write
-
-    def full(self, about, arrays):
-        if about["steps"]:
-            raise OSError(28, "No space left on device")
-        written(self, about, arrays)
-
-    monkeypatch.setattr(backup_module.BackupFolder, "write", full)
-    with pytest.raises(KeyboardInterrupt) as interruption:
-        train(tmp_path / "b", 5)
-    assert "No space left on device. The one before it is kept." in interruption.value.__notes__[1]
-    monkeypatch.undo()
-    model, _, backup = train(tmp_path / "b")
-    assert backup.lost_steps == 5 and [r.steps for r in model.privacy.ledger.runs] == [STEPS]
+def test_a_signal_is_not_lost_if_something_else_fails():
+    with pytest.raises(KeyboardInterrupt) as interruption, Interruptions():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ValueError
+    assert isinstance(interruption.value.__context__, ValueError)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_clock_that_jumps_changes_no_count(tmp_path, monkeypatch, seed):
-    """Back and forth by years: only how often states are written depends on it."""
-    rng = random.Random(seed)
-
-    class Clock:
-        @staticmethod
-        def monotonic():
-            return rng.uniform(-1e9, 1e9)
-
+@pytest.mark.parametrize("delete", [True, False])
+def test_a_signal_while_callbacks_hear_of_the_end_keeps_the_state(tmp_path, delete):
+    training = Training(tmp_path / "b", delete_checkpoint=delete)
+    end = keras.callbacks.LambdaCallback(
+        on_train_end=lambda logs: os.kill(os.getpid(), signal.SIGINT)
+    )
     with pytest.raises(KeyboardInterrupt):
-        monkeypatch.setattr(backup_module, "time", Clock)
-        train(tmp_path / "b", 9)
-    model, _, backup = train(tmp_path / "b")
-    assert [run.steps for run in model.privacy.ledger.runs] == [STEPS]
+        training.run(callbacks=[end])
+    assert entries(training.run()) == [STEPS] and not training.seen[1]
+
+
+# -- kills of processes ------------------------------------------------------------------------------
+
+
+def train_aloud(folder, mechanism, sampling):
+    """What the killed process runs."""
+
+    def tell(steps):
+        print("step", steps, flush=True)
+        time.sleep(0.1)
+
+    Training(folder, MECHANISMS[mechanism], sampling, save_freq=3).run(tell)
+
+
+def program(*arguments):
+    text = f"from tests.training.test_interruptions import train_aloud; train_aloud(*{arguments!r})"
+    return subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "sampling", "number"),
+    [
+        ("dpsgd", "poisson", signal.SIGKILL),
+        pytest.param("si_dpsgd", "shuffle", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("dpsgd", "cyclic", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_program_goes_on(mechanism, sampling, number, tmp_path):
+    process, last = program(str(tmp_path / "b"), mechanism, sampling), 0
+    for line in process.stdout:
+        last = int(line.split()[1]) if line.startswith("step") else last
+        if line == "step 4\n":
+            process.send_signal(number)
+    error = process.stderr.read()
+    code = process.wait()
+    training = Training(tmp_path / "b", MECHANISMS[mechanism], sampling, save_freq=3)
+    model = training.run()
+    assert entries(model) == [STEPS] == [int(model.optimizer.iterations.numpy())]
+    # What the first process showed is behind the second one, and after a signal nothing is lost.
+    if number == signal.SIGKILL:
+        assert code == -number and min(training.seen[0]) > last >= 4
+    else:
+        assert code in (1, 130, 143, -number) and "Stopped after step" in error
+        assert min(training.seen[0]) == last + 1
+
+
+def train_in_a_terminal(folder, verbose, epochs=600):
+    training = Training(folder)
+    model = training.model(run_eagerly=False)
+    backup = tfdp.callbacks.BackupAndRestore(folder, save_freq=1_000_000)
+    model.fit(training.lots(), epochs=epochs, verbose=verbose, callbacks=[backup])
+    return model, backup
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_loses_nothing(tmp_path):
+    """It interrupts the training, although the progress bar fails."""
+    text = f"import sys; sys.path[:0] = {sys.path!r}\n"
+    text += "from tests.training.test_interruptions import train_in_a_terminal\n"
+    text += f"train_in_a_terminal({str(tmp_path)!r}, 1)"
+    process, terminal = pty.fork()
+    if not process:  # the child, whose terminal this is
+        os.execv(sys.executable, [sys.executable, "-c", text])
+    seen = b""
+    while b"Epoch 20/" not in seen:  # some steps, of which no state was written after the first
+        seen = seen[-100:] + os.read(terminal, 10_000)
+    os.close(terminal)
+    os.waitpid(process, 0)
+    model, backup = train_in_a_terminal(tmp_path, 0)
     assert (backup.restarts, backup.lost_steps) == (1, 0)
-
-
-def test_a_plain_model_is_refused(tmp_path):
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"Expected a model of tfdp\.make_private"):
-        model.fit(*data(), verbose=0, callbacks=[tfdp.callbacks.BackupAndRestore(tmp_path / "b")])
-
-
-def test_a_fit_that_ended_early_is_not_gone_on_with(tmp_path):
-    """As by EarlyStopping: the same program gives the trained weights; more epochs train more."""
-
-    def program(epochs, stop_at=1):
-        keras.utils.set_random_seed(1)
-        model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
-        model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
-
-        def stop(epoch, logs):
-            model.stop_training = epoch == stop_at
-
-        model.fit(
-            tfdp.data.make_lots("poisson", *data(), lot_size=L), epochs=epochs, verbose=0,
-            callbacks=[
-                tfdp.callbacks.BackupAndRestore(tmp_path / "b", delete_checkpoint=False),
-                keras.callbacks.LambdaCallback(on_epoch_end=stop),
-            ],
-        )  # fmt: skip
-        return [run.steps for run in model.privacy.ledger.runs], model.get_weights()
-
-    steps, weights = program(5)
-    again, same = program(5)
-    assert steps == again == [30]  # planned; twelve were taken
-    for one, other in zip(weights, same, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert program(6, stop_at=None)[0] == [36]
-
-
-def test_steps_are_reserved_no_further_than_states_are_asked_for(tmp_path, monkeypatch):
-    reserved = []
-    reserve = backup_module.BackupFolder.reserve
-
-    def noted(self, run_id, steps, opening=False):
-        reserved.append(steps)
-        reserve(self, run_id, steps, opening)
-
-    monkeypatch.setattr(backup_module.BackupFolder, "reserve", noted)
-    monkeypatch.setattr(backup_module, "_AHEAD", 1e9)
-    model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
-    model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
-    lots = tfdp.data.make_lots("cyclic", *data(), lot_size=L)
-    backup = tfdp.callbacks.BackupAndRestore(tmp_path / "b", save_freq=3)
-    model.fit(lots, epochs=EPOCHS, verbose=0, callbacks=[backup])
-    assert max(np.diff(reserved)) <= 3
+    assert entries(model) == [PER_EPOCH * 600]

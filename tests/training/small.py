@@ -1,0 +1,20 @@
+"""A private model of one layer whose steps run eagerly: for tests of what is counted."""
+
+import keras
+from helpers import fit, private
+
+
+def linear(seed=0):
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+
+def small(optimizer=None, model=None, compiled=None, **settings):
+    """Returns a private model; the arguments are those of `helpers.private`."""
+    compiled = {"run_eagerly": True, "metrics": None} | (compiled or {})
+    return private(optimizer, linear() if model is None else model, compiled, **settings)
+
+
+def train(model, epochs=1, **options):
+    """Trains with lots of 4 in fixed order, two in an epoch."""
+    return fit(model, epochs, rows=8, **{"batch_size": 4} | options)

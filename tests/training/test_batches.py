@@ -1,0 +1,153 @@
+"""Batches that the user draws: padded to one size, and accounted without amplification."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import data, private, sgd, steps, weights
+
+import tfdp
+from tests.training.small import linear, small
+from tests.training.test_feeding import CLIP, after_lots, batched
+from tfdp.accounting import BudgetExhausted
+from tfdp.training import private_training
+from tfdp.training.batches import class_weights
+
+DELTA = 1e-5
+
+
+class Sequence(keras.utils.PyDataset):
+    """Batches of 8 in order; the last one may be smaller."""
+
+    def __init__(self, rows=20, length=3, **options):
+        super().__init__(**options)
+        self.x, self.y = data(rows)
+        self.length, self.epochs = length, 0
+
+    def __getitem__(self, i):
+        return self.x[i * 8 : i * 8 + 8], self.y[i * 8 : i * 8 + 8]
+
+    @property
+    def num_batches(self):
+        return self.length
+
+    def on_epoch_begin(self):
+        self.epochs += 1
+
+
+class Loader:
+    """What PyTorch's DataLoader is like: lists of batches, with a length, that can be begun anew."""
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return iter([[*batch] for batch in batches()])
+
+
+def batches(rows=20):
+    x, y = data(rows)
+    return [(x[i : i + 8], y[i : i + 8]) for i in range(0, rows, 8)]
+
+
+OF_A_USER = {
+    "dataset": lambda: batched(20),
+    "dataset of unknown length": lambda: batched(20).filter(lambda *_: True),
+    "PyDataset": Sequence,
+    "PyDataset with workers": lambda: Sequence(workers=2),
+    "loader": Loader,
+    "generator": lambda: iter(batches() * 2),
+}
+
+
+@pytest.mark.parametrize("kind", OF_A_USER)
+def test_batches_of_a_user_are_padded_and_accounted_without_amplification(kind):
+    """Each sum of clipped gradients is divided by 8, however small the batch."""
+    model, x = small(sgd(noise=0.0, clip=CLIP)), OF_A_USER[kind]()
+    epochs = 1 if kind == "generator" else 2
+    model.fit(x, epochs=epochs, shuffle=False, verbose=0)
+    np.testing.assert_allclose(weights(model), after_lots(batches() * 2, 8), atol=1e-5)
+    (run,) = model.privacy.ledger.runs
+    assert (run.sampling_name, run.lot_size, run.steps) == ("unknown", 8, 6)
+    assert getattr(x, "epochs", 2) == 2
+
+
+def test_batches_in_a_graph_and_in_executions_of_several_steps():
+    options = {"steps_per_execution": 2, "run_eagerly": False}
+    model = small(sgd(noise=0.0, clip=CLIP), compiled=options)
+    model.fit(Sequence(), epochs=2, shuffle=False, verbose=0)
+    np.testing.assert_allclose(weights(model), after_lots(batches() * 2, 8), atol=1e-5)
+    assert steps(model) == 6
+
+
+def test_an_endless_source_ends_with_its_steps():
+    model = small()
+    model.fit(itertools.cycle(batches()), steps_per_epoch=2, epochs=2, verbose=0)
+    model.fit(Sequence(24, None), steps_per_epoch=2, verbose=0)
+    assert steps(model) == 6
+    with pytest.raises(ValueError, match="steps_per_epoch"):
+        model.fit(Sequence(24, None), verbose=0)
+
+
+def test_data_that_ends_early_ends_training():
+    model = private(model=linear())
+    data_of_two = batched(16, drop_remainder=True).filter(lambda *_: True)
+    model.fit(data_of_two, steps_per_epoch=5, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == steps(model) == 2
+
+
+def test_a_training_of_unknown_length_is_described_as_it_goes_on(monkeypatch):
+    monkeypatch.setattr(private_training, "OPEN_ENDED", 2)
+    model, known = small(sgd(noise=2.0)), small(sgd(noise=2.0))
+    model.fit(iter(batches(40)), verbose=0)
+    known.fit(batched(40), verbose=0)
+    assert steps(model) == 5
+    assert model.privacy.spent(DELTA).epsilon == known.privacy.spent(DELTA).epsilon
+
+
+def test_a_budget_holds_for_batches_of_unknown_length():
+    options = {"steps_per_execution": 2, "run_eagerly": False}
+    model = small(budget=tfdp.PrivacyBudget(8.0, DELTA), compiled=options)
+    with pytest.raises(BudgetExhausted):
+        model.fit(itertools.cycle(batches(24)), verbose=0)
+    assert 0 < model.privacy.spent(DELTA).epsilon <= 8.0
+    assert model.privacy.steps_left < 2
+
+
+def test_a_larger_batch_than_the_first_is_refused_before_its_step():
+    given = tf.data.Dataset.from_generator(
+        lambda: iter([data(4), data(8)]), output_signature=batched().element_spec
+    )
+    for compiled in ({}, {"run_eagerly": False}):
+        model = small(compiled=compiled)
+        with pytest.raises(ValueError, match="more rows than the first"):
+            model.fit(given, verbose=0)
+        assert steps(model) == 1
+
+
+def test_batches_without_rows_or_shapes_are_refused():
+    x, y = data(8)
+    types = (tf.float32, tf.int64)
+    unknown = tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_types=types)
+    cases = [
+        (tf.data.Dataset.from_tensor_slices((x, y)), "batch"),
+        (zip(x, y[:, None], strict=True), "whole batches"),
+        (unknown, "output_signature"),
+        (iter([]), "at least one batch"),
+        (iter([(tf.sparse.from_dense(x), y)]), "dense"),
+    ]
+    for given, message in cases:
+        model = small()
+        with pytest.raises(ValueError, match=message):
+            model.fit(given, verbose=0)
+        assert steps(model) == 0
+
+
+@pytest.mark.parametrize("form", ["vector", "column", "one-hot", "float"])
+def test_class_weights_are_those_of_keras(form):
+    y = data()[1]  # classes 0, 1 and 2
+    forms = {"vector": y, "column": y[:, None], "one-hot": np.eye(3)[y], "float": y + 1e-7}
+    factors = class_weights(forms[form], {0: 3.0, 2: 0.5}).numpy()
+    np.testing.assert_array_equal(factors, np.array([3.0, 1.0, 0.5])[y])

@@ -1,0 +1,229 @@
+"""A step takes what is accounted from the session's run; later changes have no effect."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import data, sgd, si_dpsgd, steps, weights
+from keras import layers
+
+import tfdp
+from tests.training.small import small, train
+from tfdp.data import make_lots
+from tfdp.gradients import bounds
+from tfdp.layers import PublicBatchNormalization, PublicExamples
+from tfdp.optimizers import MECHANISMS
+from tfdp.session import Session, assumed_sensitivity
+from tfdp.training import private_training
+
+DELTA = 1e-5
+GRAPH = {"run_eagerly": False}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_what_is_accounted_cannot_be_assigned(mechanism):
+    settings = {
+        "matrix": {"bands": 2, "steps": 4},
+        "discrete_sgd": {"noise": "gaussian", "denoise": False},
+        "sgld": {"num_examples": 100},
+    }.get(mechanism, {})
+    made = MECHANISMS[mechanism](keras.optimizers.SGD)(
+        learning_rate=0.5, l2_norm_clip=1.0, noise_multiplier=1.0, **settings
+    )
+    own = {"si_dpsgd": ["momentum", "learning_rate"], "matrix": ["strategy"]}.get(mechanism, [])
+    for name in ("l2_norm_clip", "noise_multiplier", "clipping", *own):
+        value = getattr(made, name)
+        with pytest.raises((AttributeError, ValueError), match=r"[Ee]xpected"):
+            setattr(made, name, 0.125)
+        assert getattr(made, name) is value or getattr(made, name) == value
+
+
+def test_rates_that_a_callback_moves_change_nothing():
+    class Watched(keras.optimizers.schedules.LearningRateSchedule):
+        def __init__(self):
+            self.factor = tf.Variable(1.0, trainable=False)
+
+        def __call__(self, step):
+            return 0.1 * self.factor
+
+        def get_config(self):
+            return {}
+
+    class Down(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            schedule.factor.assign(1e-6**epoch)
+
+    results = []
+    for callbacks in ([], [Down()]):
+        schedule = Watched()
+        model = small(si_dpsgd(rate=schedule, seed=1, noise=5.0))
+        train(model, epochs=2, callbacks=callbacks)
+        (run,) = model.privacy.ledger.runs
+        assert run.learning_rates == (np.float32(0.1),) * 4
+        results.append(weights(model))
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+def swap_optimizer(model):
+    model.optimizer = sgd(noise=0.0)
+    model.optimizer.build(model.trainable_variables)
+
+
+def freeze_bias(model):
+    model.layers[0].bias.trainable = False
+
+
+@pytest.mark.parametrize("change", [swap_optimizer, freeze_bias])
+def test_another_optimizer_or_other_weights_in_the_middle_are_refused(change):
+    class Changes(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 1:
+                change(self.model)
+
+    with pytest.raises(RuntimeError, match="in the middle of a training"):
+        train(small(), callbacks=[Changes()])
+
+
+# -- what an engine bounds ---------------------------------------------------------------------------
+
+
+def test_an_engine_that_bounds_less_than_is_assumed_is_refused(monkeypatch):
+    monkeypatch.setattr(bounds.GlobalL2Clip, "relative_sensitivity", lambda *_: 1.1)
+    model = small()
+    before = weights(model)
+    with pytest.raises(RuntimeError, match=r"1\.1"):
+        train(model)
+    np.testing.assert_array_equal(weights(model), before)
+    assert steps(model) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "factor"),
+    [
+        ({}, 1),
+        ({"clipping": "each_layer"}, 2**0.5),
+        ({"clipping": "per_layer"}, 1),
+        ({"num_microbatches": 4}, 2),
+        ({"clipping": "adaptive"}, 1),
+        ({"clipping": "each_layer", "num_microbatches": 4}, 8**0.5),
+    ],
+)
+def test_what_is_declared_is_what_is_assumed(arguments, factor, monkeypatch):
+    declared, check = [], Session.check_sensitivity
+
+    def noted(session, value):
+        declared.append(value)
+        check(session, value)
+
+    monkeypatch.setattr(Session, "check_sensitivity", noted)
+    network = keras.Sequential([keras.Input((4,)), layers.Dense(2), layers.Dense(3)])
+    model = small(sgd(**arguments), network)
+    model.train_on_batch(*data(8))
+    assert declared == [pytest.approx(factor)]
+    assert assumed_sensitivity(model.privacy.current_run) == pytest.approx(factor)
+
+
+def normalized_by_the_lot():
+    network = keras.Sequential([keras.Input((4,)), PublicBatchNormalization(), layers.Dense(3)])
+    public = np.random.default_rng(5).normal(size=(3, 4)).astype("float32")
+    examples = PublicExamples(network, public, "batch")
+    return keras.Sequential([keras.Input((4,)), examples])
+
+
+@pytest.mark.parametrize(
+    "compiled", [{}, GRAPH, pytest.param(GRAPH | {"jit_compile": True}, marks=pytest.mark.slow)]
+)
+def test_lots_of_more_rows_than_the_run_knows_change_nothing(compiled, monkeypatch):
+    model = small(model=normalized_by_the_lot(), compiled=compiled)
+    model.fit(make_lots("cyclic", *data(4), lot_size=4), verbose=0)
+    assert model.privacy.current_run.batch_statistics
+    # The plan declares smaller lots than the lot that arrives.
+    plan = private_training.Plan
+    monkeypatch.setattr(private_training, "Plan", lambda **kw: plan(**kw | {"lot_size": 4}))
+    before = weights(model)
+    try:
+        model.train_on_batch(*data(8, seed=4))
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        assert "more examples" in str(error)
+    np.testing.assert_array_equal(weights(model), before)
+    assert steps(model) == 1
+
+
+# -- SI-DPSGD ----------------------------------------------------------------------------------------
+
+
+def test_means_are_float64_and_one_example_moves_them_by_its_share():
+    rows, rate = 4_000, 1e-3
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 50)).astype("float32")
+    y = (3 * rng.normal(size=(rows, 32))).astype("float32")
+    means = []
+    for present in (1.0, 0.0):
+        keras.utils.set_random_seed(1)
+        weight = np.ones(rows, "float32")
+        weight[0] = present
+        made = si_dpsgd(rate=rate, noise=0.0, momentum=0.9)
+        network = keras.Sequential([keras.Input((50,)), layers.Dense(32)])
+        model = small(made, network, {"loss": "mse"})
+        lots = make_lots("cyclic", x, y, lot_size=rows, sample_weight=weight)
+        model.fit(lots, verbose=0)
+        means.append(np.concatenate([m.numpy().ravel() for m in made._hidden.means]))
+    assert means[0].dtype == np.float64
+    distance = np.linalg.norm(means[0] - means[1]) / (rate / rows)
+    assert distance == pytest.approx(1.0, abs=0.01)  # float32 means are far beyond this
+
+
+def test_coarse_weights_are_refused():
+    network = keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="bfloat16")])
+    with pytest.raises(ValueError, match="float32"):
+        train(small(si_dpsgd(), network))
+    mixed = keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="mixed_bfloat16")])
+    train(small(si_dpsgd(), mixed))
+
+
+# -- noise that differs from step to step ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", [{}, GRAPH])
+def test_every_step_has_the_noise_of_its_place_in_the_table(compiled):
+    class Moves(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(weights(self.model))
+
+    wide = keras.Sequential([keras.Input((4,)), layers.Dense(1000)])
+    # The noise is a million times as large as the gradients.
+    model = small(sgd(noise=[3e6, 1e6, 2e6], clip=1e-6, rate=1.0), wide, compiled)
+    seen = [weights(model)]
+    train(model, epochs=3, batch_size=8, callbacks=[Moves()])
+    moved = np.std(np.diff(seen, axis=0), axis=1) * 8  # the lot size
+    np.testing.assert_allclose(moved, [3.0, 1.0, 2.0], rtol=0.06)
+    assert model.privacy.ledger.runs[0].noise_multiplier == (3e6, 1e6, 2e6)
+
+
+def test_a_table_ends_its_run_and_is_saved(tmp_path):
+    model = small(sgd(noise=[4.0, 5.0, 6.0]))
+    train(model)
+    assert model.privacy.ledger.runs[0].noise_multiplier == (4.0, 5.0, 6.0)
+    model.save(tmp_path / "a.keras")
+    assert keras.models.load_model(tmp_path / "a.keras").optimizer.noise_multiplier == (4, 5, 6)
+    with pytest.raises(ValueError, match="3 values"):
+        train(model, epochs=2)
+    assert steps(model) == 2
+
+
+def test_no_step_runs_beyond_its_table():
+    model = small(sgd(noise=[4.0, 5.0]))
+    for _ in range(2):
+        model.train_on_batch(*data(8))
+    with pytest.raises(ValueError, match="2 values"):
+        model.train_on_batch(*data(8))
+    with pytest.raises(tfdp.accounting.BudgetExhausted, match="2 steps"):
+        model._session.authorize(1)
+    assert steps(model) == 2
+
+
+def test_tables_are_refused_where_they_have_no_meaning():
+    with pytest.raises(ValueError, match="adaptive"):
+        sgd(noise=[1.0, 2.0], clipping="adaptive")
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        sgd(noise=[1.0, -2.0])
