@@ -1,7 +1,6 @@
 """The benchmark harness: flags, order, resuming, limits and report, and one tiny measurement."""
 
 import json
-import platform
 import sys
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import overhead, report, results, scale, subjects, summary
-from benchmarks.environments import NoEnvironment, interpreter
-from benchmarks.measure import measure
+from benchmarks.measure import measure, measure_all
 
 STORED = Path(__file__).parent / "results.json"
 SPEC = {"steps": 5, "warmup": 2, "seconds": 1.0, "max_step_seconds": 20.0, "timeout": 90.0}
@@ -29,23 +27,14 @@ def run(tmp_path, text, timeout=20.0, memory_gib=4.0):
 
 
 class TestFlags:
-    def test_defaults(self):
-        flags = command.parser().parse_args([])
-        assert flags.models == list(subjects.MODELS)
-        assert flags.lots == list(subjects.LOTS)
-        assert flags.minutes is None
-
     def test_lists(self):
         arguments = ["--models=mlp,lenet5,mlp", "--lots=8", "--peers=opacus_ghost,tfdp"]
         flags = command.parser().parse_args(arguments)
-        assert flags.models == ["mlp", "lenet5"]
-        assert flags.lots == [8]
+        assert (flags.models, flags.lots) == (["mlp", "lenet5"], [8])
         assert flags.peers == ["opacus_ghost", "tfdp"]
+        assert command.parser().parse_args([]).models == list(subjects.MODELS)
 
-    @pytest.mark.parametrize(
-        "argument",
-        ["--models=vgg", "--models=", "--lots=0", "--lots=x", "--peers=me", "--repeats=0"],
-    )
+    @pytest.mark.parametrize("argument", ["--models=vgg", "--lots=0", "--peers=me", "--repeats=0"])
     def test_refuses(self, argument, capsys):
         with pytest.raises(SystemExit):
             command.parser().parse_args([argument])
@@ -71,22 +60,6 @@ class TestPlan:
         for subject in (*subjects.PEERS, *(f.baseline for f in subjects.FAMILIES.values())):
             assert subjects.family_of(subject).path.exists()
             assert subject in subjects.LABELS
-
-    def test_requirements_are_pinned(self):
-        for family in subjects.FAMILIES.values():
-            if family.own_environment:
-                lines = [
-                    line
-                    for line in family.requirements.read_text().splitlines()
-                    if not line.startswith("#")
-                ]
-                assert lines
-                assert all("==" in line for line in lines)
-
-    def test_peers_do_not_use_tfdp(self):
-        for path in (subjects.HERE / "peers").glob("*.py"):
-            ours = path.name in ("run_tfdp.py", "run_overhead.py", "realistic.py")
-            assert ours or "import tfdp" not in path.read_text()
 
 
 class TestMeasure:
@@ -115,11 +88,18 @@ class TestMeasure:
         text = "import time; block = bytearray(200 << 20); time.sleep(60)"
         assert "needs more than" in run(tmp_path, text, memory_gib=0.1)["skipped"]
 
-    def test_no_python(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("shutil.which", lambda name: None)
-        family = subjects.Family("tf_privacy", "keras2_tf", "run_tf_privacy.py", python="3.2")
-        with pytest.raises(NoEnvironment, match=r"needs Python 3\.2"):
-            interpreter(family, tmp_path)
+    def test_a_process_answers_point_after_point(self, tmp_path):
+        text = (
+            "import json, sys\n"
+            "for point in json.loads(sys.argv[1])['points']:\n"
+            "    if point['n'] == 2: sys.exit(3)\n"
+            "    print(json.dumps({'parts': point}))\n"
+        )
+        points = [{"n": n} for n in range(4)]
+        limits = {"timeout": 20.0, "memory_gib": 4.0}
+        found = measure_all(sys.executable, program(tmp_path, text), {}, points, **limits)
+        assert [record.get("parts") for record in found] == [{"n": 0}, {"n": 1}, None]
+        assert found[2]["failed"].startswith("exit code 3")
 
 
 class TestClock:
@@ -169,23 +149,6 @@ class TestClock:
         assert clock.durations == pytest.approx([0.2, 0.1, 0.15])
         assert clock.first == pytest.approx(9.0)
 
-    def test_one_long_epoch_is_enough(self, protocol):
-        clock = protocol.Clock(SPEC)
-        self.tick(clock, 9.0)
-        self.now += 6.0
-        clock.tick(4)
-        self.now += 8.0
-        with pytest.raises(protocol.Enough):
-            clock.tick(4)
-        assert clock.durations == pytest.approx([2.0])
-
-    @pytest.mark.parametrize("model", [*subjects.MODELS, *subjects.REALISTIC])
-    def test_there_are_epochs_enough(self, protocol, model):
-        spec = {**SPEC, "model": model, "lot": 8, "steps": 300}
-        steps = (protocol.epochs(spec) - 1) * protocol.lots(spec)  # the first warms up
-        assert steps >= spec["steps"] + spec["warmup"]
-        assert protocol.epochs(spec) >= 4
-
 
 class TestResults:
     def test_resumes(self, tmp_path):
@@ -207,16 +170,6 @@ class TestResults:
         with pytest.raises(ValueError, match="another machine"):
             results.Results(path)
 
-    def test_refuses_another_format(self, tmp_path):
-        path = tmp_path / "results.json"
-        path.write_text('{"format": 99}')
-        with pytest.raises(ValueError, match="no file of benchmark results"):
-            results.load(path)
-
-    def test_machine_is_anonymous(self):
-        values = [str(value) for value in results.machine().values()]
-        assert not any(platform.node() in value or str(Path.home()) in value for value in values)
-
 
 class TestSummary:
     def rows(self):
@@ -236,12 +189,6 @@ class TestSummary:
     def test_a_round_without_its_baseline_has_no_ratio(self):
         assert self.rows()[64, "opacus_ghost"].ratio is None
 
-    @pytest.mark.parametrize(
-        ("value", "expected"), [(0.1234, "0.123"), (12.345, "12.3"), (1234.5, "1,234")]
-    )
-    def test_number(self, value, expected):
-        assert summary.number(value) == expected
-
 
 class TestReport:
     def test_writes_readme_and_plot(self, tmp_path):
@@ -249,13 +196,10 @@ class TestReport:
         assert report.main([str(STORED), f"--folder={tmp_path}"]) == 0
         text = (tmp_path / "README.md").read_text()
         assert (tmp_path / "benchmarks.png").stat().st_size > 10_000
-        assert "**Invented numbers, for a test.**" in text
-        assert "2026-01-02" in text
         assert "| 64 | **tfdp** | 1.5 (1.2 to 3) | 1.5 (1.2 to 1.5) | 660 | 1.10 |" in text
         assert "| mlp | 64 | 1.5 | 1.5 (1.2 to 1.5) | 1.1 | 1 | 1 | 1.10 |" in text
         assert "| mlp | 64 | 1.5 | Opacus, ghost clipping | 4.5 |  | 3 |" in text
         assert "not supported: no rule" in text
-        assert "tfdp 0.1.0" in text
 
 
 class TestCommand:
@@ -368,22 +312,13 @@ def test_memory_is_that_of_the_physical_batch():
     assert peak(2048, None) - one > 2 * allowed  # the same check fails without physical batches
 
 
-def test_measures_tfdp():
-    """Makes one whole measurement in a process of its own."""
-    family = subjects.FAMILIES["tfdp"]
-    # However slow the machine, the time is enough for three epochs.
-    spec = {**SPEC, "seconds": 100.0, "model": "mlp", "lot": 8, "subject": "tfdp"}
-    record = measure(Path(sys.executable), family, spec, timeout=300.0, memory_gib=4.0)
-    assert record["step_ms"] > 0
-    assert record["times"] == 3
-    assert record["peak_mib"] >= record["start_mib"] > 50
-    assert record["versions"].keys() == {"tensorflow", "keras", "tfdp"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", subjects.MODELS)
-def test_measures_every_model(model):
+def test_every_model_is_measured_in_a_process(model):
     family = subjects.FAMILIES["tfdp"]
-    spec = {**SPEC, "model": model, "lot": 4, "subject": "tfdp"}
-    record = measure(Path(sys.executable), family, spec, timeout=200.0, memory_gib=8.0)
-    assert record.get("step_ms", 0) > 0, record
+    # However slow the machine, the time is enough for three epochs.
+    spec = {**SPEC, "seconds": 100.0, "model": model, "lot": 4, "subject": "tfdp"}
+    record = measure(Path(sys.executable), family, spec, timeout=300.0, memory_gib=8.0)
+    assert record.get("step_ms", 0) > 0 and record["times"] >= 3, record
+    assert record["peak_mib"] >= record["start_mib"] > 50
+    assert record["versions"].keys() == {"tensorflow", "keras", "tfdp"}
