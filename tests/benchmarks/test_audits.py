@@ -35,7 +35,6 @@ def test_the_table_counts_what_is_above(tmp_path):
 
 
 def test_the_plot_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
     write_plot(RECORDS, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 5000
 

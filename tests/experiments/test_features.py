@@ -97,17 +97,6 @@ def test_a_functional_network_is_cut_where_one_tensor_passes(kept, shape):
     assert [layer.name for layer in again.layers] == [layer.name for layer in model.layers]
 
 
-def test_a_functional_network_with_public_examples():
-    public = data.public("digits", 5)
-    options = {"normalization": "batch", "public_data": public, "width": 0.125}
-    model = models.build("fast_cifar", (8, 8, 1), 10, **options)
-    freeze(model, "logits")
-    parts = features.in_parts(model)
-    x = data.load("digits").x_test[:5]
-    np.testing.assert_allclose(parts.rest(parts.beginning(x)), model(x), rtol=1e-3, atol=1e-4)
-    assert len(parts.rest.trainable_variables) == len(model.trainable_variables) > 0
-
-
 def sequential(*inner):
     stack = [keras.Input((8, 8, 1)), layers.Conv2D(3, 3, name="conv"), *inner]
     return keras.Sequential([*stack, layers.Flatten(), layers.Dense(10, name="logits")])

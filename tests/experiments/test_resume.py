@@ -89,7 +89,7 @@ def test_a_training_that_has_ended_only_writes_its_result(tmp_path, monkeypatch)
 
 def test_early_stopping_of_a_resumed_training_counts_the_planned_steps(tmp_path):
     # Epochs have two steps of 479 out of 1,006 examples. At such a rate no epoch is better.
-    of = settings(validation_split=0.3, patience=1, learning_rate=1e-9)
+    of = settings(model="mlp", validation_split=0.3, patience=1, learning_rate=1e-9)
     train(tmp_path / "r", of, crash=3, every=1)
     result = train(tmp_path / "r", of, every=1)
     assert result.restarts == 1 and len(result.history["validation_accuracy"]) == 2

@@ -89,14 +89,6 @@ class TestTables:
         model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         assert ghost.supports(model) is None
 
-    def test_a_normalized_network_too(self):
-        words = words_of(
-            experiment(model="bilstm_dl", vocabulary_size=50, embedding_width=7, sequence_length=6)
-        )
-        model = with_words(models.build("bilstm_dl", (6,), 3, "layer"), words)
-        assert model(words.rows(["a fine film", "odd"])).shape == (2, 3)
-        assert model.get_layer("embedding").embeddings.trainable
-
     def test_the_vectors_of_a_file_are_in_the_network(self, vectors):
         words = words_of(experiment(embeddings=vectors, sequence_length=6))
         model = with_words(models.build("bilstm", (6,), 3), words)

@@ -123,22 +123,6 @@ def test_the_summary_tells_a_gaussian_from_other_densities():
     assert found["kurtosis"] > 6
 
 
-def test_the_gradients_of_a_training_are_measured():
-    arguments = {
-        "dataset": "digits",
-        "model": "linear",
-        "normalization": "none",
-        "batch_size": 479,
-        "learning_rate": 0.1,
-        "epochs": 1,
-        "examples": 7,
-        "seed": 1,
-    }
-    found = gradient_histogram.compute(**arguments)
-    assert found["count"] == 7 * 650 and 5 < found["test_accuracy"] <= 100
-    assert 0 < found["within_one"] < 100 and 0 < found["deviation"] < 1
-
-
 # -- records, pages and figures -------------------------------------------------------------------
 
 CATALOGUE = """
@@ -220,16 +204,3 @@ def test_cells_are_computed_once_recorded_and_shown(small, capsys):
         assert command.main(["run", every[0], f"--results={results}"]) == 2
         command.main(["report", f"--results={results}", f"--out={out}"])
     assert "L1 distance" not in (out / "README.md").read_text()
-
-
-def test_wrong_computations_and_arguments_are_refused():
-    with (
-        use(CATALOGUE.replace("--num_weights", "--weights")),
-        pytest.raises(ValueError, match="'weights'"),
-    ):
-        computed.settings(catalogue.named("paper.F1.laplace.1"))
-    with (
-        use(CATALOGUE.replace('"noise_distance"', '"distance"')),
-        pytest.raises(ValueError, match="noise_distance"),
-    ):
-        computed.settings(catalogue.named("paper.F1.laplace.1"))

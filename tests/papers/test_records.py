@@ -9,7 +9,6 @@ import pytest
 
 from tests.papers.small_catalogue import CATALOGUE, STARTS, use
 from tfdp.experiments import __main__ as command
-from tfdp.experiments import console
 from tfdp.experiments.partial_folder import ResultError
 from tfdp.experiments.result_folder import ResultFolder
 from tfdp.papers import pages, records, running
@@ -93,15 +92,6 @@ def test_a_cell_that_another_process_makes_is_no_failure(results, capsys):
     assert [records.done(results, cell, seed) is not None for seed in (1, 2)] == [False, True]
 
 
-def test_an_interrupted_run_ends_with_the_status_of_its_signal(small, monkeypatch):
-    def terminated(*_, **__):
-        raise console.Terminated
-
-    monkeypatch.setattr(running, "run", terminated)
-    with pytest.raises(console.Terminated):
-        command.main(["run", "paper.T1", f"--results={small}/r"])
-
-
 def test_what_is_recorded_can_be_left_out(results, small, monkeypatch, capsys):
     pages.write_pages(results, small / "pages")
     monkeypatch.setattr(command, "_PAGES", str(small / "pages"))
@@ -178,17 +168,6 @@ def test_records_that_started_from_other_weights_are_no_repetitions(results):
     assert len(records.measured(fine, mixed).accuracies) == 1
     assert len(records.shown(mixed)[1]) == 1
     assert records.merge(kept, {fine.source: {"2": other}})[fine.source] == {"2": other}
-
-
-def test_the_time_of_a_cell_is_that_of_its_fastest_training(small):
-    def took(*seconds):
-        return {str(i): {"seconds": each} for i, each in enumerate(seconds, 1)}
-
-    first, second = cells(["paper.T1.a"])
-    assert records.minutes_of(first, {}) is None
-    found = {"paper.T1.a.2": took(600.0, 60.0), "paper.T1.a.25": took(6.0)}
-    assert records.minutes_of(first, found) == 1.0
-    assert records.minutes_of(second, found) == pytest.approx((1.0 + 0.1) / 2)
 
 
 # -- lists and pages -----------------------------------------------------------------------------
