@@ -274,18 +274,18 @@ def test_the_same_command_resumes_after_an_interruption(
 def test_a_killed_run_resumes_and_counts_the_steps_that_are_lost(tmp_path, script):
     folder = tmp_path / "r"
     command = ["--mechanism=dpsgd", "--noise_multiplier=20", "--sampling=cyclic", *SHORT]
-    command += ["--steps=240", "--checkpoint_every=20", f"--model_dir={folder}"]
+    command += ["--steps=90", "--checkpoint_every=10", f"--model_dir={folder}"]
     with train(*command) as process:
         epochs = 0
         for line in process.stdout:
             epochs += "loss: " in line
-            if epochs == 20:
+            if epochs == 8:
                 break
         process.kill()
         errors = process.stderr.read()
     assert errors == ""  # nothing of TensorFlow's messages at its start
     assert process.returncode == -signal.SIGKILL and not folder.exists()
     record = result_of(script, folder, *command)
-    assert names(tmp_path) == ["r"] and record["steps"] == 240
+    assert names(tmp_path) == ["r"] and record["steps"] == 90
     assert record["training"]["restarts"] == 1 and record["training"]["lost_steps"] > 0
     assert "counted and not in the weights" in (folder / "model_card.md").read_text()

@@ -4,7 +4,6 @@ import argparse
 
 import pytest
 
-from benchmarks import __main__ as command
 from benchmarks import gpu, gpu_report, results, subjects
 
 CARD = "Some GPU, driver 1.2"
@@ -81,10 +80,3 @@ def test_the_report_has_ratios_floor_and_the_largest_lot(sheet, asked):
     assert cells[6:9] == ["1.4", "500,000", "200"]
     assert cells[-1] == "8"
     assert "tfdp 32,768; Opacus, hooks 1,024" in text
-
-
-def test_without_a_gpu_the_command_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(results, "_gpu", lambda: "no NVIDIA GPU was found")
-    arguments = ["--device=gpu", f"--json={tmp_path / 'gpu.json'}", f"--cache={tmp_path}"]
-    assert command.main(arguments) == 2
-    assert "nvidia-smi names none" in capsys.readouterr().err

@@ -25,20 +25,12 @@ Segmentation fault
 without a newline"""
 
 
-def child(code, **environment):
-    """Runs code in a process with `quiet_tensorflow` in `console`."""
+def child(code):
+    """Runs code in a process that knows `console`."""
     known = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
-    return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import os, signal, sys\nfrom tfdp.experiments import console\n" + code,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=known | environment,
-    )
+    code = f"import os, sys\nfrom tfdp.experiments import console\n{code}"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=known)
 
 
 def test_the_noise_of_a_process_is_left_out_and_its_last_words_are_not():

@@ -7,8 +7,7 @@ import pytest
 from tfdp import data, optimizers
 from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.experiments import SETTINGS, Experiment
-from tfdp.experiments.construction import _parameters, learning_rate, make_optimizer, plan
-from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
+from tfdp.experiments.construction import _parameters, make_optimizer, plan
 
 
 def experiment(**changes):
@@ -81,16 +80,6 @@ def test_a_mechanism_names_the_settings_that_its_optimizer_takes(mechanism):
     assert {"target_quantile", "quantile_learning_rate", "quantile_noise_multiplier"} <= set(taken)
 
 
-def test_adaptive_clipping_from_settings(lots):
-    made = make_optimizer(
-        experiment(clipping="adaptive", target_quantile=0.7, quantile_noise_multiplier=4.0),
-        lots,
-        7,
-        1.5,
-    )
-    assert made._adaptive == AdaptiveClipping(1.5, target_quantile=0.7, count_noise=4.0)
-
-
 @pytest.mark.parametrize("mechanism", ["dp_dropout", "sgld"])
 def test_langevin_steps_from_settings(lots, mechanism):
     """The learning rate falls from epoch to epoch; an epoch has two steps."""
@@ -112,13 +101,9 @@ def test_the_plan_is_what_the_optimizer_will_account(lots):
     assert (run.noise_multiplier, run.momentum) == (0.0, 0.5)
 
 
-def test_the_plan_knows_of_microbatches(lots):
-    assert plan(experiment(microbatches=2), lots, 5, []).microbatch_size == 2
-
-
-def test_a_learning_rate_that_decays_is_a_schedule():
-    assert learning_rate(experiment(), 10) == 0.5
-    assert float(learning_rate(experiment(learning_rate_decay=0.1), 10)(10)) == pytest.approx(0.05)
+def test_the_plan_knows_of_microbatches_and_adaptive_clipping(lots):
+    run = plan(experiment(microbatches=2, clipping="adaptive"), lots, 5, [])
+    assert run.microbatch_size == 2 and run.adaptive_clipping
 
 
 @pytest.mark.parametrize("statistics", ["example", "batch"])

@@ -97,32 +97,10 @@ def test_a_vacuous_epsilon_is_called_so():
     assert "vacuous" in one_line(result)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({}, "--epsilon=2"),
-        ({"epsilon": None, "noise_multiplier": 2.0}, "--epsilon=0.8116"),
-        ({"dataset": "mnist"}, "--mechanism=dpsgd --dataset=mnist --epsilon=2"),
-    ],
-    ids=str,
-)
-def test_the_alternative_has_the_same_proven_epsilon(settings, words):
-    result = trained(a_run(), advice="There is another one.", **settings)
-    words = words.replace("0.8116", f"{result.proven.epsilon:.4g}")
-    assert printed(result)[1].partition("Try: ")[2].split(" └")[0].endswith(words)
-
-
 def test_the_model_card_has_what_another_training_needs():
     settings = dict(normalization="layer", optimizer="adam", learning_rate=0.25, activation="tanh")
     text = card(trained(a_run(), **settings), "python train.py --seed=3")
-    for fact in (
-        "layer normalization",
-        "tanh",
-        "adam",
-        "0.25",
-        "C = 0.5",
-        "python train.py --seed=3",
-    ):
+    for fact in ("layer normalization", "tanh", "adam", "0.25", "python train.py --seed=3"):
         assert fact in text
     for fact in ("Test accuracy: 87.50%", "## Privacy", "Validation data"):
         assert fact in text

@@ -123,29 +123,13 @@ def test_settings_that_do_not_fit_together_are_refused(changes, fact):
         experiment(**changes)
 
 
-def test_numbers_on_their_bounds_are_allowed():
-    made = experiment(noise_multiplier=0.0, steps=1, normalization="batch", public_examples=2)
-    assert made.noise_multiplier == 0.0
-
-
 def test_settings_that_have_an_effect_are_allowed():
+    experiment(noise_multiplier=0.0, steps=1, normalization="batch", public_examples=2)
     experiment(clipping="adaptive", target_quantile=0.5, momentum=0.9, nesterov=True)
     experiment(mechanism="matrix", sampling="cyclic_poisson", groups=3, bands=3, objective="max")
-    experiment(mechanism="discrete_sgd", degrees_of_freedom=9.0, codebook_size=7)
     experiment(mechanism="si_dpsgd", optimizer="adam", guarantee="claimed", release="mu")
-    experiment(mechanism="sgld", composition="ac", learning_rate_exponent=0.0)
-    experiment(microbatches=64)
-    experiment(**TEXTS, embeddings="vectors.txt", vocabulary_size=50, sequence_length=20)
+    experiment(mechanism="discrete_sgd", sampling="shuffle", noise="gaussian")
     experiment(**TEXTS, embeddings="frozen", vocabulary="words.txt", embedding_width=7)
-    experiment(dataset="imdb_reviews", model="transformer", text_features="text")
-    experiment(**TEXTS | {"model": "bilstm_dl"}, normalization="layer_affine")
-    experiment(trainable_layers="logits", cache_features=False, initial_weights="model.keras")
-    experiment(batch_size=1437)
-    experiment(batch_size=5000, dataset="mnist")
-    experiment(dataset="mnist", normalization="batch", public_data="strokes")
+    experiment(batch_size=1437, microbatches=1437)
     experiment(dataset="cifar100", normalization="batch", public_data="strokes")
     Experiment(mechanism="none", dataset="cifar100", normalization="batch", public_data="cifar100")
-    experiment(mechanism="si_dpsgd", release="mu", noise_multiplier=1.0)
-    experiment(mechanism="discrete_sgd", sampling="shuffle", noise="gaussian")
-    experiment(mechanism="discrete_sgd", sampling="shuffle", guarantee="claimed")
-    Experiment(mechanism="none", momentum=0.5)

@@ -85,15 +85,6 @@ class TestLoading:
         with pytest.raises(ValueError, match="hidden_500"):
             load(model, str(tmp_path / name))
 
-    def test_damaged_files_and_other_formats_are_refused(self, tmp_path):
-        model = models.build("mlp", (8, 8, 1), 10)
-        (tmp_path / "a.keras").write_bytes(b"nothing")
-        with pytest.raises(ValueError, match="Expected weights of the network 'mlp'"):
-            load(model, str(tmp_path / "a.keras"))
-        (tmp_path / "a.npz").write_bytes(b"nothing")
-        with pytest.raises(ValueError, match=r"a \.keras or a \.weights\.h5 file"):
-            load(model, str(tmp_path / "a.npz"))
-
 
 class TestWhereWeightsComeFrom:
     @pytest.mark.parametrize(

@@ -59,13 +59,6 @@ class TestVocabularies:
         with pytest.raises(ValueError, match="vectors of 64 numbers with --model=transformer"):
             words_of(experiment(embeddings=vectors, model="transformer"))
 
-    def test_no_private_text_changes_them(self, vectors):
-        words = words_of(experiment(embeddings=vectors, sequence_length=4))
-        alone = in_words(reviews("the film"), words)
-        together = in_words(reviews("the film", "rare words"), words)
-        np.testing.assert_array_equal(alone.x_train, together.x_train[:1])
-        assert words_of(experiment(embeddings=vectors, sequence_length=4)).size == words.size
-
 
 class TestTables:
     @pytest.mark.parametrize(

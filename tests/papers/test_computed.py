@@ -14,7 +14,7 @@ from tfdp.noise import NoiseFamily, NoiseSource
 from tfdp.papers import catalogue, computed, gradient_histogram, noise_by_epsilon, noise_distance
 
 NOISES = [
-    ("gaussian", None), ("student_t", 9.0), ("student_t", 18.0), ("laplace", None), ("sech", None),
+    ("gaussian", None), ("student_t", 9.0), ("laplace", None), ("sech", None),
     ("variance_gamma", None),
 ]  # fmt: skip
 
@@ -39,8 +39,9 @@ def test_cauchy_noise_has_no_mean():
     assert noise_distance.mean_size("student_t", 1e6) == pytest.approx(math.sqrt(2 / math.pi), 1e-5)
 
 
-@pytest.mark.parametrize(("noise", "nu"), NOISES)
-@pytest.mark.parametrize("divergence", [0.1, 2.0])
+@pytest.mark.parametrize(
+    ("noise", "nu", "divergence"), [("laplace", None, 0.1), *((*each, 2.0) for each in NOISES)]
+)
 def test_the_scale_has_the_divergence_by_the_accounting_of_the_whole_codebook(
     noise, nu, divergence
 ):

@@ -81,14 +81,3 @@ def test_a_cell_that_was_not_measured_interrupts_its_line(panels):
     assert all(high - low >= 4.999 for low, high in (axes.get_ylim() for axes in drawn))
     ((line, _),) = lines(drawn[titles.index("DPSGD LeNet-5")])
     assert [math.isnan(y) for y in line.get_ydata()] == [False] * 3 + [True] + [False] * 3
-
-
-def test_epsilons_that_came_out_have_round_ticks_with_room(panels):
-    (table,) = [table for table in tables() if table.name == "encoding.F2_mnist"]
-    epsilons = iter([0.6809, 0.9, 0.91, 1.181, 1.7138, 3.1] * 10)
-    found = {
-        cell.name: dataclasses.replace(ONE, claimed=next(epsilons)) if cell.seeds else None
-        for cell in table.cells
-    }
-    (axes,) = panels(table, found)
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
