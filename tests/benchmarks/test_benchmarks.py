@@ -73,10 +73,10 @@ class TestClock:
         monkeypatch.setattr(protocol.time, "perf_counter", lambda: self.now)
         return protocol
 
-    def tick(self, clock, *elapsed, steps=1):
+    def tick(self, clock, *elapsed):
         for seconds in elapsed:
             self.now += seconds
-            clock.tick(steps)
+            clock.tick()
 
     def test_steps_after_the_warmup_are_timed(self, protocol):
         clock = protocol.Clock(SPEC)  # 5 timed steps after 2 for warm-up
@@ -94,14 +94,6 @@ class TestClock:
         assert clock.durations == pytest.approx([7.0, 7.0, 7.0])
         with pytest.raises(protocol.TooSlow, match="25 s"):
             self.tick(protocol.Clock(SPEC), 100.0, 25.0)
-
-    def test_steps_of_an_epoch_are_timed_together(self, protocol):
-        clock = protocol.Clock({**SPEC, "seconds": 10.0})
-        self.tick(clock, 9.0)
-        self.tick(clock, 5.0, 0.8, 0.4, steps=4)  # the first of them warms up
-        with pytest.raises(protocol.Enough):
-            self.tick(clock, 0.6, steps=4)
-        assert clock.durations == pytest.approx([0.2, 0.1, 0.15])
 
 
 def test_results_resume_on_the_same_machine(tmp_path):
