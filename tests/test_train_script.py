@@ -162,8 +162,8 @@ def test_every_recipe_for_digits_trains_in_minutes_with_both_guarantees(tmp_path
 
 
 def test_a_sweep_trains_what_can_be_trained_and_nothing_twice(tmp_path, script, capsys):
-    arguments = [*DIVERGING, "--sweep=learning_rate=0.1,1e38", f"--model_dir={tmp_path / 'r'}"]
-    assert call(script, *arguments) == 2
+    arguments = [*DIVERGING, f"--model_dir={tmp_path / 'r'}", "--sweep=learning_rate=0.1"]
+    assert call(script, *arguments[:-1], "--sweep=learning_rate=0.1,1e38") == 2
     assert names(tmp_path / "r") == ["learning_rate=0.1"]
     record = check(tmp_path / "r" / "learning_rate=0.1")
     assert 1.9 < record["proven"]["epsilon"] <= 2.0  # each point has a budget of its own
@@ -171,7 +171,7 @@ def test_a_sweep_trains_what_can_be_trained_and_nothing_twice(tmp_path, script, 
     assert "Point 2 of 2: learning_rate=1e38" in said.out and "not a finite number" in said.err
     summary = said.out.partition("Sweep")[2]
     assert f"{100 * record['test_accuracy']:.2f}%" in summary and "failed" in summary
-    assert call(script, *arguments) == 2
+    assert call(script, *arguments) == 0
     assert capsys.readouterr().out.count("Trained already: ") == 1
     assert check(tmp_path / "r" / "learning_rate=0.1") == record
     # A result with other settings is not taken for this point.
@@ -209,8 +209,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys, script, argu
     ("arguments", "status", "words"),
     [
         (["--mechanism=si_dpsgd", "--help"], 0, "[1437]"),
-        (["--steps=2", "--epochs=2"], 2, "Found both"),
-        (["--model_dir=setup.cfg"], 2, "Found a file"),
+        (["--model_dir=setup.cfg"], 2, "setup.cfg"),
     ],
 )
 def test_help_and_errors_do_not_wait_for_tensorflow(arguments, status, words, monkeypatch):
