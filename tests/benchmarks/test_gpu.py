@@ -1,15 +1,10 @@
 """A sitting on a GPU: its plan, its clock and its report, with answers that no GPU gave."""
 
 import argparse
-import importlib.util
-import json
-import sys
 
 import pytest
 
-from benchmarks import __main__ as command
 from benchmarks import gpu, gpu_report, results, subjects
-from benchmarks.measure import measure_all
 
 CARD = "Some GPU, driver 1.2"
 
@@ -67,35 +62,6 @@ def test_a_sitting_measures_all_and_nothing_twice(sheet, asked):
     assert len(sheet.content["gpu"]) == count
 
 
-def test_the_clock_ends_a_sitting_and_it_goes_on(sheet, asked, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(gpu.time, "monotonic", lambda: now[0])
-    inner = gpu.measure_all
-
-    def slow(*arguments, **limits):
-        assert limits["timeout"] <= max(60 * 3 - now[0], 0) or now[0] >= 200
-        now[0] += 50
-        return inner(*arguments, **limits)
-
-    monkeypatch.setattr(gpu, "measure_all", slow)
-    gpu.sit(flags(minutes=3), {}, sheet)
-    assert len(asked) == 4
-    gpu.sit(flags(minutes=None), {}, sheet)
-    assert len({tuple(map(str, points)) for points in asked}) == len(asked)
-
-
-def test_what_a_process_did_not_reach_is_measured_by_the_next(sheet, asked, monkeypatch):
-    inner = gpu.measure_all
-    monkeypatch.setattr(
-        gpu,
-        "measure_all",
-        lambda *a, **k: inner(*a, **k)[:1] if "resnet" in str(a) else inner(*a, **k),
-    )
-    gpu.sit(flags(), {}, sheet)
-    planned = [p for _, _, points in gpu.plan(1, ["mlp", "resnet18"]) for p in points]
-    assert len(sheet.content["gpu"]) == len(planned)
-
-
 def test_a_kill_at_the_end_of_the_sitting_is_no_result(sheet, monkeypatch):
     killed = [{"skipped": "not done within 30 s, compilation included"}]
     monkeypatch.setattr(gpu, "measure_all", lambda *a, **k: killed)
@@ -114,41 +80,3 @@ def test_the_report_has_ratios_floor_and_the_largest_lot(sheet, asked):
     assert cells[6:9] == ["1.4", "500,000", "200"]
     assert cells[-1] == "8"
     assert "tfdp 32,768; Opacus, hooks 1,024" in text
-
-
-def test_without_a_gpu_the_command_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(results, "_gpu", lambda: "no NVIDIA GPU was found")
-    arguments = ["--device=gpu", f"--json={tmp_path / 'gpu.json'}", f"--cache={tmp_path}"]
-    assert command.main(arguments) == 2
-    assert "nvidia-smi names none" in capsys.readouterr().err
-
-
-def test_a_process_answers_point_after_point(tmp_path):
-    path = tmp_path / "program.py"
-    path.write_text(
-        "import json, sys\n"
-        "for point in json.loads(sys.argv[1])['points']:\n"
-        "    if point['n'] == 2: sys.exit(3)\n"
-        "    print(json.dumps({'parts': point}))\n"
-    )
-    family = subjects.Family("other", "plain", str(path), own_environment=False)
-    points = [{"n": n} for n in range(4)]
-    found = measure_all(sys.executable, family, {}, points, timeout=20.0, memory_gib=4.0)
-    assert [record.get("parts") for record in found] == [{"n": 0}, {"n": 1}, None]
-    assert found[2]["failed"].startswith("exit code 3")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
-def test_the_floor_counts_the_operations_of_a_dense_layer():
-    path = subjects.HERE / "peers" / "run_floor.py"
-    family = subjects.Family("floor", "floor", str(path), own_environment=False)
-    points = [
-        {"subject": "step", "model": "mlp", "lot": 64},
-        {"subject": "device", "model": "", "lot": 0, "side": 128, "copied": 2**20},
-    ]
-    step, device = measure_all(sys.executable, family, {}, points, timeout=90.0, memory_gib=4.0)
-    # Forward and kernel gradient of both layers, and the gradient of the second layer's inputs.
-    products = 2 * 64 * (2 * 784 * 64 + 3 * 64 * 10)
-    assert step["parts"]["gflop"] == pytest.approx(products / 1e9, rel=0.05)
-    assert device["parts"]["tflop_per_s"] > 0
-    assert json.dumps(device)

@@ -1,10 +1,11 @@
-"""Makes one result repeatedly, and kills or disturbs the process at its k-th file operation.
+"""Makes one result repeatedly, and kills or disturbs the process at one of its file operations.
 
-    python killed_commits.py FOLDER {new,empty,over,aside,state} {kill,fail}
+    python killed_commits.py FOLDER {new,over,state} {kill,fail} STRIDE [COUNT]
 
-For k = 1, 2, ... the script leaves a folder FOLDER/<k>. Its state is that after the process died
-before its k-th operation ("kill"), or after the k-th operation failed for lack of space ("fail"). The
-script stops at the first k above the number of operations. It forks, so it does not import TensorFlow.
+For k = 1, 1 + STRIDE, ... the script leaves a folder FOLDER/<k>. Its state is that after the process
+died before its k-th operation ("kill"), or after the k-th operation failed for lack of space ("fail").
+The script stops at the first k above the number of operations, which "fail" takes from COUNT. It forks,
+so it does not import TensorFlow.
 """
 
 import errno
@@ -14,9 +15,9 @@ import pathlib
 import sys
 import traceback
 
-from result_helpers import TrainingFailed, keep_state, make
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from tfdp.experiments import result_folder
+from tests.experiments.result_helpers import Crash, keep_state, make
 from tfdp.experiments.result_folder import ResultError, ResultFolder
 
 COUNTED = {
@@ -24,16 +25,6 @@ COUNTED = {
     "test",
 }  # fmt: skip
 KILLED, REFUSED, FAILED = 9, 3, 4
-
-
-def announced(function):
-    """Returns the function as an operation that is counted."""
-
-    def wrapped(*arguments):
-        sys.audit("test")
-        return function(*arguments)
-
-    return wrapped
 
 
 def disturbed(k, kill):
@@ -50,30 +41,25 @@ def disturbed(k, kill):
 
 
 def child(target, mode, k, kill):
-    os.fsync = announced(os.fsync)
-    swap = announced(result_folder.exchange) if mode != "aside" else lambda *names: False
-    result_folder.exchange = swap
+    os.fsync = lambda handle: sys.audit("test")  # files outlive the process without fsync
     disturbed(k, kill)
     try:
-        make(target, "new", overwrite=mode in ("over", "aside"), stateful=mode == "state")
+        make(target, "new", overwrite=mode == "over", stateful=mode == "state")
     except ResultError as error:
         print(k, error, flush=True)
         os._exit(REFUSED)
-    except TrainingFailed:
+    except Crash:
         os._exit(FAILED)
     os._exit(0 if not kill else 1)
 
 
-def main(folder, mode, action):
-    os.fsync = lambda handle: None  # files outlive the process without fsync
+def main(folder, mode, action, stride, count=None):
     make(pathlib.Path(folder, "warm_up"), "old")  # imports now what is imported on first use
-    for k in itertools.count(1):
+    for k in itertools.count(1, int(stride)):
         scenario = pathlib.Path(folder, f"{k}")
         scenario.mkdir()
         target = scenario / "runs" / "r"
-        if mode == "empty":
-            target.mkdir(parents=True)
-        if mode in ("over", "aside"):
+        if mode == "over":
             make(target, "old")
         if mode == "state":  # a training was killed just before its end
             with ResultFolder(target) as opened:
@@ -88,11 +74,10 @@ def main(folder, mode, action):
                 os._exit(2)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         scenario.joinpath("code").write_text(f"{code}")
-        # If no process died at operation k, all operations have had their turn. A process may
-        # survive a failed operation, so for "fail" the command line gives the number of operations.
-        if (code == 1 and action == "kill") or (action == "fail" and k == int(sys.argv[4])):
+        # If no process died at operation k, all operations have had their turn.
+        if (code == 1 and action == "kill") or (action == "fail" and k >= int(count)):
             return
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:])

@@ -1,22 +1,17 @@
-"""Small results for tests, made without TensorFlow, and processes that make them."""
+"""Small results for tests, made without TensorFlow, and trainings that end early."""
 
+import contextlib
 import os
-import pathlib
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tfdp._files import replaced_whole  # noqa: E402
-from tfdp.experiments.result_folder import ResultFolder, check  # noqa: E402
-from tfdp.experiments.unfinished import STATE  # noqa: E402
+from tfdp._files import replaced_whole
+from tfdp.experiments.result_folder import ResultFolder, check
 
 FILES = {"model.keras", "run.json", "model_card.md", "tensorboard"}
 
 
-class TrainingFailed(Exception):
-    """An error of the training, which the result folder should not explain."""
+class Crash(Exception):
+    """Ends a training as an error of the machine would."""
 
 
 def make(path, which, stateful=False, **options):
@@ -37,15 +32,16 @@ def make(path, which, stateful=False, **options):
             with open(os.path.join(folder.log_dir, "events.out.tfevents.1"), "w") as file:
                 file.write(f"log {which}")
         except OSError as error:
-            raise TrainingFailed from error
+            raise Crash from error
         folder.commit({"which": which}, f"card {which}", save_model)
 
 
 def keep_state(folder, which):
-    """Does what a training does with its state: goes on from one, or writes one."""
+    """Does what a training does with its state: resumes from one, or writes one."""
     backup, _ = folder.checkpoints({"which": which})
     if not folder.holds_state:
-        with replaced_whole(os.path.join(backup, STATE)) as partial, open(partial, "w") as file:
+        path = os.path.join(backup, "state.npz")
+        with replaced_whole(path) as partial, open(partial, "w") as file:
             file.write(f"state {which}")
 
 
@@ -65,13 +61,22 @@ def names(folder):
     return sorted(os.listdir(folder))
 
 
-def python(code, *arguments, **options):
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=ROOT,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
-    )
+@contextlib.contextmanager
+def after_step(number, action=None):
+    """Context that calls `action`, by default a crash, at the end of its training step `number`."""
+    import keras
+    import pytest
+
+    steps, ended = [], keras.callbacks.CallbackList.on_train_batch_end
+
+    def ending(self, batch, logs=None):
+        steps.append(batch)
+        if len(steps) == number:
+            if action is None:
+                raise Crash
+            action()
+        ended(self, batch, logs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keras.callbacks.CallbackList, "on_train_batch_end", ending)
+        yield

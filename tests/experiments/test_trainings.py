@@ -1,16 +1,13 @@
 """The points of a sweep are trained one after the other, and a failure does not affect others."""
 
 import json
-import signal
 
 import pytest
-from rich.console import Console
 
-from tfdp._interruptions import SIGNALS
-from tfdp.experiments import Experiment, console
+from tfdp.experiments import Experiment
 from tfdp.experiments.command_line import Point
 from tfdp.experiments.console import Terminated
-from tfdp.experiments.trainings import print_summary, train_points
+from tfdp.experiments.trainings import train_points
 
 POINTS = [
     Point(Experiment(epsilon=float(e), seed=s), {"epsilon": e, "seed": str(s)})
@@ -35,54 +32,21 @@ def stub(trained, failures=()):
     return train
 
 
-def test_every_point_has_its_folder_and_its_turn(tmp_path, capsys):
-    trained = []
-    assert train_points(POINTS, tmp_path, stub(trained)) == 0
-    assert trained == [
-        (0.5, 1, "epsilon=0.5,seed=1"),
-        (0.5, 2, "epsilon=0.5,seed=2"),
-        (8.0, 1, "epsilon=8,seed=1"),
-        (8.0, 2, "epsilon=8,seed=2"),
-    ]
-    assert {path.name for path in tmp_path.iterdir()} == {name for _, _, name in trained}
-    said = capsys.readouterr().out
-    assert "Point 3 of 4: epsilon=8,seed=1" in said
-    assert said.count("87.50%") == 4 and said.count("infinite") == 2
-
-
 def test_a_point_that_fails_does_not_lose_the_others(tmp_path, capsys):
     trained = []
     failures = [((0.5, 2), ValueError("too much")), ((8.0, 1), RuntimeError("out of memory"))]
     (tmp_path / "epsilon=8,seed=1").mkdir()
     (tmp_path / "epsilon=8,seed=1" / "run.json").write_text("{}")  # an earlier result
     assert train_points(POINTS, tmp_path, stub(trained, failures)) == 2
-    assert len(trained) == 4
+    assert [folder for _, _, folder in trained] == [
+        "epsilon=0.5,seed=1", "epsilon=0.5,seed=2", "epsilon=8,seed=1", "epsilon=8,seed=2",
+    ]  # fmt: skip
     said = capsys.readouterr()
     assert "train.py: error: too much" in said.err
     assert "RuntimeError: out of memory" in said.err
     assert said.out.count("failed") == 2 and said.out.count("87.50%") == 2
-
-
-def test_one_training_goes_into_the_folder_itself(tmp_path, capsys):
-    alone = [Point(POINTS[0].experiment, {})]
-    trained = []
-    assert train_points(alone, tmp_path / "here", stub(trained)) == 0
-    assert trained == [(0.5, 1, "here")]
-    assert "Point" not in capsys.readouterr().out
-    assert train_points(alone, tmp_path, stub([], [((0.5, 1), ValueError("no"))])) == 2
-    with pytest.raises(RuntimeError):  # an unexpected error gives a traceback
-        train_points(alone, tmp_path, stub([], [((0.5, 1), RuntimeError("no"))]))
-
-
-def test_the_summary(tmp_path):
-    for point in POINTS:
-        stub([])(point, tmp_path / point.name)
-    console = Console(record=True, width=80)
-    errors = [None, KeyboardInterrupt(), ValueError(), None]
-    print_summary(POINTS, errors, tmp_path, console)
-    rows = [line.split() for line in console.export_text().splitlines() if "│" in line]
+    rows = [line.split() for line in said.out.splitlines() if "│" in line]
     assert ["│0.5", "│", "1", "│", "87.50%", "│", "1,234", "│", "0.5│"] in rows
-    assert ["│0.5", "│", "2", "│", "interrupted", "│", "│", "│"] in rows
     assert ["│8", "│", "1", "│", "failed", "│", "│", "│"] in rows
 
 
@@ -96,25 +60,6 @@ def test_an_interruption_ends_the_sweep_and_shows_what_there_is(tmp_path, capsys
     assert said.out.count("not begun") == 2
     alone = [Point(POINTS[0].experiment, {})]
     assert train_points(alone, tmp_path, stub([], [((0.5, 1), Terminated())])) == 143
-    assert "terminated" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_what_ends_a_command_by_a_signal_is_said_once(number, capsys):
-    """A closed terminal as well as SIGTERM; a second signal is not answered by other words."""
-
-    def command():
-        signal.raise_signal(number)
-
-    with pytest.raises(SystemExit) as end:
-        console.guarded(command)
-    assert end.value.code == 128 + number
-    said = capsys.readouterr().err
-    assert said == "\ntrain.py: terminated. No result was written, and nothing is released.\n"
-    assert all(signal.getsignal(each) is signal.SIG_DFL for each in SIGNALS)
-
-
-def test_a_closed_pipe_ends_the_sweep(tmp_path):
     with pytest.raises(BrokenPipeError):
         train_points(POINTS, tmp_path, stub([], [((0.5, 1), BrokenPipeError())]))
 
@@ -124,6 +69,4 @@ def test_an_error_names_flags(tmp_path, capsys):
     error = ValueError("Expected lot_size to be at most 9. Use clipping='global'.")
     assert train_points(alone, tmp_path, stub([], [((0.5, 1), error)])) == 2
     said = capsys.readouterr().err
-    assert (
-        said == "train.py: error: Expected --batch_size to be at most 9. Use --clipping=global.\n"
-    )
+    assert "--batch_size" in said and "--clipping=global" in said

@@ -1,32 +1,16 @@
 """Texts become rows of ids by public words only, and networks get a table for these ids."""
 
-import dataclasses
-import os
-import pathlib
-
 import keras
 import numpy as np
 import pytest
 
 from tfdp import data, models
-from tfdp.data import datasets
-from tfdp.experiments import Experiment, card, network, record, run
+from tfdp.experiments import Experiment, card, record, run
 from tfdp.experiments.announcement import announcement
 from tfdp.experiments.conditions import WORD_MODELS
 from tfdp.experiments.start import begin
 from tfdp.experiments.words import in_words, with_words, words_of
 from tfdp.gradients.engines import ghost
-
-PREPARED = pathlib.Path(
-    os.environ.get("TFDS_DATA_DIR")
-    or pathlib.Path(__file__).resolve().parents[3] / "shared" / "tfds"
-)
-needs_news = pytest.mark.skipif(
-    not (PREPARED / "ag_news_subset").is_dir(),
-    reason="ag_news_subset is not prepared; name a folder that holds it with TFDS_DATA_DIR",
-)
-NEWS = {"dataset": "ag_news_subset", "data_dir": str(PREPARED)}
-PARTS = {"train_split": "test[:6080]", "test_split": "test[6080:]"}
 
 
 def experiment(**settings):
@@ -75,17 +59,12 @@ class TestVocabularies:
         with pytest.raises(ValueError, match="vectors of 64 numbers with --model=transformer"):
             words_of(experiment(embeddings=vectors, model="transformer"))
 
-    def test_no_private_text_changes_them(self, vectors):
-        words = words_of(experiment(embeddings=vectors, sequence_length=4))
-        alone = in_words(reviews("the film"), words)
-        together = in_words(reviews("the film", "rare words"), words)
-        np.testing.assert_array_equal(alone.x_train, together.x_train[:1])
-        assert words_of(experiment(embeddings=vectors, sequence_length=4)).size == words.size
-
 
 class TestTables:
-    @pytest.mark.parametrize("name", WORD_MODELS)
-    @pytest.mark.parametrize("embeddings", ["trained", "frozen"])
+    @pytest.mark.parametrize(
+        ("name", "embeddings"),
+        [(name, ("trained", "frozen")[i % 2]) for i, name in enumerate(WORD_MODELS)],
+    )
     def test_a_network_has_the_table_of_its_words(self, name, embeddings, tmp_path):
         words = words_of(
             experiment(model=name, embeddings=embeddings, vocabulary_size=50, sequence_length=6)
@@ -102,15 +81,6 @@ class TestTables:
         np.testing.assert_allclose(again(rows), logits, rtol=1e-5, atol=1e-6)
         model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         assert ghost.supports(model) is None
-
-    @pytest.mark.parametrize("normalization", ["layer", "layer_affine"])
-    def test_a_normalized_network_too(self, normalization):
-        words = words_of(
-            experiment(model="bilstm_dl", vocabulary_size=50, embedding_width=7, sequence_length=6)
-        )
-        model = with_words(models.build("bilstm_dl", (6,), 3, normalization), words)
-        assert model(words.rows(["a fine film", "odd"])).shape == (2, 3)
-        assert model.get_layer("embedding").embeddings.trainable
 
     def test_the_vectors_of_a_file_are_in_the_network(self, vectors):
         words = words_of(experiment(embeddings=vectors, sequence_length=6))
@@ -132,44 +102,24 @@ class TestTables:
 
 
 class TestTraining:
-    @needs_news
-    def test_the_test_texts_of_ag_news_say_that_they_are_not_the_papers(self):
-        settings = experiment(
-            **NEWS, **PARTS, embeddings="frozen", sequence_length=20, batch_size=128, steps=2,
-            engine="ghost",
-        )  # fmt: skip
-        result = run(settings, verbose=0)
-        content = record(result)
-        assert (content["num_examples"], content["steps"]) == (6080, 2)
-        said = "Not the usual split: trained on test[:6080] and tested on test[6080:]"
-        assert said in announcement(settings)
-        assert content["notes"][0].startswith(said)
-        assert content["notes"][0].endswith("so N is not that of the papers.")
-        assert said in card(result)
-        assert content["settings"]["train_split"] == "test[:6080]"
-        assert result.run.start == "assumed"
+    @pytest.fixture
+    def news(self, monkeypatch):
+        """Texts in place of the data set that an experiment names."""
+        texts, labels = np.array(["a fine film", "odd", "the end"] * 16), np.arange(48) % 3
+        made = data.Dataset("news", texts, labels, texts, labels, 3, (), "here", "none")
+        monkeypatch.setattr(data, "load", lambda *_, **__: made)
+        parts = {"train_split": "test[:48]", "test_split": "test[48:]"}
+        return {"dataset": "ag_news_subset", **parts, "sequence_length": 3, "batch_size": 16}
 
-    @needs_news
-    def test_public_vectors_are_declared_public(self, vectors):
-        settings = experiment(**NEWS, **PARTS, embeddings=vectors, batch_size=128, steps=1)
+    def test_public_vectors_are_declared_public_and_another_split_is_told(self, news, vectors):
+        settings = experiment(**news, embeddings=vectors, steps=1, engine="ghost")
         result = run(settings, verbose=0)
-        assert result.run.start == "public"
+        assert (result.run.num_examples, result.run.start) == (48, "public")
         table = result.model.get_layer("embedding").embeddings.numpy()
         np.testing.assert_array_equal(table[2:], [[1, 2, 3], [4, 5, 6]])
-
-    @needs_news
-    def test_the_card_says_that_a_record_is_a_row_of_a_text(self):
-        result = run(
-            Experiment(
-                dataset="ag_news_characters", data_dir=str(PREPARED), model="tutorial_lstm",
-                noise_multiplier=1.0, steps=1, batch_size=4, train_split="test[:20]",
-                test_split="test[100:102]",
-            ),
-            verbose=0,
-        )  # fmt: skip
-        assert "rows of 80 bytes" in card(result) and "is protected less than a record" in card(
-            result
-        )
+        said = "trained on test[:48] and tested on test[48:]"
+        assert said in announcement(settings) and said in card(result)
+        assert said in record(result)["notes"][0]
 
     def test_vectors_of_a_file_stay_those_of_the_file(self, vectors, tmp_path):
         """Initial weights hold a table, too, and the card names the file of the vectors."""
@@ -189,17 +139,3 @@ class TestTraining:
         np.testing.assert_array_equal(fresh.get_layer("embedding").embeddings, made.table)
         for one, other in zip(fresh.weights[1:], model.weights[1:], strict=True):
             np.testing.assert_array_equal(one, other)
-
-    @pytest.mark.skipif(
-        not (PREPARED / "glue").is_dir(),
-        reason="glue is not prepared; name a folder that holds it with TFDS_DATA_DIR",
-    )
-    def test_texts_are_not_taken_for_images(self, monkeypatch):
-        """Of a data set that tensorflow_datasets alone knows, it shows when it is read."""
-        monkeypatch.delitem(datasets.DATASETS, "glue/sst2")
-        parts = {"train_split": "validation[:100]", "test_split": "validation[100:]"}
-        settings = experiment(data_dir=str(PREPARED), **parts, sequence_length=5)
-        loaded, words = network.load(settings)
-        assert loaded.x_train.shape == (100, 5) and words.size == 10_000
-        with pytest.raises(ValueError, match=r"Expected --model=bilstm or .* for texts"):
-            network.load(dataclasses.replace(settings, model="mlp", sequence_length=64))
