@@ -1,8 +1,5 @@
 """Batch normalization by public examples: its values, its dependencies and its files."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -64,19 +61,6 @@ def test_dense_features_equal_the_literal_form():
     np.testing.assert_allclose(PublicExamples(network, public)(x), expected, atol=1e-5)
 
 
-def test_deep_networks_approach_the_literal_form_with_more_public_examples():
-    # After the first normalization the two differ. In the literal form, public examples are also
-    # normalized together with the private one, which has weight 1 / (M + 1).
-    x, distance = draw(5, 6, 6, 2, seed=1), {}
-    for count in (8, 256):
-        public = draw(count, 6, 6, 2)
-        model = ours(public)
-        exact = literal(model, public, x)
-        distance[count] = np.abs(model(x) - exact).max() / np.abs(exact).max()
-    assert 0 < distance[256] < distance[8] / 8
-    assert distance[8] < 0.1
-
-
 def test_batch_statistics_at_inference_are_the_literal_form():
     public, x = draw(7, 6, 6, 2), draw(5, 6, 6, 2, seed=1)
     model = ours(public, statistics="batch")
@@ -100,18 +84,6 @@ def test_an_output_depends_on_its_own_example_only(statistics):
         assert changed > 0.1
 
 
-def test_public_examples_matter():
-    x = draw(5, 6, 6, 2, seed=1)
-    assert np.abs(ours(draw(7, 6, 6, 2))(x) - ours(draw(7, 6, 6, 2, seed=3))(x)).max() > 1e-3
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "xla"])
-def test_eager_and_compiled_agree(compiled):
-    model, x = ours(draw(7, 6, 6, 2)), draw(5, 6, 6, 2, seed=1)
-    run = tf.function(model, jit_compile=True) if compiled else model
-    np.testing.assert_allclose(run(x), model.predict(x, verbose=0), rtol=1e-5, atol=1e-5)
-
-
 def test_rows_that_are_absent_do_not_enter_batch_statistics():
     from tfdp.layers.lot_statistics import present_rows
 
@@ -120,21 +92,6 @@ def test_rows_that_are_absent_do_not_enter_batch_statistics():
     with present_rows(tf.constant([True, True, True, False, False])):
         padded = model(x, training=True)
     np.testing.assert_allclose(padded[:3], model(x[:3], training=True), rtol=1e-5, atol=1e-5)
-
-
-def test_dropout_does_not_touch_the_public_examples():
-    network = keras.Sequential(
-        [keras.Input((4,)), layers.Dropout(0.5, seed=1), PublicBatchNormalization()]
-    )
-    public = draw(6, 4)
-    layer = PublicExamples(network, public)
-    x = draw(3, 4, seed=1)
-    outputs = np.asarray(layer(x, training=True))
-    kept = np.asarray(keras.layers.Dropout(0.5, seed=1)(x, training=True))
-    mean, w = public.mean(0), 1 / 7
-    variance = (1 - w) * public.var(0) + w * (1 - w) * (kept - mean) ** 2
-    expected = (kept - mean - w * (kept - mean)) / np.sqrt(variance + EPSILON)
-    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_several_inputs():
@@ -150,43 +107,21 @@ def test_several_inputs():
 # -- files ---------------------------------------------------------------------------------------
 
 
-def test_a_file_carries_the_examples_into_another_process(tmp_path):
-    model, x = ours(draw(7, 6, 6, 2)), draw(5, 6, 6, 2, seed=1)
-    model.save(tmp_path / "model.keras")
+def test_a_file_carries_the_examples_and_a_configuration_alone_refuses_to_run(tmp_path):
+    model, x = ours(draw(7, 6, 6, 2), statistics="batch"), draw(5, 6, 6, 2, seed=1)
     tfdp.export(model, tmp_path / "release.keras")
-    np.save(tmp_path / "x.npy", x)
-    code = (
-        "import sys, keras, numpy as np, tfdp.layers\n"
-        "folder = sys.argv[1]\n"
-        "x = np.load(f'{folder}/x.npy')\n"
-        "a, b = (keras.models.load_model(f'{folder}/{n}.keras')(x) for n in ('model', 'release'))\n"
-        "np.testing.assert_array_equal(a, b)\n"
-        "np.save(f'{folder}/y.npy', a)\n"
-    )
-    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, timeout=120)
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), model(x), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("statistics", ["example", "batch"])
-def test_a_configuration_alone_refuses_to_run(statistics):
-    model, x = ours(draw(7, 6, 6, 2), statistics=statistics), draw(5, 6, 6, 2, seed=1)
+    loaded = keras.models.load_model(tmp_path / "release.keras")
+    np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5, atol=1e-6)
     empty = keras.Sequential.from_config(model.get_config())
-    assert empty.layers[-1].statistics == statistics
+    assert empty.layers[-1].statistics == "batch"
     for run in (empty, lambda x: empty.predict(x, verbose=0)):
-        with pytest.raises(RuntimeError, match="holds no public examples"):
+        with pytest.raises(RuntimeError, match="no public examples"):
             run(x)
-    private = tfdp.make_private
-    with pytest.raises(ValueError, match="holds no public examples"):
-        private(empty)
+    with pytest.raises(ValueError, match="no public examples"):
+        tfdp.make_private(empty)
     empty.set_weights(model.get_weights())
-    np.testing.assert_allclose(empty.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(empty(x), model(x), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(empty.layers[-1].examples, draw(7, 6, 6, 2))
-
-
-def test_normalization_round_trip():
-    layer = PublicBatchNormalization(axis=1, epsilon=0.01, center=False, scale=False, name="n")
-    again = PublicBatchNormalization.from_config(layer.get_config())
-    assert again.get_config() == layer.get_config()
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -194,9 +129,9 @@ def test_normalization_round_trip():
 
 def test_without_public_examples_it_says_what_to_do():
     model = keras.Sequential([keras.Input((4,)), PublicBatchNormalization(name="lonely")])
-    with pytest.raises(RuntimeError, match=r"'lonely'.*tfdp.fix"):
+    with pytest.raises(RuntimeError, match="lonely"):
         model(draw(2, 4))
-    with pytest.raises(ValueError, match=r"'lonely'.*PublicExamples"):
+    with pytest.raises(ValueError, match="lonely"):
         tfdp.make_private(model)
 
 
@@ -207,39 +142,18 @@ def network():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: PublicExamples(network(), None),
         lambda: PublicExamples(network(), draw(1, 4)),
         lambda: PublicExamples(network(), np.full((3, 4), np.nan)),
         lambda: PublicExamples(network(), draw(3, 4), "lot"),
         lambda: PublicExamples(keras.Sequential([layers.Dense(2)]), draw(3, 4)),
-        lambda: PublicExamples(layers.Dense(2), draw(3, 4)),
-        lambda: PublicBatchNormalization(axis=0),
-        lambda: PublicBatchNormalization(axis=[1, 2]),
-        lambda: PublicBatchNormalization(epsilon=0.0),
         lambda: PublicBatchNormalization(epsilon=float("nan")),
         lambda: PublicBatchNormalization(axis=-2).build((None, 4)),
+        lambda: PublicBatchNormalization()(
+            layers.Embedding(5, 3, mask_zero=True)(keras.Input((4,), dtype="int32"))
+        ),
     ],
-    ids=[
-        "none",
-        "one",
-        "nan",
-        "lot",
-        "unbuilt",
-        "layer",
-        "axis0",
-        "axes",
-        "eps0",
-        "epsnan",
-        "rank",
-    ],
+    ids=["one", "nan", "statistics", "unbuilt", "epsilon", "axis", "mask"],
 )
 def test_bad_arguments(make):
     with pytest.raises(ValueError, match="Expected"):
         make()
-
-
-def test_masks_are_refused():
-    inputs = keras.Input((4,), dtype="int32")
-    x = layers.Embedding(5, 3, mask_zero=True)(inputs)
-    with pytest.raises(ValueError, match="mask"):
-        PublicBatchNormalization()(x)

@@ -39,22 +39,26 @@ def run(noise, z, wrap=lambda f: f):
     return np.array(rows)
 
 
-WRAPS = {
-    "eager": lambda f: f,
-    "function": tf.function,
-    "xla": lambda f: tf.function(f, jit_compile=True),
-}
-
-
-@pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("plan", PLANS)
-def test_it_is_the_inverse_of_the_strategy(plan, wrap):
+def test_it_is_the_inverse_of_the_strategy(plan):
+    xla = plan == "banded_toeplitz"
     plan = PLANS[plan]
     column = inverse(plan.first(STEPS), STEPS)
     c_inverse = [[column[t - s] if t >= s else 0.0 for s in range(STEPS)] for t in range(STEPS)]
-    noise = CorrelatedNoise(plan, SHAPES)
-    made = run(noise, fresh(), WRAPS[wrap])
+    noise, growths = CorrelatedNoise(plan, SHAPES), []
+
+    def wrap(correlate):
+        compiled = tf.function(correlate, jit_compile=xla)
+
+        def step(fresh):
+            growths.append(float(noise.growth()))
+            return compiled(fresh)
+
+        return step
+
+    made = run(noise, fresh(), wrap)
     np.testing.assert_allclose(made, np.array(c_inverse) @ fresh(), atol=3e-6)
+    np.testing.assert_allclose(growths, np.linalg.norm(c_inverse, axis=1), rtol=1e-5)
     assert noise.steps == STEPS
 
 
@@ -70,12 +74,7 @@ def test_the_memory_is_bounded_by_the_bands(plan, memory):
     assert all(a.dtype == np.float32 for name, a in noise.state().items() if name != "steps")
 
 
-def test_strategies_without_an_end_are_refused():
-    with pytest.raises(ValueError, match="number of bands"):
-        CorrelatedNoise(Strategy(name="sqrt_toeplitz"), SHAPES)
-
-
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", ["prefix_sum", "banded_toeplitz"])
 def test_a_state_goes_on_where_it_was(plan):
     whole = run(CorrelatedNoise(PLANS[plan], SHAPES), fresh())
     first, second = (CorrelatedNoise(PLANS[plan], SHAPES) for _ in range(2))
@@ -83,14 +82,3 @@ def test_a_state_goes_on_where_it_was(plan):
     second.take_up(first.state())
     np.testing.assert_allclose(run(second, fresh()[5:]), whole[5:], atol=1e-6)
     assert second.steps == STEPS
-
-
-def test_a_state_of_other_variables_is_refused():
-    noise = CorrelatedNoise(PLANS["banded_toeplitz"], SHAPES)
-    for other in (
-        CorrelatedNoise(PLANS["sqrt_toeplitz"], SHAPES),
-        CorrelatedNoise(PLANS["banded_toeplitz"], SHAPES[:2]),
-        CorrelatedNoise(PLANS["identity"], SHAPES),
-    ):
-        with pytest.raises(ValueError, match="other variables or bands"):
-            noise.take_up(other.state())

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from tfdp.noise import NoiseFamily, NoiseSource
+from tfdp.noise import NoiseFamily
 from tfdp.noise.denoising import denoise, kolmogorov_smirnov
 
 REFERENCES = {
@@ -16,13 +16,13 @@ REFERENCES = {
 }
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("name", REFERENCES)
-def test_the_distance_is_scipys(name, jit_compile):
+def test_the_distance_is_scipys(name):
     family, reference = REFERENCES[name]
-    distance = tf.function(
-        lambda values: kolmogorov_smirnov(values, family, 0.5), jit_compile=jit_compile
-    )
+
+    def distance(values):
+        return kolmogorov_smirnov(values, family, 0.5)
+
     draw = np.random.default_rng(0)
     for values in (draw.normal(size=500), draw.normal(1.0, 2.0, size=37), np.zeros(5), [3.0]):
         values = np.asarray(values, np.float32)
@@ -39,12 +39,3 @@ def test_all_variables_are_one_vector_and_get_one_factor():
         parts, denoise([tf.constant(p) for p in parts], family, 1.5), strict=True
     ):
         np.testing.assert_allclose(scaled, factor * part, rtol=1e-6)
-
-
-def test_noise_alone_is_all_but_taken_away_and_a_signal_is_not():
-    family = NoiseFamily("laplace")
-    noise = family.sample(NoiseSource(seed=2), 0.1, [(20_000,)])[0]
-    alone = float(kolmogorov_smirnov(noise, family, 0.1))
-    assert alone < 0.015
-    assert float(kolmogorov_smirnov(noise + 0.1, family, 0.1)) > 0.2
-    assert float(kolmogorov_smirnov(noise, family, 0.1 * 3 / 2)) > 5 * alone  # the scale is wrong

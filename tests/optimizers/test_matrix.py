@@ -1,0 +1,347 @@
+"""Correlated noise in training: its covariance, its sensitivity and the secrecy of past noise."""
+
+import math
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+from helpers import SAVES, arrays_in, data, fit, private, weights
+
+import tfdp
+from tfdp.accounting import Run, Strategy, proven
+from tfdp.data import make_lots
+from tfdp.noise import NoiseSource
+from tfdp.optimizers import make_matrix_optimizer_class
+
+DELTA, L, STEPS = 1e-5, 8, 12
+BANDED = Strategy(name="banded_toeplitz", coefficients=(1.0, 0.5, 0.25, -0.125))
+PLANS = {
+    "identity": Strategy(name="identity"),
+    "prefix_sum": Strategy(name="prefix_sum"),
+    "sqrt_toeplitz": Strategy(name="sqrt_toeplitz", bands=STEPS),
+    "banded_toeplitz": BANDED,
+}
+
+
+def matrix(noise=1.0, clip=1.0, rate=0.5, strategy=BANDED, base=keras.optimizers.SGD, **kwargs):
+    return make_matrix_optimizer_class(base)(
+        l2_norm_clip=clip,
+        noise_multiplier=noise,
+        learning_rate=rate,
+        strategy=strategy,
+        **kwargs,
+    )
+
+
+def toeplitz(column, steps):
+    c = np.zeros(steps)
+    c[: len(column)] = column[:steps]
+    return np.array([[c[t - s] if t >= s else 0.0 for s in range(steps)] for t in range(steps)])
+
+
+# -- the noise -----------------------------------------------------------------------------------
+
+SIGNIFICANCE = 1e-9  # there are many tests, and the noise is secret
+Z, TINY = 3e6, 1e-6  # noise with standard deviation 3 around sums with norms of at most 8e-6
+
+
+class Watch(keras.callbacks.Callback):
+    """Records the change of the weights in every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.moves, self._last = [], None
+
+    def on_train_begin(self, logs=None):
+        self._last = weights(self.model)
+
+    def on_train_batch_end(self, batch, logs=None):
+        now = weights(self.model)
+        self.moves.append(self._last - now)
+        self._last = now
+
+
+def noisy(strategy, compiled=None, **kwargs):
+    """A model that only noise moves: y_t with standard deviation 3 in z, at learning rate L."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(120), keras.layers.Dense(3, use_bias=False)]
+    )
+    return private(matrix(Z, TINY, float(L), strategy), model, compiled, **kwargs)
+
+
+def lots_of(rows=2 * L, seed=0):
+    return make_lots("cyclic", *data(rows, seed), lot_size=L)
+
+
+def noise_of(model, steps=STEPS, lots=None):
+    """Takes steps, and returns the noise of each."""
+    watch = Watch()
+    lots = lots_of(L) if lots is None else lots
+    model.fit(lots, steps_per_epoch=steps, verbose=0, callbacks=[watch])
+    return np.array(watch.moves)
+
+
+def accepts(noise, strategy, stddev):
+    """Tests whether C y is white noise: its variance, its shape, its correlation between steps."""
+    steps, weights_ = noise.shape
+    z = toeplitz(strategy.first(steps), steps) @ noise / stddev
+    tail, square = scipy.stats.chi2(z.size), (z**2).sum()
+    correlation = np.corrcoef(z)[np.triu_indices(steps, 1)]
+    largest = np.abs(correlation).max() * math.sqrt(weights_)
+    values = [tail.cdf(square), tail.sf(square), scipy.stats.kstest(z.ravel(), "norm").pvalue]
+    values.append(2 * scipy.stats.norm.sf(largest) * len(correlation))
+    return min(values) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("name", ["prefix_sum", "banded_toeplitz"])
+def test_the_noise_has_the_covariance_of_the_strategy_and_no_other(name):
+    plan = PLANS[name]
+    noise = noise_of(noisy(plan, physical_batch_size=3))
+    assert accepts(noise, plan, 3.0)
+    assert not accepts(noise, plan, 2.0)
+    assert not accepts(noise, plan, 4.5)
+    for other in PLANS:
+        if other != name:
+            assert not accepts(noise, PLANS[other], 3.0), other
+
+
+def test_fits_of_one_run_share_one_stream_of_noise_and_another_run_starts_afresh():
+    model, lots = noisy(BANDED), lots_of(L)
+    noise = np.concatenate([noise_of(model, 5, lots), noise_of(model, 7, lots)])
+    assert accepts(noise, BANDED, 3.0)
+    other = noise_of(model, 6)  # new lots may have another order
+    assert [run.steps for run in model.privacy.ledger.runs] == [12, 6]
+    assert accepts(other, BANDED, 3.0)
+    assert not accepts(np.concatenate([noise, other]), BANDED, 3.0)
+
+
+def test_a_step_that_was_counted_and_not_finished_ends_the_run(monkeypatch):
+    model = private(matrix(), compiled={"run_eagerly": True})
+    lots = make_lots("poisson", *data(24), lot_size=L)
+    model.fit(lots, verbose=0)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NoiseSource, "gaussians", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(lots, verbose=0)
+    model.fit(lots, verbose=0)
+    assert [run.steps for run in model.privacy.ledger.runs] == [4, 3]
+
+
+# -- sensitivity ---------------------------------------------------------------------------------
+
+N, EPOCHS, CLIP = 24, 4, 0.7  # an example participates in every third step
+
+
+def test_no_neighbour_moves_more_than_is_accounted():
+    """The gradients are x. Without noise, steps show the clipped sums."""
+    network = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+    )
+    made = {"loss": lambda y, p: p, "metrics": None}
+    model = private(matrix(0.0, CLIP, float(L)), network, made)
+
+    def released_sums(x, present):
+        model.set_weights([np.zeros((3, 1))])
+        watch = Watch()
+        lots = make_lots("cyclic", x, np.zeros(N), lot_size=L, sample_weight=present)
+        model.fit(lots, epochs=EPOCHS, verbose=0, callbacks=[watch])
+        return np.array(watch.moves)
+
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        x = (rng.normal(size=(N, 3)) * rng.choice([0.1, 1.0, 100.0], (N, 1))).astype("float32")
+        victim = int(rng.integers(N))
+        x[victim] *= 1000.0  # clipped
+        absent = np.where(np.arange(N) == victim, 0.0, 1.0)
+        difference = (released_sums(x, np.ones(N)) - released_sums(x, absent)) / CLIP
+        assert np.count_nonzero(np.abs(difference).max(axis=1) > 1e-6) == EPOCHS
+        run = model.privacy.ledger.runs[-1]
+        for plan in PLANS.values():
+            moved = np.linalg.norm(toeplitz(plan.first(STEPS), STEPS) @ difference)
+            accounted = run.with_(strategy=plan, noise_multiplier=1.0)
+            bound = proven(accounted, DELTA).mu
+            assert moved <= bound * (1 + 1e-5)
+            if victim < L and plan is not BANDED:  # the worst place, one direction in all lots
+                assert moved == pytest.approx(bound, rel=1e-4)
+            # Accounting for one participation only is detected.
+            once = proven(accounted.with_(num_examples=L * STEPS), DELTA).mu
+            assert moved > 1.3 * once
+
+
+def test_groups_that_take_turns_are_amplified():
+    lots = make_lots("cyclic_poisson", *data(80), lot_size=4, groups=4)
+    model = private(matrix(4.0))
+    model.fit(lots, epochs=2, verbose=0)
+    model.fit(lots, steps_per_epoch=3, verbose=0)
+    (run,) = model.privacy.ledger.runs
+    assert (run.groups, run.sampling_probability, run.participations) == (4, 0.2, 11)
+    amplified = model.privacy.spent(DELTA)
+    # The twin has a Poisson-subsampled Gaussian per turn of the group, at the norm of a column.
+    twin = Run(
+        mechanism="dpsgd", num_examples=20, lot_size=4, steps=11, sampling="poisson",
+        noise_multiplier=4.0 / np.linalg.norm(BANDED.coefficients),
+    )  # fmt: skip
+    assert amplified.epsilon == pytest.approx(proven(twin, DELTA).epsilon)
+
+
+# -- the state is a secret, and has one future ---------------------------------------------------
+
+
+def test_no_file_and_no_variable_holds_past_noise(tmp_path):
+    model = private(matrix())
+    fit(model)
+    for way, save in SAVES.items():
+        folder = tmp_path / way
+        folder.mkdir()
+        save(model, folder)
+        state = model.optimizer.secret_state()
+        past = [array for name, array in state.items() if name.startswith("past")]
+        assert past and all(np.any(array != 0) for array in past)
+        written = list(arrays_in(folder))
+        for array in past:
+            for secret in (array, *array):
+                assert not any(secret.tobytes() in content for content in written), way
+    known = [v.numpy().ravel() for v in (*model.variables, *model.optimizer.variables)]
+    assert not any(np.array_equal(row, v) for array in past for row in array for v in known)
+
+
+def loaded(path):
+    return tfdp.make_private(keras.models.load_model(path))
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A folder with a model and the state of its noise after six steps and after another six.
+
+    Returns:
+        The folder, the lots, and the noise of the first and of the last six steps.
+    """
+    folder = tmp_path_factory.mktemp("interrupted")
+    model, lots, noises = noisy(BANDED), lots_of(), {}
+    for name in ("first", "second"):
+        noises[name] = noise_of(model, 6, lots)
+        model.optimizer.save_noise_state(folder / name)
+        model.save(folder / f"{name}.keras")
+    assert [run.steps for run in model.privacy.ledger.runs] == [6, 6]
+    return folder, noises
+
+
+def test_a_model_without_its_noise_state_starts_a_new_segment(interrupted):
+    folder, noises = interrupted
+    assert not accepts(np.concatenate([*noises.values()]), BANDED, 3.0)  # the state was moved
+    futures = [loaded(folder / "first.keras") for _ in range(2)]
+    assert futures[0].optimizer.strategy == BANDED
+    rest = [noise_of(each, 6) for each in futures]
+    for each, noise in zip(futures, rest, strict=True):
+        assert [run.steps for run in each.privacy.ledger.runs] == [6, 6]
+        assert accepts(noise, BANDED, 3.0)  # with fresh noise
+        assert not accepts(np.concatenate([noises["first"], noise]), BANDED, 3.0)
+    both = np.concatenate([toeplitz(BANDED.first(6), 6) @ noise for noise in rest])
+    assert np.abs(np.corrcoef(both) - np.eye(12)).max() < 0.25  # and independent of each other
+
+
+def test_a_saved_state_goes_on_as_one_run_and_is_used_once(interrupted, tmp_path):
+    folder, noises = interrupted
+    for name in ("first", "first.keras"):
+        shutil.copy(folder / name, tmp_path / name)
+    shutil.copy(folder / "first", tmp_path / "copy")
+    model = loaded(tmp_path / "first.keras")
+    model.optimizer.load_noise_state(tmp_path / "first")
+    assert not (tmp_path / "first").exists()
+    second = noise_of(model, 6, lots_of())
+    assert accepts(np.concatenate([noises["first"], second]), BANDED, 3.0)
+    (run,) = model.privacy.ledger.runs
+    assert run.steps == model.privacy.steps_taken == 12
+    assert model.privacy.spent(DELTA).mu == proven(run, DELTA).mu
+    model.save(tmp_path / "later.keras")
+    for file in ("first.keras", "later.keras"):  # at the state's step, and behind it
+        with pytest.raises(ValueError, match="used already"):
+            loaded(tmp_path / file).optimizer.load_noise_state(tmp_path / "copy")
+
+
+def test_another_run_does_not_take_a_state_up(interrupted):
+    folder, noises = interrupted
+    with pytest.raises(ValueError, match="no such run"):
+        noisy(BANDED).optimizer.load_noise_state(folder / "second")
+    model = loaded(folder / "second.keras")
+    model.optimizer.load_noise_state(folder / "second")
+    before = weights(model)
+    for lots, reason in (
+        (lots_of(seed=1), "same examples"),
+        (make_lots("shuffle", *data(2 * L), lot_size=L), "sampling"),
+        (make_lots("cyclic", *data(2 * L), lot_size=4), "lot_size"),
+        (lots_of(3 * L), "num_examples"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            model.fit(lots, verbose=0)
+        np.testing.assert_array_equal(weights(model), before)
+    rest = noise_of(model, 6, lots_of())
+    assert accepts(np.concatenate([noises["second"], rest]), BANDED, 3.0)
+
+
+def test_groups_go_on_taking_turns_in_another_process(tmp_path):
+    def lots():
+        return make_lots("cyclic_poisson", *data(24), lot_size=8, groups=3)
+
+    model = private(matrix())
+    model.fit(lots(), epochs=1, steps_per_epoch=4, verbose=0)
+    model.optimizer.save_noise_state(tmp_path / "state")
+    model.save(tmp_path / "a.keras")
+    resumed = loaded(tmp_path / "a.keras")
+    resumed.optimizer.load_noise_state(tmp_path / "state")
+    assert resumed.optimizer.next_turn % 3 == 4 % 3
+    resumed.fit(lots(), steps_per_epoch=4, verbose=0)
+    assert [run.steps for run in resumed.privacy.ledger.runs] == [8]
+    assert resumed.optimizer.next_turn % 3 == 8 % 3
+
+
+def test_what_cannot_go_on_is_not_saved(tmp_path):
+    model = private(matrix())
+    with pytest.raises(RuntimeError, match="begun"):
+        model.optimizer.save_noise_state(tmp_path / "state")
+    fit(model, steps_per_epoch=2)
+    with pytest.raises(RuntimeError, match="multiple of 3 steps"):
+        model.optimizer.save_noise_state(tmp_path / "state")
+    fit(model)
+    (tmp_path / "state").write_text("something else")
+    with pytest.raises(FileExistsError):
+        model.optimizer.save_noise_state(tmp_path / "state")
+    model.optimizer.save_noise_state(tmp_path / "state2")  # the refused save lost nothing
+    with pytest.raises(RuntimeError, match="begun"):
+        model.optimizer.save_noise_state(tmp_path / "state3")
+
+
+# -- construction --------------------------------------------------------------------------------
+
+
+def test_a_strategy_by_name_is_made_for_the_planned_steps():
+    made = matrix(strategy="banded_toeplitz", bands=4, steps=50)
+    column = np.array(made.strategy.coefficients)
+    assert len(column) == made.strategy.bands == 4
+    np.testing.assert_array_equal(column, column.astype(np.float32))  # as the noise is made
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(made))
+    assert again.strategy == made.strategy
+    assert matrix(strategy="sqrt_toeplitz", steps=9).strategy.bands == 9
+    assert matrix(strategy="sqrt_toeplitz", bands=3, steps=9).strategy.bands == 3
+    assert matrix(strategy="prefix_sum", steps=9).strategy == Strategy(name="prefix_sum")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "surprise"},
+        {"strategy": "banded_toeplitz", "bands": 9, "steps": 8},
+        {"strategy": "sqrt_toeplitz"},
+        {"strategy": BANDED, "bands": 4},
+    ],
+)
+def test_bad_arguments(options):
+    with pytest.raises(ValueError, match="Expected"):
+        matrix(**options)
