@@ -2,13 +2,11 @@
 
 import math
 
-import keras
 import numpy as np
 import pytest
 
 import tfdp
 from tfdp import accounting, data
-from tfdp.accounting import strategies
 
 WRONG = {
     "-1": -1,
@@ -52,26 +50,9 @@ def matrix(**options):
     return tfdp.MatrixDPSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, **options)
 
 
-def discrete(codebook):
-    return tfdp.DiscreteSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, codebook=codebook)
-
-
 CASES = [
-    case(
-        strategies.sensitivity,
-        {"coefficients": [1.0, 0.5], "steps": 4, "participations": 2, "separation": 2},
-        participations=["None"],
-    ),
     case(accounting.strategy, {"name": "banded_toeplitz", "steps": 4, "bands": 2}),
-    case(
-        accounting.Strategy,
-        {"name": "banded_toeplitz", "bands": 2, "coefficients": (1.0, 0.5)},
-        bands=["None"],
-    ),
-    case(accounting.delta_warning, {"delta": 1e-5, "num_examples": 10}),
     case(accounting.proven, {"run": RUN, "delta": 1e-5, "adjacency": "zero_out"}),
-    case(accounting.claimed, {"run": RUN, "delta": 1e-5, "adjacency": "zero_out"}),
-    case(accounting.proven_composition, {"runs": [RUN], "delta": 1e-5}, runs=["[]"]),
     case(accounting.statement, {"runs_or_run": RUN, "delta": 1e-5}, runs_or_run=["[]"]),
     case(
         accounting.epsilon_curve,
@@ -85,19 +66,8 @@ CASES = [
         epsilon=["2.5"],
         earlier=["[]"],
     ),
-    case(
-        accounting.best_bands,
-        {"epsilon": 2.0, "delta": 1e-5, "run": RUN, "objective": "mean", "most": 2},
-        epsilon=["2.5"],
-    ),
-    case(
-        accounting.Encoding,
-        {"num_weights": 2, "codebook": ((1.0, 0.5),)},
-        codebook=["None", "matrix"],
-    ),
     case(LEDGER.open, {"run": RUN}),
     case(LEDGER.record, {"run_id": LEDGER.open(RUN), "steps": 1}),
-    case(tfdp.make_dp_optimizer_class, {"base": keras.optimizers.SGD}),
     case(
         adam,
         {"target_quantile": 0.5, "quantile_learning_rate": 0.2, "quantile_noise_multiplier": 3.0},
@@ -107,13 +77,11 @@ CASES = [
     ),
     case(dropout, {"learning_rate": 0.1}, learning_rate=["2.5"]),
     case(matrix, {"strategy": "banded_toeplitz", "bands": 2, "steps": 4}),
-    case(discrete, {"codebook": np.ones((2, 2))}, codebook=["None", "matrix"]),
     case(
         data.hash_tokens,
         {"texts": ["a"], "num_buckets": 3, "length": 2},
         texts=["[]", "matrix"],
     ),
-    case(data.public, {"name": "digits", "count": 3, "seed": 0}),
 ]
 
 

@@ -1,7 +1,4 @@
-"""Sound trainings fail a replay as seldom as is stated, and audits contradict the truth as seldom.
-
-The many-seed forms are slow: `python -m pytest -m slow tests/auditing`.
-"""
+"""Sound trainings fail a replay as seldom as is stated, and audits contradict the truth as seldom."""
 
 import keras
 import numpy as np
@@ -10,7 +7,7 @@ import scipy.stats
 from keras import layers
 
 import tfdp
-from tests.auditing.faults import usual
+from tests.auditing.faults import training
 from tfdp import auditing
 
 SIGNIFICANCE = 0.05
@@ -19,7 +16,7 @@ SIGNIFICANCE = 0.05
 def alarms_of_replays(runs, folder):
     alarms = 0
     for number in range(runs):
-        model, train = usual(epochs=2)
+        model, train = training(epochs=2)
         with auditing.record(model, folder / str(number)):
             train()
         found = auditing.replay(folder / str(number), steps=2, rows=2, significance=SIGNIFICANCE)
@@ -57,22 +54,14 @@ def most(runs, rate):
     return scipy.stats.binom.isf(1e-6, runs, rate)
 
 
-def test_few_sound_replays_fail(tmp_path):
-    assert alarms_of_replays(6, tmp_path) <= most(6, SIGNIFICANCE)
-
-
 @pytest.mark.slow
 def test_sound_replays_fail_at_the_stated_rate(tmp_path):
     assert alarms_of_replays(200, tmp_path) <= most(200, SIGNIFICANCE)
 
 
-def test_few_audits_contradict_the_truth():
-    alarms, largest = alarms_of_audits(3, confidence=0.999999, canaries=3000)
-    assert alarms == 0 and largest > 0.4  # they are not blind
-
-
 @pytest.mark.slow
 def test_audits_contradict_the_truth_at_the_stated_rate():
     # Four bounds, each of which may be above the truth in one of twenty audits.
-    alarms, _ = alarms_of_audits(100)
+    alarms, largest = alarms_of_audits(100)
     assert alarms <= most(100, 4 * 0.05)
+    assert largest > 0.4  # they are not blind

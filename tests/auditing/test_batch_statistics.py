@@ -62,13 +62,3 @@ def test_batch_statistics_as_written_are_refuted():
     effect = effect_over_noise(inside, outside, confidence=SURE)
     assert effect.holds((2 * L - 1) / NOISE)
     assert proven(run, DELTA).mu == pytest.approx((2 * L - 1) / NOISE)
-
-
-def test_statistics_of_the_example_and_public_rows_stand():
-    inside, run = released("example", True)
-    outside, _ = released("example", False)
-    effect = effect_over_noise(inside, outside, confidence=SURE)
-    assert effect.low <= proven(run, DELTA).mu == pytest.approx(1 / NOISE)
-    tp, fp = int(np.sum(inside < np.median(outside))), STEPS // 2
-    bound = many_runs(tp, STEPS, fp, STEPS, delta=DELTA, confidence=SURE)
-    assert bound.epsilon <= proven(run, DELTA).epsilon

@@ -144,10 +144,6 @@ class TestUnavailable:
         with pytest.raises(data.DataUnavailable, match="TFDS_DATA_DIR"):
             data.load("mnist")
 
-    def test_only_some_data_sets_have_public_counterparts(self):
-        with pytest.raises(ValueError, match="'digits'"):
-            data.public("kmnist", 3)
-
 
 class TestPrepared:
     """What prepared data sets hold; skipped where there is none."""
@@ -168,15 +164,6 @@ class TestPrepared:
         data.check_labels(sst2.y_test, 2)
         with pytest.raises(ValueError, match="withheld"):
             data.load("glue/sst2", str(PREPARED), test_split="test")
-
-    @prepared("cifar100")
-    def test_images_that_only_tensorflow_datasets_knows(self, monkeypatch):
-        parts = {"train_split": "test[:50]", "test_split": "test[50:60]"}
-        known = data.load("cifar100", str(PREPARED), **parts)
-        monkeypatch.delitem(datasets.DATASETS, "cifar100")
-        found = data.load("cifar100", str(PREPARED), **parts)
-        assert (found.input_shape, found.num_classes) == ((32, 32, 3), 100)
-        np.testing.assert_array_equal(found.x_test, known.x_test)
 
     @prepared("ag_news_subset")
     def test_parts_of_a_split(self):
@@ -213,13 +200,3 @@ class TestPrepared:
         assert bytes(rows.y_test[0].tolist()) == texts[6600].encode()[1:80]
         alone, _ = data.load_split("ag_news_characters", "test", str(PREPARED))
         np.testing.assert_array_equal(alone, rows.x_test)
-
-    @prepared("kmnist")
-    def test_public_images_are_drawn_from_another_data_set(self):
-        first = data.public("mnist", 30, str(PREPARED))
-        assert first.shape == (30, 28, 28, 1) and np.abs(first).max() <= 1
-        np.testing.assert_array_equal(first, data.public("mnist", 30, str(PREPARED)))
-        assert not np.array_equal(first, data.public("mnist", 30, str(PREPARED), seed=1))
-        for count in (0, 10_001):
-            with pytest.raises(ValueError, match="count"):
-                data.public("mnist", count, str(PREPARED))

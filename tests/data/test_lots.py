@@ -129,12 +129,10 @@ class TestContent:
     def test_nested_arrays(self):
         ids = np.arange(50)
         x = {"a": ids, "b": [ids.astype(np.float64)[:, None], ids % 2 == 0]}
-        lots = data.make_lots("poisson", x, (ids, -ids), lot_size=10)
-        ((inputs, targets, weight),) = take(lots.as_dataset(), 1)
-        real = weight > 0
-        np.testing.assert_array_equal(inputs["a"], targets[0])
-        np.testing.assert_array_equal(inputs["b"][0][:, 0], targets[0])
-        np.testing.assert_array_equal(inputs["b"][1][real], targets[0][real] % 2 == 0)
+        lots = data.make_lots("cyclic", x, (ids, -ids), lot_size=10)
+        ((inputs, targets, _),) = take(lots.as_dataset(), 1)
+        np.testing.assert_array_equal(inputs["a"], np.arange(10))
+        np.testing.assert_array_equal(inputs["b"][0][:, 0], np.arange(10))
         np.testing.assert_array_equal(targets[1], -targets[0])
 
     def test_inputs_and_targets_may_be_absent(self):

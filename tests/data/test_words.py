@@ -41,7 +41,7 @@ class TestWords:
 
     @pytest.mark.parametrize("text", ["", "\n \n", b"\xff\xfe\x00"])
     def test_refusals(self, tmp_path, text):
-        with pytest.raises(ValueError, match="words.txt"):
+        with pytest.raises(ValueError, match=r"words\.txt"):
             read_words(written(tmp_path / "words.txt", text))
 
     def test_a_file_that_is_missing(self, tmp_path):
