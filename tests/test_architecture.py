@@ -11,7 +11,7 @@ import tfdp
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The rooms from top to bottom. A room imports only from rooms below it. Rooms on one line do not
-# import each other. docs/architecture.md has the picture.
+# import each other.
 LEVELS = [
     ["papers"],
     ["experiments", "selftest"],
@@ -111,27 +111,6 @@ def test_inside_a_room_imports_go_one_way(room):
     }
     assert {name.split(".")[2] for name in graph} >= {p for level in INSIDE[room] for p in level}
     assert list(violations(graph, INSIDE[room], 2)) == []
-
-
-def drawn_arrows(page):
-    """Returns the pairs of rooms that the second diagram of a page connects."""
-    diagram = page.split("```mermaid")[2].partition("```")[0]
-    for line in diagram.splitlines():
-        source, arrow, targets = line.partition("-->")
-        if arrow:
-            yield from ((source.strip(), target.strip()) for target in targets.split("&"))
-
-
-def test_the_picture_shows_the_imports():
-    rooms = {
-        (name.split(".")[1], other.split(".")[1])
-        for name, others in GRAPH.items()
-        for other in others
-        if "." in name and name not in COMMANDS
-    }
-    arrows = {(a, b) for a, b in rooms if a != b and not b.startswith("_")}
-    drawn = drawn_arrows((ROOT / "docs" / "architecture.md").read_text())
-    assert sorted(drawn) == sorted(arrows)
 
 
 def test_internals_of_keras_and_tensorflow_are_borrowed_in_one_place():

@@ -166,8 +166,7 @@ def test_layers_inside_and_their_seed_generators():
 def test_remat_mode():
     assert not borrowed.is_rematerialized(layers.Dense(1))
     with keras.RematScope(mode="full"):
-        layer = layers.Dense(1)
-    assert borrowed.is_rematerialized(layer)
+        assert borrowed.is_rematerialized(layers.Dense(1))
 
 
 def test_classes_with_nothing_of_their_own():
@@ -290,6 +289,14 @@ def test_compile_metrics():
     assert borrowed.compiled_metrics(model) == (None, ["mae"])
 
 
+def test_compute_loss_without_training():
+    class Old(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return 3.0
+
+    assert borrowed.compute_loss_as_keras(Old(), _X, _Y, _Y, None) == 3.0
+
+
 def test_all_metrics_has_those_that_an_override_hides():
     class Hides(keras.Sequential):
         metrics = ()
@@ -340,9 +347,13 @@ def test_distribute_strategy():
     assert borrowed.own_strategy(keras.Sequential()) is None
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     with strategy.scope():
-        model = keras.Sequential()
-    assert borrowed.own_strategy(model) is strategy
-    assert model.distribute_strategy is strategy
+        assert borrowed.own_strategy(keras.Sequential()) is strategy
+
+
+def test_autoconvert_optionals():
+    step = borrowed.without_optionals(keras.Sequential(), lambda data: data)
+    absent = tf.experimental.Optional.empty(tf.TensorSpec([]))
+    assert step((1, absent, {"w": 2})) == (1, None, {"w": 2})
 
 
 def test_reduce_and_unpickle_model():

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from helpers import LOSS, data, plain, sgd
 from keras import layers
 

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import scipy.stats
 from keras import layers
 
 import tfdp
@@ -141,3 +142,15 @@ def test_what_cannot_be_recorded_is_refused(tmp_path):
     made.compile(optimizer(), LOSS, jit_compile=True)
     with pytest.raises(ValueError, match="XLA"), record(made, tmp_path / "d"):
         pass
+
+
+@pytest.mark.slow
+def test_sound_trainings_fail_at_the_stated_rate(tmp_path):
+    alarms = 0
+    for number in range(200):
+        recorded(training(epochs=2), tmp_path / str(number))
+        found = replay(tmp_path / str(number), steps=2, rows=2, significance=0.05)
+        alarms += not found.passed
+        keras.utils.clear_session()
+    # More alarms than these happen by chance once in a million times.
+    assert alarms <= scipy.stats.binom.isf(1e-6, 200, 0.05)

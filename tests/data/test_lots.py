@@ -143,14 +143,6 @@ class TestContent:
         with pytest.raises(ValueError, match="at least one array"):
             data.make_lots("poisson", None, np.zeros(3), lot_size=1)
 
-    def test_keras_fits_it(self):
-        lots = make("poisson")
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        model.compile(loss="mse", optimizer="sgd")
-        dataset = lots.as_dataset().map(lambda x, y, w: (x[:, None] / 50, y / 50, w))
-        model.fit(dataset, steps_per_epoch=lots.steps_per_epoch, verbose=0)
-        assert int(model.optimizer.iterations) == 6
-
     def test_a_fingerprint_tells_data_and_order_apart(self):
         ids = np.arange(10)
         prints = {
