@@ -31,11 +31,3 @@ def test_promotes_types_as_keras_does():
     x, y = tf.ones([1, 5, 5], "bfloat16"), tf.ones([1, 5, 1], "float32")
     assert keras.ops.add(x, y).dtype == "float32"
     assert keras.ops.add(tf.ones([1, 5, 5], "int32"), tf.ones([1, 5, 1], "int8")).dtype == "int32"
-
-
-def test_a_bias_stays_one():
-    addition.register()
-    for bias in ((4,), (1, 1, 1, 4)):
-        with tf.Graph().as_default() as graph:
-            keras.ops.add(tf.zeros([2, 3, 3, 4]), tf.zeros(bias))
-        assert "BiasAdd" in [op.type for op in graph.get_operations()]

@@ -86,20 +86,6 @@ def test_filter_gradients_of_rows(channels, groups, strides, dilations, padding,
     equals_a_loop(one, (inputs, drawn(3, *convolve(inputs[0], kernel).shape)), compiled)
 
 
-def test_filter_gradients_of_rows_are_no_loop():
-    pfor_repairs.register()
-    kernel = tf.ones([3, 3, 2, 4])
-
-    def one(row):
-        return filter_gradient(
-            lambda row, kernel: tf.nn.conv2d(row, kernel, 1, "SAME"), kernel, row, None
-        )
-
-    images = tf.TensorSpec([None, 1, 5, 5, 2])
-    graph = tf.function(lambda x: tf.vectorized_map(one, x)).get_concrete_function(images).graph
-    assert not [op.type for op in graph.get_operations() if "While" in op.type]
-
-
 @pytest.mark.parametrize(("rank", "whose"), [(3, "values"), (4, "both"), (5, "bias")])
 def test_a_bias_along_the_first_axis_after_the_batch(rank, whose):
     values, bias = drawn(4, 2, 3, *range(4, 2 + rank)), drawn(4, 3)

@@ -1,30 +1,10 @@
 """Supported versions are accepted, and the messages about other versions are right."""
 
-import configparser
-import pathlib
-import re
 import warnings
 
 import pytest
 
 from tfdp._compat import versions
-
-_SETUP = pathlib.Path(__file__).resolve().parents[2] / "setup.cfg"
-
-
-def _pin(package):
-    setup = configparser.ConfigParser()
-    setup.read(_SETUP)
-    lines = setup["options"]["install_requires"].split()
-    (line,) = [line for line in lines if re.match(rf"{package}[<>=]", line)]
-    return line
-
-
-@pytest.mark.parametrize("package", versions.TESTED)
-def test_the_installation_has_the_same_bounds(package):
-    _, first, beyond = versions.TESTED[package]
-    assert _pin(package) == f"{package}>={first[0]}.{first[1]},<{beyond[0]}.{beyond[1]}"
-    assert f"'{_pin(package)}'" in versions.pins()
 
 
 def test_tested_versions_say_nothing():

@@ -45,7 +45,6 @@ def test_the_released_model_is_attacked(tmp_path):
     ("arguments", "says"),
     [
         (["--mechanism=dpsdg"], "'dpsgd'"),
-        (["memebership"], "'membership'"),
         (["replay", "--epsilon=7", "folder"], "--epsilon"),
         (["--models=8"], "--models"),
     ],

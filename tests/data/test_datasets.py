@@ -166,16 +166,6 @@ class TestPrepared:
             data.load("glue/sst2", str(PREPARED), test_split="test")
 
     @prepared("ag_news_subset")
-    def test_parts_of_a_split(self):
-        parts = {"train_split": "test[:6080]", "test_split": "test[6080:]"}
-        news = data.load("ag_news_subset", str(PREPARED), **parts)
-        texts, labels = data.load_split("ag_news_subset", "test", str(PREPARED))
-        np.testing.assert_array_equal(np.concatenate([news.x_train, news.x_test]), texts)
-        np.testing.assert_array_equal(np.concatenate([news.y_train, news.y_test]), labels)
-        titles = data.load("ag_news_subset", str(PREPARED), **parts, text_features=["title"])
-        assert all(map(str.startswith, map(str, news.x_train), map(str, titles.x_train)))
-
-    @prepared("ag_news_subset")
     @pytest.mark.parametrize(
         ("train", "test", "match"),
         [
