@@ -29,7 +29,7 @@ LEFT_OUT = {("segments", 9), ("segments", -9), ("bincount", 9)}  # as TensorFlow
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operations(name):
+def test_an_operation_with_a_bad_index_has_no_number(name):
     function = OPERATIONS[name]
 
     @tf.function(autograph=False)
@@ -37,8 +37,8 @@ def test_operations(name):
         with checked(vectorized=False):
             return function(indices)
 
-    for good in ([0, 2], [1, 0]):
-        np.testing.assert_array_equal(run(tf.constant(good)), function(tf.constant(good)))
+    good = tf.constant([0, 2])
+    np.testing.assert_array_equal(run(good), function(good))
     for bad in (9, -9):
         found = run(tf.constant([bad, 1])).numpy()
         if (name, bad) in LEFT_OUT:
@@ -65,22 +65,22 @@ class Looks(layers.Layer):
         return x + tf.cast(tf.reduce_mean(self.function(x, indices[0])), x.dtype)
 
 
-INSIDE = {
-    "take": lambda x, i: keras.ops.take(x, i, axis=1),
-    "unknown axis": lambda x, i: tf.gather(x, i, axis=tf.size(i) - 1),
-    "update": lambda x, i: tf.tensor_scatter_nd_update(x[0], i[:, tf.newaxis], [0.0, 1.0]),
-    "scatter": lambda x, i: keras.ops.scatter(i[:, tf.newaxis], x[0, :2], [4]),
-    "slice": lambda x, i: x[:, i[0]],
-}
-ENGINES = {"ghost": ghost, "exact": exact, "loop": loop}
+INSIDE = [
+    (ghost, lambda x, i: keras.ops.take(x, i, axis=1)),
+    (exact, lambda x, i: keras.ops.take(x, i, axis=1)),
+    (loop, lambda x, i: keras.ops.take(x, i, axis=1)),
+    (exact, lambda x, i: tf.gather(x, i, axis=tf.size(i) - 1)),
+    (ghost, lambda x, i: tf.tensor_scatter_nd_update(x[0], i[:, tf.newaxis], [0.0, 1.0])),
+    (exact, lambda x, i: keras.ops.scatter(i[:, tf.newaxis], x[0, :2], [4])),
+    (ghost, lambda x, i: x[:, i[0]]),
+]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", INSIDE)
-def test_a_row_with_a_bad_index_counts_zero(name, engine):
+@pytest.mark.parametrize(("engine", "function"), INSIDE)
+def test_a_row_with_a_bad_index_counts_zero(engine, function):
     keras.utils.set_random_seed(0)
     x, indices = keras.Input((4,)), keras.Input((2,), dtype="int32")
-    hidden = Looks(INSIDE[name])(layers.Dense(4, activation="tanh")(x), indices)
+    hidden = Looks(function)(layers.Dense(4, activation="tanh")(x), indices)
     model = keras.Model([x, indices], layers.Dense(3)(hidden))
     model.compile(loss="mse")
     forward = Forward(model)
@@ -94,7 +94,7 @@ def test_a_row_with_a_bad_index_counts_zero(name, engine):
     def sums(indices, weight):
         y = tf.ones([5, 3])
         arguments = (forward, GlobalL2Clip(1.0), (data, indices), y, weight, tf.constant(0))
-        found = ENGINES[engine].bounded_sum(*arguments)
+        found = engine.bounded_sum(*arguments)
         return tf.concat([tf.reshape(part, [-1]) for part in found.sums], 0), found.non_finite
 
     with_it, counted = sums(tf.constant(bad), tf.ones([5]))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp.accounting.numerics.gaussian import epsilon_of_mu
 from tfdp.auditing import (
     ApproximateDP,
     GaussianDP,
@@ -15,14 +14,14 @@ from tfdp.auditing import (
     many_runs,
     one_run,
 )
-from tfdp.auditing.bounds import one_run_p_value, one_run_refutes, usual_guesses
+from tfdp.auditing.bounds import one_run_p_value, one_run_refutes
 
 DELTA = 1e-5
 
 
 @pytest.mark.parametrize(
     ("canaries", "epsilon"),
-    [(24, 2.0170762), (50, 2.7833), (100, 3.4902159), (1000, 5.7823), (5000, 7.2839)],
+    [(24, 2.0170762), (100, 3.4902159), (5000, 7.2839)],
 )
 def test_perfect_guesses_show_the_known_bounds(canaries, epsilon):
     bound = one_run(canaries, canaries, canaries, delta=DELTA)
@@ -30,77 +29,27 @@ def test_perfect_guesses_show_the_known_bounds(canaries, epsilon):
     assert bound.ceiling == bound.epsilon
 
 
-@pytest.mark.parametrize(
-    ("runs", "epsilon"), [(10, 0.807), (50, 2.570), (100, 3.281), (1000, 5.601)]
-)
+@pytest.mark.parametrize(("runs", "epsilon"), [(10, 0.807), (100, 3.281), (1000, 5.601)])
 def test_many_perfect_runs_show_the_known_bounds(runs, epsilon):
     found = many_runs(runs, runs, 0, runs, delta=DELTA, region="clopper_pearson")
     assert found.epsilon == pytest.approx(epsilon, abs=1e-3)
 
 
-def test_both_rates_together_show_more_than_one_by_one():
-    for counts in ((95, 100, 5, 100), (30, 100, 0, 100)):
-        one_by_one = many_runs(*counts, delta=DELTA, region="clopper_pearson").epsilon
-        assert many_runs(*counts, delta=DELTA).epsilon > one_by_one + 0.2
-
-
-@pytest.mark.parametrize("make", [one_run, many_runs])
-def test_a_bound_grows_with_what_was_right_and_falls_with_confidence(make):
-    def bound(right, **options):
-        if make is one_run:
-            return one_run(right, 60, 100, delta=DELTA, **options).epsilon
-        return many_runs(right, 60, 5, 60, delta=DELTA, **options).epsilon
-
-    found = [bound(right) for right in (5, 45, 55, 60)]
-    assert found == sorted(found) and found[0] == 0 < found[-1]
-    assert bound(60, confidence=0.9999) < bound(60)
-    assert bound(60, hypothesis="gaussian") > bound(60)
-
-
-@pytest.mark.parametrize("curve", [ApproximateDP(1.3, 1e-3), GaussianDP(1.7)])
-def test_the_two_directions_of_a_curve_are_inverses(curve):
-    rates = np.linspace(0.01, 0.6, 30)
-    tpr = curve.largest_tpr(rates)
-    assert np.all(np.diff(tpr) >= 0) and np.all(tpr >= rates)
-    np.testing.assert_allclose(curve.least_fpr(tpr[tpr < 1]), rates[tpr < 1], rtol=1e-9)
-
-
-def test_a_gaussian_curve_lies_within_that_of_its_epsilon():
-    mu, rates = 1.2, np.linspace(0.0, 1.0, 101)
-    for delta in (1e-5, 1e-2):
-        allowed = ApproximateDP(epsilon_of_mu(mu, delta), delta).largest_tpr(rates)
-        assert np.all(GaussianDP(mu).largest_tpr(rates) <= allowed + 1e-12)
-
-
-def worst_pair(epsilon, delta, rng, included):
-    """Outputs of the worst mechanism under (epsilon, delta)-DP: sure with delta, else a coin."""
-    sure = rng.random(len(included)) < delta
-    true = rng.random(len(included)) < 1.0 / (1.0 + math.exp(-epsilon))
-    coin = np.where(true, included, ~included) * 2.0 - 1.0
-    return np.where(sure, (2.0 * included - 1.0) * 2.0, coin)
-
-
-@pytest.mark.parametrize("delta", [1e-6, 1e-3])
-def test_the_worst_mechanism_is_contradicted_as_seldom_as_promised(delta):
-    epsilon, canaries, rng = 1.0, 60, np.random.default_rng(1)
+def test_the_worst_mechanism_is_contradicted_as_seldom_as_promised():
+    """Under (epsilon, delta) it tells the truth for sure with delta, and else by a biased coin."""
+    epsilon, delta, canaries, rng = 1.0, 1e-6, 60, np.random.default_rng(1)
     limit = next(
         c
         for c in range(canaries + 2)
         if one_run_p_value(c, canaries, canaries, epsilon, delta) <= 0.05
     )
-    alarms = 0
-    for _ in range(3000):
-        included = rng.random(canaries) < 0.5
-        scores = worst_pair(epsilon, delta, rng, included)
-        alarms += np.sum((scores > 0) == included) >= limit
-    assert alarms / 3000 <= 0.05 + 3 * math.sqrt(0.05 / 3000)
-    if delta < 1e-4:  # the bound on delta is loose; without it the test is that of a binomial
-        assert alarms / 3000 > 0.01
+    right = rng.binomial(canaries, delta + (1 - delta) / (1 + math.exp(-epsilon)), 3000)
+    rate = np.mean(right >= limit)
+    assert 0.01 < rate <= 0.05 + 3 * math.sqrt(0.05 / 3000)
 
 
-@pytest.mark.parametrize("mu", [0.5, 1.0])
-def test_a_gaussian_mechanism_is_contradicted_as_seldom_as_promised(mu):
-    canaries, guesses, rng = 400, 60, np.random.default_rng(2)
+def test_a_gaussian_mechanism_is_contradicted_as_seldom_as_promised():
+    mu, canaries, guesses, rng = 1.0, 400, 60, np.random.default_rng(2)
     limit = next(
         c
         for c in range(guesses + 2)
@@ -133,16 +82,6 @@ def test_independent_runs_are_contradicted_as_seldom_as_promised(region):
     assert rate <= 0.05 + 2 * math.sqrt(0.05 / 400)
 
 
-def test_the_joint_region_bounds_the_exact_probability():
-    """The least favourable rates, searched on a fine grid, never beat the bound by intervals."""
-    tp, fp, runs = 30, 4, 40
-    found = many_runs(tp, runs, fp, runs, delta=DELTA)
-    fpr = np.linspace(0.0, 1.0, 200_001)
-    tpr = ApproximateDP(found.epsilon, DELTA).largest_tpr(fpr)
-    w = np.max(stats.binom.cdf(fp, runs, fpr) * stats.binom.sf(tp - 1, runs, tpr))
-    assert 0.03 < w * (1 - math.log(w)) <= 0.05
-
-
 def test_the_interval_of_clopper_and_pearson():
     low, high = clopper_pearson(7, 20)
     assert stats.binom.sf(6, 20, low) == pytest.approx(0.025)
@@ -151,27 +90,17 @@ def test_the_interval_of_clopper_and_pearson():
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "match"),
     [
-        lambda: one_run(11, 10, 20, delta=DELTA),
-        lambda: one_run(5, 30, 20, delta=DELTA),
-        lambda: one_run(-1, 10, 20, delta=DELTA),
-        lambda: one_run(5, 10, 20, delta=0.0),
-        lambda: one_run(5, 10, 20, delta=DELTA, confidence=1.0),
-        lambda: one_run(5, 10, 20, delta=DELTA, hypothesis="normal"),
-        lambda: many_runs(11, 10, 0, 10, delta=DELTA),
-        lambda: many_runs(1, 10, 11, 10, delta=DELTA),
-        lambda: many_runs(1, 10, 0, 10, delta=DELTA, region="both"),
-        lambda: clopper_pearson(3, 2),
+        (lambda: one_run(11, 10, 20, delta=DELTA), "correct"),
+        (lambda: one_run(5, 30, 20, delta=DELTA), "guesses"),
+        (lambda: one_run(5, 10, 20, delta=0.0), "delta"),
+        (lambda: one_run(5, 10, 20, delta=DELTA, confidence=1.0), "confidence"),
+        (lambda: many_runs(1, 10, 11, 10, delta=DELTA), "11"),
+        (lambda: many_runs(1, 10, 0, 10, delta=DELTA, region="both"), "region"),
+        (lambda: clopper_pearson(3, 2), "3"),
     ],
 )
-def test_what_no_attack_can_give_is_refused(call):
-    with pytest.raises(ValueError, match="Expected"):
+def test_what_no_attack_can_give_is_refused(call, match):
+    with pytest.raises(ValueError, match=match):
         call()
-
-
-def test_bounds_say_what_they_rest_on():
-    found = one_run(40, 50, 100, delta=DELTA, hypothesis="gaussian").to_dict()
-    assert found["method"] == "one_run_gaussian" and len(found["conditions"]) == 3
-    assert found["counts"] == {"correct": 40, "guesses": 50, "canaries": 100}
-    assert [usual_guesses(n) for n in (1, 50, 200, 1000)] == [1, 25, 50, 100]

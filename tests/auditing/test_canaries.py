@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from helpers import LOSS, data, plain, sgd
 from keras import layers
 
@@ -28,7 +27,7 @@ def sums(model, x, y, engine):
     return dict(zip([v.path for v in made.trainable_variables], moved, strict=True)), rows
 
 
-@pytest.mark.parametrize("engine", ["ghost", "vectorized", "loop"])
+@pytest.mark.parametrize("engine", ["ghost", "loop"])
 def test_canaries_move_their_own_weight_by_the_clip_norm(engine):
     drawn = world()
     x, y = data(24)
@@ -39,61 +38,30 @@ def test_canaries_move_their_own_weight_by_the_clip_norm(engine):
     assert np.all(own[COUNT:] == 0.0)
 
 
-@pytest.mark.parametrize("engine", ["ghost", "vectorized"])
-def test_the_rest_of_the_model_trains_as_without_canaries(engine):
+def test_the_rest_of_the_model_trains_as_without_canaries():
     drawn = world()
     x, y = data(24)
-    with_canaries, rows = sums(drawn.model(plain()), *drawn.data(x, y), engine=engine)
-    alone, fewer = sums(plain(), x, y, engine=engine)
+    with_canaries, rows = sums(drawn.model(plain()), *drawn.data(x, y), engine="ghost")
+    alone, fewer = sums(plain(), x, y, engine="ghost")
     rest = [value * rows for path, value in with_canaries.items() if "canary" not in path]
     for a, b in zip(rest, (value * fewer for value in alone.values()), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def models():
-    image = keras.Sequential(
-        [keras.Input((6, 6, 1)), layers.Conv2D(2, 3), layers.Flatten(), layers.Dense(3)]
-    )
-    text = keras.Sequential(
-        [keras.Input((5,), dtype="int32"), layers.Embedding(7, 4), layers.LSTM(3), layers.Dense(3)]
-    )
+def test_a_model_of_several_inputs_takes_canaries():
     one, other = keras.Input((2,), name="one"), keras.Input((3,), name="other")
-    joined = keras.Model(
-        {"one": one, "other": other}, layers.Dense(3)(layers.Concatenate()([one, other]))
-    )
-    rng = np.random.default_rng(0)
-    yield "image", image, rng.normal(size=(10, 6, 6, 1)).astype("float32")
-    yield "text", text, rng.integers(0, 7, (10, 5)).astype("int32")
-    features = {"one": rng.normal(size=(10, 2)), "other": rng.normal(size=(10, 3))}
-    yield "several inputs", joined, {k: v.astype("float32") for k, v in features.items()}
-
-
-@pytest.mark.parametrize("name", ["image", "text", "several inputs"])
-def test_any_model_takes_canaries(name):
-    (model, x) = next((m, x) for n, m, x in models() if n == name)
-    drawn = world()
-    y = np.arange(10) % 3
+    hidden = layers.Concatenate()([one, other])
+    model = keras.Model({"one": one, "other": other}, layers.Dense(1, activation="sigmoid")(hidden))
+    rng, drawn = np.random.default_rng(0), world()
+    x = {"one": rng.normal(size=(10, 2)), "other": rng.normal(size=(10, 3))}
     made = tfdp.make_private(drawn.model(model))
-    made.compile(sgd(noise=0.0, clip=CLIP, rate=1.0), LOSS)
-    made.fit(*drawn.data(x, y), batch_size=10 + COUNT, shuffle=False, verbose=0)
+    made.compile(sgd(noise=0.0, clip=CLIP, rate=1.0), "mae")
+    made.fit(*drawn.data(x, np.ones((10, 1))), batch_size=10 + COUNT, shuffle=False, verbose=0)
     seen = drawn.observed(made)
     assert seen.shape == (1, COUNT + 3)
     np.testing.assert_allclose(seen[0, :COUNT] * (10 + COUNT), CLIP * drawn.included, rtol=2e-3)
     np.testing.assert_array_equal(
         made.predict(drawn.inputs(x), verbose=0), model.predict(x, verbose=0)
-    )
-
-
-@pytest.mark.parametrize("loss", ["mse", "mae", "huber", "binary_crossentropy"])
-def test_the_loss_does_not_matter(loss):
-    base = keras.Sequential([keras.Input((4,)), layers.Dense(1, activation="sigmoid")])
-    drawn = world()
-    x, _ = data(8)
-    made = tfdp.make_private(drawn.model(base))
-    made.compile(sgd(noise=0.0, clip=CLIP, rate=1.0), loss)
-    made.fit(*drawn.data(x, np.ones((8, 1))), batch_size=8 + COUNT, shuffle=False, verbose=0)
-    np.testing.assert_allclose(
-        drawn.observed(made)[-1, :COUNT] * (8 + COUNT), CLIP * drawn.included, rtol=2e-3
     )
 
 
@@ -130,13 +98,3 @@ def test_the_released_weights_of_every_step_are_seen():
     made.fit(*drawn.data(x, y), batch_size=8, epochs=2, verbose=0, callbacks=drawn.callbacks)
     seen = drawn.observed(made)
     assert len(seen) == made.privacy.steps_taken and np.all(np.diff(seen, axis=0) != 0)
-
-
-def test_the_gate_is_saved_and_loaded(tmp_path):
-    drawn = world()
-    model = drawn.model(plain())
-    model.save(tmp_path / "m.keras")
-    loaded = keras.models.load_model(tmp_path / "m.keras")
-    x = drawn.inputs(data(4)[0])
-    np.testing.assert_array_equal(model.predict(x, verbose=0), loaded.predict(x, verbose=0))
-    assert tf.executing_eagerly()

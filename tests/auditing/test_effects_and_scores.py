@@ -7,7 +7,7 @@ from tfdp.auditing import Scores, effect_over_noise
 from tfdp.auditing.scores import matched_filter
 
 
-@pytest.mark.parametrize(("mu", "releases"), [(0.5, 1), (3.0, 6), (40.0, 2), (300.0, 3)])
+@pytest.mark.parametrize(("mu", "releases"), [(0.5, 1), (3.0, 6), (300.0, 3)])
 def test_intervals_hold_the_true_mu_as_often_as_promised(mu, releases):
     rng, held = np.random.default_rng(0), 0
     mix = rng.normal(size=(releases, releases)) + 2 * np.eye(releases)
@@ -71,9 +71,3 @@ def test_the_filter_finds_what_no_single_release_shows():
     assert Scores(values, included).auc > 0.97
     assert Scores(released[-1], included).auc < 0.7
     assert np.mean(of_blanks) == pytest.approx(0) and np.std(of_blanks) == pytest.approx(1)
-
-
-def test_without_blanks_the_last_release_is_the_score():
-    released = np.arange(40.0).reshape(2, 20)
-    values, _ = matched_filter(released, np.zeros((2, 0)))
-    assert np.array_equal(np.argsort(values), np.arange(20))

@@ -11,15 +11,7 @@ def test_accepts_class_indices(y):
     data.check_labels(y, 3)
 
 
-@pytest.mark.parametrize(
-    ("y", "received"),
-    [([0, 3], r"3 at index \[1\]"), ([-1, 0], "-1"), ([0.5], "0.5"), ([np.nan, 1], "nan")],
-)
-def test_refuses_anything_else(y, received):
-    with pytest.raises(ValueError, match=f"`y`.*from 0 to 2.*Received: {received}"):
+@pytest.mark.parametrize("y", [[0, 3], [-1, 0], [0.5], [np.nan, 1], ["a"]])
+def test_refuses_anything_else(y):
+    with pytest.raises(ValueError, match="`y`"):
         data.check_labels(y, 3)
-
-
-def test_refuses_text():
-    with pytest.raises(ValueError, match="integers"):
-        data.check_labels(["a"], 3)
