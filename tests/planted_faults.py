@@ -191,7 +191,7 @@ def a_norm_that_is_not_finite_is_called_zero():
         change(f"gradients.rules.per_example_gradient:{kind}.square_norms", finite)
 
 
-@noticed_by("gradients/test_per_example.py", "gradients/rules/test_rules.py")
+@noticed_by("gradients/rules/test_per_example_gradient.py")
 def norms_of_products_are_too_small():
     change(
         "gradients.rules.per_example_gradient:OuterProducts.square_norms",
@@ -199,7 +199,7 @@ def norms_of_products_are_too_small():
     )
 
 
-@noticed_by("gradients/rules/test_rules.py")
+@noticed_by("gradients/rules/test_embedding.py")
 def norms_of_lookups_are_too_small():
     change(
         "gradients.rules.per_example_gradient:Lookups.square_norms",
@@ -254,7 +254,7 @@ def the_divisor_is_doubled():
 # -- lots --------------------------------------------------------------------------------------------
 
 
-@noticed_by("data/test_lots.py")
+@noticed_by("data/test_schemes.py")
 def poisson_lots_are_drawn_too_often():
     def twice(draw, self, *given):
         both = tf.data.Dataset.zip(draw(self, *given), draw(self, *given).skip(1))
@@ -263,7 +263,7 @@ def poisson_lots_are_drawn_too_often():
     change("data.schemes:PoissonLots._draw", twice)
 
 
-@noticed_by("data/test_lots.py")
+@noticed_by("data/test_schemes.py")
 def one_lot_of_fixed_size_comes_again_and_again():
     change(
         "data.schemes:FixedSizeLots._draw",
@@ -271,13 +271,13 @@ def one_lot_of_fixed_size_comes_again_and_again():
     )
 
 
-@noticed_by("data/test_lots.py")
+@noticed_by("data/test_schemes.py")
 def shuffled_epochs_draw_with_replacement():
     _, _, draws = found("data.schemes:WithReplacementLots._draw")
     change("data.schemes:ShuffledLots._draw", lambda draw, self, *given: draws(self, *given))
 
 
-@noticed_by("data/test_lots.py")
+@noticed_by("data/test_schemes.py")
 def padding_rows_take_part():
     def present(make, self, *given, **options):
         dataset = make(self, *given, **options).map(lambda x, y, w: (x, y, tf.ones_like(w)))
@@ -403,7 +403,7 @@ def the_loop_engine_sums_wrongly():
     wrong_sum("loop")
 
 
-@noticed_by("gradients/engines/test_public_normalization.py")
+@noticed_by("gradients/engines/test_lotwise.py")
 def the_lotwise_engine_sums_wrongly():
     wrong_sum("lotwise")
 
@@ -437,7 +437,7 @@ def gradients_of_running_statistics_are_doubled():
     )
 
 
-@noticed_by("optimizers/test_si_dpsgd_optimizer.py")
+@noticed_by("optimizers/test_si_dpsgd.py")
 def si_dpsgd_shows_its_means():
     def shown(update, self, bounded, session, variables, *rest):
         scale = update(self, bounded, session, variables, *rest)
@@ -448,7 +448,7 @@ def si_dpsgd_shows_its_means():
     change("optimizers.si_dpsgd:SIDPSGDOptimizer.update", shown)
 
 
-@noticed_by("optimizers/test_si_dpsgd_optimizer.py")
+@noticed_by("optimizers/test_si_dpsgd.py")
 def si_dpsgd_releases_its_means_for_nothing():
     def released(release, self, variables):
         for mean, variable in zip(self._hidden.means, variables, strict=True):
