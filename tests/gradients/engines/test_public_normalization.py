@@ -110,7 +110,6 @@ def test_gradients_differ_by_what_they_go_through():
     x, y, found = normal(3, 4, seed=1), np.arange(3), {}
     for gradient in ("local", "stopped", "exact"):
         keras.utils.set_random_seed(0)
-        model = features(gradient=gradient)
         model = wrapped(
             layers.Dense(5), PublicBatchNormalization(), layers.Activation("tanh"), layers.Dense(4),
             PublicBatchNormalization(), layers.Dense(3), shape=(4,), gradient=gradient,
