@@ -167,7 +167,7 @@ def test_a_killed_program_goes_on(mechanism, sampling, number, tmp_path):
 
 def train_in_a_terminal(folder, verbose, epochs=600):
     training = Training(folder)
-    model = training.model(run_eagerly=False)
+    model = training.model()
     backup = tfdp.callbacks.BackupAndRestore(folder, save_freq=1_000_000)
     model.fit(training.lots(), epochs=epochs, verbose=verbose, callbacks=[backup])
     return model, backup
