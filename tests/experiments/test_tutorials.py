@@ -94,7 +94,7 @@ def test_an_example_of_a_language_model_is_a_row(letters):
     settings = Experiment(**LANGUAGE, mechanism="dpsgd", noise_multiplier=4.0, steps=1)
     result = run(settings, verbose=0)
     assert result.run.num_examples == 96
-    assert "rows of" in card(result)
+    assert "A record is a row" in card(result)
 
 
 @pytest.mark.slow

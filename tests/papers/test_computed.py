@@ -40,7 +40,7 @@ def test_cauchy_noise_has_no_mean():
 
 
 @pytest.mark.parametrize(
-    ("noise", "nu", "divergence"), [("laplace", None, 0.1), *((*each, 2.0) for each in NOISES)]
+    ("noise", "nu", "divergence"), [("laplace", None, 0.1), ("student_t", 9.0, 2.0)]
 )
 def test_the_scale_has_the_divergence_by_the_accounting_of_the_whole_codebook(
     noise, nu, divergence
