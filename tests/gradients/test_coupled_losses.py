@@ -60,6 +60,7 @@ STOCK = {
 
 def compare(make, loss, y):
     ours, plain = make(), make()
+    plain.set_weights(ours.get_weights())
     plain.compile(keras.optimizers.SGD(0.1), loss)
     expected = plain.train_on_batch(X, y)
     np.testing.assert_allclose(trained(ours, loss, y), expected, rtol=1e-4)

@@ -35,7 +35,9 @@ class Writer(layers.Layer):
 
     def call(self, t):
         seen = self.how(self, tf.reduce_sum(t))
-        return t + 0.0 * tf.reshape(tf.cast(seen, t.dtype), []) if tf.is_tensor(seen) else t
+        if not isinstance(seen, tf.Tensor):
+            return t
+        return t + 0.0 * tf.reshape(tf.cast(seen, t.dtype), [])
 
     def compute_output_spec(self, t):
         return keras.KerasTensor(t.shape, t.dtype)

@@ -74,8 +74,7 @@ def test_states_from_other_layers():
 
 def test_dropout_has_the_masks_of_the_exact_engine():
     options = {"dropout": 0.3, "recurrent_dropout": 0.4}
-    kinds = (layers.LSTM, layers.GRU, layers.SimpleRNN)
-    check_traced(side_by_side((2, 2), *(kind(3, **options) for kind in kinds)))
+    check_traced(side_by_side((2, 2), layers.LSTM(3, **options), layers.GRU(3, **options)))
 
 
 def test_beside_code_of_ones_own():
@@ -91,7 +90,7 @@ def test_beside_code_of_ones_own():
 
 
 def test_under_xla_and_in_microbatches():
-    model = side_by_side((2, 2), layers.LSTM(2), layers.GRU(2))
+    model = side_by_side((2, 2), layers.LSTM(2))
     check_traced(model, rows=4, jit_compile=True, microbatch_size=2, tolerance=3e-5)
 
 
@@ -126,5 +125,5 @@ def test_a_loop_of_unknown_length_that_cannot_be_unrolled_is_named():
 
 
 def test_one_row_in_the_exact_engine():
-    model = side_by_side((2, 2), layers.LSTM(2), layers.SimpleRNN(2))
+    model = side_by_side((2, 2), layers.LSTM(2))
     check_engines(model, rows=1, engines=["vectorized"])
