@@ -55,6 +55,8 @@ class TestRows:
             assert np.all(np.diff(real.astype(int)) <= 0)
             np.testing.assert_array_equal(rows[real], x[ids[real] - 1])
             assert not rows[~real].any() and not ids[~real].any()
+            assert sampling == "poisson" or real.sum() == 10
+            assert sampling == "with_replacement" or np.unique(ids[real]).size == real.sum()
 
     @pytest.mark.parametrize("sampling", ["cyclic", "fixed_size"])
     def test_lots_of_fixed_size_are_filled_up_to_whole_physical_batches(self, sampling):
