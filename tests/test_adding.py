@@ -51,7 +51,7 @@ def run(tree, *command):
         cwd=tree,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env=environment,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

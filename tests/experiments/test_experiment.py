@@ -18,11 +18,10 @@ def trained(**settings):
     return run(Experiment(**settings), verbose=0)
 
 
-@pytest.mark.parametrize("privacy", [{"mechanism": "none"}, {"noise_multiplier": 1.0}])
-def test_rows_that_pad_a_lot_do_not_count_in_the_training_accuracy(privacy):
+def test_rows_that_pad_a_lot_do_not_count_in_the_training_accuracy():
     """A row of padding has zeros as inputs and as its label, and would be one more example."""
     settings = {"model": "mlp", "batch_size": 48, "epochs": 4, "learning_rate": 1e-9, "seed": 1}
-    result = trained(**settings, **privacy)
+    result = trained(**settings, noise_multiplier=1.0)
     digits = data.load("digits")
     logits = result.model.predict(digits.x_train, verbose=0)
     expected = np.mean(logits.argmax(axis=1) == digits.y_train)
@@ -31,7 +30,7 @@ def test_rows_that_pad_a_lot_do_not_count_in_the_training_accuracy(privacy):
     assert np.mean(result.history["accuracy"]) == pytest.approx(expected, abs=0.026)
 
 
-@pytest.mark.parametrize("release", ["theta", "mu"])
+@pytest.mark.parametrize("release", [pytest.param("theta", marks=pytest.mark.slow), "mu"])
 def test_the_test_curve_is_that_of_the_release(release):
     settings = {"mechanism": "si_dpsgd", "release": release, "noise_multiplier": 100.0}
     result = trained(**SMALL | settings, learning_rate=1.0, steps=12, test_every=2)

@@ -62,13 +62,13 @@ def check_crashes(folder, mechanism, crashes):
 
 
 @pytest.mark.parametrize("mechanism", ["dpsgd", "matrix", "none"])
-def test_two_crashes_change_no_statement(tmp_path, mechanism):
-    check_crashes(tmp_path, mechanism, (4, 1))
+def test_a_crash_changes_no_statement(tmp_path, mechanism):
+    check_crashes(tmp_path, mechanism, (4,))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["dpsgd", "matrix", "si_dpsgd", "none"])
-@pytest.mark.parametrize("crashes", [(1,), (6,), (7, 1)])
+@pytest.mark.parametrize("crashes", [(1,), (6,), (4, 1)])
 def test_a_crash_in_any_part_of_a_training_changes_no_statement(tmp_path, mechanism, crashes):
     check_crashes(tmp_path, mechanism, crashes)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tfdp import data, models
-from tfdp.experiments import Experiment, card, record, run
+from tfdp.experiments import Experiment, network
 from tfdp.experiments.announcement import announcement
 from tfdp.experiments.conditions import WORD_MODELS
 from tfdp.experiments.start import begin
@@ -101,7 +101,7 @@ class TestTables:
         assert 0.9 < np.std(drawn[0][0]) < 1.1
 
 
-class TestTraining:
+class TestStart:
     @pytest.fixture
     def news(self, monkeypatch):
         """Texts in place of the data set that an experiment names."""
@@ -112,14 +112,13 @@ class TestTraining:
         return {"dataset": "ag_news_subset", **parts, "sequence_length": 3, "batch_size": 16}
 
     def test_public_vectors_are_declared_public_and_another_split_is_told(self, news, vectors):
-        settings = experiment(**news, embeddings=vectors, steps=1, engine="ghost")
-        result = run(settings, verbose=0)
-        assert (result.run.num_examples, result.run.start) == (48, "public")
-        table = result.model.get_layer("embedding").embeddings.numpy()
+        settings = experiment(**news, embeddings=vectors)
+        prepared = network.prepare(settings, *network.load(settings))
+        assert prepared.dataset.x_train.shape == (48, 3) and prepared.start.public
+        table = prepared.model.get_layer("embedding").embeddings.numpy()
         np.testing.assert_array_equal(table[2:], [[1, 2, 3], [4, 5, 6]])
         said = "trained on test[:48] and tested on test[48:]"
-        assert said in announcement(settings) and said in card(result)
-        assert said in record(result)["notes"][0]
+        assert said in announcement(settings) and said in prepared.notes[0]
 
     def test_vectors_of_a_file_stay_those_of_the_file(self, vectors, tmp_path):
         """Initial weights hold a table, too, and the card names the file of the vectors."""
