@@ -114,7 +114,7 @@ def test_moving_statistics_are_those_of_the_lot():
 
 @pytest.mark.parametrize(
     ("name", "shape", "normalization"),
-    [("lenet5", (12, 12, 1), "batch"), ("bilstm_dl", (6,), "layer_affine")],
+    [("lenet5", (12, 12, 1), "batch"), ("bilstm_dl", (3,), "layer_affine")],
 )
 def test_all_of_a_network_is_trained(name, shape, normalization):
     network = models.build(name, shape, 4, normalization)
