@@ -13,9 +13,8 @@ from tfdp import models
 from tfdp.gradients.engines import ghost
 
 MNIST, SMALL = (28, 28, 1), (14, 14, 1)
-# STACKED models allow every normalization; OWN models have an architecture of their own. The other
-# networks of the papers are in test_paper_models.py.
-# The linear one starts at zero and normalizes its inputs.
+# STACKED models allow every normalization (but the linear one starts at zero and normalizes its
+# inputs); OWN models have an architecture of their own. The others are in test_paper_models.py.
 STACKED = [
     name
     for name, a in models.MODELS.items()
