@@ -112,17 +112,16 @@ def test_moving_statistics_are_those_of_the_lot():
     np.testing.assert_allclose(norm.moving_mean, mean, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "normalization"),
-    [("lenet5", (12, 12, 1), "batch"), ("bilstm_dl", (6,), "layer_affine")],
-)
-def test_all_of_a_network_is_trained(name, shape, normalization):
-    network = models.build(name, shape, 4, normalization)
+@pytest.mark.parametrize("name", ["dense", "bilstm_dl"])
+def test_all_of_a_network_is_trained(name):
+    if name == "dense":
+        stack = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(4)]
+        network, x = keras.Sequential([keras.Input((4,)), *stack]), inputs(8, 4)
+    else:
+        network = models.build("bilstm_dl", (3,), 4, "layer_affine")
+        x = np.random.default_rng(0).integers(1, 99, (8, 3))
     before = [v.numpy() for v in network.variables]
     model, layer = wrapped(network, stddev=0.01)
-    x = inputs(8, *shape)
-    if name == "bilstm_dl":
-        x = np.random.default_rng(0).integers(1, 99, (8, *shape))
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(x, np.arange(8) % 4, batch_size=4, epochs=1, verbose=0)
     assert counter(layer) == 2
