@@ -160,7 +160,7 @@ class StepSuite:
 
         times = [time.process_time()]
         clock = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda *_: times.append(time.process_time())
+            on_train_batch_end=lambda batch, logs: times.append(time.process_time())
         )
         model = private(self.optimizer(1.0), plain(), xla)
         model.fit(*data(10 * L), batch_size=L, callbacks=[clock], verbose=0)

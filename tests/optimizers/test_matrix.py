@@ -261,7 +261,7 @@ def test_a_saved_state_goes_on_as_one_run_and_is_used_once(interrupted, tmp_path
     assert run.steps == model.privacy.steps_taken == 12
     assert model.privacy.spent(DELTA).mu == proven(run, DELTA).mu
     model.save(tmp_path / "later.keras")
-    for file in ("first.keras", "later.keras"):  # at the state's step, and behind it
+    for file in ("later.keras", "first.keras"):  # behind the state's step, and at it
         with pytest.raises(ValueError, match="used already"):
             loaded(tmp_path / file).optimizer.load_noise_state(tmp_path / "copy")
 
