@@ -97,6 +97,9 @@ def test_fit_takes_a_data_adapter_and_tells_it_of_epochs():
         def on_epoch_begin(self):
             inner.on_epoch_begin()
 
+        def on_epoch_end(self):
+            inner.on_epoch_end()
+
     model = _compiled()
     model.fit(Adapter(), epochs=2, verbose=0)
     assert batches.begun == 2 and int(model.optimizer.iterations) == 4

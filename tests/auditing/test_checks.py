@@ -16,7 +16,7 @@ LIMIT = 1e-6
 
 
 def p_value(findings):
-    return min(1.0, len(findings) * min((f.p_value for f in findings), default=1.0))
+    return min(1.0, len(findings) * min(f.p_value for f in findings)) if findings else 1.0
 
 
 # -- lots --------------------------------------------------------------------------------------------

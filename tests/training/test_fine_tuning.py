@@ -55,7 +55,7 @@ def equals_a_loop(model, x, y, tolerance=3e-5):
 
 def residual():
     inputs = keras.Input((32, 32, 3))
-    hidden = layers.BatchNormalization()(layers.DepthwiseConv2D(3, 8, padding="same")(inputs))
+    hidden = layers.BatchNormalization()(layers.DepthwiseConv2D(3, padding="same")(inputs))
     return keras.Model(inputs, layers.Add()([inputs, layers.Activation("swish")(hidden)]))
 
 

@@ -223,7 +223,7 @@ def test_the_backup_of_keras_goes_on_and_its_ledger_counts_against_the_budget(tm
                 raise InterruptedError
 
     def model(**settings):
-        options = {"l2_norm_clip": 1e6, "noise_multiplier": 1e-6, "learning_rate": 0.1}
+        options = {"l2_norm_clip": 1e3, "noise_multiplier": 1e-9, "learning_rate": 0.1}
         return small(tfdp.DPKerasAdamOptimizer(**options), **settings)
 
     def backup():
