@@ -151,12 +151,12 @@ def small_gradients_are_stretched():
     )
 
 
-@noticed_by("gradients/test_encoding.py", "gradients/test_bounds.py")
+@noticed_by("optimizers/test_discrete_sgd.py")
 def encoded_gradients_are_not_bounded():
     change("gradients.bounds:EncodedBound.bounded", lambda bounded, self, rows: rows)
 
 
-@noticed_by("gradients/engines/test_ending.py", "gradients/engines/test_ghost.py")
+@noticed_by("gradients/engines/test_ending.py", "gradients/engines/test_exact.py")
 def a_norm_that_is_not_finite_is_called_zero():
     def finite(norms, self):
         found = norms(self)
@@ -174,7 +174,7 @@ def norms_of_products_are_too_small():
     )
 
 
-@noticed_by("gradients/rules/test_embedding.py")
+@noticed_by("gradients/rules/test_per_example_gradient.py", "gradients/rules/test_embedding.py")
 def norms_of_lookups_are_too_small():
     change(
         "gradients.rules.per_example_gradient:Lookups.square_norms",
@@ -198,7 +198,7 @@ def layers_declare_the_sensitivity_of_one_group():
     change("gradients.bounds:EachLayerL2Clip.clip_groups", lambda groups, self: 1)
 
 
-@noticed_by("accounting/test_run.py", "accounting/mechanisms/test_dpsgd.py")
+@noticed_by("accounting/mechanisms/test_dpsgd.py")
 def the_accounting_assumes_half_the_sensitivity():
     change(
         "accounting.contribution:Contribution.sensitivity",
@@ -206,12 +206,12 @@ def the_accounting_assumes_half_the_sensitivity():
     )
 
 
-@noticed_by("test_session.py")
+@noticed_by("training/test_step.py")
 def a_declared_sensitivity_is_not_compared():
     change("session:Session.check_sensitivity", lambda check, self, declared: None)
 
 
-@noticed_by(EVERY_STEP)
+@noticed_by("optimizers/test_dp_keras_optimizer.py")
 def the_divisor_is_the_number_of_examples_drawn():
     def by_drawn(update, self, bounded, session, *rest):
         drawn = tf.maximum(tf.math.count_nonzero(bounded.present, dtype=tf.float32), 1.0)
@@ -247,7 +247,7 @@ def shuffled_epochs_draw_with_replacement():
     change("data.schemes:ShuffledLots._draw", lambda draw, self, *given: draws(self, *given))
 
 
-@noticed_by("data/test_schemes.py")
+@noticed_by("data/test_lots.py")
 def padding_rows_take_part():
     def present(make, self, *given, **options):
         dataset = make(self, *given, **options).map(lambda x, y, w: (x, y, tf.ones_like(w)))
@@ -273,7 +273,7 @@ def composition_forgets_the_first_run():
     )
 
 
-@noticed_by("accounting/mechanisms/test_dpsgd.py", "accounting/test_composition.py")
+@noticed_by("accounting/numerics/test_privacy_loss.py", "accounting/mechanisms/test_dpsgd.py")
 def the_proof_is_given_twice_the_delta():
     change(
         "accounting.numerics.privacy_loss:epsilon_of",
@@ -337,7 +337,7 @@ def reserved_steps_are_forgotten():
     change("training.backup_folder:BackupFolder.reserved", lambda reserved, self, run_id: 0)
 
 
-@noticed_by("training/test_checks.py", "training/test_private_training.py")
+@noticed_by("training/test_private_training.py")
 def any_optimizer_is_accepted():
     change("training.checks:check_optimizer", lambda check, *given, **named: None)
 
@@ -399,7 +399,7 @@ def public_normalization_uses_statistics_of_the_lot():
     change("layers.public:PublicBatchNormalization._moments", of_lot)
 
 
-@noticed_by("layers/test_private_statistics.py")
+@noticed_by("gradients/engines/test_private_statistics.py")
 def gradients_of_running_statistics_are_doubled():
     change(
         "layers.private_statistics:PrivateBatchNormalization.pulls",
