@@ -76,7 +76,8 @@ gc.freeze()
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.nodeid.removeprefix("tests/").startswith(FAST):
+        fast = item.nodeid.removeprefix("tests/").startswith(FAST)
+        if fast and not item.get_closest_marker("slow"):
             item.add_marker("fast")
 
 
