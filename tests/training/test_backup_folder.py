@@ -60,11 +60,14 @@ def test_it_is_for_its_owner_and_one_process_at_a_time(folder, tmp_path):
 
 def test_workers_that_a_kill_leaves_do_not_hold_the_lock(folder, tmp_path):
     """A process that was forked off shares the lock of its parent, and lets go of it."""
+    read, write = os.pipe()
     worker = os.fork()
     if not worker:
+        os.write(write, b"forked")  # what a fork has to do first is done
         time.sleep(60)
         os._exit(0)
     try:
+        os.read(read, 6)
         folder.leave()  # as the kernel does at a kill
         other = BackupFolder(tmp_path / "b")
         other.enter()
