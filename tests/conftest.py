@@ -14,10 +14,9 @@ from tfdp._interruptions import SIGNALS
 from tfdp.experiments import console
 
 # Before TensorFlow is imported, so that the tests compute as the commands do, whatever CPU there is.
+# Keras and TensorFlow are imported below in functions, because the process that hands out the tests
+# needs neither, and importing them took nearly a third of the fast lane.
 console.prefer_onednn()
-
-import keras  # noqa: E402
-from tensorflow.python.framework import ops  # noqa: E402
 
 STARTED = pytest.StashKey()
 
@@ -57,9 +56,19 @@ FAST = (
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
-# Nothing that was imported is freed again, so the collector need not examine it again and again.
-gc.collect()
-gc.freeze()
+
+def pytest_collection_finish():
+    """Nothing that was imported is freed again, so the collector need not examine it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With `-m fast`, imports only the files that have fast tests."""
+    if config.option.markexpr != "fast" or collection_path.suffix != ".py":
+        return None
+    name = collection_path.relative_to(pathlib.Path(__file__).parent).as_posix()
+    return None if name.startswith(tuple(f.partition("::")[0] for f in FAST)) else True
 
 
 def pytest_collection_modifyitems(items):
@@ -88,7 +97,7 @@ def cpu_seconds():
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    """Measures a test with its fixtures; the last report of the test carries the numbers."""
+    """Begins to measure a test with its fixtures; its last report carries the numbers."""
     item.stash[STARTED] = cpu_seconds()
     return (yield)
 
@@ -105,12 +114,8 @@ def pytest_runtest_makereport(item, call):
 def pytest_terminal_summary(terminalreporter, config):
     if not config.getoption("cpu"):
         return
-    root, tests, seconds, largest = (
-        pathlib.Path(__file__).parent,
-        collections.Counter(),
-        collections.Counter(),
-        0,
-    )
+    root, largest = pathlib.Path(__file__).parent, 0
+    tests, seconds = collections.Counter(), collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if hasattr(report, "cpu"):
@@ -143,6 +148,8 @@ def handlers():
 @pytest.fixture(autouse=True)
 def seeded():
     """Seeds initial weights, so that tests that do not seed their models are repeatable."""
+    import keras
+
     keras.utils.set_random_seed(0)
 
 
@@ -170,6 +177,8 @@ def no_graphs():
 
     Otherwise a process of some thousand tests spends a fifth of its time in the garbage collector.
     """
+    from tensorflow.python.framework import ops
+
     registered = ops.gradient_registry._registry
     before = {*registered}
     yield

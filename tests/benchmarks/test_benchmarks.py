@@ -15,7 +15,7 @@ SPEC = {"steps": 5, "warmup": 2, "seconds": 1.0, "max_step_seconds": 20.0, "time
 
 
 def run(tmp_path, text, points=({},), timeout=20.0, memory_gib=4.0):
-    """Measures a program in place of that of a framework."""
+    """Measures a small program instead of a framework's."""
     path = tmp_path / "program.py"
     path.write_text(text)
     family = subjects.Family("other", "plain", str(path), own_environment=False)

@@ -1,4 +1,4 @@
-"""A training that was interrupted continues, and its statement is that of the planned steps."""
+"""An interrupted training resumes, and its statement covers the planned steps."""
 
 import errno
 import os

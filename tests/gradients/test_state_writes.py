@@ -104,7 +104,7 @@ def test_state_that_is_written_elsewhere_is_refused(make):
 
 
 class Statistic(layers.Layer):
-    """Keeps a running statistic in a weight whose name may be that of a random state."""
+    """Keeps a running statistic in a weight that may be named like a random state."""
 
     def __init__(self, called, **kwargs):
         super().__init__(**kwargs)

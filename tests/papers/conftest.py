@@ -1,4 +1,4 @@
-"""A catalogue of a few cells in place of that of the papers, and results of its cells."""
+"""A small catalogue instead of the papers', and results for its cells."""
 
 import shutil
 

@@ -126,7 +126,7 @@ class Training:
             self.run(stop, **more)
 
     def kill(self, after, **more):
-        """Goes on with the folder as it was after a step, as if the process was killed then.
+        """Resumes from the folder's content after a step, as if the process had been killed there.
 
         Returns the state in the folder, and the number of steps that were reserved.
         """

@@ -80,7 +80,7 @@ def test_layers_that_keep_examples_apart_pass():
 
 
 def test_training_false_of_a_call_is_no_way_out():
-    # Keras overrides the argument of a call inside of a graph by that of the whole model.
+    # Inside of a graph, Keras takes the argument of the whole model's call.
     inputs = keras.Input((4,))
     made = keras.Model(inputs, layers.BatchNormalization()(inputs, training=False))
     with pytest.raises(ValueError, match="BatchNormalization"):
