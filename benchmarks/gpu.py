@@ -1,85 +1,86 @@
 """Measures steps on one GPU, in a sitting of some minutes: `python -m benchmarks --device=gpu`.
 
-A GPU is often lent for minutes, so a process measures many points: all lots and both subjects of a
-model. What the minutes do not reach is measured by the same command later. All frameworks must be
-installed in the Python that runs the command; those that are not are reported as failed.
+A GPU is often lent for minutes, most of which frameworks spend on the processor: they start, trace and
+compile. So a process measures many points, several processes prepare theirs side by side, and each has
+the machine for itself while it times (`peers/protocol.Turn`). What the minutes do not reach is measured
+by the same command later. All frameworks must be installed in the Python that runs the command; those
+that are not are reported as failed.
 """
 
+import collections
+import dataclasses
 import os
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 
 from absl import logging
 
 from benchmarks.measure import measure_all
-from benchmarks.subjects import FAMILIES, HERE, Family, family_of
+from benchmarks.subjects import FAMILIES, HERE, family_of
 
-MODELS = (
-    "tutorial_cnn",
-    "lenet5",
-    "mlp",
-    "resnet18",
-    "bilstm",
-    "transformer",
-    "encoder",
-    "bert_base",
-)
-LOTS = (256, 1024, 4096)
+SMALL = ("tutorial_cnn", "resnet18", "bilstm", "transformer")
+BERT = ("bert_base", "bert_base_lora", "bert_base_head")
+MODELS = (*SMALL, *BERT)
+LOTS = (256, 4096)
+# The process that works on one of these has most of the card's memory; there is one at a time.
+_LARGE = ("resnet18", *BERT)
+_BESIDE = 3  # processes for the others
 # Examples of an epoch; large models have four lots in an epoch.
-_EXAMPLES = {name: 65_536 for name in ("tutorial_cnn", "lenet5", "mlp")}
-# Rows that are in the network at a time: what 80 GB hold.
-_PHYSICAL = {"resnet18": 1024, "encoder": 1024, "bert_base": 64}
-_FLOOR = Family("floor", "floor", "run_floor.py", own_environment=False)
-# Passes over the models, what matters most first: (precision, subjects).
-_PASSES = (
-    ("float32", ("keras_tf", "tfdp")),
-    ("mixed_bfloat16", ("keras_tf", "tfdp")),
-    ("float32", ("pytorch", "opacus_hooks", "opacus_ghost")),
-    ("tensor_float_32", ("keras_tf",)),
-    ("float32", ("keras_tf_xla", "tfdp_xla")),
-    ("float32", ("keras_jax", "jax_privacy")),
-    ("mixed_bfloat16", ("keras_tf_xla", "tfdp_xla")),
-    ("mixed_bfloat16", ("pytorch", "opacus_hooks", "opacus_ghost")),
+_EXAMPLES = {"tutorial_cnn": 65_536}
+# Private rows that are in the network at a time, where whole lots do not fit into 80 GB.
+_PHYSICAL = {"resnet18": 1024, "bert_base": 128, "bert_base_lora": 128}
+_PHYSICAL_VECTORIZED = {"resnet18": 128, "bilstm": 512, "transformer": 512, "bert_base": 16}
+# What is measured, what matters most first: (precision, subjects, models).
+PASSES = (
+    ("float32", ("keras_tf", "tfdp", "tfdp_vectorized"), SMALL),
+    ("float32", ("keras_tf_xla", "tfdp_xla"), ("tutorial_cnn", "resnet18", "transformer")),
+    ("mixed_bfloat16", ("keras_tf", "tfdp"), MODELS),
+    ("float32", ("pytorch", "opacus_ghost"), SMALL),
+    ("float32", ("keras_tf", "tfdp"), BERT),
+    ("float32", ("keras_jax",), SMALL),
+    ("float32", ("jax_privacy",), SMALL),
+    ("float32", ("tfdp_vectorized_microbatches",), ("tutorial_cnn",)),
+    ("tensor_float_32", ("keras_tf",), MODELS),
+    ("mixed_bfloat16", ("keras_tf_xla", "tfdp_xla"), ("resnet18", "transformer", "bert_base")),
+    ("float32", ("tfdp_vectorized",), BERT),
 )
-_PEERS_LACK = ("encoder", "bert_base")
-# The largest lot of this model that fits is looked for.
-LARGEST, LARGEST_LOTS = "resnet18", (512, 2048, 8192, 16_384, 32_768)
 
 
-def plan(repeats: int, models=MODELS):
-    """Yields (round, family name, [points]); a point has precision, model, lot and subject.
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What one process measures: some points of one model, in one round."""
 
-    Every other round reverses the order of the subjects.
+    round: int
+    family: str
+    points: tuple[dict, ...]
+
+    @property
+    def large(self) -> bool:
+        """Whether it needs most of the card's memory."""
+        return self.points[0]["model"] in _LARGE
+
+
+def plan(repeats: int, models=MODELS, lots=LOTS):
+    """Yields the tasks; a point has precision, model, lot and subject.
+
+    Lots grow, because JAX cannot set its peak of memory back. Every other round reverses the order
+    of the subjects. A lot of 4,096 is not asked of BERT, where it is a number of chunks.
     """
     for round in range(repeats):
-        for precision, subjects in _PASSES:
-            family = family_of(subjects[0]).name
-            for model in models:
-                if model in _PEERS_LACK and not family.startswith("tfdp"):
-                    continue
-                order = subjects if round % 2 == 0 else subjects[::-1]
-                points = [
+        for precision, subjects, which in PASSES:
+            order = subjects if round % 2 == 0 else subjects[::-1]
+            for model in which:
+                points = tuple(
                     {"precision": precision, "model": model, "lot": lot, "subject": subject}
-                    for lot in LOTS
+                    for lot in sorted(lots)
                     for subject in order
-                ]
-                # JAX cannot set its peak of memory back.
-                for part in [[p] for p in points] if family == "jax_privacy" else [points]:
-                    yield round, family, part
-    for subject in ("opacus_hooks", "tfdp") if LARGEST in models else ():
-        point = {"precision": "float32", "model": LARGEST, "subject": subject}
-        yield 0, family_of(subject).name, [{**point, "lot": lot} for lot in LARGEST_LOTS]
-
-
-def floors(models=MODELS):
-    """Returns the points of the floor: what the device does, then what a lot of each model needs."""
-    kinds = ("float32", "tensor_float_32", "mixed_bfloat16")
-    points = [{"subject": "device", "precision": kind, "model": "", "lot": 0} for kind in kinds]
-    for model in models:
-        for kind in ("float32", "mixed_bfloat16"):
-            points.append({"subject": "step", "precision": kind, "model": model, "lot": LOTS[1]})
-    return points
+                    if not (model in BERT and lot > LOTS[0])
+                )
+                if model in models and points:
+                    yield Task(round, family_of(subjects[0]).name, points)
 
 
 def sit(flags, spec: dict, results) -> None:
@@ -90,79 +91,101 @@ def sit(flags, spec: dict, results) -> None:
         spec: the settings that the measured programs get.
         results: `benchmarks.results.Results`, saved after each process.
     """
-    deadline = time.monotonic() + 60 * (flags.minutes or 1e9)
-    spec = {**spec, "device": "gpu"}
-    models = [name for name in flags.models if name in MODELS]
-    _floor(flags, spec, results, models, deadline)
-    records = results.section("gpu")
-    for round, family, points in plan(flags.repeats, models):
-        known = {_key(record) for record in records}
-        refused = {_key(r)[1:] for r in records if "step_ms" not in r}
-        missing = [
-            point
-            for point in points
-            if _key({"round": round, **point}) not in known
-            and _key({"round": 0, **point})[1:] not in refused
-            and (point["lot"] in flags.lots or point["lot"] in LARGEST_LOTS)
+    sitting = _Sitting(flags, {**spec, "device": "gpu"}, results)
+    queues = [collections.deque(), collections.deque()]
+    for task in plan(flags.repeats, flags.models, flags.lots):
+        queues[task.large].append(task)
+    with tempfile.TemporaryDirectory() as folder:
+        sitting.turns = str(Path(folder, "turn"))
+        threads = [
+            threading.Thread(target=sitting.work, args=(queue,))
+            for queue, count in zip(queues, (_BESIDE, 1), strict=True)
+            for _ in range(count)
         ]
-        while missing:
-            left = deadline - time.monotonic()
-            if left < 20:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+class _Sitting:
+    def __init__(self, flags, spec, results):
+        self._flags, self._spec, self._results = flags, spec, results
+        self._deadline = time.monotonic() + 60 * (flags.minutes or 1e9)
+        self._records, self._lock = results.section("gpu"), threading.Lock()
+        self.turns = ""
+
+    def work(self, queue) -> None:
+        """Measures the tasks of a queue until it is empty or time is up."""
+        while True:
+            try:
+                task = queue.popleft()
+            except IndexError:
+                return
+            if not self._measure(task):
                 logging.info("Time is up; the same command goes on.")
                 return
-            found = _process(flags, FAMILIES[family], spec, missing, left)
+
+    def _measure(self, task):
+        with self._lock:
+            known = {_key(record) for record in self._records}
+            refused = {_key(r)[1:] for r in self._records if "step_ms" not in r}
+        missing = [
+            point
+            for point in task.points
+            if _key({"round": task.round, **point}) not in known
+            and _key({"round": 0, **point})[1:] not in refused
+        ]
+        while missing:
+            left = self._deadline - time.monotonic()
+            if left < 20:
+                return False
+            found = measure_all(
+                Path(sys.executable),
+                FAMILIES[task.family],
+                self._spec,
+                [{**point, **_size(point)} for point in missing],
+                timeout=min(self._flags.timeout, left),
+                memory_gib=self._flags.memory_gib,
+                variables=_variables(self.turns),
+            )
             for point, record in zip(missing, found, strict=False):
-                if "skipped" in record and left < flags.timeout and "not done" in record["skipped"]:
-                    return  # the sitting ended, not the patience with this point
-                if versions := record.pop("versions", None):
-                    results.content["versions"][point["subject"]] = versions
-                records.append({"round": round, **point, **record})
-                shown = record.get("step_ms", record)
-                logging.info("%s: %s", " ".join(str(v) for v in point.values()), shown)
-            results.save()
+                if "not done" in record.get("skipped", "") and left < self._flags.timeout:
+                    return False  # the sitting ended, not the patience with this point
+                self._add(task.round, point, record)
             missing = missing[len(found) :]
+        return True
 
-
-def _floor(flags, spec, results, models, deadline):
-    records = results.section("gpu_floor")
-    known = {_key({"round": 0, **record}) for record in records}
-    missing = [point for point in floors(models) if _key({"round": 0, **point}) not in known]
-    left = deadline - time.monotonic()
-    if missing and left > 20:
-        found = _process(flags, _FLOOR, spec, missing, left)
-        records += [{**p, **r} for p, r in zip(missing, found, strict=False) if "parts" in r]
-        results.save()
+    def _add(self, round, point, record):
+        with self._lock:
+            if versions := record.pop("versions", None):
+                self._results.content["versions"][point["subject"]] = versions
+            self._records.append({"round": round, **point, **record})
+            self._results.save()
+        shown = record.get("step_ms", record)
+        logging.info("%s: %s", " ".join(str(v) for v in point.values()), shown)
 
 
 def _key(record):
     return tuple(record[name] for name in ("round", "precision", "model", "lot", "subject"))
 
 
-def _process(flags, family, spec, points, left):
-    full = [{**point, **_size(point["model"], point["lot"])} for point in points]
-    return measure_all(
-        Path(sys.executable),
-        family,
-        spec,
-        full,
-        timeout=min(flags.timeout, left),
-        memory_gib=flags.memory_gib,
-        variables=_variables(),
-    )
-
-
-def _size(model, lot):
+def _size(point):
+    model, lot = point["model"], point["lot"]
     size = {"examples": max(_EXAMPLES[model], lot)} if model in _EXAMPLES else {}
-    physical = _PHYSICAL.get(model, lot)
+    chunks = _PHYSICAL_VECTORIZED if "vectorized" in point["subject"] else _PHYSICAL
+    physical = chunks.get(model, lot)
     return size | ({"physical": physical} if lot > physical else {})
 
 
-def _variables():
+def _variables(turns):
     """Returns this process's environment, with this repository to import from.
 
-    JAX leaves the memory to others until it needs it; otherwise its peak is what it has set aside.
+    Frameworks leave the memory to others until they need it; JAX's peak is otherwise what it has set
+    aside.
     """
     variables = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-    variables |= {"TF_CPP_MIN_LOG_LEVEL": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    variables |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    variables |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "BENCHMARK_TURNS": turns}
     paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     return variables | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}

@@ -22,6 +22,8 @@ REALISTIC = (
     "encoder",
     "encoder_lora",
     "bert_base",
+    "bert_base_lora",
+    "bert_base_head",
 )
 LOTS = (64, 256, 1024)
 # What a private step may cost over a plain one. A convolution's kernel gradient that is not kept for
@@ -41,6 +43,8 @@ GOALS = {
     "encoder": 1.1,
     "encoder_lora": 1.1,
     "bert_base": 1.1,
+    "bert_base_lora": 1.1,
+    "bert_base_head": 1.1,
 }
 
 

@@ -6,7 +6,9 @@ and NumPy, since each program runs in the environment of its framework.
 """
 
 import contextlib
+import fcntl
 import json
+import os
 import resource
 import sys
 import time
@@ -29,6 +31,8 @@ SHAPES = {
     "encoder": (128,),
     "encoder_lora": (128,),
     "bert_base": (128,),
+    "bert_base_lora": (128,),
+    "bert_base_head": (128,),
 }
 # Models with a label for each pixel.
 SEGMENTATION = ("u_net",)
@@ -58,6 +62,30 @@ class Unsupported(Exception):
     """The framework cannot train this model in the requested way."""
 
 
+class Turn:
+    """A place among processes that share a machine: they prepare side by side and time one by one.
+
+    Args:
+        path: a file that they share, or None for a process that has the machine for itself.
+    """
+
+    def __init__(self, path=None):
+        self._file = open(path, "w") if path else None  # noqa: SIM115
+
+    def prepare(self):
+        """Waits until nobody times; others may prepare as well."""
+        self._lock(fcntl.LOCK_SH)
+
+    def time(self):
+        """Waits until nobody prepares or times."""
+        self._lock(fcntl.LOCK_UN)  # two who prepare would otherwise wait for each other
+        self._lock(fcntl.LOCK_EX)
+
+    def _lock(self, kind):
+        if self._file is not None:
+            fcntl.flock(self._file, kind)
+
+
 class Clock:
     """Measures the time of a step, as the mean over the steps between two ticks, data included.
 
@@ -65,10 +93,12 @@ class Clock:
         spec: a dict with "steps", the number of steps to time; "warmup", the number of steps before
             them; "seconds", the time after which fewer steps of either kind are enough; and
             "max_step_seconds", the limit on the time of a step.
+        turn: the `Turn` of this process, which is asked for before the first timed step.
     """
 
-    def __init__(self, spec):
+    def __init__(self, spec, turn=None):
         self.spec = spec
+        self.turn = turn or Turn()
         self.durations = []
         self.timed = 0
         self.count = 0
@@ -84,11 +114,13 @@ class Clock:
         before, self.count = self.count, self.count + steps
         if not before:
             self.first = elapsed / steps
+            self._begin_to_time()
             return
         if elapsed / steps > self.spec["max_step_seconds"]:
             raise TooSlow(f"a step takes {elapsed / steps:.0f} s")
-        if before < self.spec["warmup"] and self.warm <= self.spec["seconds"]:
+        if self._warming(before):
             self.warm += elapsed
+            self._begin_to_time()
             return
         self.durations.append(elapsed / steps)
         self.timed += elapsed
@@ -98,6 +130,14 @@ class Clock:
             raise Enough
         if enough and self.count >= self.spec["warmup"] + self.spec["steps"]:
             raise Enough
+
+    def _warming(self, count):
+        return count < self.spec["warmup"] and self.warm <= self.spec["seconds"]
+
+    def _begin_to_time(self):
+        if not self._warming(self.count):
+            self.turn.time()
+            self.last = time.perf_counter()
 
 
 def memory_mib(field):
@@ -189,15 +229,17 @@ def main(run):
             stops it and returns a dict that is added to the answer, such as the versions.
     """
     spec = json.loads(sys.argv[1])
+    turn = Turn(os.environ.get("BENCHMARK_TURNS"))
     for point in spec.pop("points", [{}]):
-        print("\n" + json.dumps(_answer(run, {**spec, **point})), flush=True)
+        turn.prepare()
+        print("\n" + json.dumps(_answer(run, {**spec, **point}, turn)), flush=True)
 
 
-def _answer(run, spec):
+def _answer(run, spec, turn):
     clocks = []
 
     def start():
-        clocks.append(Clock(spec))
+        clocks.append(Clock(spec, turn))
         return clocks[-1]
 
     answer = {}

@@ -103,16 +103,32 @@ def _encoder(width, depth, heads, vocabulary=30_522):
     return build
 
 
-def _encoder_lora(shape):
-    model = _encoder(256, 4, 4)(shape)
-    for layer in model.layers[:-1]:
-        inner = layer._flatten_layers(include_self=False)
-        for part in inner:
-            if isinstance(part, layers.Dense | layers.EinsumDense):
-                part.enable_lora(4)
-        for variable in layer.trainable_variables:
-            variable.trainable = "lora" in variable.name
-    return model
+def _lora(make):
+    def build(shape):
+        model = make(shape)
+        for layer in model.layers[:-1]:
+            inner = layer._flatten_layers(include_self=False)
+            for part in inner:
+                if isinstance(part, layers.Dense | layers.EinsumDense):
+                    part.enable_lora(4)
+            for variable in layer.trainable_variables:
+                variable.trainable = "lora" in variable.name
+        return model
+
+    return build
+
+
+def _head(make):
+    def build(shape):
+        model = make(shape)
+        for layer in model.layers[:-1]:
+            layer.trainable = False
+        return model
+
+    return build
+
+
+_BERT_BASE = _encoder(768, 12, 12)
 
 
 BUILDERS = {
@@ -121,6 +137,8 @@ BUILDERS = {
     "u_net": _u_net,
     "lstm": _lstm,
     "encoder": _encoder(256, 4, 4),
-    "encoder_lora": _encoder_lora,
-    "bert_base": _encoder(768, 12, 12),
+    "encoder_lora": _lora(_encoder(256, 4, 4)),
+    "bert_base": _BERT_BASE,
+    "bert_base_lora": _lora(_BERT_BASE),
+    "bert_base_head": _head(_BERT_BASE),
 }

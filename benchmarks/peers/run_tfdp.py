@@ -22,8 +22,22 @@ def run(spec, start):
     import tfdp
 
     _choose(spec, keras, tf)
-    gpu = protocol.on_gpu(spec)
     x, y = protocol.data(spec)
+    protocol.fit(keras, compiled(spec), start(), x, y)
+    versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
+    answer = {"versions": versions | {"tfdp": tfdp.__version__}}
+    if protocol.on_gpu(spec):
+        answer["peak_mib"] = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
+    return answer
+
+
+def compiled(spec):
+    """Returns the compiled model of a spec."""
+    import keras
+
+    import tfdp
+
+    gpu = protocol.on_gpu(spec)
     model = _build(spec)
     if spec["subject"] in ENGINES:
         tfdp.make_private(
@@ -46,12 +60,7 @@ def run(spec, start):
         # "auto" compiles on a GPU.
         jit_compile=True if spec["subject"] in COMPILED else False if gpu else "auto",
     )
-    protocol.fit(keras, model, start(), x, y)
-    versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
-    answer = {"versions": versions | {"tfdp": tfdp.__version__}}
-    if gpu:
-        answer["peak_mib"] = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
-    return answer
+    return model
 
 
 def _choose(spec, keras, tf):

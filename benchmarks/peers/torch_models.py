@@ -151,7 +151,7 @@ class _Transformer(nn.Module):
 
     def forward(self, tokens):
         # Opacus takes the first axis as the axis of examples, so the positions need this axis.
-        positions = torch.arange(tokens.shape[1]).repeat(len(tokens), 1)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
         x = self.blocks(self.embedding(tokens) + self.position(positions))
         return self.head(self.norm(x).mean(dim=1))
 

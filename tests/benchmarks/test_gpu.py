@@ -1,10 +1,12 @@
 """A sitting on a GPU: its plan, its clock and its report, with answers that no GPU gave."""
 
 import argparse
+import threading
 
 import pytest
 
 from benchmarks import gpu, gpu_report, results, subjects
+from benchmarks.peers import protocol
 
 CARD = "Some GPU, driver 1.2"
 
@@ -16,25 +18,21 @@ def sheet(tmp_path, monkeypatch):
 
 
 def flags(**changes):
-    known = {"models": ["mlp", "resnet18"], "lots": list(gpu.LOTS), "repeats": 1, "minutes": None}
+    known = {
+        "models": ["tutorial_cnn", "resnet18"],
+        "lots": list(gpu.LOTS),
+        "repeats": 1,
+        "minutes": None,
+    }
     return argparse.Namespace(**{**known, "timeout": 300.0, "memory_gib": 64.0, **changes})
 
 
-def answer(family, spec, points):
-    """Steps of one microsecond for each example, twice that if private; 16,384 rows fill the memory."""
+def answer(points):
+    """Steps of one microsecond for each example, twice that if private."""
     for point in points:
-        if family.name == "floor":
-            device = point["subject"] == "device"
-            names = ("tflop_per_s", "gb_per_s") if device else ("gflop", "gbyte")
-            yield {
-                "parts": dict(zip(names, (50.0, 3000.0) if device else (100.0, 1.5), strict=True))
-            }
-        elif point["subject"] == "opacus_hooks" and point["lot"] >= 2048:
-            yield {"skipped": "out of memory"}
-        else:
-            times = 2 if point["subject"] in subjects.PEERS else 1
-            step = times * point["lot"] / 1000
-            yield {"step_ms": step, "first_step_seconds": 1.0, "peak_mib": 100.0 * times}
+        times = 2 if point["subject"] in subjects.PEERS else 1
+        step = times * point["lot"] / 1000
+        yield {"step_ms": step, "first_step_seconds": 1.0, "peak_mib": 100.0 * times}
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def asked(monkeypatch):
     def measured(python, family, spec, points, **limits):
         assert spec["device"] == "gpu"
         processes.append(points)
-        return list(answer(family, spec, points))
+        return list(answer(points))
 
     monkeypatch.setattr(gpu, "measure_all", measured)
     return processes
@@ -54,7 +52,7 @@ def asked(monkeypatch):
 def test_a_sitting_measures_all_and_nothing_twice(sheet, asked):
     gpu.sit(flags(), {}, sheet)
     count = len(sheet.content["gpu"])
-    planned = [p for _, _, points in gpu.plan(1, ["mlp", "resnet18"]) for p in points]
+    planned = [p for task in gpu.plan(1, ["tutorial_cnn", "resnet18"]) for p in task.points]
     assert count == len(planned) == len({tuple(p.items()) for p in planned})
     del asked[:]
     gpu.sit(flags(), {}, sheet)
@@ -69,14 +67,25 @@ def test_a_kill_at_the_end_of_the_sitting_is_no_result(sheet, monkeypatch):
     assert not sheet.content.get("gpu")
 
 
-def test_the_report_has_ratios_floor_and_the_largest_lot(sheet, asked):
+def test_the_report_has_times_and_ratios(sheet, asked):
     gpu.sit(flags(), {}, sheet)
     text = "\n".join(gpu_report.lines(sheet.content))
     assert CARD in text
     row = next(line for line in text.splitlines() if line.startswith("| resnet18 | 4,096"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    # 100 GFLOP and 1.5 GB for 1,024 rows: 2 ms at 50 TFLOP/s, 0.5 ms at 3 TB/s.
-    assert cells[2:6] == ["4.1", "4.1", "8.19", "2"]
-    assert cells[6:9] == ["1.4", "500,000", "200"]
-    assert cells[-1] == "8"
-    assert "tfdp 32,768; Opacus, hooks 1,024" in text
+    assert cells[2:5] == ["4.1", "8.19", "2"]
+    assert cells[8] == "1.5"
+
+
+def test_processes_prepare_side_by_side_and_time_alone(tmp_path):
+    path = tmp_path / "turns"
+    one, other = protocol.Turn(path), protocol.Turn(path)
+    one.prepare()
+    other.prepare()
+    waits = threading.Thread(target=one.time)
+    waits.start()
+    waits.join(0.2)
+    assert waits.is_alive()  # the other prepares
+    del other
+    waits.join(5)
+    assert not waits.is_alive()
