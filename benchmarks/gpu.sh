@@ -12,6 +12,7 @@ out=$(realpath -m "${1:?expected the folder to write into}")
 shift
 mkdir -p "$out"
 export TF_CPP_MIN_LOG_LEVEL=3 PYTHONUNBUFFERED=1 TF_FORCE_GPU_ALLOW_GROWTH=true
+export XLA_PYTHON_CLIENT_PREALLOCATE=false
 failed=0
 
 part() { # part NAME MINUTES COMMAND...
@@ -38,11 +39,10 @@ selftest() {
     together
 }
 
-# What needs no data and depends on the device. Plain Keras, with which tests compare, would multiply in
-# TensorFloat-32; test_gpu.py chooses for itself.
+# What needs no data and depends on the device.
 tests() {
     part test_gpu "${TESTS_MINUTES:-9}" python3 -m pytest -q -n 2 tests/test_gpu.py &
-    NVIDIA_TF32_OVERRIDE=0 part tests "${TESTS_MINUTES:-9}" python3 -m pytest -v --tb=short -n "${TESTS_PROCESSES:-10}" \
+    part tests "${TESTS_MINUTES:-9}" python3 -m pytest -v --tb=short -n "${TESTS_PROCESSES:-10}" \
         tests/gradients tests/noise tests/optimizers tests/layers &
     together
 }

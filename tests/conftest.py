@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 import signal
+import sys
 
 import hypothesis
 import pytest
@@ -143,6 +144,13 @@ def handlers():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def full_products():
+    """Tests compare float32 numbers, whose products a GPU would round to TensorFloat-32."""
+    if tf := sys.modules.get("tensorflow"):
+        tf.config.experimental.enable_tensor_float_32_execution(False)
 
 
 @pytest.fixture(autouse=True)

@@ -363,7 +363,7 @@ def _table(found: Sequence[Check]) -> str:
     lines = []
     for check in found:
         mark = "ok    " if check.passed else "FAILED"
-        lines.append(f"{mark}  {check.mode:9}{check.name:{width}}  {check.measured}")
+        lines.append(f"{mark}  {check.mode:16}{check.name:{width}}  {check.measured}")
     return "\n".join(lines)
 
 

@@ -107,5 +107,6 @@ def test_no_example_moves_the_sum_of_a_layer_by_more_than_the_clip_norm(engine, 
         assert np.all(moved <= 1.0), (name, moved)
         np.testing.assert_array_equal(norms_with[:LAST], norms[:LAST], name)
         if name.startswith(("word", "label")) or name in ("not a number", "infinite"):
-            # XLA rounds the sum of the other rows otherwise where it leaves out a row.
-            assert non_finite == 1 and np.all(moved < (1e-4 if jit_compile else 1e-30)), name
+            # XLA and GPUs round the sum of the other rows otherwise where a row is left out.
+            exact = not jit_compile and not tf.config.list_physical_devices("GPU")
+            assert non_finite == 1 and np.all(moved < (1e-30 if exact else 1e-4)), name

@@ -70,9 +70,10 @@ def test_a_row_whose_squares_overflow_counts_as_not_finite(bound, jit_compile):
     without = run(ones(3), bound, None, jit_compile)
     assert int(non_finite) == 1
     assert clipped[3] == 0.0
-    np.testing.assert_array_equal(norms, without[1])
+    # XLA sums the other rows in another order.
+    np.testing.assert_allclose(norms, without[1], rtol=1e-6)
     for a, b in zip(sums, without[0], strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("microbatch_size", [2, 4])
