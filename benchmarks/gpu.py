@@ -7,7 +7,6 @@ by the same command later. All frameworks must be installed in the Python that r
 that are not are reported as failed.
 """
 
-import collections
 import dataclasses
 import os
 import sys
@@ -22,31 +21,36 @@ from benchmarks.measure import measure_all
 from benchmarks.subjects import FAMILIES, HERE, family_of
 
 SMALL = ("tutorial_cnn", "resnet18", "bilstm", "transformer")
+COMPILED = ("tutorial_cnn", "resnet18", "transformer")  # Keras does not compile an LSTM
 BERT = ("bert_base", "bert_base_lora", "bert_base_head")
 MODELS = (*SMALL, *BERT)
 LOTS = (256, 4096)
-# The process that works on one of these has most of the card's memory; there is one at a time.
-_LARGE = ("resnet18", *BERT)
-_BESIDE = 3  # processes for the others
-# Examples of an epoch; large models have four lots in an epoch.
-_EXAMPLES = {"tutorial_cnn": 65_536}
+# Examples of an epoch, whose beginning and end count as part of its steps.
+_EXAMPLES = {"tutorial_cnn": 32_768, "resnet18": 16_384, "bilstm": 32_768, "transformer": 32_768}
+_EXAMPLES_OF_BERT = 2048
 # Private rows that are in the network at a time, where whole lots do not fit into 80 GB.
 _PHYSICAL = {"resnet18": 1024, "bert_base": 128, "bert_base_lora": 128}
 _PHYSICAL_VECTORIZED = {"resnet18": 128, "bilstm": 512, "transformer": 512, "bert_base": 16}
 # What is measured, what matters most first: (precision, subjects, models).
+_FASTER = "tensor_float_32"  # TensorFlow's default
 PASSES = (
-    ("float32", ("keras_tf", "tfdp", "tfdp_vectorized"), SMALL),
-    ("float32", ("keras_tf_xla", "tfdp_xla"), ("tutorial_cnn", "resnet18", "transformer")),
-    ("mixed_bfloat16", ("keras_tf", "tfdp"), MODELS),
-    ("float32", ("pytorch", "opacus_ghost"), SMALL),
-    ("float32", ("keras_tf", "tfdp"), BERT),
-    ("float32", ("keras_jax",), SMALL),
-    ("float32", ("jax_privacy",), SMALL),
-    ("float32", ("tfdp_vectorized_microbatches",), ("tutorial_cnn",)),
-    ("tensor_float_32", ("keras_tf",), MODELS),
-    ("mixed_bfloat16", ("keras_tf_xla", "tfdp_xla"), ("resnet18", "transformer", "bert_base")),
-    ("float32", ("tfdp_vectorized",), BERT),
+    (_FASTER, ("keras_tf_xla", "tfdp_xla"), COMPILED),
+    (_FASTER, ("keras_tf", "tfdp", "tfdp_vectorized"), SMALL),
+    ("mixed_bfloat16", ("keras_tf", "tfdp"), BERT),
+    (_FASTER, ("pytorch", "opacus_ghost"), SMALL),
+    (_FASTER, ("keras_jax",), SMALL),
+    (_FASTER, ("jax_privacy",), SMALL),
+    (_FASTER, ("tfdp_vectorized_microbatches",), ("tutorial_cnn",)),
+    (_FASTER, ("keras_tf", "tfdp"), BERT),
+    ("mixed_bfloat16", ("keras_tf", "tfdp"), SMALL),
+    ("float32", ("keras_tf", "tfdp"), SMALL),
+    (_FASTER, ("keras_tf_xla", "tfdp_xla"), BERT),
+    (_FASTER, ("tfdp_vectorized",), BERT),
 )
+# Processes side by side, and what they may take of the card's memory, in GB, as far as is known.
+_PROCESSES, _MEMORY = 7, 76
+_TAKES = {"resnet18": 36, **dict.fromkeys(BERT, 50)}
+_TAKES_OTHERWISE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +62,10 @@ class Task:
     points: tuple[dict, ...]
 
     @property
-    def large(self) -> bool:
-        """Whether it needs most of the card's memory."""
-        return self.points[0]["model"] in _LARGE
+    def memory(self) -> int:
+        """What it may take of the card's memory, in GB."""
+        takes = _TAKES.get(self.points[0]["model"], _TAKES_OTHERWISE)
+        return takes // 2 if self.points[0]["precision"] == "mixed_bfloat16" else takes
 
 
 def plan(repeats: int, models=MODELS, lots=LOTS):
@@ -92,16 +97,9 @@ def sit(flags, spec: dict, results) -> None:
         results: `benchmarks.results.Results`, saved after each process.
     """
     sitting = _Sitting(flags, {**spec, "device": "gpu"}, results)
-    queues = [collections.deque(), collections.deque()]
-    for task in plan(flags.repeats, flags.models, flags.lots):
-        queues[task.large].append(task)
     with tempfile.TemporaryDirectory() as folder:
         sitting.turns = str(Path(folder, "turn"))
-        threads = [
-            threading.Thread(target=sitting.work, args=(queue,))
-            for queue, count in zip(queues, (_BESIDE, 1), strict=True)
-            for _ in range(count)
-        ]
+        threads = [threading.Thread(target=sitting.work) for _ in range(_PROCESSES)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -112,19 +110,35 @@ class _Sitting:
     def __init__(self, flags, spec, results):
         self._flags, self._spec, self._results = flags, spec, results
         self._deadline = time.monotonic() + 60 * (flags.minutes or 1e9)
+        self._tasks = [*plan(flags.repeats, flags.models, flags.lots)]
         self._records, self._lock = results.section("gpu"), threading.Lock()
+        self._free, self._changed = _MEMORY, threading.Condition()
         self.turns = ""
 
-    def work(self, queue) -> None:
-        """Measures the tasks of a queue until it is empty or time is up."""
-        while True:
+    def work(self) -> None:
+        """Measures one task after the other, until none is left or time is up."""
+        while (task := self._next()) is not None:
             try:
-                task = queue.popleft()
-            except IndexError:
-                return
-            if not self._measure(task):
+                on = self._measure(task)
+            finally:
+                with self._changed:
+                    self._free += task.memory
+                    self._changed.notify_all()
+            if not on:
                 logging.info("Time is up; the same command goes on.")
                 return
+
+    def _next(self):
+        """Takes the first task whose memory is free; waits for one."""
+        with self._changed:
+            while self._tasks:
+                for task in self._tasks:
+                    if task.memory <= self._free:
+                        self._tasks.remove(task)
+                        self._free -= task.memory
+                        return task
+                self._changed.wait()
+            return None
 
     def _measure(self, task):
         with self._lock:
@@ -172,7 +186,7 @@ def _key(record):
 
 def _size(point):
     model, lot = point["model"], point["lot"]
-    size = {"examples": max(_EXAMPLES[model], lot)} if model in _EXAMPLES else {}
+    size = {"examples": _EXAMPLES.get(model, _EXAMPLES_OF_BERT)}
     chunks = _PHYSICAL_VECTORIZED if "vectorized" in point["subject"] else _PHYSICAL
     physical = chunks.get(model, lot)
     return size | ({"physical": physical} if lot > physical else {})

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp import selftest
+from tfdp.gradients.rules import OuterProducts
 
 pytestmark = pytest.mark.skipif(
     not tf.config.get_visible_devices("GPU"), reason="TensorFlow sees no GPU"
@@ -46,15 +47,33 @@ def test_sums_bounds_noise_and_counting(mode):
     assert not wrong
 
 
-def test_training_turns_tensor_float_32_off():
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
+@pytest.fixture
+def tensor_float_32():
+    """What TensorFlow has by default, and the other tests have not."""
     tf.config.experimental.enable_tensor_float_32_execution(True)
-    try:
-        model = private(convolutional())
-        model.fit(*images(32), batch_size=16, epochs=1, verbose=0)
-        assert not tf.config.experimental.tensor_float_32_execution_enabled()
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)
+    yield
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("positions", [1, 8])
+def test_a_norm_is_at_least_that_of_what_enters_a_sum(tensor_float_32, positions, jit_compile):
+    generator = np.random.default_rng(0)
+    left, right = generator.normal(size=(2, 4, positions, 256)).astype("float32")
+    if positions > 1:  # terms that cancel but for a tenth
+        right[:] = right[:, :1]
+        left[:, ::2] = -left[:, 1::2] * (1 + 0.1 * generator.normal(size=(4, 4, 256)))
+
+    @tf.function(jit_compile=jit_compile)
+    def norms_and_sums(left, right):
+        gradients = OuterProducts(left, right)
+        norms = tf.sqrt(gradients.square_norms())
+        return norms, [gradients.weighted_sum(row / norms) for row in tf.unstack(tf.eye(4))]
+
+    norms, sums = norms_and_sums(left, right)
+    exact = np.linalg.norm(np.einsum("ntp,ntq->npq", left.astype(float), right), axis=(1, 2))
+    np.testing.assert_allclose(norms, exact, rtol=0.03)
+    assert max(np.linalg.norm(np.float64(total)) for total in sums) <= 1.0 + 1e-7
 
 
 @pytest.mark.parametrize("jit_compile", [False, True, "auto"])

@@ -20,14 +20,17 @@ import time
 from collections.abc import Iterator, Sequence
 
 MODES = ("eager", "graph", "xla", "bfloat16", "tensor_float_32")
-# What differs on a GPU only: a graph that finds TensorFloat-32 turned on.
+# What differs on a GPU only: a graph whose own passes multiply in TensorFloat-32.
 _ON_GPUS = ("tensor_float_32",)
+# XLA in TensorFlow 2.21 has no convolution with a bias where TensorFloat-32 is turned off.
+_ROUNDED = ("tensor_float_32", "xla")
 _ROWS, _CLIP = 8, 1.0
 # Weights that get noise, and the largest deviation in standard errors. Of the 544 statistics of right
 # noise, one is beyond it once in a million runs of all checks; two thirds of the noise are 94 off.
 _WEIGHTS, _DEVIATION = 40_000, 6.0
-# bfloat16 keeps 8 binary digits of the numbers between layers.
+# bfloat16 keeps 8 binary digits of the numbers between layers, TensorFloat-32 11 of the factors.
 _TOLERANCES = {"bfloat16": 0.05}
+_ROUNDED_TOLERANCE = 0.01
 _TOLERANCE = 1e-4
 
 
@@ -81,8 +84,8 @@ def checks(modes: Sequence[str] = MODES) -> Iterator[Check]:
 
     Args:
         modes: some of `MODES`: "eager"; "graph", a compiled graph; "xla"; "bfloat16", a graph with the
-            policy mixed_bfloat16; "tensor_float_32", a graph with TensorFloat-32 turned on before,
-            which tfdp turns off. In the other modes it is off; a CPU does not have it.
+            policy mixed_bfloat16; "tensor_float_32", a graph with TensorFloat-32, which XLA has
+            here, too. In the other modes it is off; a CPU does not have it.
 
     Raises:
         ValueError: there is no such mode.
@@ -126,7 +129,9 @@ def _tokens():
     from keras import layers
 
     embedding = layers.Embedding(11, 6)
-    return (5,), [embedding, layers.LayerNormalization(), layers.LSTM(4), layers.Dense(3)]
+    # The kernels of cuDNN give wrong gradients in bfloat16 (TensorFlow 2.21 on an H100).
+    lstm = layers.LSTM(4, use_cudnn=False)
+    return (5,), [embedding, layers.LayerNormalization(), lstm, layers.Dense(3)]
 
 
 _KINDS = {"dense": _dense, "convolution": _convolution, "tokens": _tokens}
@@ -159,7 +164,7 @@ class _Policy:
 
     def __init__(self, mode):
         self._policy = "mixed_bfloat16" if mode == "bfloat16" else "float32"
-        self._products = mode == "tensor_float_32"
+        self._products = mode in _ROUNDED
 
     def __enter__(self):
         import keras
@@ -237,6 +242,8 @@ def _sum(mode, kind, way):
         found = _step(mode, kind, way).sum(x, y, np.ones(_ROWS, "float32"))
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
     limit = _TOLERANCES.get(mode, _TOLERANCE)
+    if mode in _ROUNDED and tf.config.list_logical_devices("GPU"):
+        limit = _ROUNDED_TOLERANCE
     return error <= limit, f"relative error {error:.1e} (at most {limit:g})"
 
 

@@ -104,6 +104,11 @@ def variable_name(handle) -> str | None:
     return found[1] if found else None
 
 
+def on_gpu() -> bool:
+    """Whether operations may run on a GPU."""
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
 def on_plain_cpu() -> bool:
     """Whether operations run on a CPU without XLA; some methods were measured only there."""
-    return not (inside_xla() or tf.config.list_logical_devices("GPU"))
+    return not (inside_xla() or on_gpu())

@@ -25,6 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.float32_products import weighted_sum
 from tfdp._validate import flag, one_of, positive
 from tfdp.layers.lot_statistics import rows_present
 
@@ -217,9 +218,7 @@ class PrivateBatchNormalization(keras.layers.Layer):
         def pulled(outputs, mean_weight, variance_weight):
             def gradient(upstream):
                 pulls = self._pulls(x, self.units[0] * mean_weight, self.units[1] * variance_weight)
-                return upstream, *[
-                    tf.linalg.matvec(pull, share, transpose_a=True) for pull in pulls
-                ]
+                return upstream, *[weighted_sum(share, pull) for pull in pulls]
 
             return tf.identity(outputs), gradient
 

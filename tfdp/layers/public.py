@@ -331,7 +331,7 @@ class PublicExamples(keras.layers.Layer):
             self.add_weight(
                 name=f"examples_{i}",
                 shape=shape,
-                dtype=dtype,
+                dtype=_on_any_device(dtype),
                 initializer="zeros",
                 trainable=False,
                 autocast=False,
@@ -342,7 +342,7 @@ class PublicExamples(keras.layers.Layer):
         self._holds = self.add_weight(
             name="holds_examples",
             shape=(),
-            dtype="int32",
+            dtype=_on_any_device("int32"),
             initializer="zeros",
             trainable=False,
             autocast=False,
@@ -366,8 +366,12 @@ class PublicExamples(keras.layers.Layer):
     @property
     def examples(self):
         """The public examples, NumPy arrays in the structure of the argument `examples`."""
-        rows = [variable.numpy() for variable in self._rows]
+        dtypes = self._dtypes()
+        rows = [v.numpy().astype(d) for v, d in zip(self._rows, dtypes, strict=True)]
         return keras.tree.pack_sequence_as(self._specs, rows)
+
+    def _dtypes(self):
+        return [dtype for _, dtype in map(_parsed, keras.tree.flatten(self._specs))]
 
     def build(self, input_shape=None):
         self.built = True
@@ -377,7 +381,7 @@ class PublicExamples(keras.layers.Layer):
 
     def call(self, inputs, training=False):
         self._require_examples()
-        rows = [tf.convert_to_tensor(variable) for variable in self._rows]
+        rows = [tf.cast(v, d) for v, d in zip(self._rows, self._dtypes(), strict=True)]
         rows = keras.tree.pack_sequence_as(self._specs, rows)
         if self.statistics == "batch":
             return self._with_lot(inputs, rows) if training else self._one_by_one(inputs, rows)
@@ -480,6 +484,11 @@ def _as_examples(array):
             f"(M, ...). Received: shape {array.shape}, dtype {array.dtype}"
         )
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
+
+
+def _on_any_device(dtype):
+    """The dtype of a variable: TensorFlow keeps int32 on the CPU, where code for a GPU finds none."""
+    return "int64" if dtype == "int32" else dtype
 
 
 def _spec_of(array):

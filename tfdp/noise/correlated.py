@@ -18,6 +18,7 @@ state is held in plain Python objects, which Keras and TensorFlow do not save.
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.float32_products import weighted_sum
 from tfdp.accounting import Strategy
 
 
@@ -100,7 +101,7 @@ class CorrelatedNoise:
         result = []
         for z, past, shape in zip(fresh, self._past, self._shapes, strict=True):
             z = tf.reshape(z, [-1])
-            y = self._scale * z - tf.linalg.matvec(past, weights, transpose_a=True)
+            y = self._scale * z - weighted_sum(weights, tf.convert_to_tensor(past))
             kept = z if self._keeps_fresh else y
             past.scatter_nd_update(tf.reshape(step % self.memory, [1, 1]), kept[tf.newaxis])
             result.append(tf.reshape(y, shape))

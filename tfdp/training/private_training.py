@@ -19,7 +19,6 @@ from tfdp.accounting import Ledger, PrivacyBudget, Run
 from tfdp.data.arrays import all_arrays, in_floatx
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
-from tfdp.gradients.precision import keep_float32_products
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.accounted_weights import AccountedWeights, bracketed
@@ -444,7 +443,6 @@ class PrivateTraining(AccountedWeights):
                 )
             if not from_batch and self._extend(session, steps):
                 return self.train_function(iterator)
-            keep_float32_products()
             session.authorize(steps)
             if backup is not None:
                 backup.before(session, steps)

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfdp._compat.float32_products import weighted_sum
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
 
@@ -143,7 +144,7 @@ def _sums_of_whole(gradients, variables, bound, norms, present, microbatch_size)
         rows /= microbatch_size
     rows = bound.bounded(rows)
     shortened = tf.norm(rows, axis=1) < norms * (1 - 1e-5)
-    totals = tf.split(tf.linalg.matvec(rows, present, transpose_a=True), sizes)
+    totals = tf.split(weighted_sum(present, rows), sizes)
     sums = [
         tf.reshape(total, v.shape) if g is None else g.finish(tf.reshape(total, g.values.shape[1:]))
         for total, g, v in zip(totals, gradients, variables, strict=True)

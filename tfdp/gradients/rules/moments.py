@@ -11,9 +11,11 @@ moments, one copy for each row.
 """
 
 import dataclasses
+import functools
 
 import tensorflow as tf
 
+from tfdp._compat import float32_products
 from tfdp.gradients.rules.base import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.conv import ConvRule
 from tfdp.gradients.rules.dense import DenseRule
@@ -159,6 +161,10 @@ def _units(vectors):
     return tf.math.divide_no_nan(vectors, norms), (largest * norms)[:, 0]
 
 
+def _einsum(equation, a, b):
+    return float32_products.product(functools.partial(tf.einsum, equation), a, b)
+
+
 class _ThroughMoments(PerExampleGradient):
     """What `through_moments` returns for outer products, without writing gradients out."""
 
@@ -175,11 +181,11 @@ class _ThroughMoments(PerExampleGradient):
 
     def square_norms(self):
         direct = self.base.square_norms()
-        gram = tf.einsum("kpc,lpc->klc", self.jacobian, self.jacobian)
-        added = tf.einsum("nkc,klc,nlc->n", self.coefficients, gram, self.coefficients)
-        added = tf.maximum(added, 0.0)
-        seen = tf.einsum("ntp,kpc->nktc", self.base.left, self.jacobian)
-        products = tf.einsum("nktc,ntc->nkc", seen, self.base.right)
+        gram = _einsum("kpc,lpc->klc", self.jacobian, self.jacobian)
+        through = _einsum("nkc,klc->nlc", self.coefficients, gram)
+        added = tf.maximum(tf.reduce_sum(through * self.coefficients, axis=[1, 2]), 0.0)
+        seen = _einsum("ntp,kpc->nktc", self.base.left, self.jacobian)
+        products = _einsum("nktc,ntc->nkc", seen, self.base.right)
         cross = tf.reduce_sum(products * self.coefficients, axis=[1, 2])
         # As for Gram matrices, rounding must not understate a norm where the two terms nearly cancel.
         largest = tf.square(tf.sqrt(direct) + tf.sqrt(added))
@@ -187,8 +193,8 @@ class _ThroughMoments(PerExampleGradient):
         return strict(direct + 2.0 * cross + added, largest, terms, None)
 
     def weighted_sum(self, weights):
-        totals = tf.einsum("n,nkc->kc", weights, self.coefficients)
-        added = tf.einsum("kc,kpc->pc", totals, self.jacobian)
+        totals = _einsum("n,nkc->kc", weights, self.coefficients)
+        added = _einsum("kc,kpc->pc", totals, self.jacobian)
         return self.base.weighted_sum(weights) + tf.reshape(added, self.shape)
 
     def factors(self):

@@ -10,12 +10,14 @@ import abc
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import inside_xla
+from tfdp._compat import float32_products
+from tfdp._compat.tensorflow import inside_xla, on_gpu
 
 # The number of rows to expect where it is unknown while the graph is built.
 _ROWS = contextvars.ContextVar("rows", default=256)
@@ -26,7 +28,6 @@ _MOST_INSTANTIATED = 32 * 2**20
 # float32 rounding could understate a norm, and the gradient would exceed the clip norm. So a squared
 # norm below this fraction is raised to it.
 CANCELLATION = 1e-4
-_UNIT = 2.0**-24  # rounding error of one float32 operation
 # Added to the squared norm of a factor that was not divided by its largest entry first. It is more
 # than float32 arithmetic loses where squares vanish, and negligible beside other squared norms.
 VANISHING = 1e-24
@@ -112,7 +113,7 @@ class Instantiated(PerExampleGradient):
         return _row_squares(self._flat())
 
     def weighted_sum(self, weights):
-        total = tf.matmul(weights[tf.newaxis], self._flat())
+        total = float32_products.weighted_sum(weights, self._flat())
         return self.finish(tf.reshape(total, self.values.shape[1:]))
 
     def _flat(self):
@@ -191,14 +192,12 @@ class OuterProducts(PerExampleGradient):
         # overflows makes its row infinite; VANISHING makes up for squares that vanish.
         if self._flat is not None:
             left, right = map(_row_squares, self._flat)
-            return (left + VANISHING) * (right + VANISHING)
+            return exceeding((left + VANISHING) * (right + VANISHING))
         left_squares = tf.reduce_sum(tf.square(self.left), axis=2) + VANISHING
         right_squares = tf.reduce_sum(tf.square(self.right), axis=2) + VANISHING
         if positions == 1:
-            return left_squares[:, 0] * right_squares[:, 0]
-        left_gram = tf.matmul(self.left, self.left, transpose_b=True)
-        right_gram = tf.matmul(self.right, self.right, transpose_b=True)
-        square = tf.reduce_sum(left_gram * right_gram, axis=[1, 2])
+            return exceeding(left_squares[:, 0] * right_squares[:, 0])
+        square = tf.reduce_sum(gram(self.left) * gram(self.right), axis=[1, 2])
         largest = tf.square(tf.reduce_sum(tf.sqrt(left_squares * right_squares), axis=1))
         return strict(square, largest, p + self.right.shape[2], positions)
 
@@ -207,11 +206,11 @@ class OuterProducts(PerExampleGradient):
             return self._products.weighted_sum(weights)
         if self._flat is not None:
             left, right = self._flat
-            return self.finish(tf.matmul(left, right * weights[:, tf.newaxis], transpose_a=True))
+            return self.finish(_transposed_product(left, right * weights[:, tf.newaxis]))
         left = tf.reshape(self.left, [-1, self.left.shape[2]])
         right = self.right * weights[:, tf.newaxis, tf.newaxis]
         right = tf.reshape(right, [-1, self.right.shape[2]])
-        return self.finish(tf.matmul(left, right, transpose_a=True))
+        return self.finish(_transposed_product(left, right))
 
     def factors(self):
         if self._products is not None:
@@ -411,7 +410,30 @@ def rounding(terms: int, positions: int | None) -> float:
     Returns:
         A fraction of the square of the triangle inequality's bound.
     """
-    return _UNIT * (2.0 + math.sqrt(terms)) / math.sqrt((positions or 2) / 2)
+    unit = float32_products.unit()
+    return unit * (2.0 + math.sqrt(terms)) / math.sqrt((positions or 2) / 2)
+
+
+def gram(factor: tf.Tensor) -> tf.Tensor:
+    """Returns the products of all positions of a factor: [rows, t, p] to [rows, t, t]."""
+    return float32_products.product(functools.partial(tf.matmul, transpose_b=True), factor, factor)
+
+
+def _transposed_product(left, right):
+    return float32_products.product(functools.partial(tf.matmul, transpose_a=True), left, right)
+
+
+def exceeding(square, largest=None):
+    """Raises squared norms by what the products in a sum may add to it where a GPU rounds them.
+
+    Args:
+        square: float32 [rows]: squared norms.
+        largest: float32 [rows]: the squares of the triangle inequality's bounds; `square` if None.
+    """
+    if not on_gpu():
+        return square  # as much as any float32 sum
+    longer = 3.0 * float32_products.unit() * tf.sqrt(square if largest is None else largest)
+    return tf.square(tf.sqrt(square) + longer)
 
 
 def strict(square, largest, terms: int, positions: int | None):
@@ -422,7 +444,8 @@ def strict(square, largest, terms: int, positions: int | None):
         largest: float32 [rows]: the squares of the triangle inequality's bounds.
         terms, positions: as in `rounding`.
     """
-    return tf.maximum(square + rounding(terms, positions) * largest, CANCELLATION * largest)
+    square = square + rounding(terms, positions) * largest
+    return exceeding(tf.maximum(square, CANCELLATION * largest), largest)
 
 
 def identity(total):

@@ -9,14 +9,18 @@ In all these forms, norm and weighted sum are computed from the same tensors, so
 cancel are bounded as they are added.
 """
 
+import functools
+
 import tensorflow as tf
 
+from tfdp._compat import float32_products
 from tfdp.gradients.rules.per_example_gradient import (
     VANISHING,
     Instantiated,
     Lookups,
     OuterProducts,
     PerExampleGradient,
+    gram,
     identity,
     instantiates,
     strict,
@@ -144,10 +148,11 @@ class LookupsAndProducts(PerExampleGradient):
         indices = tf.clip_by_value(self.lookups.indices, 0, self.lookups.size - 1)
         met = tf.gather(left, indices, axis=2, batch_dims=1)  # [rows, products, lookups]
         same = tf.equal(indices[:, :, tf.newaxis], indices[:, tf.newaxis])
-        among_products = _gram(left) * _gram(right)
-        between = met * tf.matmul(right, vectors, transpose_b=True)
+        among_products = gram(left) * gram(right)
+        multiply = functools.partial(tf.matmul, transpose_b=True)
+        between = met * float32_products.product(multiply, right, vectors)
         # `tf.where`, because the vectors at other indices need not be finite together.
-        among_lookups = tf.where(same, _gram(vectors), 0.0)
+        among_lookups = tf.where(same, gram(vectors), 0.0)
         square = tf.add_n(
             [
                 tf.reduce_sum(among_products, axis=[1, 2]),
@@ -184,10 +189,6 @@ class LookupsAndProducts(PerExampleGradient):
 
     def grouped(self, size):
         return LookupsAndProducts(self.lookups.grouped(size), self.products.grouped(size))
-
-
-def _gram(factor):
-    return tf.matmul(factor, factor, transpose_b=True)
 
 
 def _squares(factor):
