@@ -70,16 +70,16 @@ steps() {
         --json="$out/gpu.json" || failed=1
 }
 
+# Recipes: the first is that of flags/papers/mnist_dpsgd.cfg, with lots in one piece.
 training() {
-    local seed
+    local seed common="--mechanism=dpsgd --delta=1e-5 --normalization=layer --batch_size=2048 --epochs=20
+        --sampling=poisson --momentum=0.9 --l2_norm_clip=1.0"
     for seed in 0 1 2; do
-        part "mnist_$seed" "${TRAINING_MINUTES:-4}" python3 train.py --flagfile=flags/papers/mnist_dpsgd.cfg \
-            --sweep= --epsilon=3 --learning_rate=1 --physical_batch_size= --seed="$seed" \
-            --model_dir="$out/mnist_$seed" &
-        part "cifar10_$seed" "${TRAINING_MINUTES:-4}" python3 train.py --dataset=cifar10 --mechanism=dpsgd \
-            --epsilon=8 --delta=1e-5 --model=cifar_tutorial --normalization=layer --batch_size=2048 \
-            --epochs=20 --sampling=poisson --learning_rate=0.5 --momentum=0.9 --l2_norm_clip=1.0 \
-            --seed="$seed" --model_dir="$out/cifar10_$seed" &
+        part "mnist_$seed" "${TRAINING_MINUTES:-4}" python3 train.py $common --dataset=mnist --model=lenet5 \
+            --nonormalize_output --epsilon=3 --learning_rate=1 --seed=$seed --model_dir="$out/mnist_$seed" &
+        part "cifar10_$seed" "${TRAINING_MINUTES:-4}" python3 train.py $common --dataset=cifar10 \
+            --model=cifar_tutorial --epsilon=8 --learning_rate=0.5 --seed=$seed \
+            --model_dir="$out/cifar10_$seed" &
     done
     together
 }

@@ -104,7 +104,8 @@ def test_no_example_moves_the_sum_of_a_layer_by_more_than_the_clip_norm(engine, 
         found, non_finite, norms_with = sums(**case)
         squares = [np.sum((a.astype(float) - b) ** 2) for a, b in zip(found, without, strict=True)]
         moved = np.sqrt(np.bincount(layer_of, squares))
-        assert np.all(moved <= 1.0), (name, moved)
+        rounding = 1e-5 if tf.config.list_physical_devices("GPU") else 0.0  # of the others' sum
+        assert np.all(moved <= 1.0 + rounding), (name, moved)
         np.testing.assert_array_equal(norms_with[:LAST], norms[:LAST], name)
         if name.startswith(("word", "label")) or name in ("not a number", "infinite"):
             # XLA and GPUs round the sum of the other rows otherwise where a row is left out.

@@ -59,7 +59,7 @@ def test_one_table_for_two_inputs():
 )
 def test_tables_that_also_make_the_outputs(make):
     # The norms of large tables are sums of many squares.
-    check_engines(make(), integers=9, engines=["ghost"], tolerance=3e-5)
+    check_engines(make(), integers=9, engines=["ghost"], tolerance=1e-4)
 
 
 def test_a_tied_table_under_xla_and_in_microbatches():
@@ -71,7 +71,8 @@ def test_a_tied_table_keeps_its_mask():
         keras.Input((5,), dtype="int32"),
         layers.ReversibleEmbedding(4, 3, mask_zero=True),
     )
-    hidden = layers.LSTM(3, return_sequences=True)(table(tokens))
+    # The kernels of cuDNN are for masks that end a row.
+    hidden = layers.LSTM(3, return_sequences=True, use_cudnn=False)(table(tokens))
     model = keras.Model(tokens, table(hidden, reverse=True))
     assert rows_are_separate(model, owners(model))
     check_engines(model, integers=3, engines=["ghost"])

@@ -135,7 +135,8 @@ def test_one_example_moves_the_sum_by_the_clip_norm_at_most(jit_compile):
         assert np.all(np.isfinite(without))
         assert tf.norm(with_it - without) <= 1.0
         if token == 9 or factor is np.nan:
-            assert int(bad) == 1 and np.array_equal(with_it, without)
+            assert int(bad) == 1
+            np.testing.assert_allclose(with_it, without, rtol=1e-4)  # GPUs add in any order
 
 
 def test_indices_that_wrap_around():
