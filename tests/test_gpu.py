@@ -76,6 +76,8 @@ def test_a_norm_is_at_least_that_of_what_enters_a_sum(tensor_float_32, positions
     assert max(np.linalg.norm(np.float64(total)) for total in sums) <= 1.0 + 1e-7
 
 
+# Without TensorFloat-32, XLA in TensorFlow 2.21 has no convolution with a bias.
+@pytest.mark.usefixtures("tensor_float_32")
 @pytest.mark.parametrize("jit_compile", [False, True, "auto"])
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_a_step_is_computed_on_the_gpu(engine, jit_compile):

@@ -65,25 +65,36 @@ class Unsupported(Exception):
 class Turn:
     """A place among processes that share a machine: they prepare side by side and time one by one.
 
+    Who wants to time goes first: otherwise one that prepares its next point would keep the others
+    waiting each time.
+
     Args:
         path: a file that they share, or None for a process that has the machine for itself.
     """
 
     def __init__(self, path=None):
-        self._file = open(path, "w") if path else None  # noqa: SIM115
+        names = (path, f"{path}.wishes") if path else ()
+        self._files = [open(name, "w") for name in names]  # noqa: SIM115
 
     def prepare(self):
-        """Waits until nobody times; others may prepare as well."""
-        self._lock(fcntl.LOCK_SH)
+        """Waits until nobody times or wants to; others may prepare as well."""
+        if self._files:
+            machine, wishes = self._files
+            fcntl.flock(machine, fcntl.LOCK_UN)
+            fcntl.flock(wishes, fcntl.LOCK_UN)
+            fcntl.flock(wishes, fcntl.LOCK_EX)
+            fcntl.flock(machine, fcntl.LOCK_SH)
+            fcntl.flock(wishes, fcntl.LOCK_UN)
 
     def time(self):
-        """Waits until nobody prepares or times."""
-        self._lock(fcntl.LOCK_UN)  # two who prepare would otherwise wait for each other
-        self._lock(fcntl.LOCK_EX)
-
-    def _lock(self, kind):
-        if self._file is not None:
-            fcntl.flock(self._file, kind)
+        """Waits until nobody prepares or times; others wait until this process prepares again."""
+        if self._files:
+            machine, wishes = self._files
+            fcntl.flock(
+                machine, fcntl.LOCK_UN
+            )  # two with the wish would otherwise wait for each other
+            fcntl.flock(wishes, fcntl.LOCK_SH)
+            fcntl.flock(machine, fcntl.LOCK_EX)
 
 
 class Clock:

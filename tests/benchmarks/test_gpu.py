@@ -77,15 +77,28 @@ def test_the_report_has_times_and_ratios(sheet, asked):
     assert cells[8] == "1.5"
 
 
+def waits(turn):
+    """Starts to wait for a turn in a thread; returns the thread if it still waits."""
+    thread = threading.Thread(target=turn, daemon=True)
+    thread.start()
+    thread.join(0.2)
+    return thread if thread.is_alive() else None
+
+
 def test_processes_prepare_side_by_side_and_time_alone(tmp_path):
-    path = tmp_path / "turns"
-    one, other = protocol.Turn(path), protocol.Turn(path)
-    one.prepare()
-    other.prepare()
-    waits = threading.Thread(target=one.time)
-    waits.start()
-    waits.join(0.2)
-    assert waits.is_alive()  # the other prepares
-    del other
-    waits.join(5)
-    assert not waits.is_alive()
+    one, other = (protocol.Turn(tmp_path / "turns") for _ in range(2))
+    assert not waits(other.prepare) and not waits(one.prepare)
+    assert (early := waits(one.time))  # the other prepares
+    wants = waits(other.time)
+    early.join(5)
+    assert early.is_alive() != (wants is not None and wants.is_alive())  # one of them times
+
+
+def test_who_wants_to_time_goes_before_who_wants_to_prepare(tmp_path):
+    one, other, third = (protocol.Turn(tmp_path / "turns") for _ in range(3))
+    one.time()
+    wants, late = waits(other.time), waits(third.prepare)
+    again = waits(one.prepare)
+    wants.join(5)
+    assert not wants.is_alive()
+    assert late.is_alive() and again.is_alive()

@@ -71,7 +71,7 @@ def test_a_tied_table_keeps_its_mask():
         keras.Input((5,), dtype="int32"),
         layers.ReversibleEmbedding(4, 3, mask_zero=True),
     )
-    # The kernels of cuDNN are for masks that end a row.
+    # Where a mask ends a row, cuDNN gives zeros, and other kernels the last output.
     hidden = layers.LSTM(3, return_sequences=True, use_cudnn=False)(table(tokens))
     model = keras.Model(tokens, table(hidden, reverse=True))
     assert rows_are_separate(model, owners(model))
