@@ -88,7 +88,8 @@ def waits(turn):
 def test_processes_prepare_side_by_side_and_time_alone(tmp_path):
     one, other = (protocol.Turn(tmp_path / "turns") for _ in range(2))
     assert not waits(other.prepare) and not waits(one.prepare)
-    assert (early := waits(one.time))  # the other prepares
+    early = waits(one.time)  # until the other has prepared
+    assert early
     wants = waits(other.time)
     early.join(5)
     assert early.is_alive() != (wants is not None and wants.is_alive())  # one of them times
