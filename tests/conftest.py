@@ -162,12 +162,6 @@ def seeded():
 
 
 @pytest.fixture(autouse=True)
-def forgetful(monkeypatch):
-    """Forgets the weights of earlier tests: equal seeds make equal weights that are not trained."""
-    monkeypatch.setattr("tfdp.account._TRAINED_HERE", {})
-
-
-@pytest.fixture(autouse=True)
 def no_caching_device():
     """Removes the caching device that TensorFlow's map_fn leaves if tracing its function raises.
 

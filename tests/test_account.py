@@ -180,6 +180,49 @@ def test_a_plain_fit_of_a_loaded_model_leaves_nothing_proven(tmp_path):
     assert spent(go_on(tfdp.make_private(model))) == np.inf
 
 
+# -- post-processing ---------------------------------------------------------------------------------
+
+
+def averaged(model):
+    for variable in model.trainable_variables:
+        variable.assign(0.5 * variable + 0.5)
+
+
+class Pruning(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        averaged(self.model)
+
+
+POST_PROCESSING = {
+    "assign": averaged,
+    "set_weights": lambda model: model.set_weights([w > 0 for w in model.get_weights()]),
+    "quantize": lambda model: model.quantize("int8"),
+}
+
+
+@pytest.mark.parametrize("kind", POST_PROCESSING)
+def test_post_processing_costs_nothing(kind):
+    model = small()
+    train(model)
+    before = spent(model)
+    POST_PROCESSING[kind](model)
+    assert spent(model) == before < np.inf
+
+
+def test_a_callback_may_change_the_weights():
+    model, same = small(), small()
+    train(model, callbacks=[Pruning()])
+    train(same)
+    assert spent(model) == spent(same) < np.inf
+
+
+def test_the_list_of_weights_brings_its_ledger():
+    model, other = small(), small()
+    train(model)
+    other.set_weights(model.get_weights())
+    assert steps(other) == 2
+
+
 def test_what_keras_itself_does_to_the_weights_is_no_unaccounted_training(tmp_path):
     callbacks = [
         keras.callbacks.EarlyStopping("val_loss", patience=0, restore_best_weights=True),

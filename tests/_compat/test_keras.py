@@ -420,18 +420,3 @@ def test_learning_rate_as_it_was_given():
         return 0.25
 
     assert borrowed.configured_rate(keras.optimizers.SGD(rate)) is rate
-
-
-def test_model_variables_moving_average():
-    variable = keras.Variable([1.0])
-    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
-    assert borrowed.moving_averages(optimizer) == []
-    optimizer.build([variable])
-    optimizer.apply([tf.constant([0.0])])
-    optimizer.apply([tf.constant([-2.0])])
-    (average,) = borrowed.moving_averages(optimizer)
-    assert float(variable.numpy()[0]) == 3.0
-    assert 1.0 <= float(average.numpy()[0]) < 3.0
-    without = keras.optimizers.SGD()
-    without.build([variable])
-    assert borrowed.moving_averages(without) == []

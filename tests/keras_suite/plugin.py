@@ -5,14 +5,12 @@ that is listed has to fail with the message that is expected, and every other ca
 """
 
 import fnmatch
-from unittest import mock
 
 import keras
 import pytest
 
 from tests.keras_suite import absent, expected
 from tests.keras_suite.private import private_models
-from tfdp import account
 
 _LIST = pytest.StashKey()
 _ENTRY = pytest.StashKey()
@@ -57,13 +55,6 @@ def pytest_collection_modifyitems(config, items):
             raise pytest.UsageError(f"The list names cases that Keras does not have: {stale}")
     for item in items:
         item.stash[_ENTRY] = listed.entry(item.nodeid)
-
-
-@pytest.fixture(autouse=True)
-def forgetful():
-    """Forgets the weights of earlier cases: Keras' tests make equal weights in each of them."""
-    with mock.patch.object(account, "_TRAINED_HERE", {}):
-        yield
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

@@ -376,16 +376,6 @@ def configured_rate(optimizer):
     return borrowed(optimizer, "_learning_rate")
 
 
-def moving_averages(optimizer) -> list:
-    """The moving averages of the weights in an optimizer (`_model_variables_moving_average`).
-
-    The list is empty without `use_ema`, and before the optimizer is built.
-    """
-    if not (optimizer.use_ema and optimizer.built):
-        return []
-    return list(borrowed(optimizer, "_model_variables_moving_average"))
-
-
 def compile_metrics(model):
     """The `CompileMetrics` that `compile` made of its metrics, or None (`_compile_metrics`)."""
     return borrowed(model, "_compile_metrics")

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdp._compat.keras import pickled, trained_variables
 from tfdp._other_libraries import ON_AN_OPTIMIZER, needs, refuse_member, refuse_misspelt
 from tfdp._validate import finite, positive, schedule, whole
-from tfdp.account import LEDGER_KEY, Account, account_of, digests_of, expect_digests
+from tfdp.account import LEDGER_KEY, Account, account_of
 from tfdp.accounting import Ledger
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.gradients.bounds import L2Clip, make_bound
@@ -48,10 +48,6 @@ class _Secrets:
         self.noise = NoiseSource(seed)
         self.waiting: SavedRun | None = None  # the run of another process that is to go on
         self.account = Account()  # becomes the account of the weights once the optimizer is built
-
-
-# Name of the weights' digests in a file; they show whether the weights were trained after saving.
-_DIGESTS_KEY = "tfdp_digests"
 
 
 def mean_of(total, divisor: int, penalty):
@@ -522,12 +518,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return unpickled_as, (origin_of(type(self)), pickled(self))
 
     def save_own_variables(self, store):
-        """Saves the slots (functions of private gradients), the ledger and the weights' digests."""
+        """Saves the slots (functions of private gradients) and the ledger."""
         super().save_own_variables(store)
         ledger = self._account.ledger_of_files
         store[LEDGER_KEY] = np.frombuffer(ledger.to_json().encode(), dtype=np.uint8)
-        if self.built:
-            store[_DIGESTS_KEY] = digests_of(trained_variables(self))
 
     def load_own_variables(self, store):
         """Restores the slots and merges the saved ledger, so that what was spent stays spent.
@@ -549,15 +543,12 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                 "and account for its training yourself."
             )
         saved = Ledger.from_json(bytes(np.asarray(store[LEDGER_KEY])).decode())
-        self._account.bring(saved)
-        slots = {name: store[name] for name in names - {LEDGER_KEY, _DIGESTS_KEY}}
-        # A file without digests was saved before the optimizer was built, so its configuration says
-        # everything, and slots that were made since then stay as they are.
-        if _DIGESTS_KEY in names or len(slots) == len(self.variables):
+        self._account.ledger.merge(saved)
+        slots = {name: store[name] for name in names - {LEDGER_KEY}}
+        # A file that was saved before the optimizer was built has a count and a rate at most. Its
+        # configuration says everything, and slots that were made since then stay as they are.
+        if len(slots) > 2 or len(slots) == len(self.variables):
             super().load_own_variables(slots)
-        digests = store[_DIGESTS_KEY] if _DIGESTS_KEY in names else ()
-        if self.built and len(digests) == len(trained_variables(self)):
-            expect_digests(trained_variables(self), digests)
         self.check_ledger(self.ledger)
 
 

@@ -1,19 +1,27 @@
 """The part of a private model that keeps the ledger of its weights.
 
-The account is attached to the variables (`account.Account`). This module attaches it, reads it, and
-updates it wherever Keras reads or writes weights: copies, files, `set_weights`, callbacks.
+The account is attached to the variables (`account.Account`). This module attaches it, and brings the
+ledger along with lists and files of weights.
 """
 
 import keras
-import numpy as np
 
-from tfdp._compat.keras import moving_averages
 from tfdp.account import Account, account_of, ledger_in_file
-from tfdp.accounting import Run
+from tfdp.accounting import Ledger, Run
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
 from tfdp.training.checks import refuse_unsavable
 from tfdp.training.steering import refuse_steering
+
+
+class Weights(list):
+    """The values of weights, as `get_weights` gives them, with what was spent on them.
+
+    Attributes:
+        ledger: a copy of the ledger at that time.
+    """
+
+    ledger: Ledger
 
 
 class AccountedWeights:
@@ -43,7 +51,6 @@ class AccountedWeights:
 
     def _checked_runs(self) -> list[Run]:
         """The runs in the ledger; raises ValueError if the optimizer has taken other steps."""
-        self._look()
         optimizer, ledger = getattr(self, "optimizer", None), self._account.ledger
         if isinstance(optimizer, DPKerasOptimizer):
             optimizer.check_ledger(ledger)
@@ -51,38 +58,24 @@ class AccountedWeights:
 
     # -- the weights and their account -----------------------------------------------------------
 
-    def _look(self):
-        """Notes the present values, so that the account recognizes them wherever they are put."""
-        self._account.look(self.weights)
-
     def get_weights(self):
-        """`keras.Model.get_weights`; within this process the ledger follows the returned values."""
-        self._look()
-        return super().get_weights()
+        """`keras.Model.get_weights`; the ledger comes with the list."""
+        values = Weights(super().get_weights())
+        values.ledger = Ledger.from_json(self._account.stated.to_json())
+        return values
 
     def set_weights(self, weights):
-        """`keras.Model.set_weights`; values that this process trained privately bring their ledger."""
+        """`keras.Model.set_weights`; a list from a private model's `get_weights` brings its ledger."""
         super().set_weights(weights)
-        self._take_up()
+        if isinstance(weights, Weights):
+            self._account.ledger.merge(weights.ledger)
 
     def load_weights(self, filepath, skip_mismatch=False, **kwargs):
         """`keras.Model.load_weights`; merges the file's ledger even if the model has no optimizer."""
         super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
         ledger = ledger_in_file(filepath)
         if ledger is not None:
-            self._account.bring(ledger)
-        self._take_up()
-
-    def _take_up(self):
-        """Accepts weights that the user has put in; values that are recognized bring their ledger.
-
-        Values that are not recognized are accepted without an entry: they cannot be told from fresh
-        weights.
-        """
-        account = self._account
-        for variable in self.weights:
-            variable._tfdp_seen = None
-        account.examine(self.weights)
+            self._account.ledger.merge(ledger)
 
     def save(self, filepath, *args, **kwargs):
         """`keras.Model.save`; formats that hold no ledger are refused."""
@@ -97,7 +90,6 @@ class AccountedWeights:
 
     def _check_saving(self, filepath):
         _refuse_legacy(filepath)
-        self._look()
         optimizer = getattr(self, "optimizer", None)
         ledger = self._account.ledger
         if isinstance(optimizer, DPKerasOptimizer):
@@ -112,12 +104,8 @@ class AccountedWeights:
             )
 
 
-# Hooks that run between two steps of an epoch.
-_BETWEEN_STEPS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-
-
-def bracketed(model, callbacks, training_metrics):
-    """The callbacks of a fit, between two that watch what the others do to the weights.
+def with_epochs(model, callbacks, training_metrics):
+    """The callbacks of a fit, after one that tells the model where epochs begin and end.
 
     Args:
         model: a private model.
@@ -132,7 +120,7 @@ def bracketed(model, callbacks, training_metrics):
     """
     a_list = isinstance(callbacks, keras.callbacks.CallbackList)
     given = callbacks.callbacks if a_list else keras.tree.flatten(callbacks)
-    given = [c for c in given if c is not None and not isinstance(c, _Remember | _Examine)]
+    given = [c for c in given if c is not None and not isinstance(c, _Epochs)]
     refuse_steering(given, training_metrics)
     for callback in given:
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
@@ -140,128 +128,25 @@ def bracketed(model, callbacks, training_metrics):
             _refuse_legacy(callback.filepath)
             if not callback.save_weights_only:
                 refuse_unsavable(model)
-    between = any(_acts_between_steps(callback) for callback in given)
-    swaps = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in given)
-    first = (_RememberSteps if between else _Remember)(swaps)
-    last = _ExamineSteps(first) if between else _Examine(first, given)
-    given = [first, *given, last]
+    first = _Epochs()
     if not a_list:
-        return given
-    for callback in (first, last):
-        callback.set_model(model)
+        return [first, *given]
+    first.set_model(model)
     # The given list has recorded already which hooks its callbacks have, so a new one is made.
-    return keras.callbacks.CallbackList(given, model=model, **callbacks.params)
+    return keras.callbacks.CallbackList([first, *given], model=model, **callbacks.params)
 
 
-def _acts_between_steps(callback) -> bool:
-    """Whether a callback has a hook between steps that neither Keras nor tfdp defines."""
-    hooks = (getattr(callback, name, None) for name in _BETWEEN_STEPS)
-    rooms = {(getattr(hook, "__module__", None) or "").partition(".")[0] for hook in hooks if hook}
-    return not rooms <= {"keras", "tfdp"}
-
-
-class _Remember(keras.callbacks.Callback):
-    """Runs before all other callbacks and notes the weights as the last private step left them.
-
-    Args:
-        swaps: whether a callback (`SwapEMAWeights`) exchanges the weights for their moving averages,
-            which is post-processing. Keras computes the exchange by sums and differences, so the
-            values are not equal to the last bit.
-    """
-
-    def __init__(self, swaps: bool):
-        super().__init__()
-        self._swaps, self._states = swaps, []
+class _Epochs(keras.callbacks.Callback):
+    """Runs before all other callbacks, which may decide that training ends."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self.model._privacy.progress.begin_epoch()
 
     def on_epoch_end(self, epoch, logs=None):
         self.model._privacy.progress.end_epoch()
-        self._note()
 
     def on_train_end(self, logs=None):
         self.model._privacy.progress.over = True
-
-    def on_test_begin(self, logs=None):
-        self._note()
-
-    def _note(self):
-        if self.is_swapped():
-            self.model._account.remember(self.model.weights)
-        else:
-            self.model._look()
-        if self._swaps:
-            averages = moving_averages(self.model.optimizer)
-            shown = self.model.trainable_variables
-            self._states = [[v.numpy() for v in each] for each in (shown, averages)]
-
-    def is_swapped(self) -> bool:
-        """Whether the weights equal the noted weights, or their averages, up to rounding.
-
-        False if no callback swaps weights.
-        """
-        now = [v.numpy() for v in self.model.trainable_variables]
-        return any(
-            len(state) == len(now)
-            and all(np.allclose(a, b, 1e-5, 1e-6) for a, b in zip(state, now, strict=True))
-            for state in self._states
-        )
-
-
-class _RememberSteps(_Remember):
-    """Notes the weights after every step, too.
-
-    This computes digests of all weights at each step, so it is used only if another callback may
-    change weights between steps.
-    """
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.model._account.look(self.model.weights, for_good=False)
-
-
-class _Examine(keras.callbacks.Callback):
-    """Runs after all other callbacks and looks for changes that they made to the weights.
-
-    Args:
-        first: the callback that runs before all others.
-        others: those that must not act between steps, since nothing would look for their changes.
-    """
-
-    def __init__(self, first: _Remember, others=()):
-        super().__init__()
-        self._first, self._others = first, others
-
-    def on_epoch_begin(self, epoch, logs=None):
-        for callback in self._others:
-            if _acts_between_steps(callback):  # a hook that it got after `fit` began
-                raise RuntimeError(
-                    f"Callback {type(callback).__name__} got a hook between steps (such as "
-                    "on_train_batch_end) after fit began, when it was decided that nothing has to "
-                    "look for changed weights between steps. Expected a callback that has all its "
-                    "hooks before fit. Define the hook as a method of its class."
-                )
-        self.examine()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.examine()
-
-    def on_train_end(self, logs=None):
-        self.examine()
-
-    def examine(self):
-        account = self.model._account
-        if self._first.is_swapped():
-            account.remember(self.model.weights)
-        else:
-            account.examine(self.model.weights)
-
-
-class _ExamineSteps(_Examine):
-    """Looks for changes between steps, too: before each step, and at the end of the epoch."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.examine()
 
 
 def _refuse_legacy(path):

@@ -11,7 +11,6 @@ import dataclasses
 import keras
 import numpy as np
 
-from tfdp._compat.keras import moving_averages
 from tfdp.accounting import Ledger
 from tfdp.accounting.sampling import sampling_class
 from tfdp.optimizers.accounted import SavedRun
@@ -140,7 +139,7 @@ def give_state(
         run_id, counted, about["first_iteration"], run, about["turn"] + lost, fingerprint
     )
     account.close_session()
-    account.bring(ledger)
+    account.ledger.merge(ledger)
     for i, variable in enumerate(state_variables(model)):
         variable.assign(arrays[f"model.{i}"])
     for i, variable in enumerate(optimizer.variables):
@@ -149,9 +148,6 @@ def give_state(
     secrets = {n.partition(".")[2]: a for n, a in arrays.items() if n.startswith("secret.")}
     optimizer.take_up_secrets(secrets, saved, lost, model.trainable_variables)
     optimizer.go_on_with(saved)
-    averages = moving_averages(optimizer)
-    trained = (*model.trainable_variables, *averages) if counted else ()
-    account.remember([*model.weights, *averages], trained=trained)
     order = None if about["order"] is None else bytes.fromhex(about["order"])
     place = Place(about["epoch"], about["step"], about["taken"], order)
     return _later(place, lost, about["length"])

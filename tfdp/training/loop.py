@@ -1,8 +1,7 @@
 """Private training step by step, for loops that users write themselves.
 
 Formal guarantee: the same as that of `fit`. The lots come from the same feed, every step is taken by
-the model's own train function, which counts it first, and changes of the weights between two steps are
-examined as those of a callback are.
+the model's own train function, which counts it first.
 """
 
 import contextlib
@@ -59,7 +58,7 @@ def training_steps(
 
 
 def _steps(model, feed, plan, epochs):
-    privacy, account = model._privacy, model._account
+    privacy = model._privacy
     model._refuse_nested()  # another training may have begun meanwhile
     model._begin(plan)
     privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
@@ -72,7 +71,6 @@ def _steps(model, feed, plan, epochs):
             privacy.epoch.begin()
             with _hooks(feed.adapter):
                 for _ in _executions(feed.steps, model.steps_per_execution):
-                    account.examine(model.weights)  # what the loop did since the last step
                     model.make_train_function()  # the loop may have compiled the model anew
                     try:
                         with said_plainly():
@@ -80,11 +78,9 @@ def _steps(model, feed, plan, epochs):
                     except (StopIteration, tf.errors.OutOfRangeError):
                         iterator = None  # the data ended before the epoch
                         break
-                    account.look(model.weights, for_good=False)
                     yield keras.tree.map_structure(_number, logs)
     finally:
         privacy.plan = privacy.feed = None
-        model._look()
 
 
 def _executions(steps, several):

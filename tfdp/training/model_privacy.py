@@ -217,7 +217,7 @@ class ModelPrivacy:
             (1, 30)
         """
         steps = whole("steps", steps, 0)
-        if not self._model._account.count_left_out(steps, self._model.weights):
+        if not self._model._account.count_left_out(steps):
             raise RuntimeError(
                 "Expected a training whose steps were left out. Found none: fit() and steps() begin "
                 "one."

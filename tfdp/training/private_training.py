@@ -21,7 +21,7 @@ from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import OPEN_ENDED, Plan, Session
-from tfdp.training.accounted_weights import AccountedWeights, bracketed
+from tfdp.training.accounted_weights import AccountedWeights, with_epochs
 from tfdp.training.backup import backup_among, kept_safe, past_steps_behind
 from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for, build_for_lots
@@ -116,12 +116,10 @@ class PrivateTraining(AccountedWeights):
         privacy.feeder = Feeder(seed)
         privacy.public_preprocessing = public_preprocessing
         if start == "public":
-            account.declare_public(self.weights)
+            account.declare_public()
         elif start is not None:
             account.start = start
         self._enter_unknown_steps()
-        if start != "public":
-            account.look(self.weights)
         if budget is not None:
             _refuse_larger(budget, account.ledger.budgets)
             account.ledger.add_budget(budget)
@@ -172,7 +170,6 @@ class PrivateTraining(AccountedWeights):
         )
         check_optimizer(self, self.optimizer)
         account = self._account
-        account.look(self.weights)
         if account.session is not None and account.session.optimizer is not self.optimizer:
             account.close_session()
         self.optimizer.belongs_to(account)
@@ -234,7 +231,7 @@ class PrivateTraining(AccountedWeights):
         chosen_among = keeps_the_best(callbacks)
         if chosen_among:
             refuse_unknown_plan(feed.steps)
-        callbacks = bracketed(self, callbacks, names_of_metrics(self))
+        callbacks = with_epochs(self, callbacks, names_of_metrics(self))
         with kept_safe(backup, self, feed, initial_epoch, epochs) as place:
             feed = placed(feed, place, self.optimizer.next_turn)
             plan = feed.planned(epochs - place.epoch, place.step)
@@ -243,7 +240,7 @@ class PrivateTraining(AccountedWeights):
             progress.note(self._session)
             privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
             privacy.epoch.longest = None if backup is None else backup.longest_epoch
-            privacy.backup, privacy.progress, whole = backup, progress, False
+            privacy.backup, privacy.progress = backup, progress
             self._account.chosen_among = chosen_among
             self._account.chosen_end = lambda: (progress.session, progress.left_out())
             callbacks = past_steps_behind(
@@ -262,17 +259,14 @@ class PrivateTraining(AccountedWeights):
                     validation_batch_size=validation_batch_size or batch_size,
                     **kwargs,
                 )
-                whole = True
                 return history if backup is None else backup.with_earlier_epochs(history)
             finally:
                 self._account.chosen_end = lambda: (None, 0)
                 privacy.plan = privacy.feed = privacy.backup = privacy.progress = None
                 if left := progress.left_out():
-                    self._account.count_left_out(left, self.weights, progress.session)
+                    self._account.count_left_out(left, progress.session)
                 privacy.passes_by = False
                 self._account.chosen_among = False
-                if not whole:  # else the first callback of `bracketed` has noted the weights
-                    self._look()
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""
@@ -294,13 +288,9 @@ class PrivateTraining(AccountedWeights):
             return train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
         finally:
             self._privacy.batch = False
-            # The values are published until the next step only. Code that takes the values away calls
-            # `get_weights` or `save`, which publish them for good.
-            self._account.look(self.weights, for_good=False)
 
     def _portrait(self) -> dict:
         """The state that a copy needs besides what a file holds: ledger, budget and settings."""
-        self._look()
         privacy = self._privacy
         settings = {
             "engine": privacy.engine,
@@ -346,7 +336,6 @@ class PrivateTraining(AccountedWeights):
         if not optimizer.built:
             optimizer.build(variables)
         optimizer.check_ledger(account.ledger)
-        account.look(self.weights)
         fields = planned_fields(self, plan, optimizer, account.start)
         self._open(account, plan, fields, variables)
         account.session.limit_steps()
@@ -398,7 +387,6 @@ class PrivateTraining(AccountedWeights):
             first,
             None if resumed is None else resumed.run_id,
         )
-        account.begin(self.weights)
         if resumed is None:
             optimizer.begin(account.session)
         self.train_function = None  # a step is traced for one session
@@ -479,7 +467,6 @@ class PrivateTraining(AccountedWeights):
         privacy.stops = bool(stops)
         if privacy.progress is not None:
             privacy.progress.decide(privacy.stops)
-            self._account.announce()
 
     def get_metrics_result(self):
         """As Keras has it; nothing where the steps of the epoch have lain behind until now."""
