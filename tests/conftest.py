@@ -120,7 +120,8 @@ def pytest_terminal_summary(terminalreporter, config):
     for reports in terminalreporter.stats.values():
         for report in reports:
             if hasattr(report, "cpu"):
-                folder = report.nodeid.removeprefix("tests/").rpartition("/")[0].partition("/")[0]
+                path = report.nodeid.partition("::")[0].removeprefix("tests/")
+                folder = path.rpartition("/")[0].partition("/")[0]
                 tests[folder] += 1
                 seconds[folder] += report.cpu[0]
                 largest = max(largest, report.cpu[1])
