@@ -172,6 +172,24 @@ def test_a_plain_fit_on_public_data_may_be_declared():
     assert "declared" in model.privacy.statement(DELTA)
 
 
+def test_a_plain_fit_may_be_declared_later():
+    model = go_on(tfdp.make_private(plain_fit(linear())))
+    assert spent(model) == np.inf
+    tfdp.make_private(model, start="public")
+    assert 0 < spent(model) < 1
+    assert "declared" in model.privacy.statement(DELTA)
+
+
+def test_the_weights_of_a_plain_training_leave_nothing_proven(tmp_path):
+    plain_fit(linear()).save_weights(tmp_path / "m.weights.h5")
+    model = tfdp.make_private(linear())
+    model.load_weights(tmp_path / "m.weights.h5")
+    assert spent(go_on(model)) == np.inf
+    model = tfdp.make_private(linear(), start="public")
+    model.load_weights(tmp_path / "m.weights.h5")
+    assert spent(go_on(model)) < 1
+
+
 def test_a_plain_fit_of_a_loaded_model_leaves_nothing_proven(tmp_path):
     model = small()
     train(model)

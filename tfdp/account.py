@@ -6,8 +6,8 @@ variables keep their account, and with it the ledger and its budget. What is don
 private weights is post-processing, and costs nothing: no value is read here.
 
 Numbers that a user copies into a fresh model do not bring a ledger, and training of the same variables
-by a plain model between two private ones is not noticed; the first assumption of every statement is
-about both.
+by a plain model between two private ones is not noticed; the first two assumptions of every statement
+are about that.
 """
 
 import math

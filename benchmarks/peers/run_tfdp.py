@@ -74,7 +74,6 @@ def _choose(spec, keras, tf):
         raise RuntimeError("TensorFlow sees no GPU")
     mixed = protocol.precision(spec) == "mixed_bfloat16"
     keras.config.set_dtype_policy("mixed_bfloat16" if mixed else "float32")
-    # tfdp turns it off where a private model trains.
     faster = protocol.precision(spec) == "tensor_float_32"
     tf.config.experimental.enable_tensor_float_32_execution(faster)
     tf.config.experimental.reset_memory_stats("GPU:0")

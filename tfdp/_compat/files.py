@@ -35,22 +35,36 @@ def saved_under(path, name: str) -> Iterator[np.ndarray]:
     Raises:
         ValueError: the file is damaged or encrypted.
     """
+    yield from _read(path, lambda place: place.rpartition("/")[2] == name)
+
+
+def steps_of_optimizer(path) -> int:
+    """Number of steps that the optimizer in a file of weights or of a model has counted; 0 without one.
+
+    Args:
+        path: as in `saved_under`.
+    """
+    found = _read(path, lambda place: place == "optimizer/vars/0")  # its first variable: iterations
+    return max((int(values) for values in found if np.ndim(values) == 0), default=0)
+
+
+def _read(path, wanted):
     try:
-        yield from _saved_under(path, name)
+        yield from _datasets(path, wanted)
     except FileNotFoundError:
         raise
     except _DAMAGE as error:
         raise ValueError(f"Expected a whole file of weights. Found {path}: {error}.") from error
 
 
-def _saved_under(path, name):
+def _datasets(path, wanted):
     for content in _h5_contents(path):
         if not isinstance(content, io.BytesIO) and not h5py.is_hdf5(content):
             continue
         found = []
 
         def visit(place, item, found=found):
-            if place.rpartition("/")[2] == name and isinstance(item, h5py.Dataset):
+            if wanted(place) and isinstance(item, h5py.Dataset):
                 found.append(np.asarray(item))
 
         with h5py.File(content, "r") as file:

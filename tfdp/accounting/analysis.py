@@ -20,6 +20,8 @@ START_WORDS = {
     "fresh, or come from public data. Nobody checked this.",
     "public": "The user declared that the weights at the start do not depend on these data.",
 }
+# A run may be several fits.
+BETWEEN_FITS = "Between the fits nothing else trained these weights."
 INSECURE_SEED = (
     "The noise (or the secret choice of examples) came from a seed that somebody chose and may know. "
     "Two runs with one seed differ without any noise, so nothing is proven. Leave that "
@@ -98,6 +100,7 @@ def _common(run: "Run") -> tuple[str, ...]:
     """Assumptions of every finite proven guarantee; the one about the initial weights comes first."""
     return (
         START_WORDS[run.start],
+        BETWEEN_FITS,
         FIXED_LENGTH,
         *run.sampling.assumptions(),
         *run.contribution.assumptions(),

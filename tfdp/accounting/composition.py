@@ -11,9 +11,6 @@ from tfdp.accounting.numerics import privacy_loss
 from tfdp.accounting.run import Run, check_runs
 
 
-BETWEEN_FITS = "Between the fits nothing else trained these weights."
-
-
 def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
     """Guarantee that is proven for a run as it was executed.
 
@@ -123,8 +120,6 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
     spent = privacy_loss.epsilon_of([loss for a in analyses for loss in a.losses], delta)
     assumptions = _unique(sentence for a in analyses for sentence in a.assumptions)
     assumptions = (*assumptions, *_segments_notes(runs))
-    if len(runs) > 1:
-        assumptions = (*assumptions, BETWEEN_FITS)
     details = dict(spent.details)
     if len(analyses) == 1:
         details = analyses[0].details | {"conversion": details.pop("bound")} | details

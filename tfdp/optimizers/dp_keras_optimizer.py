@@ -539,8 +539,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         if LEDGER_KEY not in names:
             raise ValueError(
                 f"The file holds no privacy ledger for {type(self).__name__}: it was not saved by a "
-                "private optimizer, so what it has spent is unknown. Load it with compile=False "
-                "and account for its training yourself."
+                "private optimizer. If its training was on public data, load it before compile: "
+                "load_weights(path), make_private(model, start='public'), compile(...)."
             )
         saved = Ledger.from_json(bytes(np.asarray(store[LEDGER_KEY])).decode())
         self._account.ledger.merge(saved)

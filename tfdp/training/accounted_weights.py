@@ -4,8 +4,11 @@ The account is attached to the variables (`account.Account`). This module attach
 ledger along with lists and files of weights.
 """
 
+import dataclasses
+
 import keras
 
+from tfdp._compat.files import steps_of_optimizer
 from tfdp.account import Account, account_of, ledger_in_file
 from tfdp.accounting import Ledger, Run
 from tfdp.optimizers import DPKerasOptimizer
@@ -54,7 +57,10 @@ class AccountedWeights:
         optimizer, ledger = getattr(self, "optimizer", None), self._account.ledger
         if isinstance(optimizer, DPKerasOptimizer):
             optimizer.check_ledger(ledger)
-        return self._account.stated.runs
+        runs = self._account.stated.runs
+        if self._account.start == "public":  # declared later, perhaps
+            runs = [dataclasses.replace(run, start="public") for run in runs]
+        return runs
 
     # -- the weights and their account -----------------------------------------------------------
 
@@ -73,9 +79,15 @@ class AccountedWeights:
     def load_weights(self, filepath, skip_mismatch=False, **kwargs):
         """`keras.Model.load_weights`; merges the file's ledger even if the model has no optimizer."""
         super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
-        ledger = ledger_in_file(filepath)
+        account, ledger = self._account, ledger_in_file(filepath)
         if ledger is not None:
-            self._account.ledger.merge(ledger)
+            account.ledger.merge(ledger)
+        elif account.start != "public" and (steps := steps_of_optimizer(filepath)):
+            account.enter_unaccounted(
+                f"A plain optimizer took {steps} steps on the weights of {filepath}, and no ledger "
+                "accounts for them. If that was on public data, say so: make_private(model, "
+                "start='public')."
+            )
 
     def save(self, filepath, *args, **kwargs):
         """`keras.Model.save`; formats that hold no ledger are refused."""
