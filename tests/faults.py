@@ -95,6 +95,11 @@ def noise_of_all_sources_has_one_key():
 
 
 @noticed_by("noise/test_gaussian.py")
+def a_forked_process_keeps_the_key():
+    change("noise.gaussian:NoiseSource.renew_after_fork", lambda renew, self: None)
+
+
+@noticed_by("noise/test_gaussian.py")
 def noise_is_equal_in_all_variables():
     def equal(draw, self, stddev, shapes):
         sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
@@ -115,6 +120,15 @@ def noise_of_families_has_two_thirds_of_its_scale():
 @noticed_by("noise/test_correlated.py")
 def correlated_noise_is_independent():
     change("noise.correlated:CorrelatedNoise.correlate", lambda correlate, self, fresh: fresh)
+
+
+@noticed_by("optimizers/test_dp_keras_optimizer.py")
+def every_step_has_the_noise_of_the_first():
+    def first(value, self, name):
+        values = getattr(self.run, name)
+        return values[0] if isinstance(values, tuple) else value(self, name)
+
+    change("session:Session.value", first)
 
 
 @noticed_by("optimizers/test_adaptive_clipping.py")

@@ -11,6 +11,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import LOSS, data, sgd, steps
 from keras import layers
 
@@ -132,6 +133,35 @@ def test_copies_bring_ledger_budget_and_settings(copies):
     assert (steps(made), steps(model)) == (2, 2)
 
 
+def test_a_model_that_is_frozen_keeps_it_in_its_file(tmp_path):
+    model = small()
+    train(model)
+    for compiled_anew in (False, True):
+        model.trainable = False
+        if compiled_anew:
+            model.compile(sgd(), LOSS)
+        model.save(tmp_path / "m.keras")
+        assert steps(tfdp.make_private(load(tmp_path))) == 2
+
+
+def test_weights_of_a_chosen_epoch_may_be_loaded_after_an_interrupt(tmp_path):
+    class Interrupts(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    best = keras.callbacks.ModelCheckpoint(
+        tmp_path / "m.weights.h5", save_weights_only=True, save_best_only=True
+    )
+    model = small()
+    with pytest.raises(KeyboardInterrupt):
+        train(model, epochs=5, validation_data=data(8, seed=3), callbacks=[best, Interrupts()])
+    model.load_weights(tmp_path / "m.weights.h5")
+    assert steps(model) == 10  # all that were planned: held-out data chose among them
+    train(model)
+    assert spent(model) < np.inf
+
+
 def test_models_that_share_a_layer_share_what_was_spent():
     model = small()
     train(model)
@@ -170,6 +200,21 @@ def test_a_plain_fit_on_public_data_may_be_declared():
     model = go_on(tfdp.make_private(plain_fit(linear()), start="public"))
     assert 0 < spent(model) < 1
     assert "declared" in model.privacy.statement(DELTA)
+
+
+def test_a_declaration_is_about_the_weights_as_they_are():
+    model = small(model=plain_fit(linear()), start="public")
+    train(model)
+    again = plain_fit(keras.Model(model.inputs, model.outputs))
+    assert spent(tfdp.make_private(again)) == np.inf
+
+
+def test_a_plain_checkpoint_of_tensorflow_leaves_nothing_proven(tmp_path):
+    trained, model = plain_fit(linear()), linear()
+    saved = tf.train.Checkpoint(model=trained, optimizer=trained.optimizer).save(tmp_path / "c")
+    model.compile(keras.optimizers.SGD(0.1), LOSS)
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(saved).expect_partial()
+    assert spent(tfdp.make_private(model)) == np.inf
 
 
 def test_a_plain_fit_may_be_declared_later():
@@ -232,13 +277,6 @@ def test_a_callback_may_change_the_weights():
     train(model, callbacks=[Pruning()])
     train(same)
     assert spent(model) == spent(same) < np.inf
-
-
-def test_the_list_of_weights_brings_its_ledger():
-    model, other = small(), small()
-    train(model)
-    other.set_weights(model.get_weights())
-    assert steps(other) == 2
 
 
 def test_what_keras_itself_does_to_the_weights_is_no_unaccounted_training(tmp_path):

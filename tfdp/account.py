@@ -12,6 +12,7 @@ are about that.
 
 import math
 import os
+import weakref
 from collections.abc import Callable, Sequence
 
 import keras
@@ -43,8 +44,10 @@ class Account:
         self.chosen_among = False
         # The session whose training a callback ends, and how many planned steps that leaves out.
         self.chosen_end: Callable[[], tuple] = lambda: (None, 0)
-        # Ids of the runs that stand for changes that were not accounted.
+        # Ids of the runs that stand for training that was not accounted.
         self._suspicions: list[str] = []
+        # Steps that optimizers had counted when the weights were declared to be public.
+        self.declared = weakref.WeakKeyDictionary()
 
     @property
     def ledger(self) -> Ledger:
@@ -110,6 +113,7 @@ class Account:
         other.close_session()
         self._ledger.merge(other.ledger)
         self._suspicions += other._suspicions
+        self.declared.update(other.declared)
 
     def enter_unaccounted(self, reason: str) -> None:
         """Enters training that was not accounted; from now on no finite epsilon is proven.

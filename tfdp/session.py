@@ -238,8 +238,11 @@ class Session:
         self.close()
 
     def record(self) -> None:
-        """Records the steps taken so far in the ledger, and those that count though left out."""
-        self._ledger.record(self.run_id, self.total)
+        """Records the steps taken so far in the ledger, and those that count though left out.
+
+        A file that was loaded meanwhile may have told the ledger of more steps of this run.
+        """
+        self._ledger.record(self.run_id, max(self.total, self._ledger.steps(self.run_id)))
 
     @property
     def total(self) -> int:

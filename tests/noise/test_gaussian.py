@@ -1,5 +1,7 @@
 """Gaussian noise has the right scale, and no two draws share a number."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -76,3 +78,12 @@ def test_large_draws_have_the_tails_of_a_gaussian_and_repeat_nothing():
 
 def test_no_noise_is_no_noise():
     assert all(np.all(v == 0.0) for v in draw(NoiseSource(), 0.0))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_forked_process_has_a_key_of_its_own_without_a_seed(monkeypatch, seed):
+    source = NoiseSource(seed)
+    before, _ = source.state()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    source.renew_after_fork()
+    assert np.array_equal(before, source.state()[0]) == (seed is not None)

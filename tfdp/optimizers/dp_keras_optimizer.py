@@ -200,9 +200,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     def build(self, variables):
         """Makes the slots and, with adaptive clipping, the variable C, which is public and saved."""
         super().build(variables)
-        account = account_of(variables)
-        account.absorb(self._secrets.account)
-        self._secrets.account = account
+        if variables:
+            self.belongs_to(account_of(variables))
         if self._adaptive is not None:
             self._clip_norm = self.add_variable(
                 (), keras.initializers.Constant(self.l2_norm_clip), "float32", name="l2_norm_clip"
@@ -210,8 +209,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
     @property
     def _account(self) -> Account:
-        """The account of the weights that this optimizer was built for, or its own before `build`."""
-        return account_of(trained_variables(self)) if self.built else self._secrets.account
+        """The account of the weights that this optimizer trains; its own as long as it has none."""
+        variables = trained_variables(self) if self.built else []
+        return account_of(variables) if variables else self._secrets.account
 
     @property
     def ledger(self) -> Ledger:
@@ -237,7 +237,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         Args:
             ledger: the ledger of the weights that this optimizer trains.
         """
-        taken = int(self.iterations.numpy()) if self.built else 0
+        taken = int(self.iterations.numpy())  # also of one that is not built, from a checkpoint
         known = self.known_steps(ledger)
         if taken > known:
             raise ValueError(

@@ -1,7 +1,7 @@
 """The part of a private model that keeps the ledger of its weights.
 
 The account is attached to the variables (`account.Account`). This module attaches it, and brings the
-ledger along with lists and files of weights.
+ledger along with files of weights.
 """
 
 import dataclasses
@@ -10,21 +10,11 @@ import keras
 
 from tfdp._compat.files import steps_of_optimizer
 from tfdp.account import Account, account_of, ledger_in_file
-from tfdp.accounting import Ledger, Run
+from tfdp.accounting import Run
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
 from tfdp.training.checks import refuse_unsavable
 from tfdp.training.steering import refuse_steering
-
-
-class Weights(list):
-    """The values of weights, as `get_weights` gives them, with what was spent on them.
-
-    Attributes:
-        ledger: a copy of the ledger at that time.
-    """
-
-    ledger: Ledger
 
 
 class AccountedWeights:
@@ -63,18 +53,6 @@ class AccountedWeights:
         return runs
 
     # -- the weights and their account -----------------------------------------------------------
-
-    def get_weights(self):
-        """`keras.Model.get_weights`; the ledger comes with the list."""
-        values = Weights(super().get_weights())
-        values.ledger = Ledger.from_json(self._account.stated.to_json())
-        return values
-
-    def set_weights(self, weights):
-        """`keras.Model.set_weights`; a list from a private model's `get_weights` brings its ledger."""
-        super().set_weights(weights)
-        if isinstance(weights, Weights):
-            self._account.ledger.merge(weights.ledger)
 
     def load_weights(self, filepath, skip_mismatch=False, **kwargs):
         """`keras.Model.load_weights`; merges the file's ledger even if the model has no optimizer."""

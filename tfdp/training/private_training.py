@@ -119,7 +119,7 @@ class PrivateTraining(AccountedWeights):
             account.declare_public()
         elif start is not None:
             account.start = start
-        self._enter_unknown_steps()
+        self._enter_unknown_steps(declared=start == "public")
         if budget is not None:
             _refuse_larger(budget, account.ledger.budgets)
             account.ledger.add_budget(budget)
@@ -128,19 +128,24 @@ class PrivateTraining(AccountedWeights):
         self.train_function = None
         return self
 
-    def _enter_unknown_steps(self):
-        """Enters the steps on these weights that an optimizer has counted and no ledger contains."""
+    def _enter_unknown_steps(self, declared):
+        """Enters the steps on these weights that an optimizer has counted and no ledger contains.
+
+        Args:
+            declared: whether the user says now that they were on public data.
+        """
         account = self._account
-        if account.start == "public":
-            return
         for model in (self, *layers_of(self)):
             optimizer = getattr(model, "optimizer", None)
-            if not isinstance(optimizer, keras.optimizers.Optimizer) or not optimizer.built:
+            if not isinstance(optimizer, keras.optimizers.Optimizer):
                 continue
             steps = int(optimizer.iterations.numpy())
             if isinstance(optimizer, DPKerasOptimizer):
+                optimizer.belongs_to(account)
                 steps -= optimizer.known_steps(account.ledger)
-            if steps > 0:
+            if declared:
+                account.declared[optimizer] = steps
+            if steps > account.declared.get(optimizer, 0):
                 account.enter_unaccounted(
                     f"Weights of '{model.name}' were trained for {steps} steps by the optimizer "
                     f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
