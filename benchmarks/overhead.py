@@ -1,4 +1,4 @@
-"""Measures the overhead of `fit` over the compiled step alone: `python -m benchmarks --overhead`."""
+"""Measures what `fit` spends on lots and metrics: `python -m benchmarks --overhead`."""
 
 from benchmarks.subjects import Family
 from benchmarks.summary import Spread, spread
@@ -9,7 +9,6 @@ PARTS = {
     "fit": "`fit` with Poisson lots and accuracy",
     "fit_plain": "`fit` with Poisson lots, without metrics",
     "fit_cyclic": "the same with lots of fixed order",
-    "step": "the compiled step alone, on lots that were drawn before",
     "lots": "drawing and gathering lots alone (beside the step otherwise)",
 }
 
@@ -24,23 +23,14 @@ def lines(content: dict) -> list[str]:
         "",
         f"{SPEC['model']}, Poisson lots of {SPEC['lot']} out of {SPEC['examples']:,} examples, ghost "
         "engine. All parts are measured in one process, in turns; medians, and their range over "
-        "processes. Processor time is that of all threads. *Over the step*: relative to the compiled "
-        "step, within a process.",
+        "processes. Processor time is that of all threads.",
         "",
-        "| | ms | over the step | processor ms | over the step |",
-        "| --- | --- | --- | --- | --- |",
+        "| | ms | processor ms |",
+        "| --- | --- | --- |",
     ]
     for name, label in PARTS.items():
         cells = [label]
         for kind in ("", "_cpu"):
             cells.append(spread(Spread.of(r[name + kind] for r in records)))
-            over = [100 * (r[name + kind] / r["step" + kind] - 1) for r in records]
-            cells.append(_percent(Spread.of(over)) if name.startswith("fit") else "")
         text.append(f"| {' | '.join(cells)} |")
     return [*text, ""]
-
-
-def _percent(shares):
-    if shares.low == shares.high:
-        return f"{shares.median:.1f}%"
-    return f"{shares.median:.1f}% ({shares.low:.1f} to {shares.high:.1f})"

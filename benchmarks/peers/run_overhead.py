@@ -1,4 +1,4 @@
-"""Measures tfdp's `fit`, with and without metrics, its compiled step and its lots, alternately."""
+"""Measures tfdp's `fit`, with and without metrics, and its lots, alternately."""
 
 import itertools
 import statistics
@@ -7,14 +7,12 @@ import time
 import protocol
 
 _SKIPPED = 5  # untimed steps at the start of a fit, while the queue of lots fills
-_DRAWN = 24  # lots on which the step alone is timed
 _TURNS = 24  # how often the parts alternate, since the speed of machines varies
 
 
 def run(spec, start):
     del start
     import keras
-    import tensorflow as tf
 
     import tfdp
 
@@ -40,7 +38,6 @@ def run(spec, start):
     make = tfdp.data.make_lots
     poisson = make("poisson", x, y, lot_size=spec["lot"], row_multiple=multiple)
     cyclic = make("cyclic", x, y, lot_size=spec["lot"])
-    drawn = list(poisson.as_dataset().take(_DRAWN))
 
     def fitted(metrics, lots):
         model = private(metrics)
@@ -51,20 +48,6 @@ def run(spec, start):
                 on_train_batch_end=lambda batch, logs: clock.tick()
             )
             model.fit(lots.as_dataset(), steps_per_epoch=steps, verbose=0, callbacks=[ticks])
-            return clock.result()
-
-        return once
-
-    def stepped():
-        model = private(None)
-        model.train_on_batch(*(leaf[: spec["lot"]] for leaf in (x, y)))
-        step = tf.function(model.train_step, input_signature=[_signature(tf, drawn)])
-
-        def once():
-            clock = _Times()
-            for lot in drawn:
-                float(step(lot)["loss"])
-                clock.tick()
             return clock.result()
 
         return once
@@ -85,7 +68,6 @@ def run(spec, start):
         "fit": fitted(["accuracy"], poisson),
         "fit_plain": fitted(None, poisson),
         "fit_cyclic": fitted(None, cyclic),
-        "step": stepped(),
         "lots": sampled(),
     }
     found = {name: [] for name in parts}
@@ -117,10 +99,6 @@ class _Times:
         ends, cpu = self.ends[_SKIPPED:], self.cpu[_SKIPPED:]
         wall = statistics.median(b - a for a, b in itertools.pairwise(ends))
         return 1000 * wall, 1000 * (cpu[-1] - cpu[0]) / (len(cpu) - 1)
-
-
-def _signature(tf, drawn):
-    return tuple(tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in drawn[0])
 
 
 if __name__ == "__main__":
