@@ -23,7 +23,7 @@ def lines(content: dict) -> list[str]:
         "",
         f"{SPEC['model']}, Poisson lots of {SPEC['lot']} out of {SPEC['examples']:,} examples, ghost "
         "engine. All parts are measured in one process, in turns; medians, and their range over "
-        "processes. Processor time is that of all threads.",
+        "processes. Processor time counts all threads.",
         "",
         "| | ms | processor ms |",
         "| --- | --- | --- |",

@@ -69,7 +69,7 @@ class Account:
         if _is_unknown(left_out, session):
             copy.record(copy.open(_unaccounted(_UNKNOWN_PLAN)), 1)
         elif session.run_id in copy.entries:
-            copy.record(session.run_id, session.counted_with(left_out))
+            _record(copy, session.run_id, session.counted_with(left_out))
         return copy
 
     @property
@@ -79,7 +79,7 @@ class Account:
         if not self.chosen_among or session is None:
             return self.stated
         copy = Ledger.from_json(self.stated.to_json())
-        copy.record(session.run_id, session.planned)
+        _record(copy, session.run_id, session.planned)
         return copy
 
     def close_session(self) -> None:
@@ -103,7 +103,7 @@ class Account:
             steps = 0
         last.count_left_out(steps)
         if last.run_id in self._ledger.entries:  # it may have come from another account
-            self._ledger.record(last.run_id, last.total)
+            _record(self._ledger, last.run_id, last.total)
         return True
 
     def absorb(self, other: "Account") -> None:
@@ -135,6 +135,11 @@ class Account:
         for run_id in self._suspicions:
             self._ledger.withdraw(run_id)
         self._suspicions = []
+
+
+def _record(ledger: Ledger, run_id: str, steps: int) -> None:
+    """Records steps, or leaves more of them that a loaded file has told of."""
+    ledger.record(run_id, max(steps, ledger.steps(run_id)))
 
 
 def account_of(variables: Sequence[keras.Variable]) -> Account:

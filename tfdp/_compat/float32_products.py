@@ -6,8 +6,7 @@ and the sum that it enters must be those of the same numbers. Where a gradient c
 positions, products of rounded factors are off by far more than the norm allows for.
 
 So the products that norms, sums and noise consist of are taken apart: a factor is its first 11 binary
-digits, which TensorFloat-32 has, and a rest. Three products of such parts have 20 binary digits, and
-take less time than one product without tensor cores.
+digits, which TensorFloat-32 has, and a rest. Three products of such parts have 20 binary digits.
 """
 
 import tensorflow as tf

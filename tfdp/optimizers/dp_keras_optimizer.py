@@ -219,7 +219,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return self._account.ledger
 
     def belongs_to(self, account: Account) -> None:
-        """Sets the account whose ledger this optimizer saves as long as it is not built."""
+        """Sets the account whose ledger this optimizer saves as long as it trains no weights."""
         account.absorb(self._secrets.account)
         self._secrets.account = account
 
