@@ -10,19 +10,6 @@ from tfdp.accounting.composition import guarantee_of_all
 from tfdp.training.export import export
 from tfdp.training.loop import training_steps
 
-# Members that private models had under other names, and their names in `ModelPrivacy`.
-EARLIER_NAMES = {
-    "configure_privacy": "configure",
-    "current_run": "current_run",
-    "earlier_runs": "earlier_runs",
-    "ledger": "ledger",
-    "privacy_diagnostics": "diagnostics",
-    "privacy_spent": "spent",
-    "privacy_statement": "statement",
-    "steps_left": "steps_left",
-    "steps_taken": "steps_taken",
-}
-
 
 class ModelPrivacy:
     """What was spent on the weights of a private model, and what may still be spent.
