@@ -7,7 +7,6 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdp._other_libraries import WITH_EPSILON, answers, keywords_of
 from tfdp._validate import did_you_mean, positive, refuse
 from tfdp.accounting import PrivacyBudget, delta_warning, noise_for
 from tfdp.data import Lots, make_lots
@@ -44,7 +43,6 @@ class Calibrated(NamedTuple):
     data: Lots | tf.data.Dataset
 
 
-@answers(WITH_EPSILON, also=keywords_of(make_private))
 def make_private_with_epsilon(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer | str,

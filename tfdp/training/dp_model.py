@@ -16,7 +16,7 @@ from tfdp._compat.keras import (
     pickled,
     unpickled,
 )
-from tfdp._other_libraries import ON_A_MODEL, answers, refuse_misspelt
+from tfdp._other_libraries import refuse_other
 from tfdp.accounting import PrivacyBudget
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.optimizers.made import make_again, origin_of
@@ -63,7 +63,7 @@ class DPModel(PrivateTraining, keras.Model):
         return super().__new__(cls)
 
     def __init__(self, *args, **kwargs):
-        refuse_misspelt(type(self).__name__, kwargs, (), ON_A_MODEL)
+        refuse_other(type(self).__name__, kwargs)
         if _is_functional(args, kwargs) and not isinstance(self, Functional):
             # Keras would insert its functional class into the bases of DPModel itself, and so into
             # all other subclasses of DPModel.
@@ -105,7 +105,7 @@ class DPSequential(PrivateTraining, keras.Sequential):
     __reduce__ = _reduce
 
     def __init__(self, *args, **kwargs):
-        refuse_misspelt(type(self).__name__, kwargs, (), ON_A_MODEL)
+        refuse_other(type(self).__name__, kwargs)
         super().__init__(*args, **kwargs)
 
 
@@ -136,7 +136,6 @@ def _private_class(base: type) -> type:
     return made
 
 
-@answers(ON_A_MODEL)
 def make_private(
     model: keras.Model,
     *,
@@ -195,6 +194,7 @@ def make_private(
         >>> print(model.privacy.spent(delta=1e-4))  # doctest: +ELLIPSIS
         proven epsilon: 2.383 at delta = 0.0001...
     """
+    refuse_other("make_private", unknown)
     if unknown:
         raise TypeError(f"make_private has no argument {next(iter(unknown))!r}.")
     if not (isinstance(model, keras.Layer) and isinstance(model, Trainer)):

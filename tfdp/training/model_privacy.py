@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from tfdp._other_libraries import ON_PRIVACY, refuse_member
+from tfdp._other_libraries import refuse_other
 from tfdp._validate import whole
 from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run, Statement
 from tfdp.accounting.composition import guarantee_of_all
@@ -37,7 +37,8 @@ class ModelPrivacy:
         return f"<privacy of model '{self._model.name}': {self.ledger!r}>"
 
     def __getattr__(self, name):
-        return refuse_member(self, name, ON_PRIVACY)
+        refuse_other("model.privacy", [name], AttributeError)
+        return object.__getattribute__(self, name)
 
     # -- what was spent --------------------------------------------------------------------------
 
