@@ -334,18 +334,6 @@ def test_function_of_a_metric():
     assert borrowed.function_of(keras.metrics.AUC()) is None
 
 
-def test_after_cloning(monkeypatch):
-    for name in ("_clone_sequential_model", "_clone_functional_model"):
-        monkeypatch.setattr(borrowed.cloning, name, getattr(borrowed.cloning, name))
-    seen = []
-    borrowed.after_cloning(lambda model, clone: seen.append((model, clone)) or "made of it")
-    x = keras.Input((2,))
-    for model in (_compiled(), keras.Model(x, layers.Dense(1)(x))):
-        assert keras.models.clone_model(model) == "made of it"
-        original, clone = seen.pop()
-        assert original is model and type(clone) is type(model) and clone is not model
-
-
 def test_distribute_strategy():
     assert borrowed.own_strategy(keras.Sequential()) is None
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")

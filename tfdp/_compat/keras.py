@@ -21,7 +21,6 @@ with borrowing("a name of keras.src"):
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
     from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
     from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
-    from keras.src.models import cloning
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
@@ -302,24 +301,6 @@ def compiled_metrics(model) -> tuple:
     if compiled is None:
         return None, None
     return borrowed(compiled, "_user_metrics"), borrowed(compiled, "_user_weighted_metrics")
-
-
-def after_cloning(hook) -> None:
-    """Makes `keras.models.clone_model` return hook(model, clone) for Sequential and functional models.
-
-    Keras makes every clone of a Sequential model of its own class, and has no place of its own where a
-    subclass could change that (`_clone_sequential_model`, `_clone_functional_model`).
-    """
-
-    def hooked(clone):
-        @functools.wraps(clone)
-        def cloned(model, *args, **kwargs):
-            return hook(model, clone(model, *args, **kwargs))
-
-        return cloned
-
-    for name in ("_clone_sequential_model", "_clone_functional_model"):
-        setattr(cloning, name, hooked(borrowed(cloning, name)))
 
 
 def own_strategy(model):

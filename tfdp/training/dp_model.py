@@ -11,7 +11,6 @@ import keras
 from tfdp._compat.keras import (
     Functional,
     Trainer,
-    after_cloning,
     compile_arguments,
     pickled,
     unpickled,
@@ -222,22 +221,3 @@ def make_private(
         # A loaded model. Its metrics would count padding rows.
         model.compile(**compile_arguments(model))
     return model
-
-
-def _private_clone(model, clone):
-    """Makes the clone of a private model private; it has fresh weights, and so a ledger of its own."""
-    if not isinstance(model, PrivateTraining):
-        return clone
-    privacy = model._privacy
-    public = privacy.public_preprocessing
-    if public is not True:
-        public = [getattr(layer, "name", layer) for layer in public]
-    return make_private(
-        clone,
-        engine=privacy.engine,
-        physical_batch_size=privacy.physical_batch_size,
-        public_preprocessing=public,
-    )
-
-
-after_cloning(_private_clone)
