@@ -136,7 +136,8 @@ def _one_by_one(function, rows):
     once by itself, and the loop calls the graph.
     """
     row = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), rows)
-    graph = concrete_function(tf.function(function, autograph=False), row)
+    with pfor_repairs.repaired():  # for the addition
+        graph = concrete_function(tf.function(function, autograph=False), row)
     results = tf.nest.map_structure(
         lambda spec: tf.TensorSpec(spec.shape, spec.dtype), graph.structured_outputs
     )
