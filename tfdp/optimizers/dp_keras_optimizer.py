@@ -31,8 +31,6 @@ from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 from tfdp.optimizers.made import origin_of, unpickled_as
 from tfdp.session import Session
 
-# Below these, draws of the noise and clipped gradients leave the normal numbers of float32 (1.2e-38).
-_LEAST_CLIP, _LEAST_NOISE = 1e-20, 1e-25
 # Methods that decide which noise is added to which sums, and how the noise is accounted.
 _NOISE_MAKING = {
     "update", "add_noise", "bound", "run_fields", "tables", "microbatch_size", "_stddev",
@@ -149,7 +147,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self.clipping = clipping
         self.l2_norm_clip = l2_norm_clip
         self.noise_multiplier = _noise(noise_multiplier)
-        _check_scales(l2_norm_clip, self.noise_multiplier)
         self.num_microbatches = num_microbatches
         self._quantile_settings = {
             "target_quantile": target_quantile,
@@ -544,21 +541,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         if len(slots) > 2 or len(slots) == len(self.variables):
             super().load_own_variables(slots)
         self.check_ledger(self.ledger)
-
-
-def _check_scales(l2_norm_clip: float, noise_multiplier: float | tuple[float, ...]) -> None:
-    """Refuses noise so small that float32 has no normal numbers for most of its draws.
-
-    TensorFlow flushes smaller numbers to zero, while gradients may survive.
-    """
-    noise = [z * l2_norm_clip for z in np.ravel(noise_multiplier) if z > 0]
-    if not (l2_norm_clip >= _LEAST_CLIP and min(noise, default=1.0) >= _LEAST_NOISE):
-        raise ValueError(
-            f"Expected l2_norm_clip to be at least {_LEAST_CLIP:g}, and its product with the noise "
-            f"multiplier 0 or at least {_LEAST_NOISE:g}, where noise in float32 has the distribution "
-            f"that is proven. Received l2_norm_clip={l2_norm_clip!r} with noise multipliers from "
-            f"{np.min(noise_multiplier):g}. Scale the loss, and raise the learning rate."
-        )
 
 
 def _noise(value) -> float | tuple[float, ...]:

@@ -69,18 +69,12 @@ def _forward_pass(model, rules):
             "depends on the whole lot. Expected engine='auto' or 'vectorized' for it, or "
             "statistics='example'."
         )
-    gradients = {layer.gradient for layer in public_layers(model)}
-    if "exact" in gradients:
-        raise UnsupportedModelError(
-            f"Model '{model.name}' has PublicExamples with gradient='exact', which needs a pass back "
-            "through all public examples for every private one."
-        )
     if not without_rule(model, rules) and rows_are_separate(model, rules):
         return _batched
-    if "local" in gradients:
+    if public_layers(model):
         raise UnsupportedModelError(
-            f"Model '{model.name}' has PublicExamples with gradient='local', and a layer or code of "
-            "its own that could mix the rows of a batch."
+            f"Model '{model.name}' has PublicExamples, and a layer or code of its own that could mix "
+            "the rows of a batch."
         )
     for layer, rule in rules.items():
         if not rule.row_by_row:
