@@ -81,7 +81,6 @@ def pytest_collection_modifyitems(items):
 
 # A process in the background ignores Ctrl-C, and so would what is tested here and what it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 
 
 def pytest_addoption(parser):

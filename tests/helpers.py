@@ -132,7 +132,4 @@ SAVES = {
     "tfdp.export": lambda m, f: tfdp.export(m, f / "m.keras"),
     "pickle": lambda m, f: (f / "m.pickle").write_bytes(pickle.dumps(m)),
     "ModelCheckpoint": _with_callback(lambda f: keras.callbacks.ModelCheckpoint(f / "m.keras")),
-    "BackupAndRestore": _with_callback(
-        lambda f: keras.callbacks.BackupAndRestore(f, delete_checkpoint=False)
-    ),
 }

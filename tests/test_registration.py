@@ -44,8 +44,7 @@ def of_all_layers():
     y = tfdp.layers.NoisyConv2D(4, 2, noise_stddev=0.1)(layers.Reshape((6, 6, 1))(y))
     y = tfdp.layers.NoisyConv3D(2, 2, noise_stddev=0.1, seed=3)(layers.Reshape((5, 5, 2, 2))(y))
     y = tfdp.layers.NormalizedLSTM(2, return_sequences=True)(layers.Reshape((4, 8))(y))
-    y = tfdp.layers.NoisyLSTM(2, noise_stddev=0.1)(y)
-    dense = keras.Sequential([keras.Input((2,)), layers.Dense(3)])
+    dense = keras.Sequential([keras.Input((4, 2)), layers.LSTM(2), layers.Dense(3)])
     return keras.Model(x, tfdp.layers.NoisyWeights(dense, 0.1)(y))
 
 

@@ -41,10 +41,6 @@ _PUBLIC = {
     "VectorizedDPKerasSGDOptimizer": "tfdp.optimizers",
     "make_dp_optimizer_class": "tfdp.optimizers",
     "per_example_gradients": "tfdp.gradients",
-    "BatchMemoryManager": "tfdp._other_libraries",
-    "ModuleValidator": "tfdp._other_libraries",
-    "PrivacyEngine": "tfdp._other_libraries",
-    "get_noise_multiplier": "tfdp._other_libraries",
     "compute_dp_sgd_privacy": "tfdp.accounting",
     "compute_dp_sgd_privacy_statement": "tfdp.accounting",
     "export": "tfdp.training.export",
@@ -92,8 +88,10 @@ def __getattr__(name):
 
 
 def _unknown(name):
+    from tfdp._other_libraries import refuse_other
     from tfdp._validate import did_you_mean  # imports NumPy
 
+    refuse_other("tfdp", [name], AttributeError)
     return AttributeError(f"module 'tfdp' has no attribute {name!r}.{did_you_mean(name, __all__)}")
 
 

@@ -1,30 +1,12 @@
 """Ctrl-C and SIGTERM that wait until something that has begun is whole."""
 
 import contextlib
-import errno
 import os
 import signal
 import sys
 import threading
 
-# SIGHUP arrives when a terminal is closed.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def leave_closed_terminal() -> None:
-    """Lets standard output and error go nowhere if their terminal was closed, where writing fails."""
-    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-    for stream in (*streams, 1, 2):
-        try:
-            descriptor = stream if isinstance(stream, int) else stream.fileno()
-            os.get_terminal_size(descriptor)
-        except (AttributeError, ValueError):  # no stream, or one without a file
-            continue
-        except OSError as error:  # of a pipe or a file it is another one
-            if error.errno == errno.EIO:
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruptions:
@@ -63,13 +45,9 @@ class Interruptions:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _note(self, number, frame):
-        if number == signal.SIGHUP:
-            leave_closed_terminal()
         if self.number is None:
             self.number = number
             return
-        if number == signal.SIGHUP:
-            return  # The kernel and the shell each send one: nobody has asked for an end at once.
         self.number, handler = None, self._before.get(number)
         if callable(handler):
             handler(number, frame)

@@ -19,7 +19,7 @@ CLASSES = {
     "tfdp.layers": (
         *("NormalizedLSTM", "NormalizedLSTMCell"),
         *("NoisyConv1D", "NoisyConv2D", "NoisyConv3D", "NoisyDense"),
-        *("NoisyLSTM", "NoisyWeights"),
+        "NoisyWeights",
         "PrivateBatchNormalization",
         *("PublicBatchNormalization", "PublicExamples"),
     ),

@@ -19,15 +19,17 @@ SHAPES = [
 
 
 def test_adds_as_numpy_does():
-    addition.register()
     draw = np.random.default_rng(0).normal
     for a, b in itertools.product(SHAPES, SHAPES):
         x, y = draw(size=a).astype("float32"), draw(size=b).astype("float32")
-        np.testing.assert_allclose(keras.ops.add(tf.constant(x), tf.constant(y)), x + y, rtol=1e-5)
+        with addition.corrected():
+            ours = keras.ops.add(tf.constant(x), tf.constant(y))
+        np.testing.assert_allclose(ours, x + y, rtol=1e-5)
 
 
 def test_promotes_types_as_keras_does():
-    addition.register()
     x, y = tf.ones([1, 5, 5], "bfloat16"), tf.ones([1, 5, 1], "float32")
-    assert keras.ops.add(x, y).dtype == "float32"
-    assert keras.ops.add(tf.ones([1, 5, 5], "int32"), tf.ones([1, 5, 1], "int8")).dtype == "int32"
+    with addition.corrected():
+        assert keras.ops.add(x, y).dtype == "float32"
+        whole = keras.ops.add(tf.ones([1, 5, 5], "int32"), tf.ones([1, 5, 1], "int8"))
+    assert whole.dtype == "int32"

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdp._compat.files import saved_under
+from tfdp._compat.files import saved_under, steps_of_optimizer
 
 _NAME = "something_of_ours"
 
@@ -65,3 +65,12 @@ def test_damaged_files_are_named(model, tmp_path, damage):
         archive.writestr("model.weights.h5", bytes(weights))
     with pytest.raises(ValueError, match=r"model\.keras"):
         _texts(tmp_path / "model.keras")
+
+
+def test_steps_of_optimizer(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.save(tmp_path / "new.keras")
+    model.fit(np.zeros((4, 2)), np.zeros((4, 1)), batch_size=2, verbose=0)
+    model.save(tmp_path / "trained.keras")
+    assert [steps_of_optimizer(tmp_path / f"{n}.keras") for n in ("new", "trained")] == [0, 2]

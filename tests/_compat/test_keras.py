@@ -1,5 +1,7 @@
 """Each name borrowed from Keras has the behaviour that tfdp relies on."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -334,25 +336,6 @@ def test_function_of_a_metric():
     assert borrowed.function_of(keras.metrics.AUC()) is None
 
 
-def test_after_cloning(monkeypatch):
-    for name in ("_clone_sequential_model", "_clone_functional_model"):
-        monkeypatch.setattr(borrowed.cloning, name, getattr(borrowed.cloning, name))
-    seen = []
-    borrowed.after_cloning(lambda model, clone: seen.append((model, clone)) or "made of it")
-    x = keras.Input((2,))
-    for model in (_compiled(), keras.Model(x, layers.Dense(1)(x))):
-        assert keras.models.clone_model(model) == "made of it"
-        original, clone = seen.pop()
-        assert original is model and type(clone) is type(model) and clone is not model
-
-
-def test_distribute_strategy():
-    assert borrowed.own_strategy(keras.Sequential()) is None
-    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-    with strategy.scope():
-        assert borrowed.own_strategy(keras.Sequential()) is strategy
-
-
 def test_autoconvert_optionals():
     step = borrowed.without_optionals(keras.Sequential(), lambda data: data)
     absent = tf.experimental.Optional.empty(tf.TensorSpec([]))
@@ -420,3 +403,66 @@ def test_learning_rate_as_it_was_given():
         return 0.25
 
     assert borrowed.configured_rate(keras.optimizers.SGD(rate)) is rate
+
+
+def test_exchange_child():
+    class Outer(layers.Layer):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+    outer, new = Outer(layers.Dense(2)), layers.Dense(3)
+    outer.build(None)  # after which Keras tracks no further layers
+    borrowed.exchange_child(outer, outer.inner, new)
+    outer.inner = new
+    assert [*borrowed.children(outer)] == [new]
+
+
+def test_normalizes_by_batch():
+    layer = layers.BatchNormalization()
+    assert borrowed.normalizes_by_batch(layer)
+    layer.trainable = False
+    assert not borrowed.normalizes_by_batch(layer)
+    assert not borrowed.normalizes_by_batch(layers.LayerNormalization())
+
+
+def test_compile_arguments():
+    model = _compiled()
+    assert borrowed.compile_arguments(model)["loss"] == "mse"
+    again = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    again.compile(**borrowed.compile_arguments(model))
+    assert again.loss == "mse"
+
+
+def test_watched_update():
+    variable, seen = keras.Variable(1.0), []
+    optimizer = keras.optimizers.SGD(1.0, clipvalue=0.5)
+    optimizer.build([variable])
+    for context in (borrowed.watched_update(optimizer, seen.append), contextlib.nullcontext()):
+        with context:
+            optimizer.apply([tf.constant(3.0)], [variable])
+    assert float(variable) == 0.0
+    ((gradient,),) = seen
+    assert float(gradient) == 0.5
+
+
+def test_decay():
+    optimizer = keras.optimizers.AdamW(0.1)
+    variables = [keras.Variable(1.0, name="a"), keras.Variable(1.0, name="b")]
+    optimizer.exclude_from_weight_decay(var_list=variables[1:])
+    optimizer.build(variables)
+    assert borrowed.decayed(optimizer, variables) == [True, False]
+    borrowed.decay_only(optimizer, variables, [False, True])
+    assert borrowed.decayed(optimizer, variables) == [False, True]
+
+
+def test_updates_as():
+    class Same(keras.optimizers.SGD):
+        pass
+
+    class Other(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            pass
+
+    assert borrowed.updates_as(Same, keras.optimizers.SGD)
+    assert not borrowed.updates_as(Other, keras.optimizers.SGD)

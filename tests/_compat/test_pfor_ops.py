@@ -74,12 +74,14 @@ FUNCTIONS = {
 
 
 def assert_vectorized(function, *inputs):
-    pfor_repairs.register()
     inputs = tuple(map(tf.constant, inputs))
 
     @tf.function
     def run():
-        return tf.vectorized_map(lambda row: function(*row), inputs, fallback_to_while_loop=False)
+        with pfor_repairs.repaired():
+            return tf.vectorized_map(
+                lambda row: function(*row), inputs, fallback_to_while_loop=False
+            )
 
     expected = [function(*(value[row] for value in inputs)) for row in range(len(inputs[0]))]
     for ours, row in zip(run(), expected, strict=True):
@@ -115,7 +117,6 @@ def test_volume_convolutions(groups, data_format):
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_an_index_that_does_not_exist_stays_in_its_row(jit_compile):
-    pfor_repairs.register()
     tables = tf.reshape(tf.range(24.0), [3, 2, 4])
 
     def one(row):
@@ -129,7 +130,8 @@ def test_an_index_that_does_not_exist_stays_in_its_row(jit_compile):
     @tf.function(jit_compile=jit_compile)
     def run(indices, targets):
         rows = (tables, indices, targets[..., tf.newaxis])
-        return tf.vectorized_map(one, rows, fallback_to_while_loop=False)
+        with pfor_repairs.repaired():
+            return tf.vectorized_map(one, rows, fallback_to_while_loop=False)
 
     good = run(tf.constant([[[0], [3]], [[1], [0]], [[2], [0]]]), tf.constant([[0, 1]] * 3))
     bad = [[[0], [3]], [[1], [9]], [[2], [-1]]]
@@ -142,7 +144,6 @@ def test_an_index_that_does_not_exist_stays_in_its_row(jit_compile):
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_segment_that_does_not_exist_is_none_of_the_next_row(jit_compile):
-    pfor_repairs.register()
     targets = tf.constant([[0, 1], [2, 7], [1, -3]])
 
     @tf.function(jit_compile=jit_compile)
@@ -150,6 +151,7 @@ def test_a_segment_that_does_not_exist_is_none_of_the_next_row(jit_compile):
         def one(target):
             return tf.math.unsorted_segment_sum(tf.ones([2]), target, 4)
 
-        return tf.vectorized_map(one, targets, fallback_to_while_loop=False)
+        with pfor_repairs.repaired():
+            return tf.vectorized_map(one, targets, fallback_to_while_loop=False)
 
     np.testing.assert_array_equal(run(targets), [[1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp._compat import pfor_random
+from tfdp._compat import pfor_random, pfor_repairs
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
@@ -24,8 +24,6 @@ SAMPLERS = {
 
 
 def vectorized(draw, seeds, own):
-    pfor_random.register()
-
     def one(seed):
         if own:
             pfor_random.mark_own_seeds([seed])
@@ -33,7 +31,7 @@ def vectorized(draw, seeds, own):
 
     @tf.function
     def run(seeds):
-        with pfor_random.marking_own_seeds():
+        with pfor_repairs.repaired(), pfor_random.marking_own_seeds():
             return tf.vectorized_map(one, seeds, fallback_to_while_loop=False)
 
     return run.get_concrete_function(seeds), run(seeds).numpy()
@@ -59,14 +57,13 @@ def test_a_seed_that_is_data_gives_a_row_what_it_draws_alone(name):
 def test_an_own_seed_mixed_with_data_is_data():
     data = tf.constant([7, 8])
     seeds = tf.constant([[1, 2], [3, 4]])
-    pfor_random.register()
 
     def one(rows):
         own, of_row = rows
         pfor_random.mark_own_seeds([own])
         return tf.random.stateless_normal([4], tf.stack([own[0], of_row]))
 
-    with pfor_random.marking_own_seeds():
+    with pfor_repairs.repaired(), pfor_random.marking_own_seeds():
         drawn = tf.vectorized_map(one, (seeds, data), fallback_to_while_loop=False)
     expected = [tf.random.stateless_normal([4], [1, 7]), tf.random.stateless_normal([4], [3, 8])]
     np.testing.assert_array_equal(drawn, expected)

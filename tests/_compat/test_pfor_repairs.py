@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import needs_every_convolution
-from tfdp._compat import pfor_repairs
+from tfdp._compat import addition, pfor_conversion, pfor_repairs
 
 
 def drawn(*shape):
@@ -13,11 +13,10 @@ def drawn(*shape):
 
 
 def equals_a_loop(one, rows, compiled=False):
-    pfor_repairs.register()
-
     @tf.function(jit_compile=compiled)
     def vectorized():
-        return tf.vectorized_map(one, rows, fallback_to_while_loop=False)
+        with pfor_repairs.repaired():
+            return tf.vectorized_map(one, rows, fallback_to_while_loop=False)
 
     several = isinstance(rows, tuple)
     singly = [tf.nest.flatten(one(row)) for row in (zip(*rows, strict=True) if several else rows)]
@@ -104,9 +103,9 @@ def test_a_bias_along_the_first_axis_after_the_batch(rank, whose):
 
 @pytest.mark.parametrize(("rows", "shape"), [(1, (1, 4)), (3, (2, 1, 3, 1)), (1, (2, 3))])
 def test_a_squeeze_without_axes_keeps_the_rows(rows, shape):
-    pfor_repairs.register()
     values = drawn(rows, *shape)
-    found = tf.function(lambda x: tf.vectorized_map(tf.squeeze, x))(values)
+    with pfor_repairs.repaired():
+        found = tf.function(lambda x: tf.vectorized_map(tf.squeeze, x))(values)
     assert found.shape == (rows, *(n for n in shape if n > 1))
     np.testing.assert_array_equal(tf.reshape(found, [-1]), tf.reshape(values, [-1]))
 
@@ -119,3 +118,12 @@ def test_a_softmax_of_many_axes(operation):
 def test_products_with_a_matrix_that_all_rows_share():
     matrix = drawn(4, 5)
     equals_a_loop(lambda row: tf.matmul(row, matrix, transpose_b=True), drawn(3, 2, 6, 5))
+
+
+def test_the_rules_and_functions_of_others_are_untouched_outside():
+    registry, add = pfor_conversion.RULES, addition.numpy.add
+    before = dict(registry)
+    with pytest.raises(ZeroDivisionError), pfor_repairs.repaired(), pfor_repairs.repaired():
+        assert registry["MatMul"] is not before["MatMul"] and addition.numpy.add is not add
+        raise ZeroDivisionError
+    assert registry == before and addition.numpy.add is add

@@ -142,18 +142,17 @@ def _has_better_pairs(run):
     return run.sampling_name == "with_replacement" or run.sampling.may_cut
 
 
-OLD = json.loads((FIXTURES / "epsilons_0_1_0.json").read_text())
+GOLDEN = json.loads((FIXTURES / "golden_ledgers.json").read_text())
 
 
-@pytest.mark.parametrize("name", OLD)
-def test_ledgers_of_0_1_0_load_and_cost_the_same(name):
-    ledger = Ledger.from_json((FIXTURES / f"ledger_0_1_0_{name}.json").read_text())
-    assert ledger.budget is None
-    for what, epsilon in OLD[name].items():
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_epsilons(name):
+    ledger = Ledger.from_json(json.dumps(GOLDEN[name]["ledger"]))
+    for what, epsilon in GOLDEN[name]["epsilons"].items():
         kind, adjacency = what.split()
         found = guarantee_of_all(kind, ledger.runs, 1e-5, adjacency)
         if name == "seeded" and kind == "proven":
-            # This guarantee was withdrawn after 0.1.0, since somebody knows the seed.
+            # Somebody knows the seed.
             assert found.epsilon == math.inf
             assert "seed" in found.reason
         elif epsilon == "inf":

@@ -66,7 +66,6 @@ def test_onednn_is_asked_for_unless_the_user_has_decided(user, machine, found, m
     [
         (lambda: signal.raise_signal(signal.SIGINT), 130, "interrupted"),
         (lambda: signal.raise_signal(signal.SIGTERM), 143, "terminated"),
-        (lambda: signal.raise_signal(signal.SIGHUP), 129, "terminated"),
         (lambda: sys.exit(3), 3, ""),
         (lambda: 2, 2, ""),
         (lambda: None, None, ""),

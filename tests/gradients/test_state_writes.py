@@ -8,7 +8,7 @@ from keras import layers
 
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.state_writes import refuse_hidden_state
-from tfdp.layers import NoisyDense, NoisyLSTM, PublicBatchNormalization, PublicExamples
+from tfdp.layers import NoisyDense, PublicBatchNormalization, PublicExamples
 
 X, Y = np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)
 
@@ -156,7 +156,6 @@ def public():
         ],
         lambda: [
             layers.Reshape((3, 1)),
-            NoisyLSTM(3, noise_stddev=0.1, return_sequences=True),
             layers.Bidirectional(layers.LSTM(3, recurrent_dropout=0.1, return_sequences=True)),
             layers.SpatialDropout1D(0.5),
             layers.GRU(3, dropout=0.1),

@@ -76,14 +76,6 @@ def test_training_calls_draw_anew_and_inference_does_not(make, shape):
     np.testing.assert_allclose(together, one_by_one, rtol=1e-4, atol=1e-5)
 
 
-def test_only_the_method_draws_where_it_is_manual():
-    layer, x = dense(resample="manual"), inputs_of((5, 4))
-    first, second = layer(x, training=True), layer(x, training=True)
-    np.testing.assert_array_equal(first, second)
-    layer.advance_noise()
-    assert not np.allclose(first, layer(x, training=True))
-
-
 @EVERY
 def test_inference_may_use_the_mean(make, shape):
     layer, x = make(noise_at_inference=False), inputs_of(shape)
@@ -140,9 +132,7 @@ def test_is_the_layer_of_keras_at_the_drawn_kernel(kind, shape, options):
     assert noisy.compute_output_shape(x.shape) == outputs.shape
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("noise_stddev", float("nan")), ("resample", "never"), ("seed", 2**32)]
-)
+@pytest.mark.parametrize(("name", "value"), [("noise_stddev", float("nan")), ("seed", 2**32)])
 def test_bad_arguments(name, value):
     with pytest.raises(ValueError, match=name):
         dense(**{name: value})

@@ -1,7 +1,6 @@
 """Correlated noise in training: its covariance, its sensitivity and the secrecy of past noise."""
 
 import math
-import shutil
 
 import keras
 import numpy as np
@@ -131,7 +130,7 @@ def test_a_step_that_was_counted_and_not_finished_ends_the_run(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             model.fit(lots, verbose=0)
     model.fit(lots, verbose=0)
-    assert [run.steps for run in model.privacy.ledger.runs] == [4, 3]
+    assert [run.steps for run in model.privacy.ledger.runs] == [6, 3]  # its plan, and another run
 
 
 # -- sensitivity ---------------------------------------------------------------------------------
@@ -216,106 +215,19 @@ def loaded(path):
     return tfdp.make_private(keras.models.load_model(path))
 
 
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory):
-    """A folder with a model and the state of its noise after six steps and after another six.
-
-    Returns:
-        The folder, the lots, and the noise of the first and of the last six steps.
-    """
-    folder = tmp_path_factory.mktemp("interrupted")
-    model, lots, noises = noisy(BANDED), lots_of(), {}
-    for name in ("first", "second"):
-        noises[name] = noise_of(model, 6, lots)
-        model.optimizer.save_noise_state(folder / name)
-        model.save(folder / f"{name}.keras")
-    assert [run.steps for run in model.privacy.ledger.runs] == [6, 6]
-    return folder, noises
-
-
-def test_a_model_without_its_noise_state_starts_a_new_segment(interrupted):
-    folder, noises = interrupted
-    assert not accepts(np.concatenate([*noises.values()]), BANDED, 3.0)  # the state was moved
-    futures = [loaded(folder / "first.keras") for _ in range(2)]
+def test_a_loaded_model_starts_a_new_segment(tmp_path):
+    model = noisy(BANDED)
+    first = noise_of(model, 6, lots_of())
+    model.save(tmp_path / "first.keras")
+    futures = [loaded(tmp_path / "first.keras") for _ in range(2)]
     assert futures[0].optimizer.strategy == BANDED
     rest = [noise_of(each, 6) for each in futures]
     for each, noise in zip(futures, rest, strict=True):
         assert [run.steps for run in each.privacy.ledger.runs] == [6, 6]
         assert accepts(noise, BANDED, 3.0)  # with fresh noise
-        assert not accepts(np.concatenate([noises["first"], noise]), BANDED, 3.0)
+        assert not accepts(np.concatenate([first, noise]), BANDED, 3.0)
     both = np.concatenate([toeplitz(BANDED.first(6), 6) @ noise for noise in rest])
     assert np.abs(np.corrcoef(both) - np.eye(12)).max() < 0.25  # and independent of each other
-
-
-def test_a_saved_state_goes_on_as_one_run_and_is_used_once(interrupted, tmp_path):
-    folder, noises = interrupted
-    for name in ("first", "first.keras"):
-        shutil.copy(folder / name, tmp_path / name)
-    shutil.copy(folder / "first", tmp_path / "copy")
-    model = loaded(tmp_path / "first.keras")
-    model.optimizer.load_noise_state(tmp_path / "first")
-    assert not (tmp_path / "first").exists()
-    second = noise_of(model, 6, lots_of())
-    assert accepts(np.concatenate([noises["first"], second]), BANDED, 3.0)
-    (run,) = model.privacy.ledger.runs
-    assert run.steps == model.privacy.steps_taken == 12
-    assert model.privacy.spent(DELTA).mu == proven(run, DELTA).mu
-    model.save(tmp_path / "later.keras")
-    for file in ("later.keras", "first.keras"):  # behind the state's step, and at it
-        with pytest.raises(ValueError, match="used already"):
-            loaded(tmp_path / file).optimizer.load_noise_state(tmp_path / "copy")
-
-
-def test_another_run_does_not_take_a_state_up(interrupted):
-    folder, noises = interrupted
-    with pytest.raises(ValueError, match="no such run"):
-        noisy(BANDED).optimizer.load_noise_state(folder / "second")
-    model = loaded(folder / "second.keras")
-    model.optimizer.load_noise_state(folder / "second")
-    before = weights(model)
-    for lots, reason in (
-        (lots_of(seed=1), "same examples"),
-        (make_lots("shuffle", *data(2 * L), lot_size=L), "sampling"),
-        (make_lots("cyclic", *data(2 * L), lot_size=4), "lot_size"),
-        (lots_of(3 * L), "num_examples"),
-    ):
-        with pytest.raises(ValueError, match=reason):
-            model.fit(lots, verbose=0)
-        np.testing.assert_array_equal(weights(model), before)
-    rest = noise_of(model, 6, lots_of())
-    assert accepts(np.concatenate([noises["second"], rest]), BANDED, 3.0)
-
-
-def test_groups_go_on_taking_turns_in_another_process(tmp_path):
-    def lots():
-        return make_lots("cyclic_poisson", *data(24), lot_size=8, groups=3)
-
-    model = private(matrix())
-    model.fit(lots(), epochs=1, steps_per_epoch=4, verbose=0)
-    model.optimizer.save_noise_state(tmp_path / "state")
-    model.save(tmp_path / "a.keras")
-    resumed = loaded(tmp_path / "a.keras")
-    resumed.optimizer.load_noise_state(tmp_path / "state")
-    assert resumed.optimizer.next_turn % 3 == 4 % 3
-    resumed.fit(lots(), steps_per_epoch=4, verbose=0)
-    assert [run.steps for run in resumed.privacy.ledger.runs] == [8]
-    assert resumed.optimizer.next_turn % 3 == 8 % 3
-
-
-def test_what_cannot_go_on_is_not_saved(tmp_path):
-    model = private(matrix())
-    with pytest.raises(RuntimeError, match="begun"):
-        model.optimizer.save_noise_state(tmp_path / "state")
-    fit(model, steps_per_epoch=2)
-    with pytest.raises(RuntimeError, match="multiple of 3 steps"):
-        model.optimizer.save_noise_state(tmp_path / "state")
-    fit(model)
-    (tmp_path / "state").write_text("something else")
-    with pytest.raises(FileExistsError):
-        model.optimizer.save_noise_state(tmp_path / "state")
-    model.optimizer.save_noise_state(tmp_path / "state2")  # the refused save lost nothing
-    with pytest.raises(RuntimeError, match="begun"):
-        model.optimizer.save_noise_state(tmp_path / "state3")
 
 
 # -- construction --------------------------------------------------------------------------------

@@ -123,18 +123,6 @@ def test_changed_weights_restart_the_means_in_a_new_entry(tmp_path):
         assert len(model.privacy.ledger.runs) == entries + 1
 
 
-def test_backup_and_restore_goes_on_from_what_was_saved(tmp_path):
-    def backup():
-        return keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
-
-    first = private(si_dpsgd(noise=0.0, clip=CLIP))
-    fit(first, epochs=2, rows=L, callbacks=[backup()])
-    second = private(si_dpsgd(noise=0.0, clip=CLIP), model=plain(seed=9))
-    fit(second, epochs=3, rows=L, callbacks=[backup()])
-    np.testing.assert_allclose(weights(second), by_hand(plain(), [0.5] * 3), atol=1e-5)
-    assert sum(run.steps for run in second.privacy.ledger.runs) == 3
-
-
 def test_the_learning_rate_cannot_be_assigned():
     model = private(si_dpsgd())
     with pytest.raises(ValueError, match="learning rate"):

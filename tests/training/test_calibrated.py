@@ -129,7 +129,7 @@ def released_means():
             ValueError,
             "batch_size",
         ),
-        ({"optimizer": "sdg"}, ValueError, "'sgd'"),
+        ({"optimizer": "sdg"}, ValueError, "'sdg'"),
         ({"optimizer": built()}, ValueError, "not used yet"),
         (
             {"optimizer": tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, seed=1)},
@@ -138,7 +138,7 @@ def released_means():
         ),
         ({"optimizer": released_means()}, CalibrationError, "noise"),
         ({"max_grad_norm": 1.0}, TypeError, "l2_norm_clip"),
-        ({"enginee": "auto"}, TypeError, "'engine'"),
+        ({"enginee": "auto"}, TypeError, "'enginee'"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, error, message):

@@ -7,8 +7,7 @@ from helpers import LOSS, sgd, steps
 from keras import layers
 
 import tfdp
-from tests.training.small import linear, small, train
-from tfdp.training.dp_model import PrivateTraining
+from tests.training.small import small, train
 
 
 def test_functional_and_subclassed_dp_models_live_together():
@@ -38,21 +37,13 @@ def test_functional_and_subclassed_dp_models_live_together():
 
 
 @pytest.mark.parametrize("kind", [keras.Sequential, keras.Model, tfdp.DPSequential, tfdp.DPModel])
-def test_clones_of_private_models_are_private_and_have_a_ledger_of_their_own(kind):
+def test_a_clone_has_fresh_weights_and_a_ledger_of_its_own(kind):
     x, dense = keras.Input((4,)), layers.Dense(3)
     sequential = issubclass(kind, keras.Sequential)
-    model = kind([x, dense]) if sequential else kind(x, dense(x))
-    model = small(model=model, engine="vectorized", physical_batch_size=4)
+    model = small(model=kind([x, dense]) if sequential else kind(x, dense(x)))
     train(model)
-    clone = keras.models.clone_model(model)
-    assert isinstance(clone, PrivateTraining)
-    assert (clone._privacy.engine, clone._privacy.physical_batch_size) == ("vectorized", 4)
+    clone = tfdp.make_private(keras.models.clone_model(model))
     assert clone.privacy.ledger.runs == []
-    if not clone.compiled:
-        clone.compile(sgd(), loss=LOSS, run_eagerly=True)
+    clone.compile(sgd(), loss=LOSS, run_eagerly=True)
     train(clone, epochs=2)
     assert (steps(clone), steps(model)) == (4, 2)
-
-
-def test_clones_of_plain_models_stay_plain():
-    assert type(keras.models.clone_model(linear())) is keras.Sequential

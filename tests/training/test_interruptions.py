@@ -1,7 +1,6 @@
 """Signals and kills: what a training says of its interruption, and that it goes on after it."""
 
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 import tfdp
 from tests.training.test_backup import (
     MECHANISMS,
-    PER_EPOCH,
     STEPS,
     Training,
     entries,
@@ -163,30 +161,3 @@ def test_a_killed_program_goes_on(mechanism, sampling, number, tmp_path):
     else:
         assert code in (1, 130, 143, -number) and "Stopped after step" in error
         assert min(training.seen[0]) == last + 1
-
-
-def train_in_a_terminal(folder, verbose, epochs=600):
-    training = Training(folder)
-    model = training.model()
-    backup = tfdp.callbacks.BackupAndRestore(folder, save_freq=1_000_000)
-    model.fit(training.lots(), epochs=epochs, verbose=verbose, callbacks=[backup])
-    return model, backup
-
-
-@pytest.mark.slow
-def test_a_closed_terminal_loses_nothing(tmp_path):
-    """It interrupts the training, although the progress bar fails."""
-    text = f"import sys; sys.path[:0] = {sys.path!r}\n"
-    text += "from tests.training.test_interruptions import train_in_a_terminal\n"
-    text += f"train_in_a_terminal({str(tmp_path)!r}, 1)"
-    process, terminal = pty.fork()
-    if not process:  # the child, whose terminal this is
-        os.execv(sys.executable, [sys.executable, "-c", text])
-    seen = b""
-    while b"Epoch 20/" not in seen:  # some steps, of which no state was written after the first
-        seen = seen[-100:] + os.read(terminal, 10_000)
-    os.close(terminal)
-    os.waitpid(process, 0)
-    model, backup = train_in_a_terminal(tmp_path, 0)
-    assert (backup.restarts, backup.lost_steps) == (1, 0)
-    assert entries(model) == [PER_EPOCH * 600]

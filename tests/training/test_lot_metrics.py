@@ -184,12 +184,6 @@ def test_sample_weights_are_for_weighted_metrics_only():
     equal(trained(Regression, options, lots), theirs)
 
 
-def test_a_number_for_the_lot_cannot_be_weighted():
-    lots = make_lots("cyclic", *numbers(), lot_size=6)
-    with pytest.raises(ValueError, match="'absolute'"):
-        trained(Regression, {"weighted_metrics": [absolute]}, lots)
-
-
 @pytest.mark.parametrize(("model", "eagerly"), [(MetricInLoss, False), (Regression, True)])
 def test_a_lot_without_examples_leaves_metrics_as_they_are(model, eagerly):
     x, y = numbers()

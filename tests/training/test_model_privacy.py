@@ -1,4 +1,4 @@
-"""`model.privacy`: one new member on a user's model, and the names that it had before."""
+"""`model.privacy`: one new member on a user's model."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ from helpers import data
 import tfdp
 from tests.training.small import small, train
 from tfdp.accounting import proven
-from tfdp.training.model_privacy import EARLIER_NAMES, ModelPrivacy
+from tfdp.training.model_privacy import ModelPrivacy
 
 DELTA = 1e-5
 
@@ -18,14 +18,6 @@ def trained():
     model = small()
     train(model)
     return model
-
-
-@pytest.mark.parametrize("name", sorted(EARLIER_NAMES))
-def test_earlier_names_work_and_warn(trained, name):
-    new = getattr(trained.privacy, EARLIER_NAMES[name])
-    with pytest.warns(DeprecationWarning, match=name):
-        old = getattr(trained, name)
-    assert old == new or old.__func__ is new.__func__
 
 
 def test_members_of_ones_own_are_left_alone():

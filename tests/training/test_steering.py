@@ -113,3 +113,10 @@ def test_adding_a_record_needs_a_probability_that_does_not_depend_on_the_data():
     assert (run.num_examples, run.steps, run.nominal) == (12, 3, True)
     added = model.privacy.spent(DELTA, adjacency="add_or_remove_one")
     assert added.epsilon == model.privacy.spent(DELTA).epsilon < np.inf
+
+
+def test_keras_own_backup_is_refused_and_ours_is_named(tmp_path):
+    model = small()
+    with pytest.raises(ValueError, match=r"tfdp\.callbacks\.BackupAndRestore"):
+        train(model, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
+    assert not model.privacy.ledger.runs

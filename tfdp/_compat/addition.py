@@ -3,28 +3,30 @@
 On TensorFlow, Keras 3.15 takes an added tensor for a bias if exactly one of its axes is longer than one
 and as long as the last axis or the second one of what it is added to, wherever that axis is. In a
 batch of one, this can be an ordinary tensor: in [1, 5, 5] + [1, 5, 1], Keras adds the second tensor
-along the wrong axis. tfdp runs batches of one, whose length is known. So it replaces the function by
-one that adds such tensors as NumPy does. Nothing else about it changes.
+along the wrong axis. tfdp runs batches of one, whose length is known. So while it
+traces them, it replaces the function by one that adds such tensors as NumPy does.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
 
 from tfdp._compat.versions import borrowing
 
+with borrowing("the addition of keras.src"):
+    from keras.src.backend.tensorflow import numpy
 
-@functools.cache
-def register() -> None:
-    """Replaces the function of Keras, once per process."""
-    with borrowing("the addition of keras.src"):
-        from keras.src.backend.tensorflow import numpy
 
-        add = numpy.add
+@contextlib.contextmanager
+def corrected() -> Iterator[None]:
+    """Context in which `keras.ops.add` adds such tensors as NumPy does."""
+    add = numpy.add
 
     @functools.wraps(add)
-    def corrected(x1, x2):
+    def as_numpy(x1, x2):
         if not _is_no_bias(getattr(x1, "shape", None), getattr(x2, "shape", None)):
             return add(x1, x2)
         if any(isinstance(x, tf.SparseTensor | tf.IndexedSlices) for x in (x1, x2)):
@@ -32,7 +34,11 @@ def register() -> None:
         dtype = keras.backend.result_type(x1.dtype, x2.dtype)
         return tf.add(*(keras.ops.convert_to_tensor(x, dtype) for x in (x1, x2)))
 
-    numpy.add = corrected
+    numpy.add = as_numpy
+    try:
+        yield
+    finally:
+        numpy.add = add
 
 
 def _is_no_bias(shape, added) -> bool:

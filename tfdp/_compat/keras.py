@@ -1,7 +1,7 @@
 """Non-public names that tfdp borrows from Keras, each wrapped in one function or name of its own.
 
-The borrowed names, except those in `SINCE`, were seen in both Keras 3.12.4 and 3.15.1. If an attribute
-is missing, `borrowed` raises an ImportError; a default value would hide the change.
+The borrowed names, except those in `SINCE`, were seen in both Keras 3.12.4 and 3.15.1. None has a
+default value, which would hide a change.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import io
 
 import keras
 
-from tfdp._compat.versions import borrowed, borrowing
+from tfdp._compat.versions import borrowing
 
 with borrowing("a name of keras.src"):
     from keras.src.backend import compute_output_spec as _compute_output_spec
@@ -22,7 +22,6 @@ with borrowing("a name of keras.src"):
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
     from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
     from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
-    from keras.src.models import cloning
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
@@ -134,17 +133,17 @@ def layers_of(layer, *, itself: bool = False) -> list:
         layer: a Keras layer or model.
         itself: whether the list begins with `layer` itself.
     """
-    return list(borrowed(layer, "_flatten_layers")(include_self=itself, recursive=True))
+    return list(layer._flatten_layers(include_self=itself, recursive=True))
 
 
 def children(layer) -> list:
     """The layers that Keras tracks as direct attributes of a layer (`Layer._layers`)."""
-    return borrowed(layer, "_layers")
+    return layer._layers
 
 
 def seed_generators(layer) -> list:
     """The seed generators of a layer, without those of inner layers (`Layer._seed_generators`)."""
-    return borrowed(layer, "_seed_generators")
+    return layer._seed_generators
 
 
 def normalizes_by_batch(layer) -> bool:
@@ -168,12 +167,12 @@ def exchange_child(layer, old, new) -> None:
     Attributes that hold the old layer have to be set afterwards, which the tracker then allows on a
     built layer, too.
     """
-    borrowed(borrowed(layer, "_tracker"), "replace_tracked_value")("layers", old, new)
+    layer._tracker.replace_tracked_value("layers", old, new)
 
 
 def is_rematerialized(layer) -> bool:
     """Whether a layer was made under a `keras.RematScope` (`Operation._remat_mode`)."""
-    return borrowed(layer, "_remat_mode") is not None
+    return layer._remat_mode is not None
 
 
 def has_nothing_of_its_own(layer_class) -> bool:
@@ -193,17 +192,17 @@ def kernel_of(layer):
 
     The public `layer.kernel` is a tensor, not the variable, if LoRA or quantization changes it.
     """
-    return borrowed(layer, "_kernel")
+    return layer._kernel
 
 
 def table_of(layer):
     """The variable of an Embedding (`_embeddings`). The public `layer.embeddings` may be a tensor."""
-    return borrowed(layer, "_embeddings")
+    return layer._embeddings
 
 
 def attention_axes(layer) -> tuple:
     """The axes that a built MultiHeadAttention attends over (`_attention_axes`)."""
-    return borrowed(layer, "_attention_axes")
+    return layer._attention_axes
 
 
 def was_given_vocabulary(layer) -> bool:
@@ -211,12 +210,12 @@ def was_given_vocabulary(layer) -> bool:
 
     The result is False for a layer that was adapted, and for a layer without a vocabulary.
     """
-    return borrowed(layer, "_has_input_vocabulary")
+    return layer._has_input_vocabulary
 
 
 def forget_losses(model) -> None:
     """Removes the losses that `add_loss` and activity regularizers added (`Layer._clear_losses`)."""
-    borrowed(model, "_clear_losses")()
+    model._clear_losses()
 
 
 # -- models ------------------------------------------------------------------------------------------
@@ -244,12 +243,12 @@ def input_structure(model):
         AttributeError: the model is subclassed, so that its inputs are unknown.
         ValueError: the model is a Sequential model that is not built.
     """
-    return borrowed(model, "_inputs_struct") if isinstance(model, Functional) else model.inputs
+    return model._inputs_struct if isinstance(model, Functional) else model.inputs
 
 
 def uses_of(operation) -> list:
     """Returns (args, kwargs) of each call of an operation in functional models (`_inbound_nodes`)."""
-    nodes = borrowed(operation, "_inbound_nodes")
+    nodes = operation._inbound_nodes
     return [(node.arguments.args, node.arguments.kwargs) for node in nodes]
 
 
@@ -268,7 +267,7 @@ def is_keras_function(operation, names) -> bool:
 
 def compiled_loss(model):
     """The `CompileLoss` that `compile` made of its argument `loss`, or None (`_compile_loss`)."""
-    return borrowed(model, "_compile_loss")
+    return model._compile_loss
 
 
 def compute_loss_as_keras(model, x, y, y_pred, sample_weight):
@@ -276,13 +275,13 @@ def compute_loss_as_keras(model, x, y, y_pred, sample_weight):
 
     This is `Trainer._compute_loss`, which Keras' own training step calls.
     """
-    call = borrowed(model, "_compute_loss")
+    call = model._compute_loss
     return call(x, y, y_pred, sample_weight=sample_weight, training=True)
 
 
 def loss_tracker(model):
     """The metric in which Keras' training step keeps the loss (`_loss_tracker`)."""
-    return borrowed(model, "_loss_tracker")
+    return model._loss_tracker
 
 
 def all_metrics(model) -> list:
@@ -290,37 +289,19 @@ def all_metrics(model) -> list:
 
     They include the metrics of inner models, which Keras leaves out of the logs.
     """
-    found = [*model.metrics, *borrowed(model, "_get_own_metrics")()]
+    found = [*model.metrics, *model._get_own_metrics()]
     for layer in layers_of(model):
-        inner = borrowed(layer, "_get_own_metrics") if isinstance(layer, keras.Model) else None
+        inner = layer._get_own_metrics if isinstance(layer, keras.Model) else None
         found += layer.metrics if inner is None else inner()
     return [*{id(metric): metric for metric in found}.values()]
 
 
 def compiled_metrics(model) -> tuple:
     """The arguments `metrics` and `weighted_metrics` of `compile` (`_compile_metrics`)."""
-    compiled = borrowed(model, "_compile_metrics")
+    compiled = model._compile_metrics
     if compiled is None:
         return None, None
-    return borrowed(compiled, "_user_metrics"), borrowed(compiled, "_user_weighted_metrics")
-
-
-def after_cloning(hook) -> None:
-    """Makes `keras.models.clone_model` return hook(model, clone) for Sequential and functional models.
-
-    Keras makes every clone of a Sequential model of its own class, and has no place of its own where a
-    subclass could change that (`_clone_sequential_model`, `_clone_functional_model`).
-    """
-
-    def hooked(clone):
-        @functools.wraps(clone)
-        def cloned(model, *args, **kwargs):
-            return hook(model, clone(model, *args, **kwargs))
-
-        return cloned
-
-    for name in ("_clone_sequential_model", "_clone_functional_model"):
-        setattr(cloning, name, hooked(borrowed(cloning, name)))
+    return compiled._user_metrics, compiled._user_weighted_metrics
 
 
 def over_replicas(strategy, step, data):
@@ -335,7 +316,7 @@ def without_optionals(model, step):
 
     This is `Trainer._autoconvert_optionals`.
     """
-    return borrowed(model, "_autoconvert_optionals")(step)
+    return model._autoconvert_optionals(step)
 
 
 def pickled(saved) -> tuple:
@@ -350,7 +331,7 @@ def pickled(saved) -> tuple:
 
 def unpickled(content: io.BytesIO):
     """The object in an argument that `pickled` returned (`KerasSaveable._unpickle_model`)."""
-    return borrowed(keras.Model, "_unpickle_model")(content)
+    return keras.Model._unpickle_model(content)
 
 
 # -- losses ------------------------------------------------------------------------------------------
@@ -358,12 +339,12 @@ def unpickled(content: io.BytesIO):
 
 def flat_losses(compiled: CompileLoss) -> list:
     """The (path, loss, weight, metric) of each output of a built `CompileLoss` (`_flat_losses`)."""
-    return borrowed(compiled, "_flat_losses")
+    return compiled._flat_losses
 
 
 def loss_arguments(loss: LossFunctionWrapper) -> dict:
     """The keywords that a loss passes to its function with targets and outputs (`_fn_kwargs`)."""
-    return borrowed(loss, "_fn_kwargs")
+    return loss._fn_kwargs
 
 
 # -- optimizers --------------------------------------------------------------------------------------
@@ -371,17 +352,17 @@ def loss_arguments(loss: LossFunctionWrapper) -> dict:
 
 def trained_variables(optimizer) -> list:
     """The weights that an optimizer was built for (`_trainable_variables`)."""
-    return borrowed(optimizer, "_trainable_variables")
+    return optimizer._trainable_variables
 
 
 def configured_rate(optimizer):
     """The learning rate as it was configured: a variable, schedule or function (`_learning_rate`)."""
-    return borrowed(optimizer, "_learning_rate")
+    return optimizer._learning_rate
 
 
 def compile_metrics(model):
     """The `CompileMetrics` that `compile` made of its metrics, or None (`_compile_metrics`)."""
-    return borrowed(model, "_compile_metrics")
+    return model._compile_metrics
 
 
 def flat_metrics(compiled) -> tuple:
@@ -393,15 +374,15 @@ def flat_metrics(compiled) -> tuple:
 
     def by_output(lists):
         def pairs(y, y_pred):
-            flatten = borrowed(compiled, "_flatten_y")
+            flatten = compiled._flatten_y
             found = zip(lists, flatten(y), flatten(y_pred), strict=False)
             return [each for each in found if each[0] is not None]
 
         return pairs
 
     return (
-        by_output(borrowed(compiled, "_flat_metrics")),
-        by_output(borrowed(compiled, "_flat_weighted_metrics")),
+        by_output(compiled._flat_metrics),
+        by_output(compiled._flat_weighted_metrics),
     )
 
 
@@ -409,7 +390,7 @@ def function_of(metric):
     """The function whose mean a metric is, with its options (`_fn`, `_fn_kwargs`), or None."""
     if not isinstance(metric, keras.metrics.MeanMetricWrapper):
         return None
-    function, options = borrowed(metric, "_fn"), borrowed(metric, "_fn_kwargs")
+    function, options = metric._fn, metric._fn_kwargs
     if not options:
         return function
     return functools.update_wrapper(functools.partial(function, **options), function)
@@ -417,7 +398,7 @@ def function_of(metric):
 
 def compile_arguments(model) -> dict:
     """The arguments that a compiled model was compiled with, as objects (`_compile_config`)."""
-    return dict(borrowed(model, "_compile_config").config)
+    return dict(model._compile_config.config)
 
 
 @contextlib.contextmanager
@@ -426,7 +407,7 @@ def watched_update(optimizer, seen):
 
     The gradients are those that the update rule gets, `BaseOptimizer._backend_apply_gradients`.
     """
-    apply = borrowed(optimizer, "_backend_apply_gradients")
+    apply = optimizer._backend_apply_gradients
 
     def watched(gradients, variables):
         seen(gradients)
@@ -441,15 +422,14 @@ def watched_update(optimizer, seen):
 
 def decayed(optimizer, variables) -> list[bool]:
     """For each variable, whether an optimizer decays it (`BaseOptimizer._use_weight_decay`)."""
-    decides = borrowed(optimizer, "_use_weight_decay")
+    decides = optimizer._use_weight_decay
     return [bool(decides(variable)) for variable in variables]
 
 
 def decay_only(optimizer, variables, which) -> None:
     """Makes an optimizer decay those of its variables for which `which` is True."""
-    key = borrowed(optimizer, "_var_key")
+    key, _ = optimizer._var_key, optimizer._use_weight_decay  # both have to exist
     decided = {key(variable): yes for variable, yes in zip(variables, which, strict=True)}
-    borrowed(optimizer, "_use_weight_decay")
     object.__setattr__(optimizer, "_use_weight_decay", lambda variable: decided[key(variable)])
 
 

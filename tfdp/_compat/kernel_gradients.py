@@ -30,33 +30,26 @@ def kernel_gradients(
     if is_one_plane(inputs, outputs, window):
         return _of_one_plane(inputs, outputs, window, shape[-1])
     if inputs.shape[-1] > THIN_CHANNELS and inputs.shape[1:-1].is_fully_defined():
-        products, arrange = products_by_rows(inputs, outputs, window, shape)
-        return arrange(products)
+        products = products_by_rows(inputs, outputs, window)
+        return tf.reshape(tf.linalg.matrix_transpose(products), [-1, *shape])
     seen = _of_rows(patches(inputs, window), outputs)
     return tf.reshape(tf.matmul(seen, outputs, transpose_a=True), [-1, *shape])
 
 
-def products_by_rows(inputs, outputs, window, shape):
+def products_by_rows(inputs, outputs, window):
     """The same gradients before their axes are put in order, which is cheaper after a sum.
 
     There is one product for each row of the kernel, so that the patches are never copied into one
     tensor.
 
     Args:
-        inputs, outputs, window, shape: as in `kernel_gradients`, for a convolution without groups.
+        inputs, outputs, window: as in `kernel_gradients`, for a convolution without groups.
 
     Returns:
-        (tensor [rows, offsets before the last axis, filters, last axis * channels]; a function that
-        takes it to [rows, *shape], and a sum of it over the rows to `shape`).
+        A tensor [rows, offsets before the last axis, filters, last axis * channels].
     """
     rows = [_of_rows(flat(row), outputs) for row in window.rows(window.pad(inputs))]
-    products = tf.stack([tf.matmul(outputs, row, transpose_a=True) for row in rows], axis=1)
-
-    def arrange(values):
-        whole = shape if values.shape.rank == 3 else [-1, *shape]
-        return tf.reshape(tf.linalg.matrix_transpose(values), whole)
-
-    return products, arrange
+    return tf.stack([tf.matmul(outputs, row, transpose_a=True) for row in rows], axis=1)
 
 
 def is_one_plane(inputs, outputs, window) -> bool:

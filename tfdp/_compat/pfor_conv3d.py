@@ -6,35 +6,22 @@ by group, with channels last. Convolutions and their input gradients merge the e
 axis. The filter gradient is a product with patches.
 """
 
-import functools
-
 import tensorflow as tf
 
 from tfdp._compat.kernel_gradients import kernel_gradients
 from tfdp._compat.patches import Window
-from tfdp._compat.versions import borrowing
+from tfdp._compat.pfor_conversion import wrap
 
 
-@functools.cache
-def register() -> None:
-    """Registers the rules once per process, except for operations that already have one."""
-    with borrowing("rules for tf.vectorized_map, for 3-D convolutions"):
-        from tensorflow.python.ops.parallel_for import pfor
-
-        rules = pfor._pfor_converter_registry
-
-    def convert(pfor_input):
-        return pfor.wrap(_convolution(pfor_input), True)
-
-    def convert_input_gradient(pfor_input):
-        return pfor.wrap(_input_gradient(pfor_input), True)
-
-    def convert_filter_gradient(pfor_input):
-        return pfor.wrap(_filter_gradient(pfor_input), True)
-
-    rules.setdefault("Conv3D", convert)
-    rules.setdefault("Conv3DBackpropInputV2", convert_input_gradient)
-    rules.setdefault("Conv3DBackpropFilterV2", convert_filter_gradient)
+def add_rules(rules: dict) -> None:
+    """Adds the rules of this module for operations that have none; `rules` has those of TensorFlow."""
+    converted = {
+        "Conv3D": _convolution,
+        "Conv3DBackpropInputV2": _input_gradient,
+        "Conv3DBackpropFilterV2": _filter_gradient,
+    }
+    for name, convert in converted.items():
+        rules.setdefault(name, lambda pfor_input, convert=convert: wrap(convert(pfor_input), True))
 
 
 def _convolution(pfor_input):

@@ -4,6 +4,12 @@ import tensorflow as tf
 
 from tfdp._compat.versions import borrowing
 
+with borrowing("the rules of tf.vectorized_map"):
+    from tensorflow.python.ops.parallel_for import pfor
+
+    RULES = pfor._pfor_converter_registry
+    wrap = pfor.wrap
+
 
 def created(pfor_input, inputs) -> list:
     """Returns the outputs of an operation like the one that is converted, with other inputs.
@@ -12,8 +18,6 @@ def created(pfor_input, inputs) -> list:
         pfor_input: the operation, as a rule receives it.
         inputs: tensors.
     """
-    with borrowing("rules for tf.vectorized_map"):
-        from tensorflow.python.ops.parallel_for import pfor
     dtypes = [output.dtype for output in pfor_input.outputs]
     return pfor._create_op(pfor_input.op_type, inputs, dtypes, pfor_input.op.node_def.attr).outputs
 
@@ -24,8 +28,6 @@ def looped(pfor_input) -> list:
     Args:
         pfor_input: the operation, as a rule receives it.
     """
-    with borrowing("rules for tf.vectorized_map"):
-        from tensorflow.python.ops.parallel_for.pfor import wrap
     given = [pfor_input.input(index) for index in range(pfor_input.num_inputs)]
 
     def one(rows):

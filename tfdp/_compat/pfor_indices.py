@@ -13,23 +13,17 @@ import functools
 
 import tensorflow as tf
 
-from tfdp._compat.versions import borrowing
+from tfdp._compat.pfor_conversion import wrap
 
 _INDICES = 1
 _REDUCTIONS = ("Max", "Min", "Prod", "Sum")
 
 
-@functools.cache
-def register() -> None:
-    """Wraps the rules of TensorFlow for these operations, once per process."""
-    with borrowing("the rules of tf.vectorized_map, for indices"):
-        from tensorflow.python.ops.parallel_for import pfor
-
-        rules = pfor._pfor_converter_registry
-        wrap = pfor.wrap
-        gather, gather_nd = rules["GatherV2"], rules["GatherNd"]
-        crossentropy = rules["SparseSoftmaxCrossEntropyWithLogits"]
-        reductions = {name: rules[f"UnsortedSegment{name}"] for name in _REDUCTIONS}
+def add_rules(rules: dict) -> None:
+    """Adds the rules of this module to `rules`, which has those of TensorFlow."""
+    gather, gather_nd = rules["GatherV2"], rules["GatherNd"]
+    crossentropy = rules["SparseSoftmaxCrossEntropyWithLogits"]
+    reductions = {name: rules[f"UnsortedSegment{name}"] for name in _REDUCTIONS}
 
     def replace_indices(pfor_input, good):
         indices = pfor_input.stacked_input(_INDICES)

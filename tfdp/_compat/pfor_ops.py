@@ -9,9 +9,8 @@ import functools
 
 import tensorflow as tf
 
-from tfdp._compat.pfor_conversion import created, looped
+from tfdp._compat.pfor_conversion import created, looped, wrap
 from tfdp._compat.pfor_indices import all_of_row, poisoned
-from tfdp._compat.versions import borrowing
 
 # For each operation the inputs with a batch axis. All other inputs are the same for all examples.
 _MERGED = {
@@ -40,16 +39,10 @@ _LOOPS = ("DenseBincount", "Range", "SparseCross", "SparseToDense")
 _LOOPS_IF_STACKED = {"StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3)}
 
 
-@functools.cache
-def register() -> None:
-    """Registers the rules once per process, except for operations that already have one."""
-    with borrowing("rules for tf.vectorized_map, for layers of images"):
-        from tensorflow.python.ops.parallel_for import pfor
-
-        rules = pfor._pfor_converter_registry
-        wrap = pfor.wrap
-        own = {name: rules[name] for name in (*_LOOPS_IF_STACKED, *_MERGED_IF_SHARED)}
-        own |= {name: rules[name] for name in _MERGED_INTO_SHAPE_IF_SHARED}
+def add_rules(rules: dict) -> None:
+    """Adds the rules of this module to `rules`, which has those of TensorFlow."""
+    replaced = (*_LOOPS_IF_STACKED, *_MERGED_IF_SHARED, *_MERGED_INTO_SHAPE_IF_SHARED)
+    own = {name: rules[name] for name in replaced}
 
     def merged(with_batch, pfor_input, into_shape=False):
         pfor_input.stack_inputs(with_batch)

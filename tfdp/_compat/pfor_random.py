@@ -9,19 +9,14 @@ independent for every example. So the rules below draw one tensor with a leading
 seed of the first example, at the price of one op. Any other seed may be part of the example. From it
 each example draws what it would draw alone, in a loop over the examples; otherwise the seed of one
 example would change the numbers of all others.
-
-The rules are registered through a TensorFlow module that is not public API; `register()` raises a clear
-error if a future TensorFlow moves that module.
 """
 
 import contextlib
 import contextvars
-import functools
 
 import tensorflow as tf
 
-from tfdp._compat.pfor_conversion import created, looped
-from tfdp._compat.versions import borrowing
+from tfdp._compat.pfor_conversion import created, looped, wrap
 
 # Operations with the inputs shape, key, counter, algorithm, and their parameters.
 _SAMPLERS = (
@@ -82,11 +77,8 @@ def _is_own(tensor) -> bool:
     return found
 
 
-@functools.cache
-def register() -> None:
-    """Registers the rules once per process, except for ops that already have a rule."""
-    with borrowing("rules for tf.vectorized_map, for random layers in the exact engine"):
-        from tensorflow.python.ops.parallel_for.pfor import RegisterPFor, wrap
+def add_rules(rules: dict) -> None:
+    """Adds the rules of this module for operations that have none; `rules` has those of TensorFlow."""
 
     def shared_or_own(pfor_input, index):
         return not pfor_input.input(index).is_stacked or _is_own(pfor_input.op.inputs[index])
@@ -121,10 +113,6 @@ def register() -> None:
             wrap(tf.broadcast_to(counter, tf.stack([rows, 2])), True),
         )
 
-    rules = dict.fromkeys(_SAMPLERS, convert_sampler)
-    rules["StatelessRandomGetKeyCounter"] = convert_key
-    for name, rule in rules.items():
-        try:
-            RegisterPFor(name)(rule)
-        except (KeyError, ValueError):  # this version of TensorFlow has a rule of its own
-            continue
+    for name in _SAMPLERS:
+        rules.setdefault(name, convert_sampler)
+    rules.setdefault("StatelessRandomGetKeyCounter", convert_key)

@@ -21,34 +21,60 @@ With oneDNN, a softmax of six axes ends with "could not create a primitive descr
 two axes of an example has as many, with that of the examples. This module merges all axes but the last.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfdp._compat import addition, pfor_conv3d, pfor_indices, pfor_ops
+from tfdp._compat import addition, pfor_conv3d, pfor_indices, pfor_ops, pfor_random
 from tfdp._compat.kernel_gradients import kernel_gradients
 from tfdp._compat.patches import Window
-from tfdp._compat.pfor_conversion import looped
+from tfdp._compat.pfor_conversion import RULES, looped, wrap
 from tfdp._compat.versions import borrowing
 
 
-@functools.cache
-def register() -> None:
-    """Replaces TensorFlow's own rules for these ops, once per process, and adds those that it lacks."""
-    addition.register()
-    pfor_ops.register()
-    pfor_conv3d.register()
-    pfor_indices.register()
-    with borrowing("the rules of tf.vectorized_map"):
-        from tensorflow.python.ops.parallel_for import pfor
+@contextlib.contextmanager
+def repaired() -> Iterator[None]:
+    """Context for tracing rows alone: tfdp's rules of `tf.vectorized_map`, and the corrected addition.
 
-        rules = pfor._pfor_converter_registry
-        product_rule = rules["BatchMatMulV2"]
-        plain_rule = rules["MatMul"]
-        filter_rule = rules["Conv2DBackpropFilter"]
-        depthwise_rule = rules["DepthwiseConv2dNativeBackpropFilter"]
-        bias_rule = rules["BiasAdd"]
-        squeeze_rule = rules["Squeeze"]
+    Outside of it, TensorFlow and Keras are as they are.
+    """
+    ours = _rules()
+    before = {name: RULES.get(name) for name in ours}
+    RULES.update(ours)
+    try:
+        with addition.corrected():
+            yield
+    finally:
+        RULES.update(before)
+        for name in [name for name, rule in before.items() if rule is None]:
+            del RULES[name]
+
+
+@functools.cache
+def _rules() -> dict:
+    """tfdp's rules by operation: those that TensorFlow lacks, and those that replace its own."""
+    rules = dict(RULES)
+    with borrowing("the rules of tf.vectorized_map"):
+        for add_rules in (
+            pfor_random.add_rules,
+            pfor_ops.add_rules,
+            pfor_conv3d.add_rules,
+            pfor_indices.add_rules,
+            _add_rules,
+        ):
+            add_rules(rules)
+    return {name: rule for name, rule in rules.items() if RULES.get(name) is not rule}
+
+
+def _add_rules(rules):
+    product_rule = rules["BatchMatMulV2"]
+    plain_rule = rules["MatMul"]
+    filter_rule = rules["Conv2DBackpropFilter"]
+    depthwise_rule = rules["DepthwiseConv2dNativeBackpropFilter"]
+    bias_rule = rules["BiasAdd"]
+    squeeze_rule = rules["Squeeze"]
 
     def convert_product(pfor_input):
         stacked, shared = pfor_input.input(0), pfor_input.input(1)
@@ -67,14 +93,14 @@ def register() -> None:
             stacked = tf.linalg.adjoint(stacked)
         if pfor_input.get_attr("adj_y"):
             matrix = tf.linalg.adjoint(matrix)
-        return pfor.wrap(tf.ensure_shape(*_product(stacked, matrix)), True)
+        return wrap(tf.ensure_shape(*_product(stacked, matrix)), True)
 
     def convert_plain_product(pfor_input):
         stacked, shared = pfor_input.input(0), pfor_input.input(1)
         if shared.is_stacked or not stacked.is_stacked or pfor_input.get_attr("transpose_a"):
             return plain_rule(pfor_input)
         matrix = tf.transpose(shared.t) if pfor_input.get_attr("transpose_b") else shared.t
-        return pfor.wrap(tf.ensure_shape(*_product(stacked.t, matrix)), True)
+        return wrap(tf.ensure_shape(*_product(stacked.t, matrix)), True)
 
     def convert_filter_gradient(pfor_input):
         inputs = pfor_input.input(0)
@@ -85,7 +111,7 @@ def register() -> None:
                 return filter_rule(pfor_input)
         pfor_input.stack_inputs([0, 2])
         found = _filter_gradients(pfor_input)
-        return looped(pfor_input) if found is None else pfor.wrap(found, True)
+        return looped(pfor_input) if found is None else wrap(found, True)
 
     def convert_depthwise_gradient(pfor_input):
         pfor_input.stack_inputs(stack_indices=[0, 2])
@@ -98,18 +124,18 @@ def register() -> None:
         rank = pfor_input.op.inputs[0].shape.rank
         ones = [1] * (rank - 2)
         shape = tf.concat([tf.shape(bias.t)[:1], [1], tf.shape(bias.t)[1:], ones], axis=0)
-        return pfor.wrap(values.t + tf.reshape(bias.t, shape), True)
+        return wrap(values.t + tf.reshape(bias.t, shape), True)
 
     def convert_bias_gradient(pfor_input):
         gradient = pfor_input.stacked_input(0)
         channels = 2 if pfor_input.get_attr("data_format") == b"NCHW" else gradient.shape.rank - 1
         summed = [axis for axis in range(1, gradient.shape.rank) if axis != channels]
-        return pfor.wrap(tf.reduce_sum(gradient, axis=summed), True)
+        return wrap(tf.reduce_sum(gradient, axis=summed), True)
 
     def convert_softmax(op, pfor_input):
         values = pfor_input.stacked_input(0)
         flat = tf.reshape(values, tf.stack([-1, tf.shape(values)[-1]]))
-        return pfor.wrap(tf.reshape(op(flat), tf.shape(values)), True)
+        return wrap(tf.reshape(op(flat), tf.shape(values)), True)
 
     def convert_squeeze(pfor_input):
         # Without named axes, TensorFlow's rule would also remove the axis of the rows if there is one.
@@ -118,11 +144,11 @@ def register() -> None:
             return squeeze_rule(pfor_input)
         axes = [place + 1 for place, length in enumerate(shape) if length == 1]
         values = pfor_input.stacked_input(0)
-        return pfor.wrap(tf.squeeze(values, axes) if axes else values, True)
+        return wrap(tf.squeeze(values, axes) if axes else values, True)
 
     def convert_identity(pfor_input):
         value = pfor_input.input(0)
-        return pfor.wrap(value.t, value.is_stacked)
+        return wrap(value.t, value.is_stacked)
 
     rules["BatchMatMulV2"] = convert_product
     rules["MatMul"] = convert_plain_product
@@ -177,7 +203,6 @@ def batch_of_one(tree):
     with no other axis stays unknown, because layers of Keras would take an axis of length one for one
     of features.
     """
-    register()
 
     def grown(leaf):
         if leaf.shape.rank:

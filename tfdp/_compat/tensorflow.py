@@ -8,7 +8,7 @@ import re
 
 import tensorflow as tf
 
-from tfdp._compat.versions import borrowed, borrowing
+from tfdp._compat.versions import borrowing
 
 with borrowing("a name of tensorflow.python"):
     from tensorflow.python.framework import op_def_registry
@@ -56,7 +56,7 @@ def dataset_of(iterator):
 
 def datasets_of_replicas(iterator: tf.distribute.DistributedIterator) -> list:
     """For each worker of a strategy the dataset that it iterates over, or None (`_iterators`)."""
-    return [dataset_of(part) for part in borrowed(iterator, "_iterators")]
+    return [dataset_of(part) for part in iterator._iterators]
 
 
 def dataset_before(dataset):
@@ -84,7 +84,7 @@ def concrete_function(function, *specs):
     `get_concrete_function` never takes apart the reference cycles of the graph
     (`_get_concrete_function_garbage_collected`).
     """
-    return borrowed(function, "_get_concrete_function_garbage_collected")(*specs)
+    return function._get_concrete_function_garbage_collected(*specs)
 
 
 def captured(graph: tf.Graph) -> list:

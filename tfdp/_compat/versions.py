@@ -1,13 +1,12 @@
 """The versions of Keras and TensorFlow that tfdp is tested with, and the treatment of others.
 
 The names that tfdp borrows are not public, so any version may change them. A version below the first
-tested one is refused. A version beyond the last tested one causes a warning, since a borrowed name
-may have changed its meaning. If a borrowed name is missing, an ImportError says so.
+tested one is refused. A version beyond the last tested one causes one warning, since a borrowed name
+may have changed its meaning.
 """
 
 import contextlib
 import re
-import sys
 import warnings
 
 # For each package: (its title, the first tested version, the first version after the tested ones).
@@ -16,7 +15,6 @@ TESTED = {
     "keras": ("Keras", (3, 12), (3, 16)),
     "tensorflow": ("TensorFlow", (2, 18), (2, 22)),
 }
-_MISSING = object()
 
 
 def supported() -> str:
@@ -35,28 +33,32 @@ def pins() -> str:
     )
 
 
-def check(package: str, version: str) -> None:
-    """Refuses a version that is too old, and warns of a version that is newer than the tested ones.
+def check(found: dict[str, str]) -> None:
+    """Refuses versions that are too old, and warns once of those that are newer than the tested ones.
 
     Args:
-        package: a key of `TESTED`.
-        version: the `__version__` of the package.
+        found: the `__version__` of each package in `TESTED`.
 
     Raises:
-        ImportError: the version is below the first tested one.
+        ImportError: a version is below the first tested one.
     """
-    title, first, beyond = TESTED[package]
-    found = tuple(map(int, re.findall(r"\d+", version)[:2]))
-    if not found >= first:
+    older, newer = [], []
+    for package, version in found.items():
+        title, first, beyond = TESTED[package]
+        number = tuple(map(int, re.findall(r"\d+", version)[:2]))
+        if not number >= first:
+            older.append(f"{title} {version}")
+        elif not number < beyond:
+            newer.append(f"{title} {version}")
+    if older:
         raise ImportError(
-            f"tfdp does not work with this {title}. Expected {supported()}. Found {title} {version}. "
-            f"Install a tested version: pip install {pins()}"
+            f"tfdp does not work with {' and '.join(older)}. Expected {supported()}. Install tested "
+            f"versions: pip install {pins()}"
         )
-    if not found < beyond:
+    if newer:
         warnings.warn(
-            f"tfdp borrows parts of {title} that are not public, and was never tested with this "
-            f"version of it. Expected {supported()}. Found {title} {version}. Install a tested "
-            f"version: pip install {pins()}",
+            f"tfdp uses parts of Keras and TensorFlow that are not public, and was not tested with "
+            f"{' and '.join(newer)}, but with {supported()}.",
             stacklevel=2,
         )
 
@@ -74,27 +76,7 @@ def borrowing(what: str):
     try:
         yield
     except (ImportError, AttributeError, KeyError) as error:
-        raise ImportError(_gone(f"{what} ({error})")) from error
-
-
-def borrowed(owner, name: str):
-    """Returns the non-public attribute `name` of `owner`.
-
-    Raises:
-        ImportError: the attribute is missing; the message says which versions are supported.
-    """
-    value = getattr(owner, name, _MISSING)
-    if value is _MISSING:
-        raise ImportError(_gone(f"the attribute {name} of {type(owner).__name__}"))
-    return value
-
-
-def _gone(what):
-    found = " and ".join(
-        f"{title} {getattr(sys.modules.get(package), '__version__', '(not imported)')}"
-        for package, (title, *_) in TESTED.items()
-    )
-    return (
-        f"tfdp borrows {what}, which is not public and not as expected in this version. Expected "
-        f"{supported()}. Found {found}. Install a tested version: pip install {pins()}"
-    )
+        raise ImportError(
+            f"tfdp borrows {what} ({error}), which is not as expected in this version. Install a "
+            f"tested version: pip install {pins()}"
+        ) from error

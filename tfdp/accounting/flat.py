@@ -1,4 +1,4 @@
-"""Flat keywords: distributes them over the parts of a run, and reads the records of tfdp 0.1.0.
+"""Flat keywords: distributes them over the parts of a run.
 
 Every keyword goes to the part whose class has a field of that name. A keyword that no part takes
 raises, unless its value is None or a default, or the mechanism lists the keyword in `ignored`.
@@ -10,16 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tfdp._validate import refuse_unknown
-from tfdp.accounting import encoding, records, strategies
+from tfdp.accounting import records
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class, mechanism_names
 from tfdp.accounting.sampling import Sampling, sampling_class, sampling_names
-
-# The name of `insecure_seed` in tfdp 0.1.0.
-SEEDED = "seeded"
-# Fields that tfdp 0.1.0 wrote for every mechanism, but used for the dynamics of SI-DPSGD only.
-_UNUSED_IN_0_1_0 = ("learning_rates", "noise_learning_rates", "momentum", "nesterov", "optimizer")
 
 _BY_NAME: dict[str, Callable[[str], type]] = {
     "mechanism": mechanism_class,
@@ -34,7 +29,6 @@ _OWN = (
     "epochs",
     "start",
     "insecure_seed",
-    SEEDED,
 )
 # Names that other libraries use for the same numbers.
 _ELSEWHERE = {
@@ -197,33 +191,3 @@ def _defaults(name: str) -> Iterable[Any]:
         for field in dataclasses.fields(kind):
             if field.name == name:
                 yield None if field.default is dataclasses.MISSING else field.default
-
-
-def read_0_1_0(kind: type, fields: dict[str, Any]) -> Any:
-    """Reads the flat description of a run that tfdp 0.1.0 wrote.
-
-    Args:
-      kind: The class `Run`, which cannot be imported here because its module imports this one.
-      fields: Description as `Run.to_dict` of tfdp 0.1.0 returned it.
-
-    Raises:
-      ValueError: If a field is unknown, missing, or of another mechanism.
-    """
-    readers = {
-        "encoding": encoding.Encoding.from_dict,
-        "strategy": strategies.Strategy.from_dict,
-    }
-    read = {
-        name: readers.get(name, records.from_run_lengths)(value)
-        if isinstance(value, dict)
-        else value
-        for name, value in fields.items()
-    }
-    has = records.field_names(mechanism_class(read.get("mechanism")))
-    for name in _UNUSED_IN_0_1_0:
-        if name not in has:
-            read.pop(name, None)
-    try:
-        return kind(**read)
-    except TypeError as error:
-        raise ValueError(f"Expected the fields of a Run: {error}") from error

@@ -277,7 +277,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Reads the text that `to_json` wrote; also reads that of tfdp 0.1.0, without a checksum.
+        """Reads the text that `to_json` wrote.
 
         Raises:
           LedgerError: If the text is not a ledger, or was edited or damaged. An unreadable ledger
@@ -287,16 +287,11 @@ class Ledger:
         try:
             content = json.loads(text)
             version = content.pop("version")
-            if version not in (1, _VERSION):
+            if version != _VERSION:
                 raise ValueError(f"unknown version {version!r}")
-            if version == _VERSION:
-                _check_sum(content, content.pop("sha256"))
-                ledger._budgets = tuple(PrivacyBudget(**each) for each in content["budgets"])
-            elif sorted(content) != ["runs"]:
-                raise ValueError(f"fields of a later version in one of version 1: {list(content)}")
+            _check_sum(content, content.pop("sha256"))
+            ledger._budgets = tuple(PrivacyBudget(**each) for each in content["budgets"])
             for run_id, fields in content["runs"].items():
-                if ("version" in fields) != (version == _VERSION):
-                    raise ValueError("runs of another version than the ledger's")
                 ledger._entries[run_id] = Run.from_dict(fields)
         except LedgerError:
             raise

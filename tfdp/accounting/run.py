@@ -85,7 +85,6 @@ class Run:
         taken: int | None = None,
         **fields: Any,
     ):
-        insecure_seed = fields.pop(flat.SEEDED, insecure_seed)
         parts = {"mechanism": mechanism, "sampling": sampling, "contribution": contribution}
         parts = flat.parts_of(parts, fields)
         own = {
@@ -162,8 +161,6 @@ class Run:
         replaced by giving a name, the new part takes over the fields that both classes have; fields of
         the old class only are dropped.
         """
-        if flat.SEEDED in changes:
-            changes["insecure_seed"] = changes.pop(flat.SEEDED)
         other_steps = "steps" in changes or "epochs" in changes
         own = {
             name: changes.pop(name, getattr(self, name))
@@ -211,15 +208,13 @@ class Run:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Run":
-        """Inverse of `to_dict`; also reads the flat description that tfdp 0.1.0 wrote.
+        """Inverse of `to_dict`.
 
         Raises:
           ValueError: If a field is unknown or missing, or the version is unknown.
         """
-        if "version" not in fields:
-            return flat.read_0_1_0(cls, fields)
         fields = copy.copy(fields)
-        version = fields.pop("version")
+        version = fields.pop("version", None)
         if version != _VERSION:
             raise ValueError(
                 f"Expected the description of a Run of version {_VERSION}. Received version "

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tfdp._interruptions import SIGNALS, leave_closed_terminal
+from tfdp._interruptions import SIGNALS
 
 # The exit statuses of a shell for a process that such a signal has ended.
 INTERRUPTED = 128 + signal.SIGINT
@@ -51,8 +51,6 @@ def guarded(command: Callable[[], object], name: str = "train.py") -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for a job in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
-        signal.signal(signal.SIGHUP, _terminate)
     status = 0
     try:
         try:
@@ -89,8 +87,6 @@ def _is_not_about_tracing(record: logging.LogRecord) -> bool:
 
 
 def _terminate(number, frame):
-    if number == signal.SIGHUP:
-        leave_closed_terminal()
     raise Terminated(number)
 
 

@@ -103,7 +103,6 @@ def check_model(
     y = y[0] if tf.is_tensor(outputs) else y
     model.compile("sgd", loss=keras.tree.map_structure(lambda _: _linear, y))
 
-    pfor_repairs.register()
     forward = Forward(model)
     weight = tf.ones([rows]) if sample_weight is None else tf.constant(sample_weight, tf.float32)
     if bound is None:
@@ -231,7 +230,7 @@ def loop_bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size
     for row in range(sample_weight.shape[0]):
         x_i, y_i = tf.nest.map_structure(lambda leaf, i=row: leaf[i], (x, y))
         x_i, y_i = pfor_repairs.batch_of_one((x_i, y_i))
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with pfor_repairs.repaired(), tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             y_pred, scope, state = forward.outputs(values, forward.state(chunk), x_i)
             losses.append(forward.loss(scope, x_i, y_i, y_pred))

@@ -25,8 +25,6 @@ def vectorized_map(model, function: Callable, rows):
         NotImplementedError: TensorFlow cannot vectorize an operation. What `function` itself raises is
             passed on.
     """
-    pfor_random.register()
-    pfor_repairs.register()
     raised = []
 
     def noticed(row):
@@ -37,7 +35,7 @@ def vectorized_map(model, function: Callable, rows):
             raise
 
     try:
-        with pfor_random.marking_own_seeds():
+        with pfor_repairs.repaired(), pfor_random.marking_own_seeds():
             return tf.vectorized_map(noticed, rows, fallback_to_while_loop=False)
     except Exception as error:
         if raised:  # under XLA, TensorFlow wraps it in an error of its own

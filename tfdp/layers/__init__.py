@@ -12,7 +12,6 @@ from tfdp.layers.noisy import NoisyConv1D as NoisyConv1D
 from tfdp.layers.noisy import NoisyConv2D as NoisyConv2D
 from tfdp.layers.noisy import NoisyConv3D as NoisyConv3D
 from tfdp.layers.noisy import NoisyDense as NoisyDense
-from tfdp.layers.noisy_lstm import NoisyLSTM as NoisyLSTM
 from tfdp.layers.noisy_weights import NoisyWeights as NoisyWeights
 from tfdp.layers.normalized_lstm import NormalizedLSTM as NormalizedLSTM
 from tfdp.layers.normalized_lstm import NormalizedLSTMCell as NormalizedLSTMCell

@@ -15,9 +15,8 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import layers_of
-from tfdp._validate import finite, flag, one_of, whole
+from tfdp._validate import finite, flag, whole
 
-RESAMPLE = ("call", "manual")
 _WORD = 2**32
 
 
@@ -51,17 +50,14 @@ class _WeightNoise:
         self,
         *args,
         noise_stddev,
-        resample="call",
         noise_at_inference=True,
         seed=None,
         **kwargs,
     ):
         noise_stddev = finite("noise_stddev", noise_stddev, 0)
-        one_of("resample", resample, RESAMPLE)
         seed = whole("seed", seed, 0, _WORD - 1, optional=True)
         super().__init__(*args, **kwargs)
         self.noise_stddev = noise_stddev
-        self.resample = resample
         self.noise_at_inference = flag("noise_at_inference", noise_at_inference)
         self.seed = seed
 
@@ -79,7 +75,7 @@ class _WeightNoise:
         )
 
     def advance_noise(self):
-        """Moves on to the next draw; with `resample="manual"`, the caller does this once per lot."""
+        """Moves on to the next draw, as every call with `training=True` does."""
         self.weight_noise_state.assign(self.weight_noise_state + tf.constant([0, 1], tf.uint32))
 
     def draw_noise(self, shape) -> tf.Tensor:
@@ -97,7 +93,7 @@ class _WeightNoise:
             return kernel
         noise = self.draw_noise(kernel.shape)
         drawn = kernel + tf.cast(noise, kernel.dtype)
-        if training and self.resample == "call":
+        if training:
             self.advance_noise()
         return drawn
 
@@ -113,7 +109,6 @@ class _WeightNoise:
         return {
             **super().get_config(),
             "noise_stddev": self.noise_stddev,
-            "resample": self.resample,
             "noise_at_inference": self.noise_at_inference,
             "seed": self.seed,
         }
@@ -126,8 +121,6 @@ _ARGUMENTS = """
         *args: as for the Keras layer.
         noise_stddev: sigma, the standard deviation of the noise on every weight of the kernel, in
             units of the weights; at least 0.
-        resample: "call", where every call with `training=True` uses the current draw and then moves
-            on to the next; "manual", where only `advance_noise()` does.
         noise_at_inference: whether the noise stays at inference, as in the paper's experiments
             (default), or the mean is used. The noise of inference is frozen: it is that of the
             current state, which is saved with the weights, until training goes on.
@@ -135,8 +128,7 @@ _ARGUMENTS = """
         **kwargs: as for the Keras layer.
 
     Raises:
-        ValueError: for a negative, infinite or NaN `noise_stddev`, an unknown `resample`, a bad
-            `seed`.
+        ValueError: for a negative, infinite or NaN `noise_stddev`, a bad `seed`.
 """
 
 

@@ -26,12 +26,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.float32_products import weighted_sum
-from tfdp._validate import flag, one_of, positive
+from tfdp._validate import one_of, positive
+from tfdp.layers.feature_normalization import FeatureNormalization
 from tfdp.layers.lot_statistics import rows_present
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class PrivateBatchNormalization(keras.layers.Layer):
+class PrivateBatchNormalization(FeatureNormalization):
     """Normalizes each feature with running statistics that private training learns, with noise.
 
     With statistics="running", the layer normalizes in the same way in training and in testing: by the
@@ -95,36 +96,17 @@ class PrivateBatchNormalization(keras.layers.Layer):
         scale=True,
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        if isinstance(axis, bool) or not (isinstance(axis, int) and axis != 0):
-            raise ValueError(
-                "Invalid value received for argument `axis`. Expected one axis other than 0, the "
-                f"examples. Received: {axis!r}"
-            )
-        self.supports_masking = True  # so that Keras calls `compute_mask`, which refuses masks
-        self.axis = axis
+        super().__init__(axis, epsilon, center, scale, **kwargs)
         self.truncation = positive("truncation", truncation)
         self.share = positive("share", share)
         self.rate = positive("rate", rate)
         self.statistics = one_of("statistics", statistics, ("running", "batch"))
         self.floor = positive("floor", floor)
-        self.epsilon = positive("epsilon", epsilon)
-        self.center = flag("center", center)
-        self.scale = flag("scale", scale)
 
     def build(self, input_shape):
-        if not self.axis % len(input_shape):
-            raise ValueError(
-                f"Layer '{self.name}' normalizes along axis {self.axis}, which is that of the "
-                f"examples. Expected another axis of inputs of shape {tuple(input_shape)}."
-            )
+        super().build(input_shape)
         self._rank = len(input_shape)
         shape = (input_shape[self.axis],)
-        self.gamma = self.beta = None
-        if self.scale:
-            self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
-        if self.center:
-            self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
         # The noise of a step is the same on all weights. So these are in units in which it suits them.
         self.mean_weight = self.add_weight(
             name="mean_weight", shape=shape, dtype="float32", initializer="zeros", autocast=False
@@ -152,16 +134,6 @@ class PrivateBatchNormalization(keras.layers.Layer):
         """The running variance of each feature, float32 [features]; noise may make it negative."""
         return self.units[1] * tf.convert_to_tensor(self.variance_weight)
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
-    def compute_mask(self, inputs, previous_mask=None):
-        if previous_mask is not None:
-            raise ValueError(
-                f"Layer '{self.name}' (PrivateBatchNormalization) received a mask, and would count "
-                "masked positions. Expected inputs without a mask; use LayerNormalization."
-            )
-
     @property
     def uses_lot_statistics(self) -> bool:
         """Whether an example changes what becomes of the others of its lot in training."""
@@ -171,15 +143,10 @@ class PrivateBatchNormalization(keras.layers.Layer):
         x = tf.cast(inputs, tf.float32)
         fresh = training and self.uses_lot_statistics
         outputs = self._normalized_by_lot(x) if fresh else self._normalized(x)
-        shape = self._broadcast(x.shape.rank)
-        if self.gamma is not None:
-            outputs *= tf.reshape(tf.cast(self.gamma, tf.float32), shape)
-        if self.beta is not None:
-            outputs += tf.reshape(tf.cast(self.beta, tf.float32), shape)
-        return tf.cast(outputs, inputs.dtype)
+        return tf.cast(self.scaled(outputs), inputs.dtype)
 
     def _normalized(self, x):
-        shape = self._broadcast(x.shape.rank)
+        shape = self.broadcast(x.shape.rank)
 
         @tf.custom_gradient
         def normalize(x, mean_weight, variance_weight):
@@ -203,8 +170,7 @@ class PrivateBatchNormalization(keras.layers.Layer):
         present = rows_present(tf.shape(x)[0])
         share = present / tf.reduce_sum(present)
         weights = tf.reshape(share, [-1] + [1] * (x.shape.rank - 1))
-        features = self.axis % x.shape.rank
-        positions = [axis for axis in range(1, x.shape.rank) if axis != features]
+        positions = self.positions(x.shape.rank)
 
         def mean_of(values):
             values = tf.reduce_sum(weights * values, axis=0, keepdims=True)
@@ -246,9 +212,8 @@ class PrivateBatchNormalization(keras.layers.Layer):
         # Noise may carry the mean out of the range of what it is the mean of, and squared deviations
         # from there would have no bound.
         center = tf.clip_by_value(mean, -limit, limit)
-        squares = tf.square(truncated - tf.reshape(center, self._broadcast(x.shape.rank)))
-        features = self.axis % x.shape.rank
-        positions = [axis for axis in range(1, x.shape.rank) if axis != features]
+        squares = tf.square(truncated - tf.reshape(center, self.broadcast(x.shape.rank)))
+        positions = self.positions(x.shape.rank)
         if positions:
             truncated = tf.reduce_mean(truncated, positions)
             squares = tf.reduce_mean(squares, positions)
@@ -256,11 +221,6 @@ class PrivateBatchNormalization(keras.layers.Layer):
             self.share / limit * (mean - truncated),
             self.share / limit**2 * (variance - squares),
         ]
-
-    def _broadcast(self, rank):
-        shape = [1] * rank
-        shape[self.axis] = -1
-        return shape
 
     def frozen(self) -> keras.layers.BatchNormalization:
         """Returns Keras' BatchNormalization that gives the same outputs, with `trainable=False`.
@@ -309,15 +269,5 @@ class PrivateBatchNormalization(keras.layers.Layer):
                 weight.assign(weight * (old / new))
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "axis": self.axis,
-            "truncation": self.truncation,
-            "share": self.share,
-            "rate": self.rate,
-            "statistics": self.statistics,
-            "floor": self.floor,
-            "epsilon": self.epsilon,
-            "center": self.center,
-            "scale": self.scale,
-        }
+        names = ("truncation", "share", "rate", "statistics", "floor")
+        return super().get_config() | {name: getattr(self, name) for name in names}

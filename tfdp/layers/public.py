@@ -20,11 +20,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import in_stateless_scope, layers_of
-from tfdp._validate import flag, one_of, positive
+from tfdp._validate import one_of
+from tfdp.layers.feature_normalization import FeatureNormalization
 from tfdp.layers.lot_statistics import rows_present
 
 STATISTICS = ("example", "batch")
-GRADIENTS = ("local", "stopped", "exact")
 
 
 @dataclasses.dataclass
@@ -61,7 +61,6 @@ class _Pass:
         kind: "public" takes moments over all rows and notes them; "private" mixes the noted moments
             with those of each row; "union" takes moments over the rows that are present.
         moments: a `PublicMoments` for each call of a normalization layer, in order.
-        gradient: one of `GRADIENTS`; used by "public" only.
         count: M; used by "private" only.
         present: float32 [rows], 1 for the rows that count; used by "union" only.
         used: number of `moments` that a "private" pass has read.
@@ -69,7 +68,6 @@ class _Pass:
 
     kind: str
     moments: list[PublicMoments] = dataclasses.field(default_factory=list)
-    gradient: str = "stopped"
     count: int = 0
     present: tf.Tensor | None = None
     used: int = 0
@@ -93,7 +91,7 @@ def in_public_pass() -> bool:
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class PublicBatchNormalization(keras.layers.Layer):
+class PublicBatchNormalization(FeatureNormalization):
     """Normalizes each feature with the statistics of public examples and of the example itself.
 
     The layer works inside the network of a `PublicExamples` layer, which holds the examples. As in
@@ -121,53 +119,14 @@ class PublicBatchNormalization(keras.layers.Layer):
     """
 
     def __init__(self, axis=-1, epsilon=1e-5, center=True, scale=True, **kwargs):
-        super().__init__(**kwargs)
-        if isinstance(axis, bool) or not (isinstance(axis, int) and axis != 0):
-            raise ValueError(
-                "Invalid value received for argument `axis`. Expected one axis other than 0, the "
-                f"examples. Received: {axis!r}"
-            )
-        epsilon = positive("epsilon", epsilon)
-        self.supports_masking = True  # so that Keras calls `compute_mask`, which refuses masks
-        self.axis = axis
-        self.epsilon = epsilon
-        self.center = flag("center", center)
-        self.scale = flag("scale", scale)
-
-    def build(self, input_shape):
-        if not self.axis % len(input_shape):
-            raise ValueError(
-                f"Layer '{self.name}' normalizes along axis {self.axis}, which is that of the "
-                f"examples. Expected another axis of inputs of shape {tuple(input_shape)}."
-            )
-        shape = (input_shape[self.axis],)
-        self.gamma = self.beta = None
-        if self.scale:
-            self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
-        if self.center:
-            self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
-    def compute_mask(self, inputs, previous_mask=None):
-        if previous_mask is not None:
-            raise ValueError(
-                f"Layer '{self.name}' (PublicBatchNormalization) received a mask, and would count "
-                "masked positions. Expected inputs without a mask; use LayerNormalization."
-            )
+        super().__init__(axis, epsilon, center, scale, **kwargs)
 
     def call(self, inputs):
         x = tf.cast(inputs, tf.float32)
         mean, variance = self._moments(inputs, x)
         outputs = (x - mean) * tf.math.rsqrt(variance + self.epsilon)
-        shape = [1] * x.shape.rank
-        shape[self.axis] = -1
-        if self.gamma is not None:
-            outputs *= tf.reshape(tf.cast(self.gamma, tf.float32), shape)
-        if self.beta is not None:
-            outputs += tf.reshape(tf.cast(self.beta, tf.float32), shape)
-        if _passes[-1].kind == "public" and _passes[-1].gradient == "local":
+        outputs = self.scaled(outputs)
+        if _passes[-1].kind == "public":
             # Later layers then take the public activations up to here as constants.
             outputs = tf.stop_gradient(outputs)
         return tf.cast(outputs, inputs.dtype)
@@ -181,8 +140,7 @@ class PublicBatchNormalization(keras.layers.Layer):
                 "tfdp.fix(model, public_data=examples) builds that."
             )
         one = _passes[-1]
-        features = self.axis % x.shape.rank
-        positions = [axis for axis in range(1, x.shape.rank) if axis != features]
+        positions = self.positions(x.shape.rank)
         if one.kind == "union":
             # Rows that are absent may hold any values, including NaN.
             rows = tf.reshape(one.present, [-1] + [1] * (x.shape.rank - 1))
@@ -204,15 +162,6 @@ class PublicBatchNormalization(keras.layers.Layer):
             )
         mean, variance = left.of_rows(tf.shape(x)[0])
         return _mixed(mean, variance, *_own_moments(x, positions), 1.0 / (one.count + 1))
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "axis": self.axis,
-            "epsilon": self.epsilon,
-            "center": self.center,
-            "scale": self.scale,
-        }
 
 
 def _mean(x, axes):
@@ -243,14 +192,10 @@ class PublicExamples(keras.layers.Layer):
 
     The examples are weights of this layer (not trainable), so that every saved model contains them.
 
-    The moments of the public examples depend on the weights. With statistics="example", `gradient`
-    decides how the gradient flows through these moments: "local" differentiates the moments of each
-    normalization with respect to the weights since the normalization before it, whose outputs count as
-    constants; "stopped" takes all moments as constants; "exact" differentiates through everything, with
-    the exact engine only, at the cost of a backward pass through M rows for every example. With each
-    choice, the gradient of an example depends on that example, the weights and public data alone.
-    (docs/decisions/public_batch_normalization.md has accuracies.) The public examples run in inference
-    mode, so without dropout.
+    The moments of the public examples depend on the weights. With statistics="example", the gradient
+    flows through the moments of each normalization to the weights since the normalization before it,
+    whose outputs count as constants. So the gradient of an example depends on that example, the weights
+    and public data alone. The public examples run in inference mode, so without dropout.
 
     With statistics="batch", training follows the papers: the statistics are taken over the whole lot
     and the public examples together. One example then changes the gradients of all others, and the
@@ -264,7 +209,6 @@ class PublicExamples(keras.layers.Layer):
             choice and their preprocessing must not depend on the private data. With None, the layer
             holds no examples yet and refuses to run until weights are loaded into it.
         statistics: "example" or "batch".
-        gradient: "local", "stopped" or "exact".
         example_specs: dtypes and shapes of the examples with `examples=None`; from `get_config`.
         **kwargs: as for any Keras layer.
 
@@ -292,13 +236,11 @@ class PublicExamples(keras.layers.Layer):
         network,
         examples=None,
         statistics="example",
-        gradient="local",
         *,
         example_specs=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        one_of("gradient", gradient, GRADIENTS)
         one_of("statistics", statistics, STATISTICS)
         if not isinstance(network, keras.Model) or not network.built:
             raise ValueError(
@@ -312,7 +254,6 @@ class PublicExamples(keras.layers.Layer):
             )
         self.network = network
         self.statistics = statistics
-        self.gradient = gradient
         if examples is not None:
             examples = keras.tree.map_structure(_as_examples, examples)
             example_specs = keras.tree.map_structure(_spec_of, examples)
@@ -398,12 +339,8 @@ class PublicExamples(keras.layers.Layer):
         Returns:
             One `PublicMoments` for each call of a normalization layer, in order.
         """
-        with _pushed(_passes, _Pass("public", gradient=self.gradient)) as public:
+        with _pushed(_passes, _Pass("public")) as public:
             self.network(rows, training=False)
-        if self.gradient == "stopped":
-            for left in public.moments:
-                left.mean = tf.stop_gradient(left.mean)
-                left.variance = tf.stop_gradient(left.variance)
         return public.moments
 
     def public_outputs(self):
@@ -418,7 +355,7 @@ class PublicExamples(keras.layers.Layer):
             RuntimeError: the layer holds no public examples.
         """
         self._require_examples()
-        with _pushed(_passes, _Pass("public", gradient=self.gradient)):
+        with _pushed(_passes, _Pass("public")):
             outputs = self.network(self.examples, training=False)
         return keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
 
@@ -466,7 +403,6 @@ class PublicExamples(keras.layers.Layer):
             "network": keras.saving.serialize_keras_object(self.network),
             "examples": None,
             "statistics": self.statistics,
-            "gradient": self.gradient,
             "example_specs": self._specs,
         }
 

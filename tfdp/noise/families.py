@@ -7,7 +7,6 @@ the noise that is drawn is the noise that is accounted. The scale need not be th
 import dataclasses
 import math
 
-import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import one_of, positive
@@ -99,11 +98,6 @@ class NoiseFamily:
             return scale * math.sqrt(nu / (nu - 2.0))
         factors = {"laplace": math.sqrt(2.0), "sech": math.pi / 2, "variance_gamma": 2.0}
         return scale * factors.get(self.name, 1.0)
-
-    def log_density(self, x: np.ndarray, scale: float = 1.0) -> np.ndarray:
-        """Log density of the noise at the given scale (NumPy, float64)."""
-        points = np.asarray(x, float) / scale
-        return table.log_density(self.name, points, self.degrees_of_freedom) - math.log(scale)
 
     def cumulative(self, x: tf.Tensor) -> tf.Tensor:
         """Distribution function at scale 1, in the dtype of `x`."""

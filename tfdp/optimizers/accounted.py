@@ -50,19 +50,18 @@ class SavedRun:
     fingerprint: str | None = None
 
 
-def check_same_run(run: Run, fields: dict, reason: str) -> None:
+def check_same_run(run: Run, fields: dict) -> None:
     """Raises ValueError if further steps are not accounted as the steps of a run were.
 
     Args:
         run: the description of the run that is to go on.
         fields: the fields of `accounting.Run` of the further steps.
-        reason: the beginning of the message.
     """
     expected, found = _flat(run), _flat(Run(steps=run.steps, **_tables(run, fields), **fields))
     other = sorted(k for k in {*expected, *found} if expected.get(k) != found.get(k))
     if other:
         raise ValueError(
-            f"{reason} Expected { {k: expected.get(k) for k in other} }. Found "
+            f"Expected the settings of the saved run, { {k: expected.get(k) for k in other} }. Found "
             f"{ {k: found.get(k) for k in other} }."
         )
 

@@ -25,8 +25,7 @@ from tfdp.noise.denoising import denoise as denoised
 from tfdp.noise.families import NoiseFamily
 from tfdp.optimizers.accounted import Accounted
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
-from tfdp.optimizers.factory import check_base, described
-from tfdp.optimizers.made import made
+from tfdp.optimizers.factory import make_class
 
 # With these kinds of clipping, the clipped gradient has norm at most C, however private data decided
 # its scale.
@@ -199,10 +198,8 @@ def make_discrete_optimizer_class(base: type) -> type:
         >>> optimizer.family
         NoiseFamily(name='laplace', degrees_of_freedom=None)
     """
-    check_base(base)
-    name = f"Discrete{base.__name__}Optimizer"
-    doc = described(name, base, "on encoded, noisy gradients. See `DiscreteOptimizer`.")
-    return made(make_discrete_optimizer_class, (DiscreteOptimizer, base), name, doc)
+    what, form = "on encoded, noisy gradients. See `DiscreteOptimizer`.", "Discrete{}Optimizer"
+    return make_class(make_discrete_optimizer_class, DiscreteOptimizer, base, form, what)
 
 
 DiscreteSGDOptimizer = make_discrete_optimizer_class(keras.optimizers.SGD)

@@ -11,8 +11,6 @@ step takes it from the session's run. The described arguments cannot be assigned
 """
 
 import dataclasses
-import functools
-import inspect
 from collections.abc import Sequence
 
 import keras
@@ -20,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import pickled, trained_variables
-from tfdp._other_libraries import ON_AN_OPTIMIZER, needs, refuse_member, refuse_misspelt
+from tfdp._other_libraries import refuse_other
 from tfdp._validate import finite, positive, schedule, whole
 from tfdp.account import LEDGER_KEY, Account, account_of
 from tfdp.accounting import Ledger
@@ -33,8 +31,6 @@ from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 from tfdp.optimizers.made import origin_of, unpickled_as
 from tfdp.session import Session
 
-# Below these, draws of the noise and clipped gradients leave the normal numbers of float32 (1.2e-38).
-_LEAST_CLIP, _LEAST_NOISE = 1e-20, 1e-25
 # Methods that decide which noise is added to which sums, and how the noise is accounted.
 _NOISE_MAKING = {
     "update", "add_noise", "bound", "run_fields", "tables", "microbatch_size", "_stddev",
@@ -118,12 +114,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     num_microbatches = Accounted()
     clipping = Accounted()
 
-    def __new__(cls, *args, **kwargs):
-        # Before `__init__`, which would only say that `l2_norm_clip` is missing.
-        refuse_misspelt(cls.__name__, kwargs, _parameters(cls))
-        return super().__new__(cls)
-
-    @needs(l2_norm_clip=1.0, noise_multiplier=1.1)
     def __init__(
         self,
         *args,
@@ -137,6 +127,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         seed: int | str | None = None,
         **kwargs,
     ):
+        refuse_other(type(self).__name__, kwargs)
         if kwargs.get("gradient_accumulation_steps") not in (None, 1):
             raise ValueError(
                 "Invalid value received for argument `gradient_accumulation_steps`. Expected None: "
@@ -157,7 +148,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self.clipping = clipping
         self.l2_norm_clip = l2_norm_clip
         self.noise_multiplier = _noise(noise_multiplier)
-        _check_scales(l2_norm_clip, self.noise_multiplier)
         self.num_microbatches = num_microbatches
         self._quantile_settings = {
             "target_quantile": target_quantile,
@@ -169,7 +159,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         self._secrets = _Secrets(seed)
 
     def __getattr__(self, name):
-        return refuse_member(self, name, ON_AN_OPTIMIZER)
+        refuse_other(type(self).__name__, [name], AttributeError)
+        return object.__getattribute__(self, name)
 
     def _adaptive_clipping(self) -> AdaptiveClipping | None:
         given = {name: v for name, v in self._quantile_settings.items() if v is not None}
@@ -407,7 +398,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         del variables
         waiting, self._secrets.waiting = self._secrets.waiting, None
         if waiting is not None:
-            check_same_run(waiting.run, fields, "The saved run had other settings.")
+            check_same_run(waiting.run, fields)
             check_same_place(waiting, plan)
         return waiting
 
@@ -559,31 +550,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         if len(slots) > 2 or len(slots) == len(self.variables):
             super().load_own_variables(slots)
         self.check_ledger(self.ledger)
-
-
-@functools.cache
-def _parameters(cls: type) -> tuple[str, ...]:
-    """Names of the keywords that the constructors of a class and its bases have."""
-    own = (vars(base).get("__init__") for base in cls.__mro__ if base is not object)
-    named = [inspect.signature(init).parameters for init in own if init is not None]
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = [n for parameters in named for n, p in parameters.items() if p.kind in kinds]
-    return tuple(dict.fromkeys(n for n in found if n != "self"))
-
-
-def _check_scales(l2_norm_clip: float, noise_multiplier: float | tuple[float, ...]) -> None:
-    """Refuses noise so small that float32 has no normal numbers for most of its draws.
-
-    TensorFlow flushes smaller numbers to zero, while gradients may survive.
-    """
-    noise = [z * l2_norm_clip for z in np.ravel(noise_multiplier) if z > 0]
-    if not (l2_norm_clip >= _LEAST_CLIP and min(noise, default=1.0) >= _LEAST_NOISE):
-        raise ValueError(
-            f"Expected l2_norm_clip to be at least {_LEAST_CLIP:g}, and its product with the noise "
-            f"multiplier 0 or at least {_LEAST_NOISE:g}, where noise in float32 has the distribution "
-            f"that is proven. Received l2_norm_clip={l2_norm_clip!r} with noise multipliers from "
-            f"{np.min(noise_multiplier):g}. Scale the loss, and raise the learning rate."
-        )
 
 
 def _noise(value) -> float | tuple[float, ...]:

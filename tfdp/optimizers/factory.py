@@ -1,5 +1,7 @@
 """Makes a private optimizer class from any Keras optimizer class."""
 
+from collections.abc import Callable
+
 import keras
 
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
@@ -28,13 +30,31 @@ def make_dp_optimizer_class(base: type) -> type:
         >>> DPLion.__name__
         'DPKerasLionOptimizer'
     """
-    check_base(base)
-    name = f"DPKeras{base.__name__}Optimizer"
-    doc = described(name, base, "on private gradients. See `DPKerasOptimizer`.")
-    return made(make_dp_optimizer_class, (DPKerasOptimizer, base), name, doc)
+    what = "on private gradients. See `DPKerasOptimizer`."
+    return make_class(make_dp_optimizer_class, DPKerasOptimizer, base, "DPKeras{}Optimizer", what)
 
 
-def described(name: str, base: type, what: str, options: str = "") -> str:
+def make_class(
+    make: Callable, kind: type, base: type, form: str, what: str, options: str = ""
+) -> type:
+    """Returns the class of a private optimizer with the update rule of a Keras optimizer class.
+
+    Args:
+        make: the public function that makes such classes, for pickles.
+        kind: the private optimizer.
+        base: a subclass of `keras.optimizers.Optimizer`.
+        form: name of the class, with {} for the name of `base`.
+        what, options: as in `_described`.
+
+    Raises:
+        TypeError: no private optimizer can be made from `base`.
+    """
+    _check_base(base)
+    name = form.format(base.__name__)
+    return made(make, (kind, base), name, _described(name, base, what, options))
+
+
+def _described(name: str, base: type, what: str, options: str) -> str:
     """Returns the docstring of the class `name` that was made from the optimizer class `base`.
 
     Args:
@@ -57,7 +77,7 @@ def described(name: str, base: type, what: str, options: str = "") -> str:
     """
 
 
-def check_base(base: type) -> None:
+def _check_base(base: type) -> None:
     """Raises TypeError if no private optimizer can be made from `base`."""
     if not (isinstance(base, type) and issubclass(base, keras.optimizers.Optimizer)):
         raise TypeError(f"Expected a subclass of keras.optimizers.Optimizer. Received: {base!r}")

@@ -26,8 +26,7 @@ from tfdp.noise.correlated import CorrelatedNoise
 from tfdp.noise.gaussian import NoiseSource
 from tfdp.optimizers.accounted import Accounted
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
-from tfdp.optimizers.factory import check_base, described
-from tfdp.optimizers.made import made
+from tfdp.optimizers.factory import make_class
 
 
 class MatrixDPOptimizer(DPKerasOptimizer):
@@ -176,11 +175,9 @@ def make_matrix_optimizer_class(base: type) -> type:
         >>> model.privacy.steps_taken
         20
     """
-    check_base(base)
-    name = f"MatrixDP{base.__name__}Optimizer"
-    what = "with correlated noise. See `MatrixDPOptimizer`."
-    doc = described(name, base, what, options=", bands=4, steps=100")
-    return made(make_matrix_optimizer_class, (MatrixDPOptimizer, base), name, doc)
+    what, options = "with correlated noise. See `MatrixDPOptimizer`.", ", bands=4, steps=100"
+    form = "MatrixDP{}Optimizer"
+    return make_class(make_matrix_optimizer_class, MatrixDPOptimizer, base, form, what, options)
 
 
 MatrixDPSGDOptimizer = make_matrix_optimizer_class(keras.optimizers.SGD)

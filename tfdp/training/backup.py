@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import errno
 import math
 import os
 import time
@@ -162,11 +161,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._run_id, self._reserved, self._speed, self._cleared = None, 0, None, False
             self._worker = concurrent.futures.ThreadPoolExecutor(1, "tfdp backup")
             with self._interruptions:
-                try:
-                    yield self._place
-                except OSError as error:
-                    self._stop_if_closed(error)
-                    raise
+                yield self._place
                 self._end(model)
         except BaseException:
             self._give_back(model)
@@ -447,13 +442,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._warned = True
 
     # -- signals ---------------------------------------------------------------------------------
-
-    def _stop_if_closed(self, error):
-        """Stops as a signal asks for, if what failed is the progress bar on a terminal that closed."""
-        if error.errno == errno.EIO and not self._begun:
-            time.sleep(0.1)  # the signal may come later than the failure
-            if self._interruptions.number is not None:
-                self._stop()
 
     def _stop(self):
         session = self.model._session

@@ -7,8 +7,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdp._other_libraries import WITH_EPSILON, answers, keywords_of
-from tfdp._validate import did_you_mean, positive, refuse
+from tfdp._validate import positive, refuse
 from tfdp.accounting import PrivacyBudget, delta_warning, noise_for
 from tfdp.data import Lots, make_lots
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
@@ -44,7 +43,6 @@ class Calibrated(NamedTuple):
     data: Lots | tf.data.Dataset
 
 
-@answers(WITH_EPSILON, also=keywords_of(make_private))
 def make_private_with_epsilon(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer | str,
@@ -128,7 +126,7 @@ def make_private_with_epsilon(
 def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
     """Returns a private optimizer with the configuration of another optimizer."""
     if isinstance(optimizer, str):
-        optimizer = _named(optimizer)
+        optimizer = keras.optimizers.get(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         refuse(
             "optimizer",
@@ -155,18 +153,6 @@ def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
         kind = make_dp_optimizer_class(kind)
         config["l2_norm_clip"] = 1.0 if l2_norm_clip is None else l2_norm_clip
     return kind.from_config(config)
-
-
-def _named(name: str) -> keras.optimizers.Optimizer:
-    """Returns the Keras optimizer of a name, with Keras' default arguments."""
-    try:
-        return keras.optimizers.get(name)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"Expected optimizer to be a Keras optimizer or its name. Received {name!r}."
-            + did_you_mean(name, [n.lower() for n in dir(keras.optimizers) if n[0].isupper()])
-            + " Pass one such as keras.optimizers.SGD(0.1), or a private one."
-        ) from error
 
 
 def _build(model, data):

@@ -11,12 +11,11 @@ import keras
 from tfdp._compat.keras import (
     Functional,
     Trainer,
-    after_cloning,
     compile_arguments,
     pickled,
     unpickled,
 )
-from tfdp._other_libraries import ON_A_MODEL, answers, refuse_misspelt
+from tfdp._other_libraries import refuse_other
 from tfdp.accounting import PrivacyBudget
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.optimizers.made import make_again, origin_of
@@ -63,7 +62,7 @@ class DPModel(PrivateTraining, keras.Model):
         return super().__new__(cls)
 
     def __init__(self, *args, **kwargs):
-        refuse_misspelt(type(self).__name__, kwargs, (), ON_A_MODEL)
+        refuse_other(type(self).__name__, kwargs)
         if _is_functional(args, kwargs) and not isinstance(self, Functional):
             # Keras would insert its functional class into the bases of DPModel itself, and so into
             # all other subclasses of DPModel.
@@ -105,7 +104,7 @@ class DPSequential(PrivateTraining, keras.Sequential):
     __reduce__ = _reduce
 
     def __init__(self, *args, **kwargs):
-        refuse_misspelt(type(self).__name__, kwargs, (), ON_A_MODEL)
+        refuse_other(type(self).__name__, kwargs)
         super().__init__(*args, **kwargs)
 
 
@@ -136,7 +135,6 @@ def _private_class(base: type) -> type:
     return made
 
 
-@answers(ON_A_MODEL)
 def make_private(
     model: keras.Model,
     *,
@@ -195,6 +193,7 @@ def make_private(
         >>> print(model.privacy.spent(delta=1e-4))  # doctest: +ELLIPSIS
         proven epsilon: 2.383 at delta = 0.0001...
     """
+    refuse_other("make_private", unknown)
     if unknown:
         raise TypeError(f"make_private has no argument {next(iter(unknown))!r}.")
     if not (isinstance(model, keras.Layer) and isinstance(model, Trainer)):
@@ -222,22 +221,3 @@ def make_private(
         # A loaded model. Its metrics would count padding rows.
         model.compile(**compile_arguments(model))
     return model
-
-
-def _private_clone(model, clone):
-    """Makes the clone of a private model private; it has fresh weights, and so a ledger of its own."""
-    if not isinstance(model, PrivateTraining):
-        return clone
-    privacy = model._privacy
-    public = privacy.public_preprocessing
-    if public is not True:
-        public = [getattr(layer, "name", layer) for layer in public]
-    return make_private(
-        clone,
-        engine=privacy.engine,
-        physical_batch_size=privacy.physical_batch_size,
-        public_preprocessing=public,
-    )
-
-
-after_cloning(_private_clone)

@@ -113,7 +113,6 @@ class LotMetrics:
         before = [tf.convert_to_tensor(v) for v in known]
         x, y, y_pred, weight = (_rows(present, tree) for tree in (x, y, y_pred, sample_weight))
         self._update_inside(x, y, y_pred, weight)
-        _refuse_weighted_numbers(self._model, y, y_pred)
         logs = self._model.compute_metrics(x, y, y_pred, sample_weight=weight)
         # The mean over no examples is no number, and would stay in a metric for the whole epoch.
         some = tf.reduce_any(present)
@@ -200,25 +199,3 @@ def _rows(present, tree):
         return found
 
     return tf.nest.map_structure(cut, tree)
-
-
-def _refuse_weighted_numbers(model, y, y_pred):
-    """Refuses functions in `weighted_metrics` that return one number for a whole lot."""
-    compiled = compile_metrics(model)
-    if compiled is None:
-        return
-    _, weighted = flat_metrics(compiled)
-    for output, y_true, predicted in weighted(y, y_pred):
-        for metric in output.metrics:
-            function = function_of(metric)
-            if function is None:
-                continue
-            with keras.StatelessScope():
-                rank = len(function(y_true, predicted).shape)
-            if rank == 0:
-                raise ValueError(
-                    f"The metric '{metric.name}' returns one number for a whole lot, which sample "
-                    "weights cannot be applied to. Expected one value per row, such as "
-                    "keras.ops.mean(keras.ops.abs(y - y_pred), axis=-1), or the metric in "
-                    "compile(metrics=[...]), which are not weighted."
-                )

@@ -3,25 +3,12 @@
 import os
 from collections.abc import Iterator
 
-from tfdp._other_libraries import ON_PRIVACY, refuse_member
+from tfdp._other_libraries import refuse_other
 from tfdp._validate import whole
 from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run, Statement
 from tfdp.accounting.composition import guarantee_of_all
 from tfdp.training.export import export
 from tfdp.training.loop import training_steps
-
-# Members that private models had under other names, and their names in `ModelPrivacy`.
-EARLIER_NAMES = {
-    "configure_privacy": "configure",
-    "current_run": "current_run",
-    "earlier_runs": "earlier_runs",
-    "ledger": "ledger",
-    "privacy_diagnostics": "diagnostics",
-    "privacy_spent": "spent",
-    "privacy_statement": "statement",
-    "steps_left": "steps_left",
-    "steps_taken": "steps_taken",
-}
 
 
 class ModelPrivacy:
@@ -50,7 +37,8 @@ class ModelPrivacy:
         return f"<privacy of model '{self._model.name}': {self.ledger!r}>"
 
     def __getattr__(self, name):
-        return refuse_member(self, name, ON_PRIVACY)
+        refuse_other("model.privacy", [name], AttributeError)
+        return object.__getattribute__(self, name)
 
     # -- what was spent --------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ refused. Anything that would train another way raises.
 
 import contextlib
 import dataclasses
-import warnings
 
 import keras
 import tensorflow as tf
@@ -32,7 +31,7 @@ from tfdp.training.checks import (
 )
 from tfdp.training.early_ends import warn_of_early_ends
 from tfdp.training.feeding import Feeder, check_targets, placed
-from tfdp.training.model_privacy import EARLIER_NAMES, ModelPrivacy
+from tfdp.training.model_privacy import ModelPrivacy
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
 from tfdp.training.steering import names_of_metrics
 from tfdp.training.step import frozen_step, private_step
@@ -72,19 +71,6 @@ class PrivateTraining(AccountedWeights):
     def privacy(self) -> ModelPrivacy:
         """What was spent on the weights, the budget, the ledger, the statement and the release."""
         return ModelPrivacy(self)
-
-    def __getattr__(self, name):
-        # Only names that nothing else defines arrive here, so that they shadow no member of a user's.
-        if name in EARLIER_NAMES:
-            new = EARLIER_NAMES[name]
-            warnings.warn(
-                f"model.{name} is called model.privacy.{new} now.", DeprecationWarning, stacklevel=2
-            )
-            return getattr(self.privacy, new)
-        inherited = getattr(super(), "__getattr__", None)
-        if inherited is not None:
-            return inherited(name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _configure_privacy(
         self,

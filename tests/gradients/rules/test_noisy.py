@@ -2,7 +2,6 @@
 
 from tests.gradients.checking import check_layers, check_traced, side_by_side
 from tfdp.layers.noisy import NoisyConv1D, NoisyConv2D, NoisyConv3D, NoisyDense
-from tfdp.layers.noisy_lstm import NoisyLSTM
 
 
 def dense_and_convolutions():
@@ -13,21 +12,11 @@ def dense_and_convolutions():
     ]
 
 
-def recurrent():
-    options = {"return_sequences": True, "use_bias": False}
-    return [NoisyLSTM(2, noise_stddev=0.3), NoisyLSTM(2, noise_stddev=0.3, **options)]
-
-
 def test_dense_and_convolutions():
     check_layers((5, 4), *dense_and_convolutions())
     check_layers((5, 6, 2), NoisyConv2D(4, 3, noise_stddev=0.3, activation="relu"))
     strided = NoisyConv3D(3, 3, noise_stddev=0.3, strides=2, padding="same", use_bias=False)
     check_layers((4, 3, 4, 2), NoisyConv3D(4, 2, noise_stddev=0.3), strided)
-
-
-def test_lstm():
-    check_layers((3, 2), *recurrent(), engines=["ghost"])
-    check_layers((2, 2), recurrent()[0], rows=2, engines=["vectorized"])
 
 
 def test_under_xla():

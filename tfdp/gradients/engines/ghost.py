@@ -15,21 +15,19 @@ import itertools
 
 import tensorflow as tf
 
-from tfdp._compat import pfor_random, pfor_repairs
-from tfdp._compat.checked_indices import checked
 from tfdp._compat.keras import forget_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import works_in_sequence
 from tfdp.gradients.contract import BoundedSum
+from tfdp.gradients.engines.alone import over_rows
 from tfdp.gradients.engines.ending import bounded
-from tfdp.gradients.forward import Forward, input_specification, losses_of_outputs
+from tfdp.gradients.forward import Forward, input_specification
 from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.rules import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.recording import Recorder, owners, without_rule
 from tfdp.gradients.rules.separate_rows import rows_are_separate
 from tfdp.gradients.rules.sums import added
-from tfdp.gradients.vectorizing import vectorized_map
 from tfdp.layers.lot_statistics import uses_batch_statistics
 from tfdp.layers.public import public_layers
 
@@ -71,18 +69,12 @@ def _forward_pass(model, rules):
             "depends on the whole lot. Expected engine='auto' or 'vectorized' for it, or "
             "statistics='example'."
         )
-    gradients = {layer.gradient for layer in public_layers(model)}
-    if "exact" in gradients:
-        raise UnsupportedModelError(
-            f"Model '{model.name}' has PublicExamples with gradient='exact', which needs a pass back "
-            "through all public examples for every private one."
-        )
     if not without_rule(model, rules) and rows_are_separate(model, rules):
         return _batched
-    if "local" in gradients:
+    if public_layers(model):
         raise UnsupportedModelError(
-            f"Model '{model.name}' has PublicExamples with gradient='local', and a layer or code of "
-            "its own that could mix the rows of a batch."
+            f"Model '{model.name}' has PublicExamples, and a layer or code of its own that could mix "
+            "the rows of a batch."
         )
     for layer, rule in rules.items():
         if not rule.row_by_row:
@@ -232,24 +224,12 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
     for rule in rules.values():
         rule.alone = True
     values = [tf.convert_to_tensor(v) for v in forward.variables]
-    state = forward.state(chunk)
-    rows = tf.shape(sample_weight)[0]
-    seeds = [
-        pfor_random.seeds_of_rows(value, rows)
-        for i, value in enumerate(state)
-        if forward.is_per_example(i)
-    ]
-    traced = {}
+    counts = {}
 
-    def one(args):
-        x, y, weight, seeds = args
-        pfor_random.mark_own_seeds(seeds)
-        left = iter(seeds)
-        own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
-        x, y = pfor_repairs.batch_of_one((x, y))
-        with checked(vectorized=True), tf.GradientTape(watch_accessed_variables=False) as tape:
+    def run(state, x, y, weight):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             recorder = Recorder(forward, rules, tape, alone=True)
-            y_pred, scope, new_state = recorder.outputs(values, own, x)
+            y_pred, scope, new_state = recorder.outputs(values, state, x)
             loss = recorder.loss(scope, x, y, y_pred)
             recorder.follow_reads()
             weighted = loss * weight
@@ -257,26 +237,17 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         gradients = tape.gradient(
             weighted, [call.output for call in calls], unconnected_gradients="zero"
         )
-        traced["uses"] = {rule: [*map(len, uses)] for rule, uses in recorder.uses.items()}
-        traced["moved"] = [new is not None for new in new_state]
-        steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
-        outputs = tf.nest.map_structure(lambda leaf: leaf[0], y_pred)
-        losses = loss, losses_of_outputs(forward.model, scope)
-        return [call.saved for call in calls], gradients, losses, outputs, steps
+        counts.update({rule: [*map(len, uses)] for rule, uses in recorder.uses.items()})
+        return ([call.saved for call in calls], gradients), loss, scope, y_pred, new_state
 
-    saved, gradients, losses, outputs, steps = vectorized_map(
-        forward.model, one, (x, y, sample_weight, seeds)
+    (saved, gradients), *losses, outputs, new_state = over_rows(
+        forward, run, x, y, sample_weight, chunk
     )
     pairs = zip(saved, gradients, strict=True)
     recorded = {
-        rule: [_merged(rule, [*itertools.islice(pairs, count)]) for count in counts]
-        for rule, counts in traced["uses"].items()
+        rule: [_merged(rule, [*itertools.islice(pairs, count)]) for count in each]
+        for rule, each in counts.items()
     }
-    steps = iter(steps)
-    new_state = [
-        old + next(steps)[0] if moved else None
-        for old, moved in zip(state, traced["moved"], strict=True)
-    ]
     return recorded, [], losses, outputs, new_state
 
 

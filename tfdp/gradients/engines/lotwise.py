@@ -15,7 +15,7 @@ import math
 
 import tensorflow as tf
 
-from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat import pfor_repairs
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines.ending import bounded
@@ -25,6 +25,7 @@ from tfdp.gradients.rules.per_example_gradient import Instantiated
 from tfdp.layers.lot_statistics import present_rows
 
 
+@pfor_repairs.repaired()
 def bounded_sum(
     forward: Forward,
     bound: L2Clip,
@@ -35,8 +36,6 @@ def bounded_sum(
     microbatch_size: int = 1,
 ) -> BoundedSum:
     """Computes the bounded sum of a chunk, which has to be a whole lot; see `contract.Engine`."""
-    pfor_random.register()
-    pfor_repairs.register()
     present = tf.not_equal(sample_weight, 0.0)
     # A NaN in an absent row would reach all gradients, since 0 * NaN is NaN: a zero gradient at the
     # row's output does not stop it.

@@ -10,7 +10,12 @@ from tfdp._compat.kernel_gradients import flat, is_one_plane, kernel_gradients, 
 from tfdp._compat.patches import THIN_CHANNELS, Window, patches
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
-from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts, instantiates
+from tfdp.gradients.rules.per_example_gradient import (
+    Arranged,
+    Instantiated,
+    OuterProducts,
+    instantiates,
+)
 
 
 @register(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
@@ -68,8 +73,11 @@ def _kernel_gradient(inputs, outputs, window, groups, filters):
         and inputs.shape[1:-1].is_fully_defined()
         and instantiates(inputs.shape[0], outputs.shape[1], offsets * channels, filters)
     ):
-        return Instantiated(*products_by_rows(inputs, outputs, window, shape))
-    return OuterProducts(patches(inputs, window), outputs, lambda total: tf.reshape(total, shape))
+        first, last = window.size[:-1], len(window.size) - 1
+        order = (*range(last), last + 1, last + 2, last)
+        arranged = Arranged((*first, filters, window.size[-1], channels), order)
+        return Instantiated(products_by_rows(inputs, outputs, window), arranged)
+    return OuterProducts(patches(inputs, window), outputs, Arranged(shape))
 
 
 def channels_last(layer, tensor):

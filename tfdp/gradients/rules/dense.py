@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdp._compat.keras import kernel_of
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
-from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
+from tfdp.gradients.rules.per_example_gradient import Arranged, Instantiated, OuterProducts
 
 
 @register(keras.layers.Dense)
@@ -99,12 +99,8 @@ def einsum_gradient(equation, shape, x, g):
     into = [a for a in kernel if a in inputs]
     out = [a for a in kernel if a in outputs]
     sizes = dict(zip(kernel, shape, strict=True))
-    order = [[*into, *out].index(a) for a in kernel]
-
-    def finish(total):
-        total = tf.reshape(total, [sizes[a] for a in [*into, *out]])
-        return tf.transpose(total, order)
-
+    order = tuple([*into, *out].index(a) for a in kernel)
+    finish = Arranged(tuple(sizes[a] for a in [*into, *out]), order)
     left = _arranged(x, inputs, shared, into, sizes)
     return OuterProducts(left, _arranged(g, outputs, shared, out, sizes), finish)
 

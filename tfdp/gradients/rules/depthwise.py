@@ -8,7 +8,7 @@ from tfdp._compat.patches import Window
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.base import ActivationRule
 from tfdp.gradients.rules.conv import channels_last
-from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
+from tfdp.gradients.rules.per_example_gradient import Arranged, Instantiated, OuterProducts
 
 
 class _DepthwiseRule(ActivationRule):
@@ -86,7 +86,7 @@ class SeparableConvRule(_DepthwiseRule):
         kernel = OuterProducts(
             flat(pointwise),
             outputs,
-            lambda total: tf.reshape(total, layer.pointwise_kernel.shape),
+            Arranged(tuple(layer.pointwise_kernel.shape)),
         )
         found = [
             (layer.depthwise_kernel, Instantiated(depthwise)),

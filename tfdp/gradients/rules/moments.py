@@ -20,6 +20,7 @@ from tfdp.gradients.rules.base import Recorded, UnsupportedModelError
 from tfdp.gradients.rules.conv import ConvRule
 from tfdp.gradients.rules.dense import DenseRule
 from tfdp.gradients.rules.per_example_gradient import (
+    Arranged,
     Instantiated,
     OuterProducts,
     PerExampleGradient,
@@ -177,7 +178,7 @@ class _ThroughMoments(PerExampleGradient):
         rows = tf.vectorized_map(base.finish, base.values, fallback_to_while_loop=False)
         rows = tf.reshape(rows, [-1, *self.jacobian.shape[1:]])
         rows += tf.einsum("nkc,kpc->npc", self.coefficients, self.jacobian)
-        return Instantiated(rows, lambda total: tf.reshape(total, self.shape))
+        return Instantiated(rows, Arranged(tuple(self.shape)))
 
     def square_norms(self):
         direct = self.base.square_norms()

@@ -3,10 +3,7 @@
 from tfdp.gradients.rules import register
 from tfdp.gradients.rules.conv import ConvRule
 from tfdp.gradients.rules.dense import DenseRule
-from tfdp.gradients.rules.recurrent import LSTMRule
 from tfdp.layers import noisy
-from tfdp.layers.noisy_lstm import NoisyLSTM
 
 register(noisy.NoisyDense)(DenseRule)
 register(noisy.NoisyConv1D, noisy.NoisyConv2D, noisy.NoisyConv3D)(ConvRule)
-register(NoisyLSTM)(LSTMRule)

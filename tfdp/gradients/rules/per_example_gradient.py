@@ -448,6 +448,23 @@ def strict(square, largest, terms: int, positions: int | None):
     return exceeding(tf.maximum(square, CANCELLATION * largest), largest)
 
 
+@dataclasses.dataclass(frozen=True)
+class Arranged:
+    """Puts the entries of a sum of rows in the order of a variable: a `finish` that compares by value.
+
+    Attributes:
+        shape: shape to which the sum is reshaped.
+        order: axes of `shape` in the variable's order; None if it is that order.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...] | None = None
+
+    def __call__(self, total: tf.Tensor) -> tf.Tensor:
+        total = tf.reshape(total, self.shape)
+        return total if self.order is None else tf.transpose(total, self.order)
+
+
 def identity(total):
     """Returns its argument: the `finish` of gradients that are in the variable's shape already."""
     return total

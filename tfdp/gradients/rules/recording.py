@@ -176,9 +176,8 @@ class Recorder(Forward):
             for layer, rule in self._rules.items():
                 stack.enter_context(replaced(layer, call=self._instrumented(layer, rule)))
             for layer in public_layers(self.model):
-                if layer.gradient != "stopped":
-                    moments = self._differentiable(layer)
-                    stack.enter_context(replaced(layer, public_moments=moments))
+                moments = self._differentiable(layer)
+                stack.enter_context(replaced(layer, public_moments=moments))
             for layer in layers_of(self.model, itself=True):
                 for name in SHORTCUTS.get(type(layer), ()):
                     stack.enter_context(replaced(layer, **{name: _never}))

@@ -61,9 +61,9 @@ def _same_form(a, b) -> bool:
         return a.size == b.size
     if isinstance(a, OuterProducts):
         lengths = [(part.left.shape[2], part.right.shape[2]) for part in (a, b)]
-        return lengths[0] == lengths[1] and _same_function(a.finish, b.finish)
+        return lengths[0] == lengths[1] and a.finish == b.finish
     if isinstance(a, Instantiated):
-        return a.values.shape[1:] == b.values.shape[1:] and _same_function(a.finish, b.finish)
+        return a.values.shape[1:] == b.values.shape[1:] and a.finish == b.finish
     return False
 
 
@@ -79,33 +79,6 @@ def _merged(group):
     if isinstance(first, OuterProducts):
         return OuterProducts(side_by_side("left"), side_by_side("right"), first.finish)
     return Instantiated(tf.add_n([part.values for part in group]), first.finish)
-
-
-def _same_function(f, g) -> bool:
-    """Whether two functions are known to be the same: one code with equal enclosed values.
-
-    A rule makes the function `finish` anew for each use of its layer.
-    """
-    if f == g:
-        return True
-    code = getattr(f, "__code__", None)
-    if code is None or code is not getattr(g, "__code__", None):
-        return False
-    if (f.__defaults__, f.__kwdefaults__) != (g.__defaults__, g.__kwdefaults__):
-        return False
-    if getattr(f, "__self__", None) is not getattr(g, "__self__", None):
-        return False
-    cells = zip(f.__closure__ or (), g.__closure__ or (), strict=True)
-    return all(_equal(a.cell_contents, b.cell_contents) for a, b in cells)
-
-
-def _equal(a, b):
-    if a is b:
-        return True
-    if callable(a) and callable(b):
-        return _same_function(a, b)
-    plain = (int, str, tuple, list, dict, tf.TensorShape)
-    return isinstance(a, plain) and type(a) is type(b) and a == b
 
 
 def _in_layout_of_variable(part):

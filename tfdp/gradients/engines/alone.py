@@ -1,0 +1,149 @@
+"""Each row through the model alone, as a batch of one: what the engines that do so have in common."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat.checked_indices import checked
+from tfdp._compat.tensorflow import concrete_function
+from tfdp.gradients.bounds import L2Clip
+from tfdp.gradients.contract import BoundedSum
+from tfdp.gradients.engines.ending import bounded
+from tfdp.gradients.forward import Forward, losses_of_outputs
+from tfdp.gradients.rules.per_example_gradient import Instantiated
+from tfdp.gradients.vectorizing import vectorized_map
+
+
+def over_rows(
+    forward: Forward, run: Callable, x, y, sample_weight, chunk, *, vectorized: bool = True
+):
+    """Runs each row alone and stacks the results of all rows.
+
+    Args:
+        forward, x, y, sample_weight, chunk: as in `contract.Engine`.
+        run: maps (state, x, y, weight) of one row, a batch of one, to (results, loss, scope, y_pred,
+            new_state).
+        vectorized: whether all rows run at once (`tf.vectorized_map`), or one after the other.
+
+    Returns:
+        (results, losses, output_losses, outputs, state): losses, float32 [rows], is not weighted;
+        output_losses is as in `BoundedSum`; state is as `Forward.advance` takes it.
+    """
+    state = forward.state(chunk)
+    rows = tf.shape(sample_weight)[0]
+    seeds = [
+        pfor_random.seeds_of_rows(value, rows)
+        for i, value in enumerate(state)
+        if forward.is_per_example(i)
+    ]
+    moved = []
+
+    def one(row):
+        x, y, weight, seeds = row
+        if vectorized:
+            pfor_random.mark_own_seeds(seeds)
+        left = iter(seeds)
+        own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
+        x, y = pfor_repairs.batch_of_one((x, y))
+        with checked(vectorized=vectorized):
+            results, loss, scope, y_pred, new_state = run(own, x, y, weight)
+        moved[:] = [new is not None for new in new_state]
+        steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
+        outputs = tf.nest.map_structure(lambda leaf: leaf[0], y_pred)
+        return results, loss, losses_of_outputs(forward.model, scope), outputs, steps
+
+    each = (x, y, sample_weight, seeds)
+    found = vectorized_map(forward.model, one, each) if vectorized else _one_by_one(one, each)
+    *found, steps = found
+    # All rows advance the random state by the same number of draws. A chunk has at least one row.
+    steps = iter(steps)
+    new_state = [
+        old + next(steps)[0] if changed else None for old, changed in zip(state, moved, strict=True)
+    ]
+    return (*found, new_state)
+
+
+def per_example_gradients(
+    forward: Forward, values: list, x, y, sample_weight, chunk, *, vectorized: bool
+):
+    """Returns the per-example gradients of the weighted loss.
+
+    Args:
+        forward, x, y, sample_weight, chunk, vectorized: as in `over_rows`.
+        values: the values of the trainable variables, as tensors.
+
+    Returns:
+        (gradients, losses, output_losses, outputs, state): gradients is a list of float32
+        [rows, *variable shape]; the others are as in `over_rows`.
+    """
+
+    def run(state, x, y, weight):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            y_pred, scope, new_state = forward.outputs(values, state, x)
+            loss = forward.loss(scope, x, y, y_pred)
+            weighted = loss * weight
+        gradients = tape.gradient(weighted, values, unconnected_gradients="zero")
+        gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
+        return gradients, loss, scope, y_pred, new_state
+
+    gradients, *others = over_rows(forward, run, x, y, sample_weight, chunk, vectorized=vectorized)
+    # The map may lose static shapes.
+    gradients = [
+        tf.ensure_shape(g, [sample_weight.shape[0], *v.shape])
+        for g, v in zip(gradients, forward.variables, strict=True)
+    ]
+    return (gradients, *others)
+
+
+def bounded_sum(
+    gradients_of: Callable,
+    forward: Forward,
+    bound: L2Clip,
+    x,
+    y,
+    sample_weight,
+    chunk,
+    microbatch_size: int = 1,
+) -> BoundedSum:
+    """Computes the bounded sum of a chunk from written-out gradients; see `contract.Engine`.
+
+    Args:
+        gradients_of: `per_example_gradients` of an engine.
+        forward, bound, x, y, sample_weight, chunk, microbatch_size: as in `contract.Engine`.
+    """
+    gradients, losses, output_losses, outputs, state = gradients_of(
+        forward, x, y, sample_weight, chunk
+    )
+    return bounded(
+        [Instantiated(g) for g in gradients],
+        forward.variables,
+        bound,
+        sample_weight,
+        microbatch_size,
+        losses=losses,
+        output_losses=output_losses,
+        outputs=outputs,
+        state=state,
+    )
+
+
+def _one_by_one(function, rows):
+    """Calls `function` with each row of `rows`, one after the other, and stacks the results.
+
+    `tf.map_fn` wants the types of the results before it traces the function. So the function is traced
+    once by itself, and the loop calls the graph.
+    """
+    row = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), rows)
+    with pfor_repairs.repaired():  # for the addition
+        graph = concrete_function(tf.function(function, autograph=False), row)
+    results = tf.nest.map_structure(
+        lambda spec: tf.TensorSpec(spec.shape, spec.dtype), graph.structured_outputs
+    )
+    return tf.map_fn(
+        lambda row: tf.nest.pack_sequence_as(results, tf.nest.flatten(graph(row))),
+        rows,
+        fn_output_signature=results,
+        parallel_iterations=1,
+    )
