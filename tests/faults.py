@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable
 
@@ -72,38 +73,41 @@ EVERY_STEP = "optimizers/test_every_mechanism.py"
 def noise_has_two_thirds_of_its_scale():
     change(
         "noise.gaussian:NoiseSource.gaussians",
-        lambda draw, self, stddev, shapes: draw(self, stddev * 2 / 3, shapes),
+        lambda draw, self, number, stddev, shapes: draw(self, number, stddev * 2 / 3, shapes),
     )
 
 
 @noticed_by("noise/test_gaussian.py")
 def noise_repeats_in_every_step():
-    def repeated(draw, self, stddev, shapes):
-        self.draws.assign(0)
-        return draw(self, stddev, shapes)
+    def repeated(draw, self, number, stddev, shapes):
+        return draw(self, 0, stddev, shapes)
 
     change("noise.gaussian:NoiseSource.gaussians", repeated)
 
 
 @noticed_by("noise/test_gaussian.py")
 def noise_of_all_sources_has_one_key():
-    def known(init, self, seed=None):
-        init(self, 7 if seed is None else seed)
+    def known(init, self, seed=None, salt=()):
+        init(self, 7 if seed is None else seed, salt)
         self.seeded = seed is not None
 
     change("noise.gaussian:NoiseSource.__init__", known)
 
 
-@noticed_by("noise/test_gaussian.py")
-def a_forked_process_keeps_the_key():
-    change("noise.gaussian:NoiseSource.renew_after_fork", lambda renew, self: None)
+@noticed_by("test_session.py")
+def a_forked_process_goes_on_with_the_key():
+    def unaware(authorize, self, steps):
+        self._process = os.getpid()
+        return authorize(self, steps)
+
+    change("session:Session.authorize", unaware)
 
 
 @noticed_by("noise/test_gaussian.py")
 def noise_is_equal_in_all_variables():
-    def equal(draw, self, stddev, shapes):
+    def equal(draw, self, number, stddev, shapes):
         sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
-        (flat,) = draw(self, stddev, [(max(sizes),)])
+        (flat,) = draw(self, number, stddev, [(max(sizes),)])
         return [tf.reshape(flat[:n], shape) for n, shape in zip(sizes, shapes, strict=True)]
 
     change("noise.gaussian:NoiseSource.gaussians", equal)
@@ -113,13 +117,15 @@ def noise_is_equal_in_all_variables():
 def noise_of_families_has_two_thirds_of_its_scale():
     change(
         "noise.families:NoiseFamily.sample",
-        lambda sample, self, source, scale, shapes: sample(self, source, scale * 2 / 3, shapes),
+        lambda sample, self, source, number, scale, shapes: sample(
+            self, source, number, scale * 2 / 3, shapes
+        ),
     )
 
 
 @noticed_by("noise/test_correlated.py")
 def correlated_noise_is_independent():
-    change("noise.correlated:CorrelatedNoise.correlate", lambda correlate, self, fresh: fresh)
+    change("noise.correlated:CorrelatedNoise.correlate", lambda correlate, self, fresh, step: fresh)
 
 
 @noticed_by("optimizers/test_dp_keras_optimizer.py")
@@ -341,9 +347,9 @@ def a_budget_pays_for_ten_percent_more_steps():
     )
 
 
-@noticed_by("training/test_chosen_ends.py")
+@noticed_by("training/test_early_ends.py")
 def planned_steps_are_forgotten_at_an_early_end():
-    change("session:Session.count_left_out", lambda count, self, steps: self.close())
+    change("session:Session.end_early", lambda end, self, left_out: self.close())
 
 
 @noticed_by("training/test_backup.py")

@@ -58,29 +58,40 @@ def session():
     return made
 
 
-def counts(session, admitted=True):
-    return bool(session.count(tf.constant(admitted)))
-
-
-def test_the_device_counts_steps_up_to_the_limit(session):
-    assert not counts(session, admitted=False) and session.spent == 0
-    assert [counts(session) for _ in range(3)] == [True, True, False]
-    assert session.spent == 2
+def test_the_host_allows_steps_up_to_the_limit(session):
+    assert session.authorize(1) == 1 and session.authorize(3) == 1
+    with pytest.raises(BudgetExhausted, match="2 steps"):
+        session.authorize(1)
+    assert session.taken == 2 and session.left == 0
 
 
 def test_a_closed_session_allows_no_step(session):
-    counts(session)
+    session.authorize(1)
     session.close()
-    assert not counts(session) and session.spent == session.total == 1
-
-
-def test_the_host_refuses_an_execution_beyond_the_limit(session):
-    with pytest.raises(BudgetExhausted, match="2 steps"):
-        session.authorize(3)
-    session.authorize(2)
-    counts(session), counts(session)
-    with pytest.raises(BudgetExhausted):
+    with pytest.raises(RuntimeError, match="closed"):
         session.authorize(1)
+    assert session.taken == session.ledger.steps(session.run_id) == 1
+
+
+def test_steps_that_never_began_are_taken_back(session):
+    session.authorize(2)
+    session.begin_step()
+    assert int(session.place) == 0
+    session.take_back()
+    session.record()
+    assert session.ledger.steps(session.run_id) == session.taken == 1
+
+
+def test_an_early_end_counts_planned_steps_that_the_budget_allows(session):
+    session.authorize(1)
+    session.end_early(3)
+    (run,) = session.ledger.runs
+    assert (run.steps, run.taken) == (2, 1)
+
+
+def test_rows_beyond_the_largest_lot_weigh_nothing(session):
+    weight = session.admitted(tf.constant([0.0, *[1.0] * 9]))
+    np.testing.assert_array_equal(weight, [0.0, *[1.0] * 7, 0.0, 0.0])
 
 
 # -- the ledger --------------------------------------------------------------------------------------
@@ -97,19 +108,6 @@ def test_whole_fits_go_on_in_one_entry_and_interrupted_epochs_open_another():
     assert entries(model) == [7, 2]
     model.fit(lots(), verbose=0)  # another order, perhaps
     assert entries(model) == [7, 2, 2]
-
-
-def test_an_exception_in_the_middle_leaves_a_true_count():
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            raise KeyboardInterrupt
-
-    model = small()
-    with pytest.raises(KeyboardInterrupt):
-        train(model, callbacks=[Stop()])
-    assert steps(model) == 1
-    train(model)
-    assert steps(model) == 3 and model.privacy.spent(DELTA).epsilon < np.inf
 
 
 def test_compiling_again_forgets_nothing():
@@ -166,11 +164,11 @@ def test_a_forked_process_opens_another_entry_and_does_not_go_on_in_the_middle(m
     assert taken(model) == [1, 1]
     with pytest.raises(RuntimeError, match="forked"):
         train(model, callbacks=[Forks()])
-    assert entries(model) == [1, 1, 1]
+    assert entries(model) == [1, 1, 2]  # its plan
 
 
 def test_train_on_batch_has_no_end(monkeypatch):
-    monkeypatch.setattr("tfdp.training.private_training.OPEN_ENDED", 2)
+    monkeypatch.setattr("tfdp.training.opening.OPEN_ENDED", 2)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.9)
     model = small(si_dpsgd(rate=schedule))
     for _ in range(5):
@@ -201,7 +199,7 @@ def test_the_budget_holds_within_an_execution_of_several_steps():
     model = small(budget=budget_for(4), compiled=several)
     with pytest.raises(BudgetExhausted):
         whole(model, 6)
-    assert steps(model) == 3  # the second execution would have made it six
+    assert steps(model) == 4  # the second execution has one step, not three
 
 
 def test_a_budget_that_is_given_later_counts_what_was_spent():
@@ -234,18 +232,3 @@ def test_only_fit_and_train_on_batch_feed_a_step():
             way()
     np.testing.assert_array_equal(weights(model), before)
     assert steps(model) == 1
-
-
-def test_a_traced_step_of_a_closed_session_changes_nothing():
-    model = small(compiled={"run_eagerly": False})
-    model.train_on_batch(*data(8))
-    model._privacy.feeding = True  # as if fit had traced the step
-    step = tf.function(lambda: model.train_step(data(8)), autograph=False)
-    step()
-    assert model.privacy.steps_taken == 2
-    model._account.close_session()
-    before = weights(model)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        step()
-    np.testing.assert_array_equal(weights(model), before)
-    assert steps(model) == 2

@@ -31,19 +31,17 @@ class Account:
     """What was spent on a set of weights. A plain object, so that Keras neither tracks nor saves it.
 
     Attributes:
-        session: the entry of the ledger that is open for steps (`session.Session`), or None.
+        session: the last entry of the ledger that was opened for steps (`session.Session`), or None.
         start: what is known about the weights before private training: "assumed" (to be
             independent of the private data) or "public" (the user declared that they are).
     """
 
     def __init__(self):
-        self.session, self._closed = None, None
+        self.session = None
         self.start = "assumed"
         self._ledger = Ledger()
-        # Whether files count all planned steps of the open run, because results choose among them.
-        self.chosen_among = False
-        # The session whose training a callback ends, and how many planned steps that leaves out.
-        self.chosen_end: Callable[[], tuple] = lambda: (None, 0)
+        # Planned steps of the running training that are not taken yet; they count if it ends now.
+        self.left_to_take: Callable[[], float] = lambda: 0
         # Ids of the runs that stand for training that was not accounted.
         self._suspicions: list[str] = []
         # Steps that optimizers had counted when the weights were declared to be public.
@@ -57,54 +55,41 @@ class Account:
         return self._ledger
 
     @property
-    def stated(self) -> Ledger:
-        """The ledger of what the present weights show, if the training ends with them.
-
-        It counts the steps that a decision leaves out, which `ledger` has when the training has ended.
-        """
-        session, left_out = self.chosen_end()
-        if session is None or not left_out:
-            return self.ledger
-        copy = Ledger.from_json(self.ledger.to_json())
-        if _is_unknown(left_out, session):
-            copy.record(copy.open(_unaccounted(_UNKNOWN_PLAN)), 1)
-        elif session.run_id in copy.entries:
-            _record(copy, session.run_id, session.counted_with(left_out))
-        return copy
-
-    @property
     def ledger_of_files(self) -> Ledger:
-        """The ledger that a file with the present weights holds."""
-        session = self.session
-        if not self.chosen_among or session is None:
-            return self.stated
-        copy = Ledger.from_json(self.stated.to_json())
-        _record(copy, session.run_id, session.planned)
-        return copy
+        """The ledger for files and copies: whoever chooses among them saw all planned steps."""
+        session, more = self.session, self.left_to_take()
+        if session is None or not more:
+            return self.ledger
+        return session.planned_ledger(0 if self._is_unknown(more) else more)
 
     def close_session(self) -> None:
-        """Closes the open session, if there is one, so that it allows no further step."""
+        """Closes the session, so that it allows no further step."""
         if self.session is not None:
             self.session.close()
-            self._closed, self.session = self.session, None
 
-    def count_left_out(self, steps: float, session=None) -> bool:
-        """Counts planned steps of a session, open or closed; returns whether there was one.
+    def end_early(self, left_out: float) -> bool:
+        """Counts planned steps that were left out, and closes the session.
 
         Args:
-            steps: as in `Session.count_left_out`; infinite if nobody knows how many were planned.
-            session: by default the last one.
+            left_out: number of these steps; infinite if nobody knows it.
+
+        Returns:
+            False if there was no training.
         """
-        last = session or self.session or self._closed
-        if last is None:
+        session = self.session
+        if session is None:
             return False
-        if _is_unknown(steps, last):
+        if self._is_unknown(left_out):
             self.enter_unaccounted(_UNKNOWN_PLAN)
-            steps = 0
-        last.count_left_out(steps)
-        if last.run_id in self._ledger.entries:  # it may have come from another account
-            _record(self._ledger, last.run_id, last.total)
+            left_out = 0
+        session.end_early(left_out)
+        if session.ledger is not self._ledger:  # that of another account, which this one absorbed
+            self._ledger.merge(session.ledger)
         return True
+
+    def _is_unknown(self, left_out) -> bool:
+        """Whether neither the plan nor a budget bounds the number of planned steps."""
+        return math.isinf(left_out) and math.isinf(self.session.limit)
 
     def absorb(self, other: "Account") -> None:
         """Takes over what another account knows, and closes the other account's open session."""
@@ -135,11 +120,6 @@ class Account:
         for run_id in self._suspicions:
             self._ledger.withdraw(run_id)
         self._suspicions = []
-
-
-def _record(ledger: Ledger, run_id: str, steps: int) -> None:
-    """Records steps, or leaves more of them that a loaded file has told of."""
-    ledger.record(run_id, max(steps, ledger.steps(run_id)))
 
 
 def account_of(variables: Sequence[keras.Variable]) -> Account:
@@ -177,15 +157,10 @@ def ledger_in_file(path: str | os.PathLike) -> Ledger | None:
 
 
 _UNKNOWN_PLAN = (
-    "A callback ended the training before its first epoch was over, whose number of steps the data do "
-    "not say, so nobody knows how many steps were planned. Expected steps_per_epoch, a dataset that "
-    "knows its length, or a PrivacyBudget."
+    "The training ended before its first epoch was over, whose number of steps the data do not say, so "
+    "nobody knows how many steps were planned. Expected steps_per_epoch, a dataset that knows its "
+    "length, or a PrivacyBudget."
 )
-
-
-def _is_unknown(left_out, session) -> bool:
-    """Whether nobody knows how many steps count: neither the plan nor a budget says it."""
-    return left_out == math.inf and not session.is_limited
 
 
 def _unaccounted(reason) -> Run:

@@ -49,9 +49,9 @@ class EpsilonCurve:
     not grow with the length of the training. For a step count in between, the curve returns the value
     at the next of them: an upper bound, since what is released later includes what was released so
     far. The last one is the end of the training, where the curve is exact. The others are ends of
-    epochs, or divide epochs into equal parts if there are few. They depend on the run only and not on
-    the time that anything took, so equal trainings show equal values. Earlier spending on the same
-    weights is included.
+    epochs, first of each one and then of every few, or divide epochs into equal parts if there are
+    few. They depend on the run only and not on the time that anything took, so equal trainings show
+    equal values. Earlier spending on the same weights is included.
 
     Construct a curve after the first step: until then, other callbacks may restore weights and their
     ledger.
@@ -114,8 +114,9 @@ def step_counts(steps: int, steps_per_epoch: int, points: int) -> list[int]:
     """
     epochs = -(-steps // steps_per_epoch)
     if epochs > points:
-        spacing = steps_per_epoch * -(-epochs // points)
-        return [*range(0, steps, spacing), steps]
+        first = points // 2 * steps_per_epoch  # the first epochs are exact
+        spacing = steps_per_epoch * -(-(epochs - points // 2) // (points - points // 2))
+        return [*range(0, first, steps_per_epoch), *range(first, steps, spacing), steps]
     parts = points // max(epochs, 1)
     length = min(steps_per_epoch, steps)
     inside = [-(-length * part // parts) for part in range(parts)]
@@ -199,9 +200,7 @@ class StopAtBudget(keras.callbacks.Callback):
     """
 
     def on_train_batch_end(self, batch, logs=None):
-        model = _private(self.model)
-        next_steps = model._privacy.epoch.next_execution(model.steps_per_execution)
-        if model.privacy.steps_left < next_steps:
+        if _private(self.model).privacy.steps_left < 1:
             self.model.stop_training = True
 
 

@@ -5,11 +5,13 @@ Formal guarantees:
 * A session holds one frozen run. A step takes everything that the run's proof depends on from that run
   (noise multiplier, clip norm, strategy, momentum, the table of learning rates, the largest lot). The
   other choices that decide how a step is bounded (the kind of clipping, the codebook) are set once by
-  the optimizer's constructor, and the resulting sensitivity is compared with the run's.
-* Whatever runs a step (`fit`, `train_on_batch`, a function that was traced long ago), the weights
-  change only after the session that the step was traced for has counted it, and never beyond that
-  session's limit. A closed session allows no further step, so no step is accounted under the
-  description of another.
+  the optimizer's constructor, and the resulting sensitivity is compared with the run's when the step is
+  traced.
+* The host authorizes steps before they start, never beyond the session's limit, and the count of
+  authorized steps is what the ledger records. It only decreases by steps that are known not to have
+  begun, because the data ended before them.
+* A training that ends before its plan counts all planned steps, as far as budgets allow them: its end
+  may depend on what earlier steps released (docs/decisions/chosen_ends.md).
 """
 
 import dataclasses
@@ -17,13 +19,11 @@ import math
 import os
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run, max_steps
 from tfdp.accounting.contribution import UnboundedSensitivity
 
-_UNLIMITED = np.iinfo(np.int64).max
 # Steps that a run without a planned end (train_on_batch) describes, and is extended by, at a time.
 OPEN_ENDED = 10_000
 
@@ -70,7 +70,14 @@ class Session:
         optimizer: the optimizer that takes the steps.
         variables: the trainable variables.
         first_iteration: the optimizer's iteration at the run's first step.
-        resumed: id of the run in the ledger, if the run was begun earlier; None enters a new run.
+        resumed: (id of the run in the ledger, number of its steps) if the run was begun earlier; None
+            enters a new run.
+
+    Attributes:
+        ledger, run, plan, optimizer, variables, first_iteration: the arguments.
+        run_id: id of the run in the ledger.
+        taken: number of authorized steps of the run, in all trainings.
+        limit: number of steps that budgets and tables allow; infinite without either.
     """
 
     def __init__(
@@ -82,27 +89,30 @@ class Session:
         optimizer,
         variables: Sequence,
         first_iteration: int = 0,
-        resumed: str | None = None,
+        resumed: tuple[str, int] | None = None,
     ):
         self.run, self.plan, self.optimizer = run, plan, optimizer
         self._fields = fields
         self.variables, self.first_iteration = list(variables), first_iteration
-        self.limit = 0
         if resumed is None:
-            resumed = ledger.open(run)
+            self.run_id, self.taken = ledger.open(run), 0
         else:
-            ledger.extend(resumed, run)
-        self._ledger, self.run_id = ledger, resumed
-        spent = ledger.steps(resumed)
-        # Steps that the host let through. The device counts the steps that it began (`_spent`).
-        self.authorized = spent
-        self._first_turn = plan.turn - spent
-        self._spent = tf.Variable(spent, dtype=tf.int64, trainable=False, name="steps_spent")
-        self._limit = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_allowed")
+            self.run_id, self.taken = resumed
+            ledger.extend(self.run_id, run)
+        self.ledger = ledger
+        self._first_turn = plan.turn - self.taken
+        # Counts the steps that begin on the device, one copy for each replica. Nothing saves it.
+        self._begun = tf.Variable(
+            self.taken,
+            dtype=tf.int64,
+            trainable=False,
+            name="steps_begun",
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        self.limit: float = 0
         self._budget: PrivacyBudget | None = None
         self._limited_for, self._seen_changes = None, None
-        # What tables and budgets allow, which the limit of a closed session is not.
-        self._allowed, self._left_out = 0, 0
+        self._closed = False
         self._process = os.getpid()
 
     # -- what a step takes from the run ----------------------------------------------------------
@@ -112,8 +122,17 @@ class Session:
         """Number of microbatches in a nominal lot; every sum is divided by this public constant."""
         return self.run.lot_size // self.run.microbatch_size
 
+    def begin_step(self) -> None:
+        """Counts a step on the device that runs it, before the step uses `place` or `value`."""
+        self._begun.assign_add(1)
+
+    @property
+    def place(self) -> tf.Tensor:
+        """Number of the present step in the run, from 0: an int64 scalar tensor."""
+        return self._begun - 1
+
     def value(self, name: str) -> float | tf.Tensor:
-        """The value of a field of the run at the step that was counted last.
+        """The value of a field of the run at the present step.
 
         Args:
             name: name of a field that is one number, or a table with one number for each step.
@@ -124,7 +143,7 @@ class Session:
         value = getattr(self.run, name)
         if not isinstance(value, tuple):
             return value
-        return tf.gather(tf.constant(value, tf.float64), self._spent - 1)
+        return tf.gather(tf.constant(value, tf.float64), self.place)
 
     def check_step(self, variables: Sequence, optimizer) -> None:
         """Raises RuntimeError if a step does not belong to this session.
@@ -141,7 +160,6 @@ class Session:
                 "and the accounting describes the ones that it began with. Expected changes between "
                 "calls of fit() or train_on_batch() only."
             )
-        self._check_process()
 
     def check_sensitivity(self, declared: float) -> None:
         """Compares the sensitivity that an engine declares with the one that the accounting assumes.
@@ -161,16 +179,19 @@ class Session:
                 "changed; report this model as a bug."
             )
 
-    def admits(self, sample_weight: tf.Tensor) -> tf.Tensor:
-        """Whether a lot has no more examples than the proof allows: a bool scalar tensor.
+    def admitted(self, sample_weight: tf.Tensor) -> tf.Tensor:
+        """Sets the weights of rows beyond the largest lot of the proof to zero.
+
+        Which rows these are depends on their place alone, so no example decides about another one.
 
         Args:
             sample_weight: tensor [rows]; examples of weight zero are absent.
         """
         largest = self.run.sampling.largest_lot
         if largest is None:
-            return tf.constant(True)
-        return tf.math.count_nonzero(sample_weight, dtype=tf.int64) <= largest
+            return sample_weight
+        inside = tf.range(tf.shape(sample_weight)[0]) < largest
+        return tf.where(inside, sample_weight, tf.zeros_like(sample_weight))
 
     @property
     def fixes_rows(self) -> bool:
@@ -181,81 +202,60 @@ class Session:
         """
         return self.run.batch_statistics and self.run.sampling.largest_lot is not None
 
-    def count(self, admitted: tf.Tensor) -> tf.Tensor:
-        """Counts a step on the device that runs it.
-
-        Args:
-            admitted: bool scalar; a step that is not admitted is not counted.
-
-        Returns:
-            A bool scalar tensor: whether the step is allowed, and so was counted.
-        """
-        allowed = (self._spent < self._limit) & admitted
-        with tf.control_dependencies([self._spent.assign_add(tf.cast(allowed, tf.int64))]):
-            return tf.identity(allowed)
-
-    @property
-    def counted(self) -> tf.Tensor:
-        """Number of steps that the device has counted, as an int64 scalar tensor."""
-        return tf.identity(self._spent)
-
     # -- the ledger ------------------------------------------------------------------------------
 
     @property
-    def spent(self) -> int:
-        """Number of steps taken."""
-        return int(self._spent.numpy())
-
-    @property
     def next_turn(self) -> int:
-        """Number of the next lot, counted from the first turn of the first group."""
-        return self._first_turn + self.spent
+        """Number of the next lot, counted from the first turn of the first group.
+
+        A closed session does not say where another one begins.
+        """
+        return 0 if self._closed else self._first_turn + self.taken
 
     @property
     def left(self) -> float:
         """Number of steps that are still allowed; infinite without a limit."""
-        return math.inf if self.limit == _UNLIMITED else self.limit - self.authorized
+        return 0 if self._closed else self.limit - self.taken
 
     @property
     def is_limited(self) -> bool:
         """Whether a budget bounds the number of steps."""
         return self._budget is not None
 
-    @property
-    def planned(self) -> int:
-        """Number of steps of the plan, as far as budgets allow them; at least those taken."""
-        return max(self.spent, min(self.run.steps, self._allowed))
+    def record(self) -> None:
+        """Records the steps taken so far in the ledger."""
+        if self._closed:
+            return
+        self._record_in(self.ledger, 0)
 
-    def count_left_out(self, steps: float) -> None:
-        """Counts planned steps that are left out because of what earlier steps released.
-
-        The session allows no further step then, since lots and noise of these steps are not drawn.
+    def end_early(self, left_out: float) -> None:
+        """Closes the session and counts planned steps that were left out.
 
         Args:
-            steps: number of these steps; those beyond what budgets allow are not counted.
+            left_out: number of these steps; those beyond what budgets allow are not counted.
         """
-        self._left_out = int(max(0, min(self._left_out + steps, self._allowed - self.spent)))
-        self.close()
+        self._record_in(self.ledger, left_out)
+        self._closed = True
 
-    def record(self) -> None:
-        """Records the steps taken so far in the ledger, and those that count though left out.
+    def planned_ledger(self, more: float) -> Ledger:
+        """A copy of the ledger in which planned steps are counted.
 
-        A file that was loaded meanwhile may have told the ledger of more steps of this run.
+        Args:
+            more: number of planned steps that are not taken yet.
         """
-        self._ledger.record(self.run_id, max(self.total, self._ledger.steps(self.run_id)))
+        copy = Ledger.from_json(self.ledger.to_json())
+        self._record_in(copy, more)
+        return copy
 
-    @property
-    def total(self) -> int:
-        """Number of steps taken, and of those that count though they were left out."""
-        return self.spent + self._left_out
-
-    def counted_with(self, left_out: float) -> int:
-        """Number of steps that count if so many more are left out, as far as budgets allow them."""
-        return int(max(self.total, min(self.spent + left_out, self._allowed)))
+    def _record_in(self, ledger, more):
+        # A file that was loaded meanwhile may have told the ledger of more steps of this run.
+        counted = max(self.taken, ledger.steps(self.run_id))
+        steps = int(max(counted, min(counted + more, self.limit)))
+        ledger.record(self.run_id, steps, taken=self.taken)
 
     def earlier(self) -> list[Run]:
         """The other runs in the ledger that have steps."""
-        return [run for i, run in self._ledger.entries.items() if i != self.run_id and run.steps]
+        return [run for i, run in self.ledger.entries.items() if i != self.run_id and run.steps]
 
     def continues_with(self, fields: dict, plan: Plan, optimizer, variables) -> bool:
         """Whether further steps belong to this session.
@@ -269,12 +269,12 @@ class Session:
             fields, plan, optimizer, variables: those of the further steps, as in `Session`.
         """
         same = (
-            fields == self._fields
-            and not self._left_out
+            not self._closed
+            and fields == self._fields
             and plan.physical_batch_size == self.plan.physical_batch_size
             and optimizer is self.optimizer
             and [id(v) for v in variables] == [id(v) for v in self.variables]
-            and self.first_iteration == int(optimizer.iterations.numpy()) - self.spent
+            and self.first_iteration == int(optimizer.iterations.numpy()) - self.taken
             and os.getpid() == self._process
         )
         if not same:
@@ -283,7 +283,7 @@ class Session:
             return plan.lots is self.plan.lots and plan.turn == self.next_turn % plan.groups
         if not self.run.sampling.whole_epochs:
             return True
-        at = self.spent % self.run.steps_per_epoch
+        at = self.taken % self.run.steps_per_epoch
         return plan.lots is self.plan.lots and plan.start == at
 
     def extend(self, run: Run) -> None:
@@ -292,25 +292,25 @@ class Session:
         Args:
             run: this session's run with more steps (and longer tables).
         """
-        self._ledger.extend(self.run_id, run)
+        self.ledger.extend(self.run_id, run)
         self.run = run
 
     def close(self) -> None:
-        """Allows no further step, not even in functions that were traced for this session."""
+        """Allows no further step."""
         self.record()
-        self._set_limit(self.spent)
+        self._closed = True
 
     def limit_steps(self) -> None:
         """Sets the limit to the steps that every budget leaves after the ledger's other runs.
 
         Steps that no table describes cannot be accounted, so the length of a table is a limit, too.
         """
-        wanted = (self._ledger.budgets, self.run, self.earlier())
-        self.authorized, self._seen_changes = self.spent, self._ledger.changes
+        wanted = (self.ledger.budgets, self.run, self.earlier())
+        self._seen_changes = self.ledger.changes
         if wanted == self._limited_for:
             return
         described = self.run.described_steps
-        limit = _UNLIMITED if described is None else described
+        self.limit = math.inf if described is None else described
         self._budget = None
         for budget in wanted[0]:
             affordable = max_steps(
@@ -321,52 +321,62 @@ class Session:
                 adjacency=budget.adjacency,
                 earlier=wanted[2],
             )
-            if affordable < limit:
-                limit, self._budget = affordable, budget
-        self._limited_for, self._allowed = wanted, limit
-        self._set_limit(limit)
+            if affordable < self.limit:
+                self.limit, self._budget = affordable, budget
+        self._limited_for = wanted
 
-    def _set_limit(self, limit):
-        self.limit = limit
-        self._limit.assign(limit)
+    def authorize(self, steps: int) -> int:
+        """Lets steps through, on the host, before they start.
 
-    def authorize(self, steps: int) -> None:
-        """Lets `steps` more steps through, on the host, before they are started.
+        Args:
+            steps: the number of steps that are wanted, at least 1.
+
+        Returns:
+            The number of steps that are allowed, from 1 to `steps`.
 
         Raises:
-            BudgetExhausted: the steps are beyond the limit.
-            RuntimeError: the process was forked since the session was opened.
+            BudgetExhausted: no further step is allowed.
+            RuntimeError: the session is closed, or the process was forked since it was opened.
         """
-        self._check_process()
-        # The ledger may have been merged with another, or given a budget, since the last call.
-        if self._ledger.changes != self._seen_changes:
-            self.limit_steps()
-        if self.left < steps:
-            # An execution whose data ended took fewer steps than it was allowed.
-            self.authorized = self.spent
-        if self.authorized + steps > self.limit:
-            self.refuse()
-        self.authorized += steps
-
-    def _check_process(self):
         if os.getpid() != self._process:
             raise RuntimeError(
                 "This process was forked in the middle of a training: both would draw the same noise. "
                 "Expected fit() or train_on_batch() to be called anew after os.fork()."
             )
+        if self._closed:
+            raise RuntimeError(
+                "The ledger entry of this training is closed, so no step can be accounted under it. "
+                "Expected fit() or train_on_batch() to be called anew."
+            )
+        # The ledger may have been merged with another, or given a budget, since the last call.
+        if self.ledger.changes != self._seen_changes:
+            self.limit_steps()
+        if self.left < 1:
+            raise BudgetExhausted(self._why_exhausted())
+        steps = int(min(steps, self.left))
+        self.taken += steps
+        return steps
 
-    def refuse(self):
-        """Raises BudgetExhausted and says which budget, or which plan, sets the limit."""
-        taken = f"{self.spent} were taken"
+    def take_back(self) -> int:
+        """Takes back authorized steps that never began, because the data ended; returns how many.
+
+        The step counts itself on the device after it got its data.
+        """
+        unused = self.taken - int(self._begun.numpy())
+        self.taken -= unused
+        return unused
+
+    def _why_exhausted(self):
+        taken = f"{self.taken} were taken"
         if self._budget is None:
-            raise BudgetExhausted(
-                f"This training was planned for {self.limit} steps, and {taken}. Start further steps "
+            return (
+                f"This training was planned for {self.limit:g} steps, and {taken}. Start further steps "
                 "with fit() or train_on_batch(), so that they are accounted."
             )
-        raise BudgetExhausted(
+        return (
             f"The privacy budget is exhausted: {self._budget.kind} epsilon {self._budget.epsilon:g} "
-            f"at delta {self._budget.delta:g} ({self._budget.adjacency}) allows {self.limit} steps of "
-            f"this training, and {taken}. Stop here, or start with more noise."
+            f"at delta {self._budget.delta:g} ({self._budget.adjacency}) allows {self.limit:g} steps "
+            f"of this training, and {taken}. Stop here, or start with more noise."
         )
 
 

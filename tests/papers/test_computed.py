@@ -24,7 +24,7 @@ NOISES = [
 
 @pytest.mark.parametrize(("noise", "nu"), NOISES)
 def test_the_mean_size_is_that_of_the_noise_that_is_drawn(noise, nu):
-    (drawn,) = NoiseFamily(noise, nu).sample(NoiseSource(seed=1), 1.0, [(400_000,)])
+    (drawn,) = NoiseFamily(noise, nu).sample(NoiseSource(seed=1), 0, 1.0, [(400_000,)])
     sizes = np.abs(drawn.numpy().astype(float))
     expected, error = sizes.mean(), sizes.std() / math.sqrt(len(sizes))
     found = noise_distance.mean_size(noise, nu)

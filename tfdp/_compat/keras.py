@@ -18,6 +18,7 @@ with borrowing("a name of keras.src"):
     from keras.src.backend.common.masking import set_keras_mask as set_keras_mask
     from keras.src.backend.common.stateless_scope import get_stateless_scope as get_stateless_scope
     from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
+    from keras.src.backend.tensorflow.trainer import reduce_per_replica
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
     from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
     from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
@@ -305,9 +306,11 @@ def compiled_metrics(model) -> tuple:
     return compiled._user_metrics, compiled._user_weighted_metrics
 
 
-def own_strategy(model):
-    """The `tf.distribute` strategy under which a model was made, or None (`_distribute_strategy`)."""
-    return model._distribute_strategy
+def over_replicas(strategy, step, data):
+    """Runs a step on every replica of a strategy and returns the logs as Keras does."""
+    if strategy.num_replicas_in_sync == 1:
+        return step(data)
+    return reduce_per_replica(strategy.run(step, args=(data,)), strategy, reduction="auto")
 
 
 def without_optionals(model, step):

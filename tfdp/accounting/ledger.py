@@ -174,12 +174,13 @@ class Ledger:
         self.changes += 1
         return run_id
 
-    def record(self, run_id: str, steps: int) -> None:
+    def record(self, run_id: str, steps: int, taken: int | None = None) -> None:
         """Sets the number of steps spent by a run.
 
         Args:
           run_id: Id that `open` returned.
           steps: Total number of steps so far. Record a step before it is executed.
+          taken: Number of steps taken, where planned steps count, too; None for all.
 
         Raises:
           LedgerError: For an unknown id, or fewer steps than were recorded before.
@@ -191,7 +192,7 @@ class Ledger:
                 f"Expected at least the {entry.steps} steps that run {run_id} has spent already. "
                 f"Received {steps}. A ledger never goes back; open a new run instead."
             )
-        self._entries[run_id] = entry.with_(steps=int(steps))
+        self._entries[run_id] = entry.with_(steps=int(steps), taken=taken)
 
     def extend(self, run_id: str, run: Run) -> None:
         """Replaces the description of a run by one that covers more steps.
@@ -204,7 +205,7 @@ class Ledger:
           LedgerError: If `run` differs in anything else, including table values of spent steps.
         """
         entry = self._entry(run_id)
-        longer = check_run(run).with_(steps=entry.steps)
+        longer = check_run(run).with_(steps=entry.steps, taken=entry.taken)
         if longer.past() != entry.past():
             raise LedgerError(
                 f"Expected the run {run_id} with longer schedules. Received another run. Open a "
@@ -215,6 +216,13 @@ class Ledger:
     def steps(self, run_id: str) -> int:
         """Steps spent by one run."""
         return self._entry(run_id).steps
+
+    def taken(self, run_id: str) -> int:
+        """Steps taken by one run; 0 for an unknown id."""
+        run = self._entries.get(run_id)
+        if run is None:
+            return 0
+        return run.steps if run.taken is None else run.taken
 
     def merge(self, other: "Ledger") -> None:
         """Adds all runs and budgets of `other`; for a common id, the larger number of steps counts.

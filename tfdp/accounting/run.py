@@ -49,6 +49,8 @@ class Run:
         data) or "public" (the user declared that they are independent of these data).
       insecure_seed: Whether the noise, or the secret choice of lots, came from a seed that a user
         chose.
+      taken: Number of steps that were taken if planned steps count, too: `steps` of a training that
+        ended early are those of its plan. None if all `steps` were taken.
 
     Example:
       >>> from tfdp.accounting import Run
@@ -68,6 +70,7 @@ class Run:
     contribution: Contribution
     start: str = "assumed"
     insecure_seed: bool = False
+    taken: int | None = None
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class Run:
         contribution: Contribution | None = None,
         start: str = "assumed",
         insecure_seed: bool = False,
+        taken: int | None = None,
         **fields: Any,
     ):
         parts = {"mechanism": mechanism, "sampling": sampling, "contribution": contribution}
@@ -91,6 +95,8 @@ class Run:
         for name, value in (parts | own).items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "steps", whole("steps", self.steps, 0))
+        taken = whole("taken", taken, 0, optional=True)
+        object.__setattr__(self, "taken", None if taken == self.steps else taken)
         one_of("start", self.start, STARTS)
         self.contribution.check(self.sampling)
         self.mechanism.check(self)
@@ -151,14 +157,17 @@ class Run:
     def with_(self, **changes: Any) -> "Run":
         """Returns a copy with some fields changed, which the constructor validates again.
 
-        The keywords are those of the constructor. If a part is replaced by giving a name, the new
-        part takes over the fields that both classes have; fields of the old class only are dropped.
+        The keywords are those of the constructor. A new number of `steps` counts as taken. If a part is
+        replaced by giving a name, the new part takes over the fields that both classes have; fields of
+        the old class only are dropped.
         """
+        other_steps = "steps" in changes or "epochs" in changes
         own = {
             name: changes.pop(name, getattr(self, name))
             for name in ("steps", "start", "insecure_seed")
             if not (name == "steps" and "epochs" in changes and "steps" not in changes)
         }
+        own["taken"] = changes.pop("taken", None if other_steps else self.taken)
         if "epochs" in changes:
             own["epochs"] = changes.pop("epochs")
         now = {name: getattr(self, name) for name in ("mechanism", "sampling", "contribution")}
@@ -186,7 +195,7 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-safe description; tables become `{"values": ..., "counts": ...}`."""
-        return {
+        fields = {
             "version": _VERSION,
             "mechanism": self.mechanism.to_dict(),
             "sampling": self.sampling.to_dict(),
@@ -195,6 +204,7 @@ class Run:
             "start": self.start,
             "insecure_seed": self.insecure_seed,
         }
+        return fields if self.taken is None else fields | {"taken": self.taken}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Run":
@@ -210,6 +220,7 @@ class Run:
                 f"Expected the description of a Run of version {_VERSION}. Received version "
                 f"{version!r}. Use the version of tfdp that wrote it, or a newer one."
             )
+        fields.setdefault("taken", None)
         if sorted(fields) != sorted(field_names(cls)):
             raise ValueError(f"Expected the fields of a Run. Received {sorted(fields)}.")
         return cls(

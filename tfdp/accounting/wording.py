@@ -23,8 +23,10 @@ from tfdp.accounting.run import Run, check_runs
 
 NOT_COVERED = (
     "Training loss, training accuracy and other figures or diagnostics computed on the private data.",
-    "Early stopping, and the choice of the number of steps, of a checkpoint or of hyperparameters by "
-    "what they do on private data.",
+    "Ends of the training, and choices among its checkpoints, that were decided by training loss or "
+    "accuracy. Decisions by released weights or held-out data are covered, since all planned steps are "
+    "counted.",
+    "Hyperparameters that were chosen by results on private data, unless the search is accounted.",
     "Attacks on the floating-point representation of the noise.",
     "Copies: a saved file that is trained on in two places knows, in each place, its own training "
     "only. For both together, merge their ledgers (Ledger.merge) and read the statement of that.",
@@ -227,6 +229,15 @@ def statement(runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "
 
 
 def _executed(run: Run) -> str:
+    if run.taken is None:
+        return _described(run)
+    return (
+        f"{_described(run)} {run.taken} of these planned {run.steps} steps were taken. All "
+        f"{run.steps} are counted, because the training ended early, which may depend on its results."
+    )
+
+
+def _described(run: Run) -> str:
     words = run.mechanism.executed_words(run)
     if words is not None:
         return words

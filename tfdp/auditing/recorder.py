@@ -132,7 +132,7 @@ class _Recorder:
                 "rate": rate,
                 "iteration": tf.cast(iteration, tf.int64),
                 "scale": tf.cast(scale, tf.float32),
-                "counted": session.counted,
+                "counted": session.place + 1,
             }
             self._layout = {
                 k: tf.nest.map_structure(lambda t: None, parts[k]) for k in ("x", "y", "weight")
@@ -177,7 +177,7 @@ class _Recorder:
 
     def _note_fit(self):
         """Counts calls of `fit`, and writes the keys of the examples that each draws from."""
-        feed = self._model._privacy.feed
+        feed = self._model._privacy.training.feed
         if feed is not None and feed is self._feed:
             return
         self._feed, self._fit = feed, self._fit + 1

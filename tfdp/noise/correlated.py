@@ -43,7 +43,7 @@ class CorrelatedNoise:
         >>> from tfdp.noise import CorrelatedNoise
         >>> correlated = CorrelatedNoise(Strategy(name="prefix_sum"), shapes=[(1,)])
         >>> fresh = [[tf.constant([1.0])], [tf.constant([5.0])], [tf.constant([2.0])]]
-        >>> [float(correlated.correlate(z)[0][0]) for z in fresh]  # the past noise is taken back
+        >>> [float(correlated.correlate(z, step)[0][0]) for step, z in enumerate(fresh)]
         [1.0, 4.0, -3.0]
     """
 
@@ -62,36 +62,35 @@ class CorrelatedNoise:
         self._scale = float(1.0 / first)
         self._weights = (past / first).astype(np.float32)
         self._growth = _row_norms(self._scale, past / first, self._keeps_fresh)
-        # Ring buffers that share one position. Keras does not track plain variables in a plain object.
+        # Ring buffers. Keras does not track plain variables in a plain object.
         self._shapes = [tuple(shape) for shape in shapes]
-        self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._past = [
             tf.Variable(tf.zeros([self.memory, int(np.prod(shape))]), trainable=False)
             for shape in self._shapes
             if self.memory
         ]
 
-    @property
-    def steps(self) -> int:
-        """Number of values of y that were made."""
-        return int(self._steps.numpy())
+    def growth(self, step: int | tf.Tensor) -> tf.Tensor:
+        """Standard deviation of the value of y at a step over that of z: a float32 scalar.
 
-    def growth(self) -> tf.Tensor:
-        """Standard deviation of the next value of y over that of z: a float32 scalar."""
-        step = tf.minimum(self._steps, tf.constant(len(self._growth) - 1, tf.int64))
+        Args:
+            step: number of the step, from 0.
+        """
+        step = tf.minimum(tf.cast(step, tf.int64), tf.constant(len(self._growth) - 1, tf.int64))
         return tf.gather(tf.constant(self._growth), step)
 
-    def correlate(self, fresh: list) -> list[tf.Tensor]:
+    def correlate(self, fresh: list, step: int | tf.Tensor) -> list[tf.Tensor]:
         """Makes the next value of y, one tensor for each variable.
 
         Args:
             fresh: z_t, independent noise of equal scale in all steps: one float32 tensor for each
                 variable.
+            step: t, an int or an int64 scalar tensor: one more than in the call before, 0 in the first.
 
         Returns:
             y_t, float32 tensors of the shapes of the variables.
         """
-        step = self._steps.assign_add(1) - 1
+        step = tf.cast(step, tf.int64)
         if not self.memory:
             return [self._scale * z for z in fresh]
         # Place s holds the value made 1 + (step - 1 - s) mod memory steps ago. Places that were never
@@ -109,8 +108,7 @@ class CorrelatedNoise:
 
     def state(self) -> dict[str, np.ndarray]:
         """The whole state for `take_up`, as arrays. It is a secret (see the module)."""
-        arrays = {f"past_{i}": past.numpy() for i, past in enumerate(self._past)}
-        return {"steps": np.int64(self.steps), **arrays}
+        return {f"past_{i}": past.numpy() for i, past in enumerate(self._past)}
 
     def take_up(self, state: dict[str, np.ndarray]) -> None:
         """Takes over the state of another object, so that the next value continues its sequence.
@@ -128,7 +126,6 @@ class CorrelatedNoise:
                 f"The noise state is of other variables or bands. Expected arrays of the shapes "
                 f"{expected}. Found {found}."
             )
-        self._steps.assign(int(state["steps"]))
         for i, past in enumerate(self._past):
             past.assign(state[f"past_{i}"])
 

@@ -30,7 +30,7 @@ class NoiseFamily:
         >>> family = NoiseFamily("student_t", degrees_of_freedom=9.0)
         >>> print(f"{family.standard_deviation(1.0):.3f}")  # sqrt(9 / 7)
         1.134
-        >>> (noise,) = family.sample(NoiseSource(seed=0), 1.0, [(10000,)])
+        >>> (noise,) = family.sample(NoiseSource(seed=0), 0, 1.0, [(10000,)])
         >>> print(f"{noise.numpy().std():.1f}")
         1.1
     """
@@ -49,14 +49,17 @@ class NoiseFamily:
                 f"student_t has degrees of freedom. Received: {nu!r} with {self.name!r}"
             )
 
-    def sample(self, source: NoiseSource, scale: float, shapes: list) -> list[tf.Tensor]:
+    def sample(
+        self, source: NoiseSource, draw: int | tf.Tensor, scale: float, shapes: list
+    ) -> list[tf.Tensor]:
         """Draws independent float32 tensors, in order: `scale` times noise of scale 1.
 
         Every draw is the image of uniform numbers under an exact map. No draw is rejected, so the
         amount of random numbers that a draw consumes does not depend on their values.
 
         Args:
-            source: source of the random numbers; this call uses up one of its draws.
+            source: source of the random numbers.
+            draw: number of the draw, as in `NoiseSource.gaussians`.
             scale: scale >= 0, a float or a scalar tensor; the float zero gives zeros.
             shapes: fully defined shapes.
 
@@ -64,10 +67,11 @@ class NoiseFamily:
             One float32 tensor for each shape.
         """
         if self.name == "gaussian" or (not tf.is_tensor(scale) and scale == 0.0):
-            return source.gaussians(scale, shapes)
+            return source.gaussians(draw, scale, shapes)
         scale = tf.cast(scale, tf.float64)
         return [
-            tf.cast(scale * self._from_uniforms(u), tf.float32) for u in source.uniforms(shapes)
+            tf.cast(scale * self._from_uniforms(u), tf.float32)
+            for u in source.uniforms(draw, shapes)
         ]
 
     def _from_uniforms(self, u):

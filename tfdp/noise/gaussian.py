@@ -2,9 +2,10 @@
 
 Formal guarantees:
 
-* The key of a draw is (run key, draw number). The run key is 128 bits from the operating system, not
-  from `keras.utils.set_random_seed`. The draw number only increases, and is neither saved nor restored;
-  a resumed run never repeats a draw, because it has a run key of its own.
+* The key of a draw is (source key, draw number). The source key is 128 bits from the operating system,
+  not from `keras.utils.set_random_seed`. Every session makes a source of its own, and numbers its draws
+  by its steps, which nothing rewinds. No file or copy holds a key, so a resumed run repeats no draw.
+* A draw is a function of its key alone, so replicas that draw it get the same noise.
 * Distinct draw numbers address distinct blocks of the Philox4x32-10 counter, and so do the pieces of
   one draw.
 
@@ -17,7 +18,6 @@ import hashlib
 import itertools
 import math
 import os
-import struct
 
 import numpy as np
 import tensorflow as tf
@@ -33,73 +33,50 @@ class NoiseSource:
     """Keyed random numbers for a list of variables.
 
     Args:
-        seed: None takes the run key from the operating system. A string or an integer makes the
-            noise reproducible: anyone who knows the seed can subtract the noise.
+        seed: None takes the key from the operating system. A string or an integer makes the noise
+            reproducible: anyone who knows the seed can subtract the noise.
+        salt: further numbers that sources of one seed differ by; ignored without a seed.
 
     Attributes:
         seeded: whether a seed was given.
-        draws: int64 variable, the number of draws so far.
+        key: int64 [2]: a secret, which reveals all noise.
 
     Example:
         >>> from tfdp.noise import NoiseSource
         >>> source = NoiseSource()  # with a key of the operating system
-        >>> first, second = source.gaussians(2.0, [(100000,), (3, 4)])
+        >>> first, second = source.gaussians(0, 2.0, [(100000,), (3, 4)])
         >>> print(f"{first.numpy().std():.1f}")
         2.0
-        >>> second.shape
-        TensorShape([3, 4])
-        >>> int(source.draws.numpy()), source.seeded
-        (1, False)
+        >>> second.shape, source.seeded
+        (TensorShape([3, 4]), False)
     """
 
-    def __init__(self, seed: int | str | None = None):
+    def __init__(self, seed: int | str | None = None, salt: tuple[int, ...] = ()):
         self.seeded = seed is not None
         if seed is None:
             material = os.urandom(16)
         else:
-            material = hashlib.sha256(f"tfdp noise {seed!r}".encode()).digest()[:16]
-        self._key, self._base = struct.unpack("<qq", material)
-        self._process = os.getpid()
-        # A plain tf.Variable, which Keras does not track: saving or restoring the optimizer must not
-        # move the draw number back.
-        self.draws = tf.Variable(0, dtype=tf.int64, trainable=False, name="noise_draws")
+            material = hashlib.sha256(f"tfdp noise {seed!r} {salt}".encode()).digest()[:16]
+        self.key = np.frombuffer(material, np.int64)
 
     @classmethod
-    def at(cls, key: np.ndarray, draws: int) -> "NoiseSource":
-        """A source that repeats the draws of another one after its first `draws` draws.
-
-        Only for noise that was drawn and lost; fresh noise needs a key of its own.
+    def with_key(cls, key: np.ndarray) -> "NoiseSource":
+        """A source that repeats the draws of another one, for noise that was drawn and lost.
 
         Args:
-            key, draws: the result of `state` of the other source.
+            key: that of the other source.
         """
         source = cls()
-        source._key, source._base = (int(word) for word in key)
-        source.draws.assign(draws)
+        source.key = np.asarray(key, np.int64)
         return source
 
-    def state(self) -> tuple[np.ndarray, int]:
-        """(key, number of draws so far) for `at`: a secret, which reveals all noise."""
-        return np.array([self._key, self._base], np.int64), int(self.draws.numpy())
-
-    def advance_to(self, draws: int) -> None:
-        """Skips the first `draws` draws, unless more draws than that were made already."""
-        self.draws.assign(max(draws, int(self.draws.numpy())))
-
-    def renew_after_fork(self) -> None:
-        """Takes a new key if the process was forked since the last key was taken.
-
-        Otherwise parent and child would draw the same noise. A seeded source keeps its key. Functions
-        that were traced before keep the old key, so they have to be traced again.
-        """
-        if self._process != os.getpid() and not self.seeded:
-            self._key, self._base = struct.unpack("<qq", os.urandom(16))
-            self._process = os.getpid()
-
-    def gaussians(self, stddev: float | tf.Tensor, shapes: list) -> list[tf.Tensor]:
+    def gaussians(
+        self, draw: int | tf.Tensor, stddev: float | tf.Tensor, shapes: list
+    ) -> list[tf.Tensor]:
         """Draws independent N(0, stddev^2) float32 tensors of the given shapes, in order.
 
         Args:
+            draw: number of the draw, an int or an int64 scalar tensor. Use each number once.
             stddev: standard deviation of each coordinate, >= 0, a float or a float32 scalar tensor;
                 the float zero gives zeros.
             shapes: fully defined shapes.
@@ -107,7 +84,6 @@ class NoiseSource:
         Returns:
             One float32 tensor for each shape.
         """
-        draw = self.draws.assign_add(1)
         if not tf.is_tensor(stddev) and stddev == 0.0:
             return [tf.zeros(shape, tf.float32) for shape in shapes]
         high = self._counter_of(draw)
@@ -125,19 +101,20 @@ class NoiseSource:
             noise += [flat[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         return [tf.reshape(n, shape) for n, shape in zip(noise, shapes, strict=True)]
 
-    def uniforms(self, shapes: list) -> list[tf.Tensor]:
+    def uniforms(self, draw: int | tf.Tensor, shapes: list) -> list[tf.Tensor]:
         """Draws pairs of independent float64 numbers, uniform in (0, 1], in order.
 
         They have 53 random bits, so that noise computed from them keeps its tails: among numbers with
         24 bits, the smallest one would occur once in some hundred draws for a model.
 
         Args:
+            draw: as in `gaussians`.
             shapes: fully defined shapes.
 
         Returns:
             For each shape a tensor [2, *shape].
         """
-        high = self._counter_of(self.draws.assign_add(1))
+        high = self._counter_of(draw)
         sizes = [math.prod(shape) for shape in shapes]
         words = self._words(high, 0, [2, sum(sizes)], tf.uint64)
         # 53 bits, which int64 and float64 hold exactly.
@@ -148,12 +125,12 @@ class NoiseSource:
 
     def _counter_of(self, draw):
         """The high counter word of a draw; it differs between draws, even after integer overflow."""
-        return tf.constant(self._base, tf.int64) + draw
+        return tf.constant(self.key[1], tf.int64) + tf.cast(draw, tf.int64)
 
     def _words(self, high, block, shape, dtype):
         return tf.raw_ops.StatelessRandomUniformFullIntV2(
             shape=tf.constant(shape, tf.int32),
-            key=tf.bitcast(tf.constant([self._key], tf.int64), tf.uint64),
+            key=tf.bitcast(tf.constant(self.key[:1], tf.int64), tf.uint64),
             counter=tf.bitcast(tf.stack([tf.constant(block, tf.int64), high]), tf.uint64),
             alg=_PHILOX,
             dtype=dtype,

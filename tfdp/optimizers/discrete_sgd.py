@@ -158,7 +158,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         scale = self._stddev(session.value("noise_multiplier"), bounded, session)
         encoding = session.run.encoding
         family = NoiseFamily(encoding.noise, encoding.degrees_of_freedom)
-        noise = family.sample(self._secrets.noise, scale, shapes)
+        noise = family.sample(self._secrets.noise, session.place, scale, shapes)
         sums = [total + draw for total, draw in zip(bounded.sums, noise, strict=True)]
         # Denoising divides by the scale of the noise, so it needs noise.
         if self.denoise and np.min(session.run.noise_multiplier) > 0:

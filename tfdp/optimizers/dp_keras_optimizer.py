@@ -41,7 +41,8 @@ class _Secrets:
     """State that no Keras or TensorFlow save path may reach; a plain object is not tracked."""
 
     def __init__(self, seed):
-        self.noise = NoiseSource(seed)
+        self.seed, self.sessions = seed, 0
+        self.noise = NoiseSource(seed)  # each session makes one of its own
         self.waiting: SavedRun | None = None  # the run of another process that is to go on
         self.account = Account()  # becomes the account of the weights once the optimizer is built
 
@@ -252,6 +253,14 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
                     "its own, too (tfdp.accounting.register_mechanism), or those methods left alone."
                 )
 
+    def check_replicas(self) -> None:
+        """Raises NotImplementedError if this optimizer cannot train on several replicas."""
+        if self.mechanism is not DPSGD or self._adaptive is not None:
+            raise NotImplementedError(
+                "On several replicas, only DP-SGD with a constant clip norm is implemented. Expected a "
+                f"strategy with one replica for {type(self).__name__}."
+            )
+
     @property
     def described_steps(self) -> int | None:
         """Number of steps that a run of this optimizer can have; None if it is not limited."""
@@ -261,7 +270,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     @property
     def seeded(self) -> bool:
         """Whether the noise comes from a user's seed."""
-        return self._secrets.noise.seeded
+        return self._secrets.seed is not None
 
     def bound(self, variables, l2_norm_clip: float | None = None) -> L2Clip:
         """The bound on the influence of an example on the sum of gradients.
@@ -334,15 +343,18 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         del variables, first, steps, known
         return {}
 
-    def begin(self, session: Session) -> None:
+    def begin(self, session: Session, resumed: bool = False) -> None:
         """Prepares the optimizer for a session that was opened, before its first step.
 
         Args:
             session: the session.
+            resumed: whether its run was begun by another session, whose secrets were taken up.
         """
-        # A seeded run that was resumed must not repeat its earlier draws.
-        self._secrets.noise.advance_to(int(self.iterations.numpy()))
-        self._secrets.noise.renew_after_fork()
+        del session
+        secrets = self._secrets
+        # Only a seeded source has a salt: it must not repeat the draws of an earlier session.
+        salt = (secrets.sessions, int(self.iterations.numpy()))
+        secrets.noise, secrets.sessions = NoiseSource(secrets.seed, salt), secrets.sessions + 1
 
     def continues(self, session: Session) -> bool:
         """Whether training may go on within the open session.
@@ -388,9 +400,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         if waiting is not None:
             check_same_run(waiting.run, fields)
             check_same_place(waiting, plan)
-            # The noise has a new key, but for a user's seed, whose draws must not be repeated.
-            self._secrets.noise.advance_to(int(self.iterations.numpy()))
-            self._secrets.noise.renew_after_fork()
         return waiting
 
     def secret_state(self) -> dict[str, np.ndarray]:
@@ -455,12 +464,12 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         noise_multiplier = session.value("noise_multiplier")
         if self._adaptive is None:
             scale = self._stddev(noise_multiplier, bounded, session)
-            noise = source.gaussians(scale, shapes)
+            noise = source.gaussians(session.place, scale, shapes)
         else:
             adaptive = dataclasses.replace(self._adaptive, noise_multiplier=noise_multiplier)
             scale = self._stddev(adaptive.sum_noise, bounded, session)
             # One more scalar, drawn beside the others, is the noise on the count.
-            *noise, extra = source.gaussians(1.0, [*shapes, ()])
+            *noise, extra = source.gaussians(session.place, 1.0, [*shapes, ()])
             count = adaptive.count(bounded) + adaptive.count_noise * extra
             self._clip_norm.assign(
                 adaptive.next_clip_norm(
@@ -478,7 +487,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return noise_multiplier * bounded.l2_norm_clip
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
-        """Returns the gradients as they are, because several replicas are refused.
+        """Returns the gradients as they are: the step has added the sums of all replicas.
 
         Keras' sum over replicas registers a gradient function with TensorFlow for every graph that is
         traced. The registration is never removed, and it keeps the whole graph in memory.

@@ -9,7 +9,7 @@ change at any time.
 
 The past noise is as secret as the gradients: anyone who knows it can subtract it. No save path of Keras
 or TensorFlow includes it, so a model that was saved and loaded starts a new run with fresh noise, and
-the ledger composes both runs. Only `tfdp.callbacks.BackupAndRestore` continues a run elsewhere.
+the ledger composes both runs. Only `BackupAndRestore` resumes a run in another process.
 """
 
 import dataclasses
@@ -69,21 +69,19 @@ class MatrixDPOptimizer(DPKerasOptimizer):
     def run_fields(self, variables) -> dict:
         return super().run_fields(variables) | {"strategy": self.strategy}
 
-    def begin(self, session) -> None:
-        super().begin(session)
-        shapes = [v.shape for v in session.variables]
-        self._correlated = CorrelatedNoise(session.run.strategy, shapes)
-
-    def continues(self, session) -> bool:
-        """False if a step was counted and never finished."""
-        return self._correlated is not None and self._correlated.steps == session.spent
+    def begin(self, session, resumed=False) -> None:
+        super().begin(session, resumed)
+        if not resumed:
+            shapes = [v.shape for v in session.variables]
+            self._correlated = CorrelatedNoise(session.run.strategy, shapes)
 
     def add_noise(self, bounded, session):
         # Noise is correlated in units of the clip norm, like the sensitivity of the accounting.
         shapes = [total.shape for total in bounded.sums]
-        fresh = self._secrets.noise.gaussians(session.value("noise_multiplier"), shapes)
-        growth = self._correlated.growth()  # before `correlate` moves on to the next step
-        noise = [bounded.l2_norm_clip * y for y in self._correlated.correlate(fresh)]
+        step = session.place
+        fresh = self._secrets.noise.gaussians(step, session.value("noise_multiplier"), shapes)
+        growth = self._correlated.growth(step)
+        noise = [bounded.l2_norm_clip * y for y in self._correlated.correlate(fresh, step)]
         scale = growth * session.run.noise_multiplier * bounded.l2_norm_clip
         return [total + draw for total, draw in zip(bounded.sums, noise, strict=True)], scale
 
@@ -95,23 +93,20 @@ class MatrixDPOptimizer(DPKerasOptimizer):
     def secret_state(self):
         if self._correlated is None:
             return {}
-        key, draws = self._secrets.noise.state()
-        return {"key": key, "draws": np.int64(draws), **self._correlated.state()}
+        return {"key": self._secrets.noise.key, **self._correlated.state()}
 
     def take_up_secrets(self, state, saved, lost, variables):
         shapes = [v.shape for v in variables]
-        noise = CorrelatedNoise(self.strategy, shapes)
-        own = dict(state)
-        source = NoiseSource.at(own.pop("key"), int(own.pop("draws")))
-        noise.take_up(own)
-        # The noise of the lost steps, which is a function of the key and the step: the noise of later
-        # steps is correlated with it.
+        past = dict(state)
+        source = NoiseSource.with_key(past.pop("key"))
+        self._correlated = CorrelatedNoise(self.strategy, shapes)
+        self._correlated.take_up(past)
+        # The noise of the lost steps, a function of key and step: that of later steps is correlated
+        # with it.
         table = np.ravel(saved.run.noise_multiplier)
         for step in range(saved.steps - lost, saved.steps):
-            noise.correlate(source.gaussians(float(table[step % len(table)]), shapes))
-        # No draw is used again, where this process has the old key itself, or a user's seed.
-        self._secrets.noise.advance_to(int(source.draws.numpy()))
-        self._correlated = noise
+            fresh = source.gaussians(step, float(table[step % len(table)]), shapes)
+            self._correlated.correlate(fresh, step)
 
 
 def _as_strategy(strategy, bands, objective, steps) -> Strategy:

@@ -205,13 +205,14 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             rates = (*known.learning_rates, *rates[len(known.learning_rates) :])
         return fields | {"learning_rates": rates}
 
-    def begin(self, session) -> None:
+    def begin(self, session, resumed=False) -> None:
         """Starts the means at the weights, which are public, with no velocity.
 
         Earlier training reaches the new session only through the released weights.
 
         Args:
             session: the session that was opened.
+            resumed: whether the means of its run were taken up already.
 
         Raises:
             ValueError: a weight has a constraint, which would have to hold for the secret means, or
@@ -231,7 +232,9 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
                 "is left. Expected float32 or float64 weights (the policy mixed_bfloat16 has float32 "
                 f"weights). Found {coarse}."
             )
-        super().begin(session)
+        super().begin(session, resumed)
+        if resumed:
+            return
         first = int(self.iterations.numpy())
         self._hidden = _Hidden(self._hidden.rule, variables, first, session.run.momentum > 0)
 
@@ -285,7 +288,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             )
         rate = tf.cast(session.value("learning_rates"), tf.float64)
         scale = self._stddev(session.value("noise_multiplier"), bounded, session)
-        noise = self._secrets.noise.gaussians(scale, [v.shape for v in variables])
+        noise = self._secrets.noise.gaussians(session.place, scale, [v.shape for v in variables])
         gradients = [
             mean_of(tf.cast(total, tf.float64), session.divisor, penalty)
             for total, penalty in zip(bounded.sums, regularization, strict=True)

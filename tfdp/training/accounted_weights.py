@@ -14,14 +14,14 @@ from tfdp.accounting import Run
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
 from tfdp.training.checks import refuse_unsavable
-from tfdp.training.steering import refuse_steering
+from tfdp.training.steering import list_of, refuse_steering
 
 
 class AccountedWeights:
     """Mixin for a Keras model: keeps the ledger of what was spent with the weights.
 
     The class that it is mixed into provides `_privacy.account`, the account of a model that has no
-    weights yet, and `_privacy.epoch`, which counts the steps of an epoch.
+    weights yet.
     """
 
     @property
@@ -47,7 +47,7 @@ class AccountedWeights:
         optimizer, ledger = getattr(self, "optimizer", None), self._account.ledger
         if isinstance(optimizer, DPKerasOptimizer):
             optimizer.check_ledger(ledger)
-        runs = self._account.stated.runs
+        runs = self._account.ledger.runs
         if self._account.start == "public":  # declared later, perhaps
             runs = [dataclasses.replace(run, start="public") for run in runs]
         return runs
@@ -94,49 +94,32 @@ class AccountedWeights:
             )
 
 
-def with_epochs(model, callbacks, training_metrics):
-    """The callbacks of a fit, after one that tells the model where epochs begin and end.
+def checked_callbacks(model, callbacks, training_metrics):
+    """Returns the callbacks of a fit: a list, or the `CallbackList` that was given.
 
     Args:
         model: a private model.
         callbacks: the argument of `fit`.
         training_metrics: names of metrics that training updates.
 
-    Returns:
-        A list of callbacks; a `CallbackList` if `callbacks` is one.
-
     Raises:
-        ValueError: a callback steers by training metrics, or would save a file without a ledger.
+        ValueError: a callback steers by training metrics, would save a file without a ledger, or
+            resumes a training without its counted steps.
     """
-    a_list = isinstance(callbacks, keras.callbacks.CallbackList)
-    given = callbacks.callbacks if a_list else keras.tree.flatten(callbacks)
-    given = [c for c in given if c is not None and not isinstance(c, _Epochs)]
+    given = list_of(callbacks)
     refuse_steering(given, training_metrics)
     for callback in given:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise ValueError(
+                "keras.callbacks.BackupAndRestore restores the weights of a checkpoint and forgets the "
+                "steps after it. Use tfdp.callbacks.BackupAndRestore, which counts them."
+            )
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             # Not only after the steps of an epoch are spent.
             _refuse_legacy(callback.filepath)
             if not callback.save_weights_only:
                 refuse_unsavable(model)
-    first = _Epochs()
-    if not a_list:
-        return [first, *given]
-    first.set_model(model)
-    # The given list has recorded already which hooks its callbacks have, so a new one is made.
-    return keras.callbacks.CallbackList([first, *given], model=model, **callbacks.params)
-
-
-class _Epochs(keras.callbacks.Callback):
-    """Runs before all other callbacks, which may decide that training ends."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.model._privacy.progress.begin_epoch()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.model._privacy.progress.end_epoch()
-
-    def on_train_end(self, logs=None):
-        self.model._privacy.progress.over = True
+    return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given
 
 
 def _refuse_legacy(path):

@@ -13,7 +13,6 @@ from absl import logging
 
 from tfdp._interruptions import Interruptions
 from tfdp._validate import finite, whole
-from tfdp.accounting import Ledger
 from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsilon
 from tfdp.training.backup_folder import BackupError, BackupFolder
 from tfdp.training.backup_state import fingerprint_of, give_state, take_state
@@ -206,15 +205,12 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         reserved = self._folder.reserved(about["run_id"])
         place = give_state(model, feed, about, arrays, reserved, self._fingerprint)
-        counted = model.privacy.ledger.entries[about["run_id"]].steps
+        taken = model.privacy.ledger.taken(about["run_id"])
         told = about["told"]
         # A second fit of one process goes on, too, and that is no restart.
         if about["run_id"] != self._own_run:
             self.restarts, self.earlier_seconds = told["restarts"] + 1, told["seconds"]
-        # Without those that were left out on purpose, which the ledger of the state counts.
-        lost = counted - max(
-            about["steps"], Ledger.from_json(about["ledger"]).steps(about["run_id"])
-        )
+        lost = taken - about["steps"]
         self.lost_steps = told["lost_steps"] + lost
         self._earlier = {int(epoch): logs for epoch, logs in told["epochs"]}
         self.longest_epoch = told["longest_epoch"]
@@ -222,7 +218,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             logging.warning(
                 "The training in %s goes on after step %s. The last %s of them may have been begun "
                 "after its last state: they are counted, and lost to the weights.",
-                self._folder.path, f"{counted:,}", f"{lost:,}",
+                self._folder.path, f"{taken:,}", f"{lost:,}",
             )  # fmt: skip
         return place
 
@@ -269,8 +265,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         """
         if session.run_id != self._run_id:
             # The state of a run has no more steps than the run has reserved.
-            self._folder.reserve(session.run_id, session.spent, opening=True)
-            self._run_id, self._reserved = session.run_id, session.spent
+            self._folder.reserve(session.run_id, session.taken, opening=True)
+            self._run_id, self._reserved = session.run_id, session.taken
             goes_on_here, self._own_run = session.run_id == self._own_run, session.run_id
             try:
                 self._save(wait=True)
@@ -282,13 +278,13 @@ class BackupAndRestore(keras.callbacks.Callback):
                 with self._warned_of_failure():
                     raise
         self._begun = steps
-        needed = session.spent + steps
+        needed = session.taken + steps
         if needed > self._reserved:
             seconds = max(_AHEAD, self._reserving / _SHARE)
             ahead = 1 if self._speed is None else math.ceil(seconds * self._speed)
             if isinstance(self._save_freq, int):
                 ahead = min(ahead, self._save_freq)  # who wants states often wants to lose little
-            ahead = max(needed, min(session.spent + ahead, session.spent + _MOST_AHEAD))
+            ahead = max(needed, min(session.taken + ahead, session.taken + _MOST_AHEAD))
             ahead = int(min(ahead, max(needed, min(session.run.steps, session.limit))))
             started = time.monotonic()
             self._folder.reserve(session.run_id, ahead)
@@ -317,7 +313,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         session = model._session
         if session is not None and session.run_id == self._run_id:
             with contextlib.suppress(OSError):  # then they stay counted
-                self._folder.reserve(session.run_id, session.spent)
+                self._folder.reserve(session.run_id, session.taken)
 
     # -- hooks -----------------------------------------------------------------------------------
 
@@ -422,7 +418,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             "lost_steps": self.lost_steps,
             "training_id": self._training_id,
             "ended": self._ended,
-            "longest_epoch": self.model._privacy.epoch.longest,
+            "longest_epoch": self.longest_epoch,
             "seconds": self.earlier_seconds + time.monotonic() - self._since_first,
             "epochs": list(epochs.items()),
         }
@@ -452,11 +448,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._cleared or session is None or session.run_id != self._run_id:
             self._interruptions.end()  # before the first step, or after the last state
         total = self._total_steps or session.run.steps
-        spent = f"Stopped after step {session.spent:,} of {total:,}{self._epsilon()}."
+        spent = f"Stopped after step {session.taken:,} of {total:,}{self._epsilon()}."
         try:
             self._save(wait=True)
             # Steps that were reserved and not begun are given back.
-            self._folder.reserve(session.run_id, session.spent)
+            self._folder.reserve(session.run_id, session.taken)
             where = f"The state is in {self._folder.path}: the same program goes on from there."
         except OSError as error:
             where = f"The last state could not be written: {error}. The one before it is kept."
@@ -484,6 +480,10 @@ class _Passing(keras.callbacks.CallbackList):
 
     _quiet = _took_steps = False
 
+    def __init__(self, callbacks, backup, **params):
+        self._backup = backup
+        super().__init__(callbacks, **params)
+
     def on_epoch_begin(self, epoch, logs=None):
         self._took_steps = False
         super().on_epoch_begin(epoch, logs)
@@ -493,9 +493,7 @@ class _Passing(keras.callbacks.CallbackList):
             super().on_epoch_end(epoch, logs)
 
     def on_train_batch_begin(self, batch, logs=None):
-        privacy = self.model._privacy
-        steps = privacy.epoch.next_execution(self.model.steps_per_execution)
-        self._quiet = 0 < steps <= privacy.backup.behind
+        self._quiet = 0 < self.model._privacy.training.next_steps <= self._backup.behind
         if not self._quiet:
             super().on_train_batch_begin(batch, logs)
 
@@ -505,21 +503,24 @@ class _Passing(keras.callbacks.CallbackList):
             super().on_train_batch_end(batch, logs)
 
 
-def past_steps_behind(callbacks, model, place: Place, **params):
+def past_steps_behind(callbacks, model, backup, place: Place, **params):
     """The callbacks of a fit that begins at a place, which hear only of steps that are taken.
 
     Args:
         callbacks: a list of callbacks, or a `CallbackList`.
         model: a private model.
+        backup: the backup among the callbacks, which gave the place.
         place: the place.
         **params: what Keras tells callbacks.
     """
     if not place.step:
         return callbacks
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        return _Passing(callbacks.callbacks, model=model, **callbacks.params)
+        return _Passing(callbacks.callbacks, backup, model=model, **callbacks.params)
     progress = params["verbose"] != 0
-    return _Passing(callbacks, add_history=True, add_progbar=progress, model=model, **params)
+    return _Passing(
+        callbacks, backup, add_history=True, add_progbar=progress, model=model, **params
+    )
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def take_state(
         "ledger": model._account.ledger.to_json(),
         "run_id": session.run_id,
         "first_iteration": session.first_iteration,
-        "steps": session.spent,
+        "steps": session.taken,
         "turn": session.next_turn,
         "epoch": place.epoch,
         "step": place.step,
@@ -128,15 +128,14 @@ def give_state(
             f"Expected at least the {kept} steps of the state to be reserved. Found {reserved}: the "
             "two files of the folder are not of the same moment. Restore both."
         )
-    # Steps that count though they were left out are in the ledger of the state, too.
-    known = account.ledger.entries.get(run_id)
     # This process may have gone on with the same run itself, after an interrupt.
-    counted = max(kept, reserved, ledger.steps(run_id), 0 if known is None else known.steps)
-    ledger.record(run_id, counted)
-    lost = counted - kept
+    taken = max(kept, reserved, ledger.taken(run_id), account.ledger.taken(run_id))
+    # Planned steps may count beyond those taken.
+    ledger.record(run_id, max(taken, ledger.steps(run_id)), taken)
+    lost = taken - kept
     run = ledger.entries[run_id]
     saved = SavedRun(
-        run_id, counted, about["first_iteration"], run, about["turn"] + lost, fingerprint
+        run_id, taken, about["first_iteration"], run, about["turn"] + lost, fingerprint
     )
     account.close_session()
     account.ledger.merge(ledger)
@@ -144,7 +143,7 @@ def give_state(
         variable.assign(arrays[f"model.{i}"])
     for i, variable in enumerate(optimizer.variables):
         variable.assign(arrays[f"optimizer.{i}"])
-    optimizer.iterations.assign(about["first_iteration"] + counted)
+    optimizer.iterations.assign(about["first_iteration"] + taken)
     secrets = {n.partition(".")[2]: a for n, a in arrays.items() if n.startswith("secret.")}
     optimizer.take_up_secrets(secrets, saved, lost, model.trainable_variables)
     optimizer.go_on_with(saved)

@@ -54,21 +54,16 @@ def training_steps(
         turn=model.optimizer.next_turn,
     )
     build_for_lots(model, feed.dataset)
-    return _steps(model, feed, feed.planned(epochs), epochs)
+    return _steps(model, feed, epochs)
 
 
-def _steps(model, feed, plan, epochs):
-    privacy = model._privacy
-    model._refuse_nested()  # another training may have begun meanwhile
-    model._begin(plan)
-    privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
-    try:
+def _steps(model, feed, epochs):
+    with model._training(feed.planned(epochs), feed, epochs=epochs):
         iterator = None
         for _ in range(epochs):
             if iterator is None or feed.steps_per_epoch is None:
                 iterator = iter(feed.dataset)  # the dataset ends with the epoch
             model.reset_metrics()
-            privacy.epoch.begin()
             with _hooks(feed.adapter):
                 for _ in _executions(feed.steps, model.steps_per_execution):
                     model.make_train_function()  # the loop may have compiled the model anew
@@ -79,8 +74,6 @@ def _steps(model, feed, plan, epochs):
                         iterator = None  # the data ended before the epoch
                         break
                     yield keras.tree.map_structure(_number, logs)
-    finally:
-        privacy.plan = privacy.feed = None
 
 
 def _executions(steps, several):

@@ -131,7 +131,7 @@ class ModelPrivacy:
     def steps_taken(self) -> int:
         """Number of steps of the open ledger entry so far."""
         session = self._model._session
-        return 0 if session is None else session.spent
+        return 0 if session is None else session.taken
 
     @property
     def steps_left(self) -> float:
@@ -146,8 +146,8 @@ class ModelPrivacy:
 
         Each iteration draws the next lot, counts the step and takes it. The loop may do anything in
         between that `fit`'s callbacks may: evaluate, change the learning rate of DP-SGD, train other
-        models, or end the training by `break`. Steps that were not taken are not spent; if what the
-        others showed ended the training, count them (`count_left_out`).
+        models, or end the training by `break`. All planned steps are counted then, since what the steps
+        showed may have decided it; a budget ends the training at no cost.
 
         Args:
             x, y: the data, as in `fit`.
@@ -169,19 +169,19 @@ class ModelPrivacy:
             >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
             >>> x = np.zeros((100, 2), "float32")
             >>> for logs in model.privacy.steps(x, x[:, :1], batch_size=10, epochs=3):
-            ...     if model.privacy.spent(delta=1e-5).epsilon > 3:
+            ...     if model.privacy.steps_taken == 12:
             ...         break
-            >>> model.privacy.steps_taken < 30
-            True
+            >>> model.privacy.steps_taken, model.privacy.ledger.runs[0].steps
+            (12, 30)
         """
         return training_steps(self._model, x, y, **arguments)
 
     def count_left_out(self, steps: int) -> None:
         """Counts steps that were planned, and are left out because of what earlier steps showed.
 
-        An epsilon is proven for a number of steps that is fixed without looking at the weights. Where
-        a loop ends because of them (validation accuracy, say), all steps of the plan have to be
-        counted. `fit` does so where a callback ends it.
+        An epsilon is proven for a number of steps that is fixed without looking at the weights. `fit`
+        and `steps` count all planned steps where they end early; for a loop of `train_on_batch`, only
+        you know the plan.
 
         Args:
             steps: number of steps that were left out. Those beyond a budget, which would not have
@@ -194,18 +194,17 @@ class ModelPrivacy:
             >>> import keras, numpy as np, tfdp
             >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
             >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1), "mse")
-            >>> x = np.zeros((100, 2), "float32")
-            >>> taken, planned = 0, 30
-            >>> for logs in model.privacy.steps(x, x[:, :1], batch_size=10, epochs=3):
-            ...     taken += 1
+            >>> x = np.zeros((10, 2), "float32")
+            >>> for step in range(30):
+            ...     _ = model.train_on_batch(x, x[:, :1])
             ...     if model.get_weights()[1].any():  # it looks at what the steps released
             ...         break
-            >>> model.privacy.count_left_out(planned - taken)
-            >>> taken, model.privacy.ledger.runs[-1].steps
+            >>> model.privacy.count_left_out(29 - step)
+            >>> model.privacy.steps_taken, model.privacy.ledger.runs[-1].steps
             (1, 30)
         """
         steps = whole("steps", steps, 0)
-        if not self._model._account.count_left_out(steps):
+        if not self._model._account.end_early(steps):
             raise RuntimeError(
                 "Expected a training whose steps were left out. Found none: fit() and steps() begin "
                 "one."

@@ -7,7 +7,6 @@ refused. Anything that would train another way raises.
 
 import contextlib
 import dataclasses
-import warnings
 
 import keras
 import tensorflow as tf
@@ -15,13 +14,13 @@ import tensorflow as tf
 from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
 from tfdp.account import Account
-from tfdp.accounting import Ledger, PrivacyBudget, Run
+from tfdp.accounting import Ledger, PrivacyBudget
 from tfdp.data.arrays import all_arrays, in_floatx
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
-from tfdp.session import OPEN_ENDED, Plan, Session
-from tfdp.training.accounted_weights import AccountedWeights, with_epochs
+from tfdp.session import Plan
+from tfdp.training.accounted_weights import AccountedWeights, checked_callbacks
 from tfdp.training.backup import backup_among, kept_safe, past_steps_behind
 from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for, build_for_lots
@@ -30,14 +29,14 @@ from tfdp.training.checks import (
     refuse_mixing_layers,
     refuse_own_train_step,
 )
-from tfdp.training.chosen_ends import Progress, keeps_the_best, refuse_unknown_plan
+from tfdp.training.early_ends import warn_of_early_ends
 from tfdp.training.feeding import Feeder, check_targets, placed
 from tfdp.training.model_privacy import ModelPrivacy
-from tfdp.training.planning import planned_fields
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
 from tfdp.training.steering import names_of_metrics
-from tfdp.training.step import frozen_step, private_step, refuse_replicas
-from tfdp.training.train_function import Epoch, comes_from, in_steps, lean
+from tfdp.training.step import frozen_step, private_step
+from tfdp.training.train_function import Steps
+from tfdp.training.training import Training
 
 STARTS = ("assumed", "public")
 
@@ -49,20 +48,10 @@ class _Privacy:
         self.engine = "auto"
         self.physical_batch_size = None
         self.feeder = Feeder(None)
-        self.account = Account()  # becomes the account of the weights once the model has any
-        self.feed = None  # the `Feed` of the running fit
-        self.plan = None  # the plan of the running fit, until its first step
-        self.epoch = Epoch()  # the steps that the running epoch has left
-        self.batch = False  # whether train_on_batch may run its one step
-        self.feeding = False  # whether a step of fit or train_on_batch is running
-        self.passes_by = False  # whether the last steps of fit lay behind and were not taken
-        self.progress = None  # what the running fit has taken of its plan (`Progress`)
-        self.stops = False  # whether a callback has decided that training ends
-        self.backup = None  # the callback that keeps the running fit safe from crashes
-        self.watch = None  # called with every lot before its step (`auditing.record`)
-        # Whether Keras is making the train function; the function that counts steps (or None).
-        self.making, self.guarded = False, None
         self.public_preprocessing = ()
+        self.account = Account()  # becomes the account of the weights once the model has any
+        self.training: Training | None = None  # the one that runs
+        self.watch = None  # called with every lot before its step (`auditing.record`)
         self.diagnostics = Diagnostics()
 
 
@@ -219,26 +208,17 @@ class PrivateTraining(AccountedWeights):
             turn=self.optimizer.next_turn,
         )
         build_for_lots(self, feed.dataset)
-        backup, privacy = backup_among(callbacks), self._privacy
-        chosen_among = keeps_the_best(callbacks)
-        if chosen_among:
-            refuse_unknown_plan(feed.steps)
-        callbacks = with_epochs(self, callbacks, names_of_metrics(self))
+        backup = backup_among(callbacks)
+        callbacks = checked_callbacks(self, callbacks, names_of_metrics(self))
         with kept_safe(backup, self, feed, initial_epoch, epochs) as place:
             feed = placed(feed, place, self.optimizer.next_turn)
             plan = feed.planned(epochs - place.epoch, place.step)
-            progress = Progress(plan.steps, epochs - place.epoch, place.step, privacy.epoch)
-            self._begin(plan)
-            progress.note(self._session)
-            privacy.plan, privacy.feed, privacy.epoch.steps = plan, feed, feed.steps
-            privacy.epoch.longest = None if backup is None else backup.longest_epoch
-            privacy.backup, privacy.progress = backup, progress
-            self._account.chosen_among = chosen_among
-            self._account.chosen_end = lambda: (progress.session, progress.left_out())
+            warn_of_early_ends(self, callbacks, plan, self._account.start)
             callbacks = past_steps_behind(
-                callbacks, self, place, verbose=verbose, epochs=epochs, steps=feed.steps
+                callbacks, self, backup, place, verbose=verbose, epochs=epochs, steps=feed.steps
             )
-            try:
+            arguments = dict(epochs=epochs - place.epoch, place=place, backup=backup)
+            with self._training(plan, feed, **arguments) as training:
                 history = past_preparation(self, PrivateTraining, "fit")(
                     feed.dataset if feed.adapter is None else feed.adapter,
                     shuffle=False,  # the lots are drawn already
@@ -251,14 +231,21 @@ class PrivateTraining(AccountedWeights):
                     validation_batch_size=validation_batch_size or batch_size,
                     **kwargs,
                 )
-                return history if backup is None else backup.with_earlier_epochs(history)
-            finally:
-                self._account.chosen_end = lambda: (None, 0)
-                privacy.plan = privacy.feed = privacy.backup = privacy.progress = None
-                if left := progress.left_out():
-                    self._account.count_left_out(left, progress.session)
-                privacy.passes_by = False
-                self._account.chosen_among = False
+                training.end(self.stop_training)
+            return history if backup is None else backup.with_earlier_epochs(history)
+
+    @contextlib.contextmanager
+    def _training(self, plan, feed=None, **arguments):
+        """Context of a training, whose steps `train_function` may take; see `Training.running`."""
+        privacy = self._privacy
+        self._refuse_nested()
+        self._check_trainable()
+        privacy.training = Training(self, self._account, plan, feed, **arguments)
+        try:
+            with privacy.training.running() as training:
+                yield training
+        finally:
+            privacy.training = None
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""
@@ -273,13 +260,9 @@ class PrivateTraining(AccountedWeights):
             lot_size=lot_size,
             physical_batch_size=self._privacy.physical_batch_size,
         )
-        self._begin(plan)
-        self._privacy.batch = True
-        try:
+        with self._training(plan):
             train_on_batch = past_preparation(self, PrivateTraining, "train_on_batch")
             return train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
-        finally:
-            self._privacy.batch = False
 
     def _portrait(self) -> dict:
         """The state that a copy needs besides what a file holds: ledger, budget and settings."""
@@ -289,7 +272,7 @@ class PrivateTraining(AccountedWeights):
             "physical_batch_size": privacy.physical_batch_size,
             "start": self._account.start,
         }
-        return {"ledger": self._account.stated.to_json(), "settings": settings}
+        return {"ledger": self._account.ledger_of_files.to_json(), "settings": settings}
 
     def _take_over(self, portrait: dict):
         """Takes over the `_portrait` of the model that this model is a copy of, and returns itself."""
@@ -297,17 +280,7 @@ class PrivateTraining(AccountedWeights):
         self._account.ledger.merge(Ledger.from_json(portrait["ledger"]))
         return self
 
-    def _refuse_nested(self):
-        if self._privacy.feed is not None or self._privacy.feeding:
-            raise RuntimeError(
-                "Another training of these weights was started while fit() runs. Expected fit() and "
-                "train_on_batch() one after the other, and no training by callbacks or other threads."
-            )
-
-    # -- accounting ------------------------------------------------------------------------------
-
-    def _begin(self, plan: Plan):
-        """Opens a session for the steps that `plan` describes, or goes on with the open session."""
+    def _check_trainable(self):
         optimizer = self.optimizer
         check_optimizer(self, optimizer)
         if not self.built:
@@ -318,220 +291,47 @@ class PrivateTraining(AccountedWeights):
         refuse_own_train_step(self, PrivateTraining)
         optimizer.check_class()
         refuse_mixing_layers(self, self._privacy.public_preprocessing)
-        refuse_replicas(self.distribute_strategy)
-        account, variables = self._account, self.trainable_variables
-        if not variables:
-            warnings.warn("The model does not have any trainable weights.", stacklevel=3)
-            account.close_session()
-            self.train_function = None
-            return
-        if not optimizer.built:
-            optimizer.build(variables)
-        optimizer.check_ledger(account.ledger)
-        fields = planned_fields(self, plan, optimizer, account.start)
-        self._open(account, plan, fields, variables)
-        account.session.limit_steps()
 
-    def _open(self, account, plan, fields, variables):
-        optimizer, session = self.optimizer, account.session
-        goes_on = (
-            session is not None
-            and session.continues_with(fields, plan, optimizer, variables)
-            and optimizer.continues(session)
-        )
-        resumed = None if goes_on else optimizer.resume(plan, fields, variables)
-        if goes_on:
-            first, done = session.first_iteration, session.spent
-        elif resumed is not None:
-            first, done = resumed.first_iteration, resumed.steps
-        else:
-            first, done = int(optimizer.iterations.numpy()), 0
-        if plan.start and plan.start != done % plan.lots.steps_per_epoch:
+    def _refuse_nested(self):
+        if self._privacy.training is not None:
             raise RuntimeError(
-                "A callback changed the weights of a training that goes on in the middle of an epoch, "
-                "and a new run begins with an epoch. Expected the weights of the saved state. Leave "
-                "out the callback."
-            )
-        steps = plan.steps
-        if steps is None:
-            steps = 1 if goes_on and done < session.run.steps else OPEN_ENDED
-            if optimizer.described_steps is not None:
-                steps = max(1, min(steps, optimizer.described_steps - done))
-        if goes_on and done + steps <= session.run.steps:
-            return
-        known = session.run if goes_on else None
-        known = known if resumed is None else resumed.run
-        tables = optimizer.tables(variables, first, done + steps, known)
-        run = Run(steps=done + steps, **tables, **fields)
-        if goes_on:
-            session.extend(run)
-            if tables:
-                self.train_function = None  # the traced step holds the old table as a constant
-            return
-        account.close_session()
-        account.session = Session(
-            account.ledger,
-            run,
-            plan,
-            fields,
-            optimizer,
-            variables,
-            first,
-            None if resumed is None else resumed.run_id,
-        )
-        if resumed is None:
-            optimizer.begin(account.session)
-        self.train_function = None  # a step is traced for one session
-
-    def make_train_function(self, force=False):
-        """Wraps Keras' train function so that steps are counted, or refused, before they run."""
-        if self.train_function is not None and not force:
-            return
-        privacy = self._privacy
-        inner = in_steps(self, self._uncounted_function)
-
-        def guarded(iterator):
-            from_batch = privacy.batch
-            self._check_feed(iterator)
-            if privacy.feeding:
-                raise RuntimeError("Two steps at a time. Expected one training in one thread.")
-            steps = 1 if from_batch else privacy.epoch.next_execution(self.steps_per_execution)
-            backup = None if from_batch else privacy.backup
-            if backup is not None and backup.behind:
-                steps -= self._pass_by(iterator, backup, steps)
-                if not steps:
-                    return {}
-            privacy.passes_by = False
-            if privacy.plan is not None:
-                # Between the beginning of fit and its first step, callbacks may have restored weights
-                # or a ledger, so the session is opened anew.
-                plan, privacy.plan = privacy.plan, None
-                self._begin(plan)
-                self._note_session()
-                if self.train_function is not guarded:
-                    self.make_train_function()
-                    return self.train_function(iterator)
-            session = self._session
-            if session is None and not self.trainable_variables:
-                privacy.epoch.count(steps)
-                with _flag(privacy):
-                    return inner(iterator, steps)  # `frozen_step`, which changes no weight
-            if session is None:
-                raise RuntimeError(
-                    "The ledger entry of this training is closed, so no step can be accounted under "
-                    "it. Expected fit() or train_on_batch() to be called anew."
-                )
-            if not from_batch and self._extend(session, steps):
-                return self.train_function(iterator)
-            session.authorize(steps)
-            if backup is not None:
-                backup.before(session, steps)
-            privacy.epoch.count(steps)
-            with _flag(privacy):
-                return inner(iterator, steps)
-
-        privacy.guarded = guarded
-        self.train_function = guarded
-
-    def _pass_by(self, iterator, backup, steps):
-        """Passes by the next steps of an epoch that lie behind it; returns how many."""
-        steps, passed = min(steps, backup.behind), 0
-        try:
-            if self._privacy.feed.plan.lots is None:
-                while passed < steps:
-                    next(iterator)  # a user's batches, which begin anew; they may end
-                    passed += 1
-            passed = steps
-        finally:
-            self._privacy.epoch.pass_by(passed)
-            self._privacy.passes_by = True  # until a step is taken
-            backup.pass_by(passed)
-        return passed
-
-    @property
-    def stop_training(self) -> bool:
-        """Whether a callback has decided that training ends, as Keras has it."""
-        return self._privacy.stops
-
-    @stop_training.setter
-    def stop_training(self, stops):
-        privacy = self._privacy
-        privacy.stops = bool(stops)
-        if privacy.progress is not None:
-            privacy.progress.decide(privacy.stops)
-
-    def get_metrics_result(self):
-        """As Keras has it; nothing where the steps of the epoch have lain behind until now."""
-        return {} if self._privacy.passes_by else super().get_metrics_result()
-
-    def _extend(self, session, steps):
-        """Describes further steps of a fit whose length is unknown; returns whether a trace is void."""
-        feed, function = self._privacy.feed, self.train_function
-        unknown = feed.steps is None and self.optimizer.described_steps is None
-        if not unknown or session.authorized + steps <= session.run.steps:
-            return False
-        self._begin(dataclasses.replace(feed.plan, steps=OPEN_ENDED))
-        self._note_session()
-        self.make_train_function()
-        return self.train_function is not function
-
-    def _note_session(self):
-        if self._privacy.progress is not None:  # in `fit`, and not in a loop of one's own
-            self._privacy.progress.note(self._session)
-
-    def _uncounted_function(self):
-        privacy = self._privacy
-        privacy.making = True
-        try:
-            super().make_train_function(force=True)
-        finally:
-            privacy.making = False
-        return lean(self, self.train_function)
-
-    @property
-    def train_function(self):
-        """The function that Keras calls for every step; only `make_train_function` sets it."""
-        return self.__dict__.get("_tfdp_train_function")
-
-    @train_function.setter
-    def train_function(self, function):
-        privacy = self._privacy
-        if not (function is None or privacy.making or function is privacy.guarded):
-            raise AttributeError(
-                "The train function of a private model counts its steps, so it cannot be exchanged. "
-                "Expected model.fit(...) or model.train_on_batch(...) as they are."
-            )
-        self.__dict__["_tfdp_train_function"] = function
-
-    def _check_feed(self, iterator):
-        """Refuses batches that come neither from fit's lots nor from train_on_batch."""
-        privacy = self._privacy
-        if privacy.batch:
-            privacy.batch = False  # for one call
-            return
-        if privacy.feed is None or not comes_from(iterator, privacy.feed.dataset):
-            raise RuntimeError(
-                "The train function was given batches that fit() did not draw, so nothing is known "
-                "about their sampling. Expected model.fit(...) or model.train_on_batch(...) of this "
-                "private model, not keras.Model.fit or model.train_function."
+                "Another training of these weights was started while fit() runs. Expected fit() and "
+                "train_on_batch() one after the other, and no training by callbacks or other threads."
             )
 
     # -- the step --------------------------------------------------------------------------------
 
+    def make_train_function(self, force=False):
+        """Makes the function that Keras calls for every execution; it authorizes its steps first."""
+        if self.train_function is not None and not force:
+            return
+        steps_of = Steps(self)
+
+        def train_function(iterator):
+            return self._running_training().execute(iterator, steps_of)
+
+        self.train_function = train_function
+
+    def _running_training(self) -> Training:
+        training = self._privacy.training
+        if training is None:
+            raise RuntimeError(
+                "A step was started by something that does not know how its lot was drawn. Expected "
+                "model.fit(...) or model.train_on_batch(...); for a loop of your own there is "
+                "model.privacy.steps(...)."
+            )
+        return training
+
     def train_step(self, data):
-        """Takes one private step on one lot; only `fit` and `train_on_batch` may call it.
+        """Takes one private step on one lot; only `fit` and the like may call it.
 
         Raises:
             RuntimeError: something else called it.
         """
         privacy, session = self._privacy, self._session
-        if privacy.feeding and not self.trainable_variables:
+        self._running_training()
+        if not self.trainable_variables:
             return frozen_step(self, data)
-        if session is None or not privacy.feeding:
-            raise RuntimeError(
-                "train_step was called by something that does not know how lots are drawn. Expected "
-                "model.fit(...), or model.train_on_batch(...) in a loop of your own."
-            )
         if privacy.watch is not None:
             privacy.watch(data)
         # Again for each trace: a callback may have unfrozen a layer since the fit began.
@@ -539,14 +339,11 @@ class PrivateTraining(AccountedWeights):
             refuse_mixing_layers(self, privacy.public_preprocessing)
         return private_step(self, session, data, privacy.engine, privacy.diagnostics)
 
-
-@contextlib.contextmanager
-def _flag(privacy):
-    privacy.feeding = True
-    try:
-        yield
-    finally:
-        privacy.feeding = False
+    def get_metrics_result(self):
+        """As Keras has it; nothing where the last steps were passed by when a training resumed."""
+        training = self._privacy.training
+        passed_by = training is not None and training.passed_by
+        return {} if passed_by else super().get_metrics_result()
 
 
 def _refuse_larger(budget, known):

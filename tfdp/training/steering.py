@@ -20,6 +20,13 @@ _PUBLIC = ("epsilon", "claimed_epsilon", "learning_rate")
 _MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
+def list_of(callbacks) -> list:
+    """The argument `callbacks` of `fit` as a list of callbacks."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return [each for each in keras.tree.flatten(callbacks) if each is not None]
+
+
 def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -> None:
     """Raises ValueError, with the remedy, for callbacks that act on training metrics.
 
@@ -64,16 +71,7 @@ def names_of_metrics(model) -> list[str]:
     return [prefix + str(name) for prefix in outputs for name in (*names, "loss")]
 
 
-def is_public(monitor: str) -> bool:
-    """Whether a figure in the logs does not depend on any data.
-
-    Args:
-        monitor: its name.
-    """
-    return monitor in _PUBLIC
-
-
 def _is_allowed(monitor: str, training_metrics: set[str]) -> bool:
     if monitor in training_metrics:
         return False
-    return monitor.startswith("val_") or is_public(monitor)
+    return monitor.startswith("val_") or monitor in _PUBLIC

@@ -1,9 +1,11 @@
 """One private step, from a lot to new weights, with the parameters of the session's run.
 
 Formal guarantee: the weights change only by the optimizer's `update`, once for the lot, from one
-bounded sum whose declared sensitivity is at most the one that the accounting assumes; the step is
-counted between the data and the update, and a step that the session does not allow changes nothing.
+bounded sum whose declared sensitivity is at most the one that the accounting assumes. Over several
+replicas, the sums of their shards are added before any noise, and every replica draws the same noise.
 """
+
+import dataclasses
 
 import keras
 import tensorflow as tf
@@ -31,15 +33,15 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     Raises:
         RuntimeError: the step does not belong to the session, or an engine declares a larger
             sensitivity than the accounting assumes.
-        ValueError: in eager mode, the lot has more examples than the proof allows.
-        BudgetExhausted: in eager mode, no further step is allowed. In a graph, an assertion fails in
-            both cases.
     """
     optimizer, run = model.optimizer, session.run
-    refuse_replicas(tf.distribute.get_strategy())
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        optimizer.check_replicas()
     x, y, sample_weight = _unpacked(data)
-    # Examples are counted before rows are cut off below, so a lot with too many examples is refused.
-    admitted = session.admits(sample_weight)
+    with tf.control_dependencies(tf.nest.flatten(x)):
+        session.begin_step()  # not before the data are there, which may have ended
+    sample_weight = session.admitted(sample_weight)
     if session.fixes_rows:
         x, y, sample_weight = with_rows((x, y, sample_weight), run.lot_size)
     forward = Forward(model)
@@ -59,30 +61,13 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         expected_rows=run.lot_size,
     )
     session.check_sensitivity(lot.relative_sensitivity)
+    if replicas > 1:
+        sums = tf.distribute.get_replica_context().all_reduce("SUM", lot.sums)
+        lot = dataclasses.replace(lot, sums=sums)
     penalty = forward.penalty()
-
-    def update():
-        forward.advance(before, lot.state)
-        scale = optimizer.update(lot, session, forward.variables, forward.regularization())
-        return tf.cast(scale, tf.float32)
-
-    # Only the update changes weights. It waits for the count, and the count waits for the data, so no
-    # step is counted when the data have ended.
-    with tf.control_dependencies(tf.nest.flatten(x)):
-        allowed = session.count(admitted)
-    if tf.executing_eagerly():
-        if not admitted:
-            raise ValueError(_TOO_MANY.format(run.lot_size))
-        if not allowed:
-            session.refuse()
-        noise_scale = update()
-    else:
-        # `Session.authorize` refuses on the host first. Other code that runs this graph gets the error
-        # from the assertions, or, under XLA, which drops assertions, an unchanged model.
-        tf.debugging.Assert(admitted, [_TOO_MANY.format(run.lot_size)])
-        tf.debugging.Assert(allowed, [_NOT_ALLOWED])
-        noise_scale = tf.cond(allowed, update, lambda: tf.zeros([]))
-    diagnostics.update(lot, noise_scale)
+    forward.advance(before, lot.state)
+    noise_scale = optimizer.update(lot, session, forward.variables, forward.regularization())
+    diagnostics.update(lot, tf.cast(noise_scale, tf.float32))
     figures = Figures(lot.losses, lot.output_losses, lot.outputs)
     return metrics.update(x, y, sample_weight, figures, penalty)
 
@@ -112,10 +97,8 @@ def frozen_step(model, data) -> dict:
     `private_step`.
 
     Raises:
-        NotImplementedError: there are several replicas.
         ValueError: the model keeps what it sees.
     """
-    refuse_replicas(tf.distribute.get_strategy())
     x, y, sample_weight = _unpacked(data)
     forward = Forward(model, frozen=True)
     traced = refuse_hidden_state(forward, x, y)
@@ -128,28 +111,8 @@ def frozen_step(model, data) -> dict:
     return metrics.update(x, y, sample_weight, figures, forward.penalty())
 
 
-_TOO_MANY = (
-    "A lot has more examples than the {} that the accounting of this training knows of. Expected no "
-    "more; call train_on_batch with the larger lot first, or fit."
-)
-_NOT_ALLOWED = (
-    "No further step is allowed: the privacy budget is exhausted, or the ledger entry that this "
-    "function was traced for is closed."
-)
-
-
 def _unpacked(data):
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     x = tf.nest.map_structure(tf.convert_to_tensor, without_none(x))
     y, sample_weight = weighted(y, sample_weight, tf.shape(tf.nest.flatten(x)[0])[0])
     return x, tf.nest.map_structure(tf.convert_to_tensor, y), sample_weight
-
-
-def refuse_replicas(strategy) -> None:
-    """Raises NotImplementedError under a `tf.distribute` strategy with several replicas."""
-    if strategy.num_replicas_in_sync > 1:
-        raise NotImplementedError(
-            "Private training runs on one replica: with several, noise and sums would be counted "
-            "once for each. Expected no tf.distribute strategy with more than one replica. Found "
-            f"{strategy.num_replicas_in_sync}."
-        )

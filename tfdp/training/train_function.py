@@ -1,184 +1,106 @@
-"""The function that `fit` calls once per lot: Keras' train function with less overhead."""
+"""Takes steps on the lots of an iterator: what Keras' train function does, with less overhead.
 
-import contextlib
+Keras passes the logs of each step through a `tf.experimental.Optional`, so that an execution of several
+steps can end early; this takes half a millisecond. Here the number of steps is an argument.
+"""
+
 import functools
 import weakref
-from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat.keras import own_strategy, without_optionals
-from tfdp._compat.tensorflow import (
-    concrete_function,
-    dataset_before,
-    dataset_of,
-    datasets_of_replicas,
-    iterator_of,
-    resource_of,
-)
+from tfdp._compat.keras import over_replicas, without_optionals
+from tfdp._compat.tensorflow import concrete_function, iterator_of, resource_of
+from tfdp.session import Session
 from tfdp.training.step import prepare_step
 
 
-class Epoch:
-    """Counts the steps of an epoch, so that the last execution takes no more than are left.
+class Steps:
+    """The steps of a model, traced anew for every session, whose numbers are constants of the graph.
 
-    Attributes:
-        steps: number of steps in an epoch; None if it is unknown.
-        longest: number of steps of the longest epoch that has ended with its data; None before.
+    Args:
+        model: a compiled Keras model whose `train_step` is the private one.
     """
 
-    def __init__(self):
-        self.steps: int | None = None
-        self.longest: int | None = None
-        self._left = self._first = 0
+    def __init__(self, model):
+        self._model, self._session, self._run, self._function = model, None, None, None
 
-    def begin(self, taken: int = 0) -> None:
-        """Begins an epoch of `steps` steps after so many steps."""
-        self._left, self._first = self.steps or 0, taken
-
-    def end(self, taken: int) -> None:
-        """Ends an epoch that had all of its steps, after so many steps."""
-        self.longest = max(self.longest or 0, taken - self._first)
-
-    def pass_by(self, steps: int) -> None:
-        """Notes that so many steps of the epoch lie behind and are not taken again."""
-        self.count(steps)
-        self._first -= steps
-
-    def next_execution(self, most: int) -> int:
-        """Number of steps that the next execution takes.
+    def take(self, session: Session | None, iterator, steps: int) -> dict:
+        """Takes steps and returns the logs of the last one.
 
         Args:
-            most: number of steps in a whole execution, the model's `steps_per_execution`.
+            session: the session that the steps are accounted under; None for a model without
+                trainable weights.
+            iterator: gives lots.
+            steps: number of steps, at least 1.
+
+        Raises:
+            StopIteration, tf.errors.OutOfRangeError: the data ended before the first step, or, within
+                a graph of several steps, later.
         """
-        left = self._left or self.steps
-        return most if left is None else min(most, left)
-
-    def count(self, steps: int) -> None:
-        """Notes that an execution of so many steps begins."""
-        self._left = max(0, self._left - steps)
-
-
-def in_steps(model, make: Callable) -> Callable:
-    """Returns a function of an iterator and a number of steps, which takes that many steps.
-
-    The function takes whole executions as Keras does, and fewer steps one by one. Keras' function for
-    several steps ends early only where the data end, and private lots have no end.
-
-    Args:
-        model: a compiled Keras model.
-        make: returns a new train function for the model's present `steps_per_execution`.
-    """
-    whole = make()
-    if model.steps_per_execution == 1:
-        return lambda iterator, steps: whole(iterator)
-    with _single_steps(model):
-        single = make()
-
-    def run(iterator, steps):
-        if steps == model.steps_per_execution or not isinstance(iterator, _ITERATORS):
-            return whole(iterator)
-        with _single_steps(model):
-            for _ in range(steps):
-                logs = single(iterator)
-        return logs
-
-    return run
+        run = None if session is None else session.run
+        longer_tables = run is not self._run and run is not None and run.described_steps is not None
+        if self._function is None or session is not self._session or longer_tables:
+            self._session, self._function = session, _traced(self._model)
+        self._run = run
+        return self._function(iterator, steps)
 
 
-# Keras takes the batches of any other iterator, such as that of `train_on_batch`, one by one.
-_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
-
-
-@contextlib.contextmanager
-def _single_steps(model):
-    """Context in which an execution is one step; Keras reads the number when it traces a function."""
-    several, model.steps_per_execution = model.steps_per_execution, 1
-    try:
-        yield
-    finally:
-        model.steps_per_execution = several
-
-
-def lean(model, keras_function: Callable) -> Callable:
-    """Returns a function that does what Keras' train function does, in less time.
-
-    Keras passes the logs of each step through a `tf.experimental.Optional`, so that several steps can
-    be one execution; this takes half a millisecond. TensorFlow examines the whole type of an iterator
-    whenever an iterator is an argument; this takes a quarter of a millisecond. If an execution is one
-    step, the returned function avoids both. Keras handles all other cases: eager steps, executions of
-    several steps, strategies, and batches that do not come from a `tf.data.Iterator`.
-
-    Args:
-        model: a compiled Keras model.
-        keras_function: the train function that `keras.Model.make_train_function` made for the model.
-    """
-    if model.run_eagerly or model.steps_per_execution != 1 or own_strategy(model) is not None:
-        return keras_function
-    step = without_optionals(
-        model,
-        tf.function(
-            model.train_step,
-            autograph=False,
-            reduce_retracing=True,
-            jit_compile=model.jit_compile,
-        ),
-    )
-
+def _traced(model):
+    """Returns a function of an iterator and a number of steps."""
+    step = without_optionals(model, model.train_step)
+    if not model.run_eagerly:
+        step = tf.function(
+            step, autograph=False, reduce_retracing=True, jit_compile=model.jit_compile
+        )
     prepare = without_optionals(model, functools.partial(prepare_step, model))
+    strategy = model.distribute_strategy
+
+    def one(iterator):
+        return over_replicas(strategy, step, next(iterator))
+
+    if not model.run_eagerly and strategy.num_replicas_in_sync > 1:
+        one = tf.function(one, autograph=False, reduce_retracing=True)
 
     @functools.cache
     def on_resource(spec):
-        """A concrete function that takes one step on an iterator of type `spec`.
+        """A concrete function that takes steps on an iterator of type `spec`.
 
-        Its argument is the iterator's resource, a plain tensor, so calls skip the examination of the
-        iterator's type.
+        Its arguments are plain tensors, so calls skip TensorFlow's examination of the whole type of
+        an iterator, which takes a quarter of a millisecond.
         """
 
-        def traced(step):
-            def on_next(resource):
-                return step(iterator_of(spec, resource).get_next())
+        def first(function):
+            return lambda resource, steps: function(iterator_of(spec, resource).get_next())
 
-            on_next = tf.function(on_next, autograph=False)
-            return concrete_function(on_next, tf.TensorSpec([], tf.resource))
+        def several(resource, steps):
+            iterator = iterator_of(spec, resource)
+            return tf.while_loop(
+                lambda i, logs: i < steps,
+                lambda i, logs: (i + 1, step(iterator.get_next())),
+                [1, step(iterator.get_next())],
+                parallel_iterations=1,
+            )[1]
 
-        traced(prepare)
-        return traced(step)
+        def traced(function):
+            specs = tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.int32)
+            return concrete_function(tf.function(function, autograph=False), *specs)
 
-    calls = weakref.WeakKeyDictionary()
+        traced(first(prepare))
+        return traced(first(step) if model.steps_per_execution == 1 else several)
 
-    def train_function(iterator):
-        if (
-            tf.distribute.has_strategy()
-            or tf.config.functions_run_eagerly()
-            or not isinstance(iterator, tf.data.Iterator)
-        ):
-            return keras_function(iterator)
-        if iterator not in calls:
-            run = on_resource(tf.type_spec_from_value(iterator))
-            calls[iterator] = functools.partial(run, resource_of(iterator))
-        return calls[iterator]()
+    resources = weakref.WeakKeyDictionary()
 
-    return train_function
+    def take(iterator, steps):
+        graph = not (model.run_eagerly or tf.config.functions_run_eagerly())
+        if graph and isinstance(iterator, tf.data.Iterator) and not tf.distribute.has_strategy():
+            if iterator not in resources:
+                spec = tf.type_spec_from_value(iterator)
+                resources[iterator] = on_resource(spec), resource_of(iterator)
+            function, resource = resources[iterator]
+            return function(resource, tf.constant(steps))
+        for _ in range(steps):
+            logs = one(iterator)
+        return logs
 
-
-def comes_from(iterator, dataset: tf.data.Dataset) -> bool:
-    """Whether an iterator gives the elements of one given dataset object, and nothing else.
-
-    A strategy wraps datasets of its own around the dataset that it distributes, without changing
-    elements.
-
-    Args:
-        iterator: anything that a train function may be called with.
-        dataset: the dataset, compared by identity.
-    """
-    if not isinstance(iterator, tf.distribute.DistributedIterator):
-        return dataset_of(iterator) is dataset
-    inner = datasets_of_replicas(iterator)
-    return bool(inner) and all(_is_around(part, dataset) for part in inner)
-
-
-def _is_around(outer, dataset) -> bool:
-    while outer is not None and outer is not dataset:
-        outer = dataset_before(outer)
-    return outer is dataset
+    return take

@@ -1,4 +1,4 @@
-"""Where results decide when training ends, or what is kept, all planned steps are counted."""
+"""A training that ends before its plan counts all planned steps, and so do files made during one."""
 
 import keras
 import numpy as np
@@ -139,18 +139,41 @@ def test_a_decision_that_is_taken_back_leaves_the_plan():
     assert entries(model) == [PLANNED] == [model.privacy.steps_taken]
 
 
-@pytest.mark.parametrize("hook", ["on_train_end", "on_epoch_end"])
-def test_an_error_after_the_decision_changes_nothing(hook):
-    def fail(*arguments):
-        if model.stop_training:
-            raise KeyboardInterrupt
+def test_an_exception_after_the_first_step_counts_the_plan():
+    model = small()
+    with pytest.raises(KeyboardInterrupt):
+        train(model, EPOCHS, callbacks=[Interrupts(3)])
+    (run,) = model.privacy.ledger.runs
+    assert (run.steps, run.taken) == (PLANNED, 3)
+    assert f"3 of these planned {PLANNED} steps were taken" in model.privacy.statement(DELTA)
+    train(model)  # another run: its steps do not hide among those that were left out
+    assert entries(model) == [PLANNED, 2]
+
+
+def test_an_exception_before_the_first_step_counts_none():
+    def fail(batch, logs):
+        raise KeyboardInterrupt
 
     model = small()
     with pytest.raises(KeyboardInterrupt):
-        train(model, EPOCHS, callbacks=[StopsAfter(1), call(**{hook: fail})])
-    assert steps(model) == PLANNED
-    train(model)  # another run: its steps do not hide among those that were left out
-    assert entries(model) == [PLANNED, 2]
+        train(model, EPOCHS, callbacks=[call(on_train_batch_begin=fail)])
+    assert steps(model) == 0
+
+
+def test_an_exhausted_budget_counts_the_steps_taken():
+    model = small(budget=tfdp.PrivacyBudget(10.0, DELTA))
+    with pytest.raises(tfdp.accounting.BudgetExhausted):
+        train(model, 1000)
+    assert steps(model) == model.privacy.steps_taken
+
+
+def test_fit_says_at_its_start_what_an_early_end_costs(caplog):
+    model = small(budget=tfdp.PrivacyBudget(30.0, DELTA))
+    train(model, EPOCHS, callbacks=[Worse()], validation_data=data(8, seed=1))
+    (text,) = [r.getMessage() for r in caplog.records if "StopAtBudget" in r.getMessage()]
+    assert (
+        f"All {PLANNED} planned steps" in text and f"{epsilon_of(model, PLANNED):.3f}"[:4] in text
+    )
 
 
 # -- data of unknown length --------------------------------------------------------------------------
@@ -197,39 +220,34 @@ def test_files_that_are_written_between_the_decision_and_the_end_count_the_plan(
         assert steps_in(tmp_path / f"{name}.keras") == PLANNED
 
 
-def test_the_best_file_counts_the_plan_and_any_other_its_steps(tmp_path):
+def test_files_that_are_made_during_a_training_count_the_plan(tmp_path):
     best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", "val_loss", save_best_only=True)
     each = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras")
     counted = []
     reads = call(on_epoch_end=lambda epoch, logs: counted.append(steps_in(tmp_path / "best.keras")))
     model = small()
-    train(model, EPOCHS, callbacks=[best, reads], validation_data=data(8, seed=1))
+    train(model, EPOCHS, callbacks=[best, each, reads], validation_data=data(8, seed=1))
     assert counted == [PLANNED] * EPOCHS and steps(model) == PLANNED
-    train(small(), 2, callbacks=[each])
-    assert steps_in(tmp_path / "1.keras") == 2
-
-
-def test_the_best_of_an_unknown_number_is_refused(tmp_path):
-    best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", "val_loss", save_best_only=True)
-    model = small()
-    with pytest.raises(ValueError, match="steps_per_epoch"):
-        model.fit(iter([data(4)]), callbacks=[best], validation_data=data(8, seed=1), verbose=0)
-    assert steps(model) == 0
+    assert steps_in(tmp_path / "1.keras") == PLANNED
 
 
 # -- loops of one's own ------------------------------------------------------------------------------
 
 
-def test_a_loop_counts_what_it_leaves_out_and_takes_no_step_after_it():
+def test_a_loop_that_is_left_counts_the_plan():
+    model = small()
+    for _ in model.privacy.steps(*data(8), batch_size=4, epochs=EPOCHS):
+        break
+    assert model.privacy.steps_taken == 1 and steps(model) == PLANNED
+
+
+def test_a_loop_of_train_on_batch_counts_what_it_leaves_out():
     model = small()
     with pytest.raises(RuntimeError, match="steps"):
         model.privacy.count_left_out(1)
-    loop = model.privacy.steps(*data(8), batch_size=4, epochs=EPOCHS)
-    next(loop)
+    model.train_on_batch(*data(8))
     model.privacy.count_left_out(PLANNED - 1)
     assert steps(model) == PLANNED
-    with pytest.raises(tfdp.accounting.BudgetExhausted):
-        next(loop)
     with pytest.raises(ValueError, match="steps"):
         model.privacy.count_left_out(-1)
 
@@ -254,6 +272,13 @@ def test_a_backup_of_a_training_that_was_left_counts_all(tmp_path):
     again, backup = kept(tmp_path, None, delete_checkpoint=False)
     assert steps(first) == steps(again) == PLANNED and backup.lost_steps == 0
     np.testing.assert_array_equal(again.get_weights()[0], first.get_weights()[0])
+
+
+def test_a_resumed_training_counts_once(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        kept(tmp_path, Interrupts(3))
+    model, _ = kept(tmp_path, None)
+    assert entries(model) == [PLANNED] and model.privacy.ledger.runs[0].taken is None
 
 
 @pytest.mark.parametrize("length", ["known", "unknown"])

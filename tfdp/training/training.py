@@ -1,0 +1,205 @@
+"""One training: the steps of a call of `fit`, `train_on_batch` or `privacy.steps`.
+
+Formal guarantee: every step that runs was authorized before by the session of the run that it is
+accounted as. If a training ends before its plan, by a callback, an exception or a `break`, all planned
+steps are counted (docs/decisions/chosen_ends.md).
+"""
+
+import contextlib
+import dataclasses
+import math
+
+import tensorflow as tf
+
+from tfdp.account import Account
+from tfdp.session import OPEN_ENDED, Plan, Session
+from tfdp.training.feeding import Feed, Place
+from tfdp.training.opening import open_session
+
+_ENDS = (StopIteration, tf.errors.OutOfRangeError)
+
+
+class Training:
+    """The plan of a training, and how far it has come.
+
+    The ledger entry is opened with the first step, since callbacks may load weights before.
+
+    Args:
+        model: a private model that is compiled and built.
+        account: the account of its weights.
+        plan: how the steps draw their examples, with the number of planned steps (or None).
+        feed: the data; None for the single step of `train_on_batch`.
+        epochs: number of epochs.
+        place: where the training begins.
+        backup: the callback that keeps the training safe from crashes, or None.
+    """
+
+    def __init__(
+        self,
+        model,
+        account: Account,
+        plan: Plan,
+        feed: Feed | None = None,
+        *,
+        epochs: int = 1,
+        place: Place | None = None,
+        backup=None,
+    ):
+        self._model, self._account, self._plan, self.feed = model, account, plan, feed
+        self._epochs, self._backup = epochs, backup
+        self._place = place or Place(0)
+        self._session: Session | None = None
+        self._is_open, self._before = False, 0
+        self._in_epoch = 0  # steps of the present epoch, with those that were passed by
+        # Steps of the longest epoch that ended with its data.
+        self.longest_epoch: int | None = None if backup is None else backup.longest_epoch
+        self._was_cut = False  # whether the last execution had fewer steps than were planned
+        # Whether the last execution passed by steps of an earlier process, and took none.
+        self.passed_by = False
+
+    # -- its plan --------------------------------------------------------------------------------
+
+    @property
+    def next_steps(self) -> int:
+        """Number of steps of the next execution, if the data and the budget last."""
+        if self.feed is None:
+            return 1
+        most, steps = self._model.steps_per_execution, self.feed.steps
+        return most if steps is None else min(most, steps - self._in_epoch)
+
+    def left(self) -> float:
+        """Number of planned steps that are not taken; infinite if nobody knows it.
+
+        It is 0 before the first step, when nothing was released.
+        """
+        taken = 0 if self._session is None else self._session.taken - self._before
+        if not (taken or self._is_resumed):
+            return 0
+        planned = 1 if self.feed is None else self._plan.steps
+        if planned is None:
+            if self.longest_epoch is None:
+                return math.inf
+            planned = self._epochs * self.longest_epoch - self._place.step
+        return max(0, planned - taken)
+
+    @property
+    def _is_resumed(self):
+        return self._place.taken > 0
+
+    @contextlib.contextmanager
+    def running(self):
+        """Context of the training. It counts the steps that are left out if an exception ends it."""
+        self._account.left_to_take = self.left
+        try:
+            yield self
+        except BaseException:
+            self._end_early()
+            raise
+        finally:
+            self._account.left_to_take = lambda: 0
+
+    def end(self, stopped: bool) -> None:
+        """Ends the training after its last execution.
+
+        Args:
+            stopped: whether a callback ended it.
+
+        Raises:
+            BudgetExhausted: the budget cut the last execution short, and no callback ended it there.
+        """
+        if stopped:
+            self._end_early()
+        elif self._was_cut:
+            self._session.authorize(1)
+
+    def _end_early(self):
+        left = self.left()
+        if left:
+            self._open(0)  # a resumed training may have taken no step yet
+            self._account.end_early(left)
+
+    # -- its steps -------------------------------------------------------------------------------
+
+    def execute(self, iterator, steps_of) -> dict:
+        """Takes the steps of the next execution and returns the logs of the last one.
+
+        Args:
+            iterator: gives lots.
+            steps_of: the model's `train_function.Steps`.
+
+        Raises:
+            StopIteration, tf.errors.OutOfRangeError: the data have ended.
+            BudgetExhausted: a budget allows no further step.
+        """
+        steps = self.next_steps
+        behind = 0 if self._backup is None else min(steps, self._backup.behind)
+        if behind:
+            self._pass_by(iterator, behind)
+            steps -= behind
+            if not steps:
+                return {}
+        self.passed_by = False
+        self._open(steps)
+        if self._session is not None:
+            allowed = self._session.authorize(steps)
+            self._was_cut, steps = allowed < steps, allowed
+            if self._backup is not None:
+                self._backup.before(self._session, steps)
+        # Data of unknown length may end after any step, whose logs would be lost in a longer execution.
+        unknown = self.feed is not None and self.feed.steps is None
+        logs = {}
+        for part in [1] * steps if unknown else [steps]:
+            try:
+                logs = steps_of.take(self._session, iterator, part)
+            except _ENDS:
+                if self._session is not None:
+                    self._session.take_back()
+                if logs:
+                    return logs  # the next execution finds the end again
+                self._end_epoch()
+                raise
+            self._in_epoch += part
+        if self.feed is not None and self._in_epoch == self.feed.steps:
+            self._in_epoch = 0
+        return logs
+
+    def _open(self, steps):
+        session = self._session
+        if not self._is_open:
+            self._session = open_session(self._model, self._account, self._plan)
+            self._is_open = True
+            self._before = 0 if self._session is None else self._session.taken
+        elif (
+            session is not None
+            and session.taken + steps > session.run.steps
+            and self._is_open_ended
+        ):
+            more = dataclasses.replace(self._plan, steps=OPEN_ENDED)
+            self._session = open_session(self._model, self._account, more)
+
+    @property
+    def _is_open_ended(self):
+        return self._plan.steps is None and self._model.optimizer.described_steps is None
+
+    def _pass_by(self, iterator, steps):
+        passed = 0
+        try:
+            # Lots begin where the training resumes; a user's batches begin anew, and may end.
+            if self._plan.lots is None:
+                while passed < steps:
+                    next(iterator)
+                    passed += 1
+            passed = steps
+        except _ENDS:
+            self._end_epoch()
+            raise
+        finally:
+            self._backup.pass_by(passed)
+            self.passed_by = True
+            self._in_epoch += passed
+
+    def _end_epoch(self):
+        self.longest_epoch = max(self.longest_epoch or 0, self._in_epoch)
+        if self._backup is not None:
+            self._backup.longest_epoch = self.longest_epoch
+        self._in_epoch = 0
