@@ -49,9 +49,9 @@ class EpsilonCurve:
     not grow with the length of the training. For a step count in between, the curve returns the value
     at the next of them: an upper bound, since what is released later includes what was released so
     far. The last one is the end of the training, where the curve is exact. The others are ends of
-    epochs, first of each one and then of every few, or divide epochs into equal parts if there are few. They depend on the run only and not on
-    the time that anything took, so equal trainings show equal values. Earlier spending on the same
-    weights is included.
+    epochs, first of each one and then of every few, or divide epochs into equal parts if there are
+    few. They depend on the run only and not on the time that anything took, so equal trainings show
+    equal values. Earlier spending on the same weights is included.
 
     Construct a curve after the first step: until then, other callbacks may restore weights and their
     ledger.

@@ -443,7 +443,7 @@ def test_watched_update():
             optimizer.apply([tf.constant(3.0)], [variable])
     assert float(variable) == 0.0
     ((gradient,),) = seen
-    assert float(gradient) == 0.5
+    assert float(gradient) == 3.0
 
 
 def test_decay():

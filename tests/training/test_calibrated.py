@@ -129,7 +129,7 @@ def released_means():
             ValueError,
             "batch_size",
         ),
-        ({"optimizer": "sdg"}, ValueError, "'sdg'"),
+        ({"optimizer": "sdg"}, ValueError, "sdg"),
         ({"optimizer": built()}, ValueError, "not used yet"),
         (
             {"optimizer": tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, seed=1)},

@@ -17,7 +17,10 @@ import tensorflow as tf
 from tfdp._compat.versions import borrowing
 
 with borrowing("the addition of keras.src"):
-    from keras.src.backend.tensorflow import numpy
+    try:
+        from keras.src.backend.tensorflow import numpy
+    except ImportError:  # since Keras 3.16
+        from keras.src.backend.tensorflow.ops import numpy
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ from tfdp._compat.versions import borrowing
 
 with borrowing("a name of keras.src"):
     from keras.src.backend import compute_output_spec as _compute_output_spec
-    from keras.src.backend import get_keras_mask as get_keras_mask
-    from keras.src.backend import set_keras_mask as set_keras_mask
+    from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
+    from keras.src.backend.common.masking import set_keras_mask as set_keras_mask
     from keras.src.backend.common.stateless_scope import get_stateless_scope as get_stateless_scope
     from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
     from keras.src.backend.tensorflow.trainer import reduce_per_replica
@@ -31,7 +31,9 @@ with borrowing("a name of keras.src"):
     from keras.src.trainers.data_adapters.py_dataset_adapter import (
         PyDatasetAdapter as PyDatasetAdapter,
     )
-    from keras.src.trainers.trainer import Trainer as Trainer
+
+# The class that gives a layer its `fit`; versions of Keras have different names for it.
+Trainer = keras.Model.__bases__[0]
 
 # Public, and here for `tfdp.data`, which needs no Keras to be imported: a module of its that uses Keras
 # imports it from here, so that another backend is refused first.
@@ -405,7 +407,7 @@ def compile_arguments(model) -> dict:
 def watched_update(optimizer, seen):
     """Context in which `seen` gets the list of gradients of every update by a Keras optimizer.
 
-    The gradients are those that the update rule gets, `BaseOptimizer._backend_apply_gradients`.
+    The gradients are those that `BaseOptimizer._backend_apply_gradients` gets, before any clipping.
     """
     apply = optimizer._backend_apply_gradients
 

@@ -106,27 +106,10 @@ def check_weights(y, sample_weight) -> None:
     try:
         tf.nest.assert_same_structure(*map(keras.tree.lists_to_tuples, (y, sample_weight)))
     except (TypeError, ValueError) as error:
-        kinds = [_in_words(tree) for tree in (y, sample_weight)]
         raise ValueError(
             "Expected `sample_weight` to be one array, or to have one array for each target, in the "
-            f"structure of the targets. Received the targets {kinds[0]}, and the weights {kinds[1]}."
+            f"structure of the targets. {error}"
         ) from error
-
-
-def _in_words(tree) -> str:
-    """The structure of targets or weights, such as "in a dictionary of 'a' and 'b'"."""
-    if isinstance(tree, dict):
-        names = [_entry(f"{name!r}", part) for name, part in tree.items()]
-        return f"in a dictionary of {' and '.join(names) or 'nothing'}"
-    if isinstance(tree, (list, tuple)):
-        parts = [_entry(f"number {index}", part) for index, part in enumerate(tree)]
-        return f"in a {type(tree).__name__} of {len(tree)} ({', '.join(parts)})"
-    return "none" if tree is None else "in one array"
-
-
-def _entry(name, part) -> str:
-    nested = isinstance(part, (dict, list, tuple)) or part is None
-    return f"{name}: {_in_words(part)}" if nested else name
 
 
 def _weight(leaf, rows):
