@@ -9,10 +9,10 @@ import keras
 import tensorflow as tf
 
 from tfdp.gradients.chunks import with_rows
+from tfdp.gradients.first_pass import examine
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.row_losses import row_losses
-from tfdp.gradients.state_writes import refuse_hidden_state
 from tfdp.gradients.targets import weighted, without_none
 from tfdp.session import Session
 from tfdp.training.lot_metrics import Figures, LotMetrics, build_metrics
@@ -43,7 +43,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     if session.fixes_rows:
         x, y, sample_weight = with_rows((x, y, sample_weight), run.lot_size)
     forward = Forward(model)
-    traced = refuse_hidden_state(forward, x, y)
+    traced = examine(forward, x, y)
     session.check_step(forward.variables, optimizer)
     before = forward.state()
     metrics = LotMetrics(forward, traced, before)
@@ -102,7 +102,7 @@ def prepare_step(model, data) -> None:
     """
     x, y, _ = _unpacked(data)
     forward = Forward(model, frozen=not model.trainable_variables)
-    build_metrics(model, y, refuse_hidden_state(forward, x, y).outputs)
+    build_metrics(model, y, examine(forward, x, y).outputs)
 
 
 def frozen_step(model, data) -> dict:
@@ -118,7 +118,7 @@ def frozen_step(model, data) -> dict:
     refuse_replicas(tf.distribute.get_strategy())
     x, y, sample_weight = _unpacked(data)
     forward = Forward(model, frozen=True)
-    traced = refuse_hidden_state(forward, x, y)
+    traced = examine(forward, x, y)
     before = forward.state()
     metrics = LotMetrics(forward, traced, before)
     outputs, scope, after = forward.outputs([], before, x)

@@ -9,7 +9,6 @@ see `tfdp._compat.pfor_ops`.)
 import tensorflow as tf
 
 from tfdp._compat import pfor_random, pfor_repairs
-from tfdp._compat.checked_indices import checked
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines.ending import bounded
@@ -49,7 +48,7 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         left = iter(seeds)
         own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
         x_i, y_i = pfor_repairs.batch_of_one((x_i, y_i))
-        with checked(vectorized=True), tf.GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             y_pred, scope, new_state = forward.outputs(values, own, x_i)
             loss = forward.loss(scope, x_i, y_i, y_pred)

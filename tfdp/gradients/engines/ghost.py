@@ -16,7 +16,6 @@ import itertools
 import tensorflow as tf
 
 from tfdp._compat import pfor_random, pfor_repairs
-from tfdp._compat.checked_indices import checked
 from tfdp._compat.keras import forget_losses
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
@@ -96,8 +95,7 @@ def _forward_pass(model, rules):
 
 def _trace(model, rules, specification):
     forward = Forward(model)
-    # Nothing is executed, and `state_writes` is the judge.
-    forward.permit([(variable, None) for variable in forward.state_variables])
+    forward.permit(forward.state_variables)  # nothing is executed, and `first_pass` is the judge
     values = [tf.convert_to_tensor(v) for v in forward.variables]
 
     def run(x):
@@ -113,7 +111,7 @@ def _trace(model, rules, specification):
 def _trace_alone(model, rules, specification):
     """Does what `_trace` does, for a model that runs row by row, with any loss."""
     forward = Forward(model)
-    forward.permit([(variable, None) for variable in forward.state_variables])
+    forward.permit(forward.state_variables)
     forward.loss = lambda scope, x, y, y_pred: tf.add_n(
         [tf.reduce_sum(tf.cast(leaf, tf.float32)) for leaf in tf.nest.flatten(y_pred)]
     )
@@ -247,7 +245,7 @@ def _row_by_row(forward, rules, x, y, sample_weight, chunk):
         left = iter(seeds)
         own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
         x, y = pfor_repairs.batch_of_one((x, y))
-        with checked(vectorized=True), tf.GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             recorder = Recorder(forward, rules, tape, alone=True)
             y_pred, scope, new_state = recorder.outputs(values, own, x)
             loss = recorder.loss(scope, x, y, y_pred)

@@ -9,7 +9,6 @@ as the lot has rows, and so it runs only where the caller asks for it by name.
 import tensorflow as tf
 
 from tfdp._compat import pfor_repairs
-from tfdp._compat.checked_indices import checked
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
@@ -33,7 +32,7 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
             _seed_of_row(s, row) if forward.is_per_example(i) else s for i, s in enumerate(state)
         ]
         x, y = pfor_repairs.batch_of_one((x, y))
-        with checked(vectorized=False), tf.GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             y_pred, scope, new_state = forward.outputs(values, own, x)
             loss = forward.loss(scope, x, y, y_pred)
