@@ -9,7 +9,7 @@ Formal guarantees:
   traced.
 * The host authorizes steps before they start, never beyond the session's limit, and the count of
   authorized steps is what the ledger records. It only decreases by steps that are known not to have
-  begun, because the data ended before them.
+  begun, because the data ended before them, or because they failed before any update.
 * A training that ends before its plan counts all planned steps, as far as budgets allow them: its end
   may depend on what earlier steps released (docs/decisions/chosen_ends.md).
 """
@@ -357,14 +357,12 @@ class Session:
         self.taken += steps
         return steps
 
-    def take_back(self) -> int:
-        """Takes back authorized steps that never began, because the data ended; returns how many.
+    def take_back(self) -> None:
+        """Takes back authorized steps that never began: the data ended before them, or they failed.
 
-        The step counts itself on the device after it got its data.
+        A step begins when its sum is computed, before anything is released.
         """
-        unused = self.taken - int(self._begun.numpy())
-        self.taken -= unused
-        return unused
+        self.taken = int(self._begun.numpy())
 
     def _why_exhausted(self):
         taken = f"{self.taken} were taken"

@@ -6,25 +6,8 @@ import tensorflow as tf
 
 from tfdp._compat import pfor_repairs
 from tfdp._compat import tensorflow as borrowed
-from tfdp.gradients import op_effects
 
 # -- ops and graphs ----------------------------------------------------------------------------------
-
-
-def test_op_def_registry():
-    assert borrowed.op_definition("NoSuchOp") is None
-    assert not borrowed.op_definition("AddV2").is_stateful
-    assert borrowed.op_definition("AssignVariableOp").is_stateful
-    assert any(argument.is_ref for argument in borrowed.op_definition("Assign").input_arg)
-    assert "func" in {a.type for a in borrowed.op_definition("StatefulPartitionedCall").attr}
-    assert "list(func)" in {a.type for a in borrowed.op_definition("Case").attr}
-
-
-def test_listed_ops_are_tensorflows():
-    for op in op_effects._ALLOWED | op_effects._REFUSED | op_effects._PYTHON:
-        assert borrowed.op_definition(op) is not None, op
-    for op, place in op_effects.GENERATORS.items():
-        assert borrowed.op_definition(op).input_arg[place].name in ("shape", "delta")
 
 
 def test_inside_xla():

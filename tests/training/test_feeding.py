@@ -64,6 +64,29 @@ def test_data_whose_sampling_cannot_be_accounted_is_refused(x, options, message)
     assert steps(model) == 0
 
 
+@pytest.mark.parametrize("feed", ["arrays", "lots", "batch"])
+def test_tokens_that_an_embedding_does_not_have_are_refused(feed):
+    x, words = keras.Input((4,), name="x"), keras.Input((2,), dtype="int32", name="words")
+    table = keras.layers.Flatten()(keras.layers.Embedding(9, 2, name="table")(words))
+    logits = keras.layers.Dense(3)(keras.layers.Concatenate()([x, table]))
+    model = small(model=keras.Model([x, words], logits))
+    (numbers, labels), tokens = data(), np.full((24, 2), 8)
+
+    def trained():
+        if feed == "batch":
+            model.train_on_batch([numbers, tokens], labels)
+        elif feed == "lots":
+            model.fit(make_lots("cyclic", (numbers, tokens), labels, lot_size=8), verbose=0)
+        else:
+            model.fit([numbers, tokens], labels, batch_size=8, shuffle=False, verbose=0)
+
+    trained()
+    for bad in (9, -1):
+        tokens[5, 1] = bad
+        with pytest.raises(ValueError, match=f"'table'.* {bad}"):
+            trained()
+
+
 @pytest.mark.parametrize(
     ("feed", "sampling", "num_examples"),
     [

@@ -11,13 +11,7 @@ import tensorflow as tf
 from tfdp._compat.versions import borrowing
 
 with borrowing("a name of tensorflow.python"):
-    from tensorflow.python.framework import op_def_registry
     from tensorflow.python.ops import control_flow_util
-
-
-def op_definition(name: str):
-    """The `OpDef` that TensorFlow registered for an op, or None for an unknown op."""
-    return op_def_registry.get(name)
 
 
 def inside_xla() -> bool:

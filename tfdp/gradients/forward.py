@@ -2,10 +2,8 @@
 
 Engines differentiate this function. It is the only place that calls the user's model during private
 training. A layer that assigns to a variable is refused, because it would store what it computes from
-private data without any bound; random state and counters (`counters`) are excepted.
+private data without any bound; random state and counters (`first_pass`) are excepted.
 """
-
-import functools
 
 import keras
 import tensorflow as tf
@@ -14,16 +12,12 @@ from tfdp._compat.keras import (
     all_metrics,
     compiled_loss,
     compute_loss_as_keras,
-    forget_losses,
     input_structure,
 )
-from tfdp._compat.tensorflow import concrete_function
-from tfdp.gradients.counters import value_of
 from tfdp.gradients.random_state import noise_states, seed_states
 from tfdp.gradients.targets import apart, with_none
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
-_PRIME = 1009  # a number of rows
 
 
 def input_specification(model, rows: int):
@@ -79,7 +73,7 @@ def losses_of_outputs(model, scope) -> tf.Tensor:
 def keeps_data(variable) -> str:
     """The message of the refusal of a variable that a pass assigns."""
     return (
-        f"Variable '{variable.path}' is assigned during the forward pass, so it would keep what "
+        f"Variable '{variable.path}' is assigned in training, so it would keep what "
         "private examples wrote into it without any noise. Expected layers that only read their "
         "variables in training, or that count in them without looking at the data. Remove the layer, "
         "freeze what it updates, or replace it (LayerNormalization or GroupNormalization for batch "
@@ -93,6 +87,10 @@ class Forward:
     Args:
         model: a built and compiled Keras model.
         frozen: whether the model may have no trainable variable.
+
+    Attributes:
+        row_bytes: about how many bytes of floats a pass computes for one row, which
+            `first_pass.examine` finds out; None if that is unknown.
 
     Raises:
         ValueError: the model has no trainable variable.
@@ -113,7 +111,8 @@ class Forward:
         # other gives one sample to the whole lot.
         self._per_example = {id(v) for v in seed_states(model)}
         self._per_lot = {id(v) for v in noise_states(model)} - self._per_example
-        self._permitted = {}
+        self._permitted = frozenset()
+        self.row_bytes: int | None = None
 
     def state(self, chunk=0) -> list:
         """Returns the values of the non-trainable variables with which chunk number `chunk` starts."""
@@ -135,15 +134,11 @@ class Forward:
         return id(variable) in self._per_example or id(variable) in self._per_lot
 
     def permit(self, counters) -> None:
-        """Permits passes to assign to state variables besides random state.
+        """Permits passes to assign to these state variables besides random state.
 
-        Only `state_writes` knows which variables may be assigned in a pass that is executed.
-
-        Args:
-            counters: pairs (variable, its `counters.formula`). The formula may be None for a pass
-                that is never executed.
+        Only `first_pass` knows which variables may be assigned in a pass that is executed.
         """
-        self._permitted = {id(variable): formula for variable, formula in counters}
+        self._permitted = frozenset(id(variable) for variable in counters)
 
     def may_assign(self, variable) -> bool:
         """Whether a pass may assign to `variable`."""
@@ -184,30 +179,6 @@ class Forward:
                 raise ValueError(keeps_data(variable))
             new_state.append(after)
         return y_pred, scope, new_state
-
-    @functools.cached_property
-    def row_bytes(self) -> int | None:
-        """About how many bytes of floats a pass computes for one row; None where shapes are unknown.
-
-        The bytes are counted on a graph that is never executed. The count includes neither tensors
-        inside loops nor those that an engine adds.
-        """
-        specification = input_specification(self.model, _PRIME)
-        if specification is None:
-            return None
-        values = [tf.convert_to_tensor(v) for v in self.variables]
-
-        def run(x):
-            return self.outputs(values, self.state(), x)[0]
-
-        try:
-            concrete = concrete_function(tf.function(run, autograph=False), specification)
-        finally:
-            forget_losses(self.model)  # losses from add_loss belong to this graph
-        outputs = [o for operation in concrete.graph.get_operations() for o in operation.outputs]
-        sizes = [(o.shape.num_elements() or 0, o.dtype) for o in outputs if o.dtype.is_floating]
-        # What does not depend on the rows, such as weights, is no multiple of so large a prime.
-        return sum(size // _PRIME * dtype.size for size, dtype in sizes if size % _PRIME == 0)
 
     def loss(self, scope, x, y, y_pred):
         """Returns the loss of the examples in a batch, as `model.compute_loss` reduces it.
@@ -255,10 +226,6 @@ class Forward:
             before: what `state(0)` returned at the start of the lot.
             after: the new values, a list like `before`, with None where nothing changed.
         """
-        values = [tf.convert_to_tensor(variable) for variable in self.state_variables]
-        states = zip(self.state_variables, values, before, after, strict=True)
-        for variable, value, old, new in states:
-            if id(variable) in self._permitted:
-                variable.assign(value_of(self._permitted[id(variable)], values))
-            elif new is not None:
-                variable.assign(value + (new - old))
+        for variable, old, new in zip(self.state_variables, before, after, strict=True):
+            if new is not None:
+                variable.assign_add(new - old)

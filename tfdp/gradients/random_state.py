@@ -1,7 +1,7 @@
 """Finds the random state of a model: the only state that a private forward pass may write.
 
 Random state is recognised by the object that owns it, never by its name, because a layer may call a
-running statistic "seed_generator_state". `state_writes` checks that the values that are written to
+running statistic "seed_generator_state". `first_pass` checks that the values that are written to
 random state do not depend on an example.
 """
 

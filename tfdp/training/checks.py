@@ -5,7 +5,15 @@ from collections.abc import Iterable
 import keras
 import numpy as np
 
-from tfdp._compat.keras import layers_of, normalizes_by_batch, was_given_vocabulary
+from tfdp._compat.keras import (
+    input_structure,
+    is_graph_of_layers,
+    layers_of,
+    normalizes_by_batch,
+    uses_of,
+    was_given_vocabulary,
+)
+from tfdp.data import check_labels
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.optimizers import DPKerasOptimizer
 
@@ -296,3 +304,59 @@ def check_optimizer(model, optimizer) -> None:
             "The float16 policy needs loss scaling, which scales gradients before they are clipped. "
             "Expected float32 or mixed_bfloat16."
         )
+
+
+def check_targets(model, y) -> None:
+    """Raises ValueError if targets are missing, or integer labels are no indices of the outputs.
+
+    Args:
+        model: a compiled Keras model.
+        y: labels; only one array with a sparse categorical loss is checked. None if there are none.
+    """
+    loss = model.loss
+    own = type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
+    if y is None and loss is not None and not own:
+        raise ValueError(
+            "The model was compiled with a loss, which compares outputs with targets. Expected y, or "
+            "a model without a compiled loss whose layers call add_loss. Received y=None."
+        )
+    sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
+        loss == "sparse_categorical_crossentropy"
+    )
+    if not sparse or not model.built or not hasattr(model, "outputs") or y is None:
+        return
+    classes = model.outputs[0].shape[-1] if len(model.outputs) == 1 else None
+    if classes is None or isinstance(y, (dict, list, tuple)):
+        return
+    check_labels(y, classes)
+
+
+def check_tokens(model, x) -> None:
+    """Raises ValueError if arrays of tokens hold one that an embedding has no vector for.
+
+    Only inputs of Sequential and functional models that go straight to an `Embedding` are checked.
+    TensorFlow ends a step with an error for such a token on a CPU, and takes another one elsewhere.
+
+    Args:
+        model: a Keras model.
+        x: inputs, a structure of arrays.
+    """
+    if not is_graph_of_layers(model) or not model.built:
+        return
+    arrays, inputs = keras.tree.flatten(x), keras.tree.flatten(input_structure(model))
+    if len(arrays) != len(inputs):
+        return
+    known = {id(entry): array for entry, array in zip(inputs, arrays, strict=True)}
+    for layer in layers_of(model):
+        if not isinstance(layer, keras.layers.Embedding):
+            continue
+        fed = [known.get(id(tokens[0])) for tokens, _ in uses_of(layer) if tokens]
+        for array in fed:
+            if array is None or not np.size(array):
+                continue
+            least, most = np.min(array), np.max(array)
+            if not (least >= 0 and most < layer.input_dim):
+                raise ValueError(
+                    f"Embedding '{layer.name}' has vectors for the tokens 0 to {layer.input_dim - 1}. "
+                    f"Received tokens from {least} to {most}."
+                )

@@ -17,11 +17,12 @@ from absl import logging
 from tfdp._compat.keras import DataAdapter
 from tfdp._validate import whole
 from tfdp.accounting.sampling import sampling_class
-from tfdp.data import SAMPLINGS, CyclicLots, Lots, check_labels, row_multiple_for
+from tfdp.data import SAMPLINGS, CyclicLots, Lots, row_multiple_for
 from tfdp.data.arrays import all_arrays, as_arrays, common_length, each_array
 from tfdp.layers.public import public_layers
 from tfdp.session import Plan
 from tfdp.training.batches import batches_of, class_weights, is_batches
+from tfdp.training.checks import check_targets, check_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +134,7 @@ class Feeder:
                 row_multiple=None if model.jit_compile else row_multiple_for(lot_size),
             )
         check_disjoint(model, lots.inputs)
+        check_tokens(model, lots.inputs)
         plan = plan_of(lots, physical_batch_size, turn)
         steps = _capped(steps_per_epoch or lots.steps_per_epoch)
         return Feed(lots.as_dataset(plan.turn), plan, steps, steps, validation_data)
@@ -309,31 +311,6 @@ def _at_most_once(steps_per_epoch, total, lot_size):
         *(steps_per_epoch, most, lot_size, total),
     )
     return most
-
-
-def check_targets(model, y) -> None:
-    """Raises ValueError if targets are missing, or integer labels are no indices of the outputs.
-
-    Args:
-        model: a compiled Keras model.
-        y: labels; only one array with a sparse categorical loss is checked. None if there are none.
-    """
-    loss = model.loss
-    own = type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
-    if y is None and loss is not None and not own:
-        raise ValueError(
-            "The model was compiled with a loss, which compares outputs with targets. Expected y, or "
-            "a model without a compiled loss whose layers call add_loss. Received y=None."
-        )
-    sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
-        loss == "sparse_categorical_crossentropy"
-    )
-    if not sparse or not model.built or not hasattr(model, "outputs") or y is None:
-        return
-    classes = model.outputs[0].shape[-1] if len(model.outputs) == 1 else None
-    if classes is None or isinstance(y, (dict, list, tuple)):
-        return
-    check_labels(y, classes)
 
 
 def check_disjoint(model, x) -> None:

@@ -21,7 +21,6 @@ from tfdp._compat.keras import (
     set_keras_mask,
 )
 from tfdp.gradients.forward import own_metrics
-from tfdp.gradients.metric_writes import metrics_keep_to_themselves
 from tfdp.gradients.targets import apart, with_none
 
 
@@ -41,7 +40,7 @@ class LotMetrics:
 
     Args:
         forward: the `Forward` of the step.
-        traced: what `refuse_hidden_state` returned.
+        traced: what `first_pass.examine` returned.
         state: what `forward.state()` returned.
     """
 
@@ -60,12 +59,8 @@ class LotMetrics:
             penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
 
         Raises:
-            ValueError: a metric writes into something but itself, or cannot be weighted.
+            ValueError: a metric cannot be weighted.
         """
-        with metrics_keep_to_themselves(self._model):
-            return self._updated(x, y, sample_weight, lot, penalty)
-
-    def _updated(self, x, y, sample_weight, lot, penalty):
         present = tf.not_equal(sample_weight, 0.0)
         weights = tf.cast(present, tf.float32)
         # The loss of a padding row may be NaN, and NaN times zero is NaN.

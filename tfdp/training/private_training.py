@@ -26,6 +26,7 @@ from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.checks import (
     check_optimizer,
+    check_tokens,
     refuse_mixing_layers,
     refuse_own_train_step,
 )
@@ -254,6 +255,7 @@ class PrivateTraining(AccountedWeights):
         lot_size = int(all_arrays(x)[0].shape[0])
         check_targets(self, y)
         build_for(self, x)
+        check_tokens(self, x)
         plan = Plan(
             sampling="unknown",
             num_examples=lot_size,

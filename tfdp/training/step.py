@@ -11,10 +11,10 @@ import keras
 import tensorflow as tf
 
 from tfdp.gradients.chunks import with_rows
+from tfdp.gradients.first_pass import examine
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.row_losses import row_losses
-from tfdp.gradients.state_writes import refuse_hidden_state
 from tfdp.gradients.targets import weighted, without_none
 from tfdp.session import Session
 from tfdp.training.lot_metrics import Figures, LotMetrics, build_metrics
@@ -39,13 +39,11 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     if replicas > 1:
         optimizer.check_replicas()
     x, y, sample_weight = _unpacked(data)
-    with tf.control_dependencies(tf.nest.flatten(x)):
-        session.begin_step()  # not before the data are there, which may have ended
     sample_weight = session.admitted(sample_weight)
     if session.fixes_rows:
         x, y, sample_weight = with_rows((x, y, sample_weight), run.lot_size)
     forward = Forward(model)
-    traced = refuse_hidden_state(forward, x, y)
+    traced = examine(forward, x, y)
     session.check_step(forward.variables, optimizer)
     before = forward.state()
     metrics = LotMetrics(forward, traced, before)
@@ -65,6 +63,8 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         sums = tf.distribute.get_replica_context().all_reduce("SUM", lot.sums)
         lot = dataclasses.replace(lot, sums=sums)
     penalty = forward.penalty()
+    with tf.control_dependencies(lot.sums):
+        session.begin_step()  # a step that fails before it, for want of data perhaps, is taken back
     forward.advance(before, lot.state)
     noise_scale = optimizer.update(lot, session, forward.variables, forward.regularization())
     diagnostics.update(lot, tf.cast(noise_scale, tf.float32))
@@ -87,7 +87,7 @@ def prepare_step(model, data) -> None:
     """
     x, y, _ = _unpacked(data)
     forward = Forward(model, frozen=not model.trainable_variables)
-    build_metrics(model, y, refuse_hidden_state(forward, x, y).outputs)
+    build_metrics(model, y, examine(forward, x, y).outputs)
 
 
 def frozen_step(model, data) -> dict:
@@ -101,7 +101,7 @@ def frozen_step(model, data) -> dict:
     """
     x, y, sample_weight = _unpacked(data)
     forward = Forward(model, frozen=True)
-    traced = refuse_hidden_state(forward, x, y)
+    traced = examine(forward, x, y)
     before = forward.state()
     metrics = LotMetrics(forward, traced, before)
     outputs, scope, after = forward.outputs([], before, x)

@@ -151,12 +151,13 @@ class Training:
         for part in [1] * steps if unknown else [steps]:
             try:
                 logs = steps_of.take(self._session, iterator, part)
-            except _ENDS:
+            except BaseException as error:
                 if self._session is not None:
                     self._session.take_back()
-                if logs:
-                    return logs  # the next execution finds the end again
-                self._end_epoch()
+                if isinstance(error, _ENDS):
+                    if logs:
+                        return logs  # the next execution finds the end again
+                    self._end_epoch()
                 raise
             self._in_epoch += part
         if self.feed is not None and self._in_epoch == self.feed.steps:

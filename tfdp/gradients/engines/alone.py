@@ -5,7 +5,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdp._compat import pfor_random, pfor_repairs
-from tfdp._compat.checked_indices import checked
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
@@ -46,8 +45,7 @@ def over_rows(
         left = iter(seeds)
         own = [next(left) if forward.is_per_example(i) else s for i, s in enumerate(state)]
         x, y = pfor_repairs.batch_of_one((x, y))
-        with checked(vectorized=vectorized):
-            results, loss, scope, y_pred, new_state = run(own, x, y, weight)
+        results, loss, scope, y_pred, new_state = run(own, x, y, weight)
         moved[:] = [new is not None for new in new_state]
         steps = [new - old for new, old in zip(new_state, own, strict=True) if new is not None]
         outputs = tf.nest.map_structure(lambda leaf: leaf[0], y_pred)

@@ -88,8 +88,7 @@ def _forward_pass(model, rules):
 
 def _trace(model, rules, specification):
     forward = Forward(model)
-    # Nothing is executed, and `state_writes` is the judge.
-    forward.permit([(variable, None) for variable in forward.state_variables])
+    forward.permit(forward.state_variables)  # nothing is executed, and `first_pass` is the judge
     values = [tf.convert_to_tensor(v) for v in forward.variables]
 
     def run(x):
@@ -105,7 +104,7 @@ def _trace(model, rules, specification):
 def _trace_alone(model, rules, specification):
     """Does what `_trace` does, for a model that runs row by row, with any loss."""
     forward = Forward(model)
-    forward.permit([(variable, None) for variable in forward.state_variables])
+    forward.permit(forward.state_variables)
     forward.loss = lambda scope, x, y, y_pred: tf.add_n(
         [tf.reduce_sum(tf.cast(leaf, tf.float32)) for leaf in tf.nest.flatten(y_pred)]
     )

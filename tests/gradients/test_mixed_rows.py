@@ -1,0 +1,267 @@
+"""Layers and losses that mix rows are refused by name; all others train as in Keras."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.gradients.checking import normal
+from tests.helpers import private, sgd
+from tfdp.gradients.first_pass import examine
+from tfdp.gradients.forward import Forward
+from tfdp.layers import NoisyDense, PublicBatchNormalization, PublicExamples
+
+L = keras.losses
+ROWS = 8
+LABELS = np.arange(ROWS) % 3
+HOT = np.eye(3, dtype="float32")[LABELS]
+X = normal(ROWS, 4)
+
+
+def model_of(*head):
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((4,)), layers.Dense(3, activation="softmax"), *head])
+
+
+def trained(model, loss, y):
+    model = private(sgd(noise=0.0, clip=1e9, rate=0.1), model, {"loss": loss, "metrics": []})
+    return model.train_on_batch(X, y)
+
+
+def in_pairs(y, y_pred):
+    return tf.linalg.norm(y_pred[::2] - y_pred[1::2], axis=-1)
+
+
+def centred(y, y_pred):
+    return ops.mean(ops.square(y - y_pred + ops.mean(y_pred, axis=0)), axis=-1)
+
+
+REFUSED = {
+    "circle": (L.Circle(), LABELS),
+    "dice": (L.Dice(), HOT),
+    "centred": (centred, HOT),
+    "pairs": (in_pairs, HOT),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_losses_that_couple_rows_are_refused(name):
+    with pytest.raises(ValueError, match="each row"):
+        trained(model_of(), *REFUSED[name])
+
+
+STOCK = {
+    "labels": (L.SparseCategoricalCrossentropy(), LABELS),
+    "tversky": (L.Tversky(axis=-1), HOT),
+    "huber": (L.Huber(), HOT),
+    "mean": (lambda y, y_pred: tf.reduce_mean(tf.square(y - y_pred)), HOT),
+}
+
+
+def compare(make, loss, y):
+    ours, plain = make(), make()
+    plain.set_weights(ours.get_weights())
+    plain.compile(keras.optimizers.SGD(0.1), loss)
+    expected = plain.train_on_batch(X, y)
+    np.testing.assert_allclose(trained(ours, loss, y), expected, rtol=1e-4)
+    for u, v in zip(ours.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(u, v, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_losses_of_keras_train_as_in_keras(name):
+    compare(model_of, *STOCK[name])
+
+
+def test_one_number_a_row():
+    y = np.linspace(0.0, 1.0, ROWS, dtype="float32")
+    compare(lambda: model_of(layers.Dense(1), layers.Reshape(())), "mse", y)
+
+
+def test_ctc_is_refused_with_the_engine_that_trains_it():
+    model = model_of(layers.Reshape((3, 1)), layers.Dense(5))
+    with pytest.raises(NotImplementedError, match="engine='loop'"):
+        trained(model, L.CTC(), np.ones((ROWS, 2), "int32"))
+
+
+# -- losses of one's own -----------------------------------------------------------------------------
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return self.function(y, y_pred)
+
+
+def with_loss(function):
+    x = keras.Input((4,))
+    model = OwnLoss(x, layers.Dense(3)(x))
+    model.function = function
+    return model
+
+
+def in_batch_negatives(y, y_pred):
+    logits = ops.matmul(y_pred, ops.transpose(y))
+    return ops.mean(L.sparse_categorical_crossentropy(ops.arange(ops.shape(y)[0]), logits, True))
+
+
+def examined(model, y=HOT, x=X):
+    return examine(Forward(model), x, y)
+
+
+@pytest.mark.parametrize(
+    ("function", "warns"),
+    [
+        (lambda y, p: ops.mean(ops.square(y - p)), False),
+        (lambda y, p: ops.sum(ops.square(y - p)), False),
+        (lambda y, p: ops.mean(centred(y, p)), True),
+    ],
+    ids=["mean", "sum", "centred"],
+)
+def test_a_compute_loss_that_compares_examples_is_warned_of(function, warns, caplog):
+    model = with_loss(function)
+    model.compile("sgd")
+    with caplog.at_level("WARNING"):
+        examined(model)
+    assert any("compares examples" in record.getMessage() for record in caplog.records) == warns
+
+
+def test_a_compute_loss_of_which_nothing_is_left_for_a_row_alone_is_refused():
+    with pytest.raises(ValueError, match="compute_loss"):
+        trained(with_loss(in_batch_negatives), None, HOT)
+
+
+# -- layers ------------------------------------------------------------------------------------------
+
+
+class Function(layers.Layer):
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+def normalized(x):
+    mean, variance = ops.moments(x, axes=[0], keepdims=True)
+    return (x - mean) / ops.sqrt(variance + 1e-3)
+
+
+MIXING = {
+    "mean": lambda x: x - ops.mean(x, axis=0, keepdims=True),
+    "largest": lambda x: x / ops.max(ops.abs(x)),
+    "batch normalization": normalized,
+    "neighbours": lambda x: x + tf.roll(x, 1, axis=0),
+    "attention between rows": lambda x: ops.matmul(ops.softmax(ops.matmul(x, ops.transpose(x))), x),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_layer_that_mixes_rows_is_refused_by_name(name):
+    x = keras.Input((4,))
+    hidden = Function(MIXING[name], name="mixing")(layers.Dense(5, name="innocent")(x))
+    model = keras.Model(x, layers.Dense(3, activation="softmax")(hidden))
+    with pytest.raises(ValueError, match="'mixing'"):
+        trained(model, L.SparseCategoricalCrossentropy(), LABELS)
+
+
+def test_outputs_over_pairs_of_rows_are_refused_with_arrays():
+    first, second = keras.Input((4,)), keras.Input((4,))
+    outputs = ops.matmul(layers.Dense(3)(first), ops.transpose(layers.Dense(3)(second)))
+    loss = L.SparseCategoricalCrossentropy(from_logits=True)
+    model = private(sgd(), keras.Model([first, second], outputs), {"loss": loss, "metrics": []})
+    with pytest.raises(ValueError, match="mixes the examples"):
+        model.fit([X, X], LABELS, batch_size=4, verbose=0)
+    assert model.privacy.steps_taken == 0
+
+
+class Recommender(keras.Model):
+    """Its product sums over the batch, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = layers.Embedding(9, 4), layers.Embedding(9, 4)
+
+    def call(self, x):
+        both = ops.tensordot(self.users(x[:, 0]), self.items(x[:, 1]), 2)
+        return ops.sigmoid(both + ops.zeros_like(x[:, :1], "float32"))
+
+
+def test_an_operation_outside_of_layers_is_refused():
+    model = private(sgd(), Recommender(), {"loss": "binary_crossentropy", "metrics": []})
+    x = np.arange(24).reshape(8, 3) % 9
+    with pytest.raises(ValueError, match="mixes the examples"):
+        model.fit(x, np.ones((8, 1)), batch_size=4, verbose=0)
+
+
+def test_a_loss_that_a_layer_adds_for_the_whole_lot_is_warned_of(caplog):
+    class Balances(layers.Layer):
+        def call(self, x):
+            self.add_loss(ops.sum(ops.square(ops.mean(x, axis=0))))
+            return x
+
+    model = model_of(Balances())
+    model.compile(loss="mse")
+    with caplog.at_level("WARNING"):
+        examined(model)
+    assert any("add_loss" in record.getMessage() for record in caplog.records)
+
+
+# -- what must pass ----------------------------------------------------------------------------------
+
+
+def text():
+    tokens = keras.Input((None,), dtype="int32")
+    hidden = layers.Embedding(9, 4, mask_zero=True)(tokens)
+    hidden = layers.Bidirectional(layers.LSTM(3, return_sequences=True, dropout=0.2))(hidden)
+    attention = layers.MultiHeadAttention(2, 3, dropout=0.1)
+    hidden = layers.LayerNormalization()(hidden + attention(hidden, hidden))
+    return keras.Model(tokens, layers.Dense(9)(hidden))
+
+
+def images():
+    stack = [keras.Input((8, 8, 2)), layers.RandomFlip(), layers.RandomRotation(0.1)]
+    stack += [layers.Conv2D(4, 3), layers.GroupNormalization(2), layers.SpatialDropout2D(0.5)]
+    return keras.Sequential([*stack, layers.GlobalAveragePooling2D(), layers.Dense(3)])
+
+
+def noisy():
+    public = keras.Sequential([keras.Input((4,)), layers.Dense(3), PublicBatchNormalization()])
+    examples = PublicExamples(public, normal(6, 4, seed=1))
+    noises = [layers.GaussianNoise(0.5), layers.Dropout(0.5), NoisyDense(3, noise_stddev=0.1)]
+    penalized = layers.Dense(3, kernel_regularizer="l2", activity_regularizer="l2")
+    return keras.Sequential([keras.Input((4,)), examples, *noises, penalized])
+
+
+def several():
+    a, b = keras.Input((4,), name="a"), keras.Input((), dtype="int64", name="b")
+    hidden = layers.Concatenate()([layers.Dense(3)(a), layers.Embedding(5, 3)(b)])
+    outputs = {"c": layers.Dense(3)(hidden), "d": layers.Dense(1)(hidden)}
+    return keras.Model({"a": a, "b": b}, outputs)
+
+
+def half_precision():
+    stack = [layers.Dense(64, dtype="mixed_bfloat16", activation="gelu") for _ in range(3)]
+    return keras.Sequential([keras.Input((4,)), *stack, layers.Dense(3)])
+
+
+TOKENS = np.arange(40).reshape(8, 5) % 9
+HONEST = {
+    "text": (text, L.SparseCategoricalCrossentropy(from_logits=True), TOKENS, TOKENS),
+    "images": (images, "mse", normal(8, 8, 8, 2), HOT),
+    "noisy": (noisy, L.LogCosh(), X, HOT),
+    "several": (several, "mse", {"a": X, "b": LABELS}, {"c": HOT, "d": HOT[:, :1]}),
+    "half precision": (half_precision, "huber", X, HOT),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_models_pass_without_a_word(name, caplog):
+    make, loss, x, y = HONEST[name]
+    keras.utils.set_random_seed(0)
+    model = make()
+    model.compile(loss=loss)
+    with caplog.at_level("INFO"):
+        examined(model, y, x)
+    assert not [record.getMessage() for record in caplog.records if "rows" in record.getMessage()]

@@ -1,0 +1,249 @@
+"""Examines the forward pass once before a model trains, on a graph of a few rows.
+
+The graph shows operations that assign to variables or tables, such as running statistics and caches,
+which would keep what private examples wrote into them without any noise. They are refused. Keras' own
+variables are assigned in a scope that drops new values; those that may advance (seeds, counters) must
+not depend on the data.
+
+This guards against mistakes. Anything that Python code keeps is not visible on a graph.
+"""
+
+import dataclasses
+import operator
+import re
+
+import tensorflow as tf
+from absl import logging
+
+from tfdp._compat.keras import compiled_loss, forget_losses, layers_of
+from tfdp._compat.tensorflow import captured, concrete_function, variable_name
+from tfdp.gradients.forward import keeps_data
+from tfdp.gradients.mixed_rows import ROWS, refuse_mixed_rows
+from tfdp.gradients.targets import apart
+from tfdp.gradients.vectorizing import layer_of_operation
+
+_WRITES = re.compile(
+    "Assign|Resource(Scatter|StridedSliceAssign|Apply|SparseApply|CountUpTo)"
+    "|LookupTable(Insert|Import|Remove)|QueueEnqueue|StackPush"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """What the trace of a forward pass showed.
+
+    Attributes:
+        outputs: the `tf.TensorSpec`s of the model's outputs, for a few rows.
+        updates_metrics: whether the forward pass updates metrics, as layers with metrics do.
+        loss_updates_metrics: whether `compute_loss` does.
+        adds_losses: whether the forward pass adds losses (`add_loss`), which `compute_loss` reads.
+        row_bytes: about how many bytes of floats the pass computes for one row.
+        counters: variables that the pass advances without looking at data or weights.
+    """
+
+    outputs: object
+    updates_metrics: bool
+    loss_updates_metrics: bool
+    adds_losses: bool
+    row_bytes: int
+    counters: tuple = ()
+
+
+def examine(forward, x, y) -> Pass:
+    """Traces the forward pass and the loss, once for a model, its loss and the rank of its inputs.
+
+    From then on `forward` may advance the counters that were found, and knows its `row_bytes`.
+
+    Args:
+        forward: the `Forward` of a built and compiled model.
+        x, y: structures of tensors or `tf.TensorSpec`s [rows, ...], y perhaps `WeightedTargets`; only
+            their shapes and dtypes matter.
+
+    Raises:
+        ValueError: the model or its loss keeps what it sees, or mixes rows; or the loss depends on no
+            trained weight.
+    """
+    model = forward.model
+    parts = [*layers_of(model, itself=True), *forward.variables, *forward.state_variables]
+    parts.append(compiled_loss(model))
+    kind = (apart(y)[1] is None, tf.nest.map_structure(_kind, (x, y)))
+    known_parts, known_kind, found = vars(model).get("_tfdp_examined", ((), None, None))
+    same = len(parts) == len(known_parts) and all(map(operator.is_, parts, known_parts))
+    if not same or kind != known_kind:
+        with tf.init_scope():
+            found = _examined(forward, *tf.nest.map_structure(_few_rows, (x, y)))
+        # Past Keras' attribute tracking: no file holds it.
+        vars(model)["_tfdp_examined"] = (parts, kind, found)
+    forward.permit(found.counters)
+    forward.row_bytes = found.row_bytes
+    return found
+
+
+def _kind(leaf):
+    return tf.as_dtype(leaf.dtype), tf.TensorShape(leaf.shape).rank
+
+
+def _few_rows(leaf):
+    return tf.TensorSpec([ROWS, *tf.TensorShape(leaf.shape)[1:]], tf.as_dtype(leaf.dtype))
+
+
+def _examined(forward, x, y):
+    traced = {}
+
+    def run(x, y):
+        outputs, losses, found = _traced(forward, x, y)
+        specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), outputs)
+        traced.update(found, outputs=specs, losses=losses)
+        return tf.nest.flatten(outputs), losses
+
+    forward.permit(forward.state_variables)  # what is assigned here is only examined
+    try:
+        concrete = concrete_function(tf.function(run, autograph=False), x, y)
+    finally:
+        forward.permit(())
+        forget_losses(forward.model)  # losses from add_loss belong to this graph
+    _refuse_writes(forward.model, concrete.graph)
+    counters = _counters(forward, traced)
+    if forward.variables:
+        _refuse_without_effect(forward, traced)
+        forward.permit(counters)
+        refuse_mixed_rows(forward, concrete, x, y, traced["outputs"])
+    return Pass(
+        outputs=traced["outputs"],
+        updates_metrics=traced["updates"],
+        loss_updates_metrics=traced["loss_updates"],
+        adds_losses=bool(traced["losses"]),
+        row_bytes=traced["row_bytes"],
+        counters=counters,
+    )
+
+
+def _traced(forward, x, y):
+    """Runs the pass in the current graph; returns outputs, losses from `add_loss`, and notes."""
+    values, start = [tf.convert_to_tensor(v) for v in forward.variables], forward.state()
+    outputs, scope, state = forward.outputs(values, start, x)
+    row_bytes = _bytes_of_data(tf.nest.flatten(x)) // ROWS
+    losses, metrics = list(scope.losses), forward.metric_values(scope)
+    before = [scope.get_current_value(v) for v in forward.state_variables]
+    loss = forward.loss(scope, x, y, outputs)
+    for variable, value in zip(forward.state_variables, before, strict=True):
+        if scope.get_current_value(variable) is not value and not forward.is_random(variable):
+            raise ValueError(keeps_data(variable))
+    return (
+        outputs,
+        losses,
+        {
+            "data": tf.nest.flatten((x, y)),
+            "values": values,
+            "state": state,
+            "loss": loss,
+            "row_bytes": row_bytes,
+            "updates": _differ(forward.metrics_before, metrics),
+            "loss_updates": _differ(metrics, forward.metric_values(scope)),
+        },
+    )
+
+
+def _differ(before, after):
+    # Metrics that were made in between come last.
+    before = before + [None] * (len(after) - len(before))
+    return any(a is not b for a, b in zip(before, after, strict=True))
+
+
+def _bytes_of_data(data):
+    """The bytes of all floats of known shape that depend on `data` in the current graph."""
+    known, total = {leaf.ref() for leaf in data}, 0
+    for operation in tf.compat.v1.get_default_graph().get_operations():
+        if any(tensor.ref() in known for tensor in operation.inputs):
+            known |= {tensor.ref() for tensor in operation.outputs}
+            floats = [tensor for tensor in operation.outputs if tensor.dtype.is_floating]
+            total += sum((t.shape.num_elements() or 0) * t.dtype.size for t in floats)
+    return total
+
+
+def _counters(forward, traced):
+    """Returns the variables that the pass advances; random state advances anyway.
+
+    Raises:
+        ValueError: a new value depends on an example, a label or a weight.
+    """
+    sources = {tensor.ref() for tensor in [*traced["data"], *traced["values"]]}
+    found = [*zip(forward.state_variables, traced["state"], strict=True)]
+    for variable, new in found:
+        if new is not None and sources & _reached(new):
+            raise ValueError(keeps_data(variable))
+    return tuple(v for v, new in found if new is not None and not forward.is_random(v))
+
+
+def _reached(tensor, differentiable=False):
+    """References to all tensors of a graph that `tensor` is computed from."""
+    waiting, seen = [tensor], set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.ref() in seen:
+            continue
+        seen.add(tensor.ref())
+        whole = tensor.dtype.is_integer or tensor.dtype.is_bool
+        if not (differentiable and (whole or tensor.op.type == "StopGradient")):
+            waiting += tensor.op.inputs
+    return seen
+
+
+def _refuse_writes(model, graph):
+    definition = graph.as_graph_def()
+    functions = {function.signature.name: function for function in definition.library.function}
+    for node in definition.node:
+        op = _write_in(node, functions, set())
+        if op is None:
+            continue
+        layer = layer_of_operation(model, node.name)
+        who = f"Model '{model.name}' (its loss, or code outside of its layers)"
+        if layer is not None:
+            who = f"Layer '{layer.name}' ({type(layer).__name__})"
+        handles = {id(tensor) for tensor in graph.get_operation_by_name(node.name).inputs}
+        names = [variable_name(outer) for outer, inner in captured(graph) if id(inner) in handles]
+        what = " or ".join(f"'{name}'" for name in names if name) or "a variable or table"
+        raise ValueError(
+            f"{who} assigns to {what} in training (op {op}), so it would keep what private examples "
+            "wrote into it without any noise. Expected layers and losses that only read their "
+            "variables and tables. Remove what assigns, or compute it from public data before training."
+        )
+
+
+def _refuse_without_effect(forward, traced):
+    """Raises ValueError if the loss depends on no trained variable; warns if it leaves out some.
+
+    Such a variable gets noise without any signal, which costs privacy for nothing.
+    """
+    reached = _reached(traced["loss"], differentiable=True)
+    pairs = zip(forward.variables, traced["values"], strict=True)
+    paths = [f"'{variable.path}'" for variable, value in pairs if value.ref() not in reached]
+    if not paths:
+        return
+    shown = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+    if len(paths) == len(forward.variables):
+        raise ValueError(
+            f"The loss of model '{forward.model.name}' depends on none of its trained weights "
+            f"({shown}), so training would spend privacy and move them by noise only. Expected a loss "
+            "of outputs that are computed with them, without stop_gradient or whole numbers in "
+            "between, and layer.trainable = True for the layers that should learn."
+        )
+    logging.warning(
+        "The loss of model '%s' does not depend on the trained weights %s. They get noise and learn "
+        "nothing. Freeze their layers (layer.trainable = False).",
+        forward.model.name,
+        shown,
+    )
+
+
+def _write_in(node, functions, seen):
+    """The type of the first operation that writes, in a node and the functions it calls, or None."""
+    if _WRITES.match(node.op):
+        return node.op
+    called = [f for value in node.attr.values() for f in (value.func, *value.list.func)]
+    for name in {node.op, *(function.name for function in called)} & functions.keys() - seen:
+        seen.add(name)
+        for inner in functions[name].node_def:
+            if (op := _write_in(inner, functions, seen)) is not None:
+                return op
+    return None

@@ -1,0 +1,200 @@
+"""Refuses models and losses that mix the rows of a lot, by one check with numbers before training.
+
+Private training takes the loss of every row alone. That is the loss that Keras computes if the loss of
+a lot is a sum over its rows. A contrastive loss, or a layer that subtracts the mean of the batch, has
+nothing to compare in a single row, and the model would learn noise in silence.
+
+The rows are made-up numbers, so the check reads no private example. The first row stays, and all
+others are replaced, at the same shape and seeds: then the first row of an output may not move. The
+loss is a sum over rows if the change that another first row makes is the same for other rows, too.
+This does not concern privacy, which holds for any loss that is given one row at a time.
+"""
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdp._compat.keras import compiled_loss, flat_losses, forget_losses
+from tfdp._compat.tensorflow import concrete_function
+from tfdp.gradients.row_losses import is_row_by_row
+from tfdp.gradients.rules.recording import has_own_compute_loss
+from tfdp.gradients.targets import apart
+from tfdp.gradients.vectorizing import layer_of_operation
+from tfdp.layers.lot_statistics import uses_batch_statistics
+
+ROWS = 4
+_LENGTH = 32  # stands for a dimension that the specification leaves open
+_ALONE = (
+    "Private training bounds what one example contributes, so it takes the loss of each example alone, "
+    "where nothing is left to compare."
+)
+
+
+def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
+    """Raises ValueError if outputs or losses of one row depend on other rows.
+
+    A `compute_loss` of one's own and losses from `add_loss` only give a warning, unless nothing is
+    left of the loss for a single row. Numbers that a model cannot compute with say nothing.
+
+    Args:
+        forward: the `Forward` of a compiled model.
+        run: maps x and y to (the leaves of the model's outputs in training, losses from `add_loss`).
+        x, y, outputs: structures of `tf.TensorSpec`s [ROWS, ...]; y may be `WeightedTargets`.
+    """
+    model = forward.model
+    if uses_batch_statistics(model):
+        return  # mixes rows on purpose, and is accounted so
+    try:
+        _judge_outputs(forward, run, _Lots((x, y), fractions=True))
+        losses = _names_of_losses(model, outputs)
+        if losses:
+            data, predicted = _Lots((x, apart(y)[0])), _Lots(outputs, fractions=True)
+            _judge_loss(forward, losses, lambda i, j: (*data(i, j), predicted(i, j)))
+    except _Mixed as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:
+        logging.info("Whether model '%s' mixes rows could not be tried: %s", model.name, error)
+    finally:
+        forget_losses(model)
+
+
+class _Mixed(Exception):
+    """Rows are mixed; other errors only say that made-up numbers do not suit the model."""
+
+
+class _Lots:
+    """Two lots of made-up numbers of which no two rows at the same place are equal.
+
+    Args:
+        specs: a structure of `tf.TensorSpec`s [ROWS, ...].
+        fractions: whether floats are fractions, which are probabilities, logits or numbers. Otherwise
+            they are zeros and ones like all whole numbers, which are labels, classes and tokens.
+    """
+
+    def __init__(self, specs, fractions=False):
+        rng = np.random.default_rng(0)
+
+        def numbers(spec):
+            shape = [_LENGTH if size is None else size for size in spec.shape]
+            if fractions and spec.dtype.is_floating:
+                return rng.uniform(0.1, 0.9, shape)
+            # One in three is a one, so that no mean is that of the other lot.
+            return (np.indices(shape).sum(0) % 3 == 1).astype(int)
+
+        self._specs, self._numbers = specs, tf.nest.map_structure(numbers, specs)
+
+    def __call__(self, first: int, others: int):
+        """The lot that has its first row from lot number `first`, and all others from `others`."""
+
+        def mixed(spec, numbers):
+            both = (numbers, 1 - numbers)
+            rows = np.concatenate([both[first][:1], both[others][1:]])
+            return tf.as_string(rows) if spec.dtype == tf.string else tf.cast(rows, spec.dtype)
+
+        return tf.nest.map_structure(mixed, self._specs, self._numbers)
+
+
+def _judge_outputs(forward, run, lots):
+    model = forward.model
+    (before, added), (after, _) = run(*lots(0, 0)), run(*lots(0, 1))
+    if any(map(_moved, before, after)) and not any(map(_moved, before, run(*lots(0, 0))[0])):
+        operation = _mixing_operation(forward, lots)
+        layer = layer_of_operation(model, operation)
+        who = f"Model '{model.name}'"
+        if layer is not None:
+            who = f"Layer '{layer.name}' ({type(layer).__name__}) of model '{model.name}'"
+        raise _Mixed(
+            f"{who} mixes the examples of a lot: a result for one example (of operation "
+            f"'{operation}') depends on the other examples. {_ALONE} Expected outputs (rows, ...) that "
+            "are computed row by row, such as LayerNormalization in place of statistics over a batch. "
+            "Make both parts of a pair one example."
+        )
+    if added and _interacts([run(*lots(*choice))[1] for choice in _CHOICES]):
+        _warn(model, "A loss that a layer of model '%s' adds (add_loss)")
+
+
+def _moved(before, after) -> bool:
+    """Whether the first row differs by more than rounding; the shapes are those of ROWS rows."""
+    if not before.shape.rank or before.shape[0] != ROWS or not before.dtype.is_floating:
+        return False
+    before, after = (np.asarray(tf.cast(t[0], tf.float64)) for t in (before, after))
+    room = 1e-5 * np.max(np.abs(before), initial=0.0)
+    return bool(np.any(np.abs(before - after) > room))  # NaN says nothing
+
+
+def _mixing_operation(forward, lots) -> str:
+    """The name of the first operation whose result for the first row moves."""
+    names = []
+
+    def everything(x):
+        forward.outputs([tf.convert_to_tensor(v) for v in forward.variables], forward.state(), x)
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        tensors = [t for operation in operations for t in operation.outputs]
+        found = [t for t in tensors if t.dtype.is_floating and t.shape.rank and t.shape[0] == ROWS]
+        names[:] = [tensor.op.name for tensor in found]
+        return found
+
+    x, other = lots(0, 0)[0], lots(0, 1)[0]
+    specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), x)
+    run = concrete_function(tf.function(everything, autograph=False), specs)
+    results = zip(names, run(x), run(other), strict=True)
+    return next((name for name, before, after in results if _moved(before, after)), "")
+
+
+def _names_of_losses(model, outputs) -> list[str]:
+    """The losses that may mix rows; empty if all are known not to."""
+    if has_own_compute_loss(model):
+        return ["compute_loss"]
+    compiled = compiled_loss(model)
+    if compiled is None or not compiled.built:
+        return []
+    losses = [each[1] for each in flat_losses(compiled)]
+    if any(leaf.shape.rank == 1 for leaf in tf.nest.flatten(outputs)):
+        return [loss.name for loss in losses]
+    return [loss.name for loss in losses if not is_row_by_row(loss)]
+
+
+_CHOICES = ((0, 0), (0, 1), (1, 0), (1, 1))
+
+
+def _judge_loss(forward, names, lots):
+    model, weights = forward.model, [tf.convert_to_tensor(v) for v in forward.variables]
+
+    def loss(x, y, y_pred):
+        scope = forward.scope(weights, forward.state())  # always with the same seeds
+        return forward.loss(scope, x, y, y_pred)
+
+    values = [loss(*lots(*choice)) for choice in _CHOICES]
+    if not _interacts(values) or float(loss(*lots(0, 0))) != float(values[0]):
+        return
+    if has_own_compute_loss(model):
+        alone = [loss(*_first_row(lots(i, 0))) for i in (0, 1)]
+        if float(alone[0]) != float(alone[1]):
+            _warn(model, "The compute_loss of model '%s'")
+            return
+    raise _Mixed(
+        f"The loss of model '{model.name}' ({', '.join(names)}) is not a sum over the rows of a lot: "
+        f"the value of one row depends on the other rows. {_ALONE} Expected a loss with one value for "
+        "each row, computed from its own row, such as "
+        "keras.ops.mean(keras.ops.square(y - y_pred), axis=-1). Dice and Tversky do that with their "
+        "argument `axis`, such as axis=(1, 2, 3) for images."
+    )
+
+
+def _interacts(values) -> bool:
+    """Whether a change of the first row changes a number by another amount when the others change."""
+    first, *rest = np.asarray(values, np.float64).reshape([len(_CHOICES), -1])
+    room = 1e-5 * np.max(np.abs([first, *rest]), 0) + 1e-3 * np.max(np.abs(rest - first), 0)
+    return bool(np.any(np.abs(first - rest[0] - rest[1] + rest[2]) > room))
+
+
+def _first_row(lot):
+    return tf.nest.map_structure(lambda leaf: leaf[:1], lot)
+
+
+def _warn(model, what):
+    logging.warning(
+        f"{what} compares examples, or does not scale with their number. {_ALONE} Make what is "
+        "compared one example, or return a mean over the rows.",
+        model.name,
+    )
