@@ -11,19 +11,17 @@ are about that.
 """
 
 import math
-import os
 import weakref
 from collections.abc import Callable, Sequence
 
 import keras
 from absl import logging
 
-from tfdp._compat.files import saved_under
 from tfdp.accounting import Ledger, Run
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.sampling import Unknown
 
-# Name of the ledger among an optimizer's variables in a file.
+# Name of the ledger beside a model's own variables in a file.
 LEDGER_KEY = "tfdp_ledger"
 
 
@@ -155,25 +153,6 @@ def account_of(variables: Sequence[keras.Variable]) -> Account:
     for variable in variables:
         variable._tfdp_account = first
     return first
-
-
-def ledger_in_file(path: str | os.PathLike) -> Ledger | None:
-    """The ledger in a file of weights or of a whole model, or None if the file holds none.
-
-    Keras reads an optimizer's part of a file only if the model has an optimizer, so `load_weights`
-    before `compile` would otherwise lose the ledger.
-
-    Args:
-        path: what `load_weights` was given: `.weights.h5`, `.keras`, or the `.weights.json` of shards;
-            or an open file.
-
-    Raises:
-        LedgerError: the file holds a ledger that cannot be read, or two that contradict each other.
-    """
-    found = Ledger()
-    for text in saved_under(path, LEDGER_KEY):
-        found.merge(Ledger.from_json(bytes(text).decode()))
-    return found if found.entries or found.budgets else None
 
 
 _UNKNOWN_PLAN = (
