@@ -295,7 +295,7 @@ def test_formats_without_a_ledger_are_refused(tmp_path):
 
 
 def test_a_model_without_an_optimizer_saves_it_too(tmp_path):
-    model = small(budget=BUDGET)
+    model = small(sgd(noise=10.0), budget=BUDGET)
     train(model)
     model = tfdp.make_private(keras.Sequential([keras.Input((4,)), *model.layers]))
     model.save(tmp_path / "m.keras")

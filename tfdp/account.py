@@ -11,7 +11,6 @@ are about that.
 """
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
 
 import keras
@@ -23,6 +22,8 @@ from tfdp.accounting.sampling import Unknown
 
 # Name of the ledger beside a model's own variables in a file.
 LEDGER_KEY = "tfdp_ledger"
+# Attribute of an optimizer: the steps that it had counted when the weights were declared to be public.
+DECLARED = "_tfdp_declared"
 
 
 class Account:
@@ -44,8 +45,6 @@ class Account:
         self.chosen_end: Callable[[], tuple] = lambda: (None, 0)
         # Ids of the runs that stand for training that was not accounted.
         self._suspicions: list[str] = []
-        # Steps that optimizers had counted when the weights were declared to be public.
-        self.declared = weakref.WeakKeyDictionary()
 
     @property
     def ledger(self) -> Ledger:
@@ -111,7 +110,6 @@ class Account:
         other.close_session()
         self._ledger.merge(other.ledger)
         self._suspicions += other._suspicions
-        self.declared.update(other.declared)
 
     def enter_unaccounted(self, reason: str) -> None:
         """Enters training that was not accounted; from now on no finite epsilon is proven.

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdp._compat.keras import pickled, trained_variables
 from tfdp._other_libraries import ON_AN_OPTIMIZER, needs, refuse_member, refuse_misspelt
 from tfdp._validate import finite, positive, schedule, whole
-from tfdp.account import Account, account_of
+from tfdp.account import DECLARED, Account, account_of
 from tfdp.accounting import Ledger
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.gradients.bounds import L2Clip, make_bound
@@ -229,7 +229,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             ledger: the ledger of the weights that this optimizer trains.
         """
         taken = int(self.iterations.numpy())  # also of one that is not built, from a checkpoint
-        known = self.known_steps(ledger) + self._account.declared.get(self, 0)
+        known = self.known_steps(ledger) + vars(self).get(DECLARED, 0)
         if taken > known:
             raise ValueError(
                 f"The optimizer has taken {taken} steps, and its ledger knows of {known}: it was "

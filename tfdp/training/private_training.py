@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
-from tfdp.account import Account
+from tfdp.account import DECLARED, Account
 from tfdp.accounting import PrivacyBudget, Run
 from tfdp.data.arrays import all_arrays, in_floatx
 from tfdp.gradients.diagnostics import Diagnostics
@@ -145,8 +145,8 @@ class PrivateTraining(SavedWithLedger):
             if isinstance(optimizer, DPKerasOptimizer):
                 steps -= optimizer.known_steps(account.ledger)
             if declared:
-                account.declared[optimizer] = steps
-            if steps > account.declared.get(optimizer, 0):
+                vars(optimizer)[DECLARED] = steps
+            if steps > vars(optimizer).get(DECLARED, 0):
                 account.enter_unaccounted(
                     f"Weights of '{model.name}' were trained for {steps} steps by the optimizer "
                     f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
