@@ -55,10 +55,8 @@ OVERRIDDEN = {
         ),
         "get_compile_config": (),
         "get_metrics_result": (),
-        "get_weights": (),
         "make_train_function": ("force",),
         "save": ("filepath", "overwrite", "zipped", "kwargs"),
-        "set_weights": ("weights",),
         "train_on_batch": ("x", "y", "sample_weight", "class_weight", "return_dict"),
         "train_step": ("data",),
     },
@@ -332,17 +330,8 @@ def without_optionals(model, step):
     return borrowed(model, "_autoconvert_optionals")(step)
 
 
-def pickled(saved) -> tuple:
-    """The arguments from which `unpickled` restores a model or an optimizer.
-
-    This is `KerasSaveable.__reduce__`, past the methods of tfdp's own classes.
-    """
-    _, arguments = keras.Model.__reduce__(saved)  # every class has the same method
-    return arguments
-
-
 def unpickled(content: io.BytesIO):
-    """The object in an argument that `pickled` returned (`KerasSaveable._unpickle_model`)."""
+    """The object of which `__reduce__` returned the content (`KerasSaveable._unpickle_model`)."""
     return borrowed(keras.Model, "_unpickle_model")(content)
 
 

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.keras import pickled, trained_variables
+from tfdp._compat.keras import trained_variables
 from tfdp._other_libraries import ON_AN_OPTIMIZER, needs, refuse_member, refuse_misspelt
 from tfdp._validate import finite, positive, schedule, whole
 from tfdp.account import DECLARED, Account, account_of
@@ -507,7 +507,8 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
     def __reduce__(self):
         """Copies and pickles hold what a file holds: neither seed, noise nor means."""
-        return unpickled_as, (origin_of(type(self)), pickled(self))
+        _, arguments = super().__reduce__()
+        return unpickled_as, (origin_of(type(self)), arguments)
 
 
 @functools.cache

@@ -270,6 +270,13 @@ def from_preset(cls: type, preset: str | os.PathLike, **arguments) -> keras.Mode
 
     Raises:
         ValueError: the folder holds no ledger.
+
+    Example:
+        >>> import keras, tfdp
+        >>> tfdp.from_preset(keras.Model, "bert_tiny_en_uncased")
+        Traceback (most recent call last):
+        ...
+        ValueError: Expected a folder that save_to_preset of a private model wrote. Found no ...
     """
     path = pathlib.Path(preset, PRESET_LEDGER)
     if not path.is_file():

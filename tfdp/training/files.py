@@ -14,7 +14,7 @@ import pathlib
 import keras
 
 from tfdp._compat.files import optimizer_in, read_text, write_text
-from tfdp._compat.keras import configured_rate, layers_of, pickled
+from tfdp._compat.keras import configured_rate, layers_of
 from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
 from tfdp.optimizers import DPKerasOptimizer
@@ -117,7 +117,8 @@ class SavedWithLedger(AccountedWeights):
 
     def __reduce__(self):
         """Copies and pickles are made from what would be in a file."""
-        return unpickled_as, (origin_of(type(getattr(self, "optimizer", None))), pickled(self))
+        _, arguments = super().__reduce__()
+        return unpickled_as, (origin_of(type(getattr(self, "optimizer", None))), arguments)
 
 
 def _compiles_itself(cls) -> bool:
