@@ -334,7 +334,7 @@ def a_ledger_counts_every_second_step():
     )
 
 
-@noticed_by("accounting/test_ledger.py", "training/test_serialization.py")
+@noticed_by("accounting/test_ledger.py", "training/test_files.py")
 def a_ledger_is_lost_in_its_file():
     change("accounting.ledger:Ledger.from_json", lambda read, cls, text: cls())
 

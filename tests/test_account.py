@@ -78,7 +78,6 @@ WAYS = {
     "pickle": lambda f: pickle.loads((f / "m.pickle").read_bytes()),
     "model": lambda f: tfdp.make_private(load(f)),
     "model, compiled anew": lambda f: tfdp.make_private(compiled(load(f), sgd(noise=9.0))),
-    "model, compiled plainly": lambda f: tfdp.make_private(compiled(load(f), "sgd")),
     "weights before compile": lambda f: loaded(uncompiled(), f / "m.weights.h5"),
     "weights after compile": lambda f: loaded(compiled(uncompiled(), sgd()), f / "m.weights.h5"),
     "weights of a model": lambda f: loaded(uncompiled(), f / "m.keras"),
@@ -235,14 +234,6 @@ def test_the_weights_of_a_plain_training_leave_nothing_proven(tmp_path):
     assert spent(go_on(model)) < 1
 
 
-def test_a_plain_fit_of_a_loaded_model_leaves_nothing_proven(tmp_path):
-    model = small()
-    train(model)
-    model.save(tmp_path / "m.keras")
-    model = plain_fit(keras.models.load_model(tmp_path / "m.keras"))
-    assert spent(go_on(tfdp.make_private(model))) == np.inf
-
-
 # -- post-processing ---------------------------------------------------------------------------------
 
 
@@ -303,12 +294,13 @@ def test_formats_without_a_ledger_are_refused(tmp_path):
             save(tmp_path / "m.h5")
 
 
-def test_a_model_without_an_optimizer_does_not_save_half_of_it(tmp_path):
-    model = small()
+def test_a_model_without_an_optimizer_saves_it_too(tmp_path):
+    model = small(sgd(noise=10.0), budget=BUDGET)
     train(model)
     model = tfdp.make_private(keras.Sequential([keras.Input((4,)), *model.layers]))
-    with pytest.raises(ValueError, match="compile"):
-        model.save(tmp_path / "m.keras")
+    model.save(tmp_path / "m.keras")
+    found = load(tmp_path)
+    assert steps(found) == 2 and found.privacy.budget == BUDGET
 
 
 def test_all_budgets_hold_and_none_is_raised_by_the_way():

@@ -25,6 +25,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "DPModel": "tfdp.training.dp_model",
     "DPSequential": "tfdp.training.dp_model",
+    "from_preset": "tfdp.training.dp_model",
     "make_private": "tfdp.training.dp_model",
     "make_private_with_epsilon": "tfdp.training.calibrated",
     "PrivacyBudget": "tfdp.accounting",

@@ -11,20 +11,19 @@ are about that.
 """
 
 import math
-import os
-import weakref
 from collections.abc import Callable, Sequence
 
 import keras
 from absl import logging
 
-from tfdp._compat.files import saved_under
 from tfdp.accounting import Ledger, Run
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.sampling import Unknown
 
-# Name of the ledger among an optimizer's variables in a file.
+# Name of the ledger beside a model's own variables in a file.
 LEDGER_KEY = "tfdp_ledger"
+# Attribute of an optimizer: the steps that it had counted when the weights were declared to be public.
+DECLARED = "_tfdp_declared"
 
 
 class Account:
@@ -44,8 +43,6 @@ class Account:
         self.left_to_take: Callable[[], float] = lambda: 0
         # Ids of the runs that stand for training that was not accounted.
         self._suspicions: list[str] = []
-        # Steps that optimizers had counted when the weights were declared to be public.
-        self.declared = weakref.WeakKeyDictionary()
 
     @property
     def ledger(self) -> Ledger:
@@ -98,7 +95,6 @@ class Account:
         other.close_session()
         self._ledger.merge(other.ledger)
         self._suspicions += other._suspicions
-        self.declared.update(other.declared)
 
     def enter_unaccounted(self, reason: str) -> None:
         """Enters training that was not accounted; from now on no finite epsilon is proven.
@@ -135,25 +131,6 @@ def account_of(variables: Sequence[keras.Variable]) -> Account:
     for variable in variables:
         variable._tfdp_account = first
     return first
-
-
-def ledger_in_file(path: str | os.PathLike) -> Ledger | None:
-    """The ledger in a file of weights or of a whole model, or None if the file holds none.
-
-    Keras reads an optimizer's part of a file only if the model has an optimizer, so `load_weights`
-    before `compile` would otherwise lose the ledger.
-
-    Args:
-        path: what `load_weights` was given: `.weights.h5`, `.keras`, or the `.weights.json` of shards;
-            or an open file.
-
-    Raises:
-        LedgerError: the file holds a ledger that cannot be read, or two that contradict each other.
-    """
-    found = Ledger()
-    for text in saved_under(path, LEDGER_KEY):
-        found.merge(Ledger.from_json(bytes(text).decode()))
-    return found if found.entries or found.budgets else None
 
 
 _UNKNOWN_PLAN = (

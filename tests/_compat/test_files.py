@@ -1,76 +1,70 @@
-"""The layout of Keras' files of weights is as `_compat.files` expects it."""
-
-import io
-import zipfile
+"""Keras' files of weights take a text beside their arrays, as `_compat.files` expects it."""
 
 import keras
 import numpy as np
 import pytest
 
-from tfdp._compat.files import saved_under, steps_of_optimizer
+from tfdp._compat.files import optimizer_in, read_text, texts_in, write_text
 
-_NAME = "something_of_ours"
+_NAME, _TEXT = "something_of_ours", "noted"
 
 
 @keras.saving.register_keras_serializable(package="test_files")
-class Noted(keras.optimizers.SGD):
-    """Saves an array besides its variables, as private optimizers save their ledger."""
+class Noted(keras.Sequential):
+    """Saves a text beside its variables, as private models save their ledger."""
 
     def save_own_variables(self, store):
+        write_text(store, _NAME, _TEXT)
         super().save_own_variables(store)
-        store[_NAME] = np.frombuffer(b"noted", np.uint8)
 
     def load_own_variables(self, store):
-        self.found = bytes(np.asarray(store[_NAME]))
+        self.found = read_text(store, _NAME)
+        super().load_own_variables(store)
+        self.slots = optimizer_in(store)
+
+
+def network(kind=Noted):
+    return kind([keras.Input((2,)), keras.layers.Dense(300)])
 
 
 @pytest.fixture
 def model():
-    made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(300)])
-    made.compile(Noted(), "mse")
-    made.optimizer.build(made.trainable_variables)
+    made = network()
+    made.compile("sgd", "mse")
+    made.fit(np.zeros((1, 2)), np.zeros((1, 300)), verbose=0)
     return made
 
 
-def _texts(path):
-    return [bytes(found) for found in saved_under(path, _NAME)]
-
-
-def test_what_an_object_saved_is_in_every_kind_of_file(model, tmp_path):
+def test_every_kind_of_file_has_text_and_optimizer_and_a_plain_model_reads_the_rest(
+    model, tmp_path
+):
     model.save(tmp_path / "m.keras")
-    assert _texts(tmp_path / "m.keras") == [b"noted"]
-    assert keras.models.load_model(tmp_path / "m.keras").optimizer.found == b"noted"
+    loaded = [keras.models.load_model(tmp_path / "m.keras")]
     model.save_weights(tmp_path / "m.weights.h5")
-    assert _texts(tmp_path / "m.weights.h5") == [b"noted"]
-    assert _texts(io.BytesIO((tmp_path / "m.weights.h5").read_bytes())) == [b"noted"]  # a pickle
     model.save_weights(tmp_path / "m.weights.json", max_shard_size=3e-6)  # in GB
     assert len([*tmp_path.glob("m_*.weights.h5")]) > 1
-    assert set(_texts(tmp_path / "m.weights.json")) == {b"noted"}
+    for name in ("m.keras", "m.weights.h5", "m.weights.json"):
+        for kind in (Noted, keras.Sequential):
+            loaded.append(network(kind))
+            loaded[-1].load_weights(tmp_path / name)
+    for each in loaded:
+        np.testing.assert_array_equal(each.get_weights()[0], model.get_weights()[0])
+        if isinstance(each, Noted):
+            assert each.found == _TEXT and int(each.slots["0"]) == 1
+    for name in ("m.keras", "m.weights.h5"):
+        assert texts_in(tmp_path / name, _NAME) == [_TEXT]
 
 
-@pytest.mark.parametrize("content", [None, b"no such format"])
-def test_other_files_hold_none(tmp_path, content):
-    path = tmp_path / "other"
-    if content is not None:
-        path.write_bytes(content)
-    assert _texts(path) == []
+def test_a_plain_file_has_none(tmp_path):
+    network(keras.Sequential).save_weights(tmp_path / "m.weights.h5")
+    model = network()
+    model.load_weights(tmp_path / "m.weights.h5")
+    assert model.found is None and model.slots == {}
+    assert texts_in(tmp_path / "m.weights.h5", _NAME) == []
 
 
-@pytest.mark.parametrize("damage", [slice(40, 2000), slice(3000, None)])
-def test_damaged_files_are_named(model, tmp_path, damage):
-    model.save_weights(tmp_path / "whole.weights.h5")
-    weights = bytearray((tmp_path / "whole.weights.h5").read_bytes())
-    weights[damage] = b"" if damage.stop is None else b"\xff" * 1960
-    with zipfile.ZipFile(tmp_path / "model.keras", "w") as archive:
-        archive.writestr("model.weights.h5", bytes(weights))
-    with pytest.raises(ValueError, match=r"model\.keras"):
-        _texts(tmp_path / "model.keras")
-
-
-def test_steps_of_optimizer(tmp_path):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.save(tmp_path / "new.keras")
-    model.fit(np.zeros((4, 2)), np.zeros((4, 1)), batch_size=2, verbose=0)
-    model.save(tmp_path / "trained.keras")
-    assert [steps_of_optimizer(tmp_path / f"{n}.keras") for n in ("new", "trained")] == [0, 2]
+def test_layers_may_pass_their_variables_on_in_a_dict():
+    store, model = {}, network()
+    model.save_own_variables(store)
+    model.load_own_variables(store)
+    assert store == {} and model.found is None

@@ -344,7 +344,7 @@ def test_autoconvert_optionals():
 
 def test_reduce_and_unpickle_model():
     model = _compiled()
-    arguments = borrowed.pickled(model)
+    _, arguments = model.__reduce__()
     copy = borrowed.unpickled(*arguments)
     assert type(copy) is keras.Sequential and copy is not model
     np.testing.assert_array_equal(copy(_X), model(_X))

@@ -8,7 +8,6 @@ import pytest
 import scipy.stats
 from helpers import SAVES, arrays_in, data, fit, private, weights
 
-import tfdp
 from tfdp.accounting import Run, Strategy, proven
 from tfdp.data import make_lots
 from tfdp.noise import NoiseSource
@@ -212,7 +211,7 @@ def test_no_file_and_no_variable_holds_past_noise(tmp_path):
 
 
 def loaded(path):
-    return tfdp.make_private(keras.models.load_model(path))
+    return keras.models.load_model(path)
 
 
 def test_a_loaded_model_starts_a_new_segment(tmp_path):

@@ -164,14 +164,11 @@ def test_a_budget_that_was_there_stays():
 
 @pytest.mark.parametrize("save", ["save", "save_weights"])
 def test_the_budget_is_saved_before_the_first_step(save, tmp_path):
-    private, optimizer, _ = calibrated()
+    private, _, _ = calibrated()
     path = tmp_path / ("a.keras" if save == "save" else "a.weights.h5")
-    with pytest.raises(ValueError, match="optimizer"):
-        getattr(private, save)(path)
-    private.compile(optimizer, LOSS)
     getattr(private, save)(path)
     if save == "save":
-        again = tfdp.make_private(keras.models.load_model(path))
+        again = keras.models.load_model(path)
     else:
         again = tfdp.make_private(model())
         again.load_weights(path)

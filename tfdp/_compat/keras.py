@@ -55,13 +55,10 @@ OVERRIDDEN = {
             *("validation_data", "shuffle", "class_weight", "sample_weight", "initial_epoch"),
             *("steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq"),
         ),
+        "get_compile_config": (),
         "get_metrics_result": (),
-        "get_weights": (),
-        "load_weights": ("filepath", "skip_mismatch", "kwargs"),
         "make_train_function": ("force",),
         "save": ("filepath", "overwrite", "zipped", "kwargs"),
-        "save_weights": ("filepath", "overwrite", "max_shard_size"),
-        "set_weights": ("weights",),
         "train_on_batch": ("x", "y", "sample_weight", "class_weight", "return_dict"),
         "train_step": ("data",),
     },
@@ -82,8 +79,6 @@ OVERRIDDEN = {
         "build": ("variables",),
         "get_config": (),
         "learning_rate": None,
-        "load_own_variables": ("store",),
-        "save_own_variables": ("store",),
     },
     "keras.callbacks.Callback": {
         "on_epoch_begin": ("epoch", "logs"),
@@ -321,18 +316,8 @@ def without_optionals(model, step):
     return model._autoconvert_optionals(step)
 
 
-def pickled(saved) -> tuple:
-    """The arguments from which `unpickled` restores a model or an optimizer.
-
-    This is `KerasSaveable.__reduce__`, past the methods of tfdp's own classes.
-    """
-    kind = keras.Model if isinstance(saved, keras.Model) else keras.optimizers.Optimizer
-    _, arguments = kind.__reduce__(saved)
-    return arguments
-
-
 def unpickled(content: io.BytesIO):
-    """The object in an argument that `pickled` returned (`KerasSaveable._unpickle_model`)."""
+    """The object of which `__reduce__` returned the content (`KerasSaveable._unpickle_model`)."""
     return keras.Model._unpickle_model(content)
 
 
@@ -396,11 +381,6 @@ def function_of(metric):
     if not options:
         return function
     return functools.update_wrapper(functools.partial(function, **options), function)
-
-
-def compile_arguments(model) -> dict:
-    """The arguments that a compiled model was compiled with, as objects (`_compile_config`)."""
-    return dict(model._compile_config.config)
 
 
 @contextlib.contextmanager

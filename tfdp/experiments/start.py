@@ -12,8 +12,10 @@ from collections.abc import Iterable
 import keras
 import numpy as np
 
+from tfdp._compat.files import texts_in
 from tfdp._compat.keras import is_graph_of_layers
-from tfdp.account import ledger_in_file
+from tfdp.account import LEDGER_KEY
+from tfdp.accounting import Ledger
 from tfdp.data.datasets import DATASETS
 from tfdp.experiments.conditions import DRAWN_EMBEDDINGS, NONE
 from tfdp.experiments.result_files import DIGESTS, MODEL, RECORD, digest, read_record
@@ -53,6 +55,13 @@ def begin(experiment: Experiment, model: keras.Model) -> Start:
         trained_on = earlier_trainings(experiment, path)
         keeps = [] if experiment.embeddings in DRAWN_EMBEDDINGS else [table_of(model)]
         fresh = load(model, path, keeps)
+        ledgers = map(Ledger.from_json, texts_in(path, LEDGER_KEY))
+        if experiment.private and any(ledger.entries for ledger in ledgers):
+            raise ValueError(
+                f"Expected --initial_weights of public training. Found {path}, which holds a privacy "
+                "ledger: private data were spent on it. Go on with that model in Python, where its "
+                "ledger composes with the new training: keras.models.load_model."
+            )
         note = f"The initial weights are those of {os.path.basename(path)} (SHA-256 "
         note += f"{digest(path)[:16]}), {_words(trained_on)}; they were declared public."
         notes.append(note + (f" New at random: {', '.join(fresh)}." if fresh else ""))
@@ -124,12 +133,6 @@ def earlier_trainings(experiment: Experiment, path: str) -> tuple[dict, ...]:
             known = (UNKNOWN,)  # the record may still say what it is not to be used for
     if not experiment.private:
         return known
-    if ledger_in_file(path) is not None:
-        raise ValueError(
-            f"Expected --initial_weights of public training. Found {path}, which holds a privacy "
-            "ledger: private data were spent on it. Go on with that model in Python, where its ledger "
-            "composes with the new training: keras.models.load_model, then tfdp.make_private."
-        )
     for each in trained_on:
         if each["mechanism"] != NONE:
             raise ValueError(

@@ -67,16 +67,27 @@ def examine(forward, x, y) -> Pass:
     parts = [*layers_of(model, itself=True), *forward.variables, *forward.state_variables]
     parts.append(compiled_loss(model))
     kind = (apart(y)[1] is None, tf.nest.map_structure(_kind, (x, y)))
-    known_parts, known_kind, found = vars(model).get("_tfdp_examined", ((), None, None))
-    same = len(parts) == len(known_parts) and all(map(operator.is_, parts, known_parts))
-    if not same or kind != known_kind:
+    known = vars(model).get("_tfdp_examined")
+    if known is None or not known.is_of(parts, kind):
         with tf.init_scope():
             found = _examined(forward, *tf.nest.map_structure(_few_rows, (x, y)))
-        # Past Keras' attribute tracking: no file holds it.
-        vars(model)["_tfdp_examined"] = (parts, kind, found)
+        # Past Keras' attribute tracking, and no container, whose layers Keras would save once more.
+        known = vars(model)["_tfdp_examined"] = _Known(parts, kind, found)
+    found = known.found
     forward.permit(found.counters)
     forward.row_bytes = found.row_bytes
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    parts: list
+    kind: tuple
+    found: Pass
+
+    def is_of(self, parts, kind):
+        same = len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
+        return same and kind == self.kind
 
 
 def _kind(leaf):

@@ -17,10 +17,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.keras import pickled, trained_variables
+from tfdp._compat.keras import trained_variables
 from tfdp._other_libraries import refuse_other
 from tfdp._validate import finite, positive, schedule, whole
-from tfdp.account import LEDGER_KEY, Account, account_of
+from tfdp.account import DECLARED, Account, account_of
 from tfdp.accounting import Ledger
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.gradients.bounds import L2Clip, make_bound
@@ -44,7 +44,6 @@ class _Secrets:
         self.seed, self.sessions = seed, 0
         self.noise = NoiseSource(seed)  # each session makes one of its own
         self.waiting: SavedRun | None = None  # the run of another process that is to go on
-        self.account = Account()  # becomes the account of the weights once the optimizer is built
 
 
 def mean_of(total, divisor: int, penalty):
@@ -192,8 +191,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
     def build(self, variables):
         """Makes the slots and, with adaptive clipping, the variable C, which is public and saved."""
         super().build(variables)
-        if variables:
-            self.belongs_to(account_of(variables))
         if self._adaptive is not None:
             self._clip_norm = self.add_variable(
                 (), keras.initializers.Constant(self.l2_norm_clip), "float32", name="l2_norm_clip"
@@ -201,19 +198,13 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
 
     @property
     def _account(self) -> Account:
-        """The account of the weights that this optimizer trains; its own as long as it has none."""
-        variables = trained_variables(self) if self.built else []
-        return account_of(variables) if variables else self._secrets.account
+        """The account of the weights that this optimizer trains; an empty one before it has any."""
+        return account_of(trained_variables(self) if self.built else [])
 
     @property
     def ledger(self) -> Ledger:
         """The ledger of the weights that this optimizer was built for."""
         return self._account.ledger
-
-    def belongs_to(self, account: Account) -> None:
-        """Sets the account whose ledger this optimizer saves as long as it trains no weights."""
-        account.absorb(self._secrets.account)
-        self._secrets.account = account
 
     def known_steps(self, ledger: Ledger) -> int:
         """Number of private steps in a ledger, the most steps of this optimizer that it accounts for.
@@ -230,14 +221,15 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             ledger: the ledger of the weights that this optimizer trains.
         """
         taken = int(self.iterations.numpy())  # also of one that is not built, from a checkpoint
-        known = self.known_steps(ledger)
+        known = self.known_steps(ledger) + vars(self).get(DECLARED, 0)
         if taken > known:
             raise ValueError(
                 f"The optimizer has taken {taken} steps, and its ledger knows of {known}: it was "
-                "restored from something that holds no ledger, such as a tf.train.Checkpoint, or the "
-                "ledger was edited. Save with model.save or model.save_weights, or keep "
-                "model.privacy.ledger.to_json() beside the checkpoint and merge it: "
-                "model.privacy.ledger.merge(Ledger.from_json(text))."
+                "restored from something that holds no ledger, such as a tf.train.Checkpoint or the "
+                "file of a plain model, or it is another model's. Save with model.save or "
+                "model.save_weights, or keep model.privacy.ledger.to_json() beside the checkpoint and "
+                "merge it: model.privacy.ledger.merge(Ledger.from_json(text)). Declare steps on public "
+                "data by make_private(model, start='public')."
             )
 
     def check_class(self) -> None:
@@ -514,42 +506,9 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         }
 
     def __reduce__(self):
-        """Copies and pickles hold what a file holds: neither seed, noise nor means, but the ledger."""
-        return unpickled_as, (origin_of(type(self)), pickled(self))
-
-    def save_own_variables(self, store):
-        """Saves the slots (functions of private gradients) and the ledger."""
-        super().save_own_variables(store)
-        ledger = self._account.ledger_of_files
-        store[LEDGER_KEY] = np.frombuffer(ledger.to_json().encode(), dtype=np.uint8)
-
-    def load_own_variables(self, store):
-        """Restores the slots and merges the saved ledger, so that what was spent stays spent.
-
-        Slots in another number than this optimizer's are left out with a warning, as in Keras: those
-        of another optimizer, or any slots if this one is not built yet.
-
-        Args:
-            store: the optimizer's part of a file.
-
-        Raises:
-            ValueError: the file holds no ledger, or one with fewer steps than the optimizer has taken.
-        """
-        names = set(store.keys())
-        if LEDGER_KEY not in names:
-            raise ValueError(
-                f"The file holds no privacy ledger for {type(self).__name__}: it was not saved by a "
-                "private optimizer. If its training was on public data, load it before compile: "
-                "load_weights(path), make_private(model, start='public'), compile(...)."
-            )
-        saved = Ledger.from_json(bytes(np.asarray(store[LEDGER_KEY])).decode())
-        self._account.ledger.merge(saved)
-        slots = {name: store[name] for name in names - {LEDGER_KEY}}
-        # A file that was saved before the optimizer was built has a count and a rate at most. Its
-        # configuration says everything, and slots that were made since then stay as they are.
-        if len(slots) > 2 or len(slots) == len(self.variables):
-            super().load_own_variables(slots)
-        self.check_ledger(self.ledger)
+        """Copies and pickles hold what a file holds: neither seed, noise nor means."""
+        _, arguments = super().__reduce__()
+        return unpickled_as, (origin_of(type(self)), arguments)
 
 
 def _noise(value) -> float | tuple[float, ...]:

@@ -55,7 +55,7 @@ def unpickled_as(origin: tuple | None, arguments: tuple) -> keras.optimizers.Opt
 
     Args:
         origin: from `origin_of`.
-        arguments: from `_compat.keras.pickled`.
+        arguments: those that Keras' own `__reduce__` gives.
     """
     make_again(origin)
     return unpickled(*arguments)

@@ -1,15 +1,14 @@
 """The part of a private model that keeps the ledger of its weights.
 
-The account is attached to the variables (`account.Account`). This module attaches it, and brings the
-ledger along with files of weights.
+The account is attached to the variables (`account.Account`). This module attaches it; `files` brings
+its ledger into files and out of them.
 """
 
 import dataclasses
 
 import keras
 
-from tfdp._compat.files import steps_of_optimizer
-from tfdp.account import Account, account_of, ledger_in_file
+from tfdp.account import Account, account_of
 from tfdp.accounting import Run
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
@@ -52,47 +51,6 @@ class AccountedWeights:
             runs = [dataclasses.replace(run, start="public") for run in runs]
         return runs
 
-    # -- the weights and their account -----------------------------------------------------------
-
-    def load_weights(self, filepath, skip_mismatch=False, **kwargs):
-        """`keras.Model.load_weights`; merges the file's ledger even if the model has no optimizer."""
-        super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
-        account, ledger = self._account, ledger_in_file(filepath)
-        if ledger is not None:
-            account.ledger.merge(ledger)
-        elif account.start != "public" and (steps := steps_of_optimizer(filepath)):
-            account.enter_unaccounted(
-                f"A plain optimizer took {steps} steps on the weights of {filepath}, and no ledger "
-                "accounts for them. If that was on public data, say so: make_private(model, "
-                "start='public')."
-            )
-
-    def save(self, filepath, *args, **kwargs):
-        """`keras.Model.save`; formats that hold no ledger are refused."""
-        refuse_unsavable(self)
-        self._check_saving(filepath)
-        return super().save(filepath, *args, **kwargs)
-
-    def save_weights(self, filepath, *args, **kwargs):
-        """`keras.Model.save_weights`; formats that hold no ledger are refused."""
-        self._check_saving(filepath)
-        return super().save_weights(filepath, *args, **kwargs)
-
-    def _check_saving(self, filepath):
-        _refuse_legacy(filepath)
-        optimizer = getattr(self, "optimizer", None)
-        ledger = self._account.ledger
-        if isinstance(optimizer, DPKerasOptimizer):
-            # Keras saves the weights of an optimizer, among them the ledger, only once it is built.
-            if self.built and not optimizer.built and (ledger.runs or ledger.budgets):
-                optimizer.build(self.trainable_variables)
-        elif ledger.runs or ledger.budgets:
-            raise ValueError(
-                "These weights have a privacy ledger or a budget, which are saved with a private "
-                f"optimizer, and model '{self.name}' has none, so they would be lost. Expected "
-                "model.compile(...) before saving, or tfdp.export(model, path) for a release."
-            )
-
 
 def checked_callbacks(model, callbacks, training_metrics):
     """Returns the callbacks of a fit: a list, or the `CallbackList` that was given.
@@ -116,13 +74,14 @@ def checked_callbacks(model, callbacks, training_metrics):
             )
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             # Not only after the steps of an epoch are spent.
-            _refuse_legacy(callback.filepath)
+            refuse_legacy(callback.filepath)
             if not callback.save_weights_only:
                 refuse_unsavable(model)
     return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given
 
 
-def _refuse_legacy(path):
+def refuse_legacy(path) -> None:
+    """Raises ValueError for a name of Keras' old HDF5 format."""
     name = str(path)
     if name.endswith((".h5", ".hdf5")) and not name.endswith(".weights.h5"):
         raise ValueError(

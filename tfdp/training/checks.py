@@ -291,18 +291,18 @@ def refuse_own_train_step(model, private_base) -> None:
 
 def check_optimizer(model, optimizer) -> None:
     """Raises ValueError for an optimizer, or a dtype policy, that cannot train privately."""
+    policy = getattr(model, "dtype_policy", None)
+    if policy is not None and policy.compute_dtype == "float16":
+        raise ValueError(
+            "The float16 policy needs loss scaling, which scales gradients before they are clipped. "
+            "Expected float32 or mixed_bfloat16."
+        )
     if not isinstance(optimizer, DPKerasOptimizer):
         raise ValueError(
             f"Private model '{model.name}' needs a private optimizer, such as "
             "tfdp.DPKerasSGDOptimizer or tfdp.make_dp_optimizer_class(keras.optimizers.AdamW). "
             f"Received: {type(optimizer).__name__}. For training without privacy, use the plain "
             "Keras model."
-        )
-    policy = getattr(model, "dtype_policy", None)
-    if policy is not None and policy.compute_dtype == "float16":
-        raise ValueError(
-            "The float16 policy needs loss scaling, which scales gradients before they are clipped. "
-            "Expected float32 or mixed_bfloat16."
         )
 
 

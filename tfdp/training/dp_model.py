@@ -4,6 +4,8 @@ Their common base `PrivateTraining` provides the guarantee; its module (`private
 """
 
 import functools
+import os
+import pathlib
 from collections.abc import Collection
 
 import keras
@@ -11,32 +13,67 @@ import keras
 from tfdp._compat.keras import (
     Functional,
     Trainer,
-    compile_arguments,
-    pickled,
-    unpickled,
 )
 from tfdp._other_libraries import refuse_other
-from tfdp.accounting import PrivacyBudget
-from tfdp.optimizers import DPKerasOptimizer
-from tfdp.optimizers.made import make_again, origin_of
-from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step, refuse_unsavable
+from tfdp.accounting import Ledger, PrivacyBudget
+from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
+from tfdp.training.files import PRESET_LEDGER, plainly, save_to_preset
 from tfdp.training.private_training import PrivateTraining
 
 __all__ = ["DPFunctional", "DPModel", "DPSequential", "PrivateTraining", "make_private"]
 
 
-def _reduce(model):
-    """`__reduce__` for copies and pickles: they carry ledger, budget and settings, compiled or not."""
-    refuse_unsavable(model)  # a copy is made from what would be in a file
-    made = origin_of(type(getattr(model, "optimizer", None)))
-    return _rebuild, (pickled(model), model._portrait(), made)
+# Entry of a private model's configuration, beside those of its plain class.
+_PRIVATE = "tfdp_private"
 
 
-def _rebuild(arguments, portrait, made=None):
-    # Pickle looks classes up by name, and a private class may have the name of its plain class. So
-    # the unpickled model may be plain, and is made private again.
-    make_again(made)
-    return make_private(unpickled(*arguments))._take_over(portrait)
+@keras.saving.register_keras_serializable(package="tfdp")
+class PrivateModel:
+    """First base of the classes that `make_private` makes, and their name in files.
+
+    The configuration is that of the plain class, with the place of this class and the settings of
+    `make_private` in one entry more.
+    """
+
+    def get_config(self):
+        with plainly(self):
+            config = self.get_config()
+        return config | {_PRIVATE: {"class": _place(self._tfdp_base), "settings": _settings(self)}}
+
+    @classmethod
+    def from_config(cls, config, **kwargs):
+        if _PRIVATE not in config:  # a plain configuration
+            return super().from_config(config, **kwargs)
+        config = dict(config)
+        private = config.pop(_PRIVATE)
+        if cls is PrivateModel:  # from a file
+            model = keras.saving.deserialize_keras_object(private["class"] | {"config": config})
+        else:
+            model = cls._tfdp_base.from_config(config, **kwargs)
+        return _with_private_class(model)._configure_privacy(**private["settings"])
+
+
+def _place(cls) -> dict:
+    """Where Keras finds a class when it loads a configuration."""
+    stock = cls in (keras.Sequential, keras.Model)  # which Keras saves under their public module
+    return {
+        "module": "keras" if stock else cls.__module__,
+        "class_name": cls.__name__,
+        "registered_name": None if stock else keras.saving.get_registered_name(cls),
+    }
+
+
+def _settings(model) -> dict:
+    """The arguments of `make_private` that a file holds: no seed, and the budget is in the ledger."""
+    privacy, public = model._privacy, model._privacy.public_preprocessing
+    if public is not True:
+        public = [getattr(layer, "name", layer) for layer in public]
+    return {
+        "engine": privacy.engine,
+        "physical_batch_size": privacy.physical_batch_size,
+        "start": model._account.start,
+        "public_preprocessing": public,
+    }
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -54,7 +91,6 @@ class DPModel(PrivateTraining, keras.Model):
     """
 
     _tfdp_base = keras.Model
-    __reduce__ = _reduce
 
     def __new__(cls, *args, **kwargs):
         if cls is DPModel and _is_functional(args, kwargs):
@@ -101,37 +137,34 @@ class DPSequential(PrivateTraining, keras.Sequential):
     """
 
     _tfdp_base = keras.Sequential
-    __reduce__ = _reduce
 
     def __init__(self, *args, **kwargs):
         refuse_other(type(self).__name__, kwargs)
         super().__init__(*args, **kwargs)
 
 
+def _with_private_class(model):
+    """Gives a plain model the private subclass of its class, and returns it."""
+    if not isinstance(model, PrivateTraining):
+        model.__class__ = _private_class(type(model))
+    return model
+
+
 @functools.cache
 def _private_class(base: type) -> type:
-    """A private subclass of `base` that saves itself under the name of `base`.
-
-    So the file of a private model is the file of a plain model, and loads without tfdp.
-    """
-    # Keras finds its own classes by identity and saves them under their public module. This subclass
-    # is another object, so it names that module itself.
-    stock = base in (keras.Sequential, keras.Model)
+    """A private subclass of `base` with its name, which is part of the names in files of weights."""
     members = {
-        "__module__": "keras" if stock else base.__module__,
+        "__module__": "tfdp",
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
         "_tfdp_base": base,
-        "__reduce__": _reduce,
     }
-    made = type(base.__name__, (PrivateTraining, base), members)
-    name = keras.saving.get_registered_name(base)
-    if keras.saving.get_registered_object(name) is base:
-        # Files have to contain the name that the user registered, so the private class is registered
-        # under it first, and then `base` again: the name has to go on loading the user's class.
-        package, _, short = name.partition(">")
-        for cls in (made, base):
-            keras.saving.register_keras_serializable(package, short)(cls)
+    if hasattr(base, "save_to_preset"):
+        members["save_to_preset"] = save_to_preset
+    made = type(base.__name__, (PrivateModel, PrivateTraining, base), members)
+    # All of them have one name in files, which goes on loading `PrivateModel`.
+    for cls in (made, PrivateModel):
+        keras.saving.register_keras_serializable("tfdp", "PrivateModel")(cls)
     return made
 
 
@@ -148,8 +181,9 @@ def make_private(
 ) -> keras.Model:
     """Makes a Keras model train privately, in place, and returns it.
 
-    The class keeps its name and module, so that the saved `.keras` file loads in plain Keras. A model
-    that was loaded with its private optimizer is compiled again with it, so it can train at once.
+    `model.save` and `keras.models.save_model` write a private model: `keras.models.load_model` gives it
+    back with its ledger and budget after `import tfdp`. `model.privacy.release` writes what plain Keras
+    loads. Make a model private before `load_weights`: a plain model reads no ledger.
 
     Args:
         model: any Keras model whose layers treat examples one by one. (Keras' own tests mix its trainer
@@ -201,14 +235,13 @@ def make_private(
     refuse_own_train_step(model, PrivateTraining)
     if model.built:
         refuse_mixing_layers(model, public_preprocessing)
-    made = not isinstance(model, PrivateTraining)
-    if made:
+    if not isinstance(model, PrivateTraining):
         if hasattr(model, "privacy"):
             raise ValueError(
                 f"Model '{model.name}' has an attribute 'privacy' of its own. Expected that name to be "
                 "free: tfdp puts the ledger, the budget and the statement there. Rename yours."
             )
-        model.__class__ = _private_class(type(model))
+        _with_private_class(model)
     model._configure_privacy(
         engine=engine,
         physical_batch_size=physical_batch_size,
@@ -217,7 +250,43 @@ def make_private(
         start=start,
         public_preprocessing=public_preprocessing,
     )
-    if made and isinstance(getattr(model, "optimizer", None), DPKerasOptimizer):
-        # A loaded model. Its metrics would count padding rows.
-        model.compile(**compile_arguments(model))
+    return model
+
+
+def from_preset(cls: type, preset: str | os.PathLike, **arguments) -> keras.Model:
+    """Loads a private model that `save_to_preset` wrote, with its ledger and budget.
+
+    Presets are KerasHub's folders of a model. That of a private model is an ordinary one, which
+    `cls.from_preset` reads as a plain model, with a file `privacy.json` beside the others.
+
+    Args:
+        cls: the class of the preset, such as `keras_hub.models.TextClassifier`.
+        preset: a local folder.
+        **arguments: those of `cls.from_preset`.
+
+    Returns:
+        A private model; `make_private` changes its settings.
+
+    Raises:
+        ValueError: the folder holds no ledger.
+
+    Example:
+        >>> import keras, tfdp
+        >>> tfdp.from_preset(keras.Model, "bert_tiny_en_uncased")
+        Traceback (most recent call last):
+        ...
+        ValueError: Expected a folder that save_to_preset of a private model wrote. Found no ...
+    """
+    path = pathlib.Path(preset, PRESET_LEDGER)
+    if not path.is_file():
+        raise ValueError(
+            f"Expected a folder that save_to_preset of a private model wrote. Found no {path}. A "
+            "public preset is loaded by its class: tfdp.make_private(cls.from_preset(preset))."
+        )
+    model = cls.from_preset(preset, **arguments)
+    model.optimizer = (
+        None  # a plain one, to which the file may have given the count of private steps
+    )
+    make_private(model)
+    model.privacy.ledger.merge(Ledger.from_json(path.read_text()))
     return model

@@ -6,14 +6,9 @@ import keras
 
 from tfdp._compat.keras import is_graph_of_layers, layers_of
 from tfdp._files import replaced_whole
-from tfdp.gradients.random_state import seed_states
 from tfdp.layers import PrivateBatchNormalization
 from tfdp.training.checks import refuse_unsavable
-
-
-def plain_class(cls: type) -> type:
-    """The plain class that the private class `cls` was made from; `cls` itself if it is plain."""
-    return vars(cls).get("_tfdp_base", cls)
+from tfdp.training.files import plainly
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
@@ -30,9 +25,10 @@ def plain_copy(model: keras.Model) -> keras.Model:
             `tfdp.fix` exchanged layers that the copy would not have.
     """
     refuse_unsavable(model)
-    cls = plain_class(type(model))
     try:
-        copy = cls.from_config(model.get_config())
+        with plainly(model):
+            cls = type(model)
+            copy = cls.from_config(model.get_config())
     except (NotImplementedError, TypeError) as error:
         raise ValueError(
             f"Model '{model.name}' ({cls.__name__}) cannot be copied: expected a get_config() from "
@@ -45,11 +41,16 @@ def plain_copy(model: keras.Model) -> keras.Model:
 
 
 def values_into(copy: keras.Model, model: keras.Model) -> None:
-    """Gives a `plain_copy` the values that the model has now."""
-    seeds = {id(state) for state in seed_states(model)}
-    for source, target in zip(model.variables, copy.variables, strict=True):
-        if id(source) not in seeds:
-            target.assign(source)
+    """Gives a `plain_copy` the values that the model has now, with LoRA merged where it has none.
+
+    Layers pass them on as to a file, which holds no random state.
+    """
+    for source, target in zip(
+        layers_of(model, itself=True), layers_of(copy, itself=True), strict=True
+    ):
+        values = {}
+        source.save_own_variables(values)
+        target.load_own_variables(values)
 
 
 def with_stock_layers(model: keras.Model) -> keras.Model:

@@ -13,14 +13,14 @@ import tensorflow as tf
 
 from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
-from tfdp.account import Account
-from tfdp.accounting import Ledger, PrivacyBudget
+from tfdp.account import DECLARED, Account
+from tfdp.accounting import PrivacyBudget
 from tfdp.data.arrays import all_arrays, in_floatx
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Plan
-from tfdp.training.accounted_weights import AccountedWeights, checked_callbacks
+from tfdp.training.accounted_weights import checked_callbacks
 from tfdp.training.backup import backup_among, kept_safe, past_steps_behind
 from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for, build_for_lots
@@ -32,6 +32,7 @@ from tfdp.training.checks import (
 )
 from tfdp.training.early_ends import warn_of_early_ends
 from tfdp.training.feeding import Feeder, check_targets, placed
+from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
 from tfdp.training.steering import names_of_metrics
@@ -53,10 +54,11 @@ class _Privacy:
         self.account = Account()  # becomes the account of the weights once the model has any
         self.training: Training | None = None  # the one that runs
         self.watch = None  # called with every lot before its step (`auditing.record`)
+        self.optimizer_state = None  # variables from a file, for the next compile
         self.diagnostics = Diagnostics()
 
 
-class PrivateTraining(AccountedWeights):
+class PrivateTraining(SavedWithLedger):
     """Mixin that gives a Keras model a private `train_step`; use `make_private` or `DPModel`."""
 
     # -- configuration ---------------------------------------------------------------------------
@@ -118,49 +120,24 @@ class PrivateTraining(AccountedWeights):
                 continue
             steps = int(optimizer.iterations.numpy())
             if isinstance(optimizer, DPKerasOptimizer):
-                optimizer.belongs_to(account)
                 steps -= optimizer.known_steps(account.ledger)
             if declared:
-                account.declared[optimizer] = steps
-            if steps > account.declared.get(optimizer, 0):
+                vars(optimizer)[DECLARED] = steps
+            if steps > vars(optimizer).get(DECLARED, 0):
                 account.enter_unaccounted(
                     f"Weights of '{model.name}' were trained for {steps} steps by the optimizer "
                     f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
                     "public data, say so: make_private(model, start='public')."
                 )
 
-    def compile(
-        self,
-        optimizer=None,
-        loss=None,
-        loss_weights=None,
-        metrics=None,
-        weighted_metrics=None,
-        **kwargs,
-    ):
-        """`keras.Model.compile`; the optimizer has to be a private one."""
-        if isinstance(optimizer, (str, dict)):
-            optimizer = keras.optimizers.get(optimizer)
-        check_optimizer(self, optimizer)
-        super().compile(
-            optimizer,
-            loss=loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            **kwargs,
-        )
+    def compile(self, *args, **kwargs):
+        """`keras.Model.compile`, or that of the user's class; the optimizer has to be a private one."""
+        super().compile(*args, **kwargs)
         check_optimizer(self, self.optimizer)
         account = self._account
         if account.session is not None and account.session.optimizer is not self.optimizer:
             account.close_session()
-        self.optimizer.belongs_to(account)
-
-    def compile_from_config(self, config):
-        """Compiles a loaded model, which Keras would skip because this class overrides `compile`."""
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.built:
-            self.optimizer.build(self.trainable_variables)
+        self._restore_optimizer()
 
     # -- entry points ----------------------------------------------------------------------------
 
@@ -265,22 +242,6 @@ class PrivateTraining(AccountedWeights):
         with self._training(plan):
             train_on_batch = past_preparation(self, PrivateTraining, "train_on_batch")
             return train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
-
-    def _portrait(self) -> dict:
-        """The state that a copy needs besides what a file holds: ledger, budget and settings."""
-        privacy = self._privacy
-        settings = {
-            "engine": privacy.engine,
-            "physical_batch_size": privacy.physical_batch_size,
-            "start": self._account.start,
-        }
-        return {"ledger": self._account.ledger_of_files.to_json(), "settings": settings}
-
-    def _take_over(self, portrait: dict):
-        """Takes over the `_portrait` of the model that this model is a copy of, and returns itself."""
-        self._configure_privacy(**portrait["settings"])
-        self._account.ledger.merge(Ledger.from_json(portrait["ledger"]))
-        return self
 
     def _check_trainable(self):
         optimizer = self.optimizer

@@ -18,6 +18,7 @@ from tfdp._compat.keras import (
 from tfdp._validate import one_of, whole
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.training.checks import FIXED_INSIDE
+from tfdp.training.export import values_into
 
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"
 NORMALIZATIONS = ("group", "instance")
@@ -159,15 +160,10 @@ def _copy_names(old, new):
 
 
 def _copy_state(old, new):
-    new.set_weights(old.get_weights())
+    values_into(new, old)
     for a, b in zip(layers_of(old, itself=True), layers_of(new, itself=True), strict=True):
-        if not callable(getattr(a, "adapt", None)):
-            continue
-        # What a preprocessing layer was adapted to is more than weights: a table, or a derived tensor.
-        state: dict = {}
-        a.save_own_variables(state)
-        b.load_own_variables(state)
-        if hasattr(a, "save_assets"):
+        # What a preprocessing layer was adapted to may be a table.
+        if callable(getattr(a, "adapt", None)) and hasattr(a, "save_assets"):
             with tempfile.TemporaryDirectory() as folder:
                 a.save_assets(folder)
                 b.load_assets(folder)
