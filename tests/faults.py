@@ -339,6 +339,11 @@ def a_ledger_is_lost_in_its_file():
     change("accounting.ledger:Ledger.from_json", lambda read, cls, text: cls())
 
 
+@noticed_by("training/test_files.py")
+def a_ledger_is_not_written():
+    change("_compat.files:write_text", lambda write, store, name, text: None)
+
+
 @noticed_by("accounting/test_calibration.py", "test_session.py")
 def a_budget_pays_for_ten_percent_more_steps():
     change(

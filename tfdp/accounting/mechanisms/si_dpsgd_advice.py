@@ -85,18 +85,16 @@ def _sentence(advice: Advice) -> str:
     ratio, lots = advice.final_noise_ratio_poisson, "Poisson lots"
     if ratio is None:
         ratio, lots = advice.final_noise_ratio, "the same lots"
-    has = (
-        f"For comparison: DP-SGD with {lots} and as many steps has the same proven epsilon "
-        f"({format_epsilon(advice.epsilon)})"
-    )
+    same = f"at the same proven epsilon ({format_epsilon(advice.epsilon)}) and number of steps"
     if ratio is None:
-        return f"{has}."
+        return f"For comparison: DP-SGD with {lots} trains {same}."
+    carry = (
+        f"For comparison {same}: SI-DPSGD's final weights carry {ratio:.3g} times the noise of DP-SGD "
+        f"with {lots}."
+    )
     if not ratio > 1:
-        return (
-            f"{has}, with no less noise: the final weights here carry {ratio:.3g} of what its do."
-        )
+        return carry
     return (
-        f"{has}, with less noise: the final weights here carry {ratio:.3g} times what its do. SI-DPSGD "
-        "needs more because earlier gradients stay in its means without noise, and the noise of every "
-        "later step has to hide them again."
+        f"{carry} SI-DPSGD needs more because earlier gradients stay in its means without noise, and "
+        "the noise of every later step has to hide them again."
     )
