@@ -94,7 +94,7 @@ class PlainBackup(keras.callbacks.Callback):
         try:
             found = self._folder.read()
             if found is not None:
-                self._give(model, *found)
+                self._give(model, *found[:2])
             self._save()
             with self._interruptions:
                 yield self._steps

@@ -210,15 +210,21 @@ class PrivateTraining(AccountedWeights):
         build_for_lots(self, feed.dataset)
         backup = backup_among(callbacks)
         callbacks = checked_callbacks(self, callbacks, names_of_metrics(self))
-        with kept_safe(backup, self, feed, initial_epoch, epochs) as place:
+        with kept_safe(backup, self, self._account, feed, initial_epoch, epochs) as place:
             feed = placed(feed, place, self.optimizer.next_turn)
             plan = feed.planned(epochs - place.epoch, place.step)
             warn_of_early_ends(self, callbacks, plan, self._account.start)
-            callbacks = past_steps_behind(
-                callbacks, self, backup, place, verbose=verbose, epochs=epochs, steps=feed.steps
-            )
             arguments = dict(epochs=epochs - place.epoch, place=place, backup=backup)
             with self._training(plan, feed, **arguments) as training:
+                callbacks = past_steps_behind(
+                    callbacks,
+                    self,
+                    backup,
+                    training,
+                    verbose=verbose,
+                    epochs=epochs,
+                    steps=feed.steps,
+                )
                 history = past_preparation(self, PrivateTraining, "fit")(
                     feed.dataset if feed.adapter is None else feed.adapter,
                     shuffle=False,  # the lots are drawn already

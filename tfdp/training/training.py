@@ -141,10 +141,12 @@ class Training:
         self.passed_by = False
         self._open(steps)
         if self._session is not None:
+            if self._backup is not None:
+                self._backup.begin(self._session)
             allowed = self._session.authorize(steps)
             self._was_cut, steps = allowed < steps, allowed
             if self._backup is not None:
-                self._backup.before(self._session, steps)
+                self._backup.reserve()
         # Data of unknown length may end after any step, whose logs would be lost in a longer execution.
         unknown = self.feed is not None and self.feed.steps is None
         logs = {}
