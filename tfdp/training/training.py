@@ -116,6 +116,7 @@ class Training:
         left = self.left()
         if left:
             self._open(0)  # a resumed training may have taken no step yet
+        if left and self._session is not None:
             self._account.end_early(left)
 
     # -- its steps -------------------------------------------------------------------------------
@@ -168,8 +169,8 @@ class Training:
     def _open(self, steps):
         session = self._session
         if not self._is_open:
+            self._is_open = True  # once, even if it fails
             self._session = open_session(self._model, self._account, self._plan)
-            self._is_open = True
             self._before = 0 if self._session is None else self._session.taken
         elif (
             session is not None
