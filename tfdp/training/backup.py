@@ -16,7 +16,7 @@ from tfdp._validate import finite, whole
 from tfdp.account import Account
 from tfdp.accounting.composition import proven_composition
 from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsilon
-from tfdp.training.backup_folder import BackupError, BackupFolder
+from tfdp.training.backup_folder import BackupFolder
 from tfdp.training.backup_state import give_state, setup_of, take_state
 from tfdp.training.feeding import Feed, Place, needs_order
 
@@ -28,45 +28,42 @@ _SHARE = 0.005
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Keeps the state of a private training in a secret folder, and goes on from there after a crash.
+    """Keeps the state of a private training in a secret folder, and resumes from it after a crash.
 
-    Run the same program again after a kill, and `fit` goes on where it was, in the middle of an epoch,
-    too: in the same run of the ledger, with the same noise multiplier, for the steps that were left.
-    Steps that may have been begun after the last state (about a second of steps is reserved ahead) are
-    lost to the weights and stay counted, so that the proven epsilon is that of a training without a
-    crash, and never below the truth.
+    Run the same program again after a kill, and `fit` resumes, in the middle of an epoch, too: in the
+    same run of the ledger, for the steps that are left. Steps that may have been begun after the last
+    state (about a second of steps is reserved ahead) are lost to the weights and stay counted, so the
+    proven epsilon is that of a training without a crash. Only this callback resumes the run: another
+    `fit` begins a new one.
 
-    A run whose state is left in the folder goes on from there only: another `fit`, without this
-    callback, begins a new run.
-
-    Ctrl-C and SIGTERM let the step end; the state is written, and one line says what was spent. A
+    Ctrl-C and SIGTERM let the step end and write the state; the exception's notes say what was spent. A
     second Ctrl-C ends at once.
 
-    Other callbacks hear only of steps that are taken: after a restart, the first step of the epoch that
-    they hear of has a later number. What they kept themselves (the patience of `EarlyStopping`), and
-    the metrics of the epoch so far, begin anew. The history has the epochs of earlier processes, too,
-    but for one whose end was lost; `history.epoch` names them. When `fit` has ended, the folder is
-    removed: save the model then, or pass `delete_checkpoint=False`, and `fit` of a restarted program
-    gives the trained weights.
+    Other callbacks see only steps that are taken: after a restart, the first step of the epoch has a
+    later number. Their own state (the patience of `EarlyStopping`) and the metrics of the epoch begin
+    anew. The history has the epochs of earlier processes, but for one whose end was lost;
+    `history.epoch` names them. When `fit` has ended, the folder is removed: save the model then, or
+    pass `delete_checkpoint=False`, and `fit` of a restarted program gives the trained weights.
 
-    The folder is a secret: it holds un-noised values of some mechanisms. Only its owner may enter it.
-    Do not copy it: two trainings that go on from one state cost more than their ledgers say.
+    The folder is a secret: it holds un-noised values of some mechanisms. Do not copy it: two trainings
+    from one state cost more than their ledgers say.
 
     Args:
         backup_dir: the folder, one for each call of `fit`.
         save_freq: None saves the state every `seconds`; "epoch" after each epoch; an integer
             after so many steps.
-        seconds: time between two states, at least 0; it is longer where a state takes more than half
-            a hundredth of it from the training, or writing it beside the training takes a hundredth.
+        seconds: time between two states, at least 0; longer where copying a state would take more
+            than half a hundredth of it, or writing it beside the training a hundredth.
         delete_checkpoint: whether the folder is removed when `fit` has ended.
-        delta: that of the epsilon which an interruption states, in (0, 1); None takes that of the
-            model's budget, and states the number of steps alone where there is none.
+        delta: that of the epsilon in the notes of an interruption, in (0, 1); None takes that of the
+            model's budget, and without one no epsilon is noted.
         adjacency: that of this epsilon; None takes that of the budget, or "zero_out".
 
     Attributes:
-        restarts: how often the training went on from a state, in all processes.
-        lost_steps: how many steps were counted and are not in the weights, in all processes.
-        earlier_seconds: the time of the training in earlier processes, up to their last states.
+        restarts: how often the training was resumed, in all processes.
+        lost_steps: number of steps that are counted and not in the weights, in all processes.
+        earlier_seconds: time of the training in earlier processes, up to their last states.
+        planned_steps: number of steps of a training that several calls of `fit` make; None otherwise.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -111,7 +108,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._delete = delete_checkpoint
         self._delta = None if delta is None else check_delta(delta)
         self._adjacency = None if adjacency is None else check_adjacency(adjacency)
-        self._training_id, self._total_steps = None, None
+        self.planned_steps: int | None = None
         self.restarts, self.lost_steps, self.earlier_seconds = 0, 0, 0.0
         # Number of steps of the longest whole epoch of earlier processes; None before one has ended.
         self.longest_epoch: int | None = None
@@ -159,16 +156,6 @@ class BackupAndRestore(keras.callbacks.Callback):
                 yield self._place
                 self._end()
 
-    def belong_to(self, training_id: str, total_steps: int | None = None) -> None:
-        """Sets whose states these are: those of another training are refused.
-
-        Args:
-            training_id: a text that is the same in every process of a training.
-            total_steps: number of planned steps, where several calls of `fit` make one training;
-                None takes those of the present fit.
-        """
-        self._training_id, self._total_steps = training_id, total_steps
-
     def _resumed(self, model, feed, epoch) -> Place:
         """The place where the training begins, after the state was put into the model."""
         found, unwritten = self._folder.read(), self._unwritten
@@ -184,11 +171,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         if same and unwritten[0]["steps"] == self._reserved:
             about, arrays = unwritten
         notes, self._state_run = about["notes"], about["run_id"]
-        if notes["training_id"] != self._training_id:
-            raise BackupError(
-                f"The state in {self._folder.path} is that of another training: it was moved. Put it "
-                "back."
-            )
         place, lost = give_state(model, self._account, self._setup, about, arrays, self._reserved)
         # A second fit of one process resumes the run, too, and that is no restart.
         if self._state_run != self._own_run:
@@ -386,7 +368,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         notes = {
             "restarts": self.restarts,
             "lost_steps": self.lost_steps,
-            "training_id": self._training_id,
             "ended": self._ended,
             "longest_epoch": self.longest_epoch,
             "seconds": self.earlier_seconds + time.monotonic() - self._first_attached,
@@ -435,7 +416,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _spent(self) -> list[str]:
         """What was spent, if the training is resumed and if it is not."""
-        taken, planned = self._session.taken, self._total_steps
+        taken, planned = self._session.taken, self.planned_steps
         if planned is None and self._length is not None:
             planned = self._session.run.steps
         of = "" if planned is None else f" of {planned:,}"
@@ -510,16 +491,13 @@ def past_steps_behind(callbacks, model, backup, training, **params):
     return _Passing(callbacks, backup, training, model=model, **params)
 
 
-@contextlib.contextmanager
 def kept_safe(
     backup: BackupAndRestore | None, model, account: Account, feed: Feed, epoch: int, epochs: int
 ):
     """Context of one fit, which gives the place where it begins; see `BackupAndRestore.attached`."""
     if backup is None:
-        yield Place(epoch)
-        return
-    with backup.attached(model, account, feed, epoch, epochs) as place:
-        yield place
+        return contextlib.nullcontext(Place(epoch))
+    return backup.attached(model, account, feed, epoch, epochs)
 
 
 def backup_among(callbacks) -> BackupAndRestore | None:
