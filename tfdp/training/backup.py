@@ -23,8 +23,8 @@ from tfdp.training.feeding import Feed, Place, needs_order
 # Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
 # It is longer where writing the reservation takes more than the share below.
 _AHEAD = 1.0
-# The times that states and reservations take from the training are each at most this share of it.
-_SHARE = 0.005
+# Writing states (beside the training) and reservations takes at most this share of the time, each.
+_SHARE = 0.01
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -52,8 +52,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup_dir: the folder, one for each call of `fit`.
         save_freq: None saves the state every `seconds`; "epoch" after each epoch; an integer
             after so many steps.
-        seconds: time between two states, at least 0; longer where copying a state would take more
-            than half a hundredth of it, or writing it beside the training a hundredth.
+        seconds: time between two states, at least 0; longer where writing a state, beside the
+            training, would take more than a hundredth of it.
         delete_checkpoint: whether the folder is removed when `fit` has ended.
         delta: that of the epsilon in the notes of an interruption, in (0, 1); None takes that of the
             model's budget, and without one no epsilon is noted.
@@ -112,7 +112,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.restarts, self.lost_steps, self.earlier_seconds = 0, 0, 0.0
         # Number of steps of the longest whole epoch of earlier processes; None before one has ended.
         self.longest_epoch: int | None = None
-        self._earlier, self._old_history, self._first_attached = {}, None, None
+        self._epochs, self._first_attached = {}, None  # logs of all epochs that have ended
         self._folder, self._interruptions = BackupFolder(backup_dir), Interruptions()
         self._worker, self._pending, self._warned = None, None, False
         self._account, self._session, self._state_run, self._own_run = None, None, None, None
@@ -121,8 +121,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._place, self._behind, self._taken = Place(0), 0, 0
         self._reserved, self._reserved_at, self._reserved_after = 0, 0.0, 0
         self._saved_at, self._saved_after = 0.0, 0
-        # Seconds that training waits for a state, of writing it, and of a reservation.
-        self._copying, self._writing, self._reserving = 0.0, 0.0, 0.0
+        self._writing, self._reserving = 0.0, 0.0  # seconds of writing a state, and a reservation
 
     # -- what `fit` calls ------------------------------------------------------------------------
 
@@ -141,8 +140,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             model.optimizer.build(model.trainable_variables)
         self._first_attached = self._first_attached or time.monotonic()
         self._account, self._session, self._ended = account, None, None
-        self._setup, self._length, self._epochs = setup_of(model, feed), feed.steps, epochs
-        self._old_history = getattr(model, "history", None)
+        self._setup, self._length, self._last_epoch = setup_of(model, feed), feed.steps, epochs
         with contextlib.ExitStack() as stack:
             stack.callback(self._detach, model.optimizer)
             self._folder.enter()
@@ -161,7 +159,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         found, unwritten = self._folder.read(), self._unwritten
         self._unwritten = None
         if found is None:
-            self.restarts, self.lost_steps, self._earlier = 0, 0, {}
+            self.restarts, self.lost_steps, self._epochs = 0, 0, {}
             self.longest_epoch, self._state_run = None, None
             order = feed.plan.lots.new_order() if needs_order(feed) else None
             return Place(epoch, order=order)
@@ -176,38 +174,39 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._state_run != self._own_run:
             self.restarts, self.earlier_seconds = notes["restarts"] + 1, notes["seconds"]
         self.lost_steps, self.longest_epoch = notes["lost_steps"] + lost, notes["longest_epoch"]
-        self._earlier = {int(epoch): logs for epoch, logs in notes["epochs"]}
+        self._epochs = {int(epoch): logs for epoch, logs in notes["epochs"]}
         if lost:
             logging.warning(
                 "The training in %s resumes after step %s. The last %s of them may have been begun "
                 "after its last state: they are counted, and lost to the weights.",
                 self._folder.path, f"{about['steps'] + lost:,}", f"{lost:,}",
             )  # fmt: skip
-        if notes["ended"] == self._epochs:  # perhaps early; it has ended all the same
-            place = dataclasses.replace(place, epoch=self._epochs, step=0)
+        if notes["ended"] == self._last_epoch:  # perhaps early; it has ended all the same
+            place = dataclasses.replace(place, epoch=self._last_epoch, step=0)
         return place
 
     @property
     def earlier_epochs(self) -> dict:
-        """The logs of the epochs that ended before the training resumed, by number."""
-        return dict(self._earlier)
+        """The logs of the epochs that have ended, those of earlier processes included, by number."""
+        return dict(self._epochs)
 
     def note_epoch(self, epoch: int, logs: dict) -> None:
-        """Notes logs of an earlier epoch whose end was lost; what it has not is NaN."""
-        names = {name for each in self._earlier.values() for name in each}
-        self._earlier[epoch] = {name: math.nan for name in names} | logs
-        self._earlier = dict(sorted(self._earlier.items()))
+        """Notes logs of an earlier epoch whose end was lost; unknown values are NaN."""
+        names = {name for each in self._epochs.values() for name in each}
+        self._epochs[epoch] = {name: math.nan for name in names} | logs
+        self._epochs = dict(sorted(self._epochs.items()))
 
     def with_earlier_epochs(self, history):
         """Returns the history of a fit, with the epochs that ended before the training resumed.
 
         Unknown values of an earlier epoch are NaN.
         """
-        earlier = list(self._earlier.values())
-        names = dict.fromkeys(name for logs in (*earlier, history.history) for name in logs)
-        history.epoch = [*self._earlier, *history.epoch]
+        earlier = {e: logs for e, logs in self._epochs.items() if e not in history.epoch}
+        names = dict.fromkeys(n for logs in (*earlier.values(), history.history) for n in logs)
+        history.epoch = [*earlier, *history.epoch]
         history.history = {
-            name: [logs.get(name, math.nan) for logs in earlier] + history.history.get(name, [])
+            name: [logs.get(name, math.nan) for logs in earlier.values()]
+            + history.history.get(name, [])
             for name in names
         }
         return history
@@ -262,7 +261,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _end(self):
         """After a fit, when all callbacks have heard of its end: they may still change the weights."""
         if self._session is not None:
-            self._ended = self._epochs
+            self._ended = self._last_epoch
         if self._interruptions.number is not None:
             self._stop()  # with the last step, or after it
         elif self._delete:
@@ -326,6 +325,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=self._behind)
+        self._epochs[epoch] = {} if logs is None else logs  # later callbacks may add to it
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             return False
         if self._save_freq is not None:
             return self._taken - self._saved_after >= self._save_freq
-        least = max(self._seconds, self._copying / _SHARE, self._writing / (2 * _SHARE))
+        least = max(self._seconds, self._writing / _SHARE)
         return time.monotonic() - self._saved_at >= least
 
     def _save(self):
@@ -343,10 +343,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if busy and self._save_freq is None:
             return  # with the next step
         self._wait()
-        started = time.monotonic()
         self._pending = self._worker.submit(self._write, *self._state())
         self._saved_at, self._saved_after = time.monotonic(), self._taken
-        self._copying = self._saved_at - started
 
     def _save_now(self, state, reserved: int | None = None):
         self._wait()
@@ -360,18 +358,17 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _state(self):
         """The present state, with what a later process tells of this one."""
-        history, epochs = getattr(self.model, "history", None), dict(self._earlier)
-        if history is not None and history is not self._old_history:
-            for i, epoch in enumerate(history.epoch):
-                logs = {name: v[i] for name, v in history.history.items() if len(v) > i}
-                epochs[epoch] = {name: np.asarray(value).tolist() for name, value in logs.items()}
+        epochs = [
+            (epoch, {name: np.asarray(value).tolist() for name, value in logs.items()})
+            for epoch, logs in self._epochs.items()
+        ]
         notes = {
             "restarts": self.restarts,
             "lost_steps": self.lost_steps,
             "ended": self._ended,
             "longest_epoch": self.longest_epoch,
             "seconds": self.earlier_seconds + time.monotonic() - self._first_attached,
-            "epochs": list(epochs.items()),
+            "epochs": epochs,
         }
         return take_state(self.model, self._account, self._setup, self._length, self._place, notes)
 
@@ -439,56 +436,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {delta:g}, adjacency "
             f"{spent.adjacency})"
         )
-
-
-class _Passing(keras.callbacks.CallbackList):
-    """Callbacks that hear nothing of steps that lie behind, which have no logs.
-
-    Of an epoch whose steps all lie behind they hear the beginning only.
-    """
-
-    _quiet = _took_steps = False
-
-    def __init__(self, callbacks, backup, training, **params):
-        self._backup, self._training = backup, training
-        super().__init__(callbacks, **params)
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._took_steps = False
-        super().on_epoch_begin(epoch, logs)
-
-    def on_epoch_end(self, epoch, logs=None):
-        if self._took_steps:
-            super().on_epoch_end(epoch, logs)
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self._quiet = 0 < self._training.next_steps <= self._backup.behind
-        if not self._quiet:
-            super().on_train_batch_begin(batch, logs)
-
-    def on_train_batch_end(self, batch, logs=None):
-        if not self._quiet:
-            self._took_steps = True
-            super().on_train_batch_end(batch, logs)
-
-
-def past_steps_behind(callbacks, model, backup, training, **params):
-    """The callbacks of a fit that begins at a place, which hear only of steps that are taken.
-
-    Args:
-        callbacks: a list of callbacks, or a `CallbackList`.
-        model: a private model.
-        backup: the backup among the callbacks, or None.
-        training: the `Training`, for its `next_steps`.
-        **params: what Keras tells callbacks.
-    """
-    if backup is None or not backup.behind:
-        return callbacks
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks, params = callbacks.callbacks, callbacks.params
-    else:
-        params |= {"add_history": True, "add_progbar": params["verbose"] != 0}
-    return _Passing(callbacks, backup, training, model=model, **params)
 
 
 def kept_safe(

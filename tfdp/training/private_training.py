@@ -21,7 +21,7 @@ from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Plan
 from tfdp.training.accounted_weights import AccountedWeights, checked_callbacks
-from tfdp.training.backup import backup_among, kept_safe, past_steps_behind
+from tfdp.training.backup import backup_among, kept_safe
 from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.checks import (
@@ -32,6 +32,7 @@ from tfdp.training.checks import (
 from tfdp.training.early_ends import warn_of_early_ends
 from tfdp.training.feeding import Feeder, check_targets, placed
 from tfdp.training.model_privacy import ModelPrivacy
+from tfdp.training.passed_steps import past_steps_behind
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
 from tfdp.training.steering import names_of_metrics
 from tfdp.training.step import frozen_step, private_step
