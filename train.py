@@ -191,7 +191,7 @@ def _train_into(folder, point):
 def _say_what_is_unfinished(base):
     """Tells of unfinished trainings that have a number: the same command begins a new one."""
     base = pathlib.Path(base)
-    for state in sorted(base.parent.glob(f"{base.name}_*.secret/backup/state.npz")):
+    for state in sorted(base.parent.glob(f"{base.name}_*.secret/backup/state")):
         result = str(state.parents[1]).removesuffix(".secret")
         print(
             f"There is an unfinished training: --model_dir={_shown(result)}, with its settings, goes "

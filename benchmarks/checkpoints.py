@@ -39,8 +39,12 @@ class Clocked(BackupAndRestore):
         finally:
             self.waited += time.perf_counter() - started
 
-    def before(self, session, steps):
-        self._clocked(super().before, session, steps)
+    def begin(self, session):
+        self._clocked(super().begin, session)
+        self.first = self.first or self.waited
+
+    def reserve(self):
+        self._clocked(super().reserve)
 
     def on_train_batch_begin(self, batch, logs=None):
         self._clocked(super().on_train_batch_begin, batch, logs)
@@ -51,12 +55,9 @@ class Clocked(BackupAndRestore):
     def on_epoch_begin(self, epoch, logs=None):
         self._clocked(super().on_epoch_begin, epoch, logs)
 
-    def _save(self, wait=False):
+    def _save(self):
         self.states += 1
-        started = time.perf_counter()
-        super()._save(wait)
-        if self.states == 1:
-            self.first = time.perf_counter() - started
+        super()._save()
 
 
 class Steps(keras.callbacks.Callback):
@@ -127,7 +128,7 @@ def main():
             states += backup.states
         told = ", ".join(f"{ratio:.3f}" for ratio in ratios)
         print(
-            f"| {name} | {weights:,} | {lot} | {np.median(first):.2f} s | {states - options.rounds} | "
+            f"| {name} | {weights:,} | {lot} | {np.median(first):.2f} s | {states} | "
             f"{100 * np.median(shares):.2f}% "
             f"(at most {100 * max(shares):.2f}%) | {told} |",
             flush=True,

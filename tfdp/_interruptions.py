@@ -1,20 +1,19 @@
 """Ctrl-C and SIGTERM that wait until something that has begun is whole."""
 
-import contextlib
-import os
 import signal
-import sys
 import threading
+
+from absl import logging
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruptions:
-    """Context in which Ctrl-C and SIGTERM are noted; a second one of either ends at once.
+    """Context in which the first Ctrl-C or SIGTERM is noted; a second one ends at once.
 
-    A signal that was noted and not asked for (`end`) arrives when the context is left. A signal that
-    the process ignores, as a job in the background does, stays ignored. Outside of the main thread,
-    which alone is interrupted, nothing is noted.
+    A signal that was noted and not handled (`end`) is raised again on exit. A signal that the process
+    ignores, as a job in the background does, stays ignored. Outside of the main thread, which alone is
+    interrupted, nothing is noted.
 
     Attributes:
         number: the signal that was noted, or None.
@@ -33,49 +32,44 @@ class Interruptions:
         return self
 
     def __exit__(self, *exception):
-        number, self.number = self.number, None
-        self._leave()
+        number, _ = self._leave()
         if number is not None:
-            os.kill(os.getpid(), number)
-
-    def _leave(self):
-        before, self._before = self._before, {}
-        for number, handler in before.items():
-            # None stands for a handler that was not set by Python, and cannot be set again by it.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.raise_signal(number)
 
     def _note(self, number, frame):
-        if self.number is None:
+        if self.number is not None:
             self.number = number
-            return
-        self.number, handler = None, self._before.get(number)
-        if callable(handler):
-            handler(number, frame)
-        raise KeyboardInterrupt
+            self.end()
+        self.number = number
 
-    def end(self, *words: str) -> None:
-        """Ends as the signal would have without this context, after the context was left.
+    def _leave(self):
+        number, self.number = self.number, None
+        before, self._before = self._before, {}
+        for each, handler in before.items():
+            # None stands for a handler that was not set by Python, and cannot be set again by it.
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
+        return number, before.get(number)
+
+    def end(self, *notes: str) -> None:
+        """Ends as the noted signal would have without this context.
 
         Args:
-            words: sentences, which become notes of the exception.
+            notes: sentences, which become notes of the exception.
 
         Raises:
             BaseException: what the handler of the signal raises. Where it raises nothing,
-                KeyboardInterrupt for Ctrl-C, and SystemExit for SIGTERM, with the words on stderr.
+                KeyboardInterrupt for Ctrl-C; SystemExit for SIGTERM, and the notes are logged.
         """
-        number, self.number = self.number, None
-        handler = self._before.get(number)
-        self._leave()
+        number, handler = self._leave()
         try:
             if callable(handler):
                 handler(number, None)
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
+            if notes:
+                logging.warning("%s", " ".join(notes))
+            raise SystemExit(128 + number)
         except BaseException as error:
-            for sentence in words:
-                error.add_note(sentence)
+            for note in notes:
+                error.add_note(note)
             raise
-        if words:
-            with contextlib.suppress(OSError, AttributeError):  # a closed or missing stderr
-                print(*words, file=sys.stderr, flush=True)
-        raise SystemExit(128 + number)

@@ -261,7 +261,7 @@ def _bound(mode, kind, way):
         absent = np.where(np.arange(_ROWS) == _ROWS - 1, 0.0, 1.0).astype("float32")
         step, moved = _step(mode, kind, way), []
         without = step.sum(x, y, absent)
-        for value in (3, 11) if kind == "tokens" else (1e4, np.nan):
+        for value in (3, 10) if kind == "tokens" else (1e4, np.nan):
             changed = x.copy()
             changed[-1] = value
             moved.append(np.linalg.norm(step.sum(changed, y, present) - without))

@@ -43,7 +43,7 @@ def test_every_form_has_the_assumptions_and_the_limits():
 
 
 @pytest.mark.parametrize(
-    "words", ["Training loss", "Early stopping", "hyperparameters", "Validation data"]
+    "words", ["Training loss", "checkpoints", "Hyperparameters", "Validation data"]
 )
 def test_the_statement_says_what_it_does_not_cover(words):
     assert words in " ".join(Statement.of(DPSGD, DELTA).not_covered)

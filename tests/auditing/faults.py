@@ -17,6 +17,7 @@ import tfdp
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.ledger import Ledger
 from tfdp.data import schemes
+from tfdp.gradients import first_pass
 from tfdp.gradients.bounds import GlobalL2Clip, L2Clip
 from tfdp.gradients.engines import ghost
 from tfdp.noise.gaussian import NoiseSource
@@ -119,7 +120,7 @@ def _fixed_order(original):
 
 
 def _one_behind(original):
-    return lambda self, run_id, steps: original(self, run_id, max(0, steps - 1))
+    return lambda self, run_id, steps, taken=None: original(self, run_id, max(0, steps - 1))
 
 
 def _always(value):
@@ -135,7 +136,10 @@ FAULTS = {
         lambda: training(optimizer(tfdp.SIDPSGDOptimizer), sampling="cyclic"),
     ),
     "batch statistics": Fault(
-        ((ghost, "rows_are_separate", lambda original: lambda model, rules: True),),
+        (
+            (ghost, "rows_are_separate", lambda original: lambda model, rules: True),
+            (first_pass, "refuse_mixed_rows", lambda original: lambda *arguments: None),
+        ),
         lambda: training(model=network(Centred())),
     ),
     "fixed order as Poisson": Fault(((schemes.PoissonLots, "_draw", _fixed_order),)),

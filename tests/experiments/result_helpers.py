@@ -38,9 +38,9 @@ def make(path, which, stateful=False, **options):
 
 def keep_state(folder, which):
     """Does what a training does with its state: resumes from one, or writes one."""
-    backup, _ = folder.checkpoints({"which": which})
+    backup = folder.checkpoints({"which": which})
     if not folder.holds_state:
-        path = os.path.join(backup, "state.npz")
+        path = os.path.join(backup, "state")
         with replaced_whole(path) as partial, open(partial, "w") as file:
             file.write(f"state {which}")
 

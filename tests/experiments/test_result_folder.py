@@ -185,8 +185,8 @@ def test_a_training_can_be_discarded(tmp_path):
 def test_a_training_is_resumed_with_its_own_settings_only(tmp_path, name, changes):
     settings = settings_of(Experiment(noise_multiplier=4.0))
     with pytest.raises(Crash), ResultFolder(tmp_path / "r") as folder:
-        backup, _ = folder.checkpoints(settings)
-        (pathlib.Path(backup) / "state.npz").touch()
+        backup = folder.checkpoints(settings)
+        (pathlib.Path(backup) / "state").touch()
         raise Crash
     others = settings_of(Experiment(**{"noise_multiplier": 4.0} | changes))
     with (

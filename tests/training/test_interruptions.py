@@ -17,6 +17,7 @@ from tests.training.test_backup import (
     entries,
 )
 from tfdp._interruptions import Interruptions
+from tfdp.accounting import proven
 from tfdp.accounting.guarantee import format_epsilon
 
 
@@ -36,7 +37,7 @@ def interrupted(folder, after, number=signal.SIGINT, error=KeyboardInterrupt, mo
 @pytest.mark.parametrize("after", [1, 3, 5])
 def test_an_interruption_loses_nothing(after, tmp_path):
     said = interrupted(tmp_path / "b", after).__notes__
-    assert f"step {after} of {STEPS}" in said[0] and str(tmp_path / "b") in said[1]
+    assert f"step {after} of {STEPS}" in said[0] and str(tmp_path / "b") in said[-1]
     training = Training(tmp_path / "b")
     assert entries(training.run()) == [STEPS]
     assert (training.backup.restarts, training.backup.lost_steps) == (1, 0)
@@ -50,9 +51,13 @@ def test_an_interruption_states_the_epsilon_of_the_asked_adjacency(source, tmp_p
         model.privacy.budget = tfdp.PrivacyBudget(40.0, 1e-5, adjacency="replace_one")
     elif source == "callback":
         more = {"delta": 1e-5, "adjacency": "replace_one"}
-    said = interrupted(tmp_path / "b", 3, model=model, **more).__notes__[0]
-    spent = model.privacy.spent(1e-5, adjacency="replace_one").epsilon
-    assert (f"epsilon {format_epsilon(spent)} at delta 1e-05" in said) == (source != "nothing")
+    resumed, never, _ = interrupted(tmp_path / "b", 3, model=model, **more).__notes__
+    (run,) = model.privacy.ledger.runs
+    for note, steps in ((resumed, 3), (never, STEPS)):
+        spent = proven(run.with_(steps=steps, taken=None), 1e-5, adjacency="replace_one").epsilon
+        words = f"epsilon {format_epsilon(spent)} at delta 1e-05, adjacency replace_one"
+        assert (words in note) == (source != "nothing")
+    assert run.steps == STEPS  # this process does not know whether it will be resumed
 
 
 def test_sigterm_calls_the_handler_that_was_there(tmp_path):
@@ -71,9 +76,9 @@ def test_sigterm_calls_the_handler_that_was_there(tmp_path):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_sigterm_without_a_handler_ends_the_process_with_a_word(tmp_path, capsys):
+def test_sigterm_without_a_handler_ends_the_process_with_a_word(tmp_path, caplog):
     ended = interrupted(tmp_path / "b", 3, signal.SIGTERM, SystemExit)
-    assert ended.code == 128 + signal.SIGTERM and "step 3" in capsys.readouterr().err
+    assert ended.code == 128 + signal.SIGTERM and "step 3" in caplog.text
 
 
 def test_an_ignored_signal_stays_ignored():

@@ -25,13 +25,11 @@ class Checkpoints:
 
     Attributes:
         folder: the folder, a secret; it is left as it is at the end of the training.
-        training_id: whose states these are; those of another training are refused.
         steps: a state is written after so many steps; None writes them by time.
         seconds: time between two states.
     """
 
     folder: str
-    training_id: str | None = None
     steps: int | None = None
     seconds: float = 10.0
 
@@ -50,7 +48,7 @@ class Checkpoints:
                 delta=experiment.delta,
                 adjacency=experiment.adjacency,
             )
-            backup.belong_to(self.training_id, total_steps)
+            backup.planned_steps = total_steps
             return backup
         return PlainBackup(self)
 
@@ -94,7 +92,7 @@ class PlainBackup(keras.callbacks.Callback):
         try:
             found = self._folder.read()
             if found is not None:
-                self._give(model, *found)
+                self._give(model, *found[:2])
             self._save()
             with self._interruptions:
                 yield self._steps
@@ -114,11 +112,6 @@ class PlainBackup(keras.callbacks.Callback):
         for name, variables in _named(model):
             for i, variable in enumerate(variables):
                 variable.assign(arrays[f"{name}.{i}"])
-        if about["training_id"] != self._settings.training_id:
-            raise BackupError(
-                f"Expected the state of this training in {self._folder.path}. Found that of another "
-                "one: somebody has moved it. Put it back."
-            )
         self._steps = self._saved_steps = about["steps"]
         self.earlier_seconds = about["seconds"]
         self.restarts = about["restarts"] + 1
@@ -160,7 +153,6 @@ class PlainBackup(keras.callbacks.Callback):
             "version": _VERSION,
             "steps": self._steps,
             "restarts": self.restarts,
-            "training_id": self._settings.training_id,
             "seconds": self.earlier_seconds + time.monotonic() - self._since,
             "epochs": list(self.epochs.items()),
             "shapes": shapes_of(model),

@@ -114,9 +114,9 @@ def _with_public_examples(model, examples) -> Parts | None:
     if parts is None:
         return None
     inputs = model.inputs[0]
-    first = PublicExamples(parts.beginning, examples.examples, gradient=examples.gradient)
+    first = PublicExamples(parts.beginning, examples.examples)
     beginning = keras.Sequential([keras.Input(inputs.shape[1:], dtype=inputs.dtype), first])
-    rest = PublicExamples(parts.rest, first.public_outputs(), gradient=examples.gradient)
+    rest = PublicExamples(parts.rest, first.public_outputs())
     shape = keras.Input(parts.rest.inputs[0].shape[1:])
     return Parts(beginning, keras.Sequential([shape, rest], name=model.name))
 

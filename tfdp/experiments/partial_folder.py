@@ -295,7 +295,7 @@ class PartialFolder:
 
     def _clear_result(self):
         """Removes the unfinished result, but for the log of a training that can go on."""
-        if self._resume and self.unfinished.may_go_on and not self.unfinished.is_over:
+        if self._resume and self.unfinished.holds_state and not self.unfinished.is_over:
             for name in _entries(self.result) - {LOG}:
                 os.unlink(os.path.join(self.result, name))
         elif os.path.lexists(self.result):

@@ -118,8 +118,8 @@ class ResultFolder:
         """
         return secret_folder(f"{self._open().target}.secret")
 
-    def checkpoints(self, settings: Mapping) -> tuple[str, str]:
-        """Returns (path of a folder for the state of this training, id of the training).
+    def checkpoints(self, settings: Mapping) -> str:
+        """Returns the path of a folder for the state of this training.
 
         The folder is inside of `secrets()`. It holds the state of an unfinished training that is to go
         on, or is empty. `commit` removes it. Without `commit`, a state in it stays.
@@ -143,7 +143,7 @@ class ResultFolder:
                 f"Expected a place for the state of the training in {unfinished.path}. Found: "
                 f"{_words(error)}. Mend that, or choose another folder."
             ) from error
-        return unfinished.backup_dir, self._training_id
+        return unfinished.backup_dir
 
     def abandon(self) -> None:
         """Removes the state of the training, which nobody shall go on with."""

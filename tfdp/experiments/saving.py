@@ -55,8 +55,8 @@ def run_into(
         >>> sorted(os.listdir("runs/a"))
         ['model.keras', 'model_card.md', 'run.json', 'tensorboard']
     """
-    place, training_id = folder.checkpoints(settings_of(experiment))
-    checkpoints = Checkpoints(place, training_id, checkpoint_steps, checkpoint_seconds)
+    place = folder.checkpoints(settings_of(experiment))
+    checkpoints = Checkpoints(place, checkpoint_steps, checkpoint_seconds)
     # Before the training, as the files may be others at its end.
     digests = {
         "digests_of_settings": digests_of(experiment),

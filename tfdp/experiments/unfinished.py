@@ -20,10 +20,8 @@ from tfdp._files import replaced_whole, sync_folder
 from tfdp.experiments.result_files import content_digest, digest, read_record
 
 _ABOUT, _BACKUP = "training.json", "backup"
-# The names of `tfdp.training.backup_folder`, which is not imported because that imports TensorFlow.
-STATE, RESERVED, COPIES, COPY = "state.npz", "reserved", 4, 512
-BEGUN, UNBEGUN = "begun", b"0\n"
-_ENDED = ".ended"
+# The name in `tfdp.training.backup_folder`, which is not imported because that imports TensorFlow.
+STATE = "state"
 _NEVER = "or --resume=never to begin anew: nothing of the old training may be released then"
 
 
@@ -49,22 +47,10 @@ class Unfinished:
         return os.path.lexists(os.path.join(self.backup_dir, STATE))
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether there is a training that can go on, or could if what was removed came back."""
-        return self.holds_state or (os.path.lexists(self._about) and self._mark != UNBEGUN)
-
-    @property
-    def _mark(self) -> bytes | None:
-        """What the file says that tells of the first step; None if it is not there."""
-        with contextlib.suppress(OSError), open(os.path.join(self.backup_dir, BEGUN), "rb") as file:
-            return file.read()
-        return None
-
-    @property
     def is_over(self) -> bool:
         """Whether the result of this training is in its place already, or nothing is left of it."""
         if not os.path.lexists(self._about):
-            return not self._has_begun
+            return not self.holds_state
         with contextlib.suppress(UnfinishedError, OSError):
             training = read_record(self._target).get("training")
             return isinstance(training, dict) and self._read()["id"] == training.get("id")
@@ -77,13 +63,6 @@ class Unfinished:
             not os.listdir(self.path) or any(map(_is_ours, os.listdir(self.path)))
         )
 
-    @property
-    def _has_begun(self) -> bool:
-        """Whether there is anything in the folder of the state."""
-        if not os.path.isdir(self.backup_dir):
-            return os.path.lexists(self.backup_dir)
-        return bool({*os.listdir(self.backup_dir)} - {BEGUN}) or self._mark not in (None, UNBEGUN)
-
     def take_up(self, settings: Mapping) -> str:
         """Returns the id of the training that goes on, or of a new one; the folder has to exist.
 
@@ -94,27 +73,12 @@ class Unfinished:
             UnfinishedError: the folder is damaged, or its training has other settings.
             OSError: the folder cannot be read or written.
         """
-        # The folder of the state is made before the file that says whose it is, and moved away before
-        # that file goes. So it is never missing beside the file, unless somebody has removed it.
-        ended = any(name.endswith(_ENDED) for name in os.listdir(self.path))
-        there = os.path.lexists(self._about)
-        if there and not ended and self._mark is None and not self.is_over:
-            raise UnfinishedError(
-                f"Expected {self.backup_dir}, the state of an unfinished training. Found that it, or "
-                "its files, were removed. What the training had spent is not known any more. Restore "
-                f"it, {_NEVER}."
-            )
-        if self._has_begun and not self.is_over:
+        if self.holds_state and not self.is_over:
             about = self._read()
             _check_same(about, json.loads(json.dumps(settings)), self.path)
             return about["id"]
         self._clear()
         os.mkdir(self.backup_dir, 0o700)
-        with (
-            replaced_whole(os.path.join(self.backup_dir, BEGUN)) as partial,
-            open(partial, "wb") as f,
-        ):
-            f.write(UNBEGUN)
         about = {"id": os.urandom(16).hex(), "tfdp": tfdp.__version__, "settings": settings}
         text = json.dumps(about)
         with replaced_whole(self._about) as partial, open(partial, "w") as file:
@@ -130,23 +94,14 @@ class Unfinished:
                 sync_folder(os.path.dirname(self.path))
 
     def discard_unbegun(self) -> None:
-        """Removes a training that has not taken a step; of any other everything stays."""
-        if not os.path.isdir(self.path) or self.holds_state:
-            return
-        reserved = os.path.join(self.backup_dir, RESERVED)
-        if os.path.lexists(reserved):
-            with open(reserved, "rb") as file:
-                content = file.read()
-            if not _says_unbegun(content):
-                return
-        elif self._mark not in (None, UNBEGUN):
-            return  # it was removed
-        self.discard()
+        """Removes a training that has no state, and so has not taken a step."""
+        if not self.holds_state:
+            self.discard()
 
     def _clear(self):
-        if os.path.lexists(self.backup_dir):
-            os.rename(self.backup_dir, f"{self.backup_dir}.{os.urandom(8).hex()}{_ENDED}")
-        for name in sorted(os.listdir(self.path), reverse=True):  # "training.json" before "backup"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.backup_dir, STATE))  # first: what is left is no training
+        for name in os.listdir(self.path):
             if _is_ours(name):
                 path = os.path.join(self.path, name)
                 is_folder = os.path.isdir(path) and not os.path.islink(path)
@@ -202,28 +157,9 @@ def _digests_of(experiment, of) -> dict[str, str]:
     return found
 
 
-def _says_unbegun(reserved: bytes) -> bool:
-    """Whether a file of reservations says that no step was begun.
-
-    What cannot be read says nothing: it may be that of a training that had begun.
-    """
-    copies = [reserved[i : i + COPY] for i in range(0, COPIES * COPY, COPY)]
-    if len(reserved) != COPIES * COPY:
-        return False
-    for copy in copies:
-        told, _, text = copy.decode(errors="replace").strip().partition(" ")
-        if copy.strip(b" ") and (_digest(text) != told or json.loads(text)["steps"]):
-            return False
-    return True
-
-
 def _is_ours(name) -> bool:
     """Whether a name in the folder of secrets is that of a file or folder of a training."""
-    return (
-        name in (_ABOUT, _BACKUP)
-        or (name.startswith(f"{_BACKUP}.") and name.endswith(_ENDED))
-        or (name.startswith("training.") and ".partial" in name)
-    )
+    return name in (_ABOUT, _BACKUP) or (name.startswith("training.") and ".partial" in name)
 
 
 def _digest(text: str) -> str:

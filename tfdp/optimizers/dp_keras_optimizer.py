@@ -342,11 +342,12 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             session: the session.
             resumed: whether its run was begun by another session, whose secrets were taken up.
         """
-        del session
+        # Only a seeded source has a salt. A resumed run draws on where it was, since draws are numbered
+        # by its steps; another session of this optimizer draws other numbers.
         secrets = self._secrets
-        # Only a seeded source has a salt: it must not repeat the draws of an earlier session.
-        salt = (secrets.sessions, int(self.iterations.numpy()))
-        secrets.noise, secrets.sessions = NoiseSource(secrets.seed, salt), secrets.sessions + 1
+        secrets.sessions += not resumed
+        salt = (max(secrets.sessions, 1), session.first_iteration)
+        secrets.noise = NoiseSource(secrets.seed, salt)
 
     def continues(self, session: Session) -> bool:
         """Whether training may go on within the open session.

@@ -13,59 +13,57 @@ from absl import logging
 
 from tfdp._interruptions import Interruptions
 from tfdp._validate import finite, whole
+from tfdp.account import Account
+from tfdp.accounting.composition import proven_composition
 from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsilon
-from tfdp.training.backup_folder import BackupError, BackupFolder
-from tfdp.training.backup_state import fingerprint_of, give_state, take_state
+from tfdp.training.backup_folder import BackupFolder
+from tfdp.training.backup_state import give_state, setup_of, take_state
 from tfdp.training.feeding import Feed, Place, needs_order
 
 # Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
 # It is longer where writing the reservation takes more than the share below.
 _AHEAD = 1.0
-_MOST_AHEAD = 10_000
-# The times that states and reservations take from the training are each at most this share of it.
-_SHARE = 0.005
+# Writing states (beside the training) and reservations takes at most this share of the time, each.
+_SHARE = 0.01
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Keeps the state of a private training in a secret folder, and goes on from there after a crash.
+    """Keeps the state of a private training in a secret folder, and resumes from it after a crash.
 
-    Run the same program again after a kill, and `fit` goes on where it was, in the middle of an epoch,
-    too: in the same run of the ledger, with the same noise multiplier, for the steps that were left.
-    Steps that may have been begun after the last state (about a second of steps is reserved ahead) are
-    lost to the weights and stay counted, so that the proven epsilon is that of a training without a
-    crash, and never below the truth.
+    Run the same program again after a kill, and `fit` resumes, in the middle of an epoch, too: in the
+    same run of the ledger, for the steps that are left. Steps that may have been begun after the last
+    state (about a second of steps is reserved ahead) are lost to the weights and stay counted, so the
+    proven epsilon is that of a training without a crash. Only this callback resumes the run: another
+    `fit` begins a new one.
 
-    A run whose state is left in the folder goes on from there only: another `fit`, without this
-    callback, begins a new run.
-
-    Ctrl-C and SIGTERM let the step end; the state is written, and one line says what was spent. A
+    Ctrl-C and SIGTERM let the step end and write the state; the exception's notes say what was spent. A
     second Ctrl-C ends at once.
 
-    Other callbacks hear only of steps that are taken: after a restart, the first step of the epoch that
-    they hear of has a later number. What they kept themselves (the patience of `EarlyStopping`), and
-    the metrics of the epoch so far, begin anew. The history has the epochs of earlier processes, too,
-    but for one whose end was lost; `history.epoch` names them. When `fit` has ended, the folder is
-    removed: save the model then, or pass `delete_checkpoint=False`, and `fit` of a restarted program
-    gives the trained weights.
+    Other callbacks see only steps that are taken: after a restart, the first step of the epoch has a
+    later number. Their own state (the patience of `EarlyStopping`) and the metrics of the epoch begin
+    anew. The history has the epochs of earlier processes, but for one whose end was lost;
+    `history.epoch` names them. When `fit` has ended, the folder is removed: save the model then, or
+    pass `delete_checkpoint=False`, and `fit` of a restarted program gives the trained weights.
 
-    The folder is a secret: it holds un-noised values of some mechanisms. Only its owner may enter it.
-    Do not copy it: two trainings that go on from one state cost more than their ledgers say.
+    The folder is a secret: it holds un-noised values of some mechanisms. Do not copy it: two trainings
+    from one state cost more than their ledgers say.
 
     Args:
         backup_dir: the folder, one for each call of `fit`.
         save_freq: None saves the state every `seconds`; "epoch" after each epoch; an integer
             after so many steps.
-        seconds: time between two states, at least 0; it is longer where a state takes more than half
-            a hundredth of it from the training, or writing it beside the training takes a hundredth.
+        seconds: time between two states, at least 0; longer where writing a state, beside the
+            training, would take more than a hundredth of it.
         delete_checkpoint: whether the folder is removed when `fit` has ended.
-        delta: that of the epsilon which an interruption states, in (0, 1); None takes that of the
-            model's budget, and states the number of steps alone where there is none.
+        delta: that of the epsilon in the notes of an interruption, in (0, 1); None takes that of the
+            model's budget, and without one no epsilon is noted.
         adjacency: that of this epsilon; None takes that of the budget, or "zero_out".
 
     Attributes:
-        restarts: how often the training went on from a state, in all processes.
-        lost_steps: how many steps were counted and are not in the weights, in all processes.
-        earlier_seconds: the time of the training in earlier processes, up to their last states.
+        restarts: how often the training was resumed, in all processes.
+        lost_steps: number of steps that are counted and not in the weights, in all processes.
+        earlier_seconds: time of the training in earlier processes, up to their last states.
+        planned_steps: number of steps of a training that several calls of `fit` make; None otherwise.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -110,215 +108,190 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._delete = delete_checkpoint
         self._delta = None if delta is None else check_delta(delta)
         self._adjacency = None if adjacency is None else check_adjacency(adjacency)
-        self.restarts, self.lost_steps, self._total_steps = 0, 0, None
-        self._earlier, self._old_history, self._own_run = {}, None, None
+        self.planned_steps: int | None = None
+        self.restarts, self.lost_steps, self.earlier_seconds = 0, 0, 0.0
         # Number of steps of the longest whole epoch of earlier processes; None before one has ended.
         self.longest_epoch: int | None = None
-        self._training_id, self._memory = None, None
-        self.earlier_seconds, self._since_first = 0.0, None
-        self._folder = BackupFolder(backup_dir)
-        self._worker, self._pending = None, None
-        self._place, self._behind = Place(0), 0
-        self._run_id, self._reserved = None, 0
-        self._interruptions = Interruptions()
-        # Seconds that a state takes from the training, and that writing it takes beside the training.
-        self._since, self._steps_since, self._cost, self._writing = 0.0, 0, 0.0, 0.0
-        self._speed, self._reserving = None, 0.0  # steps in a second, seconds for a reservation
-        self._warned = False
+        self._epochs, self._first_attached = {}, None  # logs of all epochs that have ended
+        self._folder, self._interruptions = BackupFolder(backup_dir), Interruptions()
+        self._worker, self._pending, self._warned = None, None, False
+        self._account, self._session, self._state_run, self._own_run = None, None, None, None
+        self._unwritten = None  # the last state of a fit that could not be written
+        # Place of the next step; steps of its epoch that are passed by; steps of the run before it.
+        self._place, self._behind, self._taken = Place(0), 0, 0
+        self._reserved, self._reserved_at, self._reserved_after = 0, 0.0, 0
+        self._saved_at, self._saved_after = 0.0, 0
+        self._writing, self._reserving = 0.0, 0.0  # seconds of writing a state, and a reservation
 
     # -- what `fit` calls ------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def attached(self, model, feed: Feed, epoch: int, epochs: int):
-        """Context of one fit, which gives the place where the training begins or goes on.
+    def attached(self, model, account: Account, feed: Feed, epoch: int, epochs: int):
+        """Context of one fit, which gives the place where the training begins or resumes.
 
         Args:
             model: a private model that is compiled and built.
+            account: the account of its weights.
             feed: what the fit draws from.
             epoch: the first epoch of a training from its beginning.
             epochs: the epoch before which it ends.
         """
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        self._length, self._fingerprint = feed.steps, fingerprint_of(feed)
-        self._old_history = getattr(model, "history", None)
-        self._folder.enter()
-        try:
-            found = self._last_state()
-            if self._since_first is None:
-                self._since_first = time.monotonic()
-            if found is None:
-                order = feed.plan.lots.new_order() if needs_order(feed) else None
-                self._place = Place(epoch, order=order)
-                self.restarts, self.lost_steps, self._earlier = 0, 0, {}
-                self.longest_epoch = None
-            else:
-                self._place = self._go_on(model, feed, *found)
-                if found[0]["told"]["ended"] == epochs:  # perhaps early; it has ended all the same
-                    self._place = dataclasses.replace(self._place, epoch=epochs, step=0)
-            self._epochs, self._ended = epochs, None
+        self._first_attached = self._first_attached or time.monotonic()
+        self._account, self._session, self._ended = account, None, None
+        self._setup, self._length, self._last_epoch = setup_of(model, feed), feed.steps, epochs
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._detach, model.optimizer)
+            self._folder.enter()
+            stack.callback(self._folder.leave)
+            self._place = self._resumed(model, feed, epoch)
             self._behind = self._place.step
-            self._run_id, self._reserved, self._speed, self._cleared = None, 0, None, False
-            self._worker = concurrent.futures.ThreadPoolExecutor(1, "tfdp backup")
+            worker = concurrent.futures.ThreadPoolExecutor(1, "tfdp backup")
+            self._worker = stack.enter_context(worker)
+            stack.push(self._give_back)
             with self._interruptions:
                 yield self._place
-                self._end(model)
-        except BaseException:
-            self._give_back(model)
-            raise
-        finally:
-            model.optimizer.go_on_with(None)
-            try:
-                self._wait()
-                if self._folder.holds_state:
-                    # Whoever reads the state goes on with the run, so nobody else may.
-                    model._account.close_session()
-            finally:
-                if self._worker is not None:
-                    self._worker.shutdown()
-                    self._worker = None
-                self._folder.leave()
+                self._end()
 
-    def belong_to(self, training_id: str, total_steps: int | None = None) -> None:
-        """Sets whose states these are: those of another training are refused.
-
-        Args:
-            training_id: a text that is the same in every process of a training.
-            total_steps: the number of steps that an interruption names, where several calls of `fit`
-                make one training; None names that of the run as it is planned so far.
-        """
-        self._training_id, self._total_steps = training_id, total_steps
-
-    def _last_state(self):
-        """The state on the disk, or a later one that could not be written there."""
-        found, memory = self._folder.read(), self._memory
-        self._memory = None
-        if found is None or memory is None or memory[0]["run_id"] != found[0]["run_id"]:
-            return found
-        return memory if memory[0]["steps"] >= found[0]["steps"] else found
-
-    def _go_on(self, model, feed, about, arrays) -> Place:
-        if about["told"]["training_id"] != self._training_id:
-            raise BackupError(
-                f"Expected the state of this training in {self._folder.path}. Found that of another "
-                "one: somebody has moved it. Put it back."
-            )
-        reserved = self._folder.reserved(about["run_id"])
-        place = give_state(model, feed, about, arrays, reserved, self._fingerprint)
-        taken = model.privacy.ledger.taken(about["run_id"])
-        told = about["told"]
-        # A second fit of one process goes on, too, and that is no restart.
-        if about["run_id"] != self._own_run:
-            self.restarts, self.earlier_seconds = told["restarts"] + 1, told["seconds"]
-        lost = taken - about["steps"]
-        self.lost_steps = told["lost_steps"] + lost
-        self._earlier = {int(epoch): logs for epoch, logs in told["epochs"]}
-        self.longest_epoch = told["longest_epoch"]
+    def _resumed(self, model, feed, epoch) -> Place:
+        """The place where the training begins, after the state was put into the model."""
+        found, unwritten = self._folder.read(), self._unwritten
+        self._unwritten = None
+        if found is None:
+            self.restarts, self.lost_steps, self._epochs = 0, 0, {}
+            self.longest_epoch, self._state_run = None, None
+            order = feed.plan.lots.new_order() if needs_order(feed) else None
+            return Place(epoch, order=order)
+        about, arrays, self._reserved = found
+        # What this process could not write is later, unless another process has trained since.
+        same = unwritten is not None and unwritten[0]["run_id"] == about["run_id"]
+        if same and unwritten[0]["steps"] == self._reserved:
+            about, arrays = unwritten
+        notes, self._state_run = about["notes"], about["run_id"]
+        place, lost = give_state(model, self._account, self._setup, about, arrays, self._reserved)
+        # A second fit of one process resumes the run, too, and that is no restart.
+        if self._state_run != self._own_run:
+            self.restarts, self.earlier_seconds = notes["restarts"] + 1, notes["seconds"]
+        self.lost_steps, self.longest_epoch = notes["lost_steps"] + lost, notes["longest_epoch"]
+        self._epochs = {int(epoch): logs for epoch, logs in notes["epochs"]}
         if lost:
             logging.warning(
-                "The training in %s goes on after step %s. The last %s of them may have been begun "
+                "The training in %s resumes after step %s. The last %s of them may have been begun "
                 "after its last state: they are counted, and lost to the weights.",
-                self._folder.path, f"{taken:,}", f"{lost:,}",
+                self._folder.path, f"{about['steps'] + lost:,}", f"{lost:,}",
             )  # fmt: skip
+        if notes["ended"] == self._last_epoch:  # perhaps early; it has ended all the same
+            place = dataclasses.replace(place, epoch=self._last_epoch, step=0)
         return place
 
     @property
     def earlier_epochs(self) -> dict:
-        """The logs of the epochs that ended before the training went on, by number."""
-        return dict(self._earlier)
+        """The logs of the epochs that have ended, those of earlier processes included, by number."""
+        return dict(self._epochs)
 
     def note_epoch(self, epoch: int, logs: dict) -> None:
-        """Notes logs of an earlier epoch whose end was lost; what it has not is NaN."""
-        names = {name for each in self._earlier.values() for name in each}
-        self._earlier[epoch] = {name: math.nan for name in names} | logs
-        self._earlier = dict(sorted(self._earlier.items()))
+        """Notes logs of an earlier epoch whose end was lost; unknown values are NaN."""
+        names = {name for each in self._epochs.values() for name in each}
+        self._epochs[epoch] = {name: math.nan for name in names} | logs
+        self._epochs = dict(sorted(self._epochs.items()))
 
     def with_earlier_epochs(self, history):
-        """Returns the history of a fit, with the epochs that ended before the training went on.
+        """Returns the history of a fit, with the epochs that ended before the training resumed.
 
-        What nobody knows of an earlier epoch any more is NaN.
+        Unknown values of an earlier epoch are NaN.
         """
-        earlier = list(self._earlier.values())
-        names = dict.fromkeys(name for logs in (*earlier, history.history) for name in logs)
-        history.epoch = [*self._earlier, *history.epoch]
+        earlier = {e: logs for e, logs in self._epochs.items() if e not in history.epoch}
+        names = dict.fromkeys(n for logs in (*earlier.values(), history.history) for n in logs)
+        history.epoch = [*earlier, *history.epoch]
         history.history = {
-            name: [logs.get(name, math.nan) for logs in earlier] + history.history.get(name, [])
+            name: [logs.get(name, math.nan) for logs in earlier.values()]
+            + history.history.get(name, [])
             for name in names
         }
         return history
 
     @property
     def behind(self) -> int:
-        """Number of steps of the running epoch that lie behind it and are not taken again."""
+        """Number of steps of the running epoch that were taken before, and are passed by."""
         return self._behind
 
     def pass_by(self, steps: int) -> None:
         """Notes that so many steps of the epoch were passed by."""
         self._behind -= steps
 
-    def before(self, session, steps: int) -> None:
-        """Reserves steps on the disk before they begin.
+    def begin(self, session) -> None:
+        """Writes the first state of a session, before any of its steps is authorized.
+
+        So a run has a state before its first reservation, and the state has the key of the session.
 
         Args:
             session: the open session.
-            steps: number of steps of the next execution.
         """
-        if session.run_id != self._run_id:
-            # The state of a run has no more steps than the run has reserved.
-            self._folder.reserve(session.run_id, session.taken, opening=True)
-            self._run_id, self._reserved = session.run_id, session.taken
-            goes_on_here, self._own_run = session.run_id == self._own_run, session.run_id
-            try:
-                self._save(wait=True)
-            except OSError:
-                # The state before it is that of an earlier fit of this process, and serves, unless it
-                # has another key than the noise of the next steps.
-                if not goes_on_here or "key" in self.model.optimizer.secret_state():
-                    raise
-                with self._warned_of_failure():
-                    raise
-        self._begun = steps
-        needed = session.taken + steps
-        if needed > self._reserved:
-            seconds = max(_AHEAD, self._reserving / _SHARE)
-            ahead = 1 if self._speed is None else math.ceil(seconds * self._speed)
-            if isinstance(self._save_freq, int):
-                ahead = min(ahead, self._save_freq)  # who wants states often wants to lose little
-            ahead = max(needed, min(session.taken + ahead, session.taken + _MOST_AHEAD))
-            ahead = int(min(ahead, max(needed, min(session.run.steps, session.limit))))
-            started = time.monotonic()
-            self._folder.reserve(session.run_id, ahead)
-            self._reserving = time.monotonic() - started
-            self._reserved = ahead
-
-    def _end(self, model):
-        """After a fit, when all callbacks have heard of its end: they may still change the weights."""
-        if self._delete and self._interruptions.number is None:
-            self._wait()
-            self._folder.clear()
-            self._cleared = True
+        if session is self._session:
             return
-        if self._run_id is not None:
-            self._ended = self._epochs
-            with self._warned_of_failure():
-                self._memory = self._state()
-                self._save(wait=True)
-                self._memory = None
-        self._give_back(model)
+        self._taken = session.taken
+        if session.run_id != self._state_run:
+            self._save_now(self._state(), session.taken)
+            self._reserved = session.taken
+        else:
+            # The state that is there serves as well, unless later noise depends on the key.
+            serves = "key" not in self.model.optimizer.secret_state()
+            with self._warned_of_failure(serves):
+                self._save_now(self._state())
+        self._session, self._state_run, self._own_run = session, session.run_id, session.run_id
+        self._reserved_at, self._reserved_after = time.monotonic(), session.taken
+
+    def reserve(self) -> None:
+        """Reserves the authorized steps of the session on the disk, before they begin."""
+        session, before, now = self._session, self._taken, time.monotonic()
+        if session.taken <= self._reserved:
+            return
+        passed = max(now - self._reserved_at, 1e-6)
+        speed = (before - self._reserved_after) / passed
+        ahead = math.ceil(speed * max(_AHEAD, self._reserving / _SHARE))
+        if isinstance(self._save_freq, int):
+            ahead = min(ahead, self._save_freq)  # who wants states often wants to lose little
+        last = min(session.run.steps, session.limit)
+        self._reserved = int(max(session.taken, min(before + ahead, last)))
+        self._folder.reserve(self._reserved)
+        self._reserved_at, self._reserved_after = time.monotonic(), before
+        self._reserving = self._reserved_at - now
+
+    def _end(self):
+        """After a fit, when all callbacks have heard of its end: they may still change the weights."""
+        if self._session is not None:
+            self._ended = self._last_epoch
         if self._interruptions.number is not None:
             self._stop()  # with the last step, or after it
+        elif self._delete:
+            self._wait()
+            self._folder.clear()
+        elif self._session is not None:
+            self._unwritten = self._state()
+            with self._warned_of_failure():
+                self._save_now(self._unwritten)
+                self._unwritten = None
 
-    def _give_back(self, model):
-        """Gives back steps that were reserved and not begun, where an exception ends the training."""
-        session = model._session
-        if session is not None and session.run_id == self._run_id:
+    def _detach(self, optimizer):
+        optimizer.go_on_with(None)
+        if self._folder.holds_state:
+            self._account.close_session()  # the run is resumed from the state, and nowhere else
+        self._account = None
+
+    def _give_back(self, *_):
+        """Gives back steps that were reserved and not begun."""
+        self._wait()
+        if not self._folder.holds_state:
+            return
+        if self._session is not None and self._session.taken < self._reserved:
             with contextlib.suppress(OSError):  # then they stay counted
-                self._folder.reserve(session.run_id, session.taken)
+                self._folder.reserve(self._session.taken)
 
     # -- hooks -----------------------------------------------------------------------------------
 
     def on_train_begin(self, logs=None):
-        if self._worker is None:
+        if self._account is None:
             raise ValueError(
                 "BackupAndRestore keeps the ledger of a private model. Expected a model of "
                 f"tfdp.make_private. Received: {type(self.model).__name__}. For other models there is "
@@ -327,26 +300,24 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch != self._place.epoch:
-            # What the data of the epoch before were too short for lies behind in this one.
+            # Steps that the data of the epoch before were too short for are passed by in this one.
             self._place = dataclasses.replace(self._place, epoch=epoch, step=self._behind)
-        self._steps_since, self._since = 0, time.monotonic()
         # Not at the end of an epoch, where callbacks may show averages in place of the weights.
-        if self._save_freq == "epoch" and self._run_id is not None:
-            self._save()
-
-    def on_train_batch_end(self, batch, logs=None):
-        steps, self._begun = self._begun, 0
-        if not steps:
-            return  # a step that lay behind
-        place = self._place
-        self._place = dataclasses.replace(place, step=place.step + steps, taken=place.taken + steps)
-        self._measure(steps)
-        if self._is_due():
+        if self._save_freq == "epoch" and self._session is not None:
             self._save()
 
     def on_train_batch_begin(self, batch, logs=None):
         if self._interruptions.number is not None:  # all callbacks have heard of the step before
             self._stop()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._session is None or self._session.taken == self._taken:
+            return  # a step that was passed by
+        place, steps = self._place, self._session.taken - self._taken
+        self._taken += steps
+        self._place = dataclasses.replace(place, step=place.step + steps, taken=place.taken + steps)
+        if self._is_due():
+            self._save()
 
     def on_test_begin(self, logs=None):
         if self._interruptions.number is not None:
@@ -354,74 +325,52 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=self._behind)
+        self._epochs[epoch] = {} if logs is None else logs  # later callbacks may add to it
 
     # -- saving ----------------------------------------------------------------------------------
-
-    _begun = 0
-
-    def _measure(self, steps):
-        now = time.monotonic()
-        self._steps_since += steps
-        if self._steps_since > steps and now > self._since:  # not the first one, which is traced
-            self._speed = self._steps_since / (now - self._since)
 
     def _is_due(self):
         if self._save_freq == "epoch":
             return False
         if self._save_freq is not None:
-            self._steps_unsaved += 1
-            return self._steps_unsaved >= self._save_freq
-        least = max(self._seconds, self._cost / _SHARE, self._writing / (2 * _SHARE))
+            return self._taken - self._saved_after >= self._save_freq
+        least = max(self._seconds, self._writing / _SHARE)
         return time.monotonic() - self._saved_at >= least
 
-    _saved_at, _steps_unsaved = -math.inf, 0
-
-    def _save(self, wait: bool = False):
-        """Writes the state, in a thread of its own unless `wait`; a later state waits for it."""
+    def _save(self):
+        """Writes the state in a thread of its own; a state by time does not wait for an earlier one."""
         busy = self._pending is not None and not self._pending.done()
-        if busy and not wait and self._save_freq is None:
+        if busy and self._save_freq is None:
             return  # with the next step
         self._wait()
-        started = time.monotonic()
-        state = self._state()
-        if wait:
-            self._folder.write(*state)
-        else:
-            self._pending = self._worker.submit(self._write, *state)
-        self._saved_at, self._steps_unsaved = time.monotonic(), 0
-        self._cost = self._saved_at - started
+        self._pending = self._worker.submit(self._write, *self._state())
+        self._saved_at, self._saved_after = time.monotonic(), self._taken
 
-    def _write(self, about, arrays):
+    def _save_now(self, state, reserved: int | None = None):
+        self._wait()
+        self._write(*state, reserved)
+        self._saved_at, self._saved_after = time.monotonic(), self._taken
+
+    def _write(self, about, arrays, reserved=None):
         started = time.monotonic()
-        self._folder.write(about, arrays)
+        self._folder.write(about, arrays, reserved)
         self._writing = time.monotonic() - started
 
     def _state(self):
-        return take_state(
-            self.model,
-            self.model._session,
-            self._place,
-            self._length,
-            self._fingerprint,
-            self._told(),
-        )
-
-    def _told(self) -> dict:
-        """What a later process tells of this one."""
-        history, epochs = getattr(self.model, "history", None), dict(self._earlier)
-        if history is not None and history is not self._old_history:
-            for i, epoch in enumerate(history.epoch):
-                logs = {name: v[i] for name, v in history.history.items() if len(v) > i}
-                epochs[epoch] = {name: np.asarray(value).tolist() for name, value in logs.items()}
-        return {
+        """The present state, with what a later process tells of this one."""
+        epochs = [
+            (epoch, {name: np.asarray(value).tolist() for name, value in logs.items()})
+            for epoch, logs in self._epochs.items()
+        ]
+        notes = {
             "restarts": self.restarts,
             "lost_steps": self.lost_steps,
-            "training_id": self._training_id,
             "ended": self._ended,
             "longest_epoch": self.longest_epoch,
-            "seconds": self.earlier_seconds + time.monotonic() - self._since_first,
-            "epochs": list(epochs.items()),
+            "seconds": self.earlier_seconds + time.monotonic() - self._first_attached,
+            "epochs": epochs,
         }
+        return take_state(self.model, self._account, self._setup, self._length, self._place, notes)
 
     def _wait(self):
         pending, self._pending = self._pending, None
@@ -430,10 +379,13 @@ class BackupAndRestore(keras.callbacks.Callback):
                 pending.result()
 
     @contextlib.contextmanager
-    def _warned_of_failure(self):
+    def _warned_of_failure(self, serves: bool = True):
+        """Context in which a state is written; its failure is an error if no earlier state serves."""
         try:
             yield
         except OSError as error:
+            if not serves:
+                raise
             if not self._warned:
                 logging.warning(
                     "The state of the training could not be written to %s: %s. The training goes on; "
@@ -444,93 +396,55 @@ class BackupAndRestore(keras.callbacks.Callback):
     # -- signals ---------------------------------------------------------------------------------
 
     def _stop(self):
-        session = self.model._session
-        if self._cleared or session is None or session.run_id != self._run_id:
-            self._interruptions.end()  # before the first step, or after the last state
-        total = self._total_steps or session.run.steps
-        spent = f"Stopped after step {session.taken:,} of {total:,}{self._epsilon()}."
+        session = self._session
+        if session is None:
+            self._interruptions.end()  # before the first step
+        notes = self._spent()
         try:
-            self._save(wait=True)
-            # Steps that were reserved and not begun are given back.
-            self._folder.reserve(session.run_id, session.taken)
-            where = f"The state is in {self._folder.path}: the same program goes on from there."
+            self._save_now(self._state())
+            notes.append(
+                f"The state is in {self._folder.path}: the same program resumes from there."
+            )
         except OSError as error:
-            where = f"The last state could not be written: {error}. The one before it is kept."
-        self._interruptions.end(spent, where)
+            notes.append(
+                f"The last state could not be written: {error}. The one before it is kept."
+            )
+        self._interruptions.end(*notes)
 
-    def _epsilon(self) -> str:
-        """The proven epsilon of what was spent, in words; nothing where no delta is known."""
-        privacy = self.model.privacy
-        budget = privacy.budget
+    def _spent(self) -> list[str]:
+        """What was spent, if the training is resumed and if it is not."""
+        taken, planned = self._session.taken, self.planned_steps
+        if planned is None and self._length is not None:
+            planned = self._session.run.steps
+        of = "" if planned is None else f" of {planned:,}"
+        notes = [f"Stopped after step {taken:,}{of}{self._epsilon(0)}."]
+        if taken != planned:
+            cost = "" if planned is None else self._epsilon(planned - taken)
+            notes.append(f"All planned steps count if the training is never resumed{cost}.")
+        return notes
+
+    def _epsilon(self, more: int) -> str:
+        """The proven epsilon with further steps, in words; nothing where no delta is known."""
+        ledger = self._session.planned_ledger(more)
+        budget = ledger.budget
         if self._delta is None and budget is None:
             return ""
+        delta = budget.delta if self._delta is None else self._delta
         usual = "zero_out" if budget is None else budget.adjacency
-        spent = privacy.spent(self._delta, adjacency=self._adjacency or usual)
+        spent = proven_composition(ledger.runs, delta, self._adjacency or usual)
         return (
-            f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {spent.delta:g}, adjacency "
+            f" (proven epsilon {format_epsilon(spent.epsilon)} at delta {delta:g}, adjacency "
             f"{spent.adjacency})"
         )
 
 
-class _Passing(keras.callbacks.CallbackList):
-    """Callbacks that hear nothing of steps that lie behind, which have no logs.
-
-    Of an epoch whose steps all lie behind they hear the beginning only.
-    """
-
-    _quiet = _took_steps = False
-
-    def __init__(self, callbacks, backup, **params):
-        self._backup = backup
-        super().__init__(callbacks, **params)
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._took_steps = False
-        super().on_epoch_begin(epoch, logs)
-
-    def on_epoch_end(self, epoch, logs=None):
-        if self._took_steps:
-            super().on_epoch_end(epoch, logs)
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self._quiet = 0 < self.model._privacy.training.next_steps <= self._backup.behind
-        if not self._quiet:
-            super().on_train_batch_begin(batch, logs)
-
-    def on_train_batch_end(self, batch, logs=None):
-        if not self._quiet:
-            self._took_steps = True
-            super().on_train_batch_end(batch, logs)
-
-
-def past_steps_behind(callbacks, model, backup, place: Place, **params):
-    """The callbacks of a fit that begins at a place, which hear only of steps that are taken.
-
-    Args:
-        callbacks: a list of callbacks, or a `CallbackList`.
-        model: a private model.
-        backup: the backup among the callbacks, which gave the place.
-        place: the place.
-        **params: what Keras tells callbacks.
-    """
-    if not place.step:
-        return callbacks
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return _Passing(callbacks.callbacks, backup, model=model, **callbacks.params)
-    progress = params["verbose"] != 0
-    return _Passing(
-        callbacks, backup, add_history=True, add_progbar=progress, model=model, **params
-    )
-
-
-@contextlib.contextmanager
-def kept_safe(backup: BackupAndRestore | None, model, feed: Feed, epoch: int, epochs: int):
+def kept_safe(
+    backup: BackupAndRestore | None, model, account: Account, feed: Feed, epoch: int, epochs: int
+):
     """Context of one fit, which gives the place where it begins; see `BackupAndRestore.attached`."""
     if backup is None:
-        yield Place(epoch)
-        return
-    with backup.attached(model, feed, epoch, epochs) as place:
-        yield place
+        return contextlib.nullcontext(Place(epoch))
+    return backup.attached(model, account, feed, epoch, epochs)
 
 
 def backup_among(callbacks) -> BackupAndRestore | None:

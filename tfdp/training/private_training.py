@@ -21,7 +21,7 @@ from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Plan
 from tfdp.training.accounted_weights import checked_callbacks
-from tfdp.training.backup import backup_among, kept_safe, past_steps_behind
+from tfdp.training.backup import backup_among, kept_safe
 from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.checks import (
@@ -34,6 +34,7 @@ from tfdp.training.early_ends import warn_of_early_ends
 from tfdp.training.feeding import Feeder, check_targets, placed
 from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
+from tfdp.training.passed_steps import past_steps_behind
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
 from tfdp.training.steering import names_of_metrics
 from tfdp.training.step import frozen_step, private_step
@@ -188,15 +189,21 @@ class PrivateTraining(SavedWithLedger):
         build_for_lots(self, feed.dataset)
         backup = backup_among(callbacks)
         callbacks = checked_callbacks(self, callbacks, names_of_metrics(self))
-        with kept_safe(backup, self, feed, initial_epoch, epochs) as place:
+        with kept_safe(backup, self, self._account, feed, initial_epoch, epochs) as place:
             feed = placed(feed, place, self.optimizer.next_turn)
             plan = feed.planned(epochs - place.epoch, place.step)
             warn_of_early_ends(self, callbacks, plan, self._account.start)
-            callbacks = past_steps_behind(
-                callbacks, self, backup, place, verbose=verbose, epochs=epochs, steps=feed.steps
-            )
             arguments = dict(epochs=epochs - place.epoch, place=place, backup=backup)
             with self._training(plan, feed, **arguments) as training:
+                callbacks = past_steps_behind(
+                    callbacks,
+                    self,
+                    backup,
+                    training,
+                    verbose=verbose,
+                    epochs=epochs,
+                    steps=feed.steps,
+                )
                 history = past_preparation(self, PrivateTraining, "fit")(
                     feed.dataset if feed.adapter is None else feed.adapter,
                     shuffle=False,  # the lots are drawn already

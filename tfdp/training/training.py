@@ -116,6 +116,7 @@ class Training:
         left = self.left()
         if left:
             self._open(0)  # a resumed training may have taken no step yet
+        if left and self._session is not None:
             self._account.end_early(left)
 
     # -- its steps -------------------------------------------------------------------------------
@@ -141,10 +142,12 @@ class Training:
         self.passed_by = False
         self._open(steps)
         if self._session is not None:
+            if self._backup is not None:
+                self._backup.begin(self._session)
             allowed = self._session.authorize(steps)
             self._was_cut, steps = allowed < steps, allowed
             if self._backup is not None:
-                self._backup.before(self._session, steps)
+                self._backup.reserve()
         # Data of unknown length may end after any step, whose logs would be lost in a longer execution.
         unknown = self.feed is not None and self.feed.steps is None
         logs = {}
@@ -167,8 +170,8 @@ class Training:
     def _open(self, steps):
         session = self._session
         if not self._is_open:
+            self._is_open = True  # once, even if it fails
             self._session = open_session(self._model, self._account, self._plan)
-            self._is_open = True
             self._before = 0 if self._session is None else self._session.taken
         elif (
             session is not None
