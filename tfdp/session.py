@@ -371,10 +371,12 @@ class Session:
                 f"This training was planned for {self.limit:g} steps, and {taken}. Start further steps "
                 "with fit() or train_on_batch(), so that they are accounted."
             )
+        spent = sum(run.steps for run in self.earlier())
+        earlier = f", after {spent} steps of earlier runs on these weights" if spent else ""
         return (
             f"The privacy budget is exhausted: {self._budget.kind} epsilon {self._budget.epsilon:g} "
             f"at delta {self._budget.delta:g} ({self._budget.adjacency}) allows {self.limit:g} steps "
-            f"of this training, and {taken}. Stop here, or start with more noise."
+            f"of this training{earlier}, and {taken}. Stop here, or start with more noise."
         )
 
 

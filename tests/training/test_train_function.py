@@ -93,6 +93,29 @@ def test_one_batch_is_one_step_whatever_an_execution_is():
     assert left - model.privacy.steps_left == 1 and steps(model) == 3
 
 
+@pytest.mark.parametrize("compiled", [{"run_eagerly": False}, {"steps_per_execution": 3}])
+def test_data_of_unknown_length_leave_no_step_behind(compiled):
+    """The data end after the step's other inputs are there."""
+    compiled = {"run_eagerly": False} | compiled
+    lots = tf.data.Dataset.from_tensor_slices(data(8)).batch(4).filter(lambda *_: True)
+    model = small(compiled=compiled)
+    model.fit(lots, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations) == steps(model) == 4
+    assert model.privacy.spent(1e-5).epsilon < np.inf
+
+
+def test_a_step_that_fails_counts_nothing():
+    model = small(compiled={"run_eagerly": False})
+    x, y = data(8)
+    model.train_on_batch(x, y)
+    before = weights(model)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        model.train_on_batch(x, y[:7])
+    np.testing.assert_array_equal(weights(model), before)
+    assert int(model.optimizer.iterations) == steps(model) == 1
+    model.train_on_batch(x, y)
+
+
 # -- several replicas --------------------------------------------------------------------------------
 
 REPLICAS = """

@@ -7,7 +7,7 @@ shapes and dtypes of the data are used, and these are public.
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import build_symbolically
+from tfdp._compat.keras import build_symbolically, layers_of
 
 
 def build_for_lots(model, dataset: tf.data.Dataset) -> None:
@@ -17,7 +17,9 @@ def build_for_lots(model, dataset: tf.data.Dataset) -> None:
 
 
 def build_for(model, x) -> None:
-    """Builds a model for inputs of a given structure; does nothing if it is built.
+    """Builds a model for inputs of a given structure; does nothing if all of it is built.
+
+    `build` of a subclass without a method of that name leaves its layers without weights.
 
     Args:
         model: a compiled Keras model.
@@ -26,7 +28,7 @@ def build_for(model, x) -> None:
     Raises:
         ValueError: the model cannot be called on such inputs symbolically.
     """
-    if model.built:
+    if model.built and all(layer.built for layer in layers_of(model)):
         return
     inputs = keras.tree.map_structure(_symbolic, x)
     try:

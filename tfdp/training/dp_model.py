@@ -150,6 +150,14 @@ def _with_private_class(model):
     return model
 
 
+def _not_called(self, plain_model):
+    """Constructor of the classes of `make_private`, whose models were made before by the plain class.
+
+    Keras' `clone_model` sees from its arguments that clones are of the plain class, as for Sequential.
+    """
+    raise TypeError("Models of this class are made by tfdp.make_private(model).")
+
+
 @functools.cache
 def _private_class(base: type) -> type:
     """A private subclass of `base` with its name, which is part of the names in files of weights."""
@@ -158,6 +166,7 @@ def _private_class(base: type) -> type:
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
         "_tfdp_base": base,
+        "__init__": _not_called,
     }
     if hasattr(base, "save_to_preset"):
         members["save_to_preset"] = save_to_preset

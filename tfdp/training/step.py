@@ -63,10 +63,12 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         sums = tf.distribute.get_replica_context().all_reduce("SUM", lot.sums)
         lot = dataclasses.replace(lot, sums=sums)
     penalty = forward.penalty()
+    # Nothing changes before the sum is there: data that have ended, or a failure, leave all as it was.
     with tf.control_dependencies(lot.sums):
-        session.begin_step()  # a step that fails before it, for want of data perhaps, is taken back
-    forward.advance(before, lot.state)
-    noise_scale = optimizer.update(lot, session, forward.variables, forward.regularization())
+        session.begin_step()
+        forward.advance(before, lot.state)
+        penalties = forward.regularization()
+        noise_scale = optimizer.update(lot, session, forward.variables, penalties)
     diagnostics.update(lot, tf.cast(noise_scale, tf.float32))
     figures = Figures(lot.losses, lot.output_losses, lot.outputs)
     return metrics.update(x, y, sample_weight, figures, penalty)
