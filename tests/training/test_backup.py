@@ -173,6 +173,15 @@ def test_a_seeded_training_goes_on_with_the_same_numbers(compiled, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("sampling", ["poisson", "cyclic"])
+def test_a_crash_before_the_second_state_takes_no_step_twice(sampling, tmp_path):
+    training = Training(tmp_path / "b", sampling=sampling, save_freq=None)
+    for step in (2, 5):
+        training.crash(step)
+    assert entries(training.run()) == [STEPS]
+    assert training.backup.lost_steps == 5
+
+
 def test_steps_that_are_lost_stay_counted(tmp_path):
     training = Training(tmp_path / "b", save_freq=2)
     about, reserved = training.kill(5)

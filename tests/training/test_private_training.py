@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import LOSS, data, fit, private, sgd, steps, weights
+from helpers import LOSS, data, fit, private, sgd, si_dpsgd, steps, weights
 from keras import layers
 
 import tfdp
@@ -61,13 +61,28 @@ def test_float16_is_refused():
         keras.config.set_dtype_policy("float32")
 
 
-def test_several_replicas_are_refused(monkeypatch):
+def test_several_replicas_are_refused_for_other_mechanisms(monkeypatch):
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
-        model = small()
+        model = small(si_dpsgd())
     monkeypatch.setattr(type(strategy), "num_replicas_in_sync", 2)
     with pytest.raises(NotImplementedError, match="replica"):
         train(model)
+
+
+def test_layers_that_build_left_without_weights_are_built_with_the_data():
+    class Inner(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = small(model=Inner())
+    model.build((None, 4))
+    train(model)
+    assert steps(model) == 2
 
 
 def test_a_train_step_of_its_own_is_refused():
