@@ -202,6 +202,14 @@ def test_the_budget_holds_within_an_execution_of_several_steps():
     assert steps(model) == 4  # the second execution has one step, not three
 
 
+def test_a_loop_hears_of_a_budget_that_cuts_its_last_execution():
+    model = small(budget=budget_for(4), compiled={"steps_per_execution": 3, "run_eagerly": False})
+    with pytest.raises(BudgetExhausted):
+        for _ in model.privacy.steps(make_lots("cyclic", *data(8), lot_size=8), steps_per_epoch=6):
+            pass
+    assert steps(model) == 4
+
+
 def test_a_budget_that_is_given_later_counts_what_was_spent():
     model, other = small(), small()
     whole(model, 3)

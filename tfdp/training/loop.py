@@ -58,7 +58,7 @@ def training_steps(
 
 
 def _steps(model, feed, epochs):
-    with model._training(feed.planned(epochs), feed, epochs=epochs):
+    with model._training(feed.planned(epochs), feed, epochs=epochs) as training:
         iterator = None
         for _ in range(epochs):
             if iterator is None or feed.steps_per_epoch is None:
@@ -74,6 +74,7 @@ def _steps(model, feed, epochs):
                         iterator = None  # the data ended before the epoch
                         break
                     yield keras.tree.map_structure(_number, logs)
+        training.end(stopped=False)
 
 
 def _executions(steps, several):
