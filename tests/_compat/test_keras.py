@@ -426,14 +426,6 @@ def test_normalizes_by_batch():
     assert not borrowed.normalizes_by_batch(layers.LayerNormalization())
 
 
-def test_compile_arguments():
-    model = _compiled()
-    assert borrowed.compile_arguments(model)["loss"] == "mse"
-    again = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
-    again.compile(**borrowed.compile_arguments(model))
-    assert again.loss == "mse"
-
-
 def test_watched_update():
     variable, seen = keras.Variable(1.0), []
     optimizer = keras.optimizers.SGD(1.0, clipvalue=0.5)

@@ -32,7 +32,7 @@ def test_the_steps_are_those_of_fit(compiled):
     assert all(isinstance(value, float) for each in logs for value in each.values())
 
 
-def test_only_steps_that_were_taken_are_spent():
+def test_a_loop_that_is_left_counts_its_plan_and_the_next_training_comes_on_top():
     model = small()
     loop(model)
     assert model.privacy.ledger.runs == []
@@ -43,10 +43,10 @@ def test_only_steps_that_were_taken_are_spent():
         if taken == 4:
             break
     (run,) = model.privacy.ledger.runs
-    assert (run.steps, run.sampling_name) == (4, "poisson")
+    assert (run.taken, run.steps, run.sampling_name) == (4, 3 * EPOCHS, "poisson")
     assert np.isfinite(model.privacy.spent(1e-3).epsilon)
     model.fit(X, Y, batch_size=L, verbose=0)  # the loop has ended
-    assert steps(model) == 7
+    assert steps(model) == 3 * EPOCHS + 3
 
 
 def test_the_step_beyond_the_budget_is_refused():
@@ -80,7 +80,7 @@ def test_a_model_that_the_loop_compiles_anew_is_another_training():
     with pytest.raises(RuntimeError, match="ledger entry"):
         next(begun)
     (run,) = model.privacy.ledger.runs
-    assert (run.steps, run.noise_multiplier) == (1, 1.0)
+    assert (run.taken, run.noise_multiplier) == (1, 1.0)
 
 
 def test_several_steps_in_one_execution_are_all_counted():

@@ -3,7 +3,7 @@
 Example:
     >>> import tfdp
     >>> source = tfdp.noise.NoiseSource(seed=0)  # without a seed the noise is secret
-    >>> (noise,) = tfdp.noise.NoiseFamily("laplace").sample(source, 2.0, [(10000,)])
+    >>> (noise,) = tfdp.noise.NoiseFamily("laplace").sample(source, 0, 2.0, [(10000,)])
     >>> print(f"{abs(noise.numpy()).mean():.1f}")  # the scale
     2.0
 """
