@@ -80,7 +80,7 @@ class Account:
             self.enter_unaccounted(_UNKNOWN_PLAN)
             left_out = 0
         session.end_early(left_out)
-        if session.ledger is not self._ledger:  # that of another account, which this one absorbed
+        if session.ledger is not self._ledger:  # another account's, which this account absorbed
             self._ledger.merge(session.ledger)
         return True
 

@@ -116,7 +116,9 @@ def test_fits_of_one_run_share_one_stream_of_noise_and_another_run_starts_afresh
     assert not accepts(np.concatenate([noise, other]), BANDED, 3.0)
 
 
-def test_a_step_that_was_counted_and_not_finished_ends_the_run(monkeypatch):
+@pytest.mark.parametrize(("planned", "counted"), [(3, 6), (1, 4)])
+def test_a_step_that_was_counted_and_not_finished_ends_the_run(planned, counted, monkeypatch):
+    """Even the last step of a plan: the memory of the noise has not taken it up."""
     model = private(matrix(), compiled={"run_eagerly": True})
     lots = make_lots("poisson", *data(24), lot_size=L)
     model.fit(lots, verbose=0)
@@ -127,9 +129,9 @@ def test_a_step_that_was_counted_and_not_finished_ends_the_run(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(NoiseSource, "gaussians", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            model.fit(lots, verbose=0)
+            model.fit(lots, steps_per_epoch=planned, verbose=0)
     model.fit(lots, verbose=0)
-    assert [run.steps for run in model.privacy.ledger.runs] == [6, 3]  # its plan, and another run
+    assert [run.steps for run in model.privacy.ledger.runs] == [counted, 3]
 
 
 # -- sensitivity ---------------------------------------------------------------------------------

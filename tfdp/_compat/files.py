@@ -43,7 +43,7 @@ def optimizer_in(store) -> dict[str, np.ndarray]:
 
     Args:
         store: the argument of `load_own_variables` of a model, which is another group's afterwards;
-            Keras looks up that of the next layer anew. For a model inside of the file's model, and
+            Keras looks up the next layer's group anew. For a model inside of the file's model, and
             without an optimizer, the result is empty.
     """
     if isinstance(store, dict) or store._h5_entry_path:

@@ -233,7 +233,8 @@ def _executed(run: Run) -> str:
         return _described(run)
     return (
         f"{_described(run)} {run.taken} of these planned {run.steps} steps were taken. All "
-        f"{run.steps} are counted, because the training ended early, which may depend on its results."
+        f"{run.steps} are counted, because results may have decided when to stop, or which weights to "
+        "keep."
     )
 
 

@@ -78,7 +78,7 @@ class _Lots:
             shape = [_LENGTH if size is None else size for size in spec.shape]
             if fractions and spec.dtype.is_floating:
                 return rng.uniform(0.1, 0.9, shape)
-            # One in three is a one, so that no mean is that of the other lot.
+            # A third of the entries are ones, so the means of the two lots differ.
             return (np.indices(shape).sum(0) % 3 == 1).astype(int)
 
         self._specs, self._numbers = specs, tf.nest.map_structure(numbers, specs)

@@ -4,7 +4,8 @@ Formal guarantees:
 
 * The key of a draw is (source key, draw number). The source key is 128 bits from the operating system,
   not from `keras.utils.set_random_seed`. Every session makes a source of its own, and numbers its draws
-  by its steps, which nothing rewinds. No file or copy holds a key, so a resumed run repeats no draw.
+  by its steps, which nothing rewinds. Only the secret state of a backup holds a key (for correlated
+  noise), and a resumed run draws from another one, unless a user chose a seed.
 * A draw is a function of its key alone, so replicas that draw it get the same noise.
 * Distinct draw numbers address distinct blocks of the Philox4x32-10 counter, and so do the pieces of
   one draw.

@@ -16,7 +16,7 @@ from tfdp.training.steering import list_of
 
 
 def warn_of_early_ends(model, callbacks, plan: Plan, start: str) -> None:
-    """Warns if a callback may end the training, and says what all planned steps will cost.
+    """Warns if there is an `EarlyStopping`, and says what all planned steps will cost.
 
     Args:
         model: a private model that is compiled and built.
@@ -24,7 +24,8 @@ def warn_of_early_ends(model, callbacks, plan: Plan, start: str) -> None:
         plan: how the steps are drawn, with their number.
         start: as in `accounting.Run`.
     """
-    names = [type(each).__name__ for each in list_of(callbacks) if _may_end(each)]
+    stopping = keras.callbacks.EarlyStopping
+    names = [type(each).__name__ for each in list_of(callbacks) if isinstance(each, stopping)]
     if not (names and plan.steps):
         return
     logging.warning(
@@ -35,10 +36,6 @@ def warn_of_early_ends(model, callbacks, plan: Plan, start: str) -> None:
         f"{plan.steps:,}",
         _cost(model, callbacks, plan, start),
     )
-
-
-def _may_end(callback) -> bool:
-    return isinstance(callback, keras.callbacks.EarlyStopping)
 
 
 def _cost(model, callbacks, plan, start) -> str:
