@@ -85,13 +85,10 @@ def _sentence(advice: Advice) -> str:
     ratio, lots = advice.final_noise_ratio_poisson, "Poisson lots"
     if ratio is None:
         ratio, lots = advice.final_noise_ratio, "the same lots"
-    same = f"at the same proven epsilon ({format_epsilon(advice.epsilon)}) and number of steps"
+    same = f"the same proven epsilon ({format_epsilon(advice.epsilon)}) and number of steps"
     if ratio is None:
-        return f"For comparison: DP-SGD with {lots} trains {same}."
-    carry = (
-        f"For comparison {same}: SI-DPSGD's final weights carry {ratio:.3g} times the noise of DP-SGD "
-        f"with {lots}."
-    )
+        return f"DP-SGD with {lots} can have {same}."
+    carry = f"At {same}, SI-DPSGD's final weights carry {ratio:.3g} times the noise of DP-SGD with {lots}."
     if not ratio > 1:
         return carry
     return (
