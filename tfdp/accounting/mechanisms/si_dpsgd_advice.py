@@ -88,7 +88,10 @@ def _sentence(advice: Advice) -> str:
     same = f"the same proven epsilon ({format_epsilon(advice.epsilon)}) and number of steps"
     if ratio is None:
         return f"DP-SGD with {lots} can have {same}."
-    carry = f"At {same}, SI-DPSGD's final weights carry {ratio:.3g} times the noise of DP-SGD with {lots}."
+    carry = (
+        f"At {same}, SI-DPSGD's final weights carry {ratio:.3g} times the noise of DP-SGD "
+        f"with {lots}."
+    )
     if not ratio > 1:
         return carry
     return (
