@@ -70,6 +70,11 @@ def losses_of_outputs(model, scope) -> tf.Tensor:
     return tf.stack(values) if values else tf.zeros([0])
 
 
+def has_own_compute_loss(model) -> bool:
+    """Whether a model does not compute its loss as `keras.Model` does."""
+    return type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
+
+
 def keeps_data(variable) -> str:
     """The message of the refusal of a variable that a pass assigns."""
     return (

@@ -1,6 +1,7 @@
 """Computes one bounded sum of gradients for a lot: chooses the engine and loops over chunks."""
 
 import dataclasses
+import functools
 import math
 import weakref
 
@@ -21,7 +22,7 @@ from tfdp.gradients.chunks import (
     works_in_sequence,
 )
 from tfdp.gradients.contract import BoundedSum, Engine, needs_whole_lots
-from tfdp.gradients.engines import exact, ghost, loop, lotwise
+from tfdp.gradients.engines import ghost, loop, lotwise, operations
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import UnsupportedModelError
 from tfdp.gradients.rules.per_example_gradient import expecting_rows
@@ -50,7 +51,10 @@ def choose_engine(name: str, model) -> Engine:
     if uses_batch_statistics(model) and name != "ghost":
         return lotwise.bounded_sum
     if name == "vectorized":
-        return exact.bounded_sum
+        return functools.partial(operations.bounded_sum, factors=False)
+    import os
+    if os.environ.get("OPS"):
+        return operations.bounded_sum
     if name == "loop":
         return loop.bounded_sum
     # "auto" finds out while it traces the step whether it has to take another engine.
@@ -71,7 +75,7 @@ def choose_engine(name: str, model) -> Engine:
                 return ghost.bounded_sum(*arguments)
             except (UnsupportedModelError, NotImplementedError) as error:
                 reason = str(error)
-        lot = exact.bounded_sum(*arguments)
+        lot = operations.bounded_sum(*arguments)
         _warn_of_exact(model, reason)  # only now: the exact engine may have refused the model, too
         return lot
 

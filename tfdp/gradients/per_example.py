@@ -3,9 +3,11 @@
 import keras
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import concrete_function
 from tfdp._validate import one_of
-from tfdp.gradients.engines import exact, loop
+from tfdp.gradients.engines import loop, operations
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.rules.sums import in_layout_of_variable
 from tfdp.gradients.targets import weighted, without_none
 
 METHODS = ("vectorized", "loop")
@@ -59,8 +61,13 @@ def per_example_gradients(
     x = tf.nest.map_structure(tf.convert_to_tensor, without_none(x))
     y, weight = weighted(y, sample_weight, tf.shape(tf.nest.flatten(x)[0])[0])
     y = tf.nest.map_structure(tf.convert_to_tensor, y)
-    engine = exact if method == "vectorized" else loop
-    return engine.per_example_gradients(forward, x, y, weight, tf.constant(0))[0]
+    engine = operations if method == "vectorized" else loop
+
+    def compute():
+        found, *_ = engine.per_example_gradients(forward, x, y, weight, tf.constant(0))
+        return [in_layout_of_variable(gradient) for gradient in found]
+
+    return concrete_function(tf.function(compute, autograph=False))()
 
 
 def per_example_gradient_norms(

@@ -13,9 +13,8 @@ from tfdp._compat.keras import (
     loss_arguments,
     set_keras_mask,
 )
-from tfdp.gradients.forward import losses_of_outputs
+from tfdp.gradients.forward import has_own_compute_loss, losses_of_outputs
 from tfdp.gradients.rules import UnsupportedModelError
-from tfdp.gradients.rules.recording import has_own_compute_loss
 from tfdp.gradients.targets import apart
 from tfdp.gradients.vectorizing import vectorized_map
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat import pfor_random, pfor_repairs
+from tfdp._compat import pfor_calls, pfor_random, pfor_repairs
 from tfdp._compat.keras import layers_of
 from tfdp._compat.tensorflow import operations_in_conversion
 
@@ -35,7 +35,11 @@ def vectorized_map(model, function: Callable, rows):
             raise
 
     try:
-        with pfor_repairs.repaired(), pfor_random.marking_own_seeds():
+        with (
+            pfor_repairs.repaired(),
+            pfor_random.marking_own_seeds(),
+            pfor_calls.calling_at_once(),
+        ):
             return tf.vectorized_map(noticed, rows, fallback_to_while_loop=False)
     except Exception as error:
         if raised:  # under XLA, TensorFlow wraps it in an error of its own

@@ -10,7 +10,6 @@ from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines.ending import bounded
 from tfdp.gradients.forward import Forward, losses_of_outputs
-from tfdp.gradients.rules.per_example_gradient import Instantiated
 from tfdp.gradients.vectorizing import vectorized_map
 
 
@@ -62,39 +61,6 @@ def over_rows(
     return (*found, new_state)
 
 
-def per_example_gradients(
-    forward: Forward, values: list, x, y, sample_weight, chunk, *, vectorized: bool
-):
-    """Returns the per-example gradients of the weighted loss.
-
-    Args:
-        forward, x, y, sample_weight, chunk, vectorized: as in `over_rows`.
-        values: the values of the trainable variables, as tensors.
-
-    Returns:
-        (gradients, losses, output_losses, outputs, state): gradients is a list of float32
-        [rows, *variable shape]; the others are as in `over_rows`.
-    """
-
-    def run(state, x, y, weight):
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(values)
-            y_pred, scope, new_state = forward.outputs(values, state, x)
-            loss = forward.loss(scope, x, y, y_pred)
-            weighted = loss * weight
-        gradients = tape.gradient(weighted, values, unconnected_gradients="zero")
-        gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
-        return gradients, loss, scope, y_pred, new_state
-
-    gradients, *others = over_rows(forward, run, x, y, sample_weight, chunk, vectorized=vectorized)
-    # The map may lose static shapes.
-    gradients = [
-        tf.ensure_shape(g, [sample_weight.shape[0], *v.shape])
-        for g, v in zip(gradients, forward.variables, strict=True)
-    ]
-    return (gradients, *others)
-
-
 def bounded_sum(
     gradients_of: Callable,
     forward: Forward,
@@ -105,7 +71,7 @@ def bounded_sum(
     chunk,
     microbatch_size: int = 1,
 ) -> BoundedSum:
-    """Computes the bounded sum of a chunk from written-out gradients; see `contract.Engine`.
+    """Computes the bounded sum of a chunk from per-example gradients; see `contract.Engine`.
 
     Args:
         gradients_of: `per_example_gradients` of an engine.
@@ -115,7 +81,7 @@ def bounded_sum(
         forward, x, y, sample_weight, chunk
     )
     return bounded(
-        [Instantiated(g) for g in gradients],
+        gradients,
         forward.variables,
         bound,
         sample_weight,

@@ -12,14 +12,32 @@ import tensorflow as tf
 
 from tfdp.gradients.engines import alone
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.rules.per_example_gradient import Instantiated
 
 
 def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
-    """Returns the per-example gradients of the weighted loss; see `alone.per_example_gradients`."""
+    """Returns the per-example gradients of the weighted loss, as `operations.per_example_gradients`."""
     values = [tf.convert_to_tensor(v) for v in forward.variables]
-    return alone.per_example_gradients(
-        forward, values, x, y, sample_weight, chunk, vectorized=False
+
+    def run(state, x, y, weight):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            y_pred, scope, new_state = forward.outputs(values, state, x)
+            loss = forward.loss(scope, x, y, y_pred)
+            weighted = loss * weight
+        gradients = tape.gradient(weighted, values, unconnected_gradients="zero")
+        gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
+        return gradients, loss, scope, y_pred, new_state
+
+    gradients, *others = alone.over_rows(
+        forward, run, x, y, sample_weight, chunk, vectorized=False
     )
+    rows = sample_weight.shape[0]
+    shapes = ([rows, *v.shape] for v in forward.variables)  # the loop may lose static shapes
+    gradients = [
+        Instantiated(tf.ensure_shape(g, s)) for g, s in zip(gradients, shapes, strict=True)
+    ]
+    return (gradients, *others)
 
 
 bounded_sum = functools.partial(alone.bounded_sum, per_example_gradients)

@@ -29,7 +29,7 @@ class ConvRule(ActivationRule):
         outputs = channels_last(layer, call.gradient)
         inputs = tf.cast(inputs, tf.float32)
         outputs = flat(tf.cast(outputs, tf.float32))
-        kernel = _kernel_gradient(inputs, outputs, Window.of(layer), layer.groups, layer.filters)
+        kernel = kernel_gradient(inputs, outputs, Window.of(layer), layer.groups, layer.filters)
         found = [(kernel_of(layer), kernel)]
         if layer.bias is not None:
             found.append((layer.bias, Instantiated(tf.reduce_sum(outputs, axis=1))))
@@ -55,14 +55,14 @@ class ConvTransposeRule(ActivationRule):
         inputs = tf.cast(channels_last(layer, call["inputs"]), tf.float32)
         outputs = tf.cast(channels_last(layer, call.gradient), tf.float32)
         channels = inputs.shape[-1]
-        kernel = _kernel_gradient(outputs, flat(inputs), Window.of(layer), 1, channels)
+        kernel = kernel_gradient(outputs, flat(inputs), Window.of(layer), 1, channels)
         found = [(layer.kernel, kernel)]
         if layer.bias is not None:
             found.append((layer.bias, Instantiated(tf.reduce_sum(flat(outputs), axis=1))))
         return found
 
 
-def _kernel_gradient(inputs, outputs, window, groups, filters):
+def kernel_gradient(inputs, outputs, window, groups, filters):
     channels = inputs.shape[-1]
     shape = (*window.size, channels // groups, filters)
     offsets = math.prod(window.size)

@@ -31,7 +31,7 @@ class DepthwiseConvRule(_DepthwiseRule):
         layer = self.layer
         inputs = channels_last(layer, call["inputs"])
         outputs = channels_last(layer, call.gradient)
-        kernel = _depthwise_kernel(inputs, outputs, Window.of(layer), tuple(layer.kernel.shape))
+        kernel = depthwise_kernel(inputs, outputs, Window.of(layer), tuple(layer.kernel.shape))
         found = [(layer.kernel, Instantiated(kernel))]
         if layer.bias is not None:
             bias = tf.reduce_sum(flat(tf.cast(outputs, tf.float32)), axis=1)
@@ -81,7 +81,7 @@ class SeparableConvRule(_DepthwiseRule):
             )
         )
         shape = tuple(layer.depthwise_kernel.shape)
-        depthwise = _depthwise_kernel(inputs, between, Window.of(layer), shape)
+        depthwise = depthwise_kernel(inputs, between, Window.of(layer), shape)
         outputs = flat(tf.cast(outputs, tf.float32))
         kernel = OuterProducts(
             flat(pointwise),
@@ -97,7 +97,7 @@ class SeparableConvRule(_DepthwiseRule):
         return found
 
 
-def _depthwise_kernel(inputs, outputs, window, shape):
+def depthwise_kernel(inputs, outputs, window, shape):
     """Returns a depthwise kernel's gradients [rows, *window.size, channels, multiplier]."""
     channels, multiplier = shape[-2:]
     width = window.size[-1]

@@ -20,7 +20,7 @@ from tfdp._compat.keras import (
     layers_of,
     normalizes_by_batch,
 )
-from tfdp.gradients.forward import Forward, without_metrics
+from tfdp.gradients.forward import Forward, has_own_compute_loss, without_metrics
 from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.embedding import frozen_call
@@ -127,11 +127,6 @@ class _Scope(keras.StatelessScope):
     def get_current_value(self, variable):
         followed = self._recorder.on_read(variable)
         return super().get_current_value(variable) if followed is None else followed
-
-
-def has_own_compute_loss(model) -> bool:
-    """Whether a model does not compute its loss as `keras.Model` does."""
-    return type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
 
 
 class Recorder(Forward):

@@ -50,7 +50,7 @@ def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
         if lookups and products and products[0].finish is identity:
             both = LookupsAndProducts(lookups[0], products[0])
             return both.instantiated() if both.is_cheaper_instantiated() else both
-    return Instantiated(tf.add_n([_in_layout_of_variable(part) for part in merged]))
+    return Instantiated(tf.add_n([in_layout_of_variable(part) for part in merged]))
 
 
 def _same_form(a, b) -> bool:
@@ -81,7 +81,7 @@ def _merged(group):
     return Instantiated(tf.add_n([part.values for part in group]), first.finish)
 
 
-def _in_layout_of_variable(part):
+def in_layout_of_variable(part):
     """Returns float32 [rows, *shape of the variable]."""
     part = part.instantiated()
     if part.finish is identity:
@@ -114,7 +114,7 @@ class LookupsAndProducts(PerExampleGradient):
 
     def instantiated(self):
         parts = (self.lookups, self.products)
-        return Instantiated(tf.add_n([_in_layout_of_variable(part) for part in parts]))
+        return Instantiated(tf.add_n([in_layout_of_variable(part) for part in parts]))
 
     def square_norms(self):
         left, right, vectors = self.products.left, self.products.right, self.lookups.vectors

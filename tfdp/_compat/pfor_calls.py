@@ -1,0 +1,84 @@
+"""Functions that `tf.vectorized_map` calls once for all rows, instead of vectorizing what they do.
+
+TensorFlow vectorizes a loop operation by operation, which takes seconds to trace, and every step of such
+a loop moves all that the loop carries. A function that treats the rows of its arguments one by one can
+run on the rows of all examples at once, as it is.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp._compat.pfor_conversion import wrap
+from tfdp._compat.tensorflow import concrete_function
+
+_FUNCTIONS = contextvars.ContextVar("functions")  # {name in the graph: (function, graph, rows)}
+
+
+@contextlib.contextmanager
+def calling_at_once():
+    """Context of a `tf.vectorized_map` in whose function `at_once` may be called."""
+    token = _FUNCTIONS.set({})
+    try:
+        yield
+    finally:
+        _FUNCTIONS.reset(token)
+
+
+def at_once(function: Callable, rows: list, shared: list) -> list:
+    """Returns `function(rows, shared)`, which is called once more with the rows of all examples.
+
+    No gradient flows through the call.
+
+    Args:
+        function: maps two lists of tensors to a list of tensors; it treats rows one by one.
+        rows: tensors [rows, ...].
+        shared: tensors that do not depend on the example.
+    """
+    given = [*map(tf.stop_gradient, [*rows, *shared])]
+    count = len(rows)
+
+    def flat(*tensors):
+        return function([*tensors[:count]], [*tensors[count:]])
+
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
+    graph = concrete_function(tf.function(flat, autograph=False), *specs)
+    _FUNCTIONS.get()[graph.name.decode()] = function, graph, count
+    return [*graph(*given)]
+
+
+def add_rules(rules: dict) -> None:
+    """Adds the rules of this module; `rules` has those of TensorFlow."""
+
+    def converting(usual):
+        def convert_call(pfor_input):
+            known = _FUNCTIONS.get({}).get(pfor_input.get_attr("f").name)
+            if known is None:
+                return usual(pfor_input)
+            function, _, count = known
+            pfor_input.stack_inputs([*range(count)])
+            rows = [pfor_input.stacked_input(index) for index in range(count)]
+            shared = [pfor_input.unstacked_input(i) for i in range(count, pfor_input.num_inputs)]
+            width = tf.shape(rows[0])[1] if rows[0].shape[1] is None else rows[0].shape[1]
+            results = function([*map(_merged, rows)], shared)
+            return [wrap(_apart(result, width), True) for result in results]
+
+        return convert_call
+
+    for name in ("PartitionedCall", "StatefulPartitionedCall"):
+        rules[name] = converting(rules[name])
+
+
+def _merged(tensor):
+    """[examples, rows, ...] to [examples * rows, ...]."""
+    merged = tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
+    known = None not in tensor.shape[:2] and tensor.shape[0] * tensor.shape[1]
+    return tf.ensure_shape(merged, [known or None, *tensor.shape[2:]])
+
+
+def _apart(tensor, width):
+    """[examples * rows, ...] to [examples, rows, ...]."""
+    apart = tf.reshape(tensor, tf.concat([[-1, width], tf.shape(tensor)[1:]], axis=0))
+    return tf.ensure_shape(apart, [None, width if isinstance(width, int) else None, *tensor.shape[1:]])

@@ -1,0 +1,47 @@
+"""Tells which tensors of a pass depend on the row, and which on weights and constants only."""
+
+import tensorflow as tf
+
+from tfdp._compat.tensorflow import captured
+
+
+class Dependence:
+    """Answers, for tensors in the graph of one row's pass, whether they depend on the row.
+
+    In `tf.vectorized_map`, everything that does comes from the number of the row, which is a placeholder
+    with a default. In the graph of a loop's body, only what is captured from outside can be known not to.
+
+    Args:
+        weights: tensors that do not depend on the row, whatever they are made of.
+    """
+
+    def __init__(self, weights=()):
+        self._known = {tensor.op: False for tensor in weights}
+
+    def __call__(self, tensor: tf.Tensor) -> bool:
+        waiting = [tensor.op]
+        while waiting:
+            operation = waiting[-1]
+            before = () if operation in self._known else _sources(operation)
+            if before is None:
+                self._known[operation] = True
+            elif any(self._known.get(source) for source in before):
+                self._known[operation] = True
+            elif unknown := [source for source in before if source not in self._known]:
+                waiting.append(unknown[0])
+                continue
+            self._known.setdefault(operation, False)
+            waiting.pop()
+        return self._known[tensor.op]
+
+
+def _sources(operation):
+    """The operations that an operation takes its inputs from; None if it depends on the row itself."""
+    if operation.type == "PlaceholderWithDefault":
+        return None
+    if operation.type != "Placeholder":
+        return [tensor.op for tensor in operation.inputs]
+    for outside, inside in captured(operation.graph):
+        if inside.op is operation:
+            return [outside.op] if outside.dtype != tf.resource else []
+    return None  # an argument of the graph

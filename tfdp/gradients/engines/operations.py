@@ -1,0 +1,143 @@
+"""The engine at the level of operations: each row alone, all rows at once, gradients kept as factors.
+
+`tf.vectorized_map` runs the model on each row as a batch of one, so nothing that the model does can mix
+rows. The graph of that pass shows in which operations each weight meets the data (`uses`). The one
+backward pass stops at their outputs. What it finds there and what the operations were given are the
+factors of the per-example gradients, so that norms and sums need no gradient of every weight and row
+(Goodfellow 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping"). A weight that meets
+the data in another way has its gradient written out for each row; so has every weight if
+`factors=False`.
+"""
+
+import dataclasses
+import functools
+
+import tensorflow as tf
+
+from tfdp._compat.tensorflow import concrete_function
+from tfdp.gradients.bounds import L2Clip
+from tfdp.gradients.chunks import works_in_sequence
+from tfdp.gradients.contract import BoundedSum
+from tfdp.gradients.dependence import Dependence
+from tfdp.gradients.engines import alone
+from tfdp.gradients.engines.steps import vectorizable_loops
+from tfdp.gradients.forward import Forward, has_own_compute_loss
+from tfdp.gradients.rules.sums import added
+from tfdp.gradients.uses import Use, declaring, uses_of
+
+
+def per_example_gradients(
+    forward: Forward, x, y, sample_weight, chunk, *, factors: bool = True
+) -> tuple:
+    """Returns the per-example gradients of the weighted loss.
+
+    Args:
+        forward, x, y, sample_weight, chunk: as in `contract.Engine`.
+        factors: whether gradients stay factors where there are some.
+
+    Returns:
+        (gradients, losses, output_losses, outputs, state): gradients is a list with a
+        `PerExampleGradient` for each variable, or None where nothing becomes of it; the others are as
+        in `alone.over_rows`.
+
+    Raises:
+        NotImplementedError: TensorFlow cannot vectorize an operation of the model.
+    """
+    values = [tf.convert_to_tensor(v) for v in forward.variables]
+    uses: list[list[Use]] = []
+
+    def run(state, x, y, weight):
+        with tf.GradientTape(watch_accessed_variables=False) as tape, declaring(tape):
+            reads = [tf.identity(value) for value in values]
+            tape.watch(reads)
+            own = {id(v): read for v, read in zip(forward.variables, reads, strict=True)}
+            with vectorizable_loops(forward.model, own):
+                y_pred, scope, new_state = forward.outputs(reads, state, x)
+            _forget_penalties(forward, scope, values)
+            loss = forward.loss(scope, x, y, y_pred)
+            weighted = loss * weight
+            of_rows = Dependence()
+            uses[:] = [uses_of(read, of_rows)[0] for read in reads]
+        flat = [use for each in uses for use in each]
+        sources = [source for use in flat for source in use.sources]
+        gradients = tape.gradient(weighted, sources, unconnected_gradients="zero")
+        gradients = iter(map(tf.convert_to_tensor, gradients))  # some may be IndexedSlices
+        tensors = [[*(next(gradients) for _ in use.sources), *use.saved] for use in flat]
+        shapes[:] = [[t.shape for t in (*use.sources, *use.saved)] for use in flat]
+        return tensors, loss, scope, y_pred, new_state
+
+    shapes: list = []
+    tensors, *others = alone.over_rows(forward, run, x, y, sample_weight, chunk)
+    rows = sample_weight.shape[0]
+    in_sequence = works_in_sequence(forward, rows)
+    forms = iter(tensors)
+    known = iter(shapes)
+    gradients = []
+    for each in uses:
+        parts = []
+        for use in each:
+            found = [
+                tf.ensure_shape(t, [rows, *shape])  # the map may lose static shapes
+                for t, shape in zip(next(forms), next(known), strict=True)
+            ]
+            parts.append(use.form(*(_in_sequence(found) if in_sequence else found)))
+        gradient = added(parts) if parts else None
+        gradients.append(gradient if factors or gradient is None else gradient.instantiated())
+    return (gradients, *others)
+
+
+def _forget_penalties(forward, scope, values):
+    """Lets the loss read penalized weights from elsewhere.
+
+    `Forward.loss` subtracts the penalties again. Otherwise they would be one more use of the weight.
+    """
+    if has_own_compute_loss(forward.model):
+        return
+    for variable, value in zip(forward.variables, values, strict=True):
+        if variable.regularizer is not None:
+            scope.add_update((variable, value))
+
+
+def _in_sequence(tensors):
+    """Makes work on saved tensors wait until the backward pass has reached their operation."""
+    with tf.control_dependencies(tensors[:1]):
+        return [tensors[0], *map(tf.identity, tensors[1:])]
+
+
+def bounded_sum(
+    forward: Forward,
+    bound: L2Clip,
+    x,
+    y,
+    sample_weight,
+    chunk,
+    microbatch_size: int = 1,
+    *,
+    factors: bool = True,
+) -> BoundedSum:
+    """Computes the bounded sum of a chunk; see `contract.Engine`, and `per_example_gradients`."""
+
+    def compute():
+        return alone.bounded_sum(
+            functools.partial(per_example_gradients, factors=factors),
+            forward, bound, x, y, sample_weight, chunk, microbatch_size,
+        )  # fmt: skip
+
+    return _in_a_graph(compute) if tf.executing_eagerly() else compute()
+
+
+def _in_a_graph(compute) -> BoundedSum:
+    """Returns what a function returns, after computing it in a graph.
+
+    Outside of one, `tf.vectorized_map` makes a graph of its own, whose tensors nothing else may use.
+    """
+    numbers = {}
+
+    def traced():
+        lot = compute()
+        fields = {field.name: getattr(lot, field.name) for field in dataclasses.fields(lot)}
+        numbers.update({name: v for name, v in fields.items() if isinstance(v, float)})
+        return {name: value for name, value in fields.items() if name not in numbers}
+
+    tensors = concrete_function(tf.function(traced, autograph=False))()
+    return BoundedSum(**tensors, **numbers)

@@ -1,0 +1,273 @@
+"""Operations in which a weight meets the data of a row, and whose gradients have factors.
+
+Everything here is about tensors [rows, *shape in the pass of one row]: what the operation was given
+besides the weight, and the gradient at its output.
+"""
+
+import math
+import string
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp._compat.kernel_gradients import flat
+from tfdp._compat.patches import Window
+from tfdp.gradients.rules.conv import kernel_gradient
+from tfdp.gradients.rules.depthwise import depthwise_kernel
+from tfdp.gradients.rules.per_example_gradient import (
+    Arranged,
+    Instantiated,
+    Lookups,
+    OuterProducts,
+    PerExampleGradient,
+)
+
+# Products of matrices, with the attributes that transpose their inputs.
+PRODUCTS = {"MatMul": ("transpose_a", "transpose_b")}
+PRODUCTS |= dict.fromkeys(("BatchMatMulV2", "BatchMatMulV3"), ("adj_x", "adj_y"))
+ENTRYWISE = ("AddV2", "BiasAdd", "Sub", "Mul")
+_CHANNELS_LAST = (b"NHWC", b"NDHWC")
+
+
+def meeting(operation: tf.Operation, place: int) -> tuple[list, Callable] | None:
+    """Returns how the per-example gradient of a weight comes from one operation with the data.
+
+    Args:
+        operation: the operation.
+        place: which of its inputs is the weight.
+
+    Returns:
+        (saved, form), as in `uses.Use`, or None where the operation is of no known kind.
+    """
+    kind = operation.type
+    if not operation.inputs[place].shape.is_fully_defined():
+        return None
+    if kind in PRODUCTS or (kind == "Einsum" and len(operation.inputs) == 2):
+        return _product(operation, place)
+    if kind in ENTRYWISE:
+        return _entrywise(operation, place)
+    if kind == "GatherV2" and place == 0:
+        return _lookup(operation)
+    if kind in ("Conv2D", "Conv3D", "DepthwiseConv2dNative") and place == 1:
+        return _convolution(operation)
+    if kind in ("Conv2DBackpropInput", "Conv3DBackpropInputV2") and place == 1:
+        return _transposed_convolution(operation)
+    return None
+
+
+def _entrywise(operation, place):
+    """Sums and products entry by entry: biases, scales, position embeddings, tokens of a class."""
+    kind, output = operation.type, operation.outputs[0]
+    shape = list(operation.inputs[place].shape)
+    if output.shape.rank is None:
+        return None
+    if kind == "BiasAdd" and not _is_channels_last(operation):
+        shape += [1] * (output.shape.rank - 2)
+    sign = -1.0 if kind == "Sub" and place == 1 else 1.0
+    saved = [operation.inputs[1 - place]] if kind == "Mul" else []
+    shape = [1] * (output.shape.rank - len(shape)) + shape
+    summed = [1 + axis for axis, length in enumerate(shape) if length == 1]
+    finish = Arranged(tuple(operation.inputs[place].shape))
+
+    def form(at_output, *saved):
+        found = sign * tf.cast(at_output, tf.float32)
+        for data in saved:
+            found *= tf.cast(data, tf.float32)
+        found = tf.reduce_sum(found, axis=summed, keepdims=True) if summed else found
+        return Instantiated(tf.ensure_shape(found, [None, *shape]), finish)
+
+    return saved, form
+
+
+def _product(operation, place):
+    """Products of matrices and other sums of products, by the labels of their axes."""
+    labels = _labels(operation)
+    data = operation.inputs[1 - place]
+    if labels is None or data.shape.rank is None:
+        return None
+    shape = tuple(operation.inputs[place].shape)
+    weight, seen, output = labels[place], labels[1 - place], labels[2]
+    lengths = dict(zip(seen, data.shape, strict=True))
+    # Along an axis of length one, the weight is broadcast.
+    sizes = {a: n for a, n in zip(weight, shape, strict=True) if n > 1 or lengths.get(a) == 1}
+    if any(len({*axes}) < len(axes) for axes in labels):
+        return None  # a diagonal
+    if any(a not in seen + output or lengths.get(a, n) not in (n, None) for a, n in sizes.items()):
+        return None  # the weight is summed by itself, or the data are broadcast
+
+    def form(at_output, data):
+        return _sum_of_products(data, at_output, weight, seen, output, sizes, shape)
+
+    return [data], form
+
+
+def _labels(operation):
+    """Returns a label for each axis of both inputs and of the output; None where ranks are unknown."""
+    ranks = [tensor.shape.rank for tensor in (*operation.inputs, *operation.outputs)]
+    if None in ranks:
+        return None
+    if operation.type == "Einsum":
+        equation = operation.get_attr("equation").decode()
+        terms = equation.replace("->", ",").split(",")
+        spare = [c for c in string.ascii_letters if c not in equation]
+        hidden = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
+        letters = "".join(spare[: max(hidden)])
+        return [
+            term.replace("...", letters[len(letters) - n :])
+            for term, n in zip(terms, hidden, strict=True)
+        ]
+    flipped = [operation.get_attr(name) for name in PRODUCTS[operation.type]]
+    batch = string.ascii_lowercase[: max(ranks) - 2]
+    ends = ("yx" if flipped[0] else "xy", "zy" if flipped[1] else "yz", "xz")
+    return [batch[len(batch) - (r - 2) :] + end for r, end in zip(ranks, ends, strict=True)]
+
+
+def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> PerExampleGradient:
+    """The gradient of a weight that is multiplied by data and summed.
+
+    Args:
+        data, at_output: what multiplies the weight, and the gradient at the result, [rows, ...].
+        weight, seen, output: the labels of the axes of the weight, of `data` and of the result.
+        sizes: the labels and lengths of the weight's axes, in order, but for those of length one.
+        shape: the weight's shape.
+    """
+    data, at_output = tf.cast(data, tf.float32), tf.cast(at_output, tf.float32)
+    data, seen = _summed(data, seen, [*sizes, *output])
+    at_output, output = _summed(at_output, output, [*sizes, *seen])
+    into = [a for a in sizes if a not in output]
+    out = [a for a in sizes if a not in seen]
+    if len(into) + len(out) < len(sizes) or not (into and out):  # a stack of separate weights
+        rows = next(c for c in string.ascii_letters if c not in seen + output)
+        equation = f"{rows}{seen},{rows}{output}->{rows}{''.join(sizes)}"
+        return Instantiated(tf.einsum(equation, data, at_output), Arranged(shape))
+    shared = [a for a in seen if a not in sizes]
+    left = _arranged(data, seen, shared, into, sizes)
+    right = _arranged(at_output, output, shared, out, sizes)
+    if len(shape) == len(sizes) == 2:
+        return OuterProducts(left, right) if [*sizes] == into + out else OuterProducts(right, left)
+    ones = [a for a in weight if a not in sizes]  # put back behind the others, and then in their places
+    order = tuple([*into, *out, *ones].index(a) for a in weight)
+    lengths = tuple(sizes.get(a, 1) for a in [*into, *out, *ones])
+    return OuterProducts(left, right, Arranged(lengths, order))
+
+
+def _summed(tensor, labels, others):
+    """Sums [rows, *labels] over the axes that nothing else has; returns (tensor, its other labels)."""
+    alone = [place for place, a in enumerate(labels) if a not in others]
+    if not alone:
+        return tensor, labels
+    kept = "".join(a for a in labels if a in others)
+    return tf.reduce_sum(tensor, axis=[1 + place for place in alone]), kept
+
+
+def _arranged(tensor, labels, positions, features, sizes):
+    """Transposes and reshapes [rows, *labels] to [rows, positions, features]."""
+    places = [1 + labels.index(a) for a in (*positions, *features)]
+    if places != sorted(places):
+        tensor = tf.transpose(tensor, [0, *places])
+    width = math.prod(sizes[a] for a in features)
+    return _by_positions(tensor, 1 + len(positions), [width])
+
+
+def _by_positions(tensor, end, rest):
+    """Reshapes [rows, ...] to [rows, positions, *rest]: the axes from the first to `end` are merged.
+
+    The axis of positions is left out where there is one.
+    """
+    count = tensor.shape[1:end].num_elements()
+    if count == 1:
+        return tf.reshape(tensor, [-1, *rest])
+    known = tf.reduce_prod(tf.shape(tensor)[1:end]) if count is None else count
+    merged = tf.reshape(tensor, tf.stack([tf.shape(tensor)[0], known, *rest]))
+    return tf.ensure_shape(merged, [tensor.shape[0], count, *rest])
+
+
+def _lookup(operation):
+    """Rows of a table that are looked up."""
+    table, indices, axis = operation.inputs
+    if table.shape.rank != 2 or indices.shape.rank is None:
+        return None
+    if tf.get_static_value(axis) != 0 or operation.get_attr("batch_dims") != 0:
+        return None
+    size, width = table.shape
+
+    def form(at_output, indices):
+        count = indices.shape[1:].num_elements()
+        if count is None:
+            count = tf.reduce_prod(tf.shape(indices)[1:])
+        indices = tf.reshape(indices, [tf.shape(indices)[0], count])
+        return Lookups(indices, tf.reshape(at_output, [tf.shape(indices)[0], count, width]), size)
+
+    return [indices], form
+
+
+def _convolution(operation):
+    kernel, images = operation.inputs[1].shape, operation.inputs[0]
+    window = _window(operation, tuple(kernel[:-2]))
+    depthwise = operation.type == "DepthwiseConv2dNative"
+    channels = images.shape[-1 if _is_channels_last(operation) else 1]
+    if window is None or channels is None:
+        return None
+    if depthwise and not images.shape[1:].is_fully_defined():
+        return None
+
+    def form(at_output, images):
+        images, count = _by_images(operation, images)
+        at_output, _ = _by_images(operation, at_output)
+        if depthwise:
+            found = Instantiated(depthwise_kernel(images, at_output, window, tuple(kernel)))
+        else:
+            groups, filters = channels // kernel[-2], kernel[-1]
+            found = kernel_gradient(images, flat(at_output), window, groups, filters)
+        return _of_rows(found, count)
+
+    return [images], form
+
+
+def _transposed_convolution(operation):
+    """A convolution whose result and argument have changed places."""
+    kernel = operation.inputs[1].shape
+    window = _window(operation, tuple(kernel[:-2]))
+    if window is None:
+        return None
+
+    def form(at_output, images):
+        images, count = _by_images(operation, images)
+        at_output, _ = _by_images(operation, at_output)
+        found = kernel_gradient(at_output, flat(images), window, 1, kernel[-1])
+        return _of_rows(found, count)
+
+    return [operation.inputs[2]], form
+
+
+def _is_channels_last(operation):
+    return operation.get_attr("data_format") in _CHANNELS_LAST
+
+
+def _window(operation, size):
+    """The window of a convolution, or None where its padding is explicit."""
+    padding = operation.get_attr("padding").decode().lower()
+    if padding == "explicit":
+        return None
+    first = 1 if _is_channels_last(operation) else 2
+    space = slice(first, first + len(size))
+    strides, dilations = (
+        tuple(operation.get_attr(name)[space]) for name in ("strides", "dilations")
+    )
+    return Window(size, strides, dilations, padding)
+
+
+def _by_images(operation, tensor):
+    """Returns (float32 [rows * images, *spatial, channels], the number of images of a row)."""
+    tensor = tf.cast(tensor, tf.float32)
+    count = tf.shape(tensor)[1] if tensor.shape[1] is None else tensor.shape[1]
+    merged = tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
+    merged = tf.ensure_shape(merged, [None, *tensor.shape[2:]])
+    if _is_channels_last(operation):
+        return merged, count
+    return tf.transpose(merged, [0, *range(2, merged.shape.rank), 1]), count
+
+
+def _of_rows(gradients, count):
+    """Adds the gradients of the images of a row."""
+    return gradients if isinstance(count, int) and count == 1 else gradients.grouped(count)

@@ -1,0 +1,137 @@
+"""Finds what becomes of a weight, in the graph of one row's pass through the model.
+
+Each row passes alone, so whatever an operation does with a weight belongs to that row. Large weights
+meet the row's data in few kinds of operations: products, convolutions and look-ups. There the gradient
+is a sum of outer products, or of vectors at looked-up rows, and its factors are the operation's other
+input and the gradient at its output (`meetings`). On the way, a weight may be cast, reshaped, scaled or
+multiplied by other weights (LoRA), which the factors follow (`weight_steps`). Where a weight meets the
+data in any other operation, its gradient is written out for each row.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp.gradients.meetings import ENTRYWISE, PRODUCTS, meeting
+from tfdp.gradients.rules.per_example_gradient import Instantiated, PerExampleGradient
+from tfdp.gradients.weight_steps import steps_of
+
+# What these return does not depend on the values of a weight.
+_WITHOUT_VALUES = {"Shape", "StopGradient", "ZerosLike", "OnesLike", "Rank", "Size"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Use:
+    """What becomes of one weight in one operation.
+
+    Attributes:
+        sources: the tensors of the pass at which the backward pass takes gradients.
+        saved: the tensors of the pass that the weight's gradient is made of besides.
+        form: maps the gradients at `sources` and the saved tensors, each [rows, *shape in the pass],
+            to the `PerExampleGradient` of the weight.
+        entrywise: whether the weight met the data entry by entry, where there are no factors.
+    """
+
+    sources: list
+    saved: list
+    form: Callable[..., PerExampleGradient]
+    entrywise: bool = False
+
+
+def whole(read: tf.Tensor) -> list[Use]:
+    """Returns all uses of a weight as one, whose gradient is written out."""
+    return [Use([read], [], Instantiated)]
+
+
+def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation | None]:
+    """Returns the uses of a weight.
+
+    Args:
+        read: the weight as the pass read it, in a graph that shows the pass to its end.
+        of_rows: whether a tensor depends on the row; see `dependence.Dependence`.
+
+    Returns:
+        (uses, None), or (`whole(read)`, an operation in which the weight meets the data, and whose
+        gradient has no factors).
+    """
+    found, why = _found(read, of_rows)
+    return (whole(read), why) if found is None else (found, None)
+
+
+_DECLARED = contextvars.ContextVar("declared")  # (tape, {reference to tensor: uses})
+
+
+@contextlib.contextmanager
+def declaring(tape):
+    """Context of a pass in which `declare` may be called; `tape` takes the gradients of that pass."""
+    token = _DECLARED.set((tape, {}))
+    try:
+        yield
+    finally:
+        _DECLARED.reset(token)
+
+
+def declare(weight: tf.Tensor, use: Use) -> None:
+    """Adds a use that the graph does not show.
+
+    Args:
+        weight: a weight as the pass read it, or what was made of one.
+        use: its sources may be tensors that nothing has watched yet.
+    """
+    tape, uses = _DECLARED.get()
+    tape.watch(use.sources)
+    uses.setdefault(weight.ref(), []).append(use)
+
+
+def _found(tensor, of_rows):
+    _, declared = _DECLARED.get((None, {}))
+    uses = [*declared.get(tensor.ref(), ())]
+    for operation in dict.fromkeys(tensor.consumers()):
+        if operation.type in _WITHOUT_VALUES:
+            continue
+        found, why = _in_operation(operation, tensor, of_rows)
+        if found is None:
+            return None, why
+        uses += found
+    return uses, None
+
+
+def _in_operation(operation, tensor, of_rows):
+    places = [place for place, one in enumerate(operation.inputs) if one is tensor]
+    if len(places) > 1:
+        return None, operation
+    (place,) = places
+    why = operation
+    if not any(of_rows(one) for one in operation.inputs if one is not tensor):
+        found, why = _through(operation, place, of_rows)
+        # A product with something public has factors itself, which are better than none later.
+        if found is not None and not (
+            operation.type in PRODUCTS and any(use.entrywise for use in found)
+        ):
+            return found, None
+    met = meeting(operation, place)
+    if met is None:
+        return None, why
+    saved, form = met
+    return [Use([operation.outputs[0]], saved, form, operation.type in ENTRYWISE)], None
+
+
+def _through(operation, place, of_rows):
+    """Follows what an operation of weights alone makes of a weight."""
+    steps = steps_of(operation, place)
+    if steps is None:
+        return None, operation
+    uses = []
+    for step, output in zip(steps, operation.outputs, strict=True):
+        found, why = _found(output, of_rows)
+        if found is None:
+            return None, why
+        uses += [_after(use, step) for use in found]
+    return uses, None
+
+
+def _after(use, step):
+    return dataclasses.replace(use, form=lambda *tensors: step(use.form(*tensors)))
