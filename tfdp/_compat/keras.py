@@ -17,7 +17,6 @@ with borrowing("a name of keras.src"):
     from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
     from keras.src.backend.common.masking import set_keras_mask as set_keras_mask
     from keras.src.backend.common.stateless_scope import get_stateless_scope as get_stateless_scope
-    from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
     from keras.src.backend.tensorflow.trainer import reduce_per_replica
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
     from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
@@ -335,11 +334,6 @@ def loss_arguments(loss: LossFunctionWrapper) -> dict:
 
 
 # -- optimizers --------------------------------------------------------------------------------------
-
-
-def trained_variables(optimizer) -> list:
-    """The weights that an optimizer was built for (`_trainable_variables`)."""
-    return optimizer._trainable_variables
 
 
 def configured_rate(optimizer):

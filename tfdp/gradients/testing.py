@@ -52,8 +52,8 @@ def check_rule(
         for s in shapes
     ]
     x = x[0] if len(x) == 1 else x
-    y = [tf.constant(generator.normal(size=o.shape), "float32") for o in model(x)]
-    model.compile("sgd", loss=[_linear] * len(y))
+    y = keras.tree.map_structure(lambda o: tf.constant(generator.normal(size=o.shape)), model(x))
+    model.compile("sgd", loss=keras.tree.map_structure(lambda _: _linear, y))
     lot = (Forward(model), AutomaticClip(1.0), x, y, tf.ones([rows]), tf.constant(0))
     ours, expected = ghost.bounded_sum(*lot), loop.bounded_sum(*lot)
     largest = max(float(tf.reduce_max(tf.abs(total))) for total in expected.sums)
@@ -70,4 +70,6 @@ def _linear(y, y_pred):
     # The weights y give every output a gradient of its own; the sine keeps this gradient from being
     # the same for all inputs.
     y_pred = keras.ops.cast(y_pred, "float32")
-    return keras.ops.sum(keras.ops.reshape(y * keras.ops.sin(y_pred), (1, -1)), axis=-1)
+    return keras.ops.sum(
+        keras.ops.reshape(keras.ops.cast(y, "float32") * keras.ops.sin(y_pred), (1, -1)), axis=-1
+    )

@@ -8,7 +8,7 @@ import dataclasses
 
 import keras
 
-from tfdp.account import Account, account_of
+from tfdp.account import Account, account_of, check_counted
 from tfdp.accounting import Run
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
@@ -45,7 +45,7 @@ class AccountedWeights:
         """The runs in the ledger; raises ValueError if the optimizer has taken other steps."""
         optimizer, ledger = getattr(self, "optimizer", None), self._account.ledger
         if isinstance(optimizer, DPKerasOptimizer):
-            optimizer.check_ledger(ledger)
+            check_counted(optimizer, ledger)
         runs = self._account.ledger.runs
         if self._account.start == "public":  # declared later, perhaps
             runs = [dataclasses.replace(run, start="public") for run in runs]

@@ -142,7 +142,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._account, self._session, self._ended = account, None, None
         self._setup, self._length, self._last_epoch = setup_of(model, feed), feed.steps, epochs
         with contextlib.ExitStack() as stack:
-            stack.callback(self._detach, model.optimizer)
+            stack.callback(self._detach)
             self._folder.enter()
             stack.callback(self._folder.leave)
             self._place = self._resumed(model, feed, epoch)
@@ -273,8 +273,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 self._save_now(self._unwritten)
                 self._unwritten = None
 
-    def _detach(self, optimizer):
-        optimizer.go_on_with(None)
+    def _detach(self):
+        self._account.waiting = None
         if self._folder.holds_state:
             self._account.close_session()  # the run is resumed from the state, and nowhere else
         self._account = None

@@ -11,10 +11,9 @@ import dataclasses
 import keras
 import numpy as np
 
-from tfdp.account import Account
+from tfdp.account import Account, SavedRun
 from tfdp.accounting import Ledger
 from tfdp.accounting.sampling import sampling_class
-from tfdp.optimizers.accounted import SavedRun
 from tfdp.training.backup_folder import BackupError
 from tfdp.training.feeding import Feed, Place
 
@@ -91,7 +90,7 @@ def give_state(
     optimizer.iterations.assign(first + taken)
     secrets = {n.partition(".")[2]: a for n, a in arrays.items() if n.startswith("secret.")}
     optimizer.take_up_secrets(secrets, saved, lost, model.trainable_variables)
-    optimizer.go_on_with(saved)
+    account.waiting = saved
     place = Place(**about["place"])
     place = dataclasses.replace(
         place, order=None if place.order is None else bytes.fromhex(place.order)

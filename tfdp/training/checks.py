@@ -71,12 +71,6 @@ def _batch_axis(layer):
     return None
 
 
-def _empty_public_examples(layer):
-    if isinstance(layer, PublicExamples) and not layer.holds_examples:
-        return "holds no public examples. Load the saved weights, which carry them"
-    return None
-
-
 def _changes_nothing(normalization) -> bool:
     """Whether a built Normalization has mean 0 and variance 1, as it is made: it was not adapted."""
     if not normalization.built:
@@ -189,7 +183,6 @@ _RULES = (
     _mixed_images,
     _stateful_rnn,
     _batch_axis,
-    _empty_public_examples,
 )
 
 

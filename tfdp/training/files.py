@@ -14,11 +14,10 @@ import pathlib
 import keras
 
 from tfdp._compat.files import optimizer_in, read_text, write_text
-from tfdp._compat.keras import configured_rate, layers_of
+from tfdp._compat.keras import configured_rate, layers_of, unpickled
 from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
 from tfdp.optimizers import DPKerasOptimizer
-from tfdp.optimizers.made import origin_of, unpickled_as
 from tfdp.training.accounted_weights import AccountedWeights, refuse_legacy
 from tfdp.training.checks import refuse_unsavable
 
@@ -118,7 +117,7 @@ class SavedWithLedger(AccountedWeights):
     def __reduce__(self):
         """Copies and pickles are made from what would be in a file."""
         _, arguments = super().__reduce__()
-        return unpickled_as, (origin_of(type(getattr(self, "optimizer", None))), arguments)
+        return unpickled, arguments
 
 
 def _compiles_itself(cls) -> bool:

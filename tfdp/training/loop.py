@@ -51,7 +51,7 @@ def training_steps(
         validation_data=None,
         physical_batch_size=model._privacy.physical_batch_size,
         steps_per_epoch=steps_per_epoch,
-        turn=model.optimizer.next_turn,
+        turn=model._account.next_turn,
     )
     build_for_lots(model, feed.dataset)
     return _steps(model, feed, epochs)

@@ -2,7 +2,7 @@
 
 import warnings
 
-from tfdp.account import Account
+from tfdp.account import Account, check_counted
 from tfdp.accounting import Run
 from tfdp.session import OPEN_ENDED, Plan, Session
 from tfdp.training.planning import planned_fields
@@ -30,7 +30,7 @@ def open_session(model, account: Account, plan: Plan) -> Session | None:
         return None
     if not optimizer.built:
         optimizer.build(variables)
-    optimizer.check_ledger(account.ledger)
+    check_counted(optimizer, account.ledger)
     fields = planned_fields(model, plan, optimizer, account.start)
     session = account.session
     if (
@@ -59,10 +59,11 @@ def _extend(session, plan, fields):
 
 
 def _enter(account, plan, fields, optimizer, variables):
-    resumed = optimizer.resume(plan, fields, variables)
+    resumed, account.waiting = account.waiting, None  # a run that waits is resumed once
     if resumed is None:
         first, done, known = int(optimizer.iterations.numpy()), 0, None
     else:
+        resumed.check_place(plan)
         first, done, known = resumed.first_iteration, resumed.steps, resumed.run
     if plan.start and plan.start != done % plan.lots.steps_per_epoch:
         raise RuntimeError(

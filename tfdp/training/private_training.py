@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
-from tfdp.account import DECLARED, Account
+from tfdp.account import DECLARED, Account, known_steps
 from tfdp.accounting import PrivacyBudget
 from tfdp.data.arrays import all_arrays, in_floatx
 from tfdp.gradients.diagnostics import Diagnostics
@@ -121,7 +121,7 @@ class PrivateTraining(SavedWithLedger):
                 continue
             steps = int(optimizer.iterations.numpy())
             if isinstance(optimizer, DPKerasOptimizer):
-                steps -= optimizer.known_steps(account.ledger)
+                steps -= known_steps(account.ledger)
             if declared:
                 vars(optimizer)[DECLARED] = steps
             if steps > vars(optimizer).get(DECLARED, 0):
@@ -184,13 +184,13 @@ class PrivateTraining(SavedWithLedger):
             validation_data=validation_data,
             physical_batch_size=self._privacy.physical_batch_size,
             steps_per_epoch=steps_per_epoch,
-            turn=self.optimizer.next_turn,
+            turn=self._account.next_turn,
         )
         build_for_lots(self, feed.dataset)
         backup = backup_among(callbacks)
         callbacks = checked_callbacks(self, callbacks, names_of_metrics(self))
         with kept_safe(backup, self, self._account, feed, initial_epoch, epochs) as place:
-            feed = placed(feed, place, self.optimizer.next_turn)
+            feed = placed(feed, place, self._account.next_turn)
             plan = feed.planned(epochs - place.epoch, place.step)
             warn_of_early_ends(self, callbacks, plan, self._account.start)
             arguments = dict(epochs=epochs - place.epoch, place=place, backup=backup)
