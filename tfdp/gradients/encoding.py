@@ -232,7 +232,8 @@ class Encoder:
         blocks = self.codebook.heights.shape[1]
         # The first rank of an empty bin beyond the last entry is num_weights, which is in no block.
         block = tf.minimum(tf.bitwise.right_shift(ranks, self.codebook.shift), blocks - 1)
-        place = chosen[:, tf.newaxis] * blocks + block
+        # A codebook may have more entries than int32 has numbers.
+        place = tf.cast(chosen, tf.int64)[:, tf.newaxis] * blocks + tf.cast(block, tf.int64)
         return tf.gather(tf.reshape(self._boxes, [-1]), place)
 
     def _block_sums(self, counts, first_ranks):

@@ -111,6 +111,8 @@ def _as_strategy(strategy, bands, objective, steps) -> Strategy:
         strategy = Strategy.from_dict(strategy)
     if not isinstance(strategy, Strategy):
         strategy = make_strategy(strategy, steps, bands, objective or "mean")
+    elif (bands, objective, steps) != (None, None, None):
+        raise ValueError("Expected bands, objective and steps for a strategy given by name only.")
     if strategy.coefficients is not None:
         # Training uses float32 coefficients, so the accounting has to use the same rounded values.
         exact = tuple(float(np.float32(c)) for c in strategy.coefficients)
