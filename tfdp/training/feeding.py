@@ -157,13 +157,13 @@ class Place:
         epoch: index of its first epoch, as Keras counts.
         step: number of steps of this epoch that lie behind.
         taken: number of lots that lie behind since the data began, in all epochs.
-        order: secret order of shuffled lots, or None.
+        order: secret order of shuffled lots, in hexadecimal digits, or None.
     """
 
     epoch: int
     step: int = 0
     taken: int = 0
-    order: bytes | None = None
+    order: str | None = None
 
 
 def placed(feed: Feed, place: Place, turn: int) -> Feed:
@@ -184,7 +184,8 @@ def placed(feed: Feed, place: Place, turn: int) -> Feed:
         left_out = start if kind.fixed_order else place.taken
     plan = dataclasses.replace(feed.plan, turn=turn % lots.groups, start=start)
     first = (plan.turn - left_out) % lots.groups
-    dataset = lots.as_dataset(first, start=left_out, order=place.order)
+    order = None if place.order is None else bytes.fromhex(place.order)
+    dataset = lots.as_dataset(first, start=left_out, order=order)
     return dataclasses.replace(feed, dataset=dataset, plan=plan)
 
 

@@ -21,7 +21,7 @@ from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Plan
 from tfdp.training.accounted_weights import checked_callbacks
-from tfdp.training.backup import backup_among, kept_safe
+from tfdp.training.backup import backup_among
 from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.checks import (
@@ -31,10 +31,9 @@ from tfdp.training.checks import (
     refuse_own_train_step,
 )
 from tfdp.training.early_ends import warn_of_early_ends
-from tfdp.training.feeding import Feeder, check_targets, placed
+from tfdp.training.feeding import Feeder, Place, check_targets, placed
 from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
-from tfdp.training.passed_steps import past_steps_behind
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
 from tfdp.training.steering import names_of_metrics
 from tfdp.training.step import frozen_step, private_step
@@ -189,21 +188,15 @@ class PrivateTraining(SavedWithLedger):
         build_for_lots(self, feed.dataset)
         backup = backup_among(callbacks)
         callbacks = checked_callbacks(self, callbacks, names_of_metrics(self))
-        with kept_safe(backup, self, self._account, feed, initial_epoch, epochs) as place:
+        safe = contextlib.nullcontext(Place(initial_epoch))
+        if backup is not None:
+            safe = backup.attached(self, self._account, feed, initial_epoch, epochs)
+        with safe as place:
             feed = placed(feed, place, self.optimizer.next_turn)
             plan = feed.planned(epochs - place.epoch, place.step)
             warn_of_early_ends(self, callbacks, plan, self._account.start)
             arguments = dict(epochs=epochs - place.epoch, place=place, backup=backup)
             with self._training(plan, feed, **arguments) as training:
-                callbacks = past_steps_behind(
-                    callbacks,
-                    self,
-                    backup,
-                    training,
-                    verbose=verbose,
-                    epochs=epochs,
-                    steps=feed.steps,
-                )
                 history = past_preparation(self, PrivateTraining, "fit")(
                     feed.dataset if feed.adapter is None else feed.adapter,
                     shuffle=False,  # the lots are drawn already
@@ -310,10 +303,10 @@ class PrivateTraining(SavedWithLedger):
         return private_step(self, session, data, privacy.engine, privacy.diagnostics)
 
     def get_metrics_result(self):
-        """As Keras has it; nothing where the last steps were passed by when a training resumed."""
+        """As Keras has it; nothing where an epoch ended before a resumed training took a step."""
         training = self._privacy.training
-        passed_by = training is not None and training.passed_by
-        return {} if passed_by else super().get_metrics_result()
+        behind = training is not None and training.behind
+        return {} if behind else super().get_metrics_result()
 
 
 def _refuse_larger(budget, known):
