@@ -24,12 +24,21 @@ with borrowing("a name of keras.src"):
     from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
+    from keras.src.trainers.data_adapters.array_slicing import (
+        train_validation_split as train_validation_split,
+    )
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+    from keras.src.trainers.data_adapters.data_adapter_utils import (
+        class_weight_to_sample_weights as class_weight_to_sample_weights,
+    )
     from keras.src.trainers.data_adapters.generator_data_adapter import (
         GeneratorDataAdapter as GeneratorDataAdapter,
     )
     from keras.src.trainers.data_adapters.py_dataset_adapter import (
         PyDatasetAdapter as PyDatasetAdapter,
+    )
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import (
+        make_class_weight_map_fn as make_class_weight_map_fn,
     )
 
 # The class that gives a layer its `fit`; versions of Keras have different names for it.

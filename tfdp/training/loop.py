@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from tfdp._validate import whole
-from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for_lots
 from tfdp.training.checks import check_optimizer
 from tfdp.training.preparing import prepared
@@ -68,8 +67,7 @@ def _steps(model, feed, epochs):
                 for _ in _executions(feed.steps, model.steps_per_execution):
                     model.make_train_function()  # the loop may have compiled the model anew
                     try:
-                        with said_plainly():
-                            logs = model.train_function(iterator)
+                        logs = model.train_function(iterator)
                     except (StopIteration, tf.errors.OutOfRangeError):
                         iterator = None  # the data ended before the epoch
                         break

@@ -22,7 +22,6 @@ from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Plan
 from tfdp.training.accounted_weights import checked_callbacks
 from tfdp.training.backup import backup_among
-from tfdp.training.batches import said_plainly
 from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.checks import (
     check_optimizer,
@@ -141,7 +140,6 @@ class PrivateTraining(SavedWithLedger):
 
     # -- entry points ----------------------------------------------------------------------------
 
-    @said_plainly()
     def fit(
         self,
         x=None,
