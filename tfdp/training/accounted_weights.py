@@ -12,7 +12,6 @@ from tfdp.account import Account, account_of
 from tfdp.accounting import Run
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
-from tfdp.training.checks import refuse_unsavable
 from tfdp.training.steering import list_of, refuse_steering
 
 
@@ -52,11 +51,10 @@ class AccountedWeights:
         return runs
 
 
-def checked_callbacks(model, callbacks, training_metrics):
+def checked_callbacks(callbacks, training_metrics):
     """Returns the callbacks of a fit: a list, or the `CallbackList` that was given.
 
     Args:
-        model: a private model.
         callbacks: the argument of `fit`.
         training_metrics: names of metrics that training updates.
 
@@ -75,8 +73,6 @@ def checked_callbacks(model, callbacks, training_metrics):
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             # Not only after the steps of an epoch are spent.
             refuse_legacy(callback.filepath)
-            if not callback.save_weights_only:
-                refuse_unsavable(model)
     return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given
 
 

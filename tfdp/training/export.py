@@ -7,7 +7,6 @@ import keras
 from tfdp._compat.keras import is_graph_of_layers, layers_of
 from tfdp._files import replaced_whole
 from tfdp.layers import PrivateBatchNormalization
-from tfdp.training.checks import refuse_unsavable
 from tfdp.training.files import plainly
 
 
@@ -21,10 +20,8 @@ def plain_copy(model: keras.Model) -> keras.Model:
         model: a private or a plain Keras model, built.
 
     Raises:
-        ValueError: the model is subclassed without `get_config`, so Keras cannot copy it; or
-            `tfdp.fix` exchanged layers that the copy would not have.
+        ValueError: the model is subclassed without `get_config`, so Keras cannot copy it.
     """
-    refuse_unsavable(model)
     try:
         with plainly(model):
             cls = type(model)

@@ -20,7 +20,6 @@ from tfdp.accounting import Ledger
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.optimizers.made import origin_of, unpickled_as
 from tfdp.training.accounted_weights import AccountedWeights, refuse_legacy
-from tfdp.training.checks import refuse_unsavable
 
 # The file of the ledger in the folder of a preset.
 PRESET_LEDGER = "privacy.json"
@@ -74,16 +73,10 @@ class SavedWithLedger(AccountedWeights):
     def save(self, filepath, *args, **kwargs):
         """`keras.Model.save`; formats that hold no ledger are refused, before a file is begun."""
         refuse_legacy(filepath)
-        refuse_unsavable(self)
         return super().save(filepath, *args, **kwargs)
 
     def get_compile_config(self):
-        """The arguments of `compile`, without a plain optimizer, with which no private model compiles.
-
-        Keras asks for it whenever it writes a whole model, so models that could not be loaded are
-        refused here.
-        """
-        refuse_unsavable(self)
+        """The arguments of `compile`, but for a plain optimizer: no private model compiles with it."""
         return super().get_compile_config() if self._has_private_optimizer() else {}
 
     def compile_from_config(self, config):

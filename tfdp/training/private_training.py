@@ -185,7 +185,7 @@ class PrivateTraining(SavedWithLedger):
         )
         build_for_lots(self, feed.dataset)
         backup = backup_among(callbacks)
-        callbacks = checked_callbacks(self, callbacks, names_of_metrics(self))
+        callbacks = checked_callbacks(callbacks, names_of_metrics(self))
         safe = contextlib.nullcontext(Place(initial_epoch))
         if backup is not None:
             safe = backup.attached(self, self._account, feed, initial_epoch, epochs)
