@@ -24,21 +24,10 @@ def build_for(model, x) -> None:
     Args:
         model: a compiled Keras model.
         x: structure of arrays, tensors or `tf.TensorSpec`s, with a leading dimension of rows.
-
-    Raises:
-        ValueError: the model cannot be called on such inputs symbolically.
     """
     if model.built and all(layer.built for layer in layers_of(model)):
         return
-    inputs = keras.tree.map_structure(_symbolic, x)
-    try:
-        build_symbolically(model, inputs)
-    except Exception as error:
-        shapes = keras.tree.map_structure(lambda leaf: leaf if leaf is None else leaf.shape, inputs)
-        raise ValueError(
-            f"Model '{model.name}' is not built, and cannot be built for inputs of shape {shapes}: "
-            f"{error} Expected a model with an Input layer, or one that was called once on data."
-        ) from error
+    build_symbolically(model, keras.tree.map_structure(_symbolic, x))
 
 
 def _symbolic(leaf):

@@ -14,7 +14,7 @@ from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
 from tfdp.training.building import build_for, build_for_lots
 from tfdp.training.dp_model import make_private
 from tfdp.training.feeding import plan_of, plan_of_dataset
-from tfdp.training.planning import planned_run
+from tfdp.training.opening import planned_run
 
 
 class Calibrated(NamedTuple):

@@ -11,7 +11,7 @@ from absl import logging
 from tfdp.accounting.composition import proven_composition
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.session import Plan
-from tfdp.training.planning import planned_run
+from tfdp.training.opening import planned_run
 from tfdp.training.steering import list_of
 
 
