@@ -293,14 +293,6 @@ def all_metrics(model) -> list:
     return [*{id(metric): metric for metric in found}.values()]
 
 
-def compiled_metrics(model) -> tuple:
-    """The arguments `metrics` and `weighted_metrics` of `compile` (`_compile_metrics`)."""
-    compiled = model._compile_metrics
-    if compiled is None:
-        return None, None
-    return compiled._user_metrics, compiled._user_weighted_metrics
-
-
 def over_replicas(strategy, step, data):
     """Runs a step on every replica of a strategy and returns the logs as Keras does."""
     if strategy.num_replicas_in_sync == 1:

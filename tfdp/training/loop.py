@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._validate import whole
-from tfdp.training.building import build_for_lots
+from tfdp.training.building import build_for
 from tfdp.training.checks import check_optimizer
 from tfdp.training.preparing import prepared
 
@@ -52,7 +52,7 @@ def training_steps(
         steps_per_epoch=steps_per_epoch,
         turn=model.optimizer.next_turn,
     )
-    build_for_lots(model, feed.dataset)
+    build_for(model, feed.dataset)
     return _steps(model, feed, epochs)
 
 

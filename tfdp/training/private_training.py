@@ -20,9 +20,8 @@ from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Plan
-from tfdp.training.accounted_weights import checked_callbacks
 from tfdp.training.backup import backup_among
-from tfdp.training.building import build_for, build_for_lots
+from tfdp.training.building import build_for
 from tfdp.training.checks import (
     check_optimizer,
     check_tokens,
@@ -34,7 +33,7 @@ from tfdp.training.feeding import Feeder, Place, check_targets, placed
 from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
-from tfdp.training.steering import names_of_metrics
+from tfdp.training.steering import checked_callbacks
 from tfdp.training.step import frozen_step, private_step
 from tfdp.training.train_function import Steps
 from tfdp.training.training import Training
@@ -183,9 +182,9 @@ class PrivateTraining(SavedWithLedger):
             steps_per_epoch=steps_per_epoch,
             turn=self.optimizer.next_turn,
         )
-        build_for_lots(self, feed.dataset)
+        build_for(self, feed.dataset)
         backup = backup_among(callbacks)
-        callbacks = checked_callbacks(callbacks, names_of_metrics(self))
+        callbacks = checked_callbacks(callbacks)
         safe = contextlib.nullcontext(Place(initial_epoch))
         if backup is not None:
             safe = backup.attached(self, self._account, feed, initial_epoch, epochs)
