@@ -55,7 +55,7 @@ def test_refused_wherever_it_hides(remedy):
     "bad",
     [
         [keras.Input((4,)), layers.SpectralNormalization(layers.Dense(2))],
-        [keras.Input((4,)), layers.Softmax(axis=0)],
+        [keras.Input((4,)), layers.Dense(2), layers.Softmax(axis=0)],
         [keras.Input((2, 2), batch_size=6), layers.LSTM(2, stateful=True)],
     ],
     ids=["SpectralNormalization", "Softmax", "LSTM"],

@@ -34,15 +34,13 @@ class Batches:
     Attributes:
         dataset: the lots: x, (x, y) or (x, y, sample_weight).
         lot_size: number of rows of each lot.
-        number: number of batches in an epoch; None if it is unknown, or if they have no end.
-        endless: whether the batches are known to have no end.
+        number: number of batches in an epoch, or TensorFlow's number for an unknown one or no end.
         adapter: what Keras' `fit` gets where it has to know when epochs begin and end; else None.
     """
 
     dataset: tf.data.Dataset
     lot_size: int
-    number: int | None
-    endless: bool = False
+    number: int
     adapter: DataAdapter | None = None
 
 
@@ -95,8 +93,7 @@ def _lots(source, adapter, number, class_weight) -> Batches:
         dataset = _padded(dataset, size)
     if adapter is not None:  # Keras tells it when epochs begin and end
         adapter.get_tf_dataset = lambda: dataset
-    endless = number == tf.data.INFINITE_CARDINALITY
-    return Batches(dataset, size, number if number >= 0 else None, endless, adapter)
+    return Batches(dataset, size, number, adapter)
 
 
 @functools.cache  # once in a process

@@ -112,7 +112,9 @@ class Feeder:
             )
         if lots is None and is_batches(x):
             batches = batches_of(x, class_weight, shuffle)
-            return _feed_of(batches, physical_batch_size, steps_per_epoch, validation_data)
+            plan = _plan_of_batches(batches, physical_batch_size, steps_per_epoch)
+            data, adapter = batches.dataset, batches.adapter
+            return Feed(data, plan, plan.steps, steps_per_epoch, validation_data, adapter)
         if lots is None:
             x, y = as_arrays(x, "x"), as_arrays(y, "y")
             if sample_weight is not None:
@@ -216,6 +218,7 @@ def plan_of(lots: Lots, physical_batch_size: int | None = None, turn: int = 0) -
     """
     if physical_batch_size is None and lots.physical_batch_size < lots.padded_size:
         physical_batch_size = lots.physical_batch_size
+    sampling = sampling_class(lots.sampling)(num_examples=lots.num_examples, lot_size=lots.lot_size)
     return Plan(
         sampling=lots.sampling,
         num_examples=lots.num_examples,
@@ -224,15 +227,10 @@ def plan_of(lots: Lots, physical_batch_size: int | None = None, turn: int = 0) -
         turn=turn % lots.groups,
         lots=lots,
         nominal=getattr(lots, "nominal", False),
-        insecure_seed=lots.seeded and _relies_on_secret_lots(lots),
+        # The proof for whole epochs needs no secret draws.
+        insecure_seed=lots.seeded and sampling.random_lots,
         physical_batch_size=physical_batch_size,
     )
-
-
-def _relies_on_secret_lots(lots: Lots) -> bool:
-    """Whether the proof rests on draws that are secret; the proof for whole epochs needs no secret."""
-    kind = sampling_class(lots.sampling)
-    return kind(num_examples=lots.num_examples, lot_size=lots.lot_size).random_lots
 
 
 def plan_of_dataset(
@@ -257,12 +255,13 @@ def plan_of_dataset(
 
 
 def _plan_of_batches(batches, physical_batch_size, steps_per_epoch):
-    steps = steps_per_epoch or batches.number
-    if steps is None and batches.endless:
+    known = batches.number if batches.number >= 0 else None
+    steps = steps_per_epoch or known
+    if steps is None and batches.number == tf.data.INFINITE_CARDINALITY:
         raise ValueError(_LENGTH)
     return Plan(
         sampling="unknown",
-        num_examples=batches.lot_size * (batches.number or steps or 1),
+        num_examples=batches.lot_size * (known or steps or 1),
         lot_size=batches.lot_size,
         steps=_capped(steps),
         physical_batch_size=physical_batch_size,
@@ -273,12 +272,6 @@ _LENGTH = (
     "These batches do not know their length, or have no end. Expected the argument "
     "`steps_per_epoch`."
 )
-
-
-def _feed_of(batches, physical_batch_size, steps_per_epoch, validation_data):
-    plan = _plan_of_batches(batches, physical_batch_size, steps_per_epoch)
-    dataset, adapter = batches.dataset, batches.adapter
-    return Feed(dataset, plan, plan.steps, steps_per_epoch, validation_data, adapter)
 
 
 def _capped(steps):

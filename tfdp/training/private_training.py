@@ -28,7 +28,6 @@ from tfdp.training.checks import (
     refuse_mixing_layers,
     refuse_own_train_step,
 )
-from tfdp.training.early_ends import warn_of_early_ends
 from tfdp.training.feeding import Feeder, Place, check_targets, placed
 from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
@@ -191,7 +190,6 @@ class PrivateTraining(SavedWithLedger):
         with safe as place:
             feed = placed(feed, place, self.optimizer.next_turn)
             plan = feed.planned(epochs - place.epoch, place.step)
-            warn_of_early_ends(self, callbacks, plan, self._account.start)
             arguments = dict(epochs=epochs - place.epoch, place=place, backup=backup)
             with self._training(plan, feed, **arguments) as training:
                 history = past_preparation(self, PrivateTraining, "fit")(

@@ -142,7 +142,8 @@ def _take_over(model, clone):
                 f"tfdp.fix does not change. Expected no such layer: {_BY_HAND}."
             )
         if normalizes_by_batch(old):
-            log.append(f"'{old.name}': {_described(new)}")
+            groups = getattr(new, "groups", "public")
+            log.append(f"'{old.name}': {type(new).__name__} ({groups})")
             for name in ("gamma", "beta"):
                 if getattr(old, name) is not None:
                     getattr(new, name).assign(getattr(old, name))
@@ -177,11 +178,6 @@ def _input_structure(network):
     return structure
 
 
-def _axis_of(layer):
-    axis = layer.axis
-    return axis[0] if isinstance(axis, (list, tuple)) else axis
-
-
 def _group_norm(layer, most: int | None):
     """A GroupNormalization with at most so many groups; None takes one group for each channel."""
     features = int(layer.moving_mean.shape[0])
@@ -190,7 +186,7 @@ def _group_norm(layer, most: int | None):
         groups = 1  # groups of one feature without positions would normalize everything to zero
     return keras.layers.GroupNormalization(
         groups,
-        axis=_axis_of(layer),
+        axis=layer.axis,
         epsilon=layer.epsilon,
         **{f"{of}_{what}": getattr(layer, f"{of}_{what}") for of in _AFFINE for what in _PARTS},
         **_common(layer),
@@ -202,7 +198,7 @@ _AFFINE, _PARTS = ("gamma", "beta"), ("initializer", "regularizer", "constraint"
 
 
 def _public_norm(layer):
-    return PublicBatchNormalization(_axis_of(layer), layer.epsilon, **_common(layer))
+    return PublicBatchNormalization(layer.axis, layer.epsilon, **_common(layer))
 
 
 def _common(layer):
@@ -213,12 +209,6 @@ def _common(layer):
         "trainable": layer.trainable,
         "dtype": layer.dtype_policy,
     }
-
-
-def _described(layer):
-    public = isinstance(layer, PublicBatchNormalization)
-    what = "public examples" if public else f"{layer.groups} groups"
-    return f"{type(layer).__name__} ({what})"
 
 
 def _input_shape(layer):

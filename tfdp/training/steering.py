@@ -6,6 +6,7 @@ data that no noise covers and no accounting includes.
 """
 
 import keras
+from absl import logging
 
 # Public figures, which callbacks may monitor besides figures of held-out data.
 _PUBLIC = ("epsilon", "claimed_epsilon", "learning_rate")
@@ -57,6 +58,13 @@ def checked_callbacks(callbacks):
             raise ValueError(
                 "keras.callbacks.BackupAndRestore restores the weights of a checkpoint and forgets the "
                 "steps after it. Use tfdp.callbacks.BackupAndRestore, which counts them."
+            )
+        if isinstance(callback, keras.callbacks.EarlyStopping):
+            logging.warning(
+                "%s may end this training early. All planned steps are counted then, because results "
+                "decide when it ends. Plan fewer epochs, or end by a PrivacyBudget with "
+                "tfdp.callbacks.StopAtBudget, which counts only the steps taken.",
+                type(callback).__name__,
             )
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             # Not only after the steps of an epoch are spent.
