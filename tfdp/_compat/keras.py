@@ -23,12 +23,21 @@ with borrowing("a name of keras.src"):
     from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
+    from keras.src.trainers.data_adapters.array_slicing import (
+        train_validation_split as train_validation_split,
+    )
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+    from keras.src.trainers.data_adapters.data_adapter_utils import (
+        class_weight_to_sample_weights as class_weight_to_sample_weights,
+    )
     from keras.src.trainers.data_adapters.generator_data_adapter import (
         GeneratorDataAdapter as GeneratorDataAdapter,
     )
     from keras.src.trainers.data_adapters.py_dataset_adapter import (
         PyDatasetAdapter as PyDatasetAdapter,
+    )
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import (
+        make_class_weight_map_fn as make_class_weight_map_fn,
     )
 
 # The class that gives a layer its `fit`; versions of Keras have different names for it.
@@ -157,15 +166,6 @@ def normalizes_by_batch(layer) -> bool:
     return layer.trainable or not stock
 
 
-def exchange_child(layer, old, new) -> None:
-    """Puts one tracked inner layer in the place of another (`Tracker.replace_tracked_value`).
-
-    Attributes that hold the old layer have to be set afterwards, which the tracker then allows on a
-    built layer, too.
-    """
-    layer._tracker.replace_tracked_value("layers", old, new)
-
-
 def is_rematerialized(layer) -> bool:
     """Whether a layer was made under a `keras.RematScope` (`Operation._remat_mode`)."""
     return layer._remat_mode is not None
@@ -290,14 +290,6 @@ def all_metrics(model) -> list:
         inner = layer._get_own_metrics if isinstance(layer, keras.Model) else None
         found += layer.metrics if inner is None else inner()
     return [*{id(metric): metric for metric in found}.values()]
-
-
-def compiled_metrics(model) -> tuple:
-    """The arguments `metrics` and `weighted_metrics` of `compile` (`_compile_metrics`)."""
-    compiled = model._compile_metrics
-    if compiled is None:
-        return None, None
-    return compiled._user_metrics, compiled._user_weighted_metrics
 
 
 def over_replicas(strategy, step, data):

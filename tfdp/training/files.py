@@ -9,28 +9,60 @@ The configuration (`.keras`, pickles) names a class. A model that `make_private`
 """
 
 import contextlib
+import dataclasses
 import pathlib
 
 import keras
 
 from tfdp._compat.files import optimizer_in, read_text, write_text
 from tfdp._compat.keras import configured_rate, layers_of, unpickled
-from tfdp.account import LEDGER_KEY
-from tfdp.accounting import Ledger
+from tfdp.account import LEDGER_KEY, Account, account_of, check_counted
+from tfdp.accounting import Ledger, Run
 from tfdp.optimizers import DPKerasOptimizer
-from tfdp.training.accounted_weights import AccountedWeights, refuse_legacy
-from tfdp.training.checks import refuse_unsavable
+from tfdp.session import Session
+from tfdp.training.steering import refuse_legacy
 
 # The file of the ledger in the folder of a preset.
 PRESET_LEDGER = "privacy.json"
 
 
-class SavedWithLedger(AccountedWeights):
-    """Mixin for a Keras model: its files hold the ledger, and bring it.
+class SavedWithLedger:
+    """Mixin for a Keras model: keeps the ledger of its weights, which its files hold and bring.
 
-    The class that it is mixed into provides `_privacy.optimizer_state`: None, or variables of an
-    optimizer in a file, which the next `compile` takes up.
+    The class that it is mixed into provides `_privacy.account`, the account of a model that has no
+    weights yet, and `_privacy.optimizer_state`: None, or variables of an optimizer in a file, which
+    the next `compile` takes up.
     """
+
+    # -- the ledger ------------------------------------------------------------------------------
+
+    @property
+    def _account(self) -> Account:
+        """The account of the weights, or of the model itself as long as the model has no weights."""
+        privacy = self._privacy
+        weights = list(self.weights)
+        if weights:
+            account = account_of(weights)
+            if privacy.account is not account:
+                if privacy.account.start != "assumed":
+                    account.start = privacy.account.start
+                account.absorb(privacy.account)
+                privacy.account = account
+        return privacy.account
+
+    @property
+    def _session(self) -> Session | None:
+        return self._account.session
+
+    def _checked_runs(self) -> list[Run]:
+        """The runs in the ledger; raises ValueError if the optimizer has taken other steps."""
+        optimizer, ledger = getattr(self, "optimizer", None), self._account.ledger
+        if isinstance(optimizer, DPKerasOptimizer):
+            check_counted(optimizer, ledger)
+        runs = self._account.ledger.runs
+        if self._account.start == "public":  # declared later, perhaps
+            runs = [dataclasses.replace(run, start="public") for run in runs]
+        return runs
 
     # -- the weights -----------------------------------------------------------------------------
 
@@ -73,16 +105,10 @@ class SavedWithLedger(AccountedWeights):
     def save(self, filepath, *args, **kwargs):
         """`keras.Model.save`; formats that hold no ledger are refused, before a file is begun."""
         refuse_legacy(filepath)
-        refuse_unsavable(self)
         return super().save(filepath, *args, **kwargs)
 
     def get_compile_config(self):
-        """The arguments of `compile`, without a plain optimizer, with which no private model compiles.
-
-        Keras asks for it whenever it writes a whole model, so models that could not be loaded are
-        refused here.
-        """
-        refuse_unsavable(self)
+        """The arguments of `compile`, but for a plain optimizer: no private model compiles with it."""
         return super().get_compile_config() if self._has_private_optimizer() else {}
 
     def compile_from_config(self, config):
