@@ -285,6 +285,14 @@ def test_compiled_loss_and_its_metrics():
     assert borrowed.loss_tracker(model) is model.metrics[0]
 
 
+def test_compile_metrics():
+    assert borrowed.compiled_metrics(_compiled()) == (None, None)
+    model = _compiled(metrics=["mae"])
+    assert borrowed.compiled_metrics(model) == (["mae"], None)
+    model = _compiled(weighted_metrics=["mae"])
+    assert borrowed.compiled_metrics(model) == (None, ["mae"])
+
+
 def test_compute_loss_without_training():
     class Old(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
@@ -386,6 +394,19 @@ def test_learning_rate_as_it_was_given():
         return 0.25
 
     assert borrowed.configured_rate(keras.optimizers.SGD(rate)) is rate
+
+
+def test_exchange_child():
+    class Outer(layers.Layer):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+    outer, new = Outer(layers.Dense(2)), layers.Dense(3)
+    outer.build(None)  # after which Keras tracks no further layers
+    borrowed.exchange_child(outer, outer.inner, new)
+    outer.inner = new
+    assert [*borrowed.children(outer)] == [new]
 
 
 def test_normalizes_by_batch():

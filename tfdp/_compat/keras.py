@@ -166,6 +166,15 @@ def normalizes_by_batch(layer) -> bool:
     return layer.trainable or not stock
 
 
+def exchange_child(layer, old, new) -> None:
+    """Puts one tracked inner layer in the place of another (`Tracker.replace_tracked_value`).
+
+    Attributes that hold the old layer have to be set afterwards, which the tracker then allows on a
+    built layer, too.
+    """
+    layer._tracker.replace_tracked_value("layers", old, new)
+
+
 def is_rematerialized(layer) -> bool:
     """Whether a layer was made under a `keras.RematScope` (`Operation._remat_mode`)."""
     return layer._remat_mode is not None

@@ -17,6 +17,9 @@ from tfdp.data import check_labels
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.optimizers import DPKerasOptimizer
 
+# The name of a mark: layers in this layer's attributes were exchanged, and its class does not know.
+FIXED_INSIDE = "_tfdp_fixed_inside"
+
 
 def _batch_norm(layer):
     if normalizes_by_batch(layer):
@@ -193,6 +196,19 @@ def _some(found: list[str]) -> str:
 # Methods of a model that private training replaces: one of the user's would be ignored, or would
 # train without bound and noise.
 _REPLACED = ("train_step", "make_train_function")
+
+
+def refuse_unsavable(model) -> None:
+    """Raises ValueError if a file of the whole model could not be loaded, because of `tfdp.fix`."""
+    for layer in layers_of(model, itself=True):
+        if vars(layer).get(FIXED_INSIDE):
+            raise ValueError(
+                f"'{layer.name}' ({type(layer).__name__}) got other layers for its BatchNormalization "
+                "from tfdp.fix. A file of the whole model only names the class, which makes "
+                "BatchNormalization anew, so that it could not be loaded. Expected save_weights (in "
+                "ModelCheckpoint, save_weights_only=True), and load_weights into tfdp.fix of a new "
+                "model; or another normalization in the class."
+            )
 
 
 def refuse_own_train_step(model, private_base) -> None:

@@ -7,6 +7,7 @@ import keras
 from tfdp._compat.keras import is_graph_of_layers, layers_of
 from tfdp._files import replaced_whole
 from tfdp.layers import PrivateBatchNormalization
+from tfdp.training.checks import refuse_unsavable
 from tfdp.training.files import plainly
 
 
@@ -21,7 +22,9 @@ def plain_copy(model: keras.Model) -> keras.Model:
 
     Raises:
         NotImplementedError, TypeError: the model is subclassed without `get_config`.
+        ValueError: `tfdp.fix` exchanged layers that the copy would not have.
     """
+    refuse_unsavable(model)
     with plainly(model):
         copy = type(model).from_config(model.get_config())
     if not copy.built:

@@ -20,6 +20,7 @@ from tfdp.account import LEDGER_KEY, Account, account_of, check_counted
 from tfdp.accounting import Ledger, Run
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Session
+from tfdp.training.checks import refuse_unsavable
 from tfdp.training.steering import refuse_legacy
 
 # The file of the ledger in the folder of a preset.
@@ -105,10 +106,16 @@ class SavedWithLedger:
     def save(self, filepath, *args, **kwargs):
         """`keras.Model.save`; formats that hold no ledger are refused, before a file is begun."""
         refuse_legacy(filepath)
+        refuse_unsavable(self)
         return super().save(filepath, *args, **kwargs)
 
     def get_compile_config(self):
-        """The arguments of `compile`, but for a plain optimizer: no private model compiles with it."""
+        """The arguments of `compile`, without a plain optimizer, with which no private model compiles.
+
+        Keras asks for it whenever it writes a whole model, so models that could not be loaded are
+        refused here.
+        """
+        refuse_unsavable(self)
         return super().get_compile_config() if self._has_private_optimizer() else {}
 
     def compile_from_config(self, config):

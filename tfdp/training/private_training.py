@@ -183,7 +183,7 @@ class PrivateTraining(SavedWithLedger):
         )
         build_for(self, feed.dataset)
         backup = backup_among(callbacks)
-        callbacks = checked_callbacks(callbacks)
+        callbacks = checked_callbacks(self, callbacks)
         safe = contextlib.nullcontext(Place(initial_epoch))
         if backup is not None:
             safe = backup.attached(self, self._account, feed, initial_epoch, epochs)

@@ -1,11 +1,15 @@
 """Replaces batch normalization, which mixes examples, so that a model can be trained privately."""
 
+import inspect
 import tempfile
+from collections.abc import Callable
 
 import keras
 from absl import logging
 
 from tfdp._compat.keras import (
+    children,
+    exchange_child,
     input_structure,
     is_graph_of_layers,
     layers_of,
@@ -13,8 +17,9 @@ from tfdp._compat.keras import (
 )
 from tfdp._validate import one_of, whole
 from tfdp.layers import PublicBatchNormalization, PublicExamples
+from tfdp.training.checks import FIXED_INSIDE
+from tfdp.training.export import values_into
 
-_BY_HAND = "replace BatchNormalization by GroupNormalization in the class"
 _GROUPS = 32  # Wu and He 2018, "Group Normalization"
 NORMALIZATIONS = ("group", "instance")
 
@@ -35,11 +40,16 @@ def fix(
     BatchNormalization, but not its running statistics: they were averaged over data that no guarantee
     covers. It keeps names, dtypes and the `trainable` flags, too.
 
+    The copy of a subclassed model, or of a layer that holds other layers, is a changed object of the
+    same class. A file or a pickle would make the class anew, with BatchNormalization: save the weights
+    (`save_weights`) and load them into `fix` of a new model, or write the class without it.
+
     A frozen BatchNormalization (`trainable=False`) stays as it is. Its statistics are constants of
     the model, which must not depend on the private data.
 
     Args:
-        model: a built Sequential or functional model, with such models inside. It is not changed.
+        model: a built model. Nested models, and layers that hold other layers as attributes or in
+            lists, tuples, dicts and sets, are repaired too. `model` itself is not changed.
         public_data: array [M, ...] of examples like the model's inputs (or a structure of arrays, one
             for each input), disjoint from the private data and chosen without looking at the private
             data.
@@ -54,8 +64,8 @@ def fix(
         An uncompiled model of the same name; `model` itself if there is nothing to repair.
 
     Raises:
-        ValueError: an argument is invalid or has no effect; or the model is not built, or a
-            BatchNormalization is inside of a subclassed model or layer, whose class has to be changed.
+        ValueError: an argument is invalid or has no effect; or the model is not built, or is
+            subclassed and cannot be made again from its configuration.
 
     Example:
         >>> import keras, tfdp
@@ -79,20 +89,17 @@ def fix(
             "normalization with public_data, which takes the statistics of public examples. Received "
             f"num_groups={num_groups!r}, normalization={normalization!r}. Leave one of them out."
         )
-    if not any(map(normalizes_by_batch, layers_of(model, itself=True))):
+    _refuse_unknown(model, public_data)
+    if not _mixing(model):
         return model
-    if not (is_graph_of_layers(model) and model.built):
-        raise ValueError(
-            "Invalid value received for argument `model`. Expected a built Sequential or functional "
-            f"model. Received: {type(model).__name__} '{model.name}'. Give it an Input layer; in a "
-            f"subclassed model, {_BY_HAND}."
-        )
     if public_data is None:
         groups = (num_groups or _GROUPS) if normalization == "group" else None
-        network = _clone(model, {}, lambda layer: _group_norm(layer, groups))
+        repair = _Repair(lambda layer: _group_norm(layer, groups))
     else:
-        network = _clone(model, {}, _public_norm)
-    _take_over(model, network)
+        repair = _Repair(_public_norm)
+    network = repair.repaired(model if is_graph_of_layers(model) else _copy(model))
+    made = [f"'{name}': {_described(layer)}" for name, layer in repair.made]
+    logging.info("tfdp.fix replaced %d layers: %s.", len(made), "; ".join(made))
     if public_data is None:
         return network
     inputs = keras.tree.map_structure(
@@ -103,60 +110,180 @@ def fix(
     return keras.Model(inputs, outputs, name=model.name)
 
 
-def _clone(model, made: dict, make):
-    """A copy of a graph of layers with new weights.
+def _refuse_unknown(model, public_data):
+    built = isinstance(model, keras.Model) and model.built
+    if not built or (public_data is not None and not is_graph_of_layers(model)):
+        what = "model" if public_data is None else "Sequential or functional model with public_data"
+        raise ValueError(
+            f"Invalid value received for argument `model`. Expected a built {what}. Received: "
+            f"{type(model).__name__} '{getattr(model, 'name', '')}'. Give it an Input layer or call it "
+            "once on data; in a subclassed model with public_data replace the layers by hand."
+        )
+
+
+def _mixing(layer):
+    return [inner for inner in layers_of(layer, itself=True) if normalizes_by_batch(inner)]
+
+
+def _copy(model):
+    """A copy of a subclassed model, made from its configuration."""
+    try:
+        made = type(model).from_config(_arguments(model))
+        _copy_names(model, made)
+        made.build_from_config(model.get_build_config() or {})
+        _copy_state(model, made)
+        made.built = True  # all weights are there
+    except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"Model '{model.name}' ({type(model).__name__}) cannot be copied: {error} Expected a "
+            "subclassed model that its get_config and from_config make again, with the same weights. "
+            "Define them, or replace its BatchNormalization layers by hand."
+        ) from error
+    _copy_flags(model, made)
+    return made
+
+
+def _arguments(model):
+    """The configuration of a model, without what its constructor does not take."""
+    config = model.get_config()
+    parameters = inspect.signature(type(model).__init__).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return config
+    return {name: value for name, value in config.items() if name in parameters}
+
+
+def _copy_names(old, new):
+    pairs = layers_of(old, itself=True), layers_of(new, itself=True)
+    if len(pairs[0]) == len(pairs[1]):  # else `build` makes some of the layers
+        for a, b in zip(*pairs, strict=True):
+            b.name = a.name
+
+
+def _copy_state(old, new):
+    values_into(new, old)
+    for a, b in zip(layers_of(old, itself=True), layers_of(new, itself=True), strict=True):
+        # What a preprocessing layer was adapted to may be a table.
+        if callable(getattr(a, "adapt", None)) and hasattr(a, "save_assets"):
+            with tempfile.TemporaryDirectory() as folder:
+                a.save_assets(folder)
+                b.load_assets(folder)
+
+
+def _copy_flags(old, new):
+    # Setting the flag of a layer sets those of all layers inside, so outer layers come first.
+    for a, b in zip(layers_of(old, itself=True), layers_of(new, itself=True), strict=True):
+        b.trainable = a.trainable
+
+
+class _Repair:
+    """One repair of a model.
 
     Args:
-        model: a Sequential or functional model.
-        made: the layers of the copy by the ids of those that they stand for, so that a shared layer
-            stays shared.
         make: makes the replacement for a BatchNormalization, not built.
+
+    Attributes:
+        made: (name, replacement) for each BatchNormalization.
     """
 
-    def operation(old):
-        """What stands in the copy for a layer, or a function such as `keras.ops.add`."""
-        if id(old) not in made:
-            if normalizes_by_batch(old):
-                made[id(old)] = make(old)
-            elif is_graph_of_layers(old):
-                made[id(old)] = _clone(old, made, make)
-            else:
-                made[id(old)] = type(old).from_config(old.get_config())
-        return made[id(old)]
+    def __init__(self, make: Callable):
+        self._make = make
+        # (new layer, old layer) by the id of the old layer, so that a shared layer stays shared. The
+        # old layer is there to keep its id in use.
+        self._done: dict = {}
+        self.made: list[tuple] = []
 
-    # `clone_model` accepts no call function for Sequential models, which do not need one.
-    options = {} if isinstance(model, keras.Sequential) else {"call_function": _call}
-    clone = keras.models.clone_model(model, clone_function=operation, **options)
-    clone.name = model.name
-    return clone
+    def repaired(self, layer):
+        """The layer to use in place of `layer`: a graph is copied, another layer changed in place."""
+        if normalizes_by_batch(layer):
+            return self._once(layer, self._replacement)
+        if not _mixing(layer):
+            return layer
+        if is_graph_of_layers(layer):
+            return self._once(layer, self._graph)
+        return self._once(layer, self._attributes)
 
+    def _once(self, old, make):
+        if id(old) not in self._done:
+            self._done[id(old)] = (make(old), old)
+        return self._done[id(old)][0]
 
-def _take_over(model, clone):
-    """Copies weights and `trainable` flags; outer layers come first, whose flag sets those inside."""
-    log = []
-    for old, new in zip(layers_of(model, itself=True), layers_of(clone, itself=True), strict=True):
-        new.trainable = old.trainable
-        if normalizes_by_batch(new):
-            raise ValueError(
-                f"BatchNormalization '{old.name}' is inside of a layer with a class of its own, which "
-                f"tfdp.fix does not change. Expected no such layer: {_BY_HAND}."
-            )
-        if normalizes_by_batch(old):
-            groups = getattr(new, "groups", "public")
-            log.append(f"'{old.name}': {type(new).__name__} ({groups})")
-            for name in ("gamma", "beta"):
-                if getattr(old, name) is not None:
-                    getattr(new, name).assign(getattr(old, name))
-            continue
-        values = {}
-        old.save_own_variables(values)
-        new.load_own_variables(values)
-        # What a preprocessing layer was adapted to may be a table.
-        if callable(getattr(old, "adapt", None)) and hasattr(old, "save_assets"):
-            with tempfile.TemporaryDirectory() as folder:
-                old.save_assets(folder)
-                new.load_assets(folder)
-    logging.info("tfdp.fix replaced %d layers: %s.", len(log), "; ".join(log))
+    def _replacement(self, layer):
+        made = self._make(layer)
+        made.build(_input_shape(layer))
+        for name in ("gamma", "beta"):
+            if getattr(layer, name) is not None:
+                getattr(made, name).assign(getattr(layer, name))
+        self.made.append((layer.name, made))
+        return made
+
+    def _graph(self, model):
+        clone = self._clone(model)
+        self._take_over(model)
+        for layer in layers_of(clone):
+            if not is_graph_of_layers(layer):
+                self.repaired(layer)
+        return clone
+
+    def _clone(self, model):
+        # `clone_model` accepts no call function for Sequential models, which do not need one.
+        options = {} if isinstance(model, keras.Sequential) else {"call_function": _call}
+        clone = keras.models.clone_model(model, clone_function=self._operation, **options)
+        clone.name = model.name
+        self._done[id(model)] = (clone, model)
+        return clone
+
+    def _operation(self, operation):
+        """What stands in the copy of a graph for a layer, or a function such as `keras.ops.add`."""
+        if normalizes_by_batch(operation):
+            return self.repaired(operation)
+        if is_graph_of_layers(operation):
+            return self._once(operation, self._clone)
+        return self._once(operation, lambda old: type(old).from_config(old.get_config()))
+
+    def _take_over(self, model):
+        """Copies weights and `trainable` flags of a graph that was cloned, outer layers first."""
+        self._done[id(model)][0].trainable = model.trainable
+        for old in model.layers:
+            new, _ = self._done.get(id(old), (None, None))
+            if is_graph_of_layers(old):
+                self._take_over(old)
+            elif normalizes_by_batch(old):
+                new.trainable = old.trainable
+            elif new is not None:  # Keras makes the inputs itself
+                _copy_state(old, new)
+                _copy_flags(old, new)
+
+    def _attributes(self, layer):
+        """Replaces what the attributes of a layer hold; the layer is one that may be changed."""
+        for old in list(children(layer)):
+            new = self.repaired(old)
+            if new is not old:
+                exchange_child(layer, old, new)
+        for name, value in list(vars(layer).items()):
+            new = self._exchanged(value)
+            if new is not value:
+                setattr(layer, name, new)
+        vars(layer)[FIXED_INSIDE] = True
+        return layer
+
+    def _exchanged(self, value):
+        """`value` with new layers for old ones; lists, dicts and sets are changed in place."""
+        if isinstance(value, keras.Layer):
+            return self._done.get(id(value), (value,))[0]
+        if isinstance(value, (list, dict)):
+            for key, old in list(enumerate(value) if isinstance(value, list) else value.items()):
+                new = self._exchanged(old)
+                if new is not old:
+                    value[key] = new
+        elif isinstance(value, set):
+            for old in list(value):
+                value.remove(old)
+                value.add(self._exchanged(old))
+        elif isinstance(value, tuple):
+            new = [self._exchanged(old) for old in value]
+            if any(a is not b for a, b in zip(new, value, strict=True)):
+                return type(value)(*new) if hasattr(value, "_fields") else tuple(new)
+        return value
 
 
 def _call(layer, *args, **kwargs):
@@ -178,6 +305,11 @@ def _input_structure(network):
     return structure
 
 
+def _axis_of(layer):
+    axis = layer.axis
+    return axis[0] if isinstance(axis, (list, tuple)) else axis
+
+
 def _group_norm(layer, most: int | None):
     """A GroupNormalization with at most so many groups; None takes one group for each channel."""
     features = int(layer.moving_mean.shape[0])
@@ -186,7 +318,7 @@ def _group_norm(layer, most: int | None):
         groups = 1  # groups of one feature without positions would normalize everything to zero
     return keras.layers.GroupNormalization(
         groups,
-        axis=layer.axis,
+        axis=_axis_of(layer),
         epsilon=layer.epsilon,
         **{f"{of}_{what}": getattr(layer, f"{of}_{what}") for of in _AFFINE for what in _PARTS},
         **_common(layer),
@@ -198,7 +330,7 @@ _AFFINE, _PARTS = ("gamma", "beta"), ("initializer", "regularizer", "constraint"
 
 
 def _public_norm(layer):
-    return PublicBatchNormalization(layer.axis, layer.epsilon, **_common(layer))
+    return PublicBatchNormalization(_axis_of(layer), layer.epsilon, **_common(layer))
 
 
 def _common(layer):
@@ -209,6 +341,12 @@ def _common(layer):
         "trainable": layer.trainable,
         "dtype": layer.dtype_policy,
     }
+
+
+def _described(layer):
+    public = isinstance(layer, PublicBatchNormalization)
+    what = "public examples" if public else f"{layer.groups} groups"
+    return f"{type(layer).__name__} ({what})"
 
 
 def _input_shape(layer):
