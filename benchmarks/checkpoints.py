@@ -1,9 +1,8 @@
 """Measures what states of an unfinished training cost: `python -m benchmarks.checkpoints`.
 
 One training for each model, with the default settings of `BackupAndRestore`. Measured is the time
-that the training waits for the callback: reservations, states that are copied, hooks. Writing goes on
-beside the training; what it takes from the training's processor is in the second figure, the time of
-a whole step with the callback over that without, in turns.
+that the training waits for the callback, for reservations, states and hooks, and the time of a whole
+step with the callback over that without, in turns.
 """
 
 import argparse

@@ -159,7 +159,8 @@ def gradients_are_clipped_at_three_halves():
 @noticed_by("gradients/test_bounds.py")
 def each_layer_is_clipped_at_the_whole_norm():
     change(
-        "gradients.bounds:PerLayerL2Clip._clip_of_a_layer", lambda share, self: self.l2_norm_clip
+        "gradients.bounds:PerLayerL2Clip.scales",
+        lambda scales, self, norms: scales(self, norms / (max(self.layers) + 1)),
     )
 
 

@@ -74,7 +74,6 @@ def load(folder):
 
 # All ways to make a private model from the files of another one, without its optimizer if possible.
 WAYS = {
-    # Also makes the class of the optimizer, which no file names.
     "pickle": lambda f: pickle.loads((f / "m.pickle").read_bytes()),
     "model": lambda f: tfdp.make_private(load(f)),
     "model, compiled anew": lambda f: tfdp.make_private(compiled(load(f), sgd(noise=9.0))),
@@ -90,6 +89,7 @@ WAYS = {
 def look(folder):
     """Prints, for each way, the steps and the budget that another process finds."""
     found = {}
+    make_dp_optimizer_class(Own)  # files and pickles hold its name only
     for name, way in WAYS.items():
         model = way(pathlib.Path(folder))
         found[name] = [steps(model), model.privacy.budget.epsilon]

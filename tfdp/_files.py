@@ -7,7 +7,6 @@ another name, flushed to the disk and renamed, because renaming is atomic.
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -20,40 +19,6 @@ _AT_FDCWD = -100
 _CANNOT_SWAP = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 # Errors of file systems without fsync for folders: names are durable by other means, or never.
 _CANNOT_SYNC_FOLDERS = (errno.EINVAL, errno.ENOTSUP)
-
-
-# Locks of this process, by their descriptors.
-_LOCKS: set[int] = set()
-
-
-def lock(handle: int) -> None:
-    """Locks an open file for this process alone.
-
-    A process that is forked off, such as a worker that loads data, shares the descriptors of its
-    parent, and would hold the lock when its parent was killed. So it lets go of it.
-
-    Raises:
-        BlockingIOError: another process has the lock.
-    """
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    _LOCKS.add(handle)
-
-
-def unlock(handle: int) -> None:
-    """Closes a file that `lock` has locked."""
-    _LOCKS.discard(handle)
-    os.close(handle)
-
-
-def _let_go_in_child():
-    if _LOCKS:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for handle in _LOCKS:
-            os.dup2(nothing, handle)  # closed by whoever closes the lock
-        os.close(nothing)
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def sync_file(path: str | os.PathLike) -> None:

@@ -72,24 +72,12 @@ class _AfterKeras(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            del spec.loader.exec_module  # this function, which hides that of the loader's class
+            execute(module)
+            _register()
+
+        spec.loader.exec_module = exec_module
         return spec
-
-
-class _Loader(importlib.abc.Loader):
-    """A loader that hands everything to another one, and registers at the end."""
-
-    def __init__(self, loader):
-        self._loader = loader
-
-    def __getattr__(self, name):
-        return getattr(self._loader, name)
-
-    def create_module(self, spec):
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module):
-        module.__loader__ = module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        _register()

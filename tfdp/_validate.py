@@ -49,14 +49,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     Names that differ in upper and lower case only count as equal here.
     """
-    known = [*known]
-    # The name with the same case wins where two known names differ in case only.
     spelled = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if not close or name.lower() in spelled:
-        lower = difflib.get_close_matches(name.lower(), [*spelled], n=1, cutoff=0.6)
-        close = [spelled[each] for each in lower]
-    return f" Did you mean {close[0]!r}?" if close else ""
+    close = difflib.get_close_matches(name.lower(), spelled, n=1)
+    return f" Did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 def refuse_unknown(
@@ -91,13 +86,11 @@ def whole(
     remedy: str = "Pass an integer in this range.",
 ) -> int | None:
     """Returns an integer from `minimum` to `maximum` as an int. A float is refused, even 3.0."""
-    if optional and value is None:
-        return None
     number = _scalar(value)
     good = isinstance(number, numbers.Integral) and number >= minimum
     if not good or not (maximum is None or number <= maximum):
         limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-        refuse(name, f"a whole number {limits}", value, remedy, optional=optional)
+        return _absent(name, f"a whole number {limits}", value, remedy, optional)
     return int(number)
 
 
@@ -110,12 +103,10 @@ def finite(
     remedy: str = "Pass such a number.",
 ) -> float | None:
     """Returns a finite number as a float; it is at least `minimum`, unless that is None."""
-    if optional and value is None:
-        return None
     number = _real(value)
     if not math.isfinite(number) or not (minimum is None or number >= minimum):
         limit = "" if minimum is None else f" of at least {minimum:g}"
-        refuse(name, f"a finite number{limit}", value, remedy, optional=optional)
+        return _absent(name, f"a finite number{limit}", value, remedy, optional)
     return number
 
 
@@ -123,11 +114,9 @@ def positive(
     name: str, value: Any, *, optional: bool = False, remedy: str = "Pass such a number."
 ) -> float | None:
     """Returns a finite number above 0 as a float."""
-    if optional and value is None:
-        return None
     number = _real(value)
-    if not (number > 0 and math.isfinite(number)):
-        refuse(name, "a finite number above 0", value, remedy, optional=optional)
+    if not 0 < number < math.inf:
+        return _absent(name, "a finite number above 0", value, remedy, optional)
     return number
 
 
@@ -150,12 +139,10 @@ def fraction(
       optional: Whether None is allowed.
       remedy: A sentence that says what to do.
     """
-    if optional and value is None:
-        return None
     number = _real(value)
     if not (0 < number < 1 or (zero and number == 0) or (one and number == 1)):
         interval = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
-        refuse(name, f"a number in {interval}", value, remedy, optional=optional)
+        return _absent(name, f"a number in {interval}", value, remedy, optional)
     return number
 
 
@@ -168,14 +155,12 @@ def one_of(
     remedy: str = "Use one of these.",
 ) -> str | None:
     """Returns a string that is one of `choices`."""
-    if optional and value is None:
-        return None
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         if isinstance(value, str):
             remedy = f"{did_you_mean(value, choices)} {remedy}".strip()
-        refuse(name, f"one of {listed}", value, remedy, optional=optional)
+        return _absent(name, f"one of {listed}", value, remedy, optional)
     return value
 
 
@@ -188,16 +173,15 @@ def text(name: str, value: Any, *, remedy: str = "Pass a text that is not empty.
 
 def flag(name: str, value: Any) -> bool:
     """Returns a bool. The numbers 0 and 1 are refused, because they are often mistakes."""
-    scalar = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
-    if not isinstance(scalar, bool | np.bool_):
+    if not isinstance(value, bool | np.bool_):
         refuse(name, "True or False", value, "Pass one of the two.")
-    return bool(scalar)
+    return bool(value)
 
 
 def instance(name: str, value: Any, kind: type, *, remedy: str, optional: bool = False) -> Any:
     """Returns an object of class `kind`."""
-    if not (isinstance(value, kind) or (optional and value is None)):
-        refuse(name, f"an instance of {kind.__name__}", value, remedy, optional=optional)
+    if not isinstance(value, kind):
+        return _absent(name, f"an instance of {kind.__name__}", value, remedy, optional)
     return value
 
 
@@ -239,12 +223,10 @@ def schedule(
       ValueError: If a value is not a number, not finite, too small or, with `integer`, not whole. The
         message names the step of the first such value in a sequence.
     """
-    if optional and value is None:
-        return None
     one = f"a {'whole' if integer else 'finite'} number of at least {minimum:g}"
     array = _table(value)
     if array is None:
-        refuse(name, f"{one}, or a flat sequence of them", value, remedy, optional=optional)
+        return _absent(name, f"{one}, or a flat sequence of them", value, remedy, optional)
     good = np.isfinite(array) & (array >= minimum)
     if integer:
         good &= array == np.floor(array)
@@ -256,16 +238,19 @@ def schedule(
     return number(array) if array.ndim == 0 else tuple(number(v) for v in array)
 
 
+def _absent(name: str, expected: str, value: Any, remedy: str, optional: bool) -> None:
+    """Returns None where that is a valid value, and refuses every other one."""
+    if value is not None or not optional:
+        refuse(name, expected, value, remedy, optional=optional)
+
+
 def _scalar(value: Any) -> Any:
     """Returns the value of a scalar or of an array without dimensions.
 
     Bools and arrays with dimensions become None, because they are not numbers.
     """
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
-        try:
-            array = np.asarray(value)
-        except (TypeError, ValueError, NotImplementedError):  # a symbolic tensor has no value
-            return None
+        array = np.asarray(value)
         value = array[()] if array.ndim == 0 else None
     return None if isinstance(value, bool | np.bool_) else value
 
@@ -273,23 +258,12 @@ def _scalar(value: Any) -> Any:
 def _real(value: Any) -> float:
     """Returns a real number as a float, with -0.0 as 0.0, and NaN for everything else."""
     number = _scalar(value)
-    if not isinstance(number, numbers.Real):
-        return math.nan
-    try:
-        return float(number) + 0.0
-    except OverflowError:  # an int that is larger than all floats
-        return math.inf
+    return float(number) + 0.0 if isinstance(number, numbers.Real) else math.nan
 
 
 def _table(value: Any) -> np.ndarray | None:
     """Returns a number or flat sequence of numbers as an array of floats; None for all else."""
-    # NumPy would convert a bool among floats to a number.
-    if isinstance(value, list | tuple) and {bool, np.bool_} & set(map(type, value)):
-        return None
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, NotImplementedError):  # such as a ragged sequence
-        return None
+    array = np.asarray(value)
     if array.dtype.kind not in "iuf" or array.ndim > 1:
         # An empty sequence is not refused here, because NumPy gives it a float dtype.
         return None

@@ -10,6 +10,7 @@ by a plain model between two private ones is not noticed; the first two assumpti
 are about that.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -26,6 +27,45 @@ LEDGER_KEY = "tfdp_ledger"
 DECLARED = "_tfdp_declared"
 
 
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+    """A run that continues after a pause, possibly in another process.
+
+    Attributes:
+        run_id: id of the run in the ledger.
+        steps: number of steps that the run took before.
+        first_iteration: the optimizer's iteration at the run's first step.
+        run: the description of the run.
+        turn: number of the next lot, counted from the first turn of the first group.
+        fingerprint: fingerprint of the examples; None if they have no fixed place.
+    """
+
+    run_id: str
+    steps: int
+    first_iteration: int
+    run: Run
+    turn: int = 0
+    fingerprint: str | None = None
+
+    def check_place(self, plan) -> None:
+        """Raises ValueError if examples have places, and the next lots are not those that come next.
+
+        Args:
+            plan: how the next steps draw their examples (`tfdp.session.Plan`).
+        """
+        run = self.run
+        if not run.has_places:
+            return
+        start = self.steps % run.steps_per_epoch if run.sampling.whole_epochs else 0
+        expected = (start, self.turn % run.groups, self.fingerprint)
+        found = (plan.start, plan.turn, None if plan.lots is None else plan.lots.fingerprint())
+        if expected != found:
+            raise ValueError(
+                "The saved run continues with the next lots of the same examples in the same order. "
+                f"Expected (place in the epoch, turn, fingerprint) {expected}. Found {found}."
+            )
+
+
 class Account:
     """What was spent on a set of weights. A plain object, so that Keras neither tracks nor saves it.
 
@@ -33,11 +73,13 @@ class Account:
         session: the last entry of the ledger that was opened for steps (`session.Session`), or None.
         start: what is known about the weights before private training: "assumed" (to be
             independent of the private data) or "public" (the user declared that they are).
+        waiting: the `SavedRun` that the next steps continue, or None.
     """
 
     def __init__(self):
         self.session = None
         self.start = "assumed"
+        self.waiting: SavedRun | None = None
         self._ledger = Ledger()
         # Planned steps of the running training that are not taken yet; they count if it ends now.
         self.left_to_take: Callable[[], float] = lambda: 0
@@ -50,6 +92,13 @@ class Account:
         if self.session is not None:
             self.session.record()
         return self._ledger
+
+    @property
+    def next_turn(self) -> int:
+        """Number of the next lot; modulo the number of groups, the group whose turn it is."""
+        if self.waiting is not None:
+            return self.waiting.turn
+        return 0 if self.session is None else self.session.next_turn
 
     @property
     def ledger_of_files(self) -> Ledger:
@@ -131,6 +180,31 @@ def account_of(variables: Sequence[keras.Variable]) -> Account:
     for variable in variables:
         variable._tfdp_account = first
     return first
+
+
+def known_steps(ledger: Ledger) -> int:
+    """Number of private steps in a ledger, the most steps of an optimizer that it accounts for."""
+    return sum(run.steps for run in ledger.runs if hasattr(run, "noise_multiplier"))
+
+
+def check_counted(optimizer, ledger: Ledger) -> None:
+    """Raises ValueError if a private optimizer has taken more steps than a ledger contains.
+
+    Args:
+        optimizer: a private optimizer.
+        ledger: the ledger of the weights that it trains.
+    """
+    taken = int(optimizer.iterations.numpy())  # also of one that is not built, from a checkpoint
+    known = known_steps(ledger) + vars(optimizer).get(DECLARED, 0)
+    if taken > known:
+        raise ValueError(
+            f"The optimizer has taken {taken} steps, and its ledger knows of {known}: it was "
+            "restored from something that holds no ledger, such as a tf.train.Checkpoint or the "
+            "file of a plain model, or it is another model's. Save with model.save or "
+            "model.save_weights, or keep model.privacy.ledger.to_json() beside the checkpoint and "
+            "merge it: model.privacy.ledger.merge(Ledger.from_json(text)). Declare steps on public "
+            "data by make_private(model, start='public')."
+        )
 
 
 _UNKNOWN_PLAN = (

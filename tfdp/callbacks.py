@@ -48,10 +48,8 @@ class EpsilonCurve:
     Epsilon is computed at up to `points` step counts, each when it is first needed, so the cost does
     not grow with the length of the training. For a step count in between, the curve returns the value
     at the next of them: an upper bound, since what is released later includes what was released so
-    far. The last one is the end of the training, where the curve is exact. The others are ends of
-    epochs, first of each one and then of every few, or divide epochs into equal parts if there are
-    few. They depend on the run only and not on the time that anything took, so equal trainings show
-    equal values. Earlier spending on the same weights is included.
+    far. They are ends of epochs, of each one or of every few, and the end of the training, where the
+    curve is exact. Earlier spending on the same weights is included.
 
     Construct a curve after the first step: until then, other callbacks may restore weights and their
     ledger.
@@ -113,15 +111,8 @@ def step_counts(steps: int, steps_per_epoch: int, points: int) -> list[int]:
         points: largest number of step counts above 0.
     """
     epochs = -(-steps // steps_per_epoch)
-    if epochs > points:
-        first = points // 2 * steps_per_epoch  # the first epochs are exact
-        spacing = steps_per_epoch * -(-(epochs - points // 2) // (points - points // 2))
-        return [*range(0, first, steps_per_epoch), *range(first, steps, spacing), steps]
-    parts = points // max(epochs, 1)
-    length = min(steps_per_epoch, steps)
-    inside = [-(-length * part // parts) for part in range(parts)]
-    starts = range(0, steps, steps_per_epoch)
-    return sorted({0, steps, *(min(start + more, steps) for start in starts for more in inside)})
+    ends = {-(-epochs * part // points) * steps_per_epoch for part in range(points + 1)}
+    return sorted({min(end, steps) for end in ends})
 
 
 class PrivacyProgress(keras.callbacks.Callback):

@@ -217,11 +217,6 @@ class Session:
         """Number of steps that are still allowed; infinite without a limit."""
         return 0 if self._closed else self.limit - self.taken
 
-    @property
-    def is_limited(self) -> bool:
-        """Whether a budget bounds the number of steps."""
-        return self._budget is not None
-
     def record(self) -> None:
         """Records the steps taken so far in the ledger."""
         if self._closed:
@@ -365,18 +360,16 @@ class Session:
         self.taken = int(self._begun.numpy())
 
     def _why_exhausted(self):
-        taken = f"{self.taken} were taken"
         if self._budget is None:
             return (
-                f"This training was planned for {self.limit:g} steps, and {taken}. Start further steps "
-                "with fit() or train_on_batch(), so that they are accounted."
+                f"This training was planned for {self.limit:g} steps, and {self.taken} were taken. "
+                "Start further steps with fit() or train_on_batch(), so that they are accounted."
             )
-        spent = sum(run.steps for run in self.earlier())
-        earlier = f", after {spent} steps of earlier runs on these weights" if spent else ""
         return (
             f"The privacy budget is exhausted: {self._budget.kind} epsilon {self._budget.epsilon:g} "
             f"at delta {self._budget.delta:g} ({self._budget.adjacency}) allows {self.limit:g} steps "
-            f"of this training{earlier}, and {taken}. Stop here, or start with more noise."
+            f"of this training on these weights, and {self.taken} were taken. Stop here, or start "
+            "with more noise."
         )
 
 

@@ -23,13 +23,12 @@ def _compiled(loss="mse", **options):
 
 
 def test_stateless_scopes():
-    assert not borrowed.in_stateless_scope() and borrowed.get_stateless_scope() is None
+    assert borrowed.get_stateless_scope() is None
     variable = keras.Variable(1.0)
     with keras.StatelessScope([(variable, 2.0)]):
         with keras.StatelessScope([(variable, 3.0)]):
             assert borrowed.get_stateless_scope().get_current_value(variable) == 3.0
         assert borrowed.get_stateless_scope().get_current_value(variable) == 2.0
-        assert borrowed.in_stateless_scope()
 
 
 def test_convolutions():
@@ -383,14 +382,6 @@ def test_fn_kwargs():
 
 
 # -- optimizers --------------------------------------------------------------------------------------
-
-
-def test_trainable_variables():
-    optimizer = keras.optimizers.Adam()
-    variables = [keras.Variable(1.0), keras.Variable([2.0])]
-    optimizer.build(variables)
-    found = borrowed.trained_variables(optimizer)
-    assert [id(v) for v in found] == [id(v) for v in variables]
 
 
 def test_learning_rate_as_it_was_given():

@@ -5,11 +5,11 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tests.gradients.reference import MedianClip, assert_equal_sums, loop_bounded_sum, run_engine
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum
 from tfdp.gradients.rules.recording import owners
-from tfdp.gradients.testing import MedianClip, assert_equal_sums, loop_bounded_sum, run_engine
 
 ENGINES = {"ghost": ghost.bounded_sum, "vectorized": exact.bounded_sum}
 

@@ -37,17 +37,6 @@ def in_a_box(encoded, codebook, clip):
     return np.any(np.all(ordered <= boxes, axis=2), axis=1)
 
 
-@pytest.mark.parametrize("clip", [0.01, 30.0])
-def test_sorting_is_the_papers_loop(clip):
-    codebook = Codebook.gaussian(20, 300)
-    encoder = Encoder(codebook, clip)
-    rows = gradients(6, 300, scale=0.3 * clip)
-    found = tf.function(encoder.encode_sorted)(tf.constant(rows)).numpy()
-    for row, encoded in zip(rows, found, strict=True):
-        np.testing.assert_allclose(encoded, algorithm_2(row, codebook.vectors(), clip), rtol=1e-5)
-    assert not np.allclose(found, rows)
-
-
 @pytest.mark.parametrize("clip", [1e-9, 1.0, 1e9])
 def test_where_leading_bits_tell_entries_apart_nothing_needs_sorting(clip):
     # The entries differ by 2% and have a random order and random signs.
@@ -55,7 +44,7 @@ def test_where_leading_bits_tell_entries_apart_nothing_needs_sorting(clip):
     rows = np.stack([draw.permutation(1.02 ** np.arange(-600, 100.0)) for _ in range(4)])
     rows = (0.02 * clip * rows * draw.choice([-1, 1], rows.shape)).astype(np.float32)
     codebook = Codebook.gaussian(1, 700)
-    found = tf.function(Encoder(codebook, clip).encode_by_bins)(tf.constant(rows))
+    found = tf.function(Encoder(codebook, clip).encode)(tf.constant(rows))
     for row, encoded in zip(rows, found.numpy(), strict=True):
         expected = algorithm_2(row, codebook.vectors(), clip)
         np.testing.assert_allclose(encoded, expected, rtol=1e-6)
@@ -76,13 +65,12 @@ def test_whatever_the_gradient_the_box_is_kept(row, clip, size, blocks):
     codebook = Codebook.gaussian(size, 7, most_blocks=blocks, seed=3)
     encoder = Encoder(codebook, clip)
     rows = tf.constant([row], tf.float32)
-    for encode in (encoder.encode_by_bins, encoder.encode_sorted):
-        encoded = encode(rows).numpy().astype(float)
-        assert in_a_box(encoded, codebook, clip)
-        assert np.all(np.abs(encoded) <= np.abs(row))
-        assert np.all(encoded * np.array(row) >= 0)
-        assert np.linalg.norm(encoded) <= clip
-        assert np.abs(encoded).max() <= codebook.largest_entry * clip
+    encoded = encoder.encode(rows).numpy().astype(float)
+    assert in_a_box(encoded, codebook, clip)
+    assert np.all(np.abs(encoded) <= np.abs(row))
+    assert np.all(encoded * np.array(row) >= 0)
+    assert np.linalg.norm(encoded) <= clip
+    assert np.abs(encoded).max() <= codebook.largest_entry * clip
 
 
 def test_the_most_similar_vector_is_chosen():
@@ -91,19 +79,15 @@ def test_the_most_similar_vector_is_chosen():
     draw = np.random.default_rng(0)
     rows = np.stack([draw.permutation(v) for v in (steep, flat, middle, steep)]).astype(np.float32)
     rows *= 100 * draw.choice([-1, 1], rows.shape)
-    encoder = Encoder(codebook, 1.0)
-    for encode in (encoder.encode_by_bins, encoder.encode_sorted):
-        encoded = encode(tf.constant(rows)).numpy()
-        # An encoded gradient far above the box equals the vector, except for order and signs.
-        for row, vector in zip(encoded, (1, 0, 2, 1), strict=True):
-            distance = np.linalg.norm(np.sort(np.abs(row)) - codebook.vectors(), axis=1)
-            assert np.argmin(distance) == vector
+    encoded = Encoder(codebook, 1.0).encode(tf.constant(rows)).numpy()
+    # An encoded gradient far above the box equals the vector, except for order and signs.
+    for row, vector in zip(encoded, (1, 0, 2, 1), strict=True):
+        distance = np.linalg.norm(np.sort(np.abs(row)) - codebook.vectors(), axis=1)
+        assert np.argmin(distance) == vector
 
 
-@pytest.mark.parametrize("way", ["encode_sorted", "encode_by_bins"])
-def test_other_rows_have_no_say(way):
-    codebook = Codebook.gaussian(300, 700)
-    encode = getattr(Encoder(codebook, 1.0), way)
+def test_other_rows_have_no_say():
+    encode = Encoder(Codebook.gaussian(300, 700), 1.0).encode
     rows = tf.constant(gradients(33, 700, scale=0.02))
     together = encode(rows).numpy()
     for start, stop in ((0, 1), (5, 6), (1, 33), (0, 17), (32, 33)):
@@ -155,6 +139,5 @@ def test_bad_codebooks_are_refused(make):
 
 
 def test_given_vectors_are_scaled_to_norm_one():
-    codebook = Codebook.of(np.array([[3.0, -4.0], [-5.0, 0.0]]), private=True)
+    codebook = Codebook.of(np.array([[3.0, -4.0], [-5.0, 0.0]]))
     np.testing.assert_allclose(codebook.vectors(), [[0.6, 0.8], [0.0, 1.0]], rtol=1e-6)
-    assert codebook.private

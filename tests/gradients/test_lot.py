@@ -10,13 +10,13 @@ from absl import logging
 from keras import layers
 
 from tests.gradients.checking import lot_for, normal
+from tests.gradients.reference import assert_equal_sums, loop_bounded_sum
 from tfdp.gradients import chunks as chunking
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
-from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum
 
 CLIP = 0.5
 

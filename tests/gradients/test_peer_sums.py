@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 from tests.gradients import peer_models as cases
+from tests.gradients.reference import run_engine
 from tfdp.gradients.bounds import EachLayerL2Clip, GlobalL2Clip
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.testing import run_engine
 
 FOLDER = Path(__file__).parent / "fixtures"
 ENGINES = {"ghost": ghost.bounded_sum, "vectorized": exact.bounded_sum}

@@ -7,10 +7,10 @@ import tensorflow as tf
 from keras import layers
 
 from tests.gradients.checking import normal
+from tests.gradients.reference import assert_equal_sums, loop_bounded_sum
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum
 
 L = keras.losses
 LOSSES = {

@@ -138,5 +138,3 @@ def test_all_of_a_network_is_trained(name):
 def test_bad_arguments_are_refused(options, name):
     with pytest.raises(ValueError, match=name):
         dense(**options)
-    with pytest.raises(ValueError, match="network"):
-        NoisyWeights(keras.Sequential([keras.layers.Dense(3)]), 0.1)

@@ -188,16 +188,6 @@ def test_files_and_releases(tmp_path):
         tfdp.export(nested, tmp_path / "nested.keras", stock_layers=True)
 
 
-def test_weights_of_a_layer_with_other_units(tmp_path):
-    model, layer = alone((2,))
-    set_statistics(layer, [1.0, -2.0], [0.5, 3.0])
-    model.save_weights(tmp_path / "one.weights.h5")
-    other, theirs = alone((2,), truncation=5.0, rate=3.0)
-    other.load_weights(tmp_path / "one.weights.h5")
-    np.testing.assert_allclose(theirs.running_mean, [1.0, -2.0], rtol=1e-6)
-    np.testing.assert_allclose(theirs.running_variance, [0.5, 3.0], rtol=1e-6)
-
-
 def test_a_configuration_comes_back():
     numbers = {"truncation": 2.0, "share": 0.5, "rate": 4.0, "floor": 0.1, "epsilon": 1e-3}
     given = numbers | {"axis": 1, "statistics": "batch", "center": False, "scale": False}
@@ -210,7 +200,6 @@ def test_a_configuration_comes_back():
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"axis": 0},
         {"share": float("nan")},
         {"center": 1},
     ],
@@ -222,10 +211,6 @@ def test_wrong_arguments(arguments):
         PrivateBatchNormalization(**arguments)
 
 
-def test_masks_and_the_axis_of_the_examples_are_refused():
+def test_the_axis_of_the_examples_is_refused():
     with pytest.raises(ValueError, match="axis"):
         PrivateBatchNormalization(axis=-2)(draw(3, 4))
-    inputs = keras.Input((5,), dtype="int32")
-    embedded = layers.Embedding(7, 3, mask_zero=True)(inputs)
-    with pytest.raises(ValueError, match="mask"):
-        PrivateBatchNormalization()(embedded)

@@ -23,11 +23,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.gradients.reference import assert_equal_sums, loop_bounded_sum, run_engine
 from tfdp import models
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum, run_engine
 
 CIFAR = (32, 32, 3)
 MNIST = (28, 28, 1)

@@ -83,17 +83,3 @@ def test_tails_are_not_cut_where_single_precision_would_cut_them():
 
 def test_no_noise_is_no_noise():
     assert np.all(FAMILIES["sech"].sample(NoiseSource(), 0, 0.0, [(5,)])[0].numpy() == 0.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (("uniform",), "noise"),
-        (("student_t",), "degrees_of_freedom"),
-        (("student_t", float("nan")), "degrees_of_freedom"),
-        (("laplace", 9.0), "degrees_of_freedom"),
-    ],
-)
-def test_bad_families_are_refused(arguments, word):
-    with pytest.raises(ValueError, match=word):
-        NoiseFamily(*arguments)

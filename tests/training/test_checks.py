@@ -33,10 +33,6 @@ class OwnNorm(layers.BatchNormalization):
 BAD = {
     "tfdp.fix": lambda: layers.BatchNormalization(),
     "GroupNormalization": lambda: OwnNorm(scale=False, trainable=False),  # though it is frozen
-    "power-iteration": lambda: layers.SpectralNormalization(layers.Dense(2)),
-    "mixed with itself": lambda: layers.MixUp(),
-    "feature axis": lambda: layers.Softmax(axis=0),
-    "stateful=False": lambda: layers.LSTM(2, stateful=True),
 }
 HIDDEN = {"open": lambda x: x, "wrapped": Wraps, "nested": lambda x: keras.Sequential([x])}
 
@@ -53,6 +49,23 @@ def test_refused_wherever_it_hides(remedy):
         bad = BAD[remedy]()
         said = refused(keras.Sequential([layers.Dense(4), hide(bad)]), remedy)
         assert bad.name in said and type(bad).__name__ in said
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [keras.Input((4,)), layers.SpectralNormalization(layers.Dense(2))],
+        [keras.Input((4,)), layers.Dense(2), layers.Softmax(axis=0)],
+        [keras.Input((2, 2), batch_size=6), layers.LSTM(2, stateful=True)],
+    ],
+    ids=["SpectralNormalization", "Softmax", "LSTM"],
+)
+def test_others_are_refused_when_training_begins(bad):
+    model = small(model=keras.Sequential(bad), compiled={"loss": "mse"})
+    x = X.reshape([6, *model.input_shape[1:]])
+    with pytest.raises(ValueError):
+        model.fit(x, np.zeros([6, model.output_shape[-1]]), batch_size=6, shuffle=False, verbose=0)
+    assert model.privacy.steps_taken == 0
 
 
 def test_variables_that_are_overwritten_by_their_gradients_are_refused():

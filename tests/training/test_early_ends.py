@@ -167,13 +167,11 @@ def test_an_exhausted_budget_counts_the_steps_taken():
     assert steps(model) == model.privacy.steps_taken
 
 
-def test_fit_says_at_its_start_what_an_early_end_costs(caplog):
-    model = small(budget=tfdp.PrivacyBudget(30.0, DELTA))
+def test_fit_says_at_its_start_that_an_early_end_counts_the_plan(caplog):
+    model = small()
     train(model, EPOCHS, callbacks=[Worse()], validation_data=data(8, seed=1))
     (text,) = [r.getMessage() for r in caplog.records if "StopAtBudget" in r.getMessage()]
-    assert (
-        f"All {PLANNED} planned steps" in text and f"{epsilon_of(model, PLANNED):.3f}"[:4] in text
-    )
+    assert "All planned steps are counted" in text
 
 
 # -- data of unknown length --------------------------------------------------------------------------

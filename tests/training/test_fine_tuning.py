@@ -7,10 +7,10 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp
+from tests.gradients.reference import assert_equal_sums, loop_bounded_sum, run_engine
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum, run_engine
 
 ROWS, CLASSES = 8, 3
 LOSS = keras.losses.SparseCategoricalCrossentropy

@@ -116,6 +116,6 @@ def test_an_unbuilt_model_is_built_for_the_shapes_of_the_data():
 
 def test_an_unbuilt_model_that_does_not_fit_the_data_is_refused():
     found = small(model=keras.Sequential([keras.layers.Conv2D(3, 3)]))
-    with pytest.raises(ValueError, match="cannot be built"):
+    with pytest.raises(ValueError):
         loop(found)
     assert not found.privacy.ledger.runs

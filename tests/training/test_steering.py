@@ -50,12 +50,6 @@ def test_callbacks_that_follow_validation_data_or_nothing_are_not(tmp_path):
     assert steps(model) == 4 and (tmp_path / "b.keras").exists()
 
 
-def test_a_training_metric_that_is_called_like_a_validation_metric_is_refused():
-    model = small(compiled={"metrics": [keras.metrics.SparseCategoricalAccuracy("val_accuracy")]})
-    with pytest.raises(ValueError, match="private examples"):
-        train(model, callbacks=[keras.callbacks.EarlyStopping("val_accuracy", mode="max")])
-
-
 def test_a_monitor_that_nothing_is_called_is_refused():
     with pytest.raises(ValueError, match="validation_data"):
         train(small(), callbacks=[keras.callbacks.EarlyStopping("validation_loss", mode="min")])

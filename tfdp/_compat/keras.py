@@ -17,19 +17,27 @@ with borrowing("a name of keras.src"):
     from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
     from keras.src.backend.common.masking import set_keras_mask as set_keras_mask
     from keras.src.backend.common.stateless_scope import get_stateless_scope as get_stateless_scope
-    from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
     from keras.src.backend.tensorflow.trainer import reduce_per_replica
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
     from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
     from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
+    from keras.src.trainers.data_adapters.array_slicing import (
+        train_validation_split as train_validation_split,
+    )
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+    from keras.src.trainers.data_adapters.data_adapter_utils import (
+        class_weight_to_sample_weights as class_weight_to_sample_weights,
+    )
     from keras.src.trainers.data_adapters.generator_data_adapter import (
         GeneratorDataAdapter as GeneratorDataAdapter,
     )
     from keras.src.trainers.data_adapters.py_dataset_adapter import (
         PyDatasetAdapter as PyDatasetAdapter,
+    )
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import (
+        make_class_weight_map_fn as make_class_weight_map_fn,
     )
 
 # The class that gives a layer its `fit`; versions of Keras have different names for it.
@@ -293,14 +301,6 @@ def all_metrics(model) -> list:
     return [*{id(metric): metric for metric in found}.values()]
 
 
-def compiled_metrics(model) -> tuple:
-    """The arguments `metrics` and `weighted_metrics` of `compile` (`_compile_metrics`)."""
-    compiled = model._compile_metrics
-    if compiled is None:
-        return None, None
-    return compiled._user_metrics, compiled._user_weighted_metrics
-
-
 def over_replicas(strategy, step, data):
     """Runs a step on every replica of a strategy and returns the logs as Keras does."""
     if strategy.num_replicas_in_sync == 1:
@@ -335,11 +335,6 @@ def loss_arguments(loss: LossFunctionWrapper) -> dict:
 
 
 # -- optimizers --------------------------------------------------------------------------------------
-
-
-def trained_variables(optimizer) -> list:
-    """The weights that an optimizer was built for (`_trainable_variables`)."""
-    return optimizer._trainable_variables
 
 
 def configured_rate(optimizer):

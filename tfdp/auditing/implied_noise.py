@@ -49,8 +49,8 @@ def implied_noise(steps: list[Step], optimizer):
         noise = _white(noise, strategy.first(steps[-1].counted))
     if run.contribution.adaptive_clipping:
         # The multiplier is shared with the noise on the count, so the noise on the sum is larger.
-        shared = optimizer.adaptive_clipping
-        accounted = accounted / np.sqrt(1.0 - (accounted / (2.0 * shared.count_noise)) ** 2)
+        on_count = optimizer.adaptive_clipping.quantile_noise_multiplier
+        accounted = accounted / np.sqrt(1.0 - (accounted / (2.0 * on_count)) ** 2)
     elif run.mechanism.adds_at_least:
         accounted = np.maximum(accounted, [step.scale / step.clip for step in steps])
     return noise / accounted[:, None], None

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import time
 
 import keras
@@ -12,7 +11,7 @@ from tfdp._interruptions import Interruptions
 from tfdp._validate import finite, whole
 from tfdp.callbacks import BackupAndRestore
 from tfdp.training.backup_folder import BackupError, BackupFolder
-from tfdp.training.backup_state import copy_of, differing, shapes_of, state_variables
+from tfdp.training.backup_state import arrays_of, assign_arrays, shapes_of
 
 # The time that states take from a plain training is at most this share of it.
 _SHARE = 0.005
@@ -106,27 +105,13 @@ class PlainBackup(keras.callbacks.Callback):
         if about.get("version") != _VERSION or about["shapes"] != shapes_of(model):
             raise BackupError(
                 f"Expected the state of this model in {self._folder.path}. Found that of another "
-                f"training: {differing(about.get('shapes', []), shapes_of(model))}. Use the settings "
-                "of that training, or another folder."
+                "training. Use the settings of that training, or another folder."
             )
-        for name, variables in _named(model):
-            for i, variable in enumerate(variables):
-                variable.assign(arrays[f"{name}.{i}"])
+        assign_arrays(model, arrays)
         self._steps = self._saved_steps = about["steps"]
         self.earlier_seconds = about["seconds"]
         self.restarts = about["restarts"] + 1
         self.epochs = {int(epoch): logs for epoch, logs in about["epochs"]}
-
-    @property
-    def earlier_epochs(self) -> dict:
-        """The logs of all epochs that have ended, by number."""
-        return dict(self.epochs)
-
-    def note_epoch(self, epoch: int, logs: dict) -> None:
-        """Notes logs of an earlier epoch whose end was lost; what it has not is NaN."""
-        names = {name for each in self.epochs.values() for name in each}
-        self.epochs[epoch] = {name: math.nan for name in names} | logs
-        self.epochs = dict(sorted(self.epochs.items()))
 
     def on_train_batch_begin(self, batch, logs=None):
         if self._interruptions.number is not None:
@@ -157,13 +142,8 @@ class PlainBackup(keras.callbacks.Callback):
             "epochs": list(self.epochs.items()),
             "shapes": shapes_of(model),
         }
-        arrays = {
-            f"{name}.{i}": copy_of(variable)
-            for name, variables in _named(model)
-            for i, variable in enumerate(variables)
-        }
         try:
-            self._folder.write(about, arrays)
+            self._folder.write(about, arrays_of(model))
         except OSError as error:
             if not self._warned:
                 logging.warning("The state of the training could not be written: %s.", error)
@@ -205,7 +185,3 @@ def parts(steps: int, per_epoch: int, behind: int = 0):
         yield epoch, whole_epochs - epoch, per_epoch
     if rest and epoch <= whole_epochs:
         yield whole_epochs, 1, rest
-
-
-def _named(model):
-    return ("model", state_variables(model)), ("optimizer", model.optimizer.variables)

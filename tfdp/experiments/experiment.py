@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import operator
 import time
 from collections.abc import Callable
@@ -357,16 +358,14 @@ def _fit(model, train_data, steps, per_epoch, callbacks, backup, over, **options
                 for epoch, value in zip(part.epoch, values, strict=True):
                     epochs.setdefault(epoch, {})[name] = value
         if isinstance(backup, PlainBackup):
-            epochs = backup.earlier_epochs | epochs
+            epochs = backup.epochs | epochs
     return {epoch: epochs[epoch] for epoch in sorted(epochs)}
 
 
 def _by_name(epochs) -> dict:
-    history = {}
-    for logs in epochs.values():
-        for name, value in logs.items():
-            history.setdefault(name, []).append(value)
-    return history
+    """The values of each metric; NaN for an epoch that lacks it."""
+    names = dict.fromkeys(name for logs in epochs.values() for name in logs)
+    return {name: [logs.get(name, math.nan) for logs in epochs.values()] for name in names}
 
 
 def _check_finite(model, x, when):

@@ -13,6 +13,7 @@ that has ended, and clears the folder. Only TensorBoard's log of a training that
 import contextlib
 import datetime
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ import stat
 
 from absl import logging
 
-from tfdp._files import lock, sync_folder, unlock
+from tfdp._files import sync_folder
 from tfdp.experiments.result_files import LOG, RECORD, digest, strange_entry
 from tfdp.experiments.unfinished import Unfinished
 
@@ -131,7 +132,7 @@ class PartialFolder:
         if self._lock is not None:
             if self._ours and mine:
                 self._clear_if_held(made_one)
-            unlock(self._lock)
+            os.close(self._lock)
         if mine and not made_one:
             for folder in reversed(self._made):
                 with contextlib.suppress(OSError):  # another process may use the folder by now
@@ -173,7 +174,7 @@ class PartialFolder:
             except FileNotFoundError:
                 continue  # the process that had the lock has just removed the folder
             try:
-                lock(handle)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 holder = _holder(handle)
                 os.close(handle)
@@ -181,7 +182,7 @@ class PartialFolder:
             # If the file was removed between opening and locking, the lock protects nothing.
             if _same_file(handle, self._lock_path):
                 return handle
-            unlock(handle)
+            os.close(handle)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
 
     def _not_locked(self, error, holder):

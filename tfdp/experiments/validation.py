@@ -103,7 +103,7 @@ class ValidationStop(keras.callbacks.Callback):
         """Measures the epoch before, if a crash took its end and left the weights that it had."""
         if self._backup is None or self._epochs or not epoch or epoch - 1 in self._known():
             return
-        self._backup.note_epoch(epoch - 1, {_NAME: self._accuracy()})
+        self._backup.epochs[epoch - 1] = {_NAME: self._accuracy()}
         self._end_if_over()
 
     def on_epoch_end(self, epoch, logs=None):
@@ -113,7 +113,7 @@ class ValidationStop(keras.callbacks.Callback):
         self._end_if_over()
 
     def _known(self):
-        earlier = {} if self._backup is None else self._backup.earlier_epochs
+        earlier = {} if self._backup is None else self._backup.epochs
         return {**earlier, **self._epochs}
 
     def _end_if_over(self):

@@ -24,16 +24,14 @@ class L2Clip:
     All groups together form one vector of L2 norm at most C sqrt(clip_groups).
 
     Args:
-        l2_norm_clip: C > 0, in units of the gradient.
+        l2_norm_clip: C > 0, in units of the gradient; for adaptive clipping a public float32 scalar
+            tensor, which is known only while a step runs.
     """
 
     # Whether the bound works on whole gradients (by `bounded`) instead of their norms (by `scales`).
     whole_gradients: ClassVar[bool] = False
 
     l2_norm_clip: float
-
-    def __post_init__(self):
-        positive("l2_norm_clip", self.l2_norm_clip)
 
     @property
     def clip_groups(self) -> int:
@@ -103,14 +101,12 @@ class PerLayerL2Clip(L2Clip):
 
     layers: tuple[int, ...] = ()
 
-    def _clip_of_a_layer(self) -> float:
-        return self.l2_norm_clip / math.sqrt(max(self.layers) + 1)
-
     def scales(self, square_norms: tf.Tensor) -> tf.Tensor:
         members = tf.one_hot(self.layers, max(self.layers) + 1)  # [variables, layers]
         # `tf.where` instead of a product, because 0 * inf is NaN.
         by_layer = tf.reduce_sum(tf.where(members > 0, square_norms[:, :, tf.newaxis], 0.0), axis=1)
-        clip = self._clip_of_a_layer()
+        # All groups together are within C sqrt(clip_groups).
+        clip = self.l2_norm_clip * math.sqrt(self.clip_groups / (max(self.layers) + 1))
         scale = tf.minimum(clip * tf.math.rsqrt(tf.maximum(by_layer, 1e-30)), 1.0)
         finite = tf.reduce_all(tf.math.is_finite(square_norms), axis=1, keepdims=True)
         return tf.where(finite, tf.gather(scale, self.layers, axis=1), 0.0)
@@ -128,26 +124,6 @@ class EachLayerL2Clip(PerLayerL2Clip):
     @property
     def clip_groups(self) -> int:
         return max(self.layers, default=0) + 1
-
-    def _clip_of_a_layer(self) -> float:
-        return self.l2_norm_clip
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptiveL2Clip(GlobalL2Clip):
-    """A `GlobalL2Clip` whose clip norm is known only while the step runs.
-
-    Args:
-        l2_norm_clip: C_t > 0, a float32 scalar tensor. It is public, because it is computed from
-            differentially private releases.
-    """
-
-    l2_norm_clip: tf.Tensor
-
-    def __post_init__(self):
-        # A tensor may have no value yet. Adaptive clipping keeps C_t finite and above 0.
-        if not tf.is_tensor(self.l2_norm_clip):
-            super().__post_init__()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +162,6 @@ class EncodedBound(L2Clip):
     encoder: Encoder
 
     def __post_init__(self):
-        super().__post_init__()
         if self.encoder.l2_norm_clip != self.l2_norm_clip:
             raise ValueError(
                 "Expected an encoder for the clip norm that is declared, "
@@ -214,15 +189,15 @@ def make_bound(clipping: str, l2_norm_clip: float | tf.Tensor, paths: Sequence[s
         paths: Keras paths of the variables; variables with a common parent path belong to one layer.
 
     Raises:
-        ValueError: there is no such clipping.
+        ValueError: there is no such clipping, or the clip norm is not a finite number above 0.
     """
     one_of("clipping", clipping, CLIPPINGS)
-    if clipping == "global":
+    if not tf.is_tensor(l2_norm_clip):
+        positive("l2_norm_clip", l2_norm_clip)
+    if clipping in ("global", "adaptive"):
         return GlobalL2Clip(l2_norm_clip)
     if clipping == "automatic":
         return AutomaticClip(l2_norm_clip)
-    if clipping == "adaptive":
-        return AdaptiveL2Clip(l2_norm_clip)
     layers = list(dict.fromkeys(path.rpartition("/")[0] for path in paths))
     numbers = tuple(layers.index(path.rpartition("/")[0]) for path in paths)
     return {"per_layer": PerLayerL2Clip, "each_layer": EachLayerL2Clip}[clipping](

@@ -31,8 +31,6 @@ _BLOCKS = 4096
 # for every power of two, from 2^-44 to 2^20 in units of the clip norm (rounded down to a power of two).
 _BINS_PER_OCTAVE, _OCTAVES, _LOWEST_OCTAVE = 128, 64, -44
 _BINS = _BINS_PER_OCTAVE * _OCTAVES
-# Gradients of up to this length are sorted, which takes no longer there than counting into bins.
-_SORTED = 1024
 # Similarities are integrated over at most so many blocks of ranks, and so many coarser bins.
 _SCORE_BLOCKS, _SCORE_BINS = 256, 512
 # Whole numbers below 2^20: float64 adds a thousand products of two of them exactly.
@@ -47,27 +45,25 @@ class Codebook:
         heights: float32 [vectors, blocks], each row in ascending order.
         num_weights: length of the vectors.
         shift: each block stands for 2^shift neighbouring ranks, the last block for those that remain.
-        private: whether the vectors were fitted to private gradients. For such vectors there is no
-            proof.
     """
 
     heights: np.ndarray
     num_weights: int
     shift: int = 0
-    private: bool = False
 
     def __post_init__(self):
         heights, blocks = self.heights, -(-self.num_weights >> self.shift)
-        if heights.ndim != 2 or not heights.size or heights.shape[1] != blocks:
+        shape = heights.ndim == 2 and heights.size and heights.shape[1] == blocks
+        if not (
+            shape
+            and np.all(heights[:, :1] >= 0)
+            and np.all(np.diff(heights, axis=1) >= 0)
+            and np.all(self.square_norms() <= 1)
+        ):
             raise ValueError(
-                f"Expected the heights of a codebook as [vectors, {blocks}], with a block for each "
-                f"2^{self.shift} of {self.num_weights} ranks. Received the shape {heights.shape}."
-            )
-        sorted_upwards = np.all(heights[:, :1] >= 0) and np.all(np.diff(heights, axis=1) >= 0)
-        if not (sorted_upwards and np.all(self.square_norms() <= 1)):
-            raise ValueError(
-                "Expected vectors of norm at most 1, given by magnitudes that are sorted upwards. "
-                "Received others. Use Codebook.gaussian or Codebook.of."
+                f"Expected a codebook of norms at most 1, as magnitudes [vectors, {blocks}] that are "
+                f"sorted upwards. Received others of shape {heights.shape}. Use Codebook.gaussian or "
+                "Codebook.of, with vectors that are not zero."
             )
 
     @classmethod
@@ -93,7 +89,8 @@ class Codebook:
             seed: seed of the random draw, which is public.
             most_blocks: largest number of blocks to hold of a vector.
         """
-        check_drawing(size, zero_below)
+        whole("codebook_size", size, 1)
+        finite("zero_below", zero_below, 0)
         shift = max(0, math.ceil(math.log2(num_weights / most_blocks)))
         edges = _edges(num_weights, 2**shift)
         ranks = (edges[:-1] + edges[1:] - 1) // 2
@@ -109,25 +106,21 @@ class Codebook:
         return cls(_normalized(magnitudes, np.diff(edges)), num_weights, shift)
 
     @classmethod
-    def of(cls, vectors: np.ndarray, *, private: bool = False) -> "Codebook":
+    def of(cls, vectors: np.ndarray) -> "Codebook":
         """Returns a codebook of given vectors, scaled to norm 1.
 
         Args:
             vectors: [vectors, weights], finite, none of them zero. The order and the signs of a
                 vector's entries do not matter.
-            private: whether the vectors were fitted to private gradients.
         """
-        try:
-            vectors = np.abs(np.asarray(vectors, float))
-        except (TypeError, ValueError):  # no numbers, or rows of different lengths
-            vectors = np.empty(0)
+        vectors = np.abs(np.asarray(vectors, float))
         if vectors.ndim != 2 or not np.all(np.isfinite(vectors)):
             raise ValueError(
                 "Invalid value received for argument `codebook`. Expected finite numbers of the shape "
                 f"[vectors, weights]. Received the shape {vectors.shape}."
             )
         vectors = np.sort(vectors, axis=-1)
-        return cls(_normalized(vectors, 1), vectors.shape[1], private=private)
+        return cls(_normalized(vectors, 1), vectors.shape[1])
 
     @property
     def widths(self) -> np.ndarray:
@@ -163,12 +156,6 @@ class Codebook:
         return means / np.sqrt(self.square_norms())[:, None]
 
 
-def check_drawing(size: int, zero_below: float) -> None:
-    """Raises ValueError for arguments with which no codebook can be drawn."""
-    whole("codebook_size", size, 1)
-    finite("zero_below", zero_below, 0)
-
-
 def _edges(num_weights: int, width: int) -> np.ndarray:
     """Returns the first rank of every block of `width` ranks, and then the number of ranks."""
     return np.append(np.arange(0, num_weights, width), num_weights)
@@ -182,11 +169,6 @@ def score_edges(num_weights: int) -> np.ndarray:
 def _normalized(magnitudes: np.ndarray, widths) -> np.ndarray:
     """Scales rows to norm 1 and rounds their entries towards zero, so that no norm exceeds 1."""
     norms = np.sqrt(np.sum(np.square(magnitudes) * widths, axis=1, keepdims=True))
-    if not np.all(norms > 0):
-        raise ValueError(
-            "Expected every vector of the codebook to have an entry above 0. Received one of zeros: "
-            "lower `zero_below`, or leave that vector out."
-        )
     return _towards_zero(magnitudes / norms * (1 - 1e-12))
 
 
@@ -213,21 +195,11 @@ class Encoder:
         self._first_bin = max(127 + lowest, 1) * _BINS_PER_OCTAVE
         with tf.init_scope():  # one copy for all graphs
             self._boxes = tf.constant(boxes)
-            self._score_weights = tf.constant(_whole_numbers(codebook.score_weights))
+            weights = codebook.score_weights
+            whole_numbers = np.round(weights / weights.max() * (_RESOLUTION - 1))
+            self._score_weights = tf.constant(whole_numbers)
 
     def encode(self, rows: tf.Tensor) -> tf.Tensor:
-        """Encodes finite gradients by the method that is faster for gradients of this length.
-
-        Args:
-            rows: float32 [rows, num_weights].
-
-        Returns:
-            float32 [rows, num_weights].
-        """
-        sort = self.codebook.num_weights <= _SORTED
-        return self.encode_sorted(rows) if sort else self.encode_by_bins(rows)
-
-    def encode_by_bins(self, rows: tf.Tensor) -> tf.Tensor:
         """Encodes finite gradients without sorting them.
 
         The leading bits of magnitudes determine ranks: entries whose magnitudes agree to 7 bits after
@@ -237,9 +209,11 @@ class Encoder:
 
         Args:
             rows: float32 [rows, num_weights].
+
+        Returns:
+            float32 [rows, num_weights].
         """
-        magnitudes = tf.abs(rows)
-        bins = tf.bitwise.right_shift(tf.bitcast(magnitudes, tf.int32), 16)
+        bins = tf.bitwise.right_shift(tf.bitcast(tf.abs(rows), tf.int32), 16)
         bins = tf.clip_by_value(bins - self._first_bin, 0, _BINS - 1)
         # XLA needs a static number of bins, and `tf.math.bincount` computes that number in the graph.
         counts = tf.raw_ops.DenseBincount(
@@ -253,38 +227,13 @@ class Encoder:
         box = tf.gather(tf.reshape(boxes, [-1]), bins + number * _BINS)
         return tf.clip_by_value(rows, -box, box)
 
-    def encode_sorted(self, rows: tf.Tensor) -> tf.Tensor:
-        """Encodes finite gradients by sorting the entries of each, as Algorithm 2 does.
-
-        Args:
-            rows: float32 [rows, num_weights].
-        """
-        magnitudes = tf.abs(rows)
-        order = tf.argsort(magnitudes, axis=1, stable=True)
-        ordered = tf.gather(magnitudes, order, batch_dims=1)
-        ordered = tf.ensure_shape(ordered, [None, self.codebook.num_weights])
-        ranks = tf.broadcast_to(tf.range(self.codebook.num_weights), tf.shape(rows))
-        blocks = self.codebook.heights.shape[1]
-        rest = tf.pad(ordered, [[0, 0], [0, (blocks << self.codebook.shift) - ordered.shape[1]]])
-        per_block = tf.reduce_sum(tf.reshape(rest, [-1, blocks, 1 << self.codebook.shift]), axis=2)
-        norms = np.sqrt(self.codebook.square_norms())[:, np.newaxis]
-        chosen = self._most_similar(per_block, _whole_numbers(self.codebook.heights / norms))
-        bounded = tf.minimum(ordered, self._at_ranks(chosen, ranks))
-        number = tf.range(tf.shape(rows)[0])[:, tf.newaxis] * self.codebook.num_weights
-        place = tf.reshape(order + number, [-1, 1])
-        back = tf.scatter_nd(place, tf.reshape(bounded, [-1]), [tf.size(rows)])
-        return tf.sign(rows) * tf.reshape(back, tf.shape(rows))
-
-    def _block(self, ranks):
-        # The first rank of an empty bin beyond the last entry is num_weights, which is in no block.
-        last = self.codebook.heights.shape[1] - 1
-        return tf.minimum(tf.bitwise.right_shift(ranks, self.codebook.shift), last)
-
     def _at_ranks(self, chosen, ranks):
         """Returns the vectors `chosen` [rows] at `ranks` [rows, ...], times the clip norm."""
-        size, blocks = self.codebook.heights.shape
-        kind = tf.int64 if size * blocks >= 2**31 else tf.int32
-        place = tf.cast(chosen, kind)[:, tf.newaxis] * blocks + tf.cast(self._block(ranks), kind)
+        blocks = self.codebook.heights.shape[1]
+        # The first rank of an empty bin beyond the last entry is num_weights, which is in no block.
+        block = tf.minimum(tf.bitwise.right_shift(ranks, self.codebook.shift), blocks - 1)
+        # A codebook may have more entries than int32 has numbers.
+        place = tf.cast(chosen, tf.int64)[:, tf.newaxis] * blocks + tf.cast(block, tf.int64)
         return tf.gather(tf.reshape(self._boxes, [-1]), place)
 
     def _block_sums(self, counts, first_ranks):
@@ -316,7 +265,7 @@ class Encoder:
         total += tf.minimum(part, 1.0) * (next_total - total)
         return total[:, 1:] - total[:, :-1]
 
-    def _most_similar(self, sums, weights=None):
+    def _most_similar(self, sums):
         """Returns the number of the most similar vector for each row, int32 [rows].
 
         Similarities are sums of whole numbers, which float64 adds exactly. Rounding that depends on the
@@ -324,15 +273,9 @@ class Encoder:
 
         Args:
             sums: float32 [rows, n], >= 0.
-            weights: float64 [vectors, n], whole numbers; `score_weights`, rounded, if None.
         """
         largest = tf.reduce_max(sums, axis=1, keepdims=True)
         parts = tf.cast(sums / tf.maximum(largest, 1e-37), tf.float64)
         parts = tf.round(parts * (_RESOLUTION - 1))
-        weights = self._score_weights if weights is None else weights
-        similarities = tf.matmul(parts, weights, transpose_b=True)
+        similarities = tf.matmul(parts, self._score_weights, transpose_b=True)
         return tf.argmax(similarities, axis=1, output_type=tf.int32)
-
-
-def _whole_numbers(weights: np.ndarray) -> np.ndarray:
-    return np.round(weights / weights.max() * (_RESOLUTION - 1))

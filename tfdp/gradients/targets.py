@@ -88,7 +88,7 @@ def weighted(y, sample_weight, rows) -> tuple[Any, tf.Tensor]:
 
 
 def check_weights(y, sample_weight) -> None:
-    """Raises ValueError if weights for parts of a row do not fit the targets.
+    """Raises ValueError or TypeError if weights for parts of a row do not fit the targets.
 
     Args:
         y: targets, a structure of arrays or tensors.
@@ -103,13 +103,7 @@ def check_weights(y, sample_weight) -> None:
             f"example, shape (rows,). Received shape {tuple(sample_weight.shape)}. Pass weights in the "
             "structure of the targets instead."
         )
-    try:
-        tf.nest.assert_same_structure(*map(keras.tree.lists_to_tuples, (y, sample_weight)))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "Expected `sample_weight` to be one array, or to have one array for each target, in the "
-            f"structure of the targets. {error}"
-        ) from error
+    tf.nest.assert_same_structure(*map(keras.tree.lists_to_tuples, (y, sample_weight)))
 
 
 def _weight(leaf, rows):

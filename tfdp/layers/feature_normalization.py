@@ -19,14 +19,8 @@ class FeatureNormalization(keras.layers.Layer):
         ValueError: an argument is invalid.
     """
 
-    def __init__(self, axis, epsilon, center, scale, **kwargs):
+    def __init__(self, axis=-1, epsilon=1e-5, center=True, scale=True, **kwargs):
         super().__init__(**kwargs)
-        if isinstance(axis, bool) or not (isinstance(axis, int) and axis != 0):
-            raise ValueError(
-                "Invalid value received for argument `axis`. Expected one axis other than 0, the "
-                f"examples. Received: {axis!r}"
-            )
-        self.supports_masking = True  # so that Keras calls `compute_mask`, which refuses masks
         self.axis = axis
         self.epsilon = positive("epsilon", epsilon)
         self.center = flag("center", center)
@@ -39,21 +33,11 @@ class FeatureNormalization(keras.layers.Layer):
                 f"examples. Expected another axis of inputs of shape {tuple(input_shape)}."
             )
         shape = (input_shape[self.axis],)
-        self.gamma = self.beta = None
-        if self.scale:
-            self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
-        if self.center:
-            self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
+        self.gamma = self.add_weight(shape, "ones", name="gamma") if self.scale else None
+        self.beta = self.add_weight(shape, "zeros", name="beta") if self.center else None
 
     def compute_output_shape(self, input_shape):
         return input_shape
-
-    def compute_mask(self, inputs, previous_mask=None):
-        if previous_mask is not None:
-            raise ValueError(
-                f"Layer '{self.name}' ({type(self).__name__}) received a mask, and would count "
-                "masked positions. Expected inputs without a mask; use LayerNormalization."
-            )
 
     def broadcast(self, rank: int) -> list[int]:
         """Returns the shape in which a value for each feature meets inputs of a rank."""

@@ -14,7 +14,7 @@ import secrets
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import layers_of
+from tfdp._compat.keras import kernel_of, layers_of
 from tfdp._validate import finite, flag, whole
 
 _WORD = 2**32
@@ -38,64 +38,76 @@ def standard_normal(shape, seed) -> tf.Tensor:
     return radius * tf.cos(2.0 * math.pi * uniform[1])
 
 
-class _WeightNoise:
-    """Mixin that draws the kernel of a Keras layer, one draw per lot.
+class DrawnNoise:
+    """Mixin of layers that draw noise for weights, one draw per lot.
 
     The noise is a pure function of the variable `weight_noise_state`, a seed word and a counter.
     So every example of a lot gets the same draw (in `tf.vectorized_map` too), norm and gradient
     come from the same weights, and a loaded model computes the same outputs as the saved one.
     """
 
-    def __init__(
-        self,
-        *args,
-        noise_stddev,
-        noise_at_inference=True,
-        seed=None,
-        **kwargs,
-    ):
-        noise_stddev = finite("noise_stddev", noise_stddev, 0)
-        seed = whole("seed", seed, 0, _WORD - 1, optional=True)
-        super().__init__(*args, **kwargs)
-        self.noise_stddev = noise_stddev
-        self.noise_at_inference = flag("noise_at_inference", noise_at_inference)
-        self.seed = seed
+    def set_noise(self, noise_stddev, seed) -> None:
+        """Checks and keeps the standard deviation of the noise and the seed word, or None."""
+        self.noise_stddev = finite("noise_stddev", noise_stddev, 0)
+        self.seed = whole("seed", seed, 0, _WORD - 1, optional=True)
 
-    def build(self, input_shape):
-        super().build(input_shape)
+    def add_noise_state(self) -> None:
+        """Makes the state, before the first draw."""
         # The seed does not come from Keras' global seed: two layers, or two runs, must not share their
         # noise.
-        seed = secrets.randbits(32) if self.seed is None else self.seed
+        word = secrets.randbits(32) if self.seed is None else self.seed
         self.weight_noise_state = self.add_weight(
             name="weight_noise_state",
             shape=(2,),
             dtype="uint32",
-            initializer=lambda shape, dtype: tf.constant([seed, 0], dtype),
+            initializer=lambda shape, dtype: tf.constant([word, 0], dtype),
             trainable=False,
+            autocast=False,
         )
 
     def advance_noise(self):
         """Moves on to the next draw, as every call with `training=True` does."""
         self.weight_noise_state.assign(self.weight_noise_state + tf.constant([0, 1], tf.uint32))
 
-    def draw_noise(self, shape) -> tf.Tensor:
+    def draw_noise(self, shape, number: int = 0) -> tf.Tensor:
         """Returns the float32 noise of the current draw, without changing the state.
 
         Args:
             shape: shape of the noise.
+            number: number of the weight in the layer, for noise of its own.
         """
-        seed = tf.cast(keras.ops.convert_to_tensor(self.weight_noise_state), tf.int64)
+        state = tf.cast(keras.ops.convert_to_tensor(self.weight_noise_state), tf.int64)
+        # The seed is a word of 32 bits, above which each weight has a number.
+        seed = state + tf.constant([number * _WORD, 0], tf.int64)
         return self.noise_stddev * standard_normal(shape, seed)
 
-    def _drawn(self, kernel, training):
-        """Returns the kernel that the forward pass uses."""
+
+class _NoisyKernel(DrawnNoise):
+    """Mixin that calls a layer of Keras with a kernel that is drawn."""
+
+    def __init__(self, *args, noise_stddev, noise_at_inference=True, seed=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.set_noise(noise_stddev, seed)
+        self.noise_at_inference = flag("noise_at_inference", noise_at_inference)
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.add_noise_state()
+
+    def call(self, inputs, training=None):
         if not (training or self.noise_at_inference):
-            return kernel
-        noise = self.draw_noise(kernel.shape)
-        drawn = kernel + tf.cast(noise, kernel.dtype)
+            return super().call(inputs)
+        kernel = keras.ops.convert_to_tensor(self.kernel)
+        drawn = kernel + tf.cast(self.draw_noise(kernel.shape), kernel.dtype)
+        # The scope hides one that is open already, so it has the bias, too.
+        mapping = [(kernel_of(self), drawn)]
+        if self.use_bias:
+            mapping.append((self.bias, keras.ops.convert_to_tensor(self.bias)))
+        with keras.StatelessScope(state_mapping=mapping):
+            outputs = super().call(inputs)
         if training:
             self.advance_noise()
-        return drawn
+        return outputs
 
     def save_own_variables(self, store):
         super().save_own_variables(store)  # kernel and bias only
@@ -106,12 +118,8 @@ class _WeightNoise:
         self.weight_noise_state.assign(store["weight_noise_state"])
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "noise_stddev": self.noise_stddev,
-            "noise_at_inference": self.noise_at_inference,
-            "seed": self.seed,
-        }
+        names = ("noise_stddev", "noise_at_inference", "seed")
+        return super().get_config() | {name: getattr(self, name) for name in names}
 
 
 _ARGUMENTS = """
@@ -133,7 +141,7 @@ _ARGUMENTS = """
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class NoisyDense(_WeightNoise, keras.layers.Dense):
+class NoisyDense(_NoisyKernel, keras.layers.Dense):
     __doc__ = f"""`keras.layers.Dense` with a kernel drawn from N(mu, noise_stddev^2).
 {_ARGUMENTS}
     Example:
@@ -146,32 +154,9 @@ class NoisyDense(_WeightNoise, keras.layers.Dense):
         (False, True)
     """
 
-    def call(self, inputs, training=None):
-        outputs = keras.ops.matmul(inputs, self._drawn(self.kernel, training))
-        if self.bias is not None:
-            outputs = keras.ops.add(outputs, self.bias)
-        return outputs if self.activation is None else self.activation(outputs)
-
-
-class _NoisyConvolution(_WeightNoise):
-    """Mixin for the convolutions of Keras, whose bias and activation are the same in any rank."""
-
-    def call(self, inputs, training=None):
-        kernel = self._drawn(self.kernel, training)
-        return self._completed(self.convolution_op(inputs, kernel))
-
-    def _completed(self, outputs):
-        """Adds the bias to a convolution and applies the activation."""
-        if self.use_bias:
-            shape = (1,) * (self.rank + 1) + (self.filters,)
-            if self.data_format == "channels_first":
-                shape = (1, self.filters) + (1,) * self.rank
-            outputs = keras.ops.add(outputs, keras.ops.reshape(self.bias, shape))
-        return outputs if self.activation is None else self.activation(outputs)
-
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class NoisyConv1D(_NoisyConvolution, keras.layers.Conv1D):
+class NoisyConv1D(_NoisyKernel, keras.layers.Conv1D):
     __doc__ = f"""`keras.layers.Conv1D` with a kernel drawn from N(mu, noise_stddev^2).
 {_ARGUMENTS}
     Example:
@@ -182,27 +167,9 @@ class NoisyConv1D(_NoisyConvolution, keras.layers.Conv1D):
         (TensorShape([1, 6, 4]), True)
     """
 
-    def call(self, inputs, training=None):
-        if self.padding != "causal":
-            return super().call(inputs, training)
-        # `convolution_op` does not know "causal": as in Keras, only the past is padded.
-        past = (self.dilation_rate[0] * (self.kernel_size[0] - 1), 0)
-        around = [(0, 0), past, (0, 0)]
-        if self.data_format == "channels_first":
-            around = [(0, 0), (0, 0), past]
-        outputs = keras.ops.conv(
-            keras.ops.pad(inputs, around),
-            self._drawn(self.kernel, training),
-            strides=list(self.strides),
-            padding="valid",
-            dilation_rate=self.dilation_rate,
-            data_format=self.data_format,
-        )
-        return self._completed(outputs)
-
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class NoisyConv2D(_NoisyConvolution, keras.layers.Conv2D):
+class NoisyConv2D(_NoisyKernel, keras.layers.Conv2D):
     __doc__ = f"""`keras.layers.Conv2D` with a kernel drawn from N(mu, noise_stddev^2).
 {_ARGUMENTS}
     Example:
@@ -215,7 +182,7 @@ class NoisyConv2D(_NoisyConvolution, keras.layers.Conv2D):
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class NoisyConv3D(_NoisyConvolution, keras.layers.Conv3D):
+class NoisyConv3D(_NoisyKernel, keras.layers.Conv3D):
     __doc__ = f"""`keras.layers.Conv3D` with a kernel drawn from N(mu, noise_stddev^2).
 {_ARGUMENTS}
     Example:
@@ -233,4 +200,4 @@ NoisyConv = NoisyConv2D  # the one that is meant where no rank is named
 def noisy_layers(model) -> list:
     """All noisy layers of a model, including nested ones."""
     layers = layers_of(model, itself=True)
-    return [layer for layer in layers if isinstance(layer, _WeightNoise)]
+    return [layer for layer in layers if isinstance(layer, _NoisyKernel)]

@@ -8,21 +8,18 @@ This shows that normalized networks tolerate noise (Tables 1 to 3 of the paper).
 of differential privacy: nothing here bounds what an example contributes, and mu is among the weights.
 """
 
-import secrets
-
 import keras
 import tensorflow as tf
 
-from tfdp._validate import finite, one_of, whole
-from tfdp.layers.noisy import standard_normal
+from tfdp._validate import one_of
+from tfdp.layers.noisy import DrawnNoise
 
 WHICH = ("all", "kernels")
 _KERNELS = ("kernel", "recurrent_kernel", "embeddings", "depthwise_kernel", "pointwise_kernel")
-_WORD = 2**32
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class NoisyWeights(keras.layers.Layer):
+class NoisyWeights(DrawnNoise, keras.layers.Layer):
     """Runs a network whose trainable weights have Gaussian noise of a constant standard deviation.
 
     It works for every network, without noisy variants of its layers. There is one draw for a call, so
@@ -57,50 +54,26 @@ class NoisyWeights(keras.layers.Layer):
 
     def __init__(self, network, noise_stddev, which="all", seed=None, **kwargs):
         super().__init__(**kwargs)
-        if not isinstance(network, keras.Model) or not network.built:
-            raise ValueError(
-                "Invalid value received for argument `network`. Expected a built keras.Model, such as "
-                f"a Sequential with an Input. Received: {network!r}"
-            )
         one_of("which", which, WHICH)
         self.network = network
-        self.noise_stddev = finite("noise_stddev", noise_stddev, 0)
         self.which = which
-        self.seed = whole("seed", seed, 0, _WORD - 1, optional=True)
-        word = secrets.randbits(32) if self.seed is None else self.seed
-        self.weight_noise_state = self.add_weight(
-            name="weight_noise_state",
-            shape=(2,),
-            dtype="uint32",
-            initializer=lambda shape, dtype: tf.constant([word, 0], dtype),
-            trainable=False,
-            autocast=False,
-        )
-        self.built = True
-
-    def build(self, input_shape=None):
+        self.set_noise(noise_stddev, seed)
+        self.add_noise_state()
         self.built = True
 
     def compute_output_shape(self, input_shape):
         return self.network.compute_output_shape(input_shape)
-
-    def advance_noise(self):
-        """Moves on to the next draw."""
-        self.weight_noise_state.assign(self.weight_noise_state + tf.constant([0, 1], tf.uint32))
 
     def drawn_weights(self) -> list[tf.Tensor]:
         """Returns the network's trainable weights with the noise of the current draw.
 
         The order is that of `network.trainable_variables`.
         """
-        state = tf.cast(keras.ops.convert_to_tensor(self.weight_noise_state), tf.int64)
         drawn = []
         for number, variable in enumerate(self.network.trainable_variables):
             value = keras.ops.convert_to_tensor(variable)
             if self.which == "all" or variable.name in _KERNELS:
-                # The seed is a word of 32 bits, above which each weight has a number of its own.
-                seed = state + tf.constant([number * _WORD, 0], tf.int64)
-                noise = self.noise_stddev * standard_normal(variable.shape, seed)
+                noise = self.draw_noise(variable.shape, number)
                 value += tf.cast(noise, value.dtype)
             drawn.append(value)
         return drawn

@@ -22,7 +22,6 @@ each of them bounds one statistic of one feature, and C/L bounds everything toge
 """
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.float32_products import weighted_sum
@@ -141,34 +140,19 @@ class PrivateBatchNormalization(FeatureNormalization):
 
     def call(self, inputs, training=False):
         x = tf.cast(inputs, tf.float32)
-        fresh = training and self.uses_lot_statistics
-        outputs = self._normalized_by_lot(x) if fresh else self._normalized(x)
-        return tf.cast(self.scaled(outputs), inputs.dtype)
-
-    def _normalized(self, x):
-        shape = self.broadcast(x.shape.rank)
-
-        @tf.custom_gradient
-        def normalize(x, mean_weight, variance_weight):
-            mean, variance = self.units[0] * mean_weight, self.units[1] * variance_weight
-            inverse = tf.math.rsqrt(tf.maximum(variance, self.floor) + self.epsilon)
-            factor = tf.reshape(inverse, shape)
-
-            def gradient(upstream):
-                # The mean over the rows, as a loss is. In private training a batch is one row.
-                pulls = self._pulls(x, mean, variance)
-                return upstream * factor, *[tf.reduce_mean(pull, axis=0) for pull in pulls]
-
-            return (x - tf.reshape(mean, shape)) * factor, gradient
-
-        return normalize(
-            x, tf.convert_to_tensor(self.mean_weight), tf.convert_to_tensor(self.variance_weight)
-        )
-
-    def _normalized_by_lot(self, x):
-        """Normalizes by the moments of the rows that are present, and pulls the statistics to them."""
         present = rows_present(tf.shape(x)[0])
         share = present / tf.reduce_sum(present)
+        if training and self.uses_lot_statistics:
+            mean, variance = self._lot_moments(x, share)
+        else:
+            shape = self.broadcast(x.shape.rank)
+            variance = tf.maximum(tf.stop_gradient(self.running_variance), self.floor)
+            mean = tf.reshape(tf.stop_gradient(self.running_mean), shape)
+            variance = tf.reshape(variance, shape)
+        outputs = self._pulled((x - mean) * tf.math.rsqrt(variance + self.epsilon), x, share)
+        return tf.cast(self.scaled(outputs), inputs.dtype)
+
+    def _lot_moments(self, x, share):
         weights = tf.reshape(share, [-1] + [1] * (x.shape.rank - 1))
         positions = self.positions(x.shape.rank)
 
@@ -177,8 +161,13 @@ class PrivateBatchNormalization(FeatureNormalization):
             return tf.reduce_mean(values, positions, keepdims=True) if positions else values
 
         mean = mean_of(x)
-        variance = mean_of(tf.square(x - mean))
-        outputs = (x - mean) * tf.math.rsqrt(variance + self.epsilon)
+        return mean, mean_of(tf.square(x - mean))
+
+    def _pulled(self, outputs, x, share):
+        """Returns `outputs`, with the gradients of the statistics: means over the rows, as a loss is.
+
+        In private training a batch is one row, except with the statistics of a lot.
+        """
 
         @tf.custom_gradient
         def pulled(outputs, mean_weight, variance_weight):
@@ -188,11 +177,8 @@ class PrivateBatchNormalization(FeatureNormalization):
 
             return tf.identity(outputs), gradient
 
-        return pulled(
-            outputs,
-            tf.convert_to_tensor(self.mean_weight),
-            tf.convert_to_tensor(self.variance_weight),
-        )
+        weights = (self.mean_weight, self.variance_weight)
+        return pulled(outputs, *map(tf.convert_to_tensor, weights))
 
     def pulls(self, inputs) -> list[tf.Tensor]:
         """Returns the gradients of the two statistics for each example.
@@ -246,27 +232,10 @@ class PrivateBatchNormalization(FeatureNormalization):
         shape = [None] * self._rank
         shape[self.axis] = self.mean_weight.shape[0]
         made.build(tuple(shape))
-        for name in ("gamma", "beta"):
-            if getattr(self, name) is not None:
-                getattr(made, name).assign(getattr(self, name))
-        made.moving_mean.assign(self.running_mean)
-        made.moving_variance.assign(tf.maximum(self.running_variance, self.floor))
+        variance = tf.maximum(self.running_variance, self.floor)
+        values = (self.gamma, self.beta, self.running_mean, variance)
+        made.set_weights([value for value in values if value is not None])
         return made
-
-    def save_own_variables(self, store):
-        super().save_own_variables(store)
-        store["units"] = np.asarray(self.units)
-
-    def load_own_variables(self, store):
-        names = {*store.keys()}
-        # Keras expects as many entries as there are variables.
-        super().load_own_variables({name: store[name] for name in names - {"units"}})
-        if "units" not in names:
-            return
-        weights = (self.mean_weight, self.variance_weight)
-        for weight, old, new in zip(weights, np.asarray(store["units"]), self.units, strict=True):
-            if old != new:  # the file's layer had another rate or truncation
-                weight.assign(weight * (old / new))
 
     def get_config(self):
         names = ("truncation", "share", "rate", "statistics", "floor")

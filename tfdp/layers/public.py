@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.keras import in_stateless_scope, layers_of
+from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of
 from tfdp.layers.feature_normalization import FeatureNormalization
 from tfdp.layers.lot_statistics import rows_present
@@ -49,7 +49,6 @@ class PublicMoments:
         Args:
             rows: int32 scalar, the number of private examples; subclasses may use it.
         """
-        del rows
         return self.mean, self.variance
 
 
@@ -77,12 +76,12 @@ _passes: list[_Pass] = []  # the running passes, innermost last; normalization l
 
 
 @contextlib.contextmanager
-def _pushed(stack, item):
-    stack.append(item)
+def _running(one: _Pass):
+    _passes.append(one)
     try:
-        yield item
+        yield one
     finally:
-        stack.pop()
+        _passes.pop()
 
 
 def in_public_pass() -> bool:
@@ -117,9 +116,6 @@ class PublicBatchNormalization(FeatureNormalization):
         >>> print(model(np.array([[2.0]], "float32")).numpy())  # the mean of the public examples
         [[0.]]
     """
-
-    def __init__(self, axis=-1, epsilon=1e-5, center=True, scale=True, **kwargs):
-        super().__init__(axis, epsilon, center, scale, **kwargs)
 
     def call(self, inputs):
         x = tf.cast(inputs, tf.float32)
@@ -206,15 +202,14 @@ class PublicExamples(keras.layers.Layer):
     Args:
         network: a built keras.Model.
         examples: array [M, ...], M >= 2, or a structure of arrays as the network takes it. Their
-            choice and their preprocessing must not depend on the private data. With None, the layer
-            holds no examples yet and refuses to run until weights are loaded into it.
+            choice and their preprocessing must not depend on the private data. With None, as in a
+            configuration, the layer gives no numbers until weights are loaded into it.
         statistics: "example" or "batch".
         example_specs: dtypes and shapes of the examples with `examples=None`; from `get_config`.
         **kwargs: as for any Keras layer.
 
     Raises:
         ValueError: an argument is invalid.
-        RuntimeError: the layer is called while it holds no public examples.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -242,16 +237,6 @@ class PublicExamples(keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         one_of("statistics", statistics, STATISTICS)
-        if not isinstance(network, keras.Model) or not network.built:
-            raise ValueError(
-                "Invalid value received for argument `network`. Expected a built keras.Model, such as "
-                f"a Sequential with an Input. Received: {network!r}"
-            )
-        if (examples is None) == (example_specs is None):
-            raise ValueError(
-                "Expected public examples: an array of shape (M, ...) like the network's inputs, or a "
-                f"structure of such arrays. Received: {type(examples).__name__}"
-            )
         self.network = network
         self.statistics = statistics
         if examples is not None:
@@ -268,30 +253,23 @@ class PublicExamples(keras.layers.Layer):
                 f"many in every array. Received: {example_specs}"
             )
         (self.count,) = counts
+        self._dtypes = [dtype for _, dtype in specs]
         self._rows = [
             self.add_weight(
                 name=f"examples_{i}",
                 shape=shape,
-                dtype=_on_any_device(dtype),
-                initializer="zeros",
+                # TensorFlow keeps int32 on the CPU, where code for a GPU finds no variables.
+                dtype="int64" if dtype == "int32" else dtype,
+                # A configuration alone has no examples, and then no outputs that are numbers.
+                initializer=keras.initializers.Constant(0 if dtype == "int32" else np.nan),
                 trainable=False,
                 autocast=False,
             )
             for i, (shape, dtype) in enumerate(specs)
         ]
-        # This flag is a weight, so that copying or loading the weights also sets it.
-        self._holds = self.add_weight(
-            name="holds_examples",
-            shape=(),
-            dtype=_on_any_device("int32"),
-            initializer="zeros",
-            trainable=False,
-            autocast=False,
-        )
         if examples is not None:
             for variable, rows in zip(self._rows, keras.tree.flatten(examples), strict=True):
                 variable.assign(rows)
-            self._holds.assign(1)
         self.built = True
 
     @property
@@ -300,34 +278,24 @@ class PublicExamples(keras.layers.Layer):
         return self.statistics == "batch"
 
     @property
-    def holds_examples(self) -> bool:
-        """Whether the layer holds public examples, and not only variables for them."""
-        return bool(self._holds.numpy())
-
-    @property
     def examples(self):
         """The public examples, NumPy arrays in the structure of the argument `examples`."""
-        dtypes = self._dtypes()
-        rows = [v.numpy().astype(d) for v, d in zip(self._rows, dtypes, strict=True)]
+        rows = [v.numpy().astype(d) for v, d in zip(self._rows, self._dtypes, strict=True)]
         return keras.tree.pack_sequence_as(self._specs, rows)
-
-    def _dtypes(self):
-        return [dtype for _, dtype in map(_parsed, keras.tree.flatten(self._specs))]
-
-    def build(self, input_shape=None):
-        self.built = True
 
     def compute_output_shape(self, input_shape):
         return self.network.compute_output_shape(input_shape)
 
     def call(self, inputs, training=False):
-        self._require_examples()
-        rows = [tf.cast(v, d) for v, d in zip(self._rows, self._dtypes(), strict=True)]
+        rows = [tf.cast(v, d) for v, d in zip(self._rows, self._dtypes, strict=True)]
         rows = keras.tree.pack_sequence_as(self._specs, rows)
+        if self.statistics == "batch" and training:
+            private = tf.shape(keras.tree.flatten(inputs)[0])[0]
+            return self._joined(inputs, rows, rows_present(private), training=True)
         if self.statistics == "batch":
-            return self._with_lot(inputs, rows) if training else self._one_by_one(inputs, rows)
+            return self._one_by_one(inputs, rows)
         moments = self.public_moments(rows)
-        with _pushed(_passes, _Pass("private", moments, count=self.count)):
+        with _running(_Pass("private", moments, count=self.count)):
             return self.network(inputs, training=training)
 
     def public_moments(self, rows) -> list[PublicMoments]:
@@ -339,7 +307,7 @@ class PublicExamples(keras.layers.Layer):
         Returns:
             One `PublicMoments` for each call of a normalization layer, in order.
         """
-        with _pushed(_passes, _Pass("public")) as public:
+        with _running(_Pass("public")) as public:
             self.network(rows, training=False)
         return public.moments
 
@@ -350,19 +318,10 @@ class PublicExamples(keras.layers.Layer):
 
         Returns:
             NumPy arrays [M, ...] in the structure of the network's outputs.
-
-        Raises:
-            RuntimeError: the layer holds no public examples.
         """
-        self._require_examples()
-        with _pushed(_passes, _Pass("public")):
+        with _running(_Pass("public")):
             outputs = self.network(self.examples, training=False)
         return keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
-
-    def _with_lot(self, inputs, rows):
-        """Training with statistics="batch": the lot and the public examples in one batch."""
-        private = tf.shape(keras.tree.flatten(inputs)[0])[0]
-        return self._joined(inputs, rows, rows_present(private), training=True)
 
     def _one_by_one(self, inputs, rows):
         """Inference with statistics="batch": each example in one batch with the public examples."""
@@ -381,21 +340,9 @@ class PublicExamples(keras.layers.Layer):
             rows,
         )
         present = tf.concat([present, tf.ones([self.count])], axis=0)
-        with _pushed(_passes, _Pass("union", present=present)):
+        with _running(_Pass("union", present=present)):
             outputs = self.network(joined, training=training)
         return keras.tree.map_structure(lambda leaf: leaf[: -self.count], outputs)
-
-    def _require_examples(self):
-        if in_stateless_scope():
-            return  # private training has checked before it starts (`refuse_mixing_layers`)
-        with tf.init_scope():
-            holds = self.holds_examples
-        if not holds:
-            raise RuntimeError(
-                f"Layer '{self.name}' (PublicExamples) holds no public examples: it was made from a "
-                "configuration alone. Load the weights of the saved model, which carry them, or "
-                "build it with PublicExamples(network, examples)."
-            )
 
     def get_config(self):
         return {
@@ -420,11 +367,6 @@ def _as_examples(array):
             f"(M, ...). Received: shape {array.shape}, dtype {array.dtype}"
         )
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
-
-
-def _on_any_device(dtype):
-    """The dtype of a variable: TensorFlow keeps int32 on the CPU, where code for a GPU finds none."""
-    return "int64" if dtype == "int32" else dtype
 
 
 def _spec_of(array):

@@ -20,6 +20,9 @@ import tensorflow as tf
 
 from tfdp._compat.float32_products import weighted_sum
 from tfdp.accounting import Strategy
+from tfdp.accounting.strategies import inverse
+
+_ROWS = 1000
 
 
 class CorrelatedNoise:
@@ -34,9 +37,6 @@ class CorrelatedNoise:
     Attributes:
         memory: number of past values that are kept for each weight: bands - 1 (prefix sums: 1).
 
-    Raises:
-        ValueError: the strategy has no number of bands and is not the one of prefix sums.
-
     Example:
         >>> import tensorflow as tf
         >>> from tfdp.accounting import Strategy
@@ -50,18 +50,15 @@ class CorrelatedNoise:
     def __init__(self, strategy: Strategy, shapes: list):
         if strategy.name == "prefix_sum" and strategy.bands is None:
             first, past, self._keeps_fresh = 1.0, np.array([1.0]), True
-        elif strategy.bands is None:
-            raise ValueError(
-                f"Expected a strategy with a number of bands, which is what bounds the memory. "
-                f"Received {strategy}."
-            )
         else:
             column = strategy.first(strategy.bands)
             first, past, self._keeps_fresh = column[0], column[1:], False
         self.memory = len(past)
         self._scale = float(1.0 / first)
         self._weights = (past / first).astype(np.float32)
-        self._growth = _row_norms(self._scale, past / first, self._keeps_fresh)
+        # Norms of the first rows of C^-1; those of later rows hardly differ.
+        rows = inverse(strategy.first(_ROWS), _ROWS)
+        self._growth = np.sqrt(np.cumsum(rows**2)).astype(np.float32)
         # Ring buffers. Keras does not track plain variables in a plain object.
         self._shapes = [tuple(shape) for shape in shapes]
         self._past = [
@@ -115,28 +112,6 @@ class CorrelatedNoise:
 
         Args:
             state: the result of `state`.
-
-        Raises:
-            ValueError: the state belongs to other variables or to another number of bands.
         """
-        expected = {name: array.shape for name, array in self.state().items()}
-        found = {name: np.shape(array) for name, array in state.items()}
-        if expected != found:
-            raise ValueError(
-                f"The noise state is of other variables or bands. Expected arrays of the shapes "
-                f"{expected}. Found {found}."
-            )
         for i, past in enumerate(self._past):
             past.assign(state[f"past_{i}"])
-
-
-def _row_norms(scale: float, weights: np.ndarray, prefix_sum: bool, rows: int = 1000) -> np.ndarray:
-    """Norms of the first `rows` rows of C^-1, float32; the norms of later rows hardly differ."""
-    if prefix_sum:
-        return np.sqrt(np.array([1.0, 2.0], np.float32))
-    # The first column of the inverse, by the recursion of `correlate`.
-    column = np.zeros(rows)
-    for t in range(rows):
-        recent = column[max(0, t - len(weights)) : t][::-1]
-        column[t] = (scale if t == 0 else 0.0) - float(weights[: len(recent)] @ recent)
-    return np.sqrt(np.cumsum(column**2)).astype(np.float32)

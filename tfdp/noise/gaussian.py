@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 _PHILOX = 1
-_WORDS_PER_BLOCK = 4  # 32-bit words that Philox makes from one counter
+_NUMBERS_PER_BLOCK = 4  # Philox makes four words from one counter, each for one number
 # Numbers made at a time: few enough for the intermediate arrays to stay in the processor's cache
 # (measured for 11 million: half the time of making all at once).
 _PIECE = 1 << 18
@@ -88,19 +88,16 @@ class NoiseSource:
         if not tf.is_tensor(stddev) and stddev == 0.0:
             return [tf.zeros(shape, tf.float32) for shape in shapes]
         high = self._counter_of(draw)
-        block, noise = 0, []  # the low counter word continues from piece to piece
-        for sizes in _in_pieces([math.prod(shape) for shape in shapes]):
-            pieces, left = [], sum(sizes)
-            while left > 0:
-                count = min(left, _PIECE)
-                pieces.append(self._normal(high, block, count, stddev))
-                block += _blocks(count)
-                left -= count
-            flat = pieces[0] if len(pieces) == 1 else tf.concat(pieces or [tf.zeros([0])], axis=0)
-            # Slices are cheaper than tf.split, which took 0.1 ms of an MLP's step of 1.8 (profiled).
-            ends = list(itertools.accumulate(sizes))
-            noise += [flat[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-        return [tf.reshape(n, shape) for n, shape in zip(noise, shapes, strict=True)]
+        sizes = [math.prod(shape) for shape in shapes]
+        total = sum(sizes)
+        pieces = [
+            self._normal(high, start // _NUMBERS_PER_BLOCK, min(_PIECE, total - start), stddev)
+            for start in range(0, total, _PIECE)
+        ]
+        flat = pieces[0] if len(pieces) == 1 else tf.concat([tf.zeros([0]), *pieces], axis=0)
+        # Slices are cheaper than tf.split, which took 0.1 ms of an MLP's step of 1.8 (profiled).
+        parts = zip(sizes, itertools.accumulate(sizes), shapes, strict=True)
+        return [tf.reshape(flat[end - size : end], shape) for size, end, shape in parts]
 
     def uniforms(self, draw: int | tf.Tensor, shapes: list) -> list[tf.Tensor]:
         """Draws pairs of independent float64 numbers, uniform in (0, 1], in order.
@@ -151,20 +148,3 @@ class NoiseSource:
         angle = tf.cast(tf.bitcast(angle, tf.int32), tf.float32) * (math.pi * 2.0**-31)
         normal = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
         return normal if count == 2 * pairs else normal[:count]
-
-
-def _blocks(count):
-    """Number of Philox blocks that `_normal` uses up for `count` numbers."""
-    return -(-2 * -(-count // 2) // _WORDS_PER_BLOCK)
-
-
-def _in_pieces(sizes):
-    """Cuts a list of sizes into lists of neighbours, so that small tensors are drawn together."""
-    pieces, total = [], 0
-    for size in sizes:
-        if not pieces or total + size > _PIECE:
-            pieces.append([])
-            total = 0
-        pieces[-1].append(size)
-        total += size
-    return pieces

@@ -39,9 +39,9 @@ class AdaptiveClipping:
     Args:
         noise_multiplier: z >= 0, the noise multiplier of both queries together.
         target_quantile: fraction of gradients that should stay unclipped, in [0, 1].
-        learning_rate: rate > 0 of the geometric update of the clip norm.
-        count_noise: sigma_b, the standard deviation of the noise on the count; has to exceed z / 2.
-            None takes 5 z.
+        quantile_learning_rate: rate > 0 of the geometric update of the clip norm.
+        quantile_noise_multiplier: sigma_b, the standard deviation of the noise on the count;
+            has to exceed z / 2. None takes 5 z.
 
     Raises:
         ValueError: an argument is invalid.
@@ -49,21 +49,22 @@ class AdaptiveClipping:
 
     noise_multiplier: float
     target_quantile: float = 0.5
-    learning_rate: float = 0.2
-    count_noise: float | None = None
+    quantile_learning_rate: float = 0.2
+    quantile_noise_multiplier: float | None = None
 
     def __post_init__(self):
         fraction("target_quantile", self.target_quantile, zero=True, one=True)
-        positive("quantile_learning_rate", self.learning_rate)
-        if self.count_noise is None:
-            object.__setattr__(self, "count_noise", _COUNT_NOISE * self.noise_multiplier)
-        enough = self.count_noise > self.noise_multiplier / 2 or self.noise_multiplier == 0
-        if not (enough and 0.0 <= self.count_noise < math.inf):
+        positive("quantile_learning_rate", self.quantile_learning_rate)
+        z, on_count = self.noise_multiplier, self.quantile_noise_multiplier
+        if on_count is None:
+            on_count = _COUNT_NOISE * z
+            object.__setattr__(self, "quantile_noise_multiplier", on_count)
+        if not ((on_count > z / 2 or z == 0) and 0.0 <= on_count < math.inf):
             raise ValueError(
                 "Invalid value received for argument `quantile_noise_multiplier`. Expected a finite "
-                f"number above half the noise multiplier ({self.noise_multiplier:g} / 2): with less, "
+                f"number above half the noise multiplier ({z:g} / 2): with less, "
                 "the count alone spends more than the whole step may. Received: "
-                f"{self.count_noise!r}"
+                f"{on_count!r}"
             )
 
     @property
@@ -72,7 +73,7 @@ class AdaptiveClipping:
         if self.noise_multiplier == 0:
             return 0.0
         z = self.noise_multiplier
-        return z / math.sqrt(1.0 - (z / (2.0 * self.count_noise)) ** 2)
+        return z / math.sqrt(1.0 - (z / (2.0 * self.quantile_noise_multiplier)) ** 2)
 
     def count(self, bounded) -> tf.Tensor:
         """The sum of (b - 1/2) over the microbatches that are present, without noise.
@@ -99,7 +100,31 @@ class AdaptiveClipping:
         # One step changes the clip norm by a factor of at most e, so that a rare, large draw of the
         # noise cannot ruin the training.
         change = tf.clip_by_value(
-            -self.learning_rate * (fraction - self.target_quantile), -1.0, 1.0
+            -self.quantile_learning_rate * (fraction - self.target_quantile), -1.0, 1.0
         )
         moved = clip_norm * tf.exp(change)
         return tf.clip_by_value(moved, first / _LARGEST_CHANGE, first * _LARGEST_CHANGE)
+
+
+def adaptive_clipping_for(clipping: str, noise_multiplier, **settings) -> AdaptiveClipping | None:
+    """The adaptive clipping of an optimizer; None where its clip norm is constant.
+
+    Args:
+        clipping: name of the kind of clipping.
+        noise_multiplier: z, or a table of it.
+        **settings: further arguments of `AdaptiveClipping`; None where they were not given.
+
+    Raises:
+        ValueError: the arguments do not fit each other.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    if clipping != "adaptive":
+        if given:
+            raise ValueError(f"Expected {sorted(given)} with clipping='adaptive' only.")
+        return None
+    if isinstance(noise_multiplier, tuple):
+        raise ValueError(
+            "Expected one noise multiplier with clipping='adaptive': count and sum share it. "
+            f"Received a table of {len(noise_multiplier)}."
+        )
+    return AdaptiveClipping(noise_multiplier, **given)

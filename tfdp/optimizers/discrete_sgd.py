@@ -20,10 +20,9 @@ from tfdp.accounting.mechanisms.discrete_sgd import (
     DiscreteSGD,
 )
 from tfdp.gradients.bounds import EncodedBound
-from tfdp.gradients.encoding import Codebook, Encoder, check_drawing
+from tfdp.gradients.encoding import Codebook, Encoder
 from tfdp.noise.denoising import denoise as denoised
 from tfdp.noise.families import NoiseFamily
-from tfdp.optimizers.accounted import Accounted
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import make_class
 
@@ -68,9 +67,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
     mechanism = DiscreteSGD
     title = "discrete SGD (encoded gradients)"
 
-    family = Accounted()
-    encode = Accounted()
-    private_codebook = Accounted()
+    accounted = (*DPKerasOptimizer.accounted, "family", "encode", "private_codebook")
 
     def __init__(
         self,
@@ -96,15 +93,14 @@ class DiscreteOptimizer(DPKerasOptimizer):
                 f"encoding takes the place of clipping. Received: {clipping!r}"
             )
         one_of("clipping", clipping, _CLIPPINGS)
-        check_drawing(codebook_size, zero_below)
         if codebook is not None:
-            codebook = Codebook.of(codebook, private=private_codebook)
+            codebook = Codebook.of(codebook)
         super().__init__(*args, **kwargs)
         self.family = family
         self.encode = flag("encode", encode)
         self.denoise = flag("denoise", denoise)
-        self.codebook_size = int(codebook_size)
-        self.zero_below = float(zero_below)
+        self.codebook_size = codebook_size
+        self.zero_below = zero_below
         self.codebook_seed = codebook_seed
         self.private_codebook = flag("private_codebook", private_codebook)
         self._given = codebook  # a plain object, which Keras neither tracks nor saves
@@ -115,15 +111,10 @@ class DiscreteOptimizer(DPKerasOptimizer):
         count = sum(math.prod(v.shape) for v in variables)
         if self._encoder is not None and self._encoder.codebook.num_weights == count:
             return self._encoder
-        codebook = self._given
-        if codebook is None:
-            codebook = _drawn_codebook(
-                self.codebook_size,
-                count,
-                zero_below=self.zero_below,
-                seed=self.codebook_seed,
-            )
-        elif codebook.num_weights != count:
+        codebook = self._given or _drawn_codebook(
+            self.codebook_size, count, zero_below=self.zero_below, seed=self.codebook_seed
+        )
+        if codebook.num_weights != count:
             raise ValueError(
                 f"Expected a codebook of vectors of {count} entries, one for each trainable weight. "
                 f"Received vectors of {codebook.num_weights} entries."
@@ -158,7 +149,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         scale = self._stddev(session.value("noise_multiplier"), bounded, session)
         encoding = session.run.encoding
         family = NoiseFamily(encoding.noise, encoding.degrees_of_freedom)
-        noise = family.sample(self._secrets.noise, session.place, scale, shapes)
+        noise = family.sample(self._noise, session.place, scale, shapes)
         sums = [total + draw for total, draw in zip(bounded.sums, noise, strict=True)]
         # Denoising divides by the scale of the noise, so it needs noise.
         if self.denoise and np.min(session.run.noise_multiplier) > 0:
@@ -198,8 +189,8 @@ def make_discrete_optimizer_class(base: type) -> type:
         >>> optimizer.family
         NoiseFamily(name='laplace', degrees_of_freedom=None)
     """
-    what, form = "on encoded, noisy gradients. See `DiscreteOptimizer`.", "Discrete{}Optimizer"
-    return make_class(make_discrete_optimizer_class, DiscreteOptimizer, base, form, what)
+    what = "on encoded, noisy gradients. See `DiscreteOptimizer`."
+    return make_class(DiscreteOptimizer, base, "Discrete{}Optimizer", what)
 
 
 DiscreteSGDOptimizer = make_discrete_optimizer_class(keras.optimizers.SGD)

@@ -27,7 +27,7 @@ class DPDropoutOptimizer(LangevinOptimizer):
         >>> x = np.zeros((100, 2), "float32")
         >>> _ = model.fit(x, x[:, :1], batch_size=50, verbose=0)
         >>> sorted(optimizer.scalars(model.trainable_variables))  # rates of the equivalent dropout
-        ['dropout_alpha/model/dense', 'dropout_alpha_of_step/model/dense']
+        ['dropout_alpha/model/dense']
     """
 
     mechanism = DPDropout
@@ -36,11 +36,8 @@ class DPDropoutOptimizer(LangevinOptimizer):
     def scalars(self, variables) -> dict:
         """The dropout rates that the noise is equivalent to, layer by layer.
 
-        * `dropout_alpha/<layer>`: the paper's 4 C^2 sigma^2 / theta^2, with the mean of theta^2 over
-          the weights of the layer, and the noise on the sum of gradients.
-        * `dropout_alpha_of_step/<layer>`: the rate for the noise that a weight receives in one step,
-          whose standard deviation is eta_t / (2 L) times that on the sum; reported once a step was
-          traced.
+        `dropout_alpha/<layer>` is the paper's 4 C^2 sigma^2 / theta^2, with the mean of theta^2 over
+        the weights of the layer, and the noise on the sum of gradients.
 
         The weights are released, and noise and learning rates are public, so these rates reveal
         nothing more.
@@ -49,10 +46,6 @@ class DPDropoutOptimizer(LangevinOptimizer):
             variables: the trainable variables.
         """
         noise = 2.0 * float(self.bound(variables).l2_norm_clip) * self.sigma
-        stddevs = {"dropout_alpha": noise}
-        if self._divisor is not None:
-            reach = float(self.learning_rate) / (2.0 * self._divisor)
-            stddevs["dropout_alpha_of_step"] = reach * noise
         layers = {}
         for variable in variables:
             layer = variable.path.rpartition("/")[0] or variable.path
@@ -60,6 +53,5 @@ class DPDropoutOptimizer(LangevinOptimizer):
         rates = {}
         for layer, weights in layers.items():
             mean = float(np.mean(np.square(np.concatenate(weights))))
-            for name, stddev in stddevs.items():
-                rates[f"{name}/{layer}"] = stddev**2 / mean if mean else np.inf if stddev else 0.0
+            rates[f"dropout_alpha/{layer}"] = noise**2 / mean if mean else np.inf if noise else 0.0
         return super().scalars(variables) | rates

@@ -1,11 +1,10 @@
 """Makes a private optimizer class from any Keras optimizer class."""
 
-from collections.abc import Callable
+import functools
 
 import keras
 
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
-from tfdp.optimizers.made import made
 
 
 def make_dp_optimizer_class(base: type) -> type:
@@ -31,42 +30,36 @@ def make_dp_optimizer_class(base: type) -> type:
         'DPKerasLionOptimizer'
     """
     what = "on private gradients. See `DPKerasOptimizer`."
-    return make_class(make_dp_optimizer_class, DPKerasOptimizer, base, "DPKeras{}Optimizer", what)
+    return make_class(DPKerasOptimizer, base, "DPKeras{}Optimizer", what)
 
 
-def make_class(
-    make: Callable, kind: type, base: type, form: str, what: str, options: str = ""
-) -> type:
+@functools.cache
+def make_class(kind: type, base: type, form: str, what: str, options: str = "") -> type:
     """Returns the class of a private optimizer with the update rule of a Keras optimizer class.
 
+    The class is made once, and registered for files under its name.
+
     Args:
-        make: the public function that makes such classes, for pickles.
         kind: the private optimizer.
         base: a subclass of `keras.optimizers.Optimizer`.
         form: name of the class, with {} for the name of `base`.
-        what, options: as in `_described`.
+        what: what the class makes of `base`, for its docstring: the end of a sentence, and what else
+            to read.
+        options: further arguments in the example.
 
     Raises:
         TypeError: no private optimizer can be made from `base`.
     """
-    _check_base(base)
-    name = form.format(base.__name__)
-    return made(make, (kind, base), name, _described(name, base, what, options))
-
-
-def _described(name: str, base: type, what: str, options: str) -> str:
-    """Returns the docstring of the class `name` that was made from the optimizer class `base`.
-
-    Args:
-        name: name of the class, under which `tfdp.optimizers` has it if `base` is Keras' own.
-        base: a subclass of `keras.optimizers.Optimizer`.
-        what: what the class makes of `base`: the end of a sentence, and what else to read.
-        options: further arguments in the example.
-    """
-    summary = f"`keras.optimizers.{base.__name__}` {what}"
-    if getattr(keras.optimizers, base.__name__, None) is not base:
-        return summary
-    return f"""{summary}
+    plain = isinstance(base, type) and issubclass(base, keras.optimizers.Optimizer)
+    if not plain or issubclass(base, DPKerasOptimizer | keras.optimizers.LossScaleOptimizer):
+        raise TypeError(
+            "Expected a subclass of keras.optimizers.Optimizer that is not private yet, and not "
+            f"LossScaleOptimizer, which scales the loss before clipping. Received: {base!r}"
+        )
+    name, package = form.format(base.__name__), "tfdp"
+    doc = f"`keras.optimizers.{base.__name__}` {what}"
+    if getattr(keras.optimizers, base.__name__, None) is base:
+        doc += f"""
 
     Example:
         >>> import keras, tfdp
@@ -75,19 +68,11 @@ def _described(name: str, base: type, what: str, options: str) -> str:
         >>> isinstance(optimizer, keras.optimizers.{base.__name__}), optimizer.noise_multiplier
         (True, 1.1)
     """
-
-
-def _check_base(base: type) -> None:
-    """Raises TypeError if no private optimizer can be made from `base`."""
-    if not (isinstance(base, type) and issubclass(base, keras.optimizers.Optimizer)):
-        raise TypeError(f"Expected a subclass of keras.optimizers.Optimizer. Received: {base!r}")
-    if issubclass(base, DPKerasOptimizer):
-        raise TypeError(f"{base.__name__} is private already. Expected a plain Keras optimizer.")
-    if issubclass(base, keras.optimizers.LossScaleOptimizer):
-        raise TypeError(
-            "LossScaleOptimizer scales the loss before clipping and skips steps on overflow, both "
-            "of which break the guarantee. Use the inner optimizer, with a bfloat16 policy."
-        )
+    else:
+        # Classes of users, of whom two may have the same name, do not take each other's place in files.
+        package = f"tfdp.{base.__module__}"
+    cls = type(name, (kind, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
+    return keras.saving.register_keras_serializable(package=package, name=name)(cls)
 
 
 DPKerasSGDOptimizer = make_dp_optimizer_class(keras.optimizers.SGD)

@@ -16,10 +16,7 @@ import tensorflow as tf
 
 from tfdp._validate import finite, one_of, positive, whole
 from tfdp.accounting.mechanisms.dp_dropout import READINGS
-from tfdp.optimizers.accounted import Accounted
 from tfdp.optimizers.factory import DPKerasSGDOptimizer
-
-_REFUSED = ("momentum", "nesterov")
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -71,12 +68,12 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
             noise on the sum is N(0, 4 C^2 sigma^2).
 
     Raises:
-        ValueError: an argument is invalid, or `momentum` or `nesterov` is set.
+        ValueError: an argument is invalid.
     """
 
     mean_factor = 0.5
 
-    composition = Accounted()
+    accounted = (*DPKerasSGDOptimizer.accounted, "composition")
 
     def __init__(
         self,
@@ -87,15 +84,7 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
         composition: str | None = None,
         **kwargs,
     ):
-        refused = [name for name in _REFUSED if kwargs.pop(name, None)]
-        if refused:
-            raise ValueError(
-                f"{type(self).__name__} does not take {refused}: its step is the paper's. Expected "
-                "them to be left out."
-            )
         one_of("composition", composition, READINGS, optional=True)
-        if isinstance(learning_rate, dict) and "class_name" in learning_rate:
-            learning_rate = keras.optimizers.schedules.deserialize(learning_rate)
         if not callable(learning_rate):  # neither a schedule nor a function
             exponent = 1.0 if learning_rate_exponent is None else learning_rate_exponent
             learning_rate = PowerDecay(learning_rate, exponent, steps_per_epoch)
@@ -106,7 +95,6 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
             )
         super().__init__(learning_rate=learning_rate, clipping=clipping, **kwargs)
         self.composition = composition
-        self._divisor = None
 
     @property
     def sigma(self) -> float:
@@ -115,10 +103,6 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
 
     def run_fields(self, variables) -> dict:
         return super().run_fields(variables) | {"composition": self.composition}
-
-    def update(self, bounded, session, variables, regularization):
-        self._divisor = session.divisor
-        return super().update(bounded, session, variables, regularization)
 
     def get_config(self):
         return super().get_config() | {"composition": self.composition}

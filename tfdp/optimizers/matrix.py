@@ -17,14 +17,11 @@ import dataclasses
 import keras
 import numpy as np
 
-from tfdp._validate import one_of
 from tfdp.accounting import Strategy
 from tfdp.accounting import strategy as make_strategy
 from tfdp.accounting.mechanisms.matrix import Matrix
-from tfdp.accounting.strategies import OBJECTIVES, STRATEGIES
 from tfdp.noise.correlated import CorrelatedNoise
 from tfdp.noise.gaussian import NoiseSource
-from tfdp.optimizers.accounted import Accounted
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer
 from tfdp.optimizers.factory import make_class
 
@@ -51,7 +48,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
     mechanism = Matrix
     title = "Correlated noise (matrix mechanism)"
 
-    strategy = Accounted()
+    accounted = (*DPKerasOptimizer.accounted, "strategy")
 
     def __init__(
         self,
@@ -79,7 +76,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         # Noise is correlated in units of the clip norm, like the sensitivity of the accounting.
         shapes = [total.shape for total in bounded.sums]
         step = session.place
-        fresh = self._secrets.noise.gaussians(step, session.value("noise_multiplier"), shapes)
+        fresh = self._noise.gaussians(step, session.value("noise_multiplier"), shapes)
         growth = self._correlated.growth(step)
         noise = [bounded.l2_norm_clip * y for y in self._correlated.correlate(fresh, step)]
         scale = growth * session.run.noise_multiplier * bounded.l2_norm_clip
@@ -93,7 +90,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
     def secret_state(self):
         if self._correlated is None:
             return {}
-        return {"key": self._secrets.noise.key, **self._correlated.state()}
+        return {"key": self._noise.key, **self._correlated.state()}
 
     def take_up_secrets(self, state, saved, lost, variables):
         shapes = [v.shape for v in variables]
@@ -110,30 +107,12 @@ class MatrixDPOptimizer(DPKerasOptimizer):
 
 
 def _as_strategy(strategy, bands, objective, steps) -> Strategy:
-    if isinstance(strategy, dict) and strategy.keys() >= {"name"}:
+    if isinstance(strategy, dict):
         strategy = Strategy.from_dict(strategy)
     if not isinstance(strategy, Strategy):
-        one_of("strategy", strategy, STRATEGIES)
-        one_of("objective", objective, OBJECTIVES, optional=True)
-    if isinstance(strategy, Strategy):
-        if (bands, objective, steps) != (None, None, None):
-            raise ValueError(
-                "Expected bands, objective and steps for a strategy given by name only. Received "
-                f"bands={bands}, objective={objective!r}, steps={steps} with a Strategy."
-            )
-    else:
-        if strategy == "banded_toeplitz" and (bands is None or steps is None):
-            raise ValueError(
-                "Expected bands and steps with strategy 'banded_toeplitz'. Received "
-                f"bands={bands}, steps={steps}. For cyclic Poisson lots take as many bands as groups, "
-                "for a fixed order as many as an epoch has steps, or fewer."
-            )
-        if objective is not None and strategy != "banded_toeplitz":
-            raise ValueError(
-                "Expected objective with strategy 'banded_toeplitz' only. Received "
-                f"{objective!r} with {strategy!r}."
-            )
         strategy = make_strategy(strategy, steps, bands, objective or "mean")
+    elif (bands, objective, steps) != (None, None, None):
+        raise ValueError("Expected bands, objective and steps for a strategy given by name only.")
     if strategy.coefficients is not None:
         # Training uses float32 coefficients, so the accounting has to use the same rounded values.
         exact = tuple(float(np.float32(c)) for c in strategy.coefficients)
@@ -176,8 +155,7 @@ def make_matrix_optimizer_class(base: type) -> type:
         20
     """
     what, options = "with correlated noise. See `MatrixDPOptimizer`.", ", bands=4, steps=100"
-    form = "MatrixDP{}Optimizer"
-    return make_class(make_matrix_optimizer_class, MatrixDPOptimizer, base, form, what, options)
+    return make_class(MatrixDPOptimizer, base, "MatrixDP{}Optimizer", what, options)
 
 
 MatrixDPSGDOptimizer = make_matrix_optimizer_class(keras.optimizers.SGD)

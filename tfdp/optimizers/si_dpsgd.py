@@ -27,7 +27,6 @@ from tfdp._compat.keras import configured_rate
 from tfdp._validate import flag, fraction, one_of, positive
 from tfdp.accounting.guarantee import check_kind
 from tfdp.accounting.mechanisms.si_dpsgd import RELEASES, SIDPSGD
-from tfdp.optimizers.accounted import Accounted
 from tfdp.optimizers.dp_keras_optimizer import DPKerasOptimizer, mean_of
 
 _REFUSED = (
@@ -67,6 +66,12 @@ class _Hidden:
             self.rule = type(rule).from_config(rule.get_config())
             self.rule.build(self.means)
             self.rule.iterations.assign(first)
+
+    def named(self) -> dict:
+        """All variables by name."""
+        rule = [] if self.rule is None else self.rule.variables
+        groups = {"mean": self.means, "velocity": self.velocities, "rule": rule}
+        return {f"{name}_{i}": v for name, group in groups.items() for i, v in enumerate(group)}
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -111,10 +116,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     mechanism = SIDPSGD
     title = "SI-DPSGD (noise in the weights)"
 
-    momentum = Accounted()
-    nesterov = Accounted()
-    guarantee = Accounted()
-    release = Accounted()
+    accounted = (*DPKerasOptimizer.accounted, "momentum", "nesterov", "guarantee", "release")
 
     def __init__(
         self,
@@ -139,16 +141,9 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
                     "on the means: its state is private and un-noised. Expected update_rule=None "
                     "(SGD, momentum or Nesterov), or guarantee='claimed'."
                 )
-            if momentum or nesterov:
-                raise ValueError(
-                    "Expected momentum and nesterov to be left to `update_rule`. Received: "
-                    f"momentum={momentum}, nesterov={nesterov}"
-                )
             learning_rate = configured_rate(update_rule)
             if isinstance(learning_rate, keras.Variable):
                 learning_rate = float(learning_rate.numpy())
-        if isinstance(learning_rate, dict):
-            learning_rate = keras.optimizers.schedules.deserialize(learning_rate)
         if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             remedy = "Pass such a number, or a LearningRateSchedule."
             learning_rate = positive("learning_rate", learning_rate, remedy=remedy)
@@ -242,27 +237,19 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         return list(self._hidden.means)
 
     def secret_state(self):
-        hidden = self._hidden
-        state = {f"mean_{i}": mean.numpy() for i, mean in enumerate(hidden.means)}
-        state |= {f"velocity_{i}": v.numpy() for i, v in enumerate(hidden.velocities)}
-        if hidden.rule is not None:
-            rule = enumerate(hidden.rule.variables)
-            state |= {f"rule_{i}": keras.ops.convert_to_numpy(v) for i, v in rule}
-        return state
+        named = self._hidden.named().items()
+        return {name: keras.ops.convert_to_numpy(value) for name, value in named}
 
     def take_up_secrets(self, state, saved, lost, variables):
-        """Goes on with the means of the last step that was saved; see docs/decisions/crashes.md.
+        """Resumes with the means of the last step that was saved; see docs/decisions/crashes.md.
 
         After lost steps velocities start at zero, so that no earlier record moves a later mean by
         more than it would have without the loss.
         """
         made = _Hidden(self._hidden.rule, variables, saved.first_iteration, saved.run.momentum > 0)
-        for i, mean in enumerate(made.means):
-            mean.assign(state[f"mean_{i}"])
-        for i, velocity in enumerate(made.velocities):
-            velocity.assign(state[f"velocity_{i}"] * (lost == 0))
-        for i, variable in enumerate([] if made.rule is None else made.rule.variables):
-            variable.assign(state[f"rule_{i}"])
+        for name, variable in made.named().items():
+            if not (lost and name.startswith("velocity")):
+                variable.assign(state[name])
         self._hidden = made
 
     def continues(self, session) -> bool:
@@ -281,14 +268,9 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
     def update(self, bounded, session, variables, regularization):
         """Takes one step of Algorithm 1; arguments and result are as in `DPKerasOptimizer.update`."""
         hidden = self._hidden
-        if len(hidden.means) != len(variables):
-            raise RuntimeError(
-                "SIDPSGDOptimizer.update was called before training was started by fit() or "
-                "train_on_batch() of a private model."
-            )
         rate = tf.cast(session.value("learning_rates"), tf.float64)
         scale = self._stddev(session.value("noise_multiplier"), bounded, session)
-        noise = self._secrets.noise.gaussians(session.place, scale, [v.shape for v in variables])
+        noise = self._noise.gaussians(session.place, scale, [v.shape for v in variables])
         gradients = [
             mean_of(tf.cast(total, tf.float64), session.divisor, penalty)
             for total, penalty in zip(bounded.sums, regularization, strict=True)
@@ -356,13 +338,12 @@ def evaluate_schedule(schedule, steps: int, first: int = 0) -> tuple[float, ...]
         steps: number of steps.
         first: number of the first step.
     """
-
-    @tf.function
-    def values():
-        return tf.map_fn(
+    numbers = tf.range(first, first + steps, dtype=tf.int64)
+    values = tf.function(
+        lambda: tf.map_fn(
             lambda step: tf.cast(schedule(step), tf.float32),
-            tf.range(first, first + steps, dtype=tf.int64),
+            numbers,
             fn_output_signature=tf.float32,
         )
-
+    )
     return tuple(values().numpy().astype(float).tolist())

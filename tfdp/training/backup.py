@@ -1,6 +1,5 @@
 """The callback that keeps a training safe from crashes, with the habits of Keras' BackupAndRestore."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import math
@@ -19,11 +18,12 @@ from tfdp.accounting.guarantee import check_adjacency, check_delta, format_epsil
 from tfdp.training.backup_folder import BackupFolder
 from tfdp.training.backup_state import give_state, setup_of, take_state
 from tfdp.training.feeding import Feed, Place, needs_order
+from tfdp.training.steering import list_of
 
 # Steps are reserved for so many seconds at a time: what a crash may lose besides the last state.
 # It is longer where writing the reservation takes more than the share below.
 _AHEAD = 1.0
-# Writing states (beside the training) and reservations takes at most this share of the time, each.
+# Writing states and reservations takes at most this share of the time, each.
 _SHARE = 0.01
 
 
@@ -39,11 +39,11 @@ class BackupAndRestore(keras.callbacks.Callback):
     Ctrl-C and SIGTERM let the step end and write the state; the exception's notes say what was spent. A
     second Ctrl-C ends at once.
 
-    Other callbacks see only steps that are taken: after a restart, the first step of the epoch has a
-    later number. Their own state (the patience of `EarlyStopping`) and the metrics of the epoch begin
-    anew. The history has the epochs of earlier processes, but for one whose end was lost;
-    `history.epoch` names them. When `fit` has ended, the folder is removed: save the model then, or
-    pass `delete_checkpoint=False`, and `fit` of a restarted program gives the trained weights.
+    The state of other callbacks (the patience of `EarlyStopping`) and the metrics of the epoch begin
+    anew after a restart; at the end of its first epoch, callbacks see the last step again where an
+    earlier process took a step. The history has the epochs of earlier processes, but for one whose end
+    was lost; `history.epoch` names them. When `fit` has ended, the folder is removed: save the model
+    then, or pass `delete_checkpoint=False`, and `fit` of a restarted program gives the trained weights.
 
     The folder is a secret: it holds un-noised values of some mechanisms. Do not copy it: two trainings
     from one state cost more than their ledgers say.
@@ -52,8 +52,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup_dir: the folder, one for each call of `fit`.
         save_freq: None saves the state every `seconds`; "epoch" after each epoch; an integer
             after so many steps.
-        seconds: time between two states, at least 0; longer where writing a state, beside the
-            training, would take more than a hundredth of it.
+        seconds: time between two states, at least 0; longer where writing a state would take more
+            than a hundredth of it.
         delete_checkpoint: whether the folder is removed when `fit` has ended.
         delta: that of the epsilon in the notes of an interruption, in (0, 1); None takes that of the
             model's budget, and without one no epsilon is noted.
@@ -64,6 +64,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         lost_steps: number of steps that are counted and not in the weights, in all processes.
         earlier_seconds: time of the training in earlier processes, up to their last states.
         planned_steps: number of steps of a training that several calls of `fit` make; None otherwise.
+        epochs: the logs of the epochs that have ended, in all processes, by their numbers.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -112,13 +113,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.restarts, self.lost_steps, self.earlier_seconds = 0, 0, 0.0
         # Number of steps of the longest whole epoch of earlier processes; None before one has ended.
         self.longest_epoch: int | None = None
-        self._epochs, self._first_attached = {}, None  # logs of all epochs that have ended
+        self.epochs: dict[int, dict] = {}
+        self._first_attached = None
         self._folder, self._interruptions = BackupFolder(backup_dir), Interruptions()
-        self._worker, self._pending, self._warned = None, None, False
-        self._account, self._session, self._state_run, self._own_run = None, None, None, None
-        self._unwritten = None  # the last state of a fit that could not be written
-        # Place of the next step; steps of its epoch that are passed by; steps of the run before it.
-        self._place, self._behind, self._taken = Place(0), 0, 0
+        self._account, self._session, self._run_id = None, None, None
+        # Place of the next step; steps of the run before it.
+        self._place, self._taken = Place(0), 0
         self._reserved, self._reserved_at, self._reserved_after = 0, 0.0, 0
         self._saved_at, self._saved_after = 0.0, 0
         self._writing, self._reserving = 0.0, 0.0  # seconds of writing a state, and a reservation
@@ -138,87 +138,57 @@ class BackupAndRestore(keras.callbacks.Callback):
         """
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
+        self.set_model(model)
         self._first_attached = self._first_attached or time.monotonic()
         self._account, self._session, self._ended = account, None, None
         self._setup, self._length, self._last_epoch = setup_of(model, feed), feed.steps, epochs
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._detach, model.optimizer)
-            self._folder.enter()
-            stack.callback(self._folder.leave)
-            self._place = self._resumed(model, feed, epoch)
-            self._behind = self._place.step
-            worker = concurrent.futures.ThreadPoolExecutor(1, "tfdp backup")
-            self._worker = stack.enter_context(worker)
-            stack.push(self._give_back)
+        self._folder.enter()
+        try:
+            self._place = self._resumed(feed, epoch)
             with self._interruptions:
                 yield self._place
                 self._end()
+        finally:
+            self._detach()
 
-    def _resumed(self, model, feed, epoch) -> Place:
+    def _resumed(self, feed, epoch) -> Place:
         """The place where the training begins, after the state was put into the model."""
-        found, unwritten = self._folder.read(), self._unwritten
-        self._unwritten = None
+        found = self._folder.read()
         if found is None:
-            self.restarts, self.lost_steps, self._epochs = 0, 0, {}
-            self.longest_epoch, self._state_run = None, None
-            order = feed.plan.lots.new_order() if needs_order(feed) else None
-            return Place(epoch, order=order)
-        about, arrays, self._reserved = found
-        # What this process could not write is later, unless another process has trained since.
-        same = unwritten is not None and unwritten[0]["run_id"] == about["run_id"]
-        if same and unwritten[0]["steps"] == self._reserved:
-            about, arrays = unwritten
-        notes, self._state_run = about["notes"], about["run_id"]
-        place, lost = give_state(model, self._account, self._setup, about, arrays, self._reserved)
-        # A second fit of one process resumes the run, too, and that is no restart.
-        if self._state_run != self._own_run:
+            self.restarts, self.lost_steps, self.longest_epoch, self.epochs = 0, 0, None, {}
+            return Place(
+                epoch, order=feed.plan.lots.new_order().hex() if needs_order(feed) else None
+            )
+        about, arrays, reserved = found
+        notes = about["notes"]
+        place, lost = give_state(self.model, self._account, self._setup, about, arrays, reserved)
+        if about["run_id"] != self._run_id:  # else a second fit of one process, which is no restart
             self.restarts, self.earlier_seconds = notes["restarts"] + 1, notes["seconds"]
         self.lost_steps, self.longest_epoch = notes["lost_steps"] + lost, notes["longest_epoch"]
-        self._epochs = {int(epoch): logs for epoch, logs in notes["epochs"]}
+        self.epochs = {int(epoch): logs for epoch, logs in notes["epochs"]}
         if lost:
             logging.warning(
                 "The training in %s resumes after step %s. The last %s of them may have been begun "
                 "after its last state: they are counted, and lost to the weights.",
                 self._folder.path, f"{about['steps'] + lost:,}", f"{lost:,}",
             )  # fmt: skip
+        if feed.steps is not None and place.step >= feed.steps:  # the epochs are shorter now
+            place = dataclasses.replace(place, epoch=place.epoch + 1, step=0)
         if notes["ended"] == self._last_epoch:  # perhaps early; it has ended all the same
             place = dataclasses.replace(place, epoch=self._last_epoch, step=0)
         return place
-
-    @property
-    def earlier_epochs(self) -> dict:
-        """The logs of the epochs that have ended, those of earlier processes included, by number."""
-        return dict(self._epochs)
-
-    def note_epoch(self, epoch: int, logs: dict) -> None:
-        """Notes logs of an earlier epoch whose end was lost; unknown values are NaN."""
-        names = {name for each in self._epochs.values() for name in each}
-        self._epochs[epoch] = {name: math.nan for name in names} | logs
-        self._epochs = dict(sorted(self._epochs.items()))
 
     def with_earlier_epochs(self, history):
         """Returns the history of a fit, with the epochs that ended before the training resumed.
 
         Unknown values of an earlier epoch are NaN.
         """
-        earlier = {e: logs for e, logs in self._epochs.items() if e not in history.epoch}
-        names = dict.fromkeys(n for logs in (*earlier.values(), history.history) for n in logs)
-        history.epoch = [*earlier, *history.epoch]
+        names = dict.fromkeys(name for logs in self.epochs.values() for name in logs)
+        history.epoch = [*self.epochs]
         history.history = {
-            name: [logs.get(name, math.nan) for logs in earlier.values()]
-            + history.history.get(name, [])
-            for name in names
+            name: [logs.get(name, math.nan) for logs in self.epochs.values()] for name in names
         }
         return history
-
-    @property
-    def behind(self) -> int:
-        """Number of steps of the running epoch that were taken before, and are passed by."""
-        return self._behind
-
-    def pass_by(self, steps: int) -> None:
-        """Notes that so many steps of the epoch were passed by."""
-        self._behind -= steps
 
     def begin(self, session) -> None:
         """Writes the first state of a session, before any of its steps is authorized.
@@ -227,35 +197,31 @@ class BackupAndRestore(keras.callbacks.Callback):
 
         Args:
             session: the open session.
+
+        Raises:
+            OSError: the state could not be written.
         """
         if session is self._session:
             return
-        self._taken = session.taken
-        if session.run_id != self._state_run:
-            self._save_now(self._state(), session.taken)
-            self._reserved = session.taken
-        else:
-            # The state that is there serves as well, unless later noise depends on the key.
-            serves = "key" not in self.model.optimizer.secret_state()
-            with self._warned_of_failure(serves):
-                self._save_now(self._state())
-        self._session, self._state_run, self._own_run = session, session.run_id, session.run_id
-        self._reserved_at, self._reserved_after = time.monotonic(), session.taken
+        self._session, self._run_id = session, session.run_id
+        self._taken = self._reserved = self._reserved_after = session.taken
+        self._write()
+        self._reserved_at = time.monotonic()
 
     def reserve(self) -> None:
         """Reserves the authorized steps of the session on the disk, before they begin."""
-        session, before, now = self._session, self._taken, time.monotonic()
+        session, now = self._session, time.monotonic()
         if session.taken <= self._reserved:
             return
         passed = max(now - self._reserved_at, 1e-6)
-        speed = (before - self._reserved_after) / passed
+        speed = (self._taken - self._reserved_after) / passed
         ahead = math.ceil(speed * max(_AHEAD, self._reserving / _SHARE))
         if isinstance(self._save_freq, int):
             ahead = min(ahead, self._save_freq)  # who wants states often wants to lose little
         last = min(session.run.steps, session.limit)
-        self._reserved = int(max(session.taken, min(before + ahead, last)))
-        self._folder.reserve(self._reserved)
-        self._reserved_at, self._reserved_after = time.monotonic(), before
+        self._reserved = int(max(session.taken, min(self._taken + ahead, last)))
+        self._folder.reserve(session.run_id, self._reserved)
+        self._reserved_at, self._reserved_after = time.monotonic(), self._taken
         self._reserving = self._reserved_at - now
 
     def _end(self):
@@ -265,28 +231,20 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._interruptions.number is not None:
             self._stop()  # with the last step, or after it
         elif self._delete:
-            self._wait()
             self._folder.clear()
         elif self._session is not None:
-            self._unwritten = self._state()
-            with self._warned_of_failure():
-                self._save_now(self._unwritten)
-                self._unwritten = None
+            self._save()
 
-    def _detach(self, optimizer):
-        optimizer.go_on_with(None)
+    def _detach(self):
+        session = self._session
         if self._folder.holds_state:
+            if session is not None and session.taken < self._reserved:
+                with contextlib.suppress(OSError):  # then steps that were not begun stay counted
+                    self._folder.reserve(session.run_id, session.taken)
             self._account.close_session()  # the run is resumed from the state, and nowhere else
+        self._folder.leave()
+        self._account.waiting = None
         self._account = None
-
-    def _give_back(self, *_):
-        """Gives back steps that were reserved and not begun."""
-        self._wait()
-        if not self._folder.holds_state:
-            return
-        if self._session is not None and self._session.taken < self._reserved:
-            with contextlib.suppress(OSError):  # then they stay counted
-                self._folder.reserve(self._session.taken)
 
     # -- hooks -----------------------------------------------------------------------------------
 
@@ -299,9 +257,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
     def on_epoch_begin(self, epoch, logs=None):
-        if epoch != self._place.epoch:
-            # Steps that the data of the epoch before were too short for are passed by in this one.
-            self._place = dataclasses.replace(self._place, epoch=epoch, step=self._behind)
         # Not at the end of an epoch, where callbacks may show averages in place of the weights.
         if self._save_freq == "epoch" and self._session is not None:
             self._save()
@@ -311,8 +266,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._stop()
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._session is None or self._session.taken == self._taken:
-            return  # a step that was passed by
+        if self._session is None:
+            return
         place, steps = self._place, self._session.taken - self._taken
         self._taken += steps
         self._place = dataclasses.replace(place, step=place.step + steps, taken=place.taken + steps)
@@ -324,8 +279,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._stop()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=self._behind)
-        self._epochs[epoch] = {} if logs is None else logs  # later callbacks may add to it
+        self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=0)
+        self.epochs[epoch] = {} if logs is None else logs  # later callbacks may add to it
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -338,60 +293,37 @@ class BackupAndRestore(keras.callbacks.Callback):
         return time.monotonic() - self._saved_at >= least
 
     def _save(self):
-        """Writes the state in a thread of its own; a state by time does not wait for an earlier one."""
-        busy = self._pending is not None and not self._pending.done()
-        if busy and self._save_freq is None:
-            return  # with the next step
-        self._wait()
-        self._pending = self._worker.submit(self._write, *self._state())
-        self._saved_at, self._saved_after = time.monotonic(), self._taken
+        """Writes the state; a failure is no error, since an earlier state is there."""
+        try:
+            self._write()
+        except OSError as error:
+            logging.log_first_n(
+                logging.WARNING,
+                "The state of the training could not be written to %s: %s. The training goes on; a "
+                "crash would lose what came after the last state.",
+                1, self._folder.path, error,
+            )  # fmt: skip
 
-    def _save_now(self, state, reserved: int | None = None):
-        self._wait()
-        self._write(*state, reserved)
-        self._saved_at, self._saved_after = time.monotonic(), self._taken
-
-    def _write(self, about, arrays, reserved=None):
+    def _write(self):
+        """Writes the present state, with what a later process tells of this one."""
         started = time.monotonic()
-        self._folder.write(about, arrays, reserved)
-        self._writing = time.monotonic() - started
-
-    def _state(self):
-        """The present state, with what a later process tells of this one."""
         epochs = [
             (epoch, {name: np.asarray(value).tolist() for name, value in logs.items()})
-            for epoch, logs in self._epochs.items()
+            for epoch, logs in self.epochs.items()
         ]
         notes = {
             "restarts": self.restarts,
             "lost_steps": self.lost_steps,
             "ended": self._ended,
             "longest_epoch": self.longest_epoch,
-            "seconds": self.earlier_seconds + time.monotonic() - self._first_attached,
+            "seconds": self.earlier_seconds + started - self._first_attached,
             "epochs": epochs,
         }
-        return take_state(self.model, self._account, self._setup, self._length, self._place, notes)
-
-    def _wait(self):
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            with self._warned_of_failure():
-                pending.result()
-
-    @contextlib.contextmanager
-    def _warned_of_failure(self, serves: bool = True):
-        """Context in which a state is written; its failure is an error if no earlier state serves."""
-        try:
-            yield
-        except OSError as error:
-            if not serves:
-                raise
-            if not self._warned:
-                logging.warning(
-                    "The state of the training could not be written to %s: %s. The training goes on; "
-                    "a crash would lose what came after the last state.", self._folder.path, error,
-                )  # fmt: skip
-            self._warned = True
+        self._saved_at, self._saved_after = started, self._taken
+        self._folder.write(
+            *take_state(self.model, self._account, self._setup, self._length, self._place, notes)
+        )
+        self._writing = time.monotonic() - started
 
     # -- signals ---------------------------------------------------------------------------------
 
@@ -401,7 +333,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._interruptions.end()  # before the first step
         notes = self._spent()
         try:
-            self._save_now(self._state())
+            self._write()
             notes.append(
                 f"The state is in {self._folder.path}: the same program resumes from there."
             )
@@ -438,24 +370,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         )
 
 
-def kept_safe(
-    backup: BackupAndRestore | None, model, account: Account, feed: Feed, epoch: int, epochs: int
-):
-    """Context of one fit, which gives the place where it begins; see `BackupAndRestore.attached`."""
-    if backup is None:
-        return contextlib.nullcontext(Place(epoch))
-    return backup.attached(model, account, feed, epoch, epochs)
-
-
 def backup_among(callbacks) -> BackupAndRestore | None:
     """The backup among the callbacks of a fit, or None.
 
     Raises:
         ValueError: there are two.
     """
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    found = [c for c in keras.tree.flatten(callbacks) if isinstance(c, BackupAndRestore)]
+    found = [c for c in list_of(callbacks) if isinstance(c, BackupAndRestore)]
     if len(found) > 1:
         raise ValueError(
             f"Expected at most one BackupAndRestore. Received {len(found)}. Leave out the others."

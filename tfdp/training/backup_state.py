@@ -11,14 +11,13 @@ import dataclasses
 import keras
 import numpy as np
 
-from tfdp.account import Account
+from tfdp.account import Account, SavedRun
 from tfdp.accounting import Ledger
 from tfdp.accounting.sampling import sampling_class
-from tfdp.optimizers.accounted import SavedRun
 from tfdp.training.backup_folder import BackupError
 from tfdp.training.feeding import Feed, Place
 
-_VERSION = 5
+_VERSION = 6
 
 
 def take_state(
@@ -35,10 +34,7 @@ def take_state(
         notes: what a later process tells of this one; JSON-safe.
     """
     session, secrets = account.session, model.optimizer.secret_state()
-    arrays = {f"model.{i}": copy_of(v) for i, v in enumerate(state_variables(model))}
-    arrays |= {f"optimizer.{i}": copy_of(v) for i, v in enumerate(model.optimizer.variables)}
-    arrays |= {f"secret.{name}": np.array(value) for name, value in secrets.items()}
-    order = None if place.order is None else place.order.hex()
+    arrays = arrays_of(model) | {f"secret.{name}": np.array(v) for name, v in secrets.items()}
     about = {
         "setup": setup,
         "ledger": account.ledger.to_json(),
@@ -46,7 +42,7 @@ def take_state(
         "first_iteration": session.first_iteration,
         "steps": session.taken,
         "turn": session.next_turn,
-        "place": {**dataclasses.asdict(place), "order": order},
+        "place": dataclasses.asdict(place),
         "length": length,
         "notes": notes,
     }
@@ -72,7 +68,12 @@ def give_state(
         BackupError: the state is of another model or of other data.
     """
     optimizer = model.optimizer
-    _check_same(about.get("setup", {}), setup)
+    other = [name for name, value in setup.items() if about["setup"].get(name) != value]
+    if other:
+        raise BackupError(
+            f"The state is of a training with other {' and '.join(other)}. Expected the model, "
+            "optimizer, data and version of that training, or another folder."
+        )
     ledger = Ledger.from_json(about["ledger"])
     run_id, kept = about["run_id"], about["steps"]
     # This process may have continued the same run itself, after an interruption.
@@ -84,19 +85,12 @@ def give_state(
     saved = SavedRun(run_id, taken, first, run, turn, setup["examples"])
     account.close_session()
     account.ledger.merge(ledger)
-    for i, variable in enumerate(state_variables(model)):
-        variable.assign(arrays[f"model.{i}"])
-    for i, variable in enumerate(optimizer.variables):
-        variable.assign(arrays[f"optimizer.{i}"])
+    assign_arrays(model, arrays)
     optimizer.iterations.assign(first + taken)
     secrets = {n.partition(".")[2]: a for n, a in arrays.items() if n.startswith("secret.")}
     optimizer.take_up_secrets(secrets, saved, lost, model.trainable_variables)
-    optimizer.go_on_with(saved)
-    place = Place(**about["place"])
-    place = dataclasses.replace(
-        place, order=None if place.order is None else bytes.fromhex(place.order)
-    )
-    return _later(place, lost, about["length"]), lost
+    account.waiting = saved
+    return _later(Place(**about["place"]), lost, about["length"]), lost
 
 
 def setup_of(model, feed: Feed) -> dict:
@@ -106,29 +100,14 @@ def setup_of(model, feed: Feed) -> dict:
         model: a compiled private model that is built.
         feed: what the next fit draws from.
     """
-    lots, optimizer = feed.plan.lots, model.optimizer
+    lots = feed.plan.lots
     places = lots is not None and (sampling_class(lots.sampling).whole_epochs or lots.groups > 1)
-    rule = getattr(optimizer, "update_rule", None) or optimizer
-    kinds = (kind for kind in type(rule).__mro__ if kind.__module__.startswith("keras."))
     return {
         "version": _VERSION,
-        "mechanism": optimizer.mechanism.name,
-        "update rule": next(kinds).__name__,
+        "optimizer": type(model.optimizer).__name__,
         "variables": shapes_of(model),
         "examples": lots.fingerprint() if places else None,
     }
-
-
-def _check_same(expected, setup):
-    for name, found in setup.items():
-        before = expected.get(name)
-        if before != found:
-            if isinstance(found, list) and before:
-                before, found = differing(before, found), differing(found, before)
-            raise BackupError(
-                f"The state is of a training with other {name}. Expected {before}. Found {found}. Use "
-                "the model, optimizer, data and version of that training, or another folder."
-            )
 
 
 def _later(place: Place, steps: int, length: int | None) -> Place:
@@ -139,24 +118,25 @@ def _later(place: Place, steps: int, length: int | None) -> Place:
     return dataclasses.replace(place, epoch=place.epoch + step // length, step=step % length)
 
 
-def copy_of(variable) -> np.ndarray:
-    """The value, in memory that later steps do not write."""
-    return keras.ops.convert_to_numpy(variable).copy()
+def arrays_of(model) -> dict[str, np.ndarray]:
+    """The values of everything that a state holds of a model and its optimizer."""
+    return {name: keras.ops.convert_to_numpy(v) for name, v in _variables(model).items()}
 
 
-def state_variables(model) -> list:
-    """Weights and random states; metrics begin anew."""
-    metrics = {id(v) for v in model.metrics_variables}
-    return [v for v in model.variables if id(v) not in metrics]
+def assign_arrays(model, arrays: dict) -> None:
+    """Gives a model and its optimizer the values of `arrays_of`."""
+    for name, variable in _variables(model).items():
+        variable.assign(arrays[name])
 
 
 def shapes_of(model) -> list:
     """The types and shapes of everything that a state holds of a model and its optimizer."""
-    both = (*state_variables(model), *model.optimizer.variables)
-    return [[str(v.dtype), *v.shape] for v in both]
+    return [[str(v.dtype), *v.shape] for v in _variables(model).values()]
 
 
-def differing(shapes, others) -> list:
-    """The first of the shapes that others do not have in the same place."""
-    found = [a for a, b in zip(shapes, [*others, *([None] * len(shapes))], strict=False) if a != b]
-    return found[:3]
+def _variables(model) -> dict:
+    """Weights, random states and slots by name; metrics begin anew."""
+    metrics = {id(v) for v in model.metrics_variables}
+    weights = [v for v in model.variables if id(v) not in metrics]
+    both = {"model": weights, "optimizer": model.optimizer.variables}
+    return {f"{name}.{i}": v for name, found in both.items() for i, v in enumerate(found)}

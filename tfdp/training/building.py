@@ -10,12 +10,6 @@ import tensorflow as tf
 from tfdp._compat.keras import build_symbolically, layers_of
 
 
-def build_for_lots(model, dataset: tf.data.Dataset) -> None:
-    """Builds a model for the lots of a dataset, of x, (x, y) or (x, y, sample_weight)."""
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
-    build_for(model, x)
-
-
 def build_for(model, x) -> None:
     """Builds a model for inputs of a given structure; does nothing if all of it is built.
 
@@ -23,22 +17,14 @@ def build_for(model, x) -> None:
 
     Args:
         model: a compiled Keras model.
-        x: structure of arrays, tensors or `tf.TensorSpec`s, with a leading dimension of rows.
-
-    Raises:
-        ValueError: the model cannot be called on such inputs symbolically.
+        x: structure of arrays or tensors, with a leading dimension of rows; or a dataset of lots x,
+            (x, y) or (x, y, sample_weight).
     """
     if model.built and all(layer.built for layer in layers_of(model)):
         return
-    inputs = keras.tree.map_structure(_symbolic, x)
-    try:
-        build_symbolically(model, inputs)
-    except Exception as error:
-        shapes = keras.tree.map_structure(lambda leaf: leaf if leaf is None else leaf.shape, inputs)
-        raise ValueError(
-            f"Model '{model.name}' is not built, and cannot be built for inputs of shape {shapes}: "
-            f"{error} Expected a model with an Input layer, or one that was called once on data."
-        ) from error
+    if isinstance(x, tf.data.Dataset):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(x.element_spec)
+    build_symbolically(model, keras.tree.map_structure(_symbolic, x))
 
 
 def _symbolic(leaf):

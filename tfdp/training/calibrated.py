@@ -11,10 +11,10 @@ from tfdp._validate import positive, refuse
 from tfdp.accounting import PrivacyBudget, delta_warning, noise_for
 from tfdp.data import Lots, make_lots
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
-from tfdp.training.building import build_for, build_for_lots
+from tfdp.training.building import build_for
 from tfdp.training.dp_model import make_private
 from tfdp.training.feeding import plan_of, plan_of_dataset
-from tfdp.training.planning import planned_run
+from tfdp.training.opening import planned_run
 
 
 class Calibrated(NamedTuple):
@@ -108,7 +108,7 @@ def make_private_with_epsilon(
     physical = settings.get("physical_batch_size")
     data = _lots(data, batch_size, sampling, physical)
     if isinstance(model, keras.Model):
-        _build(model, data)
+        build_for(model, data.inputs if isinstance(data, Lots) else data)
     model = make_private(model, **settings)
     _check_fresh(model)
     plan = plan_of(data, physical) if isinstance(data, Lots) else plan_of_dataset(data, physical)
@@ -153,14 +153,6 @@ def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
         kind = make_dp_optimizer_class(kind)
         config["l2_norm_clip"] = 1.0 if l2_norm_clip is None else l2_norm_clip
     return kind.from_config(config)
-
-
-def _build(model, data):
-    """Builds a model without weights for the shapes of its data."""
-    if isinstance(data, Lots):
-        build_for(model, data.inputs)
-    else:
-        build_for_lots(model, data)
 
 
 def _check_fresh(model):

@@ -31,49 +31,6 @@ def _batch_norm(layer):
         )
     return None
 
-
-def _spectral_norm(layer):
-    if isinstance(layer, keras.layers.SpectralNormalization):
-        return (
-            "assigns its power-iteration vectors during the forward pass. Apply a kernel "
-            "constraint instead, or train the layer without this wrapper"
-        )
-    return None
-
-
-def _mixed_images(layer):
-    if isinstance(layer, (keras.layers.MixUp, keras.layers.CutMix)):
-        return (
-            "mixes each example with others of its batch; privately, each example passes alone and "
-            "would be mixed with itself. Leave it out"
-        )
-    return None
-
-
-def _stateful_rnn(layer):
-    if getattr(layer, "stateful", False) is True:
-        return "carries its state from one example to the next. Build it with stateful=False"
-    return None
-
-
-def _batch_axis(layer):
-    axis = getattr(layer, "axis", None)
-    kinds = (
-        keras.layers.LayerNormalization,
-        keras.layers.UnitNormalization,
-        keras.layers.Softmax,
-        keras.layers.RMSNormalization,
-    )
-    if isinstance(layer, kinds) and axis is not None:
-        axes = axis if isinstance(axis, (list, tuple)) else [axis]
-        if any(a == 0 for a in axes):
-            return "works along axis 0, across the examples of a batch. Use a feature axis"
-    return None
-
-
-def _empty_public_examples(layer):
-    if isinstance(layer, PublicExamples) and not layer.holds_examples:
-        return "holds no public examples. Load the saved weights, which carry them"
     return None
 
 
@@ -182,15 +139,7 @@ def _overwritten(layer):
     return None
 
 
-_RULES = (
-    _overwritten,
-    _batch_norm,
-    _spectral_norm,
-    _mixed_images,
-    _stateful_rnn,
-    _batch_axis,
-    _empty_public_examples,
-)
+_RULES = (_overwritten, _batch_norm)
 
 
 def refuse_mixing_layers(model, public=()) -> None:
@@ -200,9 +149,8 @@ def refuse_mixing_layers(model, public=()) -> None:
     BatchNormalization with `trainable=False` is allowed: its moving statistics are constants, which
     like all weights at the start must not depend on the private data.
 
-    The engines do not rely on this check for layers that mix examples (the exact engine sees one
-    example at a time, the ghost engine only layers with a rule), but a name and a remedy beat a wrong
-    result. Adapted layers are checked only here.
+    Other layers that mix examples, or keep what they see, are found when the first step is traced
+    (`gradients.mixed_rows`, `gradients.first_pass`). Adapted layers are checked only here.
 
     Args:
         model: a Keras model.
@@ -335,7 +283,7 @@ def check_tokens(model, x) -> None:
     """Raises ValueError if arrays of tokens hold one that an embedding has no vector for.
 
     Only inputs of Sequential and functional models that go straight to an `Embedding` are checked.
-    TensorFlow ends a step with an error for such a token on a CPU, and takes another one elsewhere.
+    A step would take another token in its place.
 
     Args:
         model: a Keras model.
@@ -343,20 +291,15 @@ def check_tokens(model, x) -> None:
     """
     if not is_graph_of_layers(model) or not model.built:
         return
-    arrays, inputs = keras.tree.flatten(x), keras.tree.flatten(input_structure(model))
-    if len(arrays) != len(inputs):
-        return
-    known = {id(entry): array for entry, array in zip(inputs, arrays, strict=True)}
+    pairs = zip(keras.tree.flatten(input_structure(model)), keras.tree.flatten(x), strict=False)
+    known = {id(entry): array for entry, array in pairs if np.size(array)}
     for layer in layers_of(model):
-        if not isinstance(layer, keras.layers.Embedding):
-            continue
-        fed = [known.get(id(tokens[0])) for tokens, _ in uses_of(layer) if tokens]
-        for array in fed:
-            if array is None or not np.size(array):
-                continue
-            least, most = np.min(array), np.max(array)
-            if not (least >= 0 and most < layer.input_dim):
-                raise ValueError(
-                    f"Embedding '{layer.name}' has vectors for the tokens 0 to {layer.input_dim - 1}. "
-                    f"Received tokens from {least} to {most}."
-                )
+        if isinstance(layer, keras.layers.Embedding):
+            fed = [known.get(id(tokens[0])) for tokens, _ in uses_of(layer) if tokens]
+            for array in fed:
+                if array is not None and not 0 <= np.min(array) <= np.max(array) < layer.input_dim:
+                    raise ValueError(
+                        f"Embedding '{layer.name}' has vectors for the tokens 0 to "
+                        f"{layer.input_dim - 1}. Received tokens from {np.min(array)} to "
+                        f"{np.max(array)}."
+                    )

@@ -21,19 +21,12 @@ def plain_copy(model: keras.Model) -> keras.Model:
         model: a private or a plain Keras model, built.
 
     Raises:
-        ValueError: the model is subclassed without `get_config`, so Keras cannot copy it; or
-            `tfdp.fix` exchanged layers that the copy would not have.
+        NotImplementedError, TypeError: the model is subclassed without `get_config`.
+        ValueError: `tfdp.fix` exchanged layers that the copy would not have.
     """
     refuse_unsavable(model)
-    try:
-        with plainly(model):
-            cls = type(model)
-            copy = cls.from_config(model.get_config())
-    except (NotImplementedError, TypeError) as error:
-        raise ValueError(
-            f"Model '{model.name}' ({cls.__name__}) cannot be copied: expected a get_config() from "
-            f"which {cls.__name__}.from_config() builds it again. Found: {error}"
-        ) from error
+    with plainly(model):
+        copy = type(model).from_config(model.get_config())
     if not copy.built:
         copy.build_from_config(model.get_build_config())
     values_into(copy, model)

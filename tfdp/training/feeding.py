@@ -7,21 +7,24 @@ sampling counts as unknown.
 
 import dataclasses
 import functools
-import math
 
 import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdp._compat.keras import DataAdapter
+from tfdp._compat.keras import (
+    DataAdapter,
+    class_weight_to_sample_weights,
+    train_validation_split,
+)
 from tfdp._validate import whole
 from tfdp.accounting.sampling import sampling_class
 from tfdp.data import SAMPLINGS, CyclicLots, Lots, row_multiple_for
-from tfdp.data.arrays import all_arrays, as_arrays, common_length, each_array
+from tfdp.data.arrays import all_arrays, as_arrays, common_length
 from tfdp.layers.public import public_layers
 from tfdp.session import Plan
-from tfdp.training.batches import batches_of, class_weights, is_batches
+from tfdp.training.batches import batches_of, is_batches
 from tfdp.training.checks import check_targets, check_tokens
 
 
@@ -109,13 +112,21 @@ class Feeder:
             )
         if lots is None and is_batches(x):
             batches = batches_of(x, class_weight, shuffle)
-            return _feed_of(batches, physical_batch_size, steps_per_epoch, validation_data)
+            plan = _plan_of_batches(batches, physical_batch_size, steps_per_epoch)
+            data, adapter = batches.dataset, batches.adapter
+            return Feed(data, plan, plan.steps, steps_per_epoch, validation_data, adapter)
         if lots is None:
             x, y = as_arrays(x, "x"), as_arrays(y, "y")
-            if validation_split:
-                (x, y, sample_weight), validation_data = _split(
-                    x, y, sample_weight, validation_split, validation_data
-                )
+            if sample_weight is not None:
+                sample_weight = as_arrays(sample_weight, "sample_weight")
+            if validation_split and validation_data is None:
+                parts = (x, y, sample_weight)
+                parts, validation_data = train_validation_split(parts, validation_split)
+                x, y, sample_weight = parts
+            if class_weight is not None:
+                if sample_weight is not None:
+                    raise ValueError("Expected class_weight or sample_weight. Received both.")
+                sample_weight = class_weight_to_sample_weights(y, class_weight)
             check_targets(model, y)
             lot_size = _lot_size(batch_size, common_length(x, y), steps_per_epoch)
             steps_per_epoch = _at_most_once(steps_per_epoch, common_length(x, y), lot_size)
@@ -128,7 +139,7 @@ class Feeder:
                 y,
                 lot_size,
                 physical_batch_size=physical_batch_size,
-                sample_weight=_with_class_weight(y, class_weight, sample_weight),
+                sample_weight=sample_weight,
                 seed=self._next_seed(model),
                 # XLA compiles for every new shape; without it, varying shapes save padding.
                 row_multiple=None if model.jit_compile else row_multiple_for(lot_size),
@@ -157,13 +168,13 @@ class Place:
         epoch: index of its first epoch, as Keras counts.
         step: number of steps of this epoch that lie behind.
         taken: number of lots that lie behind since the data began, in all epochs.
-        order: secret order of shuffled lots, or None.
+        order: secret order of shuffled lots, in hexadecimal digits, or None.
     """
 
     epoch: int
     step: int = 0
     taken: int = 0
-    order: bytes | None = None
+    order: str | None = None
 
 
 def placed(feed: Feed, place: Place, turn: int) -> Feed:
@@ -184,7 +195,8 @@ def placed(feed: Feed, place: Place, turn: int) -> Feed:
         left_out = start if kind.fixed_order else place.taken
     plan = dataclasses.replace(feed.plan, turn=turn % lots.groups, start=start)
     first = (plan.turn - left_out) % lots.groups
-    dataset = lots.as_dataset(first, start=left_out, order=place.order)
+    order = None if place.order is None else bytes.fromhex(place.order)
+    dataset = lots.as_dataset(first, start=left_out, order=order)
     return dataclasses.replace(feed, dataset=dataset, plan=plan)
 
 
@@ -206,6 +218,7 @@ def plan_of(lots: Lots, physical_batch_size: int | None = None, turn: int = 0) -
     """
     if physical_batch_size is None and lots.physical_batch_size < lots.padded_size:
         physical_batch_size = lots.physical_batch_size
+    sampling = sampling_class(lots.sampling)(num_examples=lots.num_examples, lot_size=lots.lot_size)
     return Plan(
         sampling=lots.sampling,
         num_examples=lots.num_examples,
@@ -214,15 +227,10 @@ def plan_of(lots: Lots, physical_batch_size: int | None = None, turn: int = 0) -
         turn=turn % lots.groups,
         lots=lots,
         nominal=getattr(lots, "nominal", False),
-        insecure_seed=lots.seeded and _relies_on_secret_lots(lots),
+        # The proof for whole epochs needs no secret draws.
+        insecure_seed=lots.seeded and sampling.random_lots,
         physical_batch_size=physical_batch_size,
     )
-
-
-def _relies_on_secret_lots(lots: Lots) -> bool:
-    """Whether the proof rests on draws that are secret; the proof for whole epochs needs no secret."""
-    kind = sampling_class(lots.sampling)
-    return kind(num_examples=lots.num_examples, lot_size=lots.lot_size).random_lots
 
 
 def plan_of_dataset(
@@ -247,12 +255,13 @@ def plan_of_dataset(
 
 
 def _plan_of_batches(batches, physical_batch_size, steps_per_epoch):
-    steps = steps_per_epoch or batches.number
-    if steps is None and batches.endless:
+    known = batches.number if batches.number >= 0 else None
+    steps = steps_per_epoch or known
+    if steps is None and batches.number == tf.data.INFINITE_CARDINALITY:
         raise ValueError(_LENGTH)
     return Plan(
         sampling="unknown",
-        num_examples=batches.lot_size * (batches.number or steps or 1),
+        num_examples=batches.lot_size * (known or steps or 1),
         lot_size=batches.lot_size,
         steps=_capped(steps),
         physical_batch_size=physical_batch_size,
@@ -263,12 +272,6 @@ _LENGTH = (
     "These batches do not know their length, or have no end. Expected the argument "
     "`steps_per_epoch`."
 )
-
-
-def _feed_of(batches, physical_batch_size, steps_per_epoch, validation_data):
-    plan = _plan_of_batches(batches, physical_batch_size, steps_per_epoch)
-    dataset, adapter = batches.dataset, batches.adapter
-    return Feed(dataset, plan, plan.steps, steps_per_epoch, validation_data, adapter)
 
 
 def _capped(steps):
@@ -346,38 +349,3 @@ def _row_bytes(arrays, like):
     ]
     for row in zip(*arrays, strict=True):
         yield b"".join(part.tobytes() for part in row)
-
-
-def _split(x, y, sample_weight, fraction, validation_data):
-    """Takes the last part of the arrays as validation data, as Keras does, before N is counted."""
-    if validation_data is not None or not 0.0 < fraction < 1.0:
-        raise ValueError(
-            "Invalid value received for argument `validation_split`. Expected a number between 0 "
-            f"and 1, and no validation_data. Received: {fraction!r}"
-        )
-    total = common_length(x, y)
-    kept = math.floor(total * (1 - fraction))
-    if kept in (0, total):
-        raise ValueError(
-            f"Expected validation_split to leave examples on both sides. Received {fraction!r} with "
-            f"{total} examples."
-        )
-    if sample_weight is not None:
-        sample_weight = as_arrays(sample_weight, "sample_weight")
-    parts = (x, y, sample_weight)
-    train = each_array(lambda a: a[:kept], parts)
-    held_out = each_array(lambda a: a[kept:], parts)
-    logging.info("validation_split: training on N = %d of %d examples.", kept, total)
-    return train, held_out
-
-
-def _with_class_weight(y, class_weight, sample_weight):
-    if class_weight is None:
-        return sample_weight
-    factors = class_weights(y, class_weight).numpy()
-    if sample_weight is None:
-        return factors
-    weights = as_arrays(sample_weight, "sample_weight")
-    if isinstance(weights, dict | tuple):
-        raise ValueError("Expected class_weight or weights for several targets. Received both.")
-    return weights * factors.reshape([-1] + [1] * (weights.ndim - 1))

@@ -9,29 +9,61 @@ The configuration (`.keras`, pickles) names a class. A model that `make_private`
 """
 
 import contextlib
+import dataclasses
 import pathlib
 
 import keras
 
 from tfdp._compat.files import optimizer_in, read_text, write_text
-from tfdp._compat.keras import configured_rate, layers_of
-from tfdp.account import LEDGER_KEY
-from tfdp.accounting import Ledger
+from tfdp._compat.keras import configured_rate, layers_of, unpickled
+from tfdp.account import LEDGER_KEY, Account, account_of, check_counted
+from tfdp.accounting import Ledger, Run
 from tfdp.optimizers import DPKerasOptimizer
-from tfdp.optimizers.made import origin_of, unpickled_as
-from tfdp.training.accounted_weights import AccountedWeights, refuse_legacy
+from tfdp.session import Session
 from tfdp.training.checks import refuse_unsavable
+from tfdp.training.steering import refuse_legacy
 
 # The file of the ledger in the folder of a preset.
 PRESET_LEDGER = "privacy.json"
 
 
-class SavedWithLedger(AccountedWeights):
-    """Mixin for a Keras model: its files hold the ledger, and bring it.
+class SavedWithLedger:
+    """Mixin for a Keras model: keeps the ledger of its weights, which its files hold and bring.
 
-    The class that it is mixed into provides `_privacy.optimizer_state`: None, or variables of an
-    optimizer in a file, which the next `compile` takes up.
+    The class that it is mixed into provides `_privacy.account`, the account of a model that has no
+    weights yet, and `_privacy.optimizer_state`: None, or variables of an optimizer in a file, which
+    the next `compile` takes up.
     """
+
+    # -- the ledger ------------------------------------------------------------------------------
+
+    @property
+    def _account(self) -> Account:
+        """The account of the weights, or of the model itself as long as the model has no weights."""
+        privacy = self._privacy
+        weights = list(self.weights)
+        if weights:
+            account = account_of(weights)
+            if privacy.account is not account:
+                if privacy.account.start != "assumed":
+                    account.start = privacy.account.start
+                account.absorb(privacy.account)
+                privacy.account = account
+        return privacy.account
+
+    @property
+    def _session(self) -> Session | None:
+        return self._account.session
+
+    def _checked_runs(self) -> list[Run]:
+        """The runs in the ledger; raises ValueError if the optimizer has taken other steps."""
+        optimizer, ledger = getattr(self, "optimizer", None), self._account.ledger
+        if isinstance(optimizer, DPKerasOptimizer):
+            check_counted(optimizer, ledger)
+        runs = self._account.ledger.runs
+        if self._account.start == "public":  # declared later, perhaps
+            runs = [dataclasses.replace(run, start="public") for run in runs]
+        return runs
 
     # -- the weights -----------------------------------------------------------------------------
 
@@ -118,7 +150,7 @@ class SavedWithLedger(AccountedWeights):
     def __reduce__(self):
         """Copies and pickles are made from what would be in a file."""
         _, arguments = super().__reduce__()
-        return unpickled_as, (origin_of(type(getattr(self, "optimizer", None))), arguments)
+        return unpickled, arguments
 
 
 def _compiles_itself(cls) -> bool:

@@ -4,7 +4,6 @@ Formal guarantee: the same as that of `fit`. The lots come from the same feed, e
 the model's own train function, which counts it first.
 """
 
-import contextlib
 import itertools
 from collections.abc import Iterator
 
@@ -12,8 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._validate import whole
-from tfdp.training.batches import said_plainly
-from tfdp.training.building import build_for_lots
+from tfdp.training.building import build_for
 from tfdp.training.checks import check_optimizer
 from tfdp.training.preparing import prepared
 
@@ -51,9 +49,9 @@ def training_steps(
         validation_data=None,
         physical_batch_size=model._privacy.physical_batch_size,
         steps_per_epoch=steps_per_epoch,
-        turn=model.optimizer.next_turn,
+        turn=model._account.next_turn,
     )
-    build_for_lots(model, feed.dataset)
+    build_for(model, feed.dataset)
     return _steps(model, feed, epochs)
 
 
@@ -64,34 +62,26 @@ def _steps(model, feed, epochs):
             if iterator is None or feed.steps_per_epoch is None:
                 iterator = iter(feed.dataset)  # the dataset ends with the epoch
             model.reset_metrics()
-            with _hooks(feed.adapter):
+            if feed.adapter is not None:
+                feed.adapter.on_epoch_begin()
+            try:
                 for _ in _executions(feed.steps, model.steps_per_execution):
                     model.make_train_function()  # the loop may have compiled the model anew
                     try:
-                        with said_plainly():
-                            logs = model.train_function(iterator)
+                        logs = model.train_function(iterator)
                     except (StopIteration, tf.errors.OutOfRangeError):
                         iterator = None  # the data ended before the epoch
                         break
                     yield keras.tree.map_structure(_number, logs)
+            finally:
+                if feed.adapter is not None:
+                    feed.adapter.on_epoch_end()
         training.end(stopped=False)
 
 
 def _executions(steps, several):
     """Counts the executions of an epoch; without end if its number of steps is unknown."""
     return itertools.count() if steps is None else range(-(-steps // several))
-
-
-@contextlib.contextmanager
-def _hooks(adapter):
-    """Context of one epoch, of which a `keras.utils.PyDataset` is told."""
-    if adapter is not None:
-        adapter.on_epoch_begin()
-    try:
-        yield
-    finally:
-        if adapter is not None:
-            adapter.on_epoch_end()
 
 
 def _number(value):

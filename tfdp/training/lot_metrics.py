@@ -4,9 +4,6 @@ Metrics see private data without noise, so they are for the person who trains, a
 They get the examples of a lot only: neither the rows that pad it nor rows of weight zero.
 """
 
-import dataclasses
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -22,15 +19,6 @@ from tfdp._compat.keras import (
 )
 from tfdp.gradients.forward import own_metrics
 from tfdp.gradients.targets import apart, with_none
-
-
-@dataclasses.dataclass(frozen=True)
-class Figures:
-    """What metrics get of a lot besides its data; see `BoundedSum`."""
-
-    losses: tf.Tensor
-    output_losses: tf.Tensor
-    outputs: Any
 
 
 class LotMetrics:
@@ -49,13 +37,13 @@ class LotMetrics:
         self._state = state
         self._values = [tf.convert_to_tensor(v) for v in forward.variables]
 
-    def update(self, x, y, sample_weight, lot: Figures, penalty) -> dict:
+    def update(self, x, y, sample_weight, losses, output_losses, outputs, penalty) -> dict:
         """Returns the logs of Keras' `train_step`.
 
         Args:
             x, y: structures of tensors [rows, ...]; y may be `WeightedTargets`.
             sample_weight: float32 [rows]; rows of weight zero are absent.
-            lot: the lot's losses and outputs.
+            losses, output_losses, outputs: as in `BoundedSum`.
             penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
 
         Raises:
@@ -64,19 +52,19 @@ class LotMetrics:
         present = tf.not_equal(sample_weight, 0.0)
         weights = tf.cast(present, tf.float32)
         # The loss of a padding row may be NaN, and NaN times zero is NaN.
-        losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
+        losses = tf.math.multiply_no_nan(losses, sample_weight)
         loss_tracker(self._model).update_state(losses + penalty, sample_weight=weights)
-        self._update_output_losses(lot.output_losses, sample_weight, weights)
-        build_metrics(self._model, y, lot.outputs)
+        self._update_output_losses(output_losses, sample_weight, weights)
+        build_metrics(self._model, y, outputs)
         y, finer = apart(y)
         x, y = with_none(x), with_none(y)
         compiled = compile_metrics(self._model)
         if finer is not None:
-            return self._with_examples(present, x, y, lot.outputs, finer)
-        if self._weights_suffice(compiled, lot.outputs):
-            _update_weighted(compiled, y, lot.outputs, sample_weight, weights)
+            return self._with_examples(present, x, y, outputs, finer)
+        if self._weights_suffice(compiled, outputs):
+            _update_weighted(compiled, y, outputs, sample_weight, weights)
             return self._model.get_metrics_result()
-        return self._with_examples(present, x, y, lot.outputs, sample_weight)
+        return self._with_examples(present, x, y, outputs, sample_weight)
 
     def _update_output_losses(self, losses, sample_weight, weights):
         """Updates the losses of single outputs, which Keras logs for models with several."""

@@ -13,30 +13,26 @@ import tensorflow as tf
 
 from tfdp._compat.keras import layers_of
 from tfdp._validate import one_of, whole
-from tfdp.account import DECLARED, Account
+from tfdp.account import DECLARED, Account, known_steps
 from tfdp.accounting import PrivacyBudget
 from tfdp.data.arrays import all_arrays, in_floatx
 from tfdp.gradients.diagnostics import Diagnostics
 from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.session import Plan
-from tfdp.training.accounted_weights import checked_callbacks
-from tfdp.training.backup import backup_among, kept_safe
-from tfdp.training.batches import said_plainly
-from tfdp.training.building import build_for, build_for_lots
+from tfdp.training.backup import backup_among
+from tfdp.training.building import build_for
 from tfdp.training.checks import (
     check_optimizer,
     check_tokens,
     refuse_mixing_layers,
     refuse_own_train_step,
 )
-from tfdp.training.early_ends import warn_of_early_ends
-from tfdp.training.feeding import Feeder, check_targets, placed
+from tfdp.training.feeding import Feeder, Place, check_targets, placed
 from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
-from tfdp.training.passed_steps import past_steps_behind
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
-from tfdp.training.steering import names_of_metrics
+from tfdp.training.steering import checked_callbacks
 from tfdp.training.step import frozen_step, private_step
 from tfdp.training.train_function import Steps
 from tfdp.training.training import Training
@@ -121,7 +117,7 @@ class PrivateTraining(SavedWithLedger):
                 continue
             steps = int(optimizer.iterations.numpy())
             if isinstance(optimizer, DPKerasOptimizer):
-                steps -= optimizer.known_steps(account.ledger)
+                steps -= known_steps(account.ledger)
             if declared:
                 vars(optimizer)[DECLARED] = steps
             if steps > vars(optimizer).get(DECLARED, 0):
@@ -142,7 +138,6 @@ class PrivateTraining(SavedWithLedger):
 
     # -- entry points ----------------------------------------------------------------------------
 
-    @said_plainly()
     def fit(
         self,
         x=None,
@@ -184,26 +179,19 @@ class PrivateTraining(SavedWithLedger):
             validation_data=validation_data,
             physical_batch_size=self._privacy.physical_batch_size,
             steps_per_epoch=steps_per_epoch,
-            turn=self.optimizer.next_turn,
+            turn=self._account.next_turn,
         )
-        build_for_lots(self, feed.dataset)
+        build_for(self, feed.dataset)
         backup = backup_among(callbacks)
-        callbacks = checked_callbacks(self, callbacks, names_of_metrics(self))
-        with kept_safe(backup, self, self._account, feed, initial_epoch, epochs) as place:
-            feed = placed(feed, place, self.optimizer.next_turn)
+        callbacks = checked_callbacks(self, callbacks)
+        safe = contextlib.nullcontext(Place(initial_epoch))
+        if backup is not None:
+            safe = backup.attached(self, self._account, feed, initial_epoch, epochs)
+        with safe as place:
+            feed = placed(feed, place, self._account.next_turn)
             plan = feed.planned(epochs - place.epoch, place.step)
-            warn_of_early_ends(self, callbacks, plan, self._account.start)
             arguments = dict(epochs=epochs - place.epoch, place=place, backup=backup)
             with self._training(plan, feed, **arguments) as training:
-                callbacks = past_steps_behind(
-                    callbacks,
-                    self,
-                    backup,
-                    training,
-                    verbose=verbose,
-                    epochs=epochs,
-                    steps=feed.steps,
-                )
                 history = past_preparation(self, PrivateTraining, "fit")(
                     feed.dataset if feed.adapter is None else feed.adapter,
                     shuffle=False,  # the lots are drawn already
@@ -310,10 +298,10 @@ class PrivateTraining(SavedWithLedger):
         return private_step(self, session, data, privacy.engine, privacy.diagnostics)
 
     def get_metrics_result(self):
-        """As Keras has it; nothing where the last steps were passed by when a training resumed."""
+        """As Keras has it; nothing where an epoch ended before a resumed training took a step."""
         training = self._privacy.training
-        passed_by = training is not None and training.passed_by
-        return {} if passed_by else super().get_metrics_result()
+        behind = training is not None and training.behind
+        return {} if behind else super().get_metrics_result()
 
 
 def _refuse_larger(budget, known):

@@ -5,16 +5,11 @@ shape it. If they depend on the training loss or accuracy, they reveal something
 data that no noise covers and no accounting includes.
 """
 
-from collections.abc import Iterable
-
 import keras
+from absl import logging
 
-from tfdp._compat.keras import all_metrics, compiled_metrics
+from tfdp.training.checks import refuse_unsavable
 
-_REMEDY = (
-    "Expected a figure of validation data (such as 'val_loss', which needs validation_data; those data "
-    "are not protected then), or a fixed number of steps."
-)
 # Public figures, which callbacks may monitor besides figures of held-out data.
 _PUBLIC = ("epsilon", "claimed_epsilon", "learning_rate")
 _MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
@@ -27,51 +22,66 @@ def list_of(callbacks) -> list:
     return [each for each in keras.tree.flatten(callbacks) if each is not None]
 
 
-def refuse_steering(callbacks: Iterable, training_metrics: Iterable[str] = ()) -> None:
-    """Raises ValueError, with the remedy, for callbacks that act on training metrics.
+def _refuse_steering(callback) -> None:
+    """Raises ValueError, with the remedy, for a callback that acts on training metrics."""
+    name = type(callback).__name__
+    if isinstance(callback, keras.callbacks.TerminateOnNaN):
+        raise ValueError(
+            f"{name} stops training when the loss of private examples is not a number, so the "
+            "number of steps would tell of them. Expected training without it: an example whose "
+            "gradient is not finite counts zero here (see model.privacy.diagnostics)."
+        )
+    monitors = isinstance(callback, _MONITORS)
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        monitors = callback.save_best_only
+    if monitors and not (callback.monitor.startswith("val_") or callback.monitor in _PUBLIC):
+        raise ValueError(
+            f"{name} would act on {callback.monitor!r}, which is computed from private examples "
+            "without noise, if there is such a figure. Expected a figure of validation data (such as "
+            "'val_loss', which needs validation_data; those data are not protected then), or a fixed "
+            "number of steps."
+        )
+
+
+def checked_callbacks(model, callbacks):
+    """Returns the callbacks of a fit: a list, or the `CallbackList` that was given.
 
     Args:
-        callbacks: the callbacks that `fit` was given.
-        training_metrics: names of metrics that training updates. A monitor with such a name is
-            refused even if the name begins with "val_".
+        model: a private model.
+        callbacks: the argument of `fit`.
+
+    Raises:
+        ValueError: a callback steers by training metrics, would save a file without a ledger, or
+            resumes a training without its counted steps.
     """
-    training_metrics = set(training_metrics)
-    for callback in callbacks:
-        name = type(callback).__name__
-        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+    given = list_of(callbacks)
+    for callback in given:
+        _refuse_steering(callback)
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise ValueError(
-                f"{name} stops training when the loss of private examples is not a number, so the "
-                "number of steps would tell of them. Expected training without it: an example whose "
-                "gradient is not finite counts zero here (see model.privacy.diagnostics)."
+                "keras.callbacks.BackupAndRestore restores the weights of a checkpoint and forgets the "
+                "steps after it. Use tfdp.callbacks.BackupAndRestore, which counts them."
             )
-        monitors = isinstance(callback, _MONITORS)
+        if isinstance(callback, keras.callbacks.EarlyStopping):
+            logging.warning(
+                "%s may end this training early. All planned steps are counted then, because results "
+                "decide when it ends. Plan fewer epochs, or end by a PrivacyBudget with "
+                "tfdp.callbacks.StopAtBudget, which counts only the steps taken.",
+                type(callback).__name__,
+            )
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
-            monitors = callback.save_best_only
-        if monitors and not _is_allowed(callback.monitor, training_metrics):
-            raise ValueError(f"{name} {_why(callback.monitor, training_metrics)} {_REMEDY}")
+            # Not only after the steps of an epoch are spent.
+            refuse_legacy(callback.filepath)
+            if not callback.save_weights_only:
+                refuse_unsavable(model)
+    return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given
 
 
-def _why(monitor: str, training_metrics: set[str]) -> str:
-    if monitor in (*training_metrics, "loss"):
-        return f"would act on {monitor!r}, which is computed from private examples without noise."
-    return f"monitors {monitor!r}, and there is no such figure: no metric of this model is called that."
-
-
-def names_of_metrics(model) -> list[str]:
-    """Names of the metrics and of the loss in the logs, with the prefixes of all outputs."""
-    names = [
-        getattr(metric, "name", None) or getattr(metric, "__name__", metric)
-        for metric in keras.tree.flatten((*compiled_metrics(model), all_metrics(model)))
-        if metric is not None
-    ]
-    outputs = getattr(model, "output_names", None) or []
-    # A subclassed model has no names of outputs; those with losses are the keys of a dictionary.
-    outputs = [*outputs, *(model.loss if isinstance(model.loss, dict) else ())]
-    outputs = ["", *(f"{name}_" for name in outputs)]
-    return [prefix + str(name) for prefix in outputs for name in (*names, "loss")]
-
-
-def _is_allowed(monitor: str, training_metrics: set[str]) -> bool:
-    if monitor in training_metrics:
-        return False
-    return monitor.startswith("val_") or monitor in _PUBLIC
+def refuse_legacy(path) -> None:
+    """Raises ValueError for a name of Keras' old HDF5 format."""
+    name = str(path)
+    if name.endswith((".h5", ".hdf5")) and not name.endswith(".weights.h5"):
+        raise ValueError(
+            "Keras' old HDF5 format holds no privacy ledger, so what was spent would be lost. Expected "
+            f"a file name that ends in '.keras' or '.weights.h5'. Received: {name!r}"
+        )

@@ -17,7 +17,7 @@ from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.targets import weighted, without_none
 from tfdp.session import Session
-from tfdp.training.lot_metrics import Figures, LotMetrics, build_metrics
+from tfdp.training.lot_metrics import LotMetrics, build_metrics
 
 
 def private_step(model, session: Session, data, engine: str, diagnostics) -> dict:
@@ -70,8 +70,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         penalties = forward.regularization()
         noise_scale = optimizer.update(lot, session, forward.variables, penalties)
     diagnostics.update(lot, tf.cast(noise_scale, tf.float32))
-    figures = Figures(lot.losses, lot.output_losses, lot.outputs)
-    return metrics.update(x, y, sample_weight, figures, penalty)
+    return metrics.update(x, y, sample_weight, lot.losses, lot.output_losses, lot.outputs, penalty)
 
 
 def prepare_step(model, data) -> None:
@@ -109,8 +108,8 @@ def frozen_step(model, data) -> dict:
     outputs, scope, after = forward.outputs([], before, x)
     losses, output_losses, _ = row_losses(forward, scope, x, y, outputs, sample_weight)
     forward.advance(before, after)
-    figures = Figures(losses, output_losses, outputs)
-    return metrics.update(x, y, sample_weight, figures, forward.penalty())
+    penalty = forward.penalty()
+    return metrics.update(x, y, sample_weight, losses, output_losses, outputs, penalty)
 
 
 def _unpacked(data):

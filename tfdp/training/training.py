@@ -50,22 +50,30 @@ class Training:
         self._place = place or Place(0)
         self._session: Session | None = None
         self._is_open, self._before = False, 0
-        self._in_epoch = 0  # steps of the present epoch, with those that were passed by
+        # Steps of an earlier process to pass by: lots begin where the training resumes, but a user's
+        # batches begin anew.
+        self.behind = self._place.step if plan.lots is None else 0
+        self._in_epoch = self._place.step - self.behind  # steps of the present epoch
+        # Executions that Keras asks for after the end of the first epoch, as it ignores earlier steps.
+        self._surplus = self._executions(0) - self._executions(self._place.step)
+        self._logs = {}
         # Steps of the longest epoch that ended with its data.
         self.longest_epoch: int | None = None if backup is None else backup.longest_epoch
         self._was_cut = False  # whether the last execution had fewer steps than were planned
-        # Whether the last execution passed by steps of an earlier process, and took none.
-        self.passed_by = False
 
     # -- its plan --------------------------------------------------------------------------------
 
-    @property
-    def next_steps(self) -> int:
+    def _next_steps(self) -> int:
         """Number of steps of the next execution, if the data and the budget last."""
         if self.feed is None:
             return 1
         most, steps = self._model.steps_per_execution, self.feed.steps
         return most if steps is None else min(most, steps - self._in_epoch)
+
+    def _executions(self, behind):
+        """Number of executions of an epoch; 0 if nobody knows it."""
+        steps = None if self.feed is None else self.feed.steps
+        return 0 if steps is None else -(-max(0, steps - behind) // self._model.steps_per_execution)
 
     def left(self) -> float:
         """Number of planned steps that are not taken; infinite if nobody knows it.
@@ -132,14 +140,11 @@ class Training:
             StopIteration, tf.errors.OutOfRangeError: the data have ended.
             BudgetExhausted: a budget allows no further step.
         """
-        steps = self.next_steps
-        behind = 0 if self._backup is None else min(steps, self._backup.behind)
-        if behind:
-            self._pass_by(iterator, behind)
-            steps -= behind
-            if not steps:
-                return {}
-        self.passed_by = False
+        self._pass_by(iterator)
+        if self._surplus and not self._in_epoch:  # the first epoch is over
+            self._surplus -= 1
+            return self._logs
+        steps = self._next_steps()
         self._open(steps)
         if self._session is not None:
             if self._backup is not None:
@@ -165,6 +170,7 @@ class Training:
             self._in_epoch += part
         if self.feed is not None and self._in_epoch == self.feed.steps:
             self._in_epoch = 0
+        self._logs = logs
         return logs
 
     def _open(self, steps):
@@ -185,25 +191,17 @@ class Training:
     def _is_open_ended(self):
         return self._plan.steps is None and self._model.optimizer.described_steps is None
 
-    def _pass_by(self, iterator, steps):
-        passed = 0
+    def _pass_by(self, iterator):
         try:
-            # Lots begin where the training resumes; a user's batches begin anew, and may end.
-            if self._plan.lots is None:
-                while passed < steps:
-                    next(iterator)
-                    passed += 1
-            passed = steps
+            while self.behind:
+                next(iterator)
+                self.behind, self._in_epoch = self.behind - 1, self._in_epoch + 1
         except _ENDS:
             self._end_epoch()
             raise
-        finally:
-            self._backup.pass_by(passed)
-            self.passed_by = True
-            self._in_epoch += passed
 
     def _end_epoch(self):
         self.longest_epoch = max(self.longest_epoch or 0, self._in_epoch)
         if self._backup is not None:
             self._backup.longest_epoch = self.longest_epoch
-        self._in_epoch = 0
+        self._in_epoch = self._surplus = 0

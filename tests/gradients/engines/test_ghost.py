@@ -7,13 +7,13 @@ import tensorflow as tf
 from keras import layers
 
 from tests.gradients.checking import check_engines, check_traced, lot_for, normal
+from tests.gradients.reference import assert_equal_sums, loop_bounded_sum, run_engine
 from tfdp.gradients.bounds import GlobalL2Clip, make_bound
 from tfdp.gradients.engines import exact, ghost
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules import UnsupportedModelError, rule_for
 from tfdp.gradients.rules.recording import owners
 from tfdp.gradients.rules.separate_rows import rows_are_separate
-from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum, run_engine
 
 
 def network(dropout=0.0):

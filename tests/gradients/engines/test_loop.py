@@ -8,12 +8,12 @@ from keras import layers
 
 import tfdp
 from tests.gradients.checking import lot_for, normal
+from tests.gradients.reference import assert_equal_sums, loop_bounded_sum, run_engine
 from tests.helpers import sgd
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.engines import exact, loop
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
-from tfdp.gradients.testing import assert_equal_sums, loop_bounded_sum, run_engine
 
 
 def dense():

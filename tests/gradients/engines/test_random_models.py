@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from keras import layers
 
 from tests.gradients.checking import lot_for, summing
+from tests.gradients.reference import assert_equal_sums, check_model, run_engine
 from tests.helpers import EVERY_CONVOLUTION
 from tfdp.gradients.bounds import make_bound
 from tfdp.gradients.engines import exact, ghost
-from tfdp.gradients.testing import assert_equal_sums, check_model, run_engine
 
 ROWS = 4
 EPSILON = 0.1  # normalizing nearly equal numbers would multiply their rounding errors

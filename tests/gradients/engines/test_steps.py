@@ -7,8 +7,8 @@ import tensorflow as tf
 from keras import layers
 
 from tests.gradients.checking import check_engines, lot_for
+from tests.gradients.reference import MedianClip, run_engine
 from tfdp.gradients.engines import exact
-from tfdp.gradients.testing import MedianClip, run_engine
 
 
 class Own(layers.SimpleRNNCell):

@@ -10,7 +10,7 @@ import keras
 import pytest
 from keras import layers
 
-from tfdp.gradients.testing import check_model
+from tests.gradients.reference import check_model
 
 # einsum_dense_test.py, get_einsum_parameter_tuples: equation, shape of an input and of an output, axes
 # of the bias.

@@ -12,12 +12,12 @@ from tests.gradients.checking import (
     lot_for,
     side_by_side,
 )
+from tests.gradients.reference import run_engine
 from tfdp.gradients import per_example_gradients
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.rules import UnsupportedModelError
 from tfdp.gradients.rules.recording import owners
 from tfdp.gradients.rules.separate_rows import rows_are_separate
-from tfdp.gradients.testing import run_engine
 from tfdp.layers import NormalizedLSTM, NormalizedLSTMCell
 
 

@@ -1,7 +1,7 @@
 """Rules of the ghost engine, one module per layer family, and the registry that finds them.
 
 `base` states the contract for rules of your own; `gradients.testing.check_rule` compares a rule with
-the exact engine.
+a loop over the examples.
 
 Example:
     >>> import keras
@@ -72,7 +72,7 @@ def register(*layer_classes, lora: bool = False):
         ...     def gradients(self, calls):
         ...         (call,) = calls
         ...         return [(self.layer.factor, Instantiated(call.gradient * call["inputs"]))]
-        >>> check_rule(Scale(), (7,))  # raises if the exact engine's gradients differ
+        >>> check_rule(Scale(), (7,))  # raises if a loop over the examples gives other gradients
         >>> type(rule_for(Scale())).__name__
         'ScaleRule'
     """
