@@ -285,14 +285,6 @@ def test_compiled_loss_and_its_metrics():
     assert borrowed.loss_tracker(model) is model.metrics[0]
 
 
-def test_compile_metrics():
-    assert borrowed.compiled_metrics(_compiled()) == (None, None)
-    model = _compiled(metrics=["mae"])
-    assert borrowed.compiled_metrics(model) == (["mae"], None)
-    model = _compiled(weighted_metrics=["mae"])
-    assert borrowed.compiled_metrics(model) == (None, ["mae"])
-
-
 def test_compute_loss_without_training():
     class Old(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
