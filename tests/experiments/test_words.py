@@ -10,7 +10,6 @@ from tfdp.experiments.announcement import announcement
 from tfdp.experiments.conditions import WORD_MODELS
 from tfdp.experiments.start import begin
 from tfdp.experiments.words import in_words, with_words, words_of
-from tfdp.gradients.engines import ghost
 
 
 def experiment(**settings):
@@ -80,7 +79,6 @@ class TestTables:
         again = keras.models.load_model(tmp_path / "model.keras")
         np.testing.assert_allclose(again(rows), logits, rtol=1e-5, atol=1e-6)
         model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        assert ghost.supports(model) is None
 
     def test_the_vectors_of_a_file_are_in_the_network(self, vectors):
         words = words_of(experiment(embeddings=vectors, sequence_length=6))

@@ -9,7 +9,6 @@ from keras import layers
 
 import tfdp
 from tests.training.small import small
-from tfdp.gradients.engines import ghost
 from tfdp.training.checks import refuse_mixing_layers
 
 X = np.random.default_rng(1).normal(size=(6, 4)).astype("float32")
@@ -243,7 +242,6 @@ def with_backbone():
 
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_a_step_through_a_frozen_normalization_is_the_clipped_sum_over_rows(engine):
-    assert ghost.supports(with_backbone()) is None
     options = {"run_eagerly": engine != "ghost"}
     private = small(sgd(0.0, clip=0.5, rate=1.0), with_backbone(), options, engine=engine)
     norm = private.get_layer("base").layers[-1]

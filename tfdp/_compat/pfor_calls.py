@@ -1,7 +1,7 @@
 """Functions that `tf.vectorized_map` calls once for all rows, instead of vectorizing what they do.
 
-TensorFlow vectorizes a loop operation by operation, which takes seconds to trace, and every step of such
-a loop moves all that the loop carries. A function that treats the rows of its arguments one by one can
+TensorFlow vectorizes a loop operation by operation, which takes seconds to trace, and every step of
+such a loop moves all that it carries. A function that treats the rows of its arguments one by one can
 run on the rows of all examples at once, as it is.
 """
 
@@ -81,4 +81,6 @@ def _merged(tensor):
 def _apart(tensor, width):
     """[examples * rows, ...] to [examples, rows, ...]."""
     apart = tf.reshape(tensor, tf.concat([[-1, width], tf.shape(tensor)[1:]], axis=0))
-    return tf.ensure_shape(apart, [None, width if isinstance(width, int) else None, *tensor.shape[1:]])
+    return tf.ensure_shape(
+        apart, [None, width if isinstance(width, int) else None, *tensor.shape[1:]]
+    )

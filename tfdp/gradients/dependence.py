@@ -8,8 +8,8 @@ from tfdp._compat.tensorflow import captured
 class Dependence:
     """Answers, for tensors in the graph of one row's pass, whether they depend on the row.
 
-    In `tf.vectorized_map`, everything that does comes from the number of the row, which is a placeholder
-    with a default. In the graph of a loop's body, only what is captured from outside can be known not to.
+    In `tf.vectorized_map`, everything that does comes from the number of the row, which is a
+    placeholder with a default. In the graph of a loop's body, every argument counts as depending on it.
 
     Args:
         weights: tensors that do not depend on the row, whatever they are made of.
@@ -23,9 +23,7 @@ class Dependence:
         while waiting:
             operation = waiting[-1]
             before = () if operation in self._known else _sources(operation)
-            if before is None:
-                self._known[operation] = True
-            elif any(self._known.get(source) for source in before):
+            if before is None or any(self._known.get(source) for source in before):
                 self._known[operation] = True
             elif unknown := [source for source in before if source not in self._known]:
                 waiting.append(unknown[0])
@@ -43,5 +41,6 @@ def _sources(operation):
         return [tensor.op for tensor in operation.inputs]
     for outside, inside in captured(operation.graph):
         if inside.op is operation:
-            return [outside.op] if outside.dtype != tf.resource else []
+            # What is captured from outside of all graphs is a constant, or the handle of a variable.
+            return [outside.op] if tf.is_symbolic_tensor(outside) else []
     return None  # an argument of the graph

@@ -1,13 +1,9 @@
 """Computes one bounded sum of gradients for a lot: chooses the engine and loops over chunks."""
 
 import dataclasses
-import functools
-import math
-import weakref
 
 import keras
 import tensorflow as tf
-from absl import logging
 
 from tfdp._compat.tensorflow import inside_xla
 from tfdp._validate import one_of
@@ -22,81 +18,39 @@ from tfdp.gradients.chunks import (
     works_in_sequence,
 )
 from tfdp.gradients.contract import BoundedSum, Engine, needs_whole_lots
-from tfdp.gradients.engines import ghost, loop, lotwise, operations
+from tfdp.gradients.engines import exact, ghost, loop, lotwise
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.rules import UnsupportedModelError
 from tfdp.gradients.rules.per_example_gradient import expecting_rows
 from tfdp.layers.lot_statistics import uses_batch_statistics
 
 _USUAL_ROWS = 2048
 
 ENGINES = ("auto", "ghost", "vectorized", "loop")
-_TOLD: weakref.WeakSet = weakref.WeakSet()  # models whose way out of the ghost engine was announced
 
 
 def choose_engine(name: str, model) -> Engine:
-    """Returns the engine of the given name; "auto" chooses the fastest that is exact for `model`.
+    """Returns the engine of the given name.
 
-    For a model with statistics='batch', every name but "ghost" means the lotwise engine. "auto" never
-    chooses the loop engine, whose cost the caller has to ask for.
+    For a model with statistics='batch', that is the lotwise engine, which "ghost" does not allow.
 
     Args:
-        name: "auto", "ghost", "vectorized" (the exact engine) or "loop".
-        model: a Keras model, which has to be built for "auto" and "ghost".
+        name: "auto" or "ghost"; "vectorized" (the exact engine) or "loop".
+        model: a Keras model.
 
     Raises:
         ValueError: there is no such engine, or "ghost" is not exact for the model.
     """
     one_of("engine", name, ENGINES)
-    if uses_batch_statistics(model) and name != "ghost":
-        return lotwise.bounded_sum
-    if name == "vectorized":
-        return functools.partial(operations.bounded_sum, factors=False)
-    import os
-    if os.environ.get("OPS"):
-        return operations.bounded_sum
-    if name == "loop":
-        return loop.bounded_sum
-    # "auto" finds out while it traces the step whether it has to take another engine.
-    why_not = ghost.supports(model, traces=name != "auto")
-    if name == "ghost":
-        if why_not is not None:
+    if uses_batch_statistics(model):
+        if name == "ghost":
             raise ValueError(
-                f"The ghost engine is not exact for this model: {why_not} Use engine='auto'."
+                f"Model '{model.name}' normalizes with statistics='batch', so an example's loss "
+                "depends on the whole lot, for which the ghost engine is not exact. Expected "
+                "engine='auto', or statistics='example'."
             )
-        return ghost.bounded_sum
-
-    def auto(*arguments):
-        # For some models only the training step shows that a layer is called twice, that other code
-        # reads its weights, or that an operation of the loss cannot be vectorized.
-        reason = why_not
-        if reason is None:
-            try:
-                return ghost.bounded_sum(*arguments)
-            except (UnsupportedModelError, NotImplementedError) as error:
-                reason = str(error)
-        lot = operations.bounded_sum(*arguments)
-        _warn_of_exact(model, reason)  # only now: the exact engine may have refused the model, too
-        return lot
-
-    return auto
-
-
-def _warn_of_exact(model, why: str) -> None:
-    """Warns, once for each model, that it leaves the ghost engine, why, and what that costs."""
-    if model in _TOLD:
-        return
-    _TOLD.add(model)
-    weights = sum(math.prod(v.shape) for v in model.trainable_variables)
-    logging.warning(
-        "Model '%s' is trained by the exact engine (tf.vectorized_map), not by the faster ghost "
-        "engine: %s The exact engine keeps a whole gradient of every example, %.3g MB each (bound "
-        "their number with physical_batch_size), and its steps took 1.5 to 8 times as long as plain "
-        "ones where that was measured.",
-        model.name,
-        why,
-        4e-6 * weights,
-    )
+        return lotwise.bounded_sum
+    engines = {"vectorized": exact.bounded_sum, "loop": loop.bounded_sum}
+    return engines.get(name, ghost.bounded_sum)
 
 
 def bounded_sum(

@@ -25,7 +25,7 @@ from tfdp.gradients.rules.per_example_gradient import (
 # Products of matrices, with the attributes that transpose their inputs.
 PRODUCTS = {"MatMul": ("transpose_a", "transpose_b")}
 PRODUCTS |= dict.fromkeys(("BatchMatMulV2", "BatchMatMulV3"), ("adj_x", "adj_y"))
-ENTRYWISE = ("AddV2", "BiasAdd", "Sub", "Mul")
+ENTRYWISE = ("AddV2", "BiasAdd", "BroadcastTo", "Mul", "Sub")
 _CHANNELS_LAST = (b"NHWC", b"NDHWC")
 
 
@@ -44,7 +44,7 @@ def meeting(operation: tf.Operation, place: int) -> tuple[list, Callable] | None
         return None
     if kind in PRODUCTS or (kind == "Einsum" and len(operation.inputs) == 2):
         return _product(operation, place)
-    if kind in ENTRYWISE:
+    if kind in ENTRYWISE and operation.outputs[0].dtype.is_floating:
         return _entrywise(operation, place)
     if kind == "GatherV2" and place == 0:
         return _lookup(operation)
@@ -110,7 +110,9 @@ def _labels(operation):
         equation = operation.get_attr("equation").decode()
         terms = equation.replace("->", ",").split(",")
         spare = [c for c in string.ascii_letters if c not in equation]
-        hidden = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
+        hidden = [
+            rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)
+        ]
         letters = "".join(spare[: max(hidden)])
         return [
             term.replace("...", letters[len(letters) - n :])
@@ -145,7 +147,9 @@ def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> Per
     right = _arranged(at_output, output, shared, out, sizes)
     if len(shape) == len(sizes) == 2:
         return OuterProducts(left, right) if [*sizes] == into + out else OuterProducts(right, left)
-    ones = [a for a in weight if a not in sizes]  # put back behind the others, and then in their places
+    ones = [
+        a for a in weight if a not in sizes
+    ]  # put back behind the others, and then in their places
     order = tuple([*into, *out, *ones].index(a) for a in weight)
     lengths = tuple(sizes.get(a, 1) for a in [*into, *out, *ones])
     return OuterProducts(left, right, Arranged(lengths, order))
@@ -195,6 +199,8 @@ def _lookup(operation):
         count = indices.shape[1:].num_elements()
         if count is None:
             count = tf.reduce_prod(tf.shape(indices)[1:])
+        # An index of 64 bits beyond the table is none of its rows, whatever its lower 32 bits say.
+        indices = tf.where((indices >= 0) & (indices < size), indices, -1)
         indices = tf.reshape(indices, [tf.shape(indices)[0], count])
         return Lookups(indices, tf.reshape(at_output, [tf.shape(indices)[0], count, width]), size)
 

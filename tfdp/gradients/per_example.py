@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import concrete_function
 from tfdp._validate import one_of
-from tfdp.gradients.engines import loop, operations
+from tfdp.gradients.engines import exact, loop
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.rules.sums import in_layout_of_variable
 from tfdp.gradients.targets import weighted, without_none
@@ -61,7 +61,7 @@ def per_example_gradients(
     x = tf.nest.map_structure(tf.convert_to_tensor, without_none(x))
     y, weight = weighted(y, sample_weight, tf.shape(tf.nest.flatten(x)[0])[0])
     y = tf.nest.map_structure(tf.convert_to_tensor, y)
-    engine = operations if method == "vectorized" else loop
+    engine = exact if method == "vectorized" else loop
 
     def compute():
         found, *_ = engine.per_example_gradients(forward, x, y, weight, tf.constant(0))

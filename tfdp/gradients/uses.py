@@ -43,7 +43,7 @@ class Use:
 
 def whole(read: tf.Tensor) -> list[Use]:
     """Returns all uses of a weight as one, whose gradient is written out."""
-    return [Use([read], [], Instantiated)]
+    return [Use([read], [], Instantiated, entrywise=True)]
 
 
 def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation | None]:
@@ -54,8 +54,9 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation
         of_rows: whether a tensor depends on the row; see `dependence.Dependence`.
 
     Returns:
-        (uses, None), or (`whole(read)`, an operation in which the weight meets the data, and whose
-        gradient has no factors).
+        (uses, None), or (uses, an operation in which the weight meets the data, and whose gradient is
+        not known to have factors): then one of the uses is `whole` for the weight, or for what was made
+        of it before.
     """
     found, why = _found(read, of_rows)
     return (whole(read), why) if found is None else (found, None)
@@ -88,15 +89,20 @@ def declare(weight: tf.Tensor, use: Use) -> None:
 
 def _found(tensor, of_rows):
     _, declared = _DECLARED.get((None, {}))
-    uses = [*declared.get(tensor.ref(), ())]
+    uses, why = [*declared.get(tensor.ref(), ())], None
     for operation in dict.fromkeys(tensor.consumers()):
-        if operation.type in _WITHOUT_VALUES:
+        if operation.type in _WITHOUT_VALUES or _is_empty(operation):
             continue
-        found, why = _in_operation(operation, tensor, of_rows)
+        found, unknown = _in_operation(operation, tensor, of_rows)
         if found is None:
-            return None, why
+            return None, unknown
+        why = why or unknown
         uses += found
-    return uses, None
+    return uses, why
+
+
+def _is_empty(operation):
+    return all(output.shape.num_elements() == 0 for output in operation.outputs)
 
 
 def _in_operation(operation, tensor, of_rows):
@@ -111,7 +117,7 @@ def _in_operation(operation, tensor, of_rows):
         if found is not None and not (
             operation.type in PRODUCTS and any(use.entrywise for use in found)
         ):
-            return found, None
+            return found, why
     met = meeting(operation, place)
     if met is None:
         return None, why
@@ -124,13 +130,12 @@ def _through(operation, place, of_rows):
     steps = steps_of(operation, place)
     if steps is None:
         return None, operation
-    uses = []
+    uses, why = [], None
     for step, output in zip(steps, operation.outputs, strict=True):
-        found, why = _found(output, of_rows)
-        if found is None:
-            return None, why
+        found, unknown = uses_of(output, of_rows)
+        why = why or unknown
         uses += [_after(use, step) for use in found]
-    return uses, None
+    return uses, why
 
 
 def _after(use, step):

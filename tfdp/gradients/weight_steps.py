@@ -121,10 +121,9 @@ def _step(operation, place):
     other = operation.inputs[1 - place] if len(operation.inputs) == 2 else None
     if kind == "Mul" and other.shape.num_elements() == 1:
         return _Scaled(tf.reshape(other, []))
-    if kind in PRODUCTS and tensor.shape.rank == other.shape.rank == 2:
-        if not any(operation.get_attr(name) for name in PRODUCTS[kind]):
-            return _Times(other, left=place == 0)
-    return None
+    if kind not in PRODUCTS or any(operation.get_attr(name) for name in PRODUCTS[kind]):
+        return None
+    return _Times(other, place == 0) if tensor.shape.rank == other.shape.rank == 2 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +142,9 @@ class _Rearranged:
         return Instantiated(gradient.values, self._after(gradient.finish))
 
     def _after(self, finish):
-        return self.finish if finish is identity else _Then(finish, self.finish)
+        if _keeps_order(finish) and self.finish.order is None:
+            return self.finish
+        return _Then(finish, self.finish)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,10 +213,10 @@ class _Times:
 
     def __call__(self, gradient):
         other = tf.cast(self.other, tf.float32)
-        if isinstance(gradient, OuterProducts) and gradient.finish is identity:
-            if self.left:
-                return OuterProducts(gradient.left, _product(gradient.right, other, True))
-            return OuterProducts(_product(gradient.left, other), gradient.right)
+        if isinstance(gradient, OuterProducts) and _keeps_order(gradient.finish):
+            found = self._of_products(gradient, other)
+            if found is not None:
+                return found
         if isinstance(gradient, Lookups):
             if self.left:
                 vectors = _product(gradient.vectors, other, True)
@@ -226,6 +227,28 @@ class _Times:
             return Instantiated(_product(values, other, True))
         return Instantiated(tf.einsum("pr,npq->nrq", other, values))
 
+    def _of_products(self, gradient, other):
+        """The factors for outer products [p] with [k, n] of a result with n columns, else None.
+
+        In attention with adapters, k is the number of heads.
+        """
+        left, right = gradient.left, gradient.right
+        p, q = left.shape[2], right.shape[2]
+        n = other.shape[1] if self.left else p * q // other.shape[0]
+        if q % n:
+            return None
+        k, rank = q // n, other.shape[0 if self.left else 1]
+        if self.left:
+            right = _rows_of(_product(_rows_of(right, n), other, True), k * rank)
+            return OuterProducts(left, right, Arranged((p * k, rank)))
+        left = _product(left, tf.reshape(other, [p, k * rank]))
+        return OuterProducts(_rows_of(left, rank), _rows_of(right, n))
+
+
+def _keeps_order(finish) -> bool:
+    """Whether a `finish` leaves the entries of a matrix in their order."""
+    return finish is identity or (isinstance(finish, Arranged) and finish.order is None)
+
 
 def _of_looked_up(lookups, other):
     """The gradients of a matrix by which a table, `other`, was multiplied before rows were looked up.
@@ -235,6 +258,15 @@ def _of_looked_up(lookups, other):
     exists = (lookups.indices >= 0) & (lookups.indices < lookups.size)
     taken = tf.gather(other, tf.where(exists, lookups.indices, 0))
     return OuterProducts(tf.where(exists[..., tf.newaxis], taken, float("nan")), lookups.vectors)
+
+
+def _rows_of(values, width):
+    """Cuts, or joins, the last axis of [rows, positions, n] to [rows, positions', width]."""
+    positions = values.shape[1]
+    if positions is not None:
+        positions = positions * values.shape[2] // width
+    found = tf.reshape(values, tf.stack([tf.shape(values)[0], positions or -1, width]))
+    return tf.ensure_shape(found, [values.shape[0], positions, width])
 
 
 def _product(values, matrix, transposed=False):

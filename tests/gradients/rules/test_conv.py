@@ -4,9 +4,8 @@ import keras
 import pytest
 from keras import layers
 
-from tests.gradients.checking import check_layers, side_by_side
+from tests.gradients.checking import check_engines, check_layers, side_by_side
 from tests.helpers import needs_every_convolution
-from tfdp.gradients.engines import ghost
 
 
 def test_one_dimension():
@@ -89,9 +88,7 @@ def test_channels_first():
 
 @needs_every_convolution
 @pytest.mark.parametrize("kind", [layers.Conv2D, layers.SeparableConv2D])
-def test_a_bias_that_keras_adds_along_another_axis_is_refused(kind):
+def test_a_bias_that_keras_adds_along_another_axis(kind):
     # The outputs are (4, 6, 4), and Keras adds the bias along the last axis.
     layer = kind(4, 3, data_format="channels_first")
-    assert "axis" in ghost.supports(side_by_side((2, 8, 6), layer))
-    layer.trainable = False
-    assert ghost.supports(side_by_side((2, 8, 6), layer, layers.Dense(2))) is None
+    check_engines(side_by_side((2, 8, 6), layer), engines=["ghost"])

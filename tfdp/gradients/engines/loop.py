@@ -29,9 +29,7 @@ def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):
         gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
         return gradients, loss, scope, y_pred, new_state
 
-    gradients, *others = alone.over_rows(
-        forward, run, x, y, sample_weight, chunk, vectorized=False
-    )
+    gradients, *others = alone.over_rows(forward, run, x, y, sample_weight, chunk, vectorized=False)
     rows = sample_weight.shape[0]
     shapes = ([rows, *v.shape] for v in forward.variables)  # the loop may lose static shapes
     gradients = [

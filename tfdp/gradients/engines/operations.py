@@ -11,8 +11,11 @@ the data in another way has its gradient written out for each row; so has every 
 
 import dataclasses
 import functools
+import math
+import weakref
 
 import tensorflow as tf
+from absl import logging
 
 from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.bounds import L2Clip
@@ -24,6 +27,10 @@ from tfdp.gradients.engines.steps import vectorizable_loops
 from tfdp.gradients.forward import Forward, has_own_compute_loss
 from tfdp.gradients.rules.sums import added
 from tfdp.gradients.uses import Use, declaring, uses_of
+from tfdp.gradients.vectorizing import layer_of_operation
+
+_LARGE = 2**16  # entries of a weight whose gradients are worth a warning
+_TOLD: weakref.WeakSet = weakref.WeakSet()  # models that were warned of
 
 
 def per_example_gradients(
@@ -57,7 +64,10 @@ def per_example_gradients(
             loss = forward.loss(scope, x, y, y_pred)
             weighted = loss * weight
             of_rows = Dependence()
-            uses[:] = [uses_of(read, of_rows)[0] for read in reads]
+            found = [uses_of(read, of_rows) for read in reads]
+            uses[:] = [each for each, _ in found]
+        if factors:
+            _warn_of_large(forward, [why for _, why in found])
         flat = [use for each in uses for use in each]
         sources = [source for use in flat for source in use.sources]
         gradients = tape.gradient(weighted, sources, unconnected_gradients="zero")
@@ -84,6 +94,29 @@ def per_example_gradients(
         gradient = added(parts) if parts else None
         gradients.append(gradient if factors or gradient is None else gradient.instantiated())
     return (gradients, *others)
+
+
+def _warn_of_large(forward, reasons):
+    """Warns, once for each model, of large weights whose gradients are written out for every row."""
+    large = [
+        (variable, why)
+        for variable, why in zip(forward.variables, reasons, strict=True)
+        if why is not None and math.prod(variable.shape) > _LARGE
+    ]
+    if not large or forward.model in _TOLD:
+        return
+    _TOLD.add(forward.model)
+    for variable, why in large:
+        layer = layer_of_operation(forward.model, why.name)
+        logging.warning(
+            "The gradient of '%s' is written out for every example, %.3g MB each, because %s uses it "
+            "in the TensorFlow operation %s, for which tfdp knows no shorter form. A smaller "
+            "physical_batch_size bounds the memory.",
+            variable.path,
+            4e-6 * math.prod(variable.shape),
+            f"model '{forward.model.name}'" if layer is None else f"layer '{layer.name}'",
+            why.type,
+        )
 
 
 def _forget_penalties(forward, scope, values):

@@ -1,9 +1,9 @@
 """Recurrent layers, whose loops `tf.vectorized_map` calls once for the rows of all examples.
 
-TensorFlow's gradient of a loop adds up the gradient of each weight over the steps, where nothing is left
-of the factors, and keeps every intermediate tensor of every step. Here the loop has a gradient of its
-own. It keeps the states before each step, goes through the steps backwards and computes each of them
-again. Of every operation in which a weight meets the step's data (`uses`), it passes on what the
+TensorFlow's gradient of a loop adds up the gradient of each weight over the steps, where nothing is
+left of the factors, and keeps every intermediate tensor of every step. Here the loop has a gradient of
+its own. It keeps the states before each step, goes through the steps backwards and computes each of
+them again. Of every operation in which a weight meets the step's data (`uses`), it passes on what the
 operation was given and the gradient at its output, for all steps: the factors of the weight's gradient.
 
 Such a gradient sees only the tensors that it is given: inputs, states and the weights of the cell. A
@@ -22,6 +22,7 @@ from tfdp._compat.tensorflow import concrete_function, inside_xla
 from tfdp.gradients.dependence import Dependence
 from tfdp.gradients.rules.base import replaced
 from tfdp.gradients.uses import Use, declare, uses_of
+from tfdp.layers.normalized_lstm import NormalizedLSTMCell
 
 _CELLS = {
     keras.layers.GRUCell,
@@ -29,6 +30,7 @@ _CELLS = {
     keras.layers.SimpleRNNCell,
     keras.layers.StackedRNNCells,
     ConvLSTMCell,
+    NormalizedLSTMCell,
 }
 
 
@@ -272,9 +274,7 @@ class _Loop:
             new = [tf.ensure_shape(n, c.shape) for n, c in zip(new, carried, strict=True)]
             return step + 1, before, shown.write(step, output), new
 
-        pattern, _ = self._step(
-            sequences[0], [mask[0] for mask in masks], same, initial, weights
-        )
+        pattern, _ = self._step(sequences[0], [mask[0] for mask in masks], same, initial, weights)
         start = (tf.constant(0), [*map(array, initial)], array(pattern), initial)
         _, before, shown, last = tf.while_loop(
             lambda step, *_: step < steps, body, start, maximum_iterations=steps

@@ -93,11 +93,6 @@ class Rule(abc.ABC):
         bias [4.]
     """
 
-    # Whether the rule's `call` also works under `tf.vectorized_map`.
-    row_by_row = True
-    # Whether `call` gets one row at a time, under `tf.vectorized_map`; the engine sets it.
-    alone = False
-
     def __init__(self, layer):
         self.layer = layer
 

@@ -2,10 +2,8 @@
 
 A weight that is read outside its layer (a tied kernel, a penalty written by hand) would have a second
 gradient that no rule sees. So the pass runs in a scope that returns a trainable variable's value only
-to the layers that own it, while such a layer runs. Any other read raises, unless each row passes
-alone and the graph shows what becomes of the weight (`rules.outside`), which also covers layers without
-a rule. Exceptions are weight regularizers, whose gradient comes without data, and the pass of the
-public examples.
+to the layers that own it, while such a layer runs. Any other read raises. Exceptions are weight
+regularizers, whose gradient comes without data, and the pass of the public examples.
 """
 
 import contextlib
@@ -25,7 +23,6 @@ from tfdp.gradients.rules import rule_for
 from tfdp.gradients.rules.base import Recorded, Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.embedding import frozen_call
 from tfdp.gradients.rules.moments import WatchedMoments, watched
-from tfdp.gradients.rules.outside import recorded_uses, whole_read
 from tfdp.layers.public import in_public_pass, public_layers
 
 
@@ -41,17 +38,10 @@ def owners(model) -> dict:
 
 
 def without_rule(model, rules: dict) -> list:
-    """Returns the trainable variables of a model that no rule covers.
-
-    Where each row passes alone, their gradients are found from the graph (`rules.outside`).
-    """
-    covered = _covered(rules)
-    return [variable for variable in model.trainable_variables if id(variable) not in covered]
-
-
-def _covered(rules):
+    """Returns the trainable variables of a model that no rule covers."""
     # Several layers may share a variable: the engine adds what their rules find.
-    return {id(variable) for rule in rules.values() for variable in rule.variables()}
+    covered = {id(variable) for rule in rules.values() for variable in rule.variables()}
+    return [variable for variable in model.trainable_variables if id(variable) not in covered]
 
 
 def _trained(layer) -> list:
@@ -92,15 +82,6 @@ def _collect(layer, found, seen):
     found[layer] = rule
 
 
-def _of_layer(model, variable):
-    """Names the innermost layer with a variable, for a message."""
-    for layer in reversed(layers_of(model, itself=True)):
-        inside = [v for child in children(layer) for v in child.variables]
-        if any(v is variable for v in layer.variables) and not any(v is variable for v in inside):
-            return f" of layer '{layer.name}' ({type(layer).__name__})"
-    return ""
-
-
 def _never(*args, **kwargs):
     return False
 
@@ -125,8 +106,8 @@ class _Scope(keras.StatelessScope):
         self._recorder = recorder
 
     def get_current_value(self, variable):
-        followed = self._recorder.on_read(variable)
-        return super().get_current_value(variable) if followed is None else followed
+        self._recorder.on_read(variable)
+        return super().get_current_value(variable)
 
 
 class Recorder(Forward):
@@ -136,24 +117,19 @@ class Recorder(Forward):
         forward: the forward pass to record.
         rules: as `owners` returns them.
         tape: the tape that watches the recorded outputs.
-        alone: whether the pass is that of a single row, where products with weights outside of their
-            layers can be recorded, too.
 
     Attributes:
         uses: what each rule recorded: one list of operations for each call of its layer, in order.
     """
 
-    def __init__(self, forward: Forward, rules: dict, tape: tf.GradientTape, alone: bool = False):
+    def __init__(self, forward: Forward, rules: dict, tape: tf.GradientTape):
         vars(self).update(vars(forward))
-        self._follows = alone and not tf.executing_eagerly()
-        self._followed: list = []
         self.uses: dict[Rule, list[list[Recorded]]] = {}
         self.moments: list[WatchedMoments] = []
         self._public_calls: list = []
         self._rules = rules
         self._tape = tape
         self._trainable = {id(v) for v in forward.variables}
-        self._without_rule = self._trainable - _covered(rules)
         self._open: set = set()
         self._allowed: dict = {}
         self._refusal: UnsupportedModelError | None = None
@@ -180,7 +156,6 @@ class Recorder(Forward):
                     stack.enter_context(replaced(layer, call=frozen_call(layer)))
             with self._refusing():
                 found = super().outputs(values, state, x)
-        self._follows = False  # a loss that reads a weight is refused
         return found
 
     def loss(self, scope, x, y, y_pred):
@@ -198,65 +173,20 @@ class Recorder(Forward):
         self._allowed = {}
         return loss
 
-    def on_read(self, variable):
-        """Examines a read of a variable.
-
-        Returns:
-            A tensor to read instead of the variable's value, which `follow_reads` will follow; or None.
-
-        Raises:
-            UnsupportedModelError: a trainable variable is used outside its layer, and the pass cannot
-                follow what becomes of it.
-        """
+    def on_read(self, variable) -> None:
+        """Refuses a read of a trainable variable outside of the layer that owns it."""
         if id(variable) not in self._trainable or id(variable) in self._open:
-            return None
+            return
         if in_public_pass():
             # `watched` computes the gradient through the moments that this pass leaves behind.
-            return None
-        if self._follows and _place() == self._place:
-            value = keras.StatelessScope.get_current_value(self._values, variable)
-            # With an axis for the row, so that the gradient of a whole weight is one of a row.
-            watched_value = tf.identity(value)[tf.newaxis]
-            self._tape.watch(watched_value)
-            read = watched_value[0]
-            self._followed.append((variable, watched_value, read))
-            return read
+            return
         left = self._allowed.get(id(variable), 0)
         if left == 0:
-            self._refuse_read(variable)
-        self._allowed[id(variable)] = left - 1
-        return None
-
-    def _refuse_read(self, variable):
-        path, model = f"'{variable.path}'", f"'{self.model.name}'"
-        if id(variable) in self._without_rule:
             self._refuse(
-                f"Variable {path}{_of_layer(self.model, variable)} has no rule, and is read by the "
-                "loss, or inside a loop, a condition, a vectorized map or a tf.function, where nothing "
-                "shows what becomes of it."
+                f"Variable '{variable.path}' is used outside the layer that owns it, so that no rule "
+                "sees its whole gradient."
             )
-        self._refuse(
-            f"Variable {path} of model {model} is used outside the layer that owns it, so that no rule "
-            "sees its whole gradient."
-        )
-
-    def follow_reads(self) -> None:
-        """Records what becomes of weights that were read where no rule runs.
-
-        The graph has to show the whole pass, with the loss and without any gradient.
-
-        Raises:
-            UnsupportedModelError: it has a rule, and something else becomes of it than products,
-                look-ups and slices.
-        """
-        for variable, watched_value, read in self._followed:
-            found = recorded_uses(read, self.model, variable)
-            if found is None:
-                if id(variable) not in self._without_rule:
-                    self._refuse_read(variable)
-                found = [whole_read(watched_value, self.model, variable)]
-            for reader, call in found:
-                self.uses[reader] = [[call]]
+        self._allowed[id(variable)] = left - 1
 
     @contextlib.contextmanager
     def _refusing(self):

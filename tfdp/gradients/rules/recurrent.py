@@ -11,9 +11,9 @@ import functools
 import keras
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import inside_xla, on_plain_cpu
+from tfdp._compat.tensorflow import on_plain_cpu
 from tfdp.gradients.rules import register
-from tfdp.gradients.rules.base import Rule, UnsupportedModelError, replaced
+from tfdp.gradients.rules.base import Rule, replaced
 from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
 from tfdp.gradients.rules.step_loop import Cell, Recurrence, TapedCell
 
@@ -22,8 +22,7 @@ class RecurrentRule(Rule):
     """Replaces the layer's `inner_loop`.
 
     States have the order of Keras' cells. So have gates, unless `reorder` gives them another order.
-    The loop has the steps as its first axis. What is recorded has them there, too, unless the layer
-    runs row by row, where the first axis has to be the row's.
+    The loop has the steps as its first axis, and so has what is recorded.
     """
 
     def variables(self):
@@ -96,15 +95,10 @@ class RecurrentRule(Rule):
 
     def _run(self, record, sequences, initial_state, mask, training):
         layer, cell = self.layer, self.layer.cell
-        if self.alone and inside_xla():
-            raise UnsupportedModelError(
-                "has a loop, which XLA cannot run row by row, and another layer or code of the model "
-                "could mix the rows of a batch"
-            )
         dropout = []
         if training and cell.recurrent_dropout:
             masks = cell.get_recurrent_dropout_mask(initial_state[0])
-            dropout = self._masks(masks, sequences)
+            dropout = self._masks(masks)
         mask = None if mask is None else keras.tree.flatten(mask)[0]
         if mask is not None:
             mask = tf.transpose(tf.cast(mask, tf.bool))[..., tf.newaxis]
@@ -113,7 +107,7 @@ class RecurrentRule(Rule):
             mask = None if mask is None else tf.reverse(mask, [0])
         inputs = [sequences]
         if training and cell.dropout:
-            masks = self._masks(cell.get_dropout_mask(sequences[:, 0]), sequences)
+            masks = self._masks(cell.get_dropout_mask(sequences[:, 0]))
             inputs = [sequences * m[:, tf.newaxis] for m in masks]
 
         weights = map(tf.convert_to_tensor, self.variables())
@@ -136,10 +130,6 @@ class RecurrentRule(Rule):
             shows_steps=layer.return_sequences,
         )
         before, outputs, states = recurrence.run(gates, initial_state)
-        if self.alone:
-            states = [_with_rows_of(sequences, state, 0) for state in states]
-            if outputs is not None:
-                outputs = _with_rows_of(sequences, outputs, 1)
         seen = [before * m for m in dropout] if dropout else [before]
         history["before"] = tf.concat(seen, axis=0) if len(seen) > 1 else seen[0]
         history["factors"] = self.factors(
@@ -160,11 +150,9 @@ class RecurrentRule(Rule):
             outputs = tf.where(shown, outputs, tf.zeros_like(outputs))
         return outputs[-1], tf.transpose(outputs, [1, 0, 2]), states
 
-    def _masks(self, masks, sequences):
+    def _masks(self, masks):
         """Returns the masks of a cell: one, or one for each gate in the order of `step`."""
         masks = list(masks) if isinstance(masks, (list, tuple)) else [masks]
-        if self.alone:
-            masks = [_with_rows_of(sequences, mask, 0) for mask in masks]
         if len(masks) == 1:
             return masks
         return tf.split(self.reorder(tf.concat(masks, axis=-1)), len(masks), axis=-1)
@@ -172,19 +160,14 @@ class RecurrentRule(Rule):
     def _recorded(self, record, gates, inputs, history):
         """Records the gates, [steps, rows, gates * units], and returns them."""
         inputs = inputs[0] if len(inputs) == 1 else tf.concat(inputs, axis=1)
-        saved = self._saved(history)
-        if not self.alone:
-            return record(gates, inputs=inputs, **saved)
-        saved = {name: functools.partial(_turned, value) for name, value in saved.items()}
-        return _exchanged(record(_exchanged(gates), inputs=inputs, **saved))
+        return record(gates, inputs=inputs, **self._saved(history))
 
     def _saved(self, history):
         return {"states": lambda: history["before"]}
 
     def _by_rows(self, values):
         """Returns what was recorded of the steps as float32 [rows, steps, ...]."""
-        values = tf.cast(values, tf.float32)
-        return values if self.alone else _exchanged(values)
+        return _exchanged(tf.cast(values, tf.float32))
 
     def _products(self, kernel, left, right):
         """The gradient of a kernel from the states or inputs and the gradient at the gates.
@@ -252,8 +235,7 @@ class LSTMRule(RecurrentRule):
         cell = self.layer.cell
         usual = cell.activation is keras.activations.tanh
         usual &= cell.recurrent_activation is keras.activations.sigmoid
-        # TensorFlow cannot vectorize the operation of the fused cell.
-        if usual and not self.alone and gates.dtype == tf.float32 and on_plain_cpu():
+        if usual and gates.dtype == tf.float32 and on_plain_cpu():
             return FusedLSTMCell(cell.units)
         return super().cell(gates, kernel, history)
 
@@ -357,20 +339,6 @@ class GRURule(RecurrentRule):
 def _exchanged(values):
     """Exchanges the axes of steps and rows."""
     return tf.transpose(values, [1, 0, 2])
-
-
-def _turned(value):
-    return _exchanged(value())
-
-
-def _with_rows_of(inputs, values, axis):
-    """Returns `values` with the static number of rows of `inputs`, which vectorized loops lose."""
-    zeros = tf.reshape(
-        tf.zeros_like(inputs[:, 0, 0]), [-1 if i == axis else 1 for i in range(axis + 2)]
-    )
-    sizes = tf.shape(values)
-    static = [1 if i == axis else sizes[i] for i in range(values.shape.rank)]
-    return tf.add_n([values, tf.tile(zeros, static)])
 
 
 def _affine(values, kernel, bias):
