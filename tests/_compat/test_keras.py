@@ -57,6 +57,14 @@ def test_graphs_of_layers():
         assert not borrowed.is_graph_of_layers(each)
 
 
+def test_forget_dropout_masks():
+    layer = keras.layers.RNN(keras.layers.LSTMCell(2, dropout=0.5, recurrent_dropout=0.5))
+    masks = layer.cell.get_dropout_mask(tf.ones([1, 3]))
+    assert layer.cell.get_dropout_mask(tf.ones([1, 3])) is masks
+    borrowed.forget_dropout_masks(keras.Sequential([layer]))
+    assert layer.cell.get_dropout_mask(tf.ones([1, 3])) is not masks
+
+
 def test_dropout_masks():
     cell = layers.LSTMCell(2, dropout=0.5, recurrent_dropout=0.5)
     inputs, state = (

@@ -10,7 +10,7 @@ from absl import logging
 from keras import layers
 
 from tests.gradients.checking import lot_for, normal
-from tests.gradients.reference import assert_equal_sums, loop_bounded_sum
+from tests.gradients.reference import assert_equal_sums, loop_bounded_sum, run_engine
 from tfdp.gradients import chunks as chunking
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.contract import BoundedSum
@@ -90,6 +90,16 @@ def test_large_gradients_that_are_written_out_are_told_of_once(monkeypatch):
     for _ in range(2):
         assert_equal_sums(choose_engine("auto", beyond)(*lot), loop_bounded_sum(*lot))
     assert len(told) == 1 and "'mine'" in told[0] and "While" in told[0]
+
+
+def test_rows_draw_numbers_of_their_own_after_an_engine_has_given_up():
+    x = keras.Input((3, 4))
+    cells = layers.RNN(layers.SimpleRNNCell(20, dropout=0.5))  # no rule of the ghost engine
+    outputs = cells(layers.Dense(4)(x))
+    forward, bound, x, y, weight = lot_for(keras.Model(x, outputs))
+    same = tf.ones_like(x), tf.zeros_like(y)
+    run = choose_engine("auto", forward.model)
+    assert len({*np.array(run_engine(run, forward, bound, *same, weight).norms)}) == 3
 
 
 # -- chunks ------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def call(**hooks):
 
 
 def steps_in(path):
-    return sum(run.steps for run in keras.saving.load_model(path).optimizer.ledger.runs)
+    return sum(run.steps for run in keras.saving.load_model(path).privacy.ledger.runs)
 
 
 def epsilon_of(model, number):

@@ -131,6 +131,17 @@ def dropout_masks(cell) -> dict:
     return {name: vars(cell)[name] for name in names if name in vars(cell)}
 
 
+def forget_dropout_masks(model) -> None:
+    """Lets recurrent cells draw new masks after a pass that ended with an error.
+
+    A layer does so at the end of its call (`RNN._maybe_reset_dropout_masks`). A mask that is left over
+    belongs to the pass before, where all rows of the next pass would have it.
+    """
+    for cell in layers_of(model):
+        for reset in ("reset_dropout_mask", "reset_recurrent_dropout_mask"):
+            getattr(cell, reset, lambda: None)()
+
+
 def layers_of(layer, *, itself: bool = False) -> list:
     """Returns all layers inside a layer or model, at any depth, each once (`Layer._flatten_layers`).
 

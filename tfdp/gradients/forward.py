@@ -12,6 +12,7 @@ from tfdp._compat.keras import (
     all_metrics,
     compiled_loss,
     compute_loss_as_keras,
+    forget_dropout_masks,
     input_structure,
 )
 from tfdp.gradients.random_state import noise_states, seed_states
@@ -173,7 +174,11 @@ class Forward:
             self.metrics_before = self.metric_values(scope)
             # Otherwise Keras silently drops activity penalties and losses from add_loss.
             scope.collect_losses = True
-            y_pred = self.model(with_none(x), training=True)
+            try:
+                y_pred = self.model(with_none(x), training=True)
+            except Exception:
+                forget_dropout_masks(self.model)  # another engine may try next
+                raise
         new_state = []
         for variable, before in zip(self.state_variables, state, strict=True):
             after = scope.get_current_value(variable)
