@@ -8,6 +8,7 @@ from keras import layers, ops
 
 from tests.gradients.checking import check_engines, check_traced, lot_for, side_by_side, summing
 from tfdp.gradients.bounds import GlobalL2Clip
+from tfdp.gradients.dependence import Dependence
 from tfdp.gradients.engines import ghost
 from tfdp.gradients.uses import uses_of
 
@@ -150,3 +151,23 @@ def test_indices_that_wrap_around():
 
     for indices, all_exist in (([2, 3], True), ([2, 2**32 + 3], False), ([2, -1], False)):
         assert exist(tf.constant(indices, tf.int64)) == all_exist
+
+
+def test_what_depends_on_the_row():
+    frozen = tf.Variable([[1.0, 2.0]])
+
+    @tf.function
+    def row(rows):
+        def one(row):
+            weight = tf.identity(frozen)
+            public = tf.matmul(weight, weight, transpose_b=True)
+            drawn = tf.random.uniform([1])  # a vectorized map draws for each row
+            tensors = [weight, public, row * public, tf.cast(tf.reduce_sum(row), tf.int32), drawn]
+            found.append([*map(Dependence(), tensors)])
+            return tf.reduce_sum(row)
+
+        return tf.vectorized_map(one, rows)
+
+    found = []
+    row(tf.ones([3, 1]))
+    assert found[0] == [False, False, True, True, True]

@@ -33,9 +33,18 @@ class Dependence:
         return self._known[tensor.op]
 
 
+def _draws(operation):
+    """Whether an operation has a state, such as that of a random generator, and so differs by rows."""
+    return operation.op_def.is_stateful and operation.type not in _READS
+
+
+# Operations that TensorFlow counts among those with a state, because they read a variable.
+_READS = ("ReadVariableOp", "ResourceGather", "VarHandleOp")
+
+
 def _sources(operation):
     """The operations that an operation takes its inputs from; None if it depends on the row itself."""
-    if operation.type == "PlaceholderWithDefault":
+    if operation.type == "PlaceholderWithDefault" or _draws(operation):
         return None
     if operation.type != "Placeholder":
         return [tensor.op for tensor in operation.inputs]

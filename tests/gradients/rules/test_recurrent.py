@@ -73,6 +73,11 @@ def test_dropout_has_the_masks_of_the_exact_engine():
     check_traced(side_by_side((2, 2), layers.LSTM(3, **options), layers.GRU(3, **options)))
 
 
+def test_dropout_for_each_gate_in_sequences_of_unknown_length():
+    model = keras.Sequential([keras.Input((None, 2)), layers.GRU(2, recurrent_dropout=0.2)])
+    check_traced(model)
+
+
 def test_beside_code_of_ones_own():
     """Then each row passes alone."""
     hidden = keras.Input((3, 2))

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import on_plain_cpu
 from tfdp.gradients.rules import register
-from tfdp.gradients.rules.base import Rule, replaced
+from tfdp.gradients.rules.base import Rule, UnsupportedModelError, replaced
 from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
 from tfdp.gradients.rules.step_loop import Cell, Recurrence, TapedCell
 
@@ -110,6 +110,8 @@ class RecurrentRule(Rule):
             masks = self._masks(cell.get_dropout_mask(sequences[:, 0]))
             inputs = [sequences * m[:, tf.newaxis] for m in masks]
 
+        if sequences.shape[1] is None and max(len(dropout), len(inputs)) > 1:
+            raise UnsupportedModelError("drops for each gate in sequences of unknown length")
         weights = map(tf.convert_to_tensor, self.variables())
         kernel, recurrent_kernel, *bias = map(self.reorder, weights)
         input_bias, state_bias = self.biases(bias[0]) if bias else (None, None)
