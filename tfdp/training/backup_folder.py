@@ -26,7 +26,7 @@ from tfdp._files import secret_folder, sync_folder
 
 STATE, _STEPS, _PARTIAL = "state", "steps", "state.partial"
 _LINE = 128  # bytes; less than a sector
-_NO_RUN = "none"
+_NO_RUN = "-"
 
 
 class BackupError(ValueError):
