@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdp._compat import pfor_repairs
 from tfdp.gradients.bounds import GlobalL2Clip, L2Clip
 from tfdp.gradients.contract import BoundedSum
-from tfdp.gradients.engines import exact, ghost
+from tfdp.gradients.engines import exact, ghost, loop
 from tfdp.gradients.forward import Forward, losses_of_outputs
 from tfdp.gradients.rules.per_example_gradient import Instantiated
 
@@ -27,10 +27,9 @@ def check_model(
     sample_weight=None,
     jit_compile: bool = False,
     length: int = 6,
-    vectorizes: bool = True,
     ill_conditioned: bool = False,
 ) -> None:
-    """Raises AssertionError where the ghost engine's norms or sums differ from the exact engine's.
+    """Raises AssertionError where the ghost engine's norms or sums differ from the loop engine's.
 
     The loss gives a different gradient to every output.
 
@@ -45,17 +44,15 @@ def check_model(
             gradients are clipped.
         bound: bound of the gradients, instead of a global clip norm.
         sample_weight: [rows], zero for absent rows; ones if None.
-        jit_compile: compiles the ghost engine with XLA, and also the exact engine if layers draw
+        jit_compile: compiles the ghost engine with XLA, and also the reference if layers draw
             random numbers or the model is ill-conditioned.
         length: length of an input's axis where it is not known.
-        vectorizes: False compares with a plain loop over the rows straight away, without trying the
-            exact engine first.
         ill_conditioned: for a model that may magnify rounding; also accepts differences of up to 32
             times the change in the reference when the weights change by one unit in the last place,
             but at most 1e-3.
 
     Raises:
-        AssertionError: the results differ, or the ghost engine does not support the model.
+        AssertionError: the results differ.
     """
     generator = np.random.default_rng(seed)
     for variable in model.trainable_variables:
@@ -81,17 +78,12 @@ def check_model(
         return run_engine(engine, forward, bound, x, y, weight, microbatch_size, **options)
 
     draws = any(forward.is_per_example(i) for i in range(len(forward.state_variables)))
-    reference = exact.bounded_sum if vectorizes else loop_bounded_sum
+    # The exact engine shares its code with the ghost engine, but a loop draws other random numbers.
+    reference = exact.bounded_sum if draws else loop.bounded_sum
     # Under XLA, TensorFlow draws other random numbers from the same seeds, and its functions round
     # differently.
     alike = jit_compile and (draws or ill_conditioned)
-    try:
-        expected = run(reference, jit_compile=alike)
-    except (NotImplementedError, TypeError, ValueError):  # not vectorized, such as Conv3D
-        if draws:
-            raise  # a loop over rows draws other random numbers
-        reference = loop_bounded_sum
-        expected = run(reference, jit_compile=alike)
+    expected = run(reference, jit_compile=alike)
     ours = run(ghost.bounded_sum, jit_compile=jit_compile)
     name, difference = largest_difference(ours, expected)
     if ill_conditioned and difference > tolerance:

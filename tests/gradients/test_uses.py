@@ -9,7 +9,8 @@ from keras import layers, ops
 from tests.gradients.checking import check_engines, check_traced, lot_for, side_by_side, summing
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.dependence import Dependence
-from tfdp.gradients.engines import ghost
+from tfdp.gradients.engines import ghost, operations
+from tfdp.gradients.rules import Lookups, OuterProducts
 from tfdp.gradients.uses import uses_of
 
 
@@ -98,6 +99,55 @@ def other_operations():
 @pytest.mark.parametrize("make", [products_and_look_ups, other_operations])
 def test_weights_of_layers_of_ones_own(make):
     check_engines(side_by_side((5, 4), layers.Dense(4), *make()), engines=["ghost"])
+
+
+def parts_of_weights():
+    """Weights of which parts are taken, by slices, splits and single indices."""
+    return [
+        Own(lambda x, a: ops.matmul(x, a[:, :3]) + ops.matmul(x, a[:, 2:5]), (4, 6)),
+        Own(lambda x, a: ops.matmul(x, ops.split(a, 2, axis=1)[1]), (4, 6)),
+        Own(lambda x, a: sum(ops.matmul(x, part) for part in ops.unstack(a)), (2, 4, 3)),
+        Own(lambda x, a: x * a[1] - a[-1], (3, 4)),
+        Own(lambda x, a: ops.matmul(x, -3.0 * ops.reshape(a, (4, 3))), (3, 4)),
+    ]
+
+
+def test_parts_of_weights():
+    check_engines(side_by_side((5, 4), layers.Dense(4), *parts_of_weights()), engines=["ghost"])
+
+
+def adapted():
+    """A layer of each kind with adapters, beside code of one's own, so that no rule is taken."""
+    tokens = keras.Input((5,), dtype="int32")
+    stack = [
+        layers.Embedding(9, 4),
+        layers.Dense(6, activation="tanh"),
+        layers.EinsumDense("abc,cde->abde", (None, 2, 3)),
+        layers.EinsumDense("abde,def->abf", (None, 4)),
+    ]
+    x = tokens
+    for layer in stack:
+        x = layer(x)
+    for layer in stack:
+        layer.enable_lora(2, lora_alpha=3)
+    return keras.Model(tokens, layers.Lambda(lambda x: x * 1.0)(x))
+
+
+def test_adapters():
+    model = adapted()
+    check_engines(model, integers=9, engines=["ghost"])
+    forward, _, x, y, weight = lot_for(model, integers=9)
+
+    @tf.function
+    def kinds():
+        gradients, *_ = operations.per_example_gradients(forward, x, y, weight, tf.constant(0))
+        names = [v.name for v in forward.variables]
+        found.update({type(g) for n, g in zip(names, gradients, strict=True) if "lora" in n})
+        return 0
+
+    found = set()
+    kinds()
+    assert found == {Lookups, OuterProducts}  # none is written out
 
 
 def test_a_convolution_of_ones_own():

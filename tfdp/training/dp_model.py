@@ -197,10 +197,10 @@ def make_private(
     Args:
         model: any Keras model whose layers treat examples one by one. (Keras' own tests mix its trainer
             into a layer that is no `keras.Model`; this is accepted, too.)
-        engine: the way in which per-example gradients are computed. "ghost" is the fastest, and
-            "vectorized" knows more models; "auto" takes the faster of the two that is exact for the
-            model, and warns where that is not "ghost". "loop" takes one example after the other: slow,
-            but for any model that TensorFlow can differentiate.
+        engine: the way in which per-example gradients are computed. "auto" and "ghost" write out no
+            gradient of the whole model for each example; "auto" also takes models with
+            statistics='batch'. "vectorized" writes all of them out. "loop" takes one example after the
+            other: slow, but for any model that TensorFlow can differentiate.
         physical_batch_size: largest number of examples that are in the network at once; None processes
             a lot as a whole, or, for convolutions and recurrent layers on a CPU, 32 to 384 examples
             at a time.

@@ -2,7 +2,7 @@
 
 There are two ways. Where each layer with weights has a rule, and all are known to keep the rows of a
 batch separate, the rows pass together. Any other model takes the way of `engines.operations`, which is
-as exact and nearly as fast, and takes longer to trace.
+as exact. docs/decisions/engines.md compares their times.
 
 The forward pass records the input of every layer with weights; the backward pass stops at those
 layers' outputs. The input and the output gradient of a layer give the norm of its per-example gradient
@@ -40,12 +40,12 @@ def bounded_sum(
     """Computes the bounded sum of a chunk; see `contract.Engine`."""
     try:
         rules = _rules(forward.model)
-        recorded, moments, losses, outputs, state = _pass(
-            forward, rules, x, y, sample_weight, chunk
-        )
+        found = _pass(forward, rules, x, y, sample_weight, chunk)
     except UnsupportedModelError:
+        found = None  # what `operations` raises should not seem to come from here
+    if found is None:
         return operations.bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size)
-    losses, output_losses = losses
+    recorded, moments, (losses, output_losses), outputs, state = found
     if works_in_sequence(forward, sample_weight.shape[0]):
         recorded = {
             rule: [[*map(_in_sequence, use)] for use in uses] for rule, uses in recorded.items()

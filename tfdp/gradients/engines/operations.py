@@ -18,7 +18,6 @@ import tensorflow as tf
 from absl import logging
 
 from tfdp._compat.tensorflow import concrete_function
-from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.chunks import works_in_sequence
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.dependence import Dependence
@@ -137,25 +136,15 @@ def _in_sequence(tensors):
         return [tensors[0], *map(tf.identity, tensors[1:])]
 
 
-def bounded_sum(
-    forward: Forward,
-    bound: L2Clip,
-    x,
-    y,
-    sample_weight,
-    chunk,
-    microbatch_size: int = 1,
-    *,
-    factors: bool = True,
-) -> BoundedSum:
-    """Computes the bounded sum of a chunk; see `contract.Engine`, and `per_example_gradients`."""
+def bounded_sum(*arguments, factors: bool = True) -> BoundedSum:
+    """Computes the bounded sum of a chunk.
 
-    def compute():
-        return alone.bounded_sum(
-            functools.partial(per_example_gradients, factors=factors),
-            forward, bound, x, y, sample_weight, chunk, microbatch_size,
-        )  # fmt: skip
-
+    Args:
+        *arguments: as in `contract.Engine`.
+        factors: as in `per_example_gradients`.
+    """
+    gradients_of = functools.partial(per_example_gradients, factors=factors)
+    compute = functools.partial(alone.bounded_sum, gradients_of, *arguments)
     return _in_a_graph(compute) if tf.executing_eagerly() else compute()
 
 

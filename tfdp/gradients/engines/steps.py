@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import ConvLSTMCell, dropout_masks, get_stateless_scope, layers_of
 from tfdp._compat.pfor_calls import at_once
-from tfdp._compat.tensorflow import concrete_function, inside_xla
+from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.dependence import Dependence
 from tfdp.gradients.rules.base import replaced
 from tfdp.gradients.uses import Use, declare, uses_of
@@ -45,14 +45,13 @@ def vectorizable_loops(model, values: dict):
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
             if isinstance(layer, keras.layers.RNN) and not layer.unroll:
-                keeps = _is_known(layer) and not inside_xla()
-                loop = _looped(layer, values) if keeps else _unrolled(layer)
+                loop = _looped(layer, values) if _is_known(layer) else _unrolled(layer)
                 stack.enter_context(replaced(layer, inner_loop=loop))
         yield
 
 
 def _is_known(layer) -> bool:
-    """Whether the layer's cell is one of Keras' own, whose gradient reaches its own weights only."""
+    """Whether the layer's cell is one whose gradient is known to reach its own weights only."""
     cells = layers_of(layer.cell, itself=True)
     return all(
         type(cell) in _CELLS and "call" not in vars(cell) and _keras_activations(cell)
@@ -79,8 +78,8 @@ def _unrolled(layer):
         if keras.tree.flatten(sequences)[0].shape[1] is None:
             raise NotImplementedError(
                 f"Layer '{layer.name}' ({type(layer).__name__}) gets sequences of unknown length, and "
-                "the exact engine has to unroll it. Expected sequences of a length that is known while "
-                "the step is traced: pad them all to one length, or use engine='loop'."
+                "has to be unrolled. Expected sequences of a length that is known while the step is "
+                "traced: pad them all to one length, or use engine='loop'."
             )
         if layer.go_backwards:
             sequences, mask = _turned_round(sequences), _turned_round(mask)
