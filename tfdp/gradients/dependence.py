@@ -53,3 +53,13 @@ def _sources(operation):
             # What is captured from outside of all graphs is a constant, or the handle of a variable.
             return [outside.op] if tf.is_symbolic_tensor(outside) else []
     return None  # an argument of the graph
+
+
+def reached(tensors: list) -> set:
+    """Returns the operations that the given tensors of a graph reach, with those they come from."""
+    found, waiting = {tensor.op for tensor in tensors}, [*tensors]
+    while waiting:
+        new = {*waiting.pop().consumers()} - found
+        found |= new
+        waiting += [output for operation in new for output in operation.outputs]
+    return found

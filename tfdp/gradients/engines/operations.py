@@ -22,7 +22,7 @@ from tfdp.gradients.chunks import works_in_sequence
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.dependence import Dependence
 from tfdp.gradients.engines import alone
-from tfdp.gradients.engines.steps import vectorizable_loops
+from tfdp.gradients.engines.recurrent_loops import vectorizable_loops
 from tfdp.gradients.forward import Forward, has_own_compute_loss
 from tfdp.gradients.rules.sums import added
 from tfdp.gradients.uses import Use, declaring, uses_of
