@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdp._compat.pfor_conversion import wrap
 from tfdp._compat.tensorflow import concrete_function
 
-_FUNCTIONS = contextvars.ContextVar("functions")  # {name in the graph: (function, graph, rows)}
+_FUNCTIONS = contextvars.ContextVar("functions")  # {name in the graph: (function, graph, ends)}
 
 
 @contextlib.contextmanager
@@ -27,26 +27,38 @@ def calling_at_once():
         _FUNCTIONS.reset(token)
 
 
-def at_once(function: Callable, rows: list, shared: list) -> list:
-    """Returns `function(rows, shared)`, which is called once more with the rows of all examples.
+def at_once(function: Callable, rows: list, shared: list, kept: list = ()) -> tuple[list, list]:
+    """Calls a function, which is called once more with the rows of all examples.
 
     No gradient flows through the call.
 
     Args:
-        function: maps two lists of tensors to a list of tensors; it treats rows one by one.
+        function: maps `rows`, `shared` and `kept` to (list of tensors [rows, ...], list of tensors to
+            keep); it treats rows one by one.
         rows: tensors [rows, ...].
         shared: tensors that do not depend on the example.
+        kept: what a function kept in another such call, for the rows of all examples. These tensors
+            may be of any kind, such as lists of tensors. Nothing else may use them.
+
+    Returns:
+        (tensors [rows, ...], tensors to keep).
     """
-    given = [*map(tf.stop_gradient, [*rows, *shared])]
-    count = len(rows)
+    given = [*map(tf.stop_gradient, [*rows, *shared]), *kept]
+    ends = [len(rows), len(rows) + len(shared)]
+    count = None
 
     def flat(*tensors):
-        return function([*tensors[:count]], [*tensors[count:]])
+        nonlocal count
+        tensors = [*tensors]
+        results, keep = function(tensors[: ends[0]], tensors[ends[0] : ends[1]], tensors[ends[1] :])
+        count = len(results)
+        return [*results, *keep]
 
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
     graph = concrete_function(tf.function(flat, autograph=False), *specs)
-    _FUNCTIONS.get()[graph.name.decode()] = function, graph, count
-    return [*graph(*given)]
+    _FUNCTIONS.get()[graph.name.decode()] = function, graph, ends
+    found = [*graph(*given)]
+    return found[:count], found[count:]
 
 
 def add_rules(rules: dict) -> None:
@@ -57,13 +69,16 @@ def add_rules(rules: dict) -> None:
             known = _FUNCTIONS.get({}).get(pfor_input.get_attr("f").name)
             if known is None:
                 return usual(pfor_input)
-            function, _, count = known
+            function, _, (count, end) = known
             pfor_input.stack_inputs([*range(count)])
             rows = [pfor_input.stacked_input(index) for index in range(count)]
-            shared = [pfor_input.unstacked_input(i) for i in range(count, pfor_input.num_inputs)]
+            others = [pfor_input.unstacked_input(i) for i in range(count, pfor_input.num_inputs)]
             width = tf.shape(rows[0])[1] if rows[0].shape[1] is None else rows[0].shape[1]
-            results = function([*map(_merged, rows)], shared)
-            return [wrap(_apart(result, width), True) for result in results]
+            results, kept = function(
+                [*map(_merged, rows)], others[: end - count], others[end - count :]
+            )
+            results = [wrap(_apart(result, width), True) for result in results]
+            return [*results, *(wrap(tensor, False) for tensor in kept)]
 
         return convert_call
 

@@ -127,7 +127,7 @@ def _steps_first(values):
 
 
 def _chosen(mask, new, old):
-    """Returns `new` where a mask is True, else `old`, for lists of tensors [*shape of the mask, ...]."""
+    """Returns `new` where a mask is True, else `old`: lists of tensors [*shape of the mask, ...]."""
     chosen = []
     for a, b in zip(new, old, strict=True):
         ones = [1] * (a.shape.rank - mask.shape.rank)
@@ -149,7 +149,6 @@ class _Loop:
     def __init__(self, step, mask):
         self._step = step
         self._masks = [] if mask is None else [mask]
-        self._left = None  # what `_forward` left for `_backward`
         found = [t for _, sources, saved, _ in step.uses for t in (*sources, *saved)]
         outside = [*map(id, step.outside)]
         self._passed = [*{id(t): t for t in found if id(t) not in outside}.values()]
@@ -163,12 +162,11 @@ class _Loop:
         @tf.custom_gradient
         def loop(*arguments):
             sequences, states = arguments[:count], arguments[count : count + len(initial)]
-            shown, *last = self._at_once(self._forward, [sequences, same, states])
+            (shown, *last), kept = self._at_once(self._forward, [sequences, same, states])
 
             def backward(d_shown, *d_last):
-                # With the last states among its arguments, it is called after `_forward`.
-                parts = [sequences, same, last, [d_shown], d_last]
-                return self._at_once(self._backward, parts)
+                parts = [sequences, same, [d_shown], d_last]
+                return self._at_once(self._backward, parts, kept)[0]
 
             return (shown, *last), backward
 
@@ -176,15 +174,15 @@ class _Loop:
         shown, *last = loop(*step.prepared, *states, *self._taps())
         return shown, tf.nest.pack_sequence_as(initial_state, last)
 
-    def _at_once(self, function, parts):
+    def _at_once(self, function, parts, kept=()):
         """Calls a function of lists of tensors with the rows of all examples."""
         lengths = [len(part) for part in parts]
 
-        def taken_apart(rows, shared):
+        def taken_apart(rows, *others):
             left = iter(rows)
-            return function(*([next(left) for _ in range(n)] for n in lengths), shared)
+            return function(*([next(left) for _ in range(n)] for n in lengths), *others)
 
-        return at_once(taken_apart, [t for part in parts for t in part], self._step.shared)
+        return at_once(taken_apart, [t for part in parts for t in part], self._step.shared, kept)
 
     def _taps(self):
         """Declares what becomes of the weights in the steps.
@@ -204,8 +202,8 @@ class _Loop:
             declare(value, Use(found, [], functools.partial(_over_steps, form)))
         return [taps[id(tensor)] for tensor in self._passed]
 
-    def _forward(self, sequences, same, states, shared):
-        """Returns [shown states, *last states]."""
+    def _forward(self, sequences, same, states, shared, _):
+        """Returns ([shown states, *last states], lists of the states before each step and others)."""
         step, fixed = self._step, self._step.fixed(shared)
         masks, same = same[: len(self._masks)], same[len(self._masks) :]
         sequences, masks = [*map(_steps_first, sequences)], [*map(_steps_first, masks)]
@@ -232,19 +230,27 @@ class _Loop:
         _, shown, before, kept, last = tf.while_loop(
             lambda place, *_: place < steps, body, start, maximum_iterations=steps
         )
-        self._left = last[0].graph, before, kept
-        return [_steps_first(shown.stack()), *last]
+        return [_steps_first(shown.stack()), *last], [array.flow for array in (*before, *kept)]
 
-    def _backward(self, sequences, same, last, d_shown, d_last, shared):
-        """Returns [gradients at `sequences` and at the first states, what is passed on]."""
+    def _backward(self, sequences, same, d_shown, d_last, shared, kept):
+        """Returns ([gradients at `sequences` and at the first states, what is passed on], [])."""
         step, fixed = self._step, self._step.fixed(shared)
         masks, same = same[: len(self._masks)], same[len(self._masks) :]
         sequences, masks = [*map(_steps_first, sequences)], [*map(_steps_first, masks)]
         (d_shown,) = map(_steps_first, d_shown)
         steps = _length(sequences)
-        graph, before, kept = self._left
-        if graph is not last[0].graph:  # it is traced by itself, for the shapes of what it returns
-            before, kept = (self._arrays(some, steps, last) for some in (last, step.kept))
+        count = len(d_last)
+
+        def read(lists, patterns, place):
+            return [
+                tf.raw_ops.TensorListGetItem(
+                    input_handle=one,
+                    index=place,
+                    element_shape=tf.concat([tf.shape(d_last[0])[:1], t.shape[1:]], axis=0),
+                    element_dtype=t.dtype,
+                )
+                for one, t in zip(lists, patterns, strict=True)
+            ]
 
         def body(place, d_sequences, passed, d_states):
             d_states = [
@@ -258,8 +264,8 @@ class _Loop:
             d_now, d_states, now_passed = step.backward(
                 [sequence[place] for sequence in sequences],
                 same,
-                [b.read(place) for b in before],
-                [k.read(place) for k in kept],
+                read(kept[:count], d_last, place),
+                read(kept[count:], step.kept, place),
                 fixed,
                 d_new,
             )
@@ -269,27 +275,25 @@ class _Loop:
             passed = [a.write(place, value) for a, value in zip(passed, now_passed, strict=True)]
             return place - 1, d_sequences, passed, d_states
 
-        at_now = self._arrays([sequence[0] for sequence in sequences], steps, last)
+        at_now = self._arrays([sequence[0] for sequence in sequences], steps, d_last)
         start = (
             tf.constant(0) + steps - 1,
             at_now,
-            self._arrays(self._passed, steps, last),
+            self._arrays(self._passed, steps, d_last),
             d_last,
         )
         _, at_now, passed, d_states = tf.while_loop(
             lambda place, *_: place >= 0, body, start, maximum_iterations=steps
         )
         at_now, passed = ([_steps_first(a.stack()) for a in some] for some in (at_now, passed))
-        return [*at_now, *d_states, *passed]
+        return [*at_now, *d_states, *passed], []
 
     @staticmethod
     def _arrays(patterns, steps, states):
-        """An array over the steps for each tensor [None, ...]; it may be read several times."""
+        """An array over the steps for each tensor [None, ...]."""
         rows = states[0].shape[0]
         return [
-            tf.TensorArray(
-                t.dtype, size=steps, element_shape=[rows, *t.shape[1:]], clear_after_read=False
-            )
+            tf.TensorArray(t.dtype, size=steps, element_shape=[rows, *t.shape[1:]])
             for t in patterns
         ]
 
