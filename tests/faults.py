@@ -184,21 +184,21 @@ def a_norm_that_is_not_finite_is_called_zero():
         return tf.where(tf.math.is_finite(found), found, 0.0)
 
     for kind in ("Instantiated", "OuterProducts", "Lookups"):
-        change(f"gradients.rules.per_example_gradient:{kind}.square_norms", finite)
+        change(f"gradients.factors:{kind}.square_norms", finite)
 
 
-@noticed_by("gradients/rules/test_per_example_gradient.py")
+@noticed_by("gradients/test_factors.py")
 def norms_of_products_are_too_small():
     change(
-        "gradients.rules.per_example_gradient:OuterProducts.square_norms",
+        "gradients.factors:OuterProducts.square_norms",
         lambda norms, self: norms(self) * 0.8,
     )
 
 
-@noticed_by("gradients/rules/test_per_example_gradient.py", "gradients/rules/test_embedding.py")
+@noticed_by("gradients/test_factors.py", "gradients/engines/test_embedding.py")
 def norms_of_lookups_are_too_small():
     change(
-        "gradients.rules.per_example_gradient:Lookups.square_norms",
+        "gradients.factors:Lookups.square_norms",
         lambda norms, self: norms(self) * 0.8,
     )
 

@@ -24,7 +24,6 @@ ROOMS = (
     "data",
     "experiments",
     "gradients",
-    "gradients.rules",
     "layers",
     "models",
     "noise",
@@ -103,9 +102,6 @@ def registries(monkeypatch):
     """Forgets what the examples register."""
     mechanisms = importlib.import_module("tfdp.accounting.mechanisms.registry")
     monkeypatch.setattr(mechanisms, "_CLASSES", dict(mechanisms._CLASSES))
-    rules = importlib.import_module("tfdp.gradients.rules")
-    rules.rule_for(None)  # the registry is filled at the first question
-    monkeypatch.setattr(rules, "_REGISTRY", dict(rules._REGISTRY))
 
 
 @pytest.mark.parametrize("name", public())

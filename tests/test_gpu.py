@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp import selftest
-from tfdp.gradients.rules import OuterProducts
+from tfdp.gradients.factors import OuterProducts
 
 pytestmark = pytest.mark.skipif(
     not tf.config.get_visible_devices("GPU"), reason="TensorFlow sees no GPU"

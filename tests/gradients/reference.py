@@ -10,8 +10,8 @@ from tfdp._compat import pfor_repairs
 from tfdp.gradients.bounds import GlobalL2Clip, L2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines import exact, ghost, loop
+from tfdp.gradients.factors import Instantiated
 from tfdp.gradients.forward import Forward, losses_of_outputs
-from tfdp.gradients.rules.per_example_gradient import Instantiated
 
 
 def check_model(

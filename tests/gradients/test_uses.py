@@ -9,8 +9,8 @@ from keras import layers, ops
 from tests.gradients.checking import check_engines, check_traced, lot_for, side_by_side, summing
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.dependence import Dependence
-from tfdp.gradients.engines import ghost, operations
-from tfdp.gradients.rules import Lookups, OuterProducts
+from tfdp.gradients.engines import ghost
+from tfdp.gradients.factors import Lookups, OuterProducts
 from tfdp.gradients.uses import uses_of
 
 
@@ -140,7 +140,7 @@ def test_adapters():
 
     @tf.function
     def kinds():
-        gradients, *_ = operations.per_example_gradients(forward, x, y, weight, tf.constant(0))
+        gradients, *_ = ghost.per_example_gradients(forward, x, y, weight, tf.constant(0))
         names = [v.name for v in forward.variables]
         found.update({type(g) for n, g in zip(names, gradients, strict=True) if "lora" in n})
         return 0

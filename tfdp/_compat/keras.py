@@ -142,6 +142,23 @@ def forget_dropout_masks(model) -> None:
             getattr(cell, reset, lambda: None)()
 
 
+@contextlib.contextmanager
+def replaced(instance, **attributes):
+    """Context in which an instance has other attributes, set past any attribute tracking of Keras."""
+    own = vars(instance)
+    missing = object()
+    before = {name: own.get(name, missing) for name in attributes}
+    own.update(attributes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is missing:
+                del own[name]
+            else:
+                own[name] = value
+
+
 def layers_of(layer, *, itself: bool = False) -> list:
     """Returns all layers inside a layer or model, at any depth, each once (`Layer._flatten_layers`).
 

@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from tfdp._compat.kernel_gradients import flat
 from tfdp._compat.patches import Window
-from tfdp.gradients.rules.conv import kernel_gradient
-from tfdp.gradients.rules.depthwise import depthwise_kernel
-from tfdp.gradients.rules.per_example_gradient import (
+from tfdp.gradients.convolutions import depthwise_kernel, kernel_gradient
+from tfdp.gradients.factors import (
     Arranged,
     Instantiated,
     Lookups,

@@ -16,8 +16,7 @@ from absl import logging
 
 from tfdp._compat.keras import compiled_loss, flat_losses, forget_losses
 from tfdp._compat.tensorflow import concrete_function
-from tfdp.gradients.row_losses import is_row_by_row
-from tfdp.gradients.rules.recording import has_own_compute_loss
+from tfdp.gradients.forward import has_own_compute_loss
 from tfdp.gradients.targets import apart
 from tfdp.gradients.vectorizing import layer_of_operation
 from tfdp.layers.lot_statistics import uses_batch_statistics
@@ -46,7 +45,7 @@ def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
         return  # mixes rows on purpose, and is accounted so
     try:
         _judge_outputs(forward, run, _Lots((x, y), fractions=True))
-        losses = _names_of_losses(model, outputs)
+        losses = _names_of_losses(model)
         if losses:
             data, predicted = _Lots((x, apart(y)[0])), _Lots(outputs, fractions=True)
             _judge_loss(forward, losses, lambda i, j: (*data(i, j), predicted(i, j)))
@@ -141,17 +140,13 @@ def _mixing_operation(forward, lots) -> str:
     return next((name for name, before, after in results if _moved(before, after)), "")
 
 
-def _names_of_losses(model, outputs) -> list[str]:
-    """The losses that may mix rows; empty if all are known not to."""
+def _names_of_losses(model) -> list[str]:
     if has_own_compute_loss(model):
         return ["compute_loss"]
     compiled = compiled_loss(model)
     if compiled is None or not compiled.built:
         return []
-    losses = [each[1] for each in flat_losses(compiled)]
-    if any(leaf.shape.rank == 1 for leaf in tf.nest.flatten(outputs)):
-        return [loss.name for loss in losses]
-    return [loss.name for loss in losses if not is_row_by_row(loss)]
+    return [each[1].name for each in flat_losses(compiled)]
 
 
 _CHOICES = ((0, 0), (0, 1), (1, 0), (1, 1))

@@ -6,8 +6,8 @@ import tensorflow as tf
 from tfdp._compat.tensorflow import concrete_function
 from tfdp._validate import one_of
 from tfdp.gradients.engines import exact, loop
+from tfdp.gradients.factors import in_layout_of_variable
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.rules.sums import in_layout_of_variable
 from tfdp.gradients.targets import weighted, without_none
 
 METHODS = ("vectorized", "loop")

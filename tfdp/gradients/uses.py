@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdp.gradients.factors import Instantiated, PerExampleGradient
 from tfdp.gradients.meetings import ENTRYWISE, PRODUCTS, meeting
-from tfdp.gradients.rules.per_example_gradient import Instantiated, PerExampleGradient
 from tfdp.gradients.weight_steps import steps_of
 
 # What these return does not depend on the values of a weight.

@@ -55,10 +55,7 @@ def vectorized_map(model, function: Callable, rows):
             instead = "or write that part with other operations."
         else:
             who = f"Layer '{layer.name}' ({type(layer).__name__})"
-            instead = (
-                "apply what needs no weights to the data instead (dataset.map), or replace the layer; "
-                "tfdp.gradients.rules.register takes a rule for a layer of your own."
-            )
+            instead = "apply what needs no weights to the data (dataset.map), or replace the layer."
         raise NotImplementedError(
             f"{who} uses an operation that tfdp cannot vectorize: the TensorFlow op "
             f"{operations[0].type} ({_reason(error)}). Expected operations that it can vectorize; "

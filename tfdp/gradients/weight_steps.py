@@ -12,16 +12,17 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdp.gradients.meetings import PRODUCTS
-from tfdp.gradients.rules.per_example_gradient import (
+from tfdp.gradients.factors import (
     Arranged,
     Instantiated,
     Lookups,
     OuterProducts,
     PerExampleGradient,
     identity,
+    in_layout_of_variable,
+    keeps_order,
 )
-from tfdp.gradients.rules.sums import in_layout_of_variable
+from tfdp.gradients.meetings import PRODUCTS
 
 Step = Callable[[PerExampleGradient], PerExampleGradient]
 
@@ -142,7 +143,7 @@ class _Rearranged:
         return Instantiated(gradient.values, self._after(gradient.finish))
 
     def _after(self, finish):
-        if _keeps_order(finish) and self.finish.order is None:
+        if keeps_order(finish) and self.finish.order is None:
             return self.finish
         return _Then(finish, self.finish)
 
@@ -213,7 +214,7 @@ class _Times:
 
     def __call__(self, gradient):
         other = tf.cast(self.other, tf.float32)
-        if isinstance(gradient, OuterProducts) and _keeps_order(gradient.finish):
+        if isinstance(gradient, OuterProducts) and keeps_order(gradient.finish):
             found = self._of_products(gradient, other)
             if found is not None:
                 return found
@@ -243,11 +244,6 @@ class _Times:
             return OuterProducts(left, right, Arranged((p * k, rank)))
         left = _product(left, tf.reshape(other, [p, k * rank]))
         return OuterProducts(_rows_of(left, rank), _rows_of(right, n))
-
-
-def _keeps_order(finish) -> bool:
-    """Whether a `finish` leaves the entries of a matrix in their order."""
-    return finish is identity or (isinstance(finish, Arranged) and finish.order is None)
 
 
 def _of_looked_up(lookups, other):

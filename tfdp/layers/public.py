@@ -43,14 +43,6 @@ class PublicMoments:
     mean: tf.Tensor
     variance: tf.Tensor
 
-    def of_rows(self, rows):
-        """Returns (mean, variance), broadcastable to `rows` private examples.
-
-        Args:
-            rows: int32 scalar, the number of private examples; subclasses may use it.
-        """
-        return self.mean, self.variance
-
 
 @dataclasses.dataclass
 class _Pass:
@@ -82,11 +74,6 @@ def _running(one: _Pass):
         yield one
     finally:
         _passes.pop()
-
-
-def in_public_pass() -> bool:
-    """Whether a "public" pass is running, in which no private example takes part."""
-    return any(one.kind == "public" for one in _passes)
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -156,8 +143,7 @@ class PublicBatchNormalization(FeatureNormalization):
                 "public examples, or in another order. Expected a network that calls its layers in "
                 "one order."
             )
-        mean, variance = left.of_rows(tf.shape(x)[0])
-        return _mixed(mean, variance, *_own_moments(x, positions), 1.0 / (one.count + 1))
+        return _mixed(left.mean, left.variance, *_own_moments(x, positions), 1.0 / (one.count + 1))
 
 
 def _mean(x, axes):
@@ -287,29 +273,29 @@ class PublicExamples(keras.layers.Layer):
         return self.network.compute_output_shape(input_shape)
 
     def call(self, inputs, training=False):
-        rows = [tf.cast(v, d) for v, d in zip(self._rows, self._dtypes, strict=True)]
-        rows = keras.tree.pack_sequence_as(self._specs, rows)
         if self.statistics == "batch" and training:
             private = tf.shape(keras.tree.flatten(inputs)[0])[0]
-            return self._joined(inputs, rows, rows_present(private), training=True)
+            return self._joined(inputs, self._tensors(), rows_present(private), training=True)
         if self.statistics == "batch":
-            return self._one_by_one(inputs, rows)
-        moments = self.public_moments(rows)
+            return self._one_by_one(inputs, self._tensors())
+        moments = self.public_moments()
         with _running(_Pass("private", moments, count=self.count)):
             return self.network(inputs, training=training)
 
-    def public_moments(self, rows) -> list[PublicMoments]:
-        """Runs the public examples through the network and returns their moments.
-
-        Args:
-            rows: the examples, as the network takes them.
+    def public_moments(self) -> list[PublicMoments]:
+        """Runs the public examples through the network.
 
         Returns:
             One `PublicMoments` for each call of a normalization layer, in order.
         """
         with _running(_Pass("public")) as public:
-            self.network(rows, training=False)
+            self.network(self._tensors(), training=False)
         return public.moments
+
+    def _tensors(self):
+        """The public examples as the network takes them."""
+        rows = [tf.cast(v, d) for v, d in zip(self._rows, self._dtypes, strict=True)]
+        return keras.tree.pack_sequence_as(self._specs, rows)
 
     def public_outputs(self):
         """Returns what the network makes of the public examples, normalized by themselves.

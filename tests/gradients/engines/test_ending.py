@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdp.gradients.bounds import GlobalL2Clip, PerLayerL2Clip
 from tfdp.gradients.engines.ending import bounded
-from tfdp.gradients.rules import Instantiated, Lookups, OuterProducts
+from tfdp.gradients.factors import Instantiated, Lookups, OuterProducts
 
 ROWS = 8
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import on_plain_cpu
 from tfdp.gradients.engines.recurrent_steps import by_steps, merged, value_in_pass
-from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
+from tfdp.gradients.factors import Instantiated, OuterProducts
 
 
 def gated_step(cell, values: dict, sequences, training):

@@ -1,131 +1,167 @@
-"""The ghost engine: one forward pass, one backward pass, no per-example gradient of the whole model.
+"""The ghost engine: each row alone, all rows at once, gradients kept as factors.
 
-There are two ways. Where each layer with weights has a rule, and all are known to keep the rows of a
-batch separate, the rows pass together. Any other model takes the way of `engines.operations`, which is
-as exact. docs/decisions/engines.md compares their times.
-
-The forward pass records the input of every layer with weights; the backward pass stops at those
-layers' outputs. The input and the output gradient of a layer give the norm of its per-example gradient
-and, once the bound has returned the scale of each example, the weighted sum over examples (Goodfellow
-2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping").
+`tf.vectorized_map` runs the model on each row as a batch of one, so nothing that the model does can mix
+rows. The graph of that pass shows in which operations each weight meets the data (`uses`). The one
+backward pass stops at their outputs. What it finds there and what the operations were given are the
+factors of the per-example gradients, so that norms and sums need no gradient of every weight and row
+(Goodfellow 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping"). A weight that meets
+the data in another way has its gradient written out for each row; so has every weight if
+`factors=False`.
 """
 
 import dataclasses
+import functools
+import math
+import weakref
 
 import tensorflow as tf
+from absl import logging
 
-from tfdp.gradients.bounds import L2Clip
+from tfdp._compat.tensorflow import concrete_function
 from tfdp.gradients.chunks import works_in_sequence
 from tfdp.gradients.contract import BoundedSum
-from tfdp.gradients.engines import operations
-from tfdp.gradients.engines.ending import bounded
-from tfdp.gradients.forward import Forward
-from tfdp.gradients.row_losses import row_losses
-from tfdp.gradients.rules import UnsupportedModelError
-from tfdp.gradients.rules.recording import Recorder, owners, without_rule
-from tfdp.gradients.rules.separate_rows import rows_are_separate
-from tfdp.gradients.rules.sums import added
-from tfdp.layers.lot_statistics import uses_batch_statistics
+from tfdp.gradients.dependence import Dependence
+from tfdp.gradients.engines import alone
+from tfdp.gradients.engines.public_moments import known_moments, public_moments
+from tfdp.gradients.engines.recurrent_loops import vectorizable_loops
+from tfdp.gradients.forward import Forward, has_own_compute_loss
+from tfdp.gradients.sums import added
+from tfdp.gradients.uses import Use, declaring, uses_of
+from tfdp.gradients.vectorizing import layer_of_operation
+
+_LARGE = 2**16  # entries of a weight whose gradients are worth a warning
+_TOLD: weakref.WeakSet = weakref.WeakSet()  # models that were warned of
 
 
-def bounded_sum(
-    forward: Forward,
-    bound: L2Clip,
-    x,
-    y,
-    sample_weight,
-    chunk,
-    microbatch_size: int = 1,
-) -> BoundedSum:
-    """Computes the bounded sum of a chunk; see `contract.Engine`."""
-    try:
-        rules = _rules(forward.model)
-        found = _pass(forward, rules, x, y, sample_weight, chunk)
-    except UnsupportedModelError:
-        found = None  # what `operations` raises should not seem to come from here
-    if found is None:
-        return operations.bounded_sum(forward, bound, x, y, sample_weight, chunk, microbatch_size)
-    recorded, moments, (losses, output_losses), outputs, state = found
-    if works_in_sequence(forward, sample_weight.shape[0]):
-        recorded = {
-            rule: [[*map(_in_sequence, use)] for use in uses] for rule, uses in recorded.items()
-        }
-    return bounded(
-        _gradients(forward, recorded, moments),
-        forward.variables,
-        bound,
-        sample_weight,
-        microbatch_size,
-        losses=losses,
-        output_losses=output_losses,
-        outputs=outputs,
-        state=state,
-    )
+def per_example_gradients(
+    forward: Forward, x, y, sample_weight, chunk, *, factors: bool = True
+) -> tuple:
+    """Returns the per-example gradients of the weighted loss.
 
-
-def _rules(model) -> dict:
-    """Returns {layer: rule} for a model whose rows may run together.
-
-    Raises:
-        UnsupportedModelError: a weight has no rule, or the model is not known to keep rows separate.
-    """
-    rules = owners(model)
-    if uses_batch_statistics(model) or without_rule(model, rules):
-        raise UnsupportedModelError(f"Model '{model.name}' has layers without a rule.")
-    if not rows_are_separate(model, rules):
-        raise UnsupportedModelError(f"Model '{model.name}' is not known to keep rows separate.")
-    return rules
-
-
-def _gradients(forward, recorded, moments):
-    """Returns per-example gradients in the order of `forward.variables`.
-
-    The entry is None for variables of layers that were not called.
-    """
-    parts: dict = {}
-    for rule, uses in recorded.items():
-        for use in uses:
-            for variable, gradient in rule.gradients(use):
-                parts.setdefault(id(variable), []).append(gradient)
-    found = {key: added(gradients) for key, gradients in parts.items()}
-    for public in moments:
-        public.add_to(found)
-    return [found.get(id(v)) for v in forward.variables]
-
-
-def _in_sequence(call):
-    """Makes work on a call's saved tensors wait until the backward pass has reached its layer."""
-    with tf.control_dependencies([call.gradient]):
-        saved = tf.nest.map_structure(tf.identity, call.saved)
-    return dataclasses.replace(call, saved=saved)
-
-
-def _pass(forward, rules, x, y, sample_weight, chunk):
-    """Runs all rows at once.
+    Args:
+        forward, x, y, sample_weight, chunk: as in `contract.Engine`.
+        factors: whether gradients stay factors where there are some.
 
     Returns:
-        (recorded, moments, losses, outputs, state): recorded is {rule: a list with what each call of
-        its layer recorded}.
+        (gradients, losses, output_losses, outputs, state): gradients is a list with a
+        `PerExampleGradient` for each variable, or None where nothing becomes of it; the others are as
+        in `alone.over_rows`.
+
+    Raises:
+        NotImplementedError: TensorFlow cannot vectorize an operation of the model.
     """
     values = [tf.convert_to_tensor(v) for v in forward.variables]
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        recorder = Recorder(forward, rules, tape)
-        y_pred, scope, new_state = recorder.outputs(values, forward.state(chunk), x)
-    *losses, at_outputs = row_losses(recorder, scope, x, y, y_pred, sample_weight)
-    calls = _recorded_calls(recorder)
-    calls += [call for public in recorder.moments for call in public.calls]
-    gradients = tape.gradient(
-        tf.nest.flatten(y_pred),
-        [call.output for call in calls],
-        output_gradients=at_outputs,
-        unconnected_gradients="zero",
-    )
-    for call, gradient in zip(calls, gradients, strict=True):
-        gradient = tf.convert_to_tensor(gradient)  # may be IndexedSlices, where a layer gathers
-        call.gradient = tf.ensure_shape(gradient, call.output.shape)
-    return recorder.uses, recorder.moments, losses, y_pred, new_state
+    public = public_moments(forward, values, forward.state(chunk)) if factors else []
+    uses: list[list[Use]] = []
+
+    def run(state, x, y, weight):
+        with tf.GradientTape(watch_accessed_variables=False) as tape, declaring(tape):
+            reads = [tf.identity(value) for value in values]
+            tape.watch(reads)
+            own = {id(v): read for v, read in zip(forward.variables, reads, strict=True)}
+            with vectorizable_loops(forward.model, own), known_moments(public, reads):
+                y_pred, scope, new_state = forward.outputs(reads, state, x)
+            _forget_penalties(forward, scope, values)
+            loss = forward.loss(scope, x, y, y_pred)
+            weighted = loss * weight
+            of_rows = Dependence()
+            found = [uses_of(read, of_rows) for read in reads]
+            uses[:] = [each for each, _ in found]
+        if factors:
+            _warn_of_large(forward, [why for _, why in found])
+        flat = [use for each in uses for use in each]
+        sources = [source for use in flat for source in use.sources]
+        gradients = tape.gradient(weighted, sources, unconnected_gradients="zero")
+        gradients = iter(map(tf.convert_to_tensor, gradients))  # some may be IndexedSlices
+        tensors = [[*(next(gradients) for _ in use.sources), *use.saved] for use in flat]
+        shapes[:] = [[t.shape for t in (*use.sources, *use.saved)] for use in flat]
+        return tensors, loss, scope, y_pred, new_state
+
+    shapes: list = []
+    tensors, *others = alone.over_rows(forward, run, x, y, sample_weight, chunk)
+    rows = sample_weight.shape[0]
+    in_sequence = works_in_sequence(forward, rows)
+    forms = iter(tensors)
+    known = iter(shapes)
+    gradients = []
+    for each in uses:
+        parts = []
+        for use in each:
+            found = [
+                tf.ensure_shape(t, [rows, *shape])  # the map may lose static shapes
+                for t, shape in zip(next(forms), next(known), strict=True)
+            ]
+            parts.append(use.form(*(_in_sequence(found) if in_sequence else found)))
+        gradient = added(parts) if parts else None
+        gradients.append(gradient if factors or gradient is None else gradient.instantiated())
+    return (gradients, *others)
 
 
-def _recorded_calls(recorder):
-    """All recorded operations, in the order of rules and of their uses."""
-    return [call for uses in recorder.uses.values() for use in uses for call in use]
+def _warn_of_large(forward, reasons):
+    """Warns, once for each model, of large weights whose gradients are written out for every row."""
+    large = [
+        (variable, why)
+        for variable, why in zip(forward.variables, reasons, strict=True)
+        if why is not None and math.prod(variable.shape) > _LARGE
+    ]
+    if not large or forward.model in _TOLD:
+        return
+    _TOLD.add(forward.model)
+    for variable, why in large:
+        layer = layer_of_operation(forward.model, why.name)
+        logging.warning(
+            "The gradient of '%s' is written out for every example, %.3g MB each, because %s uses it "
+            "in the TensorFlow operation %s, for which tfdp knows no shorter form. A smaller "
+            "physical_batch_size bounds the memory.",
+            variable.path,
+            4e-6 * math.prod(variable.shape),
+            f"model '{forward.model.name}'" if layer is None else f"layer '{layer.name}'",
+            why.type,
+        )
+
+
+def _forget_penalties(forward, scope, values):
+    """Lets the loss read penalized weights from elsewhere.
+
+    `Forward.loss` subtracts the penalties again. Otherwise they would be one more use of the weight.
+    """
+    if has_own_compute_loss(forward.model):
+        return
+    for variable, value in zip(forward.variables, values, strict=True):
+        if variable.regularizer is not None:
+            scope.add_update((variable, value))
+
+
+def _in_sequence(tensors):
+    """Makes work on saved tensors wait until the backward pass has reached their operation."""
+    with tf.control_dependencies(tensors[:1]):
+        return [tensors[0], *map(tf.identity, tensors[1:])]
+
+
+def bounded_sum(*arguments, factors: bool = True) -> BoundedSum:
+    """Computes the bounded sum of a chunk.
+
+    Args:
+        *arguments: as in `contract.Engine`.
+        factors: as in `per_example_gradients`.
+    """
+    gradients_of = functools.partial(per_example_gradients, factors=factors)
+    compute = functools.partial(alone.bounded_sum, gradients_of, *arguments)
+    return _in_a_graph(compute) if tf.executing_eagerly() else compute()
+
+
+def _in_a_graph(compute) -> BoundedSum:
+    """Returns what a function returns, after computing it in a graph.
+
+    Outside of one, `tf.vectorized_map` makes a graph of its own, whose tensors nothing else may use.
+    """
+    numbers = {}
+
+    def traced():
+        lot = compute()
+        fields = {field.name: getattr(lot, field.name) for field in dataclasses.fields(lot)}
+        numbers.update({name: v for name, v in fields.items() if isinstance(v, float)})
+        return {name: value for name, value in fields.items() if name not in numbers}
+
+    tensors = concrete_function(tf.function(traced, autograph=False))()
+    return BoundedSum(**tensors, **numbers)

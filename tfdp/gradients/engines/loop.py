@@ -11,8 +11,8 @@ import functools
 import tensorflow as tf
 
 from tfdp.gradients.engines import alone
+from tfdp.gradients.factors import Instantiated
 from tfdp.gradients.forward import Forward
-from tfdp.gradients.rules.per_example_gradient import Instantiated
 
 
 def per_example_gradients(forward: Forward, x, y, sample_weight, chunk):

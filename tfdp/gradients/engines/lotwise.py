@@ -19,9 +19,9 @@ from tfdp._compat import pfor_repairs
 from tfdp.gradients.bounds import L2Clip
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.engines.ending import bounded
+from tfdp.gradients.factors import Instantiated
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.row_losses import row_losses
-from tfdp.gradients.rules.per_example_gradient import Instantiated
 from tfdp.layers.lot_statistics import present_rows
 
 

@@ -15,12 +15,11 @@ import functools
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import ConvLSTMCell, layers_of
+from tfdp._compat.keras import ConvLSTMCell, layers_of, replaced
 from tfdp._compat.pfor_calls import at_once
 from tfdp._compat.replaying import NotReplayable
 from tfdp.gradients.engines.gated_steps import gated_step
 from tfdp.gradients.engines.recurrent_steps import NoStep, TracedStep
-from tfdp.gradients.rules.base import replaced
 from tfdp.gradients.uses import Use, declare
 from tfdp.layers.normalized_lstm import NormalizedLSTMCell
 

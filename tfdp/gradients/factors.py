@@ -38,7 +38,7 @@ class PerExampleGradient(abc.ABC):
 
     Example:
         >>> import tensorflow as tf
-        >>> from tfdp.gradients.rules import Instantiated, OuterProducts, PerExampleGradient
+        >>> from tfdp.gradients.factors import Instantiated, OuterProducts, PerExampleGradient
         >>> left, right = tf.constant([[3.0, 4.0]]), tf.constant([[2.0]])
         >>> factors, entries = OuterProducts(left, right), Instantiated(left[..., None] * right)
         >>> isinstance(factors, PerExampleGradient)
@@ -97,7 +97,7 @@ class Instantiated(PerExampleGradient):
 
     Example:
         >>> import tensorflow as tf
-        >>> from tfdp.gradients.rules import Instantiated
+        >>> from tfdp.gradients.factors import Instantiated
         >>> gradients = Instantiated(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
         >>> gradients.square_norms().numpy()
         array([25.,  1.], dtype=float32)
@@ -154,7 +154,7 @@ class OuterProducts(PerExampleGradient):
 
     Example:
         >>> import tensorflow as tf
-        >>> from tfdp.gradients.rules import OuterProducts
+        >>> from tfdp.gradients.factors import OuterProducts
         >>> gradients = OuterProducts(tf.constant([[3.0, 4.0]]), tf.constant([[2.0, 1.0]]))
         >>> gradients.square_norms().numpy()  # 25 * 5, without writing out the product
         array([125.], dtype=float32)
@@ -250,7 +250,7 @@ class Lookups(PerExampleGradient):
 
     Example:
         >>> import tensorflow as tf
-        >>> from tfdp.gradients.rules import Lookups
+        >>> from tfdp.gradients.factors import Lookups
         >>> gradients = Lookups(tf.constant([[0, 2]]), tf.constant([[[3.0], [4.0]]]), size=3)
         >>> gradients.weighted_sum(tf.constant([1.0])).numpy()[:, 0]
         array([3., 0., 4.], dtype=float32)
@@ -468,6 +468,19 @@ class Arranged:
 def identity(total):
     """Returns its argument: the `finish` of gradients that are in the variable's shape already."""
     return total
+
+
+def keeps_order(finish) -> bool:
+    """Whether a `finish` leaves the entries of a matrix in their order."""
+    return finish is identity or (isinstance(finish, Arranged) and finish.order is None)
+
+
+def in_layout_of_variable(part):
+    """Returns float32 [rows, *shape of the variable]."""
+    part = part.instantiated()
+    if part.finish is identity:
+        return part.values
+    return tf.vectorized_map(part.finish, part.values, fallback_to_while_loop=False)
 
 
 def zero_rows(values: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:

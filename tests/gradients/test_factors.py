@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.gradients.rules.per_example_gradient import Instantiated, Lookups, OuterProducts
+from tfdp.gradients.factors import Instantiated, Lookups, OuterProducts
 
 
 def draw(*shape):

@@ -14,7 +14,7 @@ import functools
 import tensorflow as tf
 
 from tfdp._compat import float32_products
-from tfdp.gradients.rules.per_example_gradient import (
+from tfdp.gradients.factors import (
     VANISHING,
     Instantiated,
     Lookups,
@@ -22,9 +22,11 @@ from tfdp.gradients.rules.per_example_gradient import (
     PerExampleGradient,
     gram,
     identity,
+    in_layout_of_variable,
     instantiates,
     strict,
 )
+from tfdp.gradients.moment_terms import MomentTerm
 
 
 def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
@@ -33,6 +35,10 @@ def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
     Args:
         parts: at least one; each describes what one use of the variable contributes.
     """
+    terms = [part for part in parts if isinstance(part, MomentTerm)]
+    if terms:
+        whole = added([part for part in parts if part not in terms])
+        return functools.reduce(lambda total, term: term.added_to(total), terms, whole)
     groups: list = []
     for part in parts:
         for group in groups:
@@ -79,14 +85,6 @@ def _merged(group):
     if isinstance(first, OuterProducts):
         return OuterProducts(side_by_side("left"), side_by_side("right"), first.finish)
     return Instantiated(tf.add_n([part.values for part in group]), first.finish)
-
-
-def in_layout_of_variable(part):
-    """Returns float32 [rows, *shape of the variable]."""
-    part = part.instantiated()
-    if part.finish is identity:
-        return part.values
-    return tf.vectorized_map(part.finish, part.values, fallback_to_while_loop=False)
 
 
 class LookupsAndProducts(PerExampleGradient):

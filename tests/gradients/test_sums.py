@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.gradients.rules import Instantiated, Lookups, OuterProducts
-from tfdp.gradients.rules.per_example_gradient import Arranged
-from tfdp.gradients.rules.sums import LookupsAndProducts, added
+from tfdp.gradients.factors import Arranged, Instantiated, Lookups, OuterProducts
+from tfdp.gradients.sums import LookupsAndProducts, added
 
 ROWS, SIZE, WIDTH = 4, 7, 3
 

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from tfdp.gradients.rules import moments
-from tfdp.gradients.rules.per_example_gradient import Instantiated, OuterProducts
+from tfdp.gradients import moment_terms
+from tfdp.gradients.factors import Instantiated, OuterProducts
 
 
 def draw(*shape):
@@ -18,8 +18,8 @@ def both(left, right, jacobian, coefficients, shape):
     rows = tf.matmul(left, right, transpose_a=True)
     rows += tf.einsum("nkc,kpc->npc", coefficients, flat)
     written = Instantiated(rows, lambda total: tf.reshape(total, shape))
-    units, lengths = moments._units(flat)
-    return moments._ThroughMoments(base, units, coefficients * lengths, shape), written
+    units, lengths = moment_terms._units(flat)
+    return moment_terms.ThroughMoments(base, units, coefficients * lengths, shape), written
 
 
 @pytest.mark.parametrize("positions", [1, 3])
@@ -46,7 +46,7 @@ def test_factored_equals_written_out(positions, finish):
 def test_gradients_of_few_and_of_many_positions(positions):
     left, right = draw(4, positions, 6), draw(4, positions, 5)
     jacobian, coefficients = draw(2, 6, 5), draw(4, 2, 5)
-    ours = moments.through_moments(OuterProducts(left, right), jacobian, coefficients)
+    ours = moment_terms.MomentTerm(jacobian, coefficients).added_to(OuterProducts(left, right))
     written = both(left, right, jacobian, coefficients, (6, 5))[1]
     tf.debugging.assert_near(ours.square_norms(), written.square_norms(), rtol=1e-3)
 
@@ -65,7 +65,7 @@ def test_norms_survive_factors_of_extreme_size():
     # The square of a coefficient underflows. A norm of zero would not be clipped.
     jacobian, coefficients = tf.fill([2, 1, 1], 1e19), tf.constant([[[1e-20], [2e-20]]])
     nothing = tf.zeros([1, 1, 1])
-    ours = moments.through_moments(OuterProducts(nothing, nothing), jacobian, coefficients)
+    ours = moment_terms.MomentTerm(jacobian, coefficients).added_to(OuterProducts(nothing, nothing))
     tf.debugging.assert_near(tf.sqrt(ours.square_norms()), [0.3], rtol=1e-5)
 
 
