@@ -203,23 +203,6 @@ def exchange_child(layer, old, new) -> None:
     layer._tracker.replace_tracked_value("layers", old, new)
 
 
-def is_rematerialized(layer) -> bool:
-    """Whether a layer was made under a `keras.RematScope` (`Operation._remat_mode`)."""
-    return layer._remat_mode is not None
-
-
-def has_nothing_of_its_own(layer_class) -> bool:
-    """Whether a class differs from its base by its name and documentation at most.
-
-    KerasHub has such subclasses of Keras' layers; `keras_export` gives them two attributes about the
-    place where they are exported (`_api_export_path`, `_api_export_symbol_id`).
-    """
-    return all(
-        name.startswith("_api_export_") or (name.startswith("__") and not callable(value))
-        for name, value in vars(layer_class).items()
-    )
-
-
 def kernel_of(layer):
     """The kernel variable of Dense, EinsumDense or a convolution (`_kernel`).
 
@@ -231,11 +214,6 @@ def kernel_of(layer):
 def table_of(layer):
     """The variable of an Embedding (`_embeddings`). The public `layer.embeddings` may be a tensor."""
     return layer._embeddings
-
-
-def attention_axes(layer) -> tuple:
-    """The axes that a built MultiHeadAttention attends over (`_attention_axes`)."""
-    return layer._attention_axes
 
 
 def was_given_vocabulary(layer) -> bool:
@@ -283,19 +261,6 @@ def uses_of(operation) -> list:
     """Returns (args, kwargs) of each call of an operation in functional models (`_inbound_nodes`)."""
     nodes = operation._inbound_nodes
     return [(node.arguments.args, node.arguments.kwargs) for node in nodes]
-
-
-def is_keras_function(operation, names) -> bool:
-    """Whether an operation in a functional model is one of the named functions of `keras.ops`.
-
-    Keras has an `Operation` class for each of these functions in a module of `keras.src.ops`.
-
-    Args:
-        operation: an element of `Functional.operations`.
-        names: the names of these classes, such as "Add" for `keras.ops.add`.
-    """
-    kind = type(operation)
-    return kind.__module__.startswith("keras.src.ops.") and kind.__name__ in names
 
 
 def compiled_loss(model):
@@ -355,11 +320,6 @@ def unpickled(content: io.BytesIO):
 def flat_losses(compiled: CompileLoss) -> list:
     """The (path, loss, weight, metric) of each output of a built `CompileLoss` (`_flat_losses`)."""
     return compiled._flat_losses
-
-
-def loss_arguments(loss: LossFunctionWrapper) -> dict:
-    """The keywords that a loss passes to its function with targets and outputs (`_fn_kwargs`)."""
-    return loss._fn_kwargs
 
 
 # -- optimizers --------------------------------------------------------------------------------------

@@ -19,18 +19,13 @@ class Window:
     Attributes:
         size: kernel size.
         strides, dilation: as in Keras' layers.
-        padding: "valid", "same" or "causal".
+        padding: "valid" or "same".
     """
 
     size: tuple
     strides: tuple
     dilation: tuple
     padding: str
-
-    @classmethod
-    def of(cls, layer):
-        """The window of a Keras convolution layer."""
-        return cls(layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding)
 
     @property
     def reach(self):
@@ -43,11 +38,8 @@ class Window:
             return images
         margins = []
         for length, stride, reach in zip(images.shape[1:-1], self.strides, self.reach, strict=True):
-            if self.padding == "causal":
-                margins.append((reach - 1, 0))
-            else:
-                total = max((math.ceil(length / stride) - 1) * stride + reach - length, 0)
-                margins.append((total // 2, total - total // 2))
+            total = max((math.ceil(length / stride) - 1) * stride + reach - length, 0)
+            margins.append((total // 2, total - total // 2))
         if not any(map(any, margins)):
             return images
         return tf.pad(images, [(0, 0), *margins, (0, 0)])
@@ -122,8 +114,6 @@ def patches(images: tf.Tensor, window: Window) -> tf.Tensor:
         kernel = np.eye(width, dtype=images.dtype.as_numpy_dtype)
         kernel = kernel.reshape(*window.size, channels, width)
         padding = window.padding.upper()
-        if window.padding == "causal":
-            images, padding = tf.pad(images, [(0, 0), (window.reach[0] - 1, 0), (0, 0)]), "VALID"
         if images.shape.rank == 5:
             images = unfused(images)
         seen = tf.nn.convolution(

@@ -4,6 +4,8 @@ import inspect
 
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import captured
+
 
 class NotReplayable(Exception):
     """A graph has an operation that cannot be run again by itself."""
@@ -28,6 +30,18 @@ def replayed(wanted: list, known: dict) -> list:
         for tensor, result in zip(operation.outputs, results, strict=True):
             values.setdefault(tensor.ref(), result)
     return [values[tensor.ref()] for tensor in wanted]
+
+
+def outside(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the value of a tensor in the graph that is being built.
+
+    Args:
+        tensor: of that graph, or of a graph inside of it; there it depends on what is captured only.
+    """
+    while tensor.graph is not tf.compat.v1.get_default_graph():
+        known = {inner.ref(): outer for outer, inner in captured(tensor.graph)}
+        (tensor,) = replayed([tensor], known)
+    return tensor
 
 
 def _needed(wanted, known):

@@ -13,29 +13,11 @@ from tfdp._compat.keras import (
     compiled_loss,
     compute_loss_as_keras,
     forget_dropout_masks,
-    input_structure,
 )
 from tfdp.gradients.random_state import noise_states, seed_states
 from tfdp.gradients.targets import apart, with_none
 
 _CHUNK_STRIDE = 0x9E3779B1  # odd, so that chunks of one lot never share a seed
-
-
-def input_specification(model, rows: int):
-    """Returns the `tf.TensorSpec`s of `rows` rows of a model's inputs, or None if they are unknown."""
-    try:
-        inputs = input_structure(model)
-    except (AttributeError, ValueError):
-        return None
-    if inputs is None:
-        return None
-    if isinstance(inputs, (list, tuple)) and len(inputs) == 1:
-        inputs = inputs[0]
-
-    def specification(tensor):
-        return tf.TensorSpec((rows, *tensor.shape[1:]), tensor.dtype)
-
-    return keras.tree.map_structure(specification, inputs)
 
 
 def without_metrics(model) -> list:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.replaying import outside
 from tfdp.gradients.factors import (
     Arranged,
     Instantiated,
@@ -121,7 +122,7 @@ def _step(operation, place):
         return _Scaled(-1.0) if kind == "Sub" and place == 1 else identity
     other = operation.inputs[1 - place] if len(operation.inputs) == 2 else None
     if kind == "Mul" and other.shape.num_elements() == 1:
-        return _Scaled(tf.reshape(other, []))
+        return _Scaled(other)
     if kind not in PRODUCTS or any(operation.get_attr(name) for name in PRODUCTS[kind]):
         return None
     return _Times(other, place == 0) if tensor.shape.rank == other.shape.rank == 2 else None
@@ -197,7 +198,9 @@ class _Scaled:
     by: tf.Tensor | float
 
     def __call__(self, gradient):
-        by = tf.cast(self.by, tf.float32)
+        by = self.by
+        if tf.is_tensor(by):  # under XLA, rows pass in a graph of their own
+            by = tf.reshape(tf.cast(outside(by), tf.float32), [])
         if isinstance(gradient, OuterProducts):
             return OuterProducts(gradient.left, gradient.right * by, gradient.finish)
         if isinstance(gradient, Lookups):
@@ -213,7 +216,7 @@ class _Times:
     left: bool
 
     def __call__(self, gradient):
-        other = tf.cast(self.other, tf.float32)
+        other = tf.cast(outside(self.other), tf.float32)
         if isinstance(gradient, OuterProducts) and keeps_order(gradient.finish):
             found = self._of_products(gradient, other)
             if found is not None:

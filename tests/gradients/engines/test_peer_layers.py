@@ -2,7 +2,7 @@
 
 The cases are those of tensorflow/privacy at commit 03035d5d, `fast_gradient_clipping/
 registry_functions/*_test.py`, and of pytorch/opacus at commit 4d0ebc84, `grad_samples/*_test.py`, which
-tests/gradients/rules/test_rules*.py do not have. A model has many of them side by side, so that it is
+our other tests do not have. A model has many of them side by side, so that it is
 traced once.
 """
 
