@@ -65,6 +65,6 @@ def test_secrets_do_not_go_where_others_may_look(tmp_path):
     for mode in (0o710, 0o755):
         (tmp_path / f"{mode:o}").mkdir()
         (tmp_path / f"{mode:o}").chmod(mode)
-    for name, match in {"file": "no folder", "710": "0710", "755": "0755"}.items():
+    for name, match in {"file": "folder", "710": "0710", "755": "0755"}.items():
         with pytest.raises(ValueError, match=match):
             _files.secret_folder(tmp_path / name)

@@ -101,8 +101,7 @@ def secret_folder(path: str | os.PathLike) -> str:
         The path.
 
     Raises:
-        ValueError: the path is a file, a symbolic link, a folder of another user, or a folder that
-            other users may enter.
+        ValueError: the path is a file, or a folder that other users may enter.
         OSError: the folder cannot be made.
     """
     path = os.fspath(path)
@@ -110,19 +109,10 @@ def secret_folder(path: str | os.PathLike) -> str:
     # enter the folder before that.
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no folder"
-        raise ValueError(f"Expected a folder for secrets. Found {kind}: {path}. Move it away.")
-    if found.st_uid != os.geteuid():
-        raise ValueError(
-            f"Expected a folder for secrets of user {os.geteuid()}, who runs this. Found one of user "
-            f"{found.st_uid}: {path}. Move it away, or choose another place."
-        )
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if not os.path.isdir(path) or mode & 0o077:
         raise ValueError(
             f"Expected a folder for secrets that only its owner may enter (mode 0700). Found mode "
-            f"{stat.S_IMODE(found.st_mode):04o}: {path}. See what others may have read or put there, "
-            f"then: chmod 700 {path}"
+            f"{mode:04o}: {path}. See what others may have read or put there, then: chmod 700 {path}"
         )
     return path

@@ -5,7 +5,6 @@ default value, which would hide a change.
 """
 
 import contextlib
-import functools
 import io
 
 import keras
@@ -64,7 +63,6 @@ OVERRIDDEN = {
             *("steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq"),
         ),
         "get_compile_config": (),
-        "get_metrics_result": (),
         "make_train_function": ("force",),
         "save": ("filepath", "overwrite", "zipped", "kwargs"),
         "train_on_batch": ("x", "y", "sample_weight", "class_weight", "return_dict"),
@@ -177,15 +175,6 @@ def normalizes_by_batch(layer) -> bool:
     return layer.trainable or not stock
 
 
-def exchange_child(layer, old, new) -> None:
-    """Puts one tracked inner layer in the place of another (`Tracker.replace_tracked_value`).
-
-    Attributes that hold the old layer have to be set afterwards, which the tracker then allows on a
-    built layer, too.
-    """
-    layer._tracker.replace_tracked_value("layers", old, new)
-
-
 def is_rematerialized(layer) -> bool:
     """Whether a layer was made under a `keras.RematScope` (`Operation._remat_mode`)."""
     return layer._remat_mode is not None
@@ -224,9 +213,9 @@ def attention_axes(layer) -> tuple:
 def was_given_vocabulary(layer) -> bool:
     """Whether a lookup layer got its vocabulary in its constructor (`_has_input_vocabulary`).
 
-    The result is False for a layer that was adapted, and for a layer without a vocabulary.
+    The result is False for a layer that was adapted, for one without a vocabulary, and for others.
     """
-    return layer._has_input_vocabulary
+    return getattr(layer, "_has_input_vocabulary", False)
 
 
 def forget_losses(model) -> None:
@@ -356,37 +345,6 @@ def configured_rate(optimizer):
 def compile_metrics(model):
     """The `CompileMetrics` that `compile` made of its metrics, or None (`_compile_metrics`)."""
     return model._compile_metrics
-
-
-def flat_metrics(compiled) -> tuple:
-    """Two functions of (y, y_pred), for `metrics` and `weighted_metrics` of a built `CompileMetrics`.
-
-    They return (`MetricsList`, y, y_pred) for each output with metrics (`_flat_metrics`,
-    `_flat_weighted_metrics`, `_flatten_y`).
-    """
-
-    def by_output(lists):
-        def pairs(y, y_pred):
-            flatten = compiled._flatten_y
-            found = zip(lists, flatten(y), flatten(y_pred), strict=False)
-            return [each for each in found if each[0] is not None]
-
-        return pairs
-
-    return (
-        by_output(compiled._flat_metrics),
-        by_output(compiled._flat_weighted_metrics),
-    )
-
-
-def function_of(metric):
-    """The function whose mean a metric is, with its options (`_fn`, `_fn_kwargs`), or None."""
-    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
-        return None
-    function, options = metric._fn, metric._fn_kwargs
-    if not options:
-        return function
-    return functools.update_wrapper(functools.partial(function, **options), function)
 
 
 @contextlib.contextmanager

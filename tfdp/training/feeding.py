@@ -76,11 +76,11 @@ class Feeder:
         shuffle,
         class_weight,
         sample_weight,
-        validation_split,
-        validation_data,
         physical_batch_size,
         steps_per_epoch,
-        turn=0,
+        turn,
+        validation_split=0.0,
+        validation_data=None,
     ) -> Feed:
         """Returns the feed for the arguments of `fit`.
 
@@ -162,19 +162,29 @@ class Feeder:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a training begins, or goes on.
+    """How far a training has come: the place of its next step.
 
     Attributes:
-        epoch: index of its first epoch, as Keras counts.
+        epoch: index of the epoch, as Keras counts.
         step: number of steps of this epoch that lie behind.
         taken: number of lots that lie behind since the data began, in all epochs.
         order: secret order of shuffled lots, in hexadecimal digits, or None.
+        longest: number of steps of the longest epoch that ended with its data; None before one did.
     """
 
     epoch: int
     step: int = 0
     taken: int = 0
     order: str | None = None
+    longest: int | None = None
+
+    def later(self, steps: int) -> "Place":
+        """The place so many steps later in the same epoch."""
+        return dataclasses.replace(self, step=self.step + steps, taken=self.taken + steps)
+
+    def next_epoch(self) -> "Place":
+        """The place at the beginning of the next epoch."""
+        return dataclasses.replace(self, epoch=self.epoch + 1, step=0)
 
 
 def placed(feed: Feed, place: Place, turn: int) -> Feed:

@@ -11,9 +11,6 @@ import keras
 import tensorflow as tf
 
 from tfdp._validate import whole
-from tfdp.training.building import build_for
-from tfdp.training.checks import check_optimizer
-from tfdp.training.preparing import prepared
 
 
 def training_steps(
@@ -34,24 +31,15 @@ def training_steps(
     is taken when the first logs are asked for.
     """
     epochs = whole("epochs", epochs, 1)
-    check_optimizer(model, getattr(model, "optimizer", None))
-    model._refuse_nested()
-    x, y, sample_weight = prepared(model, x, y, sample_weight)
-    feed = model._privacy.feeder.feed(
-        model,
+    feed = model._feed(
         x,
         y,
+        sample_weight,
         batch_size=batch_size,
         shuffle=shuffle,
         class_weight=class_weight,
-        sample_weight=sample_weight,
-        validation_split=0.0,
-        validation_data=None,
-        physical_batch_size=model._privacy.physical_batch_size,
         steps_per_epoch=steps_per_epoch,
-        turn=model._account.next_turn,
     )
-    build_for(model, feed.dataset)
     return _steps(model, feed, epochs)
 
 

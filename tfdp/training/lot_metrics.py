@@ -11,8 +11,6 @@ from tfdp._compat.keras import (
     compile_metrics,
     compiled_loss,
     compute_loss_as_keras,
-    flat_metrics,
-    function_of,
     get_keras_mask,
     loss_tracker,
     set_keras_mask,
@@ -58,13 +56,9 @@ class LotMetrics:
         build_metrics(self._model, y, outputs)
         y, finer = apart(y)
         x, y = with_none(x), with_none(y)
-        compiled = compile_metrics(self._model)
-        if finer is not None:
-            return self._with_examples(present, x, y, outputs, finer)
-        if self._weights_suffice(compiled, outputs):
-            _update_weighted(compiled, y, outputs, sample_weight, weights)
-            return self._model.get_metrics_result()
-        return self._with_examples(present, x, y, outputs, sample_weight)
+        return self._with_examples(
+            present, x, y, outputs, sample_weight if finer is None else finer
+        )
 
     def _update_output_losses(self, losses, sample_weight, weights):
         """Updates the losses of single outputs, which Keras logs for models with several."""
@@ -76,19 +70,6 @@ class LotMetrics:
         for metric, column in zip(metrics, columns, strict=True):
             weighted = tf.math.multiply_no_nan(column, sample_weight)
             metric.update_state(weighted, sample_weight=weights)
-
-    def _weights_suffice(self, compiled, y_pred) -> bool:
-        """Whether all metrics are means for which an absent row is a row of weight zero.
-
-        No row has to be cut out for such metrics, so all shapes stay static, and the step is faster.
-        """
-        if self._traced.updates_metrics or self._traced.loss_updates_metrics:
-            return False
-        if overrides(self._model, "compute_metrics"):
-            return False
-        if any(get_keras_mask(leaf) is not None for leaf in tf.nest.flatten(y_pred)):
-            return False  # Keras cannot combine a mask of steps with weights of rows
-        return compiled is None or all(map(_is_mean_over_rows, compiled.metrics))
 
     def _with_examples(self, present, x, y, y_pred, sample_weight):
         """Gives the metrics the examples of the lot, without its other rows."""
@@ -143,30 +124,6 @@ def build_metrics(model, y, outputs) -> None:
 def overrides(model, method: str) -> bool:
     """Whether a model, or a class of its own, has another method than `keras.Model`."""
     return method in vars(model) or getattr(type(model), method) is not getattr(keras.Model, method)
-
-
-def _is_mean_over_rows(metric) -> bool:
-    """Whether a metric is the weighted mean of one of Keras' functions with a value for every row."""
-    if not type(metric).__module__.startswith("keras."):
-        return False
-    function = function_of(metric)
-    return function is not None and (function.__module__ or "").startswith("keras.")
-
-
-def _update_weighted(compiled, y, y_pred, sample_weight, present):
-    """Updates compiled metrics with all rows of a lot; absent rows have the weight zero.
-
-    Args:
-        compiled: a built `CompileMetrics`, or None.
-        y, y_pred: structures of tensors [rows, ...].
-        sample_weight: for `weighted_metrics`, float32 [rows].
-        present: for `metrics`, float32 [rows]: 1 for the examples, 0 for other rows.
-    """
-    if compiled is None:
-        return
-    for metrics, weight in zip(flat_metrics(compiled), (present, sample_weight), strict=True):
-        for output, y_true, predicted in metrics(y, y_pred):
-            output.update_state(y_true, predicted, sample_weight=weight)
 
 
 def _rows(present, tree):

@@ -8,8 +8,6 @@ data that no noise covers and no accounting includes.
 import keras
 from absl import logging
 
-from tfdp.training.checks import refuse_unsavable
-
 # Public figures, which callbacks may monitor besides figures of held-out data.
 _PUBLIC = ("epsilon", "claimed_epsilon", "learning_rate")
 _MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
@@ -43,11 +41,10 @@ def _refuse_steering(callback) -> None:
         )
 
 
-def checked_callbacks(model, callbacks):
+def checked_callbacks(callbacks):
     """Returns the callbacks of a fit: a list, or the `CallbackList` that was given.
 
     Args:
-        model: a private model.
         callbacks: the argument of `fit`.
 
     Raises:
@@ -72,8 +69,6 @@ def checked_callbacks(model, callbacks):
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             # Not only after the steps of an epoch are spent.
             refuse_legacy(callback.filepath)
-            if not callback.save_weights_only:
-                refuse_unsavable(model)
     return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given
 
 

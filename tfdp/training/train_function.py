@@ -23,14 +23,13 @@ class Steps:
     """
 
     def __init__(self, model):
-        self._model, self._session, self._run, self._function = model, None, None, None
+        self._model, self._traced_for, self._function = model, None, None
 
-    def take(self, session: Session | None, iterator, steps: int) -> dict:
+    def take(self, session: Session, iterator, steps: int) -> dict:
         """Takes steps and returns the logs of the last one.
 
         Args:
-            session: the session that the steps are accounted under; None for a model without
-                trainable weights.
+            session: the session that the steps are accounted under.
             iterator: gives lots.
             steps: number of steps, at least 1.
 
@@ -38,11 +37,9 @@ class Steps:
             StopIteration, tf.errors.OutOfRangeError: the data ended before the first step, or, within
                 a graph of several steps, later.
         """
-        run = None if session is None else session.run
-        longer_tables = run is not self._run and run is not None and run.described_steps is not None
-        if self._function is None or session is not self._session or longer_tables:
-            self._session, self._function = session, _traced(self._model)
-        self._run = run
+        traced_for = session, session.run.described_steps  # the length of its tables
+        if traced_for != self._traced_for:
+            self._traced_for, self._function = traced_for, _traced(self._model)
         return self._function(iterator, steps)
 
 
