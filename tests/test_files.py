@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, names are swapped, and folders for secrets exclude others."""
+"""Files appear whole or not at all, and folders for secrets exclude others."""
 
 import errno
 import os
@@ -31,17 +31,6 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert names(tmp_path) == ["a.keras", "link.keras"]
     assert (tmp_path / "link.keras").is_symlink()
-
-
-def test_two_names_are_swapped(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    (tmp_path / "a" / "file").touch()
-    if not _files.exchange(tmp_path / "a", tmp_path / "b"):
-        pytest.skip("this system cannot swap two names")
-    assert names(tmp_path / "a") == [] and names(tmp_path / "b") == ["file"]
-    with pytest.raises(FileNotFoundError):
-        _files.exchange(tmp_path / "a", tmp_path / "c")
 
 
 @pytest.mark.parametrize(("number", "fails"), [(errno.EINVAL, False), (errno.EIO, True)])

@@ -86,9 +86,7 @@ def __getattr__(name):
 
 
 def __dir__():
-    # Without what this module imports and defines for itself.
-    special = (name for name in globals() if name.startswith("__") and name.endswith("__"))
-    return sorted({*__all__, *special})
+    return [*__all__, "__version__"]
 
 
 _registration.register_with_keras()

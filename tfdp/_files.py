@@ -5,18 +5,11 @@ another name, flushed to the disk and renamed, because renaming is atomic.
 """
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat
 from collections.abc import Iterator
 
-# Constants of Linux for renameat2. linux/fs.h: swap two names. fcntl.h: relative paths start at the
-# working directory.
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
-# Errors of kernels and file systems that cannot swap two names.
-_CANNOT_SWAP = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 # Errors of file systems without fsync for folders: names are durable by other means, or never.
 _CANNOT_SYNC_FOLDERS = (errno.EINVAL, errno.ENOTSUP)
 
@@ -48,27 +41,6 @@ def sync_tree(path: str | os.PathLike) -> None:
         for name in names:
             sync_file(os.path.join(folder, name))
         sync_folder(folder)
-
-
-def exchange(first: str | os.PathLike, second: str | os.PathLike) -> bool:
-    """Swaps two names in one atomic step, so that both names exist at any moment.
-
-    Returns:
-        True after the swap; False if the system cannot swap names, and nothing has changed.
-
-    Raises:
-        OSError: the system can swap names, but the swap failed.
-    """
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:  # not Linux, or a C library before glibc 2.28
-        return False
-    names = [ctypes.c_char_p(os.fsencode(name)) for name in (first, second)]
-    if renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], ctypes.c_uint(_RENAME_EXCHANGE)) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _CANNOT_SWAP:
-        return False
-    raise OSError(number, os.strerror(number), os.fspath(first), None, os.fspath(second))
 
 
 @contextlib.contextmanager

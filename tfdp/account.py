@@ -85,8 +85,6 @@ class Account:
             self.enter_unaccounted(_UNKNOWN_PLAN)
             left_out = 0
         session.end_early(left_out)
-        if session.ledger is not self._ledger:  # another account's, which this account absorbed
-            self._ledger.merge(session.ledger)
         return True
 
     def _is_unknown(self, left_out) -> bool:
@@ -95,8 +93,6 @@ class Account:
 
     def absorb(self, other: "Account") -> None:
         """Takes over what another account knows, and closes the other account's open session."""
-        if other is self:
-            return
         other.close_session()
         self._ledger.merge(other.ledger)
         self._suspicions += other._suspicions
@@ -108,7 +104,8 @@ class Account:
             reason: what was found, as a whole sentence.
         """
         logging.warning("%s No finite epsilon is proven for these weights any more.", reason)
-        run_id = self._ledger.open(_unaccounted(reason))
+        mechanism, sampling = NoMechanism(reason=reason), Unknown(num_examples=1, lot_size=1)
+        run_id = self._ledger.open(Run(mechanism=mechanism, sampling=sampling, steps=1))
         self._ledger.record(run_id, 1)
         self._suspicions.append(run_id)
 
@@ -168,9 +165,3 @@ _UNKNOWN_PLAN = (
     "nobody knows how many steps were planned. Expected steps_per_epoch, a dataset that knows its "
     "length, or a PrivacyBudget."
 )
-
-
-def _unaccounted(reason) -> Run:
-    """A run of which nothing is proven."""
-    unknown = Unknown(num_examples=1, lot_size=1)
-    return Run(mechanism=NoMechanism(reason=reason), sampling=unknown, steps=1)

@@ -1,7 +1,7 @@
 """Non-public names that tfdp borrows from Keras, each wrapped in one function or name of its own.
 
-The borrowed names, except those in `SINCE`, were seen in both Keras 3.12.4 and 3.15.1. None has a
-default value, which would hide a change.
+The borrowed names were seen in both Keras 3.12.4 and 3.15.1. None has a default value, which would hide
+a change. `tests/_compat/test_overrides.py` lists the methods that tfdp overrides or replaces.
 """
 
 import contextlib
@@ -46,74 +46,9 @@ Trainer = keras.Model.__bases__[0]
 # imports it from here, so that another backend is refused first.
 floatx = keras.config.floatx
 
-# Methods that subclasses in tfdp override and Keras calls, with the parameters (without `self`) of
-# Keras' own methods; None marks a property. An override must be an attribute of the subclass, so no
-# function in this module can wrap it.
-OVERRIDDEN = {
-    "keras.Model": {
-        "__reduce__": (),
-        "compile": (
-            *("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics"),
-            *("run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss"),
-        ),
-        "compile_from_config": ("config",),
-        "fit": (
-            *("x", "y", "batch_size", "epochs", "verbose", "callbacks", "validation_split"),
-            *("validation_data", "shuffle", "class_weight", "sample_weight", "initial_epoch"),
-            *("steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq"),
-        ),
-        "get_compile_config": (),
-        "make_train_function": ("force",),
-        "save": ("filepath", "overwrite", "zipped", "kwargs"),
-        "train_on_batch": ("x", "y", "sample_weight", "class_weight", "return_dict"),
-        "train_step": ("data",),
-    },
-    "keras.layers.Layer": {
-        "build": ("input_shape",),
-        "call": ("args", "kwargs"),
-        "compute_mask": ("inputs", "previous_mask"),
-        "compute_output_shape": ("args", "kwargs"),
-        "from_config": ("config",),
-        "get_config": (),
-        "load_own_variables": ("store",),
-        "save_own_variables": ("store",),
-    },
-    "keras.optimizers.Optimizer": {
-        "__reduce__": (),
-        "_all_reduce_sum_gradients": ("grads_and_vars",),
-        "apply": ("grads", "trainable_variables"),
-        "build": ("variables",),
-        "get_config": (),
-        "learning_rate": None,
-    },
-    "keras.callbacks.Callback": {
-        "on_epoch_begin": ("epoch", "logs"),
-        "on_epoch_end": ("epoch", "logs"),
-        "on_test_begin": ("logs",),
-        "on_train_batch_begin": ("batch", "logs"),
-        "on_train_batch_end": ("batch", "logs"),
-        "on_train_begin": ("logs",),
-        "on_train_end": ("logs",),
-    },
-    "keras.StatelessScope": {"get_current_value": ("variable",)},
-}
-# Methods that tfdp replaces on single layers while it traces a pass, in the same form.
-REPLACED = {
-    "keras.layers.RNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
-    "keras.layers.SimpleRNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
-    "keras.layers.LSTM": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
-    "keras.layers.GRU": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
-    "keras.layers.Bidirectional": {
-        "_can_attempt_fused_lstm": ("mask", "initial_state"),
-        "_can_attempt_fused_gru": ("mask", "initial_state"),
-    },
-}
-# The first version of Keras that has a replaced method, if older supported versions lack it. Those
-# older versions always call the layers.
-SINCE = {"_can_attempt_fused_lstm": (3, 15), "_can_attempt_fused_gru": (3, 15)}
 # Methods by which a container layer decides whether to compute without calling its inner layers.
 SHORTCUTS = {
-    keras.layers.Bidirectional: tuple(REPLACED["keras.layers.Bidirectional"]),
+    keras.layers.Bidirectional: ("_can_attempt_fused_lstm", "_can_attempt_fused_gru"),
 }
 
 # -- layers ------------------------------------------------------------------------------------------

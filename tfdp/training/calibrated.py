@@ -107,10 +107,14 @@ def make_private_with_epsilon(
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
     physical = settings.get("physical_batch_size")
     data = _lots(data, batch_size, sampling, physical)
-    if isinstance(model, keras.Model):
-        build_for(model, data.inputs if isinstance(data, Lots) else data)
+    build_for(model, data.inputs if isinstance(data, Lots) else data)
     model = make_private(model, **settings)
-    _check_fresh(model)
+    if model.privacy.ledger.runs:
+        raise ValueError(
+            f"The weights of model '{model.name}' have spent privacy already, so noise for the whole "
+            "budget would exceed it. Expected fresh weights; or use tfdp.accounting.noise_for with "
+            "what is left."
+        )
     plan = plan_of(data, physical) if isinstance(data, Lots) else plan_of_dataset(data, physical)
     per_epoch = data.steps_per_epoch if isinstance(data, Lots) else plan.steps
     plan = dataclasses.replace(plan, steps=max(1, round(epochs * per_epoch)))
@@ -137,15 +141,6 @@ def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
     if l2_norm_clip is not None:
         config["l2_norm_clip"] = l2_norm_clip
     return kind.from_config(config | {"noise_multiplier": noise_multiplier})
-
-
-def _check_fresh(model):
-    if model.privacy.ledger.runs:
-        raise ValueError(
-            f"The weights of model '{model.name}' have spent privacy already, so noise for the whole "
-            "budget would exceed it. Expected fresh weights; or use tfdp.accounting.noise_for with "
-            "what is left."
-        )
 
 
 def _lots(data, batch_size, sampling, physical_batch_size) -> Lots | tf.data.Dataset:

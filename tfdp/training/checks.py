@@ -123,17 +123,16 @@ def refuse_own_train_step(model, private_base) -> None:
 
     Args:
         model: a model, or its class.
-        private_base: the class, or a tuple of classes, whose training step is the private one.
+        private_base: the class whose training step is the private one.
 
     Raises:
         ValueError: the model, or one of its classes, overrides one of these methods.
     """
     cls = model if isinstance(model, type) else type(model)
-    known = private_base if isinstance(private_base, tuple) else (private_base,)
     for name in _REPLACED:
         where = None if model is cls or name not in vars(model) else f"Model '{model.name}'"
         for base in cls.__mro__:
-            if name in vars(base) and not (base in known or issubclass(keras.Model, base)):
+            if name in vars(base) and not (base is private_base or issubclass(keras.Model, base)):
                 where = where or f"{base.__module__}.{base.__qualname__}"
         if where is not None:
             raise ValueError(

@@ -10,41 +10,10 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from tfdp._validate import whole
 
-
-def training_steps(
-    model,
-    x,
-    y=None,
-    *,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    shuffle: bool = True,
-    class_weight: dict | None = None,
-    sample_weight=None,
-    steps_per_epoch: int | None = None,
-) -> Iterator[dict[str, float]]:
-    """Yields the logs of each step; `ModelPrivacy.steps` has the description.
-
-    Arguments are checked, and the training is planned, when this function is called; the first step
-    is taken when the first logs are asked for.
-    """
-    epochs = whole("epochs", epochs, 1)
-    feed = model._feed(
-        x,
-        y,
-        sample_weight,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        class_weight=class_weight,
-        steps_per_epoch=steps_per_epoch,
-    )
-    return _steps(model, feed, epochs)
-
-
-def _steps(model, feed, epochs):
-    with model._training(feed.planned(epochs), feed, epochs=epochs) as training:
+def steps_of(model, feed, epochs: int) -> Iterator[dict[str, float]]:
+    """Yields the logs of each step of a private model on a feed; `ModelPrivacy.steps` describes it."""
+    with model._training(feed.planned(epochs), epochs=epochs) as training:
         iterator = None
         for _ in range(epochs):
             if iterator is None or feed.steps_per_epoch is None:

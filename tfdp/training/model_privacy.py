@@ -17,7 +17,7 @@ from tfdp.gradients.lot import ENGINES
 from tfdp.optimizers import DPKerasOptimizer
 from tfdp.training.export import export
 from tfdp.training.feeding import Feeder
-from tfdp.training.loop import training_steps
+from tfdp.training.loop import steps_of
 
 
 class ModelPrivacy:
@@ -177,7 +177,18 @@ class ModelPrivacy:
 
     # -- training and release --------------------------------------------------------------------
 
-    def steps(self, x, y=None, **arguments) -> Iterator[dict[str, float]]:
+    def steps(
+        self,
+        x,
+        y=None,
+        *,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        shuffle: bool = True,
+        class_weight: dict | None = None,
+        sample_weight=None,
+        steps_per_epoch: int | None = None,
+    ) -> Iterator[dict[str, float]]:
         """Trains step by step, in a loop of your own; accounted as `fit` is.
 
         Each iteration draws the next lot, counts the step and takes it. The loop may do anything in
@@ -186,9 +197,9 @@ class ModelPrivacy:
         showed may have decided it; a budget ends the training at no cost.
 
         Args:
-            x, y: the data, as in `fit`.
-            **arguments: `batch_size`, `epochs`, `shuffle`, `class_weight`, `sample_weight`,
-                `steps_per_epoch`, as in `fit`.
+            x, y, batch_size, epochs, shuffle, class_weight, sample_weight, steps_per_epoch: as in
+                `fit`. They are checked, and the training is planned, when this method is called; the
+                first step is taken when the first logs are asked for.
 
         Yields:
             The logs of the step: names to numbers. Metrics are means since the epoch began. They are
@@ -210,7 +221,17 @@ class ModelPrivacy:
             >>> model.privacy.steps_taken, model.privacy.ledger.runs[0].steps
             (12, 30)
         """
-        return training_steps(self._model, x, y, **arguments)
+        epochs = whole("epochs", epochs, 1)
+        feed = self._model._feed(
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            steps_per_epoch=steps_per_epoch,
+        )
+        return steps_of(self._model, feed, epochs)
 
     def count_left_out(self, steps: int) -> None:
         """Counts steps that were planned, and are left out because of what earlier steps showed.

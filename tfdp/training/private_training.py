@@ -19,11 +19,11 @@ from tfdp.training.checks import (
     refuse_mixing_layers,
     refuse_own_train_step,
 )
-from tfdp.training.feeding import Place, check_targets, placed
+from tfdp.training.feeding import Feed, Place, check_targets, placed
 from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
-from tfdp.training.steering import checked_callbacks
+from tfdp.training.steering import check_callbacks
 from tfdp.training.step import private_step
 from tfdp.training.train_function import Steps
 from tfdp.training.training import Training
@@ -46,9 +46,6 @@ class PrivateTraining(SavedWithLedger):
         """`keras.Model.compile`, or that of the user's class; the optimizer has to be a private one."""
         super().compile(*args, **kwargs)
         check_optimizer(self, self.optimizer)
-        account = self.privacy.account
-        if account.session is not None and account.session.optimizer is not self.optimizer:
-            account.close_session()
 
     # -- entry points ----------------------------------------------------------------------------
 
@@ -89,15 +86,15 @@ class PrivateTraining(SavedWithLedger):
             steps_per_epoch=steps_per_epoch,
         )
         backup = backup_among(callbacks)
-        callbacks = checked_callbacks(callbacks)
+        check_callbacks(callbacks)
         safe = contextlib.nullcontext(Place(initial_epoch))
         if backup is not None:
             safe = backup.attached(self, self.privacy.account, feed, initial_epoch, epochs)
         with safe as place:
             feed = placed(feed, place, self.privacy.account.next_turn)
-            plan = feed.planned(epochs - place.epoch, place.step)
+            feed = feed.planned(epochs - place.epoch, place.step)
             arguments = dict(epochs=epochs - place.epoch, place=place, backup=backup)
-            with self._training(plan, feed, **arguments) as training:
+            with self._training(feed, **arguments) as training:
                 history = past_preparation(self, PrivateTraining, "fit")(
                     feed.dataset if feed.adapter is None else feed.adapter,
                     shuffle=False,  # the lots are drawn already
@@ -131,7 +128,7 @@ class PrivateTraining(SavedWithLedger):
         return feed
 
     @contextlib.contextmanager
-    def _training(self, plan, feed=None, **arguments):
+    def _training(self, feed, **arguments):
         """Context of a training, whose steps `train_function` may take.
 
         It counts the steps that are left out if an exception ends it.
@@ -139,7 +136,7 @@ class PrivateTraining(SavedWithLedger):
         privacy, account = self.privacy, self.privacy.account
         self._refuse_nested()
         self._check_trainable()
-        training = privacy.training = Training(self, account, plan, feed, **arguments)
+        training = privacy.training = Training(self, account, feed, **arguments)
         account.left_to_take = training.left
         try:
             yield training
@@ -163,7 +160,7 @@ class PrivateTraining(SavedWithLedger):
             lot_size=lot_size,
             physical_batch_size=self.privacy.physical_batch_size,
         )
-        with self._training(plan):
+        with self._training(Feed(None, plan, steps=1)):
             train_on_batch = past_preparation(self, PrivateTraining, "train_on_batch")
             return train_on_batch(x, y, sample_weight=sample_weight, **kwargs)
 

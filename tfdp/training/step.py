@@ -16,7 +16,7 @@ from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
 from tfdp.gradients.targets import weighted, without_none
 from tfdp.session import Session
-from tfdp.training.lot_metrics import LotMetrics, build_metrics
+from tfdp.training.lot_metrics import build_metrics, update_metrics
 
 
 def private_step(model, session: Session, data, engine: str, diagnostics) -> dict:
@@ -45,7 +45,8 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     traced = examine(forward, x, y)
     session.check_step(forward.variables, optimizer)
     before = forward.state()
-    metrics = LotMetrics(forward, traced, before)
+    seen = [(v, tf.convert_to_tensor(v)) for v in forward.variables]
+    seen += zip(forward.state_variables, before, strict=True)
     lot = bounded_sum(
         choose_engine(engine, model),
         forward,
@@ -69,7 +70,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         penalties = forward.regularization()
         noise_scale = optimizer.update(lot, session, forward.variables, penalties)
     diagnostics.update(lot, tf.cast(noise_scale, tf.float32))
-    return metrics.update(x, y, sample_weight, lot.losses, lot.output_losses, lot.outputs, penalty)
+    return update_metrics(forward, traced, seen, x, y, sample_weight, lot, penalty)
 
 
 def prepare_step(model, data) -> None:

@@ -11,7 +11,7 @@ import math
 import tensorflow as tf
 
 from tfdp.account import Account
-from tfdp.session import OPEN_ENDED, Plan, Session
+from tfdp.session import OPEN_ENDED, Session
 from tfdp.training.feeding import Feed, Place
 from tfdp.training.opening import open_session
 
@@ -26,8 +26,7 @@ class Training:
     Args:
         model: a private model that is compiled and built.
         account: the account of its weights.
-        plan: how the steps draw their examples, with the number of planned steps (or None).
-        feed: the data; None for the single step of `train_on_batch`.
+        feed: the data, and how the steps draw from them.
         epochs: number of epochs.
         place: where the training begins.
         backup: the callback that keeps the training safe from crashes, or None.
@@ -40,21 +39,20 @@ class Training:
         self,
         model,
         account: Account,
-        plan: Plan,
-        feed: Feed | None = None,
+        feed: Feed,
         *,
         epochs: int = 1,
         place: Place | None = None,
         backup=None,
     ):
-        self._model, self._account, self._plan, self.feed = model, account, plan, feed
+        self._model, self._account, self.feed = model, account, feed
         self._epochs, self._backup = epochs, backup
         self._start = self.place = place or Place(0)
         self._session: Session | None = None
-        self._is_open, self._before = False, 0
+        self._before = 0  # steps of the session before this training
         # Steps of an earlier process to pass by: lots begin where the training resumes, but a user's
         # batches begin anew.
-        self._behind = self.place.step if plan.lots is None else 0
+        self._behind = self.place.step if feed.plan.lots is None else 0
         # Executions that Keras asks for after the end of the first epoch, as it ignores earlier steps.
         self._surplus = self._executions(0) - self._executions(self.place.step)
         self._logs = {}
@@ -62,16 +60,9 @@ class Training:
 
     # -- its plan --------------------------------------------------------------------------------
 
-    def _next_steps(self) -> int:
-        """Number of steps of the next execution, if the data and the budget last."""
-        if self.feed is None:
-            return 1
-        most, steps = self._model.steps_per_execution, self.feed.steps
-        return most if steps is None else min(most, steps - self.place.step)
-
     def _executions(self, behind):
         """Number of executions of an epoch; 0 if nobody knows it."""
-        steps = None if self.feed is None else self.feed.steps
+        steps = self.feed.steps
         return 0 if steps is None else -(-max(0, steps - behind) // self._model.steps_per_execution)
 
     def left(self) -> float:
@@ -82,12 +73,10 @@ class Training:
         taken = 0 if self._session is None else self._session.taken - self._before
         if not (taken or self._start.taken):
             return 0
-        planned = 1 if self.feed is None else self._plan.steps
-        if planned is None:
-            if self.place.longest is None:
-                return math.inf
-            planned = self._epochs * self.place.longest - self._start.step
-        return max(0, planned - taken)
+        steps = self.place.longest if self.feed.steps is None else self.feed.steps
+        if steps is None:
+            return math.inf
+        return max(0, self._epochs * steps - self._start.step - taken)
 
     def end(self, stopped: bool) -> None:
         """Ends the training after its last execution.
@@ -127,7 +116,9 @@ class Training:
         if self._surplus and not self.place.step:  # the first epoch is over
             self._surplus -= 1
             return self._logs
-        steps = self._next_steps()
+        steps = self._model.steps_per_execution
+        if self.feed.steps is not None:
+            steps = min(steps, self.feed.steps - self.place.step)
         self._open(steps)
         if self._backup is not None:
             self._backup.begin(self, self._session)
@@ -136,9 +127,8 @@ class Training:
         if self._backup is not None:
             self._backup.reserve(steps)
         # Data of unknown length may end after any step, whose logs would be lost in a longer execution.
-        unknown = self.feed is not None and self.feed.steps is None
         logs = {}
-        for part in [1] * steps if unknown else [steps]:
+        for part in [1] * steps if self.feed.steps is None else [steps]:
             try:
                 logs = steps_of.take(self._session, iterator, part)
             except BaseException as error:
@@ -149,24 +139,20 @@ class Training:
                     self._end_epoch()
                 raise
             self.place = self.place.later(part)
-        if self.feed is not None and self.place.step == self.feed.steps:
+        if self.place.step == self.feed.steps:
             self.place = self.place.next_epoch()
         self._logs = logs
         return logs
 
     def _open(self, steps):
-        session = self._session
-        if not self._is_open:
-            self._is_open = True  # once, even if it fails
-            self._session = open_session(self._model, self._account, self._plan)
+        session, plan = self._session, self.feed.plan
+        open_ended = plan.steps is None and self._model.optimizer.described_steps is None
+        if session is None:
+            self._session = open_session(self._model, self._account, plan)
             self._before = self._session.taken
-        elif session.taken + steps > session.run.steps and self._is_open_ended:
-            more = dataclasses.replace(self._plan, steps=OPEN_ENDED)
+        elif open_ended and session.taken + steps > session.run.steps:
+            more = dataclasses.replace(plan, steps=OPEN_ENDED)
             self._session = open_session(self._model, self._account, more)
-
-    @property
-    def _is_open_ended(self):
-        return self._plan.steps is None and self._model.optimizer.described_steps is None
 
     def _pass_by(self, iterator):
         try:
