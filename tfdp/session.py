@@ -90,6 +90,9 @@ class Session:
         resumed: tuple[str, int] | None = None,
     ):
         self.run, self.plan, self.optimizer = run, plan, optimizer
+        self._fields: dict | None = (
+            None  # fields of further steps that were found to be those of the run
+        )
         self.variables, self.first_iteration = list(variables), first_iteration
         if resumed is None:
             self.run_id, self.taken = ledger.open(run), 0
@@ -262,7 +265,6 @@ class Session:
         """
         same = (
             not self._closed
-            and self.run.with_(**fields) == self.run
             and plan.physical_batch_size == self.plan.physical_batch_size
             and optimizer is self.optimizer
             and [id(v) for v in variables] == [id(v) for v in self.variables]
@@ -271,6 +273,10 @@ class Session:
         )
         if not same:
             return False
+        if fields != self._fields:  # a run of equal fields takes longer to compare
+            if self.run.with_(**fields) != self.run:
+                return False
+            self._fields = fields
         if plan.groups > 1:
             return plan.lots is self.plan.lots and plan.turn == self.next_turn % plan.groups
         if not self.run.sampling.whole_epochs:

@@ -5,10 +5,10 @@ Keras or TensorFlow that begins with an underscore. `tests/_compat` has one test
 name. If a new version changes a borrowed name, the failing test says which one.
 
 Every package of tfdp that needs TensorFlow imports from this package. On import, this package refuses
-other Keras backends.
+other Keras backends and versions that are too old.
 """
 
-# Imported under another name, because this package has a module `keras` of its own.
+# Imported under other names, because this package has modules `keras` and `tensorflow` of its own.
 import keras as the_keras
 
 if the_keras.backend.backend() != "tensorflow":
@@ -17,3 +17,11 @@ if the_keras.backend.backend() != "tensorflow":
         f"'tensorflow'. Found: {the_keras.backend.backend()!r}. Set the environment variable "
         "KERAS_BACKEND=tensorflow (or edit ~/.keras/keras.json) before Keras is imported."
     )
+
+# TensorFlow is imported after the check: with another backend it need not be installed.
+import tensorflow as the_tensorflow
+
+from tfdp._compat import versions
+
+versions.check("keras", the_keras.__version__)
+versions.check("tensorflow", the_tensorflow.__version__)
