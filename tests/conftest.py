@@ -48,7 +48,7 @@ FAST = (
     "papers/test_catalogue.py",
     "test_docs.py::test_links",
     "test_files.py",
-    "test_other_libraries.py",
+    "test_names.py",
     "test_validate.py",
 )
 

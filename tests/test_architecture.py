@@ -23,7 +23,7 @@ LEVELS = [
     ["account"],
     ["layers", "noise"],
     ["accounting", "data"],
-    ["_compat", "_files", "_interruptions", "_other_libraries", "_registration"],
+    ["_compat", "_files", "_interruptions", "_registration"],
     ["_palette", "_validate"],
 ]
 # Commands that stand above all rooms, in whichever folder they are.

@@ -124,7 +124,7 @@ def test_optimizers_are_made_by_name():
     made = tfdp.DPKerasAdamaxOptimizer
     assert made is tfdp.make_dp_optimizer_class(keras.optimizers.Adamax)
     assert tfdp.VectorizedDPKerasSGDOptimizer is tfdp.DPKerasSGDOptimizer
-    with pytest.raises(AttributeError, match="DPKerasSGDOptimizer"):
+    with pytest.raises(AttributeError, match="DPKerasSGDOptimiser"):
         tfdp.DPKerasSGDOptimiser  # noqa: B018
     with pytest.raises(AttributeError, match="DPKerasNothingOptimizer"):
         tfdp.DPKerasNothingOptimizer  # noqa: B018

@@ -53,7 +53,7 @@ def session():
     """A session whose budget allows two steps."""
     ledger = Ledger()
     ledger.add_budget(budget_for(2))
-    made = Session(ledger, RUN, Plan("cyclic", 8, 8, steps=4), {}, None, [])
+    made = Session(ledger, RUN, Plan("cyclic", 8, 8, steps=4), None, [])
     made.limit_steps()
     return made
 

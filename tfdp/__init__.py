@@ -78,28 +78,15 @@ def __getattr__(name):
     elif name in _ROOMS:
         value = importlib.import_module(f"tfdp.{name}")
     elif name.endswith("Optimizer") and not name.startswith("_"):
-        try:
-            value = getattr(importlib.import_module("tfdp.optimizers"), name)
-        except AttributeError:
-            raise _unknown(name) from None
+        value = getattr(importlib.import_module("tfdp.optimizers"), name)
     else:
-        raise _unknown(name)
+        raise AttributeError(f"module 'tfdp' has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
-def _unknown(name):
-    from tfdp._other_libraries import refuse_other
-    from tfdp._validate import did_you_mean  # imports NumPy
-
-    refuse_other("tfdp", [name], AttributeError)
-    return AttributeError(f"module 'tfdp' has no attribute {name!r}.{did_you_mean(name, __all__)}")
-
-
 def __dir__():
-    # Without what this module imports and defines for itself.
-    special = (name for name in globals() if name.startswith("__") and name.endswith("__"))
-    return sorted({*__all__, *special})
+    return [*__all__, "__version__"]
 
 
 _registration.register_with_keras()

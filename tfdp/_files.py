@@ -5,18 +5,11 @@ another name, flushed to the disk and renamed, because renaming is atomic.
 """
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat
 from collections.abc import Iterator
 
-# Constants of Linux for renameat2. linux/fs.h: swap two names. fcntl.h: relative paths start at the
-# working directory.
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
-# Errors of kernels and file systems that cannot swap two names.
-_CANNOT_SWAP = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 # Errors of file systems without fsync for folders: names are durable by other means, or never.
 _CANNOT_SYNC_FOLDERS = (errno.EINVAL, errno.ENOTSUP)
 
@@ -50,27 +43,6 @@ def sync_tree(path: str | os.PathLike) -> None:
         sync_folder(folder)
 
 
-def exchange(first: str | os.PathLike, second: str | os.PathLike) -> bool:
-    """Swaps two names in one atomic step, so that both names exist at any moment.
-
-    Returns:
-        True after the swap; False if the system cannot swap names, and nothing has changed.
-
-    Raises:
-        OSError: the system can swap names, but the swap failed.
-    """
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:  # not Linux, or a C library before glibc 2.28
-        return False
-    names = [ctypes.c_char_p(os.fsencode(name)) for name in (first, second)]
-    if renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], ctypes.c_uint(_RENAME_EXCHANGE)) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _CANNOT_SWAP:
-        return False
-    raise OSError(number, os.strerror(number), os.fspath(first), None, os.fspath(second))
-
-
 @contextlib.contextmanager
 def replaced_whole(path: str | os.PathLike) -> Iterator[str]:
     """Context manager that yields the name of a file to write, which replaces `path` at the end.
@@ -101,8 +73,7 @@ def secret_folder(path: str | os.PathLike) -> str:
         The path.
 
     Raises:
-        ValueError: the path is a file, a symbolic link, a folder of another user, or a folder that
-            other users may enter.
+        ValueError: the path is a file, or a folder that other users may enter.
         OSError: the folder cannot be made.
     """
     path = os.fspath(path)
@@ -110,19 +81,10 @@ def secret_folder(path: str | os.PathLike) -> str:
     # enter the folder before that.
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no folder"
-        raise ValueError(f"Expected a folder for secrets. Found {kind}: {path}. Move it away.")
-    if found.st_uid != os.geteuid():
-        raise ValueError(
-            f"Expected a folder for secrets of user {os.geteuid()}, who runs this. Found one of user "
-            f"{found.st_uid}: {path}. Move it away, or choose another place."
-        )
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if not os.path.isdir(path) or mode & 0o077:
         raise ValueError(
             f"Expected a folder for secrets that only its owner may enter (mode 0700). Found mode "
-            f"{stat.S_IMODE(found.st_mode):04o}: {path}. See what others may have read or put there, "
-            f"then: chmod 700 {path}"
+            f"{mode:04o}: {path}. See what others may have read or put there, then: chmod 700 {path}"
         )
     return path

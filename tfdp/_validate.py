@@ -16,7 +16,7 @@ import difflib
 import math
 import numbers
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -52,28 +52,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     spelled = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), spelled, n=1)
     return f" Did you mean {spelled[close[0]]!r}?" if close else ""
-
-
-def refuse_unknown(
-    where: str,
-    given: Iterable[str],
-    known: Iterable[str],
-    elsewhere: Mapping[str, str] | None = None,
-) -> None:
-    """Raises TypeError if a keyword is unknown, with the name that was probably meant.
-
-    Args:
-      where: What was called, such as "make_private".
-      given: Names of the keywords.
-      known: Names that are valid.
-      elsewhere: For names that other libraries use, what to pass here instead, as a sentence.
-    """
-    known = [*known]
-    for name in given:
-        if name not in known:
-            hint = (elsewhere or {}).get(name)
-            hint = f" {hint}" if hint else did_you_mean(name, known)
-            raise TypeError(f"{where} has no argument {name!r}.{hint}")
 
 
 def whole(
@@ -158,8 +136,6 @@ def one_of(
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        if isinstance(value, str):
-            remedy = f"{did_you_mean(value, choices)} {remedy}".strip()
         return _absent(name, f"one of {listed}", value, remedy, optional)
     return value
 

@@ -10,7 +10,6 @@ by a plain model between two private ones is not noticed; the first two assumpti
 are about that.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -27,45 +26,6 @@ LEDGER_KEY = "tfdp_ledger"
 DECLARED = "_tfdp_declared"
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedRun:
-    """A run that continues after a pause, possibly in another process.
-
-    Attributes:
-        run_id: id of the run in the ledger.
-        steps: number of steps that the run took before.
-        first_iteration: the optimizer's iteration at the run's first step.
-        run: the description of the run.
-        turn: number of the next lot, counted from the first turn of the first group.
-        fingerprint: fingerprint of the examples; None if they have no fixed place.
-    """
-
-    run_id: str
-    steps: int
-    first_iteration: int
-    run: Run
-    turn: int = 0
-    fingerprint: str | None = None
-
-    def check_place(self, plan) -> None:
-        """Raises ValueError if examples have places, and the next lots are not those that come next.
-
-        Args:
-            plan: how the next steps draw their examples (`tfdp.session.Plan`).
-        """
-        run = self.run
-        if not run.has_places:
-            return
-        start = self.steps % run.steps_per_epoch if run.sampling.whole_epochs else 0
-        expected = (start, self.turn % run.groups, self.fingerprint)
-        found = (plan.start, plan.turn, None if plan.lots is None else plan.lots.fingerprint())
-        if expected != found:
-            raise ValueError(
-                "The saved run continues with the next lots of the same examples in the same order. "
-                f"Expected (place in the epoch, turn, fingerprint) {expected}. Found {found}."
-            )
-
-
 class Account:
     """What was spent on a set of weights. A plain object, so that Keras neither tracks nor saves it.
 
@@ -73,13 +33,11 @@ class Account:
         session: the last entry of the ledger that was opened for steps (`session.Session`), or None.
         start: what is known about the weights before private training: "assumed" (to be
             independent of the private data) or "public" (the user declared that they are).
-        waiting: the `SavedRun` that the next steps continue, or None.
     """
 
     def __init__(self):
         self.session = None
         self.start = "assumed"
-        self.waiting: SavedRun | None = None
         self._ledger = Ledger()
         # Planned steps of the running training that are not taken yet; they count if it ends now.
         self.left_to_take: Callable[[], float] = lambda: 0
@@ -96,8 +54,6 @@ class Account:
     @property
     def next_turn(self) -> int:
         """Number of the next lot; modulo the number of groups, the group whose turn it is."""
-        if self.waiting is not None:
-            return self.waiting.turn
         return 0 if self.session is None else self.session.next_turn
 
     @property
@@ -129,8 +85,6 @@ class Account:
             self.enter_unaccounted(_UNKNOWN_PLAN)
             left_out = 0
         session.end_early(left_out)
-        if session.ledger is not self._ledger:  # another account's, which this account absorbed
-            self._ledger.merge(session.ledger)
         return True
 
     def _is_unknown(self, left_out) -> bool:
@@ -139,8 +93,6 @@ class Account:
 
     def absorb(self, other: "Account") -> None:
         """Takes over what another account knows, and closes the other account's open session."""
-        if other is self:
-            return
         other.close_session()
         self._ledger.merge(other.ledger)
         self._suspicions += other._suspicions
@@ -152,7 +104,8 @@ class Account:
             reason: what was found, as a whole sentence.
         """
         logging.warning("%s No finite epsilon is proven for these weights any more.", reason)
-        run_id = self._ledger.open(_unaccounted(reason))
+        mechanism, sampling = NoMechanism(reason=reason), Unknown(num_examples=1, lot_size=1)
+        run_id = self._ledger.open(Run(mechanism=mechanism, sampling=sampling, steps=1))
         self._ledger.record(run_id, 1)
         self._suspicions.append(run_id)
 
@@ -212,9 +165,3 @@ _UNKNOWN_PLAN = (
     "nobody knows how many steps were planned. Expected steps_per_epoch, a dataset that knows its "
     "length, or a PrivacyBudget."
 )
-
-
-def _unaccounted(reason) -> Run:
-    """A run of which nothing is proven."""
-    unknown = Unknown(num_examples=1, lot_size=1)
-    return Run(mechanism=NoMechanism(reason=reason), sampling=unknown, steps=1)

@@ -115,7 +115,25 @@ def step_counts(steps: int, steps_per_epoch: int, points: int) -> list[int]:
     return sorted({min(end, steps) for end in ends})
 
 
-class PrivacyProgress(keras.callbacks.Callback):
+class _Spending(keras.callbacks.Callback):
+    """Base of the callbacks that show epsilon; the arguments are theirs."""
+
+    def __init__(self, delta, adjacency):
+        super().__init__()
+        self.delta, self.adjacency, self._curves = delta, adjacency, {}
+
+    def on_train_begin(self, logs=None):
+        _private(self.model).privacy.delta_or_that_of_the_budget(self.delta)
+        self._curves = {}
+
+    def _curve(self, kind) -> EpsilonCurve:
+        if kind not in self._curves or not self._curves[kind].describes(self.model):
+            delta = self.model.privacy.delta_or_that_of_the_budget(self.delta)
+            self._curves[kind] = EpsilonCurve(self.model, delta, kind, self.adjacency)
+        return self._curves[kind]
+
+
+class PrivacyProgress(_Spending):
     """Puts the epsilon spent so far beside loss and accuracy in the progress bar and the history.
 
     Epsilon is computed at 16 step counts at most (see `EpsilonCurve`); between them, the value at the
@@ -141,24 +159,17 @@ class PrivacyProgress(keras.callbacks.Callback):
     """
 
     def __init__(self, delta=None, kind="proven", adjacency="zero_out", name=None):
-        super().__init__()
-        name = name or ("epsilon" if kind == "proven" else f"{kind}_epsilon")
-        self.delta, self.kind, self.adjacency, self.name = delta, kind, adjacency, name
-        self._curve, self._shown, self._left = None, None, 0
-
-    def on_train_begin(self, logs=None):
-        _private(self.model).privacy.delta_or_that_of_the_budget(self.delta)
-        self._curve, self._shown, self._left = None, None, 0
+        super().__init__(delta, adjacency)
+        self.kind = kind
+        self.name = name or ("epsilon" if kind == "proven" else f"{kind}_epsilon")
+        self._shown, self._left = None, 0
 
     def on_epoch_begin(self, epoch, logs=None):
         self._left = 0  # other callbacks may change the weights, and what is known about them, here
 
     def _spent(self):
-        if self._curve is None or not self._curve.describes(self.model):
-            delta = self.model.privacy.delta_or_that_of_the_budget(self.delta)
-            self._curve = EpsilonCurve(self.model, delta, self.kind, self.adjacency)
-        steps = self.model.privacy.steps_taken
-        self._shown, self._left = self._curve.at(steps), self._curve.next_point(steps) - steps
+        curve, steps = self._curve(self.kind), self.model.privacy.steps_taken
+        self._shown, self._left = curve.at(steps), curve.next_point(steps) - steps
         return self._shown
 
     def on_train_batch_end(self, batch, logs=None):
@@ -195,7 +206,7 @@ class StopAtBudget(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class PrivacyTensorBoard(keras.callbacks.Callback):
+class PrivacyTensorBoard(_Spending):
     """Writes loss, metrics, both epsilons and the bound's diagnostics to TensorBoard, every epoch.
 
     The scalars under "mechanism/" are those of the optimizer (`DPKerasOptimizer.scalars`).
@@ -207,7 +218,6 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
         log_dir: directory of the event file.
         delta: in (0, 1); None takes the delta of the model's budget.
         adjacency: as in `model.privacy.spent`.
-        hparams: dict of names to numbers or strings, shown in TensorBoard's HParams tab.
 
     Example:
         >>> import os
@@ -222,43 +232,27 @@ class PrivacyTensorBoard(keras.callbacks.Callback):
         ['events.out.tfevents...']
     """
 
-    def __init__(self, log_dir, delta=None, adjacency="zero_out", hparams=None):
-        super().__init__()
-        self.log_dir, self.delta, self.adjacency = os.fspath(log_dir), delta, adjacency
-        self.hparams = hparams
-        self._writer = None
+    def __init__(self, log_dir, delta=None, adjacency="zero_out"):
+        super().__init__(delta, adjacency)
+        self.log_dir = os.fspath(log_dir)
 
     def on_train_begin(self, logs=None):
-        model = _private(self.model)
-        model.privacy.delta_or_that_of_the_budget(self.delta)  # refused before the log is made
-        self._curves = None
+        super().on_train_begin(logs)
         self._writer = tf.summary.create_file_writer(self.log_dir)
-        if self.hparams:
-            from tensorboard.plugins.hparams import api as hparams_api
-
-            with self._writer.as_default():
-                hparams_api.hparams(
-                    {k: v for k, v in self.hparams.items() if isinstance(v, (int, float, str))}
-                )
-        model.privacy.diagnostics(reset=True)
+        self.model.privacy.diagnostics(reset=True)
 
     def on_epoch_end(self, epoch, logs=None):
-        steps = self.model.privacy.steps_taken
-        if self._curves is None or not self._curves["proven"].describes(self.model):
-            delta = self.model.privacy.delta_or_that_of_the_budget(self.delta)
-            self._curves = {
-                kind: EpsilonCurve(self.model, delta, kind, self.adjacency)
-                for kind in ("claimed", "proven")
-            }
-        with self._writer.as_default(step=steps):
+        privacy = self.model.privacy
+        scalars = self.model.optimizer.scalars(self.model.trainable_variables)
+        with self._writer.as_default(step=privacy.steps_taken):
             for name, value in (logs or {}).items():
                 if name not in ("epsilon", "claimed_epsilon"):
                     tf.summary.scalar(f"training/{name}", value)
-            for kind, curve in self._curves.items():
-                tf.summary.scalar(f"privacy/epsilon_{kind}", curve.at(steps))
-            for name, value in self.model.privacy.diagnostics(reset=True).items():
+            for kind in ("claimed", "proven"):
+                epsilon = self._curve(kind).at(privacy.steps_taken)
+                tf.summary.scalar(f"privacy/epsilon_{kind}", epsilon)
+            for name, value in privacy.diagnostics(reset=True).items():
                 tf.summary.scalar(f"gradients/{name}", value)
-            scalars = self.model.optimizer.scalars(self.model.trainable_variables)
             for name, value in scalars.items():
                 tf.summary.scalar(f"mechanism/{name}", value)
         self._writer.flush()

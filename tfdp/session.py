@@ -66,7 +66,6 @@ class Session:
         ledger: the ledger that the run is entered into.
         run: the description of the training; `run.steps` is the number of planned steps.
         plan: the plan that `run` was made from.
-        fields: the fields of `run` that every further step has to share: all but steps and tables.
         optimizer: the optimizer that takes the steps.
         variables: the trainable variables.
         first_iteration: the optimizer's iteration at the run's first step.
@@ -85,20 +84,20 @@ class Session:
         ledger: Ledger,
         run: Run,
         plan: Plan,
-        fields: dict,
         optimizer,
         variables: Sequence,
         first_iteration: int = 0,
         resumed: tuple[str, int] | None = None,
     ):
         self.run, self.plan, self.optimizer = run, plan, optimizer
-        self._fields = fields
+        self._fields: dict | None = (
+            None  # fields of further steps that were found to be those of the run
+        )
         self.variables, self.first_iteration = list(variables), first_iteration
         if resumed is None:
             self.run_id, self.taken = ledger.open(run), 0
         else:
             self.run_id, self.taken = resumed
-            ledger.extend(self.run_id, run)
         self.ledger = ledger
         self._first_turn = plan.turn - self.taken
         # Counts the steps that begin on the device, one copy for each replica. Nothing saves it.
@@ -261,11 +260,11 @@ class Session:
         to go on where they stopped.
 
         Args:
-            fields, plan, optimizer, variables: those of the further steps, as in `Session`.
+            fields: fields of the run of the further steps, all but steps and tables.
+            plan, optimizer, variables: those of the further steps, as in `Session`.
         """
         same = (
             not self._closed
-            and fields == self._fields
             and plan.physical_batch_size == self.plan.physical_batch_size
             and optimizer is self.optimizer
             and [id(v) for v in variables] == [id(v) for v in self.variables]
@@ -274,6 +273,10 @@ class Session:
         )
         if not same:
             return False
+        if fields != self._fields:  # a run of equal fields takes longer to compare
+            if self.run.with_(**fields) != self.run:
+                return False
+            self._fields = fields
         if plan.groups > 1:
             return plan.lots is self.plan.lots and plan.turn == self.next_turn % plan.groups
         if not self.run.sampling.whole_epochs:

@@ -164,40 +164,13 @@ def test_layers_inside_and_their_seed_generators():
     assert len({id(v) for v in found}) == len(found)
     assert inner in found and dropout in found and model not in found
     assert borrowed.layers_of(model, itself=True)[0] is model
-    assert inner in borrowed.children(model) and dropout not in borrowed.children(model)
     assert borrowed.seed_generators(dropout) == [dropout.seed_generator]
     assert not borrowed.seed_generators(model)  # nested layers own their generators
     assert any(v is dropout.seed_generator.state for v in model.non_trainable_variables)
     holder = layers.Layer()
     holder.one, holder.others = layers.Dense(1), [layers.Dense(1)]
     holder.kept = [keras.random.SeedGenerator(1)]
-    assert [*borrowed.children(holder)] == [holder.one, *holder.others]
     assert len(borrowed.seed_generators(holder)) == 1
-
-
-def test_remat_mode():
-    assert not borrowed.is_rematerialized(layers.Dense(1))
-    with keras.RematScope(mode="full"):
-        assert borrowed.is_rematerialized(layers.Dense(1))
-
-
-def test_classes_with_nothing_of_their_own():
-    class Renamed(layers.Dense):
-        """A Dense."""
-
-    class Computes(layers.Dense):
-        def call(self, inputs):
-            return super().call(inputs)
-
-    class Configured(layers.Dense):
-        autocast = False
-
-    assert borrowed.has_nothing_of_its_own(Renamed)
-    assert not borrowed.has_nothing_of_its_own(Computes)
-    assert not borrowed.has_nothing_of_its_own(Configured)
-    # What KerasHub's decorator adds.
-    Renamed._api_export_path = ["some.path"]
-    assert borrowed.has_nothing_of_its_own(Renamed)
 
 
 @pytest.mark.parametrize(
@@ -206,27 +179,17 @@ def test_classes_with_nothing_of_their_own():
         (lambda: layers.Dense(3), (4,)),
         (lambda: layers.EinsumDense("ab,bc->ac", 3), (4,)),
         (lambda: layers.Conv2D(3, 2), (5, 5, 4)),
-        (lambda: layers.Embedding(3, 2), (4,)),
     ],
-    ids=["Dense", "EinsumDense", "Conv2D", "Embedding"],
+    ids=["Dense", "EinsumDense", "Conv2D"],
 )
 def test_the_variable_below_lora(make, shape):
     layer = make()
     layer.build((None, *shape))
-    embedding = isinstance(layer, layers.Embedding)
-    variable = borrowed.table_of if embedding else borrowed.kernel_of
-    kernel = variable(layer)
+    kernel = borrowed.kernel_of(layer)
     assert any(kernel is v for v in layer.trainable_variables)
     layer.enable_lora(1)
-    assert variable(layer) is kernel
-    public = layer.embeddings if embedding else layer.kernel
-    assert not any(public is v for v in layer.variables)  # it is now a sum
-
-
-def test_attention_axes():
-    layer = layers.MultiHeadAttention(2, 2)
-    layer(np.ones((1, 3, 3, 4), "float32"), np.ones((1, 3, 3, 4), "float32"))
-    assert tuple(borrowed.attention_axes(layer)) == (1, 2)
+    assert borrowed.kernel_of(layer) is kernel
+    assert not any(layer.kernel is v for v in layer.variables)  # it is now a sum
 
 
 def test_has_input_vocabulary():
@@ -268,8 +231,9 @@ def test_uses_of_functions_of_keras_ops():
     model = keras.Model(x, [relu(x), relu(keras.ops.mean(x[:, 1:], axis=1, keepdims=True))])
     assert len(borrowed.uses_of(relu)) == 2
     found = [o for o in model.operations if not isinstance(o, layers.Layer)]
-    (mean,) = [o for o in found if borrowed.is_keras_function(o, {"Mean"})]
-    (item,) = [o for o in found if borrowed.is_keras_function(o, {"GetItem"})]
+    mean, item = (
+        next(o for o in found if type(o).__name__ == name) for name in ("Mean", "GetItem")
+    )
     assert mean.axis in (1, [1], (1,))
     ((args, kwargs),) = borrowed.uses_of(mean)
     tensors = [v for v in keras.tree.flatten((args, kwargs)) if isinstance(v, keras.KerasTensor)]
@@ -277,7 +241,6 @@ def test_uses_of_functions_of_keras_ops():
     ((args, kwargs),) = borrowed.uses_of(item)
     _, index = [*args, *kwargs.values()]
     assert index == (slice(None), slice(1, None))
-    assert not borrowed.is_keras_function(Mean(), {"Mean"})
 
 
 def test_compiled_loss_and_its_metrics():
@@ -313,26 +276,10 @@ def test_all_metrics_has_those_that_an_override_hides():
     assert names == {"loss", "compile_metrics", "mine", "own"}
 
 
-def test_metrics_of_outputs():
-    x = keras.Input((2,))
-    model = keras.Model(x, [layers.Dense(1, name="a")(x), layers.Dense(1, name="b")(x)])
-    model.compile("sgd", "mse", metrics=[["mae"], None], weighted_metrics=[None, ["mse"]])
-    compiled = borrowed.compile_metrics(model)
-    compiled.build([_Y, _Y], [_Y, _Y])
-    unweighted, weighted = borrowed.flat_metrics(compiled)
-    (found,) = unweighted([1, 2], [3, 4])
-    assert found[1:] == (1, 3) and [m.name for m in found[0].metrics] == ["mae"]
-    (found,) = weighted([1, 2], [3, 4])
-    assert found[1:] == (2, 4) and [m.name for m in found[0].metrics] == ["mse"]
+def test_compile_metrics():
+    model = _compiled(metrics=["mae"])
+    assert borrowed.compile_metrics(model) is not None
     assert borrowed.compile_metrics(_compiled()) is None
-
-
-def test_function_of_a_metric():
-    function = keras.metrics.mean_absolute_error
-    assert borrowed.function_of(keras.metrics.MeanAbsoluteError()) is function
-    top = borrowed.function_of(keras.metrics.TopKCategoricalAccuracy(k=1))
-    assert float(top(tf.eye(3), tf.eye(3))[0]) == 1.0 and top.__module__.startswith("keras.")
-    assert borrowed.function_of(keras.metrics.AUC()) is None
 
 
 def test_autoconvert_optionals():
@@ -360,7 +307,7 @@ def test_flat_losses():
     assert compiled.built
     (_, first, one, _), (_, second, two, _) = borrowed.flat_losses(compiled)
     assert (one, two) == (1.0, 2.0)
-    assert isinstance(first, borrowed.LossFunctionWrapper)
+    assert hasattr(first, "fn")
     assert first.fn is keras.losses.mean_squared_error
     assert second.fn is keras.losses.mean_absolute_error
     np.testing.assert_array_equal(first.call(_Y, 3 * _Y), [4.0] * 4)  # not reduced yet
@@ -369,16 +316,6 @@ def test_flat_losses():
     single.build(_Y, _Y)
     ((path, _, weight, _),) = borrowed.flat_losses(single)
     assert not path and weight is None
-
-
-def test_fn_kwargs():
-    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.5)
-    found = borrowed.loss_arguments(loss)
-    assert found["from_logits"] is True and found["label_smoothing"] == 0.5
-    assert set(found) == {"from_logits", "label_smoothing", "axis"}
-    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=2)
-    assert borrowed.loss_arguments(loss)["ignore_class"] == 2
-    assert borrowed.loss_arguments(keras.losses.MeanSquaredError()) == {}
 
 
 # -- optimizers --------------------------------------------------------------------------------------
@@ -394,19 +331,6 @@ def test_learning_rate_as_it_was_given():
         return 0.25
 
     assert borrowed.configured_rate(keras.optimizers.SGD(rate)) is rate
-
-
-def test_exchange_child():
-    class Outer(layers.Layer):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-    outer, new = Outer(layers.Dense(2)), layers.Dense(3)
-    outer.build(None)  # after which Keras tracks no further layers
-    borrowed.exchange_child(outer, outer.inner, new)
-    outer.inner = new
-    assert [*borrowed.children(outer)] == [new]
 
 
 def test_normalizes_by_batch():

@@ -5,9 +5,71 @@ import inspect
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from tfdp._compat.keras import OVERRIDDEN, REPLACED, SINCE
+# Methods that subclasses in tfdp override and Keras calls, with the parameters (without `self`) of
+# Keras' own methods; None marks a property. An override must be an attribute of the subclass, so no
+# function in this module can wrap it.
+OVERRIDDEN = {
+    "keras.Model": {
+        "__reduce__": (),
+        "compile": (
+            *("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics"),
+            *("run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss"),
+        ),
+        "compile_from_config": ("config",),
+        "fit": (
+            *("x", "y", "batch_size", "epochs", "verbose", "callbacks", "validation_split"),
+            *("validation_data", "shuffle", "class_weight", "sample_weight", "initial_epoch"),
+            *("steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq"),
+        ),
+        "get_compile_config": (),
+        "make_train_function": ("force",),
+        "save": ("filepath", "overwrite", "zipped", "kwargs"),
+        "train_on_batch": ("x", "y", "sample_weight", "class_weight", "return_dict"),
+        "train_step": ("data",),
+    },
+    "keras.layers.Layer": {
+        "build": ("input_shape",),
+        "call": ("args", "kwargs"),
+        "compute_mask": ("inputs", "previous_mask"),
+        "compute_output_shape": ("args", "kwargs"),
+        "from_config": ("config",),
+        "get_config": (),
+        "load_own_variables": ("store",),
+        "save_own_variables": ("store",),
+    },
+    "keras.optimizers.Optimizer": {
+        "__reduce__": (),
+        "_all_reduce_sum_gradients": ("grads_and_vars",),
+        "apply": ("grads", "trainable_variables"),
+        "build": ("variables",),
+        "get_config": (),
+        "learning_rate": None,
+    },
+    "keras.callbacks.Callback": {
+        "on_epoch_begin": ("epoch", "logs"),
+        "on_epoch_end": ("epoch", "logs"),
+        "on_test_begin": ("logs",),
+        "on_train_batch_begin": ("batch", "logs"),
+        "on_train_batch_end": ("batch", "logs"),
+        "on_train_begin": ("logs",),
+        "on_train_end": ("logs",),
+    },
+}
+# Methods that tfdp replaces on single layers while it traces a pass, in the same form.
+REPLACED = {
+    "keras.layers.RNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
+    "keras.layers.SimpleRNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
+    "keras.layers.LSTM": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
+    "keras.layers.GRU": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
+    "keras.layers.Bidirectional": {
+        "_can_attempt_fused_lstm": ("mask", "initial_state"),
+        "_can_attempt_fused_gru": ("mask", "initial_state"),
+    },
+}
+# The first version of Keras that has a replaced method, if older supported versions lack it. Those
+# older versions always call the layers.
+SINCE = {"_can_attempt_fused_lstm": (3, 15), "_can_attempt_fused_gru": (3, 15)}
 
 
 def _is_younger_than_this_keras(name):
@@ -79,20 +141,6 @@ def test_bidirectional_asks_before_it_computes_without_its_layers(name):
     layer(x)
     shortcut = [] if _is_younger_than_this_keras(name) else ["shortcut"]
     assert asked == [*shortcut, "layer", "layer"]
-
-
-def test_a_scope_is_asked_for_every_value():
-    read = []
-
-    class Scope(keras.StatelessScope):
-        def get_current_value(self, variable):
-            read.append(variable)
-            return super().get_current_value(variable)
-
-    variable = keras.Variable(1.0)
-    with Scope([(variable, keras.ops.convert_to_tensor(2.0))]):
-        assert float(tf.convert_to_tensor(variable)) == 2.0
-    assert any(v is variable for v in read)
 
 
 def test_a_scope_collects_losses_when_it_is_told_to_later():

@@ -54,26 +54,6 @@ def test_resource_handles_say_the_name_of_their_variable():
 # -- data sets ---------------------------------------------------------------------------------------
 
 
-def test_dataset_of_an_iterator_and_before_a_transformation():
-    first = tf.data.Dataset.range(3)
-    second = first.map(lambda x: x + 1)
-    assert borrowed.dataset_of(iter(second)) is second
-    assert borrowed.dataset_of(iter([1, 2])) is None
-    assert borrowed.dataset_before(second) is first
-    assert borrowed.dataset_before(first) is None
-
-
-def test_iterators_of_a_strategy():
-    dataset = tf.data.Dataset.range(4).batch(2)
-    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
-    iterator = iter(strategy.experimental_distribute_dataset(dataset))
-    assert isinstance(iterator, tf.distribute.DistributedIterator)
-    (found,) = borrowed.datasets_of_replicas(iterator)
-    while found is not None and found is not dataset:
-        found = borrowed.dataset_before(found)
-    assert found is dataset
-
-
 def test_an_iterator_is_its_resource():
     iterator = iter(tf.data.Dataset.range(3))
     spec = tf.type_spec_from_value(iterator)

@@ -134,7 +134,7 @@ def largest_difference(ours, exact) -> tuple[str, float]:
     # is relative to the gradients of other variables.
     least = 1e-2 * max(float(tf.reduce_max(tf.abs(total))) for total in exact.sums)
     pairs = [
-        # A norm of 0 becomes what the ghost engine adds to norms (`per_example_gradient.VANISHING`).
+        # A norm of 0 becomes what the ghost engine adds to norms (`norms.VANISHING`).
         ("norms", ours.norms, exact.norms, 1e-6),
         ("losses", ours.losses, exact.losses, 0.0),
         ("losses of outputs", ours.output_losses, exact.output_losses, 0.0),

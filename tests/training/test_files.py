@@ -174,7 +174,7 @@ def test_every_file_and_copy_of_every_model_keeps_what_was_spent(kind, tmp_path)
         if name == "model.save":
             if kind == "own compile":
                 recompiled(made, kind)
-            assert int(made.optimizer.iterations) == 2
+            assert int(made.optimizer.iterations) == (0 if kind == "own compile" else 2)
             train(made)
             assert (steps(made), steps(model)) == (4, 2) and spent(made) > spent(model)
 
@@ -204,7 +204,7 @@ def test_a_file_holds_the_settings(tmp_path):
     made = small(engine="vectorized", physical_batch_size=4, public_preprocessing=True)
     made.save(tmp_path / "a.keras")
     for loaded in (load(tmp_path / "a.keras"), copy.deepcopy(made)):
-        privacy = loaded._privacy
+        privacy = loaded.privacy
         assert (privacy.engine, privacy.physical_batch_size) == ("vectorized", 4)
         assert privacy.public_preprocessing is True
 

@@ -23,4 +23,5 @@ import tensorflow as the_tensorflow
 
 from tfdp._compat import versions
 
-versions.check({"keras": the_keras.__version__, "tensorflow": the_tensorflow.__version__})
+versions.check("keras", the_keras.__version__)
+versions.check("tensorflow", the_tensorflow.__version__)

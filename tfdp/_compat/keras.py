@@ -1,11 +1,10 @@
 """Non-public names that tfdp borrows from Keras, each wrapped in one function or name of its own.
 
-The borrowed names, except those in `SINCE`, were seen in both Keras 3.12.4 and 3.15.1. None has a
-default value, which would hide a change.
+The borrowed names were seen in both Keras 3.12.4 and 3.15.1. None has a default value, which would hide
+a change. `tests/_compat/test_overrides.py` lists the methods that tfdp overrides or replaces.
 """
 
 import contextlib
-import functools
 import io
 
 import keras
@@ -20,7 +19,6 @@ with borrowing("a name of keras.src"):
     from keras.src.backend.tensorflow.trainer import reduce_per_replica
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
     from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
-    from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
     from keras.src.trainers.data_adapters.array_slicing import (
@@ -47,75 +45,9 @@ Trainer = keras.Model.__bases__[0]
 # imports it from here, so that another backend is refused first.
 floatx = keras.config.floatx
 
-# Methods that subclasses in tfdp override and Keras calls, with the parameters (without `self`) of
-# Keras' own methods; None marks a property. An override must be an attribute of the subclass, so no
-# function in this module can wrap it.
-OVERRIDDEN = {
-    "keras.Model": {
-        "__reduce__": (),
-        "compile": (
-            *("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics"),
-            *("run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss"),
-        ),
-        "compile_from_config": ("config",),
-        "fit": (
-            *("x", "y", "batch_size", "epochs", "verbose", "callbacks", "validation_split"),
-            *("validation_data", "shuffle", "class_weight", "sample_weight", "initial_epoch"),
-            *("steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq"),
-        ),
-        "get_compile_config": (),
-        "get_metrics_result": (),
-        "make_train_function": ("force",),
-        "save": ("filepath", "overwrite", "zipped", "kwargs"),
-        "train_on_batch": ("x", "y", "sample_weight", "class_weight", "return_dict"),
-        "train_step": ("data",),
-    },
-    "keras.layers.Layer": {
-        "build": ("input_shape",),
-        "call": ("args", "kwargs"),
-        "compute_mask": ("inputs", "previous_mask"),
-        "compute_output_shape": ("args", "kwargs"),
-        "from_config": ("config",),
-        "get_config": (),
-        "load_own_variables": ("store",),
-        "save_own_variables": ("store",),
-    },
-    "keras.optimizers.Optimizer": {
-        "__reduce__": (),
-        "_all_reduce_sum_gradients": ("grads_and_vars",),
-        "apply": ("grads", "trainable_variables"),
-        "build": ("variables",),
-        "get_config": (),
-        "learning_rate": None,
-    },
-    "keras.callbacks.Callback": {
-        "on_epoch_begin": ("epoch", "logs"),
-        "on_epoch_end": ("epoch", "logs"),
-        "on_test_begin": ("logs",),
-        "on_train_batch_begin": ("batch", "logs"),
-        "on_train_batch_end": ("batch", "logs"),
-        "on_train_begin": ("logs",),
-        "on_train_end": ("logs",),
-    },
-    "keras.StatelessScope": {"get_current_value": ("variable",)},
-}
-# Methods that tfdp replaces on single layers while it traces a pass, in the same form.
-REPLACED = {
-    "keras.layers.RNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
-    "keras.layers.SimpleRNN": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
-    "keras.layers.LSTM": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
-    "keras.layers.GRU": {"inner_loop": ("sequences", "initial_state", "mask", "training")},
-    "keras.layers.Bidirectional": {
-        "_can_attempt_fused_lstm": ("mask", "initial_state"),
-        "_can_attempt_fused_gru": ("mask", "initial_state"),
-    },
-}
-# The first version of Keras that has a replaced method, if older supported versions lack it. Those
-# older versions always call the layers.
-SINCE = {"_can_attempt_fused_lstm": (3, 15), "_can_attempt_fused_gru": (3, 15)}
 # Methods by which a container layer decides whether to compute without calling its inner layers.
 SHORTCUTS = {
-    keras.layers.Bidirectional: tuple(REPLACED["keras.layers.Bidirectional"]),
+    keras.layers.Bidirectional: ("_can_attempt_fused_lstm", "_can_attempt_fused_gru"),
 }
 
 # -- layers ------------------------------------------------------------------------------------------
@@ -169,11 +101,6 @@ def layers_of(layer, *, itself: bool = False) -> list:
     return list(layer._flatten_layers(include_self=itself, recursive=True))
 
 
-def children(layer) -> list:
-    """The layers that Keras tracks as direct attributes of a layer (`Layer._layers`)."""
-    return layer._layers
-
-
 def seed_generators(layer) -> list:
     """The seed generators of a layer, without those of inner layers (`Layer._seed_generators`)."""
     return layer._seed_generators
@@ -194,15 +121,6 @@ def normalizes_by_batch(layer) -> bool:
     return layer.trainable or not stock
 
 
-def exchange_child(layer, old, new) -> None:
-    """Puts one tracked inner layer in the place of another (`Tracker.replace_tracked_value`).
-
-    Attributes that hold the old layer have to be set afterwards, which the tracker then allows on a
-    built layer, too.
-    """
-    layer._tracker.replace_tracked_value("layers", old, new)
-
-
 def kernel_of(layer):
     """The kernel variable of Dense, EinsumDense or a convolution (`_kernel`).
 
@@ -211,17 +129,12 @@ def kernel_of(layer):
     return layer._kernel
 
 
-def table_of(layer):
-    """The variable of an Embedding (`_embeddings`). The public `layer.embeddings` may be a tensor."""
-    return layer._embeddings
-
-
 def was_given_vocabulary(layer) -> bool:
     """Whether a lookup layer got its vocabulary in its constructor (`_has_input_vocabulary`).
 
-    The result is False for a layer that was adapted, and for a layer without a vocabulary.
+    The result is False for a layer that was adapted, for one without a vocabulary, and for others.
     """
-    return layer._has_input_vocabulary
+    return getattr(layer, "_has_input_vocabulary", False)
 
 
 def forget_losses(model) -> None:
@@ -333,37 +246,6 @@ def configured_rate(optimizer):
 def compile_metrics(model):
     """The `CompileMetrics` that `compile` made of its metrics, or None (`_compile_metrics`)."""
     return model._compile_metrics
-
-
-def flat_metrics(compiled) -> tuple:
-    """Two functions of (y, y_pred), for `metrics` and `weighted_metrics` of a built `CompileMetrics`.
-
-    They return (`MetricsList`, y, y_pred) for each output with metrics (`_flat_metrics`,
-    `_flat_weighted_metrics`, `_flatten_y`).
-    """
-
-    def by_output(lists):
-        def pairs(y, y_pred):
-            flatten = compiled._flatten_y
-            found = zip(lists, flatten(y), flatten(y_pred), strict=False)
-            return [each for each in found if each[0] is not None]
-
-        return pairs
-
-    return (
-        by_output(compiled._flat_metrics),
-        by_output(compiled._flat_weighted_metrics),
-    )
-
-
-def function_of(metric):
-    """The function whose mean a metric is, with its options (`_fn`, `_fn_kwargs`), or None."""
-    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
-        return None
-    function, options = metric._fn, metric._fn_kwargs
-    if not options:
-        return function
-    return functools.update_wrapper(functools.partial(function, **options), function)
 
 
 @contextlib.contextmanager

@@ -43,21 +43,6 @@ def operations_in_conversion(error: BaseException | None) -> list:
 # -- data sets ---------------------------------------------------------------------------------------
 
 
-def dataset_of(iterator):
-    """The dataset of an iterator (`_dataset`), or None for other objects than dataset iterators."""
-    return getattr(iterator, "_dataset", None)
-
-
-def datasets_of_replicas(iterator: tf.distribute.DistributedIterator) -> list:
-    """For each worker of a strategy the dataset that it iterates over, or None (`_iterators`)."""
-    return [dataset_of(part) for part in iterator._iterators]
-
-
-def dataset_before(dataset):
-    """The dataset that a transformation was applied to (`_input_dataset`), or None for a source."""
-    return getattr(dataset, "_input_dataset", None)
-
-
 def resource_of(iterator: tf.data.Iterator) -> tf.Tensor:
     """The resource of an iterator, which is its only component as a composite tensor."""
     (resource,) = tf.nest.flatten(iterator, expand_composites=True)

@@ -9,7 +9,6 @@ import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tfdp._validate import refuse_unknown
 from tfdp.accounting import records
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms.base import Mechanism
@@ -30,19 +29,6 @@ _OWN = (
     "start",
     "insecure_seed",
 )
-# Names that other libraries use for the same numbers.
-_ELSEWHERE = {
-    "batch_size": "Pass lot_size, the nominal size of a lot.",
-    "n": "Pass num_examples.",
-    "number_of_examples": "Pass num_examples.",
-    "dataset_size": "Pass num_examples.",
-    "num_epochs": "Pass epochs.",
-    "sample_rate": "Pass num_examples and lot_size, whose ratio it is.",
-    "max_grad_norm": "Pass l2_norm_clip.",
-    "used_microbatching": "Pass microbatch_size, the number of examples that are clipped together.",
-    "epsilon": "It is a result: see tfdp.accounting.proven, or noise_for to meet a budget.",
-    "delta": "A run has none: pass it to tfdp.accounting.proven or noise_for.",
-}
 _BASES = {"mechanism": Mechanism, "sampling": Sampling, "contribution": Contribution}
 
 
@@ -146,7 +132,7 @@ def _refuse_missing(given: dict[str, Any]) -> None:
 
 
 def _refuse_unknown(given: dict[str, Any], names: Iterable[str]) -> None:
-    """Raises TypeError for a name that no class of any part has, with the name that was meant.
+    """Raises TypeError for a name that no class of any part has.
 
     This comes before the parts are made: if a required field is misspelled, its right name is
     missing as well, and that alone would not help.
@@ -155,7 +141,10 @@ def _refuse_unknown(given: dict[str, Any], names: Iterable[str]) -> None:
     names = [name for name in names if name not in given]
     names = [n for n in names if not any(n in _field_names_of(s, v) for s, v in given.items())]
     if names:
-        refuse_unknown("Run", names, {*_OWN, *_every_field()}, _ELSEWHERE)
+        known = {*_OWN, *_every_field()}
+        for name in names:
+            if name not in known:
+                raise TypeError(f"Run has no argument {name!r}. Expected one of {sorted(known)}.")
 
 
 def _field_names_of(slot: str, value: Any) -> Iterable[str]:

@@ -69,7 +69,7 @@ def record(model, folder: str | os.PathLike) -> Iterator[None]:
     if os.listdir(folder):
         raise ValueError(f"Expected an empty folder for the recording. Found files in {folder}.")
     model.save(os.path.join(folder, MODEL))
-    if model._privacy.watch is not None:
+    if model.privacy.watch is not None:
         raise ValueError("Expected one recording of a model at a time. Found another one running.")
     recorder = _Recorder(model, folder)
     with recorder.installed():
@@ -154,14 +154,14 @@ class _Recorder:
         def given(gradients):
             self._given = [tf.identity(g) for g in gradients]
 
-        model._privacy.watch = watch
+        model.privacy.watch = watch
         object.__setattr__(optimizer, "update", recorded_update)
         try:
             with watched_update(optimizer, given):
                 model.train_function = None  # so that the next step is traced with the recorder
                 yield
         finally:
-            model._privacy.watch = None
+            model.privacy.watch = None
             object.__delattr__(optimizer, "update")
             model.train_function = None
 
@@ -177,7 +177,7 @@ class _Recorder:
 
     def _note_fit(self):
         """Counts calls of `fit`, and writes the keys of the examples that each draws from."""
-        feed = self._model._privacy.training.feed
+        feed = self._model.privacy.training.feed
         if feed is not None and feed is self._feed:
             return
         self._feed, self._fit = feed, self._fit + 1
@@ -204,7 +204,7 @@ class _Recorder:
             "run_ids": self._run_ids,
             "fits": self._fits,
             "runs": {name: run.to_dict() for name, run in model.privacy.ledger.entries.items()},
-            "engine": model._privacy.engine,
+            "engine": model.privacy.engine,
             "mean_factor": model.optimizer.mean_factor,
             "decayed": decayed(model.optimizer, model.trainable_variables),
             "trainable": [[*v.shape] for v in model.trainable_variables],

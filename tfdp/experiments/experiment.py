@@ -226,11 +226,7 @@ def run(
             PrivacyProgress(experiment.delta, experiment.guarantee, experiment.adjacency)
         )
         if log_dir is not None:
-            callbacks.append(
-                PrivacyTensorBoard(
-                    log_dir, experiment.delta, experiment.adjacency, hparams=_hparams(planned)
-                )
-            )
+            callbacks.append(PrivacyTensorBoard(log_dir, experiment.delta, experiment.adjacency))
     elif log_dir is not None:
         callbacks.append(keras.callbacks.TensorBoard(log_dir, write_graph=False))
     started = time.perf_counter()
@@ -372,13 +368,3 @@ def _check_finite(model, x, when):
     first = keras.tree.map_structure(operator.itemgetter(slice(64)), x)
     if not np.isfinite(model.predict(first, verbose=0)).all():
         raise FloatingPointError(f"The model's output is not a finite number {when}.")
-
-
-def _hparams(planned):
-    names = (
-        "mechanism", "lot_size", "steps", "sampling", "l2_norm_clip", "noise_multiplier",
-    )  # fmt: skip
-    named = {"mechanism": planned.mechanism_name, "sampling": planned.sampling_name}
-    found = {name: named.get(name) or getattr(planned, name, 0.0) for name in names}
-    # TensorBoard has no tables; that of the noise is in the settings.
-    return {name: v[0] if isinstance(v, tuple) else v for name, v in found.items()}

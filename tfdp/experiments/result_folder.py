@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 
 from absl import logging
 
-from tfdp._files import exchange, secret_folder, sync_folder, sync_tree
+from tfdp._files import secret_folder, sync_folder, sync_tree
 from tfdp._interruptions import Interruptions
 from tfdp.experiments.partial_folder import PartialFolder, ResultBusy, ResultError, clear_leftovers
 from tfdp.experiments.places import check_outside, check_replaceable, look
@@ -335,14 +335,6 @@ class ResultFolder:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     self._checked(partial.target)
                 raise
-        elif exchange(partial.result, partial.target):
-            # The partial folder, which will be removed, now holds what was at the target. If that
-            # is no result after all, the two are swapped back.
-            try:
-                look(partial.result)
-            except BaseException:
-                exchange(partial.result, partial.target)
-                raise
         else:
             _move_aside(partial)
 
@@ -435,7 +427,7 @@ def _write(work, record, card, save_model, check_held):
 
 
 def _move_aside(partial):
-    """Replaces an earlier result on a system that cannot swap two names.
+    """Replaces an earlier result.
 
     If the process dies between the two renamings, nothing is at the target, and the earlier result
     is in `NAME.partial/previous`. The next run restores it.

@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import BaseConv, layers_of
-from tfdp.gradients.factors import rows_or_expected
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.norms import rows_or_expected
 
 # Size of a chunk on a CPU for models with convolutions or recurrent layers, where the caller gives no
 # physical batch size: as many rows as make _CHUNK_BYTES in a forward pass, but within _CHUNK_ROWS.

@@ -6,13 +6,8 @@ import tensorflow as tf
 
 from tfdp._compat.kernel_gradients import flat, is_one_plane, kernel_gradients, products_by_rows
 from tfdp._compat.patches import THIN_CHANNELS, patches
-from tfdp.gradients.factors import (
-    Arranged,
-    Instantiated,
-    OuterProducts,
-    PerExampleGradient,
-    instantiates,
-)
+from tfdp.gradients.factors import Arranged, Instantiated, OuterProducts, PerExampleGradient
+from tfdp.gradients.norms import instantiates
 
 
 def kernel_gradient(inputs, outputs, window, groups, filters) -> PerExampleGradient:

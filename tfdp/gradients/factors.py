@@ -1,36 +1,27 @@
 """Per-example gradients of one variable, kept as factors for as long as that is cheaper.
 
 The classes have all that the ghost engine needs of a gradient: squared norms of the rows, a weighted
-sum of the rows, the tensors whose rows can be removed, and sums of consecutive rows. A rule says *what*
-the gradient is (usually a sum of outer products over positions); these classes choose *how* it is
-cheapest to compute.
+sum of the rows, the tensors whose rows can be removed, and sums of consecutive rows. The engine says
+*what* the gradient is (usually a sum of outer products over positions); these classes choose *how* it
+is cheapest to compute.
 """
 
 import abc
-import contextlib
-import contextvars
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from tfdp._compat import float32_products
-from tfdp._compat.tensorflow import inside_xla, on_gpu
-
-# The number of rows to expect where it is unknown while the graph is built.
-_ROWS = contextvars.ContextVar("rows", default=256)
-# Outer products are not instantiated if that takes more than this many float32 numbers (128 MB).
-_MOST_INSTANTIATED = 32 * 2**20
-# Where a gradient nearly cancels over its positions, its squared norm from Gram matrices is a
-# difference of large numbers. Below this fraction of the square of the triangle inequality's bound,
-# float32 rounding could understate a norm, and the gradient would exceed the clip norm. So a squared
-# norm below this fraction is raised to it.
-CANCELLATION = 1e-4
-# Added to the squared norm of a factor that was not divided by its largest entry first. It is more
-# than float32 arithmetic loses where squares vanish, and negligible beside other squared norms.
-VANISHING = 1e-24
+from tfdp.gradients.norms import (
+    VANISHING,
+    exceeding,
+    gram,
+    instantiates,
+    row_squares,
+    strict,
+)
 
 
 class PerExampleGradient(abc.ABC):
@@ -110,7 +101,7 @@ class Instantiated(PerExampleGradient):
         self.finish = finish or identity
 
     def square_norms(self):
-        return _row_squares(self._flat())
+        return row_squares(self._flat())
 
     def weighted_sum(self, weights):
         total = float32_products.weighted_sum(weights, self._flat())
@@ -191,7 +182,7 @@ class OuterProducts(PerExampleGradient):
         # Products of squares overflow or vanish long before the products themselves. A factor that
         # overflows makes its row infinite; VANISHING makes up for squares that vanish.
         if self._flat is not None:
-            left, right = map(_row_squares, self._flat)
+            left, right = map(row_squares, self._flat)
             return exceeding((left + VANISHING) * (right + VANISHING))
         left_squares = tf.reduce_sum(tf.square(self.left), axis=2) + VANISHING
         right_squares = tf.reduce_sum(tf.square(self.right), axis=2) + VANISHING
@@ -363,89 +354,8 @@ class _SumsOfLookups:
         return tf.math.unsorted_segment_sum(weighted, indices, size)
 
 
-@contextlib.contextmanager
-def expecting_rows(rows: int | None):
-    """Context in which computations are chosen for `rows` rows if the graph does not say how many."""
-    token = _ROWS.set(rows or _ROWS.get())
-    try:
-        yield
-    finally:
-        _ROWS.reset(token)
-
-
-def rows_or_expected(rows: int | None) -> int:
-    """Returns `rows`, or the number of rows to expect if `rows` is None."""
-    return rows or _ROWS.get()
-
-
-def instantiates(rows, positions, p, q) -> bool:
-    """Whether writing out sums of outer products is cheaper than their Gram matrices.
-
-    Args:
-        rows, positions: None where unknown.
-        p, q: lengths of the factors.
-    """
-    rows = rows_or_expected(rows)
-    if rows * p * q > _MOST_INSTANTIATED or positions == 1:
-        return False
-    if positions is None:
-        return True
-    # Costs per row: operations, and numbers moved to and from memory.
-    instantiated = positions * p * q + 3 * p * q
-    gram = positions * positions * (p + q + 4) + positions * p * q / 2
-    return instantiated <= gram
-
-
-def rounding(terms: int, positions: int | None) -> float:
-    """Returns how much a squared norm from Gram matrices may be too small, with room to spare.
-
-    Rounding errors of a sum of n products grow like the square root of n, and those of the entries of
-    a Gram matrix average out. Measured on a CPU with and without XLA, over 2 to 512 positions and
-    factors of 4 to 2,048 entries that cancel or do not, the largest error was a quarter of this value.
-
-    Args:
-        terms: number of entries of both factors at one position.
-        positions: number of positions; None where unknown.
-
-    Returns:
-        A fraction of the square of the triangle inequality's bound.
-    """
-    unit = float32_products.unit()
-    return unit * (2.0 + math.sqrt(terms)) / math.sqrt((positions or 2) / 2)
-
-
-def gram(factor: tf.Tensor) -> tf.Tensor:
-    """Returns the products of all positions of a factor: [rows, t, p] to [rows, t, t]."""
-    return float32_products.product(functools.partial(tf.matmul, transpose_b=True), factor, factor)
-
-
 def _transposed_product(left, right):
     return float32_products.product(functools.partial(tf.matmul, transpose_a=True), left, right)
-
-
-def exceeding(square, largest=None):
-    """Raises squared norms by what the products in a sum may add to it where a GPU rounds them.
-
-    Args:
-        square: float32 [rows]: squared norms.
-        largest: float32 [rows]: the squares of the triangle inequality's bounds; `square` if None.
-    """
-    if not on_gpu():
-        return square  # as much as any float32 sum
-    longer = 3.0 * float32_products.unit() * tf.sqrt(square if largest is None else largest)
-    return tf.square(tf.sqrt(square) + longer)
-
-
-def strict(square, largest, terms: int, positions: int | None):
-    """Raises squared norms that rounding may have understated because terms cancel.
-
-    Args:
-        square: float32 [rows]: squared norms, from Gram matrices.
-        largest: float32 [rows]: the squares of the triangle inequality's bounds.
-        terms, positions: as in `rounding`.
-    """
-    square = square + rounding(terms, positions) * largest
-    return exceeding(tf.maximum(square, CANCELLATION * largest), largest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -487,11 +397,3 @@ def zero_rows(values: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
     """Returns `values` [rows, ...] with zeros in rows where `keep` (bool [rows]) is False."""
     keep = tf.reshape(keep, [-1] + [1] * (values.shape.rank - 1))
     return tf.where(keep, values, tf.zeros([], values.dtype))
-
-
-def _row_squares(values):
-    """Returns float32 [rows]: sums of squares of `values` [rows, n]."""
-    if inside_xla():
-        return tf.reduce_sum(tf.square(values), axis=1)  # XLA lacks the operation below
-    # This operation reads the values once and does not write squares (measured: half the time).
-    return tf.square(tf.math.reduce_euclidean_norm(values, axis=1))

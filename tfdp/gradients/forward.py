@@ -74,7 +74,6 @@ class Forward:
 
     Args:
         model: a built and compiled Keras model.
-        frozen: whether the model may have no trainable variable.
 
     Attributes:
         row_bytes: about how many bytes of floats a pass computes for one row, which
@@ -84,11 +83,11 @@ class Forward:
         ValueError: the model has no trainable variable.
     """
 
-    def __init__(self, model, *, frozen: bool = False):
+    def __init__(self, model):
         self.model = model
         self.variables = list(model.trainable_variables)
         self.state_variables = list(model.non_trainable_variables)
-        if not self.variables and not frozen:
+        if not self.variables:
             remedy = "Give it an Input layer, or call it once on data."
             if model.built:
                 remedy = "It is built, and all its weights are frozen: set layer.trainable = True."

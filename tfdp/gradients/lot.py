@@ -19,8 +19,8 @@ from tfdp.gradients.chunks import (
 )
 from tfdp.gradients.contract import BoundedSum, Engine, needs_whole_lots
 from tfdp.gradients.engines import exact, ghost, loop, lotwise
-from tfdp.gradients.factors import expecting_rows
 from tfdp.gradients.forward import Forward
+from tfdp.gradients.norms import expecting_rows
 from tfdp.layers.lot_statistics import uses_batch_statistics
 
 _USUAL_ROWS = 2048

@@ -15,11 +15,10 @@ from tfdp.gradients.factors import (
     OuterProducts,
     PerExampleGradient,
     in_layout_of_variable,
-    instantiates,
     keeps_order,
-    strict,
     zero_rows,
 )
+from tfdp.gradients.norms import instantiates, strict
 
 
 class MomentTerm:

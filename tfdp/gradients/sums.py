@@ -15,18 +15,15 @@ import tensorflow as tf
 
 from tfdp._compat import float32_products
 from tfdp.gradients.factors import (
-    VANISHING,
     Instantiated,
     Lookups,
     OuterProducts,
     PerExampleGradient,
-    gram,
     identity,
     in_layout_of_variable,
-    instantiates,
-    strict,
 )
 from tfdp.gradients.moment_terms import MomentTerm
+from tfdp.gradients.norms import VANISHING, gram, instantiates, strict
 
 
 def added(parts: list[PerExampleGradient]) -> PerExampleGradient:
@@ -104,7 +101,7 @@ class LookupsAndProducts(PerExampleGradient):
         self.lookups, self.products = lookups, products
 
     def is_cheaper_instantiated(self) -> bool:
-        """Whether the gradient should be written out; see `per_example_gradient.instantiates`."""
+        """Whether the gradient should be written out; see `norms.instantiates`."""
         counts = self.lookups.indices.shape[1], self.products.left.shape[1]
         positions = None if None in counts else sum(counts)
         rows, _, size = self.products.left.shape

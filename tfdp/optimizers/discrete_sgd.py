@@ -189,8 +189,7 @@ def make_discrete_optimizer_class(base: type) -> type:
         >>> optimizer.family
         NoiseFamily(name='laplace', degrees_of_freedom=None)
     """
-    what = "on encoded, noisy gradients. See `DiscreteOptimizer`."
-    return make_class(DiscreteOptimizer, base, "Discrete{}Optimizer", what)
+    return make_class(DiscreteOptimizer, base, "Discrete{}Optimizer")
 
 
 DiscreteSGDOptimizer = make_discrete_optimizer_class(keras.optimizers.SGD)

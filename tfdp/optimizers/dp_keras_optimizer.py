@@ -17,9 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import unpickled
-from tfdp._other_libraries import refuse_other
 from tfdp._validate import positive, schedule, whole
-from tfdp.account import SavedRun
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.gradients.bounds import L2Clip, make_bound
 from tfdp.gradients.contract import BoundedSum
@@ -116,7 +114,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         seed: int | str | None = None,
         **kwargs,
     ):
-        refuse_other(type(self).__name__, kwargs)
         for name in ("gradient_accumulation_steps", "loss_scale_factor"):
             if kwargs.get(name) not in (None, 1):
                 raise ValueError(
@@ -155,10 +152,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             )
         else:
             vars(self)[name] = value
-
-    def __getattr__(self, name):
-        refuse_other(type(self).__name__, [name], AttributeError)
-        return object.__getattribute__(self, name)
 
     def build(self, variables):
         """Makes the slots and, with adaptive clipping, the variable C, which is public and saved."""
@@ -259,18 +252,11 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """
         return {}
 
-    def begin(self, session: Session, resumed: bool = False) -> None:
-        """Prepares the optimizer for a session before its first step.
-
-        Args:
-            session: the session.
-            resumed: whether its run was begun by another session, whose secrets were taken up.
-        """
-        # Only a seeded source uses the salt. Draws are numbered by the steps of the run, so a resumed
-        # run continues them; another session of this optimizer draws other numbers.
-        self._sessions += not resumed
-        salt = (max(self._sessions, 1), session.first_iteration)
-        self._noise = NoiseSource(self._seed, salt)
+    def begin(self, session: Session) -> None:
+        """Prepares the optimizer for a session before its first step."""
+        # Only a seeded source uses the salt: another session of this optimizer draws other numbers.
+        self._sessions += 1
+        self._noise = NoiseSource(self._seed, (self._sessions, session.first_iteration))
 
     def continues(self, session: Session) -> bool:
         """Whether training may continue within the open session."""
@@ -284,15 +270,15 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """What only a continued run needs besides weights and slots; a secret, never released."""
         return {}
 
-    def take_up_secrets(self, state: dict, saved: SavedRun, lost: int, variables) -> None:
-        """Takes over the `secret_state` of another process, so that its run continues here.
+    def resume(self, session: Session, state: dict, lost: int) -> None:
+        """Prepares the optimizer for a session whose run was begun by another process.
 
         Args:
-            state: from `secret_state`, after `saved.steps - lost` steps.
-            saved: the run, with the steps that were counted.
+            session: the session; its variables have the values of the state.
+            state: from `secret_state`, after `session.taken - lost` steps.
             lost: number of steps that were counted after the state was made, whose results are lost.
-            variables: the trainable variables, with the values of the state.
         """
+        self.begin(session)
 
     def update(self, bounded: BoundedSum, session: Session, variables, regularization):
         """Adds the noise, once for the lot, and applies the update rule.

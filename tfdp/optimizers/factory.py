@@ -29,12 +29,11 @@ def make_dp_optimizer_class(base: type) -> type:
         >>> DPLion.__name__
         'DPKerasLionOptimizer'
     """
-    what = "on private gradients. See `DPKerasOptimizer`."
-    return make_class(DPKerasOptimizer, base, "DPKeras{}Optimizer", what)
+    return make_class(DPKerasOptimizer, base, "DPKeras{}Optimizer")
 
 
 @functools.cache
-def make_class(kind: type, base: type, form: str, what: str, options: str = "") -> type:
+def make_class(kind: type, base: type, form: str) -> type:
     """Returns the class of a private optimizer with the update rule of a Keras optimizer class.
 
     The class is made once, and registered for files under its name.
@@ -43,9 +42,6 @@ def make_class(kind: type, base: type, form: str, what: str, options: str = "") 
         kind: the private optimizer.
         base: a subclass of `keras.optimizers.Optimizer`.
         form: name of the class, with {} for the name of `base`.
-        what: what the class makes of `base`, for its docstring: the end of a sentence, and what else
-            to read.
-        options: further arguments in the example.
 
     Raises:
         TypeError: no private optimizer can be made from `base`.
@@ -56,21 +52,18 @@ def make_class(kind: type, base: type, form: str, what: str, options: str = "") 
             "Expected a subclass of keras.optimizers.Optimizer that is not private yet, and not "
             f"LossScaleOptimizer, which scales the loss before clipping. Received: {base!r}"
         )
-    name, package = form.format(base.__name__), "tfdp"
-    doc = f"`keras.optimizers.{base.__name__}` {what}"
-    if getattr(keras.optimizers, base.__name__, None) is base:
-        doc += f"""
+    name = form.format(base.__name__)
+    # Classes of users, of whom two may have the same name, do not take each other's place in files.
+    stock = getattr(keras.optimizers, base.__name__, None) is base
+    package = "tfdp" if stock else f"tfdp.{base.__module__}"
+    doc = f"""`keras.optimizers.{base.__name__}` on private gradients; see `{kind.__name__}`.
 
     Example:
         >>> import keras, tfdp
-        >>> optimizer = tfdp.optimizers.{name}(
-        ...     l2_norm_clip=1.0, noise_multiplier=1.1{options})
-        >>> isinstance(optimizer, keras.optimizers.{base.__name__}), optimizer.noise_multiplier
-        (True, 1.1)
+        >>> make = tfdp.optimizers.{name}
+        >>> issubclass(make, tfdp.DPKerasOptimizer)
+        True
     """
-    else:
-        # Classes of users, of whom two may have the same name, do not take each other's place in files.
-        package = f"tfdp.{base.__module__}"
     cls = type(name, (kind, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
     return keras.saving.register_keras_serializable(package=package, name=name)(cls)
 

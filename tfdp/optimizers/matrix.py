@@ -66,11 +66,10 @@ class MatrixDPOptimizer(DPKerasOptimizer):
     def run_fields(self, variables) -> dict:
         return super().run_fields(variables) | {"strategy": self.strategy}
 
-    def begin(self, session, resumed=False) -> None:
-        super().begin(session, resumed)
-        if not resumed:
-            shapes = [v.shape for v in session.variables]
-            self._correlated = CorrelatedNoise(session.run.strategy, shapes)
+    def begin(self, session) -> None:
+        super().begin(session)
+        shapes = [v.shape for v in session.variables]
+        self._correlated = CorrelatedNoise(session.run.strategy, shapes)
 
     def add_noise(self, bounded, session):
         # Noise is correlated in units of the clip norm, like the sensitivity of the accounting.
@@ -92,16 +91,14 @@ class MatrixDPOptimizer(DPKerasOptimizer):
             return {}
         return {"key": self._noise.key, **self._correlated.state()}
 
-    def take_up_secrets(self, state, saved, lost, variables):
-        shapes = [v.shape for v in variables]
-        past = dict(state)
-        source = NoiseSource.with_key(past.pop("key"))
-        self._correlated = CorrelatedNoise(self.strategy, shapes)
-        self._correlated.take_up(past)
+    def resume(self, session, state, lost):
+        super().resume(session, state, lost)
+        self._correlated.take_up(state)
         # The noise of the lost steps, a function of key and step: that of later steps is correlated
         # with it.
-        table = np.ravel(saved.run.noise_multiplier)
-        for step in range(saved.steps - lost, saved.steps):
+        source, shapes = NoiseSource.with_key(state["key"]), [v.shape for v in session.variables]
+        table = np.ravel(session.run.noise_multiplier)
+        for step in range(session.taken - lost, session.taken):
             fresh = source.gaussians(step, float(table[step % len(table)]), shapes)
             self._correlated.correlate(fresh, step)
 
@@ -154,8 +151,7 @@ def make_matrix_optimizer_class(base: type) -> type:
         >>> model.privacy.steps_taken
         20
     """
-    what, options = "with correlated noise. See `MatrixDPOptimizer`.", ", bands=4, steps=100"
-    return make_class(MatrixDPOptimizer, base, "MatrixDP{}Optimizer", what, options)
+    return make_class(MatrixDPOptimizer, base, "MatrixDP{}Optimizer")
 
 
 MatrixDPSGDOptimizer = make_matrix_optimizer_class(keras.optimizers.SGD)

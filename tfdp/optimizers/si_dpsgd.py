@@ -200,14 +200,13 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             rates = (*known.learning_rates, *rates[len(known.learning_rates) :])
         return fields | {"learning_rates": rates}
 
-    def begin(self, session, resumed=False) -> None:
+    def begin(self, session) -> None:
         """Starts the means at the weights, which are public, with no velocity.
 
         Earlier training reaches the new session only through the released weights.
 
         Args:
             session: the session that was opened.
-            resumed: whether the means of its run were taken up already.
 
         Raises:
             ValueError: a weight has a constraint, which would have to hold for the secret means, or
@@ -227,9 +226,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
                 "is left. Expected float32 or float64 weights (the policy mixed_bfloat16 has float32 "
                 f"weights). Found {coarse}."
             )
-        super().begin(session, resumed)
-        if resumed:
-            return
+        super().begin(session)
         first = int(self.iterations.numpy())
         self._hidden = _Hidden(self._hidden.rule, variables, first, session.run.momentum > 0)
 
@@ -240,17 +237,16 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         named = self._hidden.named().items()
         return {name: keras.ops.convert_to_numpy(value) for name, value in named}
 
-    def take_up_secrets(self, state, saved, lost, variables):
+    def resume(self, session, state, lost):
         """Resumes with the means of the last step that was saved; see docs/decisions/crashes.md.
 
         After lost steps velocities start at zero, so that no earlier record moves a later mean by
         more than it would have without the loss.
         """
-        made = _Hidden(self._hidden.rule, variables, saved.first_iteration, saved.run.momentum > 0)
-        for name, variable in made.named().items():
+        super().resume(session, state, lost)
+        for name, variable in self._hidden.named().items():
             if not (lost and name.startswith("velocity")):
                 variable.assign(state[name])
-        self._hidden = made
 
     def continues(self, session) -> bool:
         """False if the weights are not those that this optimizer assigned last."""

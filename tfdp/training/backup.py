@@ -111,14 +111,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._adjacency = None if adjacency is None else check_adjacency(adjacency)
         self.planned_steps: int | None = None
         self.restarts, self.lost_steps, self.earlier_seconds = 0, 0, 0.0
-        # Number of steps of the longest whole epoch of earlier processes; None before one has ended.
-        self.longest_epoch: int | None = None
         self.epochs: dict[int, dict] = {}
         self._first_attached = None
         self._folder, self._interruptions = BackupFolder(backup_dir), Interruptions()
-        self._account, self._session, self._run_id = None, None, None
-        # Place of the next step; steps of the run before it.
-        self._place, self._taken = Place(0), 0
+        self._account, self._training, self._session, self._run_id = None, None, None, None
         self._reserved, self._reserved_at, self._reserved_after = 0, 0.0, 0
         self._saved_at, self._saved_after = 0.0, 0
         self._writing, self._reserving = 0.0, 0.0  # seconds of writing a state, and a reservation
@@ -144,9 +140,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._setup, self._length, self._last_epoch = setup_of(model, feed), feed.steps, epochs
         self._folder.enter()
         try:
-            self._place = self._resumed(feed, epoch)
+            place = self._resumed(feed, epoch)
             with self._interruptions:
-                yield self._place
+                yield place
                 self._end()
         finally:
             self._detach()
@@ -155,16 +151,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         """The place where the training begins, after the state was put into the model."""
         found = self._folder.read()
         if found is None:
-            self.restarts, self.lost_steps, self.longest_epoch, self.epochs = 0, 0, None, {}
+            self.restarts, self.lost_steps, self.epochs = 0, 0, {}
             return Place(
                 epoch, order=feed.plan.lots.new_order().hex() if needs_order(feed) else None
             )
         about, arrays, reserved = found
         notes = about["notes"]
-        place, lost = give_state(self.model, self._account, self._setup, about, arrays, reserved)
+        place, lost = give_state(
+            self.model, self._account, feed, self._setup, about, arrays, reserved
+        )
         if about["run_id"] != self._run_id:  # else a second fit of one process, which is no restart
             self.restarts, self.earlier_seconds = notes["restarts"] + 1, notes["seconds"]
-        self.lost_steps, self.longest_epoch = notes["lost_steps"] + lost, notes["longest_epoch"]
+        self.lost_steps = notes["lost_steps"] + lost
         self.epochs = {int(epoch): logs for epoch, logs in notes["epochs"]}
         if lost:
             logging.warning(
@@ -173,7 +171,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 self._folder.path, f"{about['steps'] + lost:,}", f"{lost:,}",
             )  # fmt: skip
         if feed.steps is not None and place.step >= feed.steps:  # the epochs are shorter now
-            place = dataclasses.replace(place, epoch=place.epoch + 1, step=0)
+            place = place.next_epoch()
         if notes["ended"] == self._last_epoch:  # perhaps early; it has ended all the same
             place = dataclasses.replace(place, epoch=self._last_epoch, step=0)
         return place
@@ -190,38 +188,40 @@ class BackupAndRestore(keras.callbacks.Callback):
         }
         return history
 
-    def begin(self, session) -> None:
+    def begin(self, training, session) -> None:
         """Writes the first state of a session, before any of its steps is authorized.
 
         So a run has a state before its first reservation, and the state has the key of the session.
 
         Args:
-            session: the open session.
+            training: the training, with the place of its next step.
+            session: its open session.
 
         Raises:
             OSError: the state could not be written.
         """
         if session is self._session:
             return
-        self._session, self._run_id = session, session.run_id
-        self._taken = self._reserved = self._reserved_after = session.taken
+        self._training, self._session, self._run_id = training, session, session.run_id
+        self._reserved = self._reserved_after = session.taken
         self._write()
         self._reserved_at = time.monotonic()
 
-    def reserve(self) -> None:
-        """Reserves the authorized steps of the session on the disk, before they begin."""
+    def reserve(self, steps: int) -> None:
+        """Reserves steps on the disk that were just authorized, before they begin."""
         session, now = self._session, time.monotonic()
         if session.taken <= self._reserved:
             return
+        before = session.taken - steps
         passed = max(now - self._reserved_at, 1e-6)
-        speed = (self._taken - self._reserved_after) / passed
+        speed = (before - self._reserved_after) / passed
         ahead = math.ceil(speed * max(_AHEAD, self._reserving / _SHARE))
         if isinstance(self._save_freq, int):
             ahead = min(ahead, self._save_freq)  # who wants states often wants to lose little
         last = min(session.run.steps, session.limit)
-        self._reserved = int(max(session.taken, min(self._taken + ahead, last)))
+        self._reserved = int(max(session.taken, min(before + ahead, last)))
         self._folder.reserve(session.run_id, self._reserved)
-        self._reserved_at, self._reserved_after = time.monotonic(), self._taken
+        self._reserved_at, self._reserved_after = time.monotonic(), before
         self._reserving = self._reserved_at - now
 
     def _end(self):
@@ -243,7 +243,6 @@ class BackupAndRestore(keras.callbacks.Callback):
                     self._folder.reserve(session.run_id, session.taken)
             self._account.close_session()  # the run is resumed from the state, and nowhere else
         self._folder.leave()
-        self._account.waiting = None
         self._account = None
 
     # -- hooks -----------------------------------------------------------------------------------
@@ -266,12 +265,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._stop()
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._session is None:
-            return
-        place, steps = self._place, self._session.taken - self._taken
-        self._taken += steps
-        self._place = dataclasses.replace(place, step=place.step + steps, taken=place.taken + steps)
-        if self._is_due():
+        if self._session is not None and self._is_due():
             self._save()
 
     def on_test_begin(self, logs=None):
@@ -279,7 +273,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._stop()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._place = dataclasses.replace(self._place, epoch=epoch + 1, step=0)
         self.epochs[epoch] = {} if logs is None else logs  # later callbacks may add to it
 
     # -- saving ----------------------------------------------------------------------------------
@@ -288,7 +281,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._save_freq == "epoch":
             return False
         if self._save_freq is not None:
-            return self._taken - self._saved_after >= self._save_freq
+            return self._session.taken - self._saved_after >= self._save_freq
         least = max(self._seconds, self._writing / _SHARE)
         return time.monotonic() - self._saved_at >= least
 
@@ -315,13 +308,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             "restarts": self.restarts,
             "lost_steps": self.lost_steps,
             "ended": self._ended,
-            "longest_epoch": self.longest_epoch,
             "seconds": self.earlier_seconds + started - self._first_attached,
             "epochs": epochs,
         }
-        self._saved_at, self._saved_after = started, self._taken
+        self._saved_at, self._saved_after = started, self._session.taken
+        place = self._training.place
         self._folder.write(
-            *take_state(self.model, self._account, self._setup, self._length, self._place, notes)
+            *take_state(self.model, self._account, self._setup, self._length, place, notes)
         )
         self._writing = time.monotonic() - started
 

@@ -11,13 +11,15 @@ import dataclasses
 import keras
 import numpy as np
 
-from tfdp.account import Account, SavedRun
+from tfdp.account import Account
 from tfdp.accounting import Ledger
 from tfdp.accounting.sampling import sampling_class
+from tfdp.session import Session
 from tfdp.training.backup_folder import BackupError
 from tfdp.training.feeding import Feed, Place
+from tfdp.training.opening import planned_fields
 
-_VERSION = 6
+_VERSION = 7
 
 
 def take_state(
@@ -50,13 +52,14 @@ def take_state(
 
 
 def give_state(
-    model, account: Account, setup: dict, about: dict, arrays: dict, reserved: int
+    model, account: Account, feed: Feed, setup: dict, about: dict, arrays: dict, reserved: int
 ) -> tuple[Place, int]:
-    """Puts a state into a model, so that its next `fit` continues the saved run.
+    """Puts a state into a model and opens the session of the saved run, which the fit continues.
 
     Args:
         model: a compiled private model that is built.
         account: the account of its weights.
+        feed: what the fit draws from.
         setup: from `setup_of`.
         about, arrays: the state.
         reserved: number of steps of the run that may have been begun.
@@ -67,29 +70,34 @@ def give_state(
     Raises:
         BackupError: the state is of another model or of other data.
     """
-    optimizer = model.optimizer
+    optimizer, ledger = model.optimizer, Ledger.from_json(about["ledger"])
+    run_id, kept = about["run_id"], about["steps"]
+    run = ledger.entries[run_id]
     other = [name for name, value in setup.items() if about["setup"].get(name) != value]
+    if not other and run.with_(**planned_fields(model, feed.plan, optimizer, account.start)) != run:
+        other = ["settings"]
     if other:
         raise BackupError(
             f"The state is of a training with other {' and '.join(other)}. Expected the model, "
             "optimizer, data and version of that training, or another folder."
         )
-    ledger = Ledger.from_json(about["ledger"])
-    run_id, kept = about["run_id"], about["steps"]
     # This process may have continued the same run itself, after an interruption.
     taken = max(kept, reserved, ledger.taken(run_id), account.ledger.taken(run_id))
     # Planned steps may count beyond those taken.
     ledger.record(run_id, max(taken, ledger.steps(run_id)), taken)
     run, lost = ledger.entries[run_id], taken - kept
     first, turn = about["first_iteration"], about["turn"] + lost
-    saved = SavedRun(run_id, taken, first, run, turn, setup["examples"])
     account.close_session()
     account.ledger.merge(ledger)
     assign_arrays(model, arrays)
     optimizer.iterations.assign(first + taken)
     secrets = {n.partition(".")[2]: a for n, a in arrays.items() if n.startswith("secret.")}
-    optimizer.take_up_secrets(secrets, saved, lost, model.trainable_variables)
-    account.waiting = saved
+    plan, variables = dataclasses.replace(feed.plan, turn=turn), model.trainable_variables
+    with model.distribute_strategy.scope():  # its counter has a copy for each replica
+        account.session = Session(
+            account.ledger, run, plan, optimizer, variables, first, (run_id, taken)
+        )
+    optimizer.resume(account.session, secrets, lost)
     return _later(Place(**about["place"]), lost, about["length"]), lost
 
 
@@ -112,10 +120,11 @@ def setup_of(model, feed: Feed) -> dict:
 
 def _later(place: Place, steps: int, length: int | None) -> Place:
     """The place so many steps later."""
-    place, step = dataclasses.replace(place, taken=place.taken + steps), place.step + steps
+    place = place.later(steps)
     if length is None:
-        return dataclasses.replace(place, step=step)
-    return dataclasses.replace(place, epoch=place.epoch + step // length, step=step % length)
+        return place
+    epochs, step = divmod(place.step, length)
+    return dataclasses.replace(place, epoch=place.epoch + epochs, step=step)
 
 
 def arrays_of(model) -> dict[str, np.ndarray]:

@@ -10,7 +10,6 @@ neither the noise nor the divisor.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -65,7 +64,7 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
     Raises:
         ValueError: there is no batch, or its arrays have no common first axis.
     """
-    _say_what_is_lost()
+    logging.log_first_n(logging.WARNING, _LOST, 1)
     if isinstance(x, tf.data.Dataset):
         return _lots(x, None, int(x.cardinality().numpy()), class_weight)
     if isinstance(x, keras.utils.PyDataset):
@@ -82,6 +81,14 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
     return _lots(first, adapter, number, class_weight)
 
 
+_LOST = (
+    "Nothing is known about how these batches are drawn, so the training is accounted without "
+    "amplification by sampling: every example may be in every lot. With arrays, or with "
+    'tfdp.data.make_lots("poisson", x, y, lot_size=...), tfdp draws the lots itself, and the same '
+    "training has a much smaller epsilon."
+)
+
+
 def _lots(source, adapter, number, class_weight) -> Batches:
     """The batches of an adapter, or of a dataset, as lots; `source` begins with the first of them."""
     dataset = source if adapter is None else adapter.get_tf_dataset()
@@ -94,16 +101,6 @@ def _lots(source, adapter, number, class_weight) -> Batches:
     if adapter is not None:  # Keras tells it when epochs begin and end
         adapter.get_tf_dataset = lambda: dataset
     return Batches(dataset, size, number, adapter)
-
-
-@functools.cache  # once in a process
-def _say_what_is_lost():
-    logging.warning(
-        "Nothing is known about how these batches are drawn, so the training is accounted without "
-        "amplification by sampling: every example may be in every lot. With arrays, or with "
-        'tfdp.data.make_lots("poisson", x, y, lot_size=...), tfdp draws the lots itself, and the same '
-        "training has a much smaller epsilon."
-    )
 
 
 def _as_tuple(batch):

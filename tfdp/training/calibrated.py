@@ -68,7 +68,7 @@ def make_private_with_epsilon(
             here for the shapes of the data.
         optimizer: a Keras optimizer or its name, such as "adam", which becomes private by DP-SGD's
             noise; or a private optimizer of any mechanism, whose noise multiplier is replaced. It is
-            not changed.
+            not changed, and its seed is not taken over.
         data: arrays (x, y) or (x, y, sample_weight); `tfdp.data.Lots`; or a `tf.data.Dataset` of
             batches, which is accounted without amplification by sampling.
         epsilon: the budget, above 0.
@@ -86,7 +86,7 @@ def make_private_with_epsilon(
 
     Raises:
         ValueError: the model is not built and cannot be, its weights have spent something, the
-            optimizer was used or has a seed, or the data and arguments do not fit.
+            optimizer was used, or the data and arguments do not fit.
         CalibrationError: no noise gives a finite guarantee within the budget.
 
     Example:
@@ -107,14 +107,18 @@ def make_private_with_epsilon(
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
     physical = settings.get("physical_batch_size")
     data = _lots(data, batch_size, sampling, physical)
-    if isinstance(model, keras.Model):
-        build_for(model, data.inputs if isinstance(data, Lots) else data)
+    build_for(model, data.inputs if isinstance(data, Lots) else data)
     model = make_private(model, **settings)
-    _check_fresh(model)
+    if model.privacy.ledger.runs:
+        raise ValueError(
+            f"The weights of model '{model.name}' have spent privacy already, so noise for the whole "
+            "budget would exceed it. Expected fresh weights; or use tfdp.accounting.noise_for with "
+            "what is left."
+        )
     plan = plan_of(data, physical) if isinstance(data, Lots) else plan_of_dataset(data, physical)
     per_epoch = data.steps_per_epoch if isinstance(data, Lots) else plan.steps
     plan = dataclasses.replace(plan, steps=max(1, round(epochs * per_epoch)))
-    run = planned_run(model, plan, optimizer, model._account.start)
+    run = planned_run(model, plan, optimizer, model.privacy.account.start)
     too_large = delta_warning(delta, run.num_examples)
     if too_large:
         logging.warning("%s", too_large)
@@ -124,44 +128,19 @@ def make_private_with_epsilon(
 
 
 def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
-    """Returns a private optimizer with the configuration of another optimizer."""
-    if isinstance(optimizer, str):
-        optimizer = keras.optimizers.get(optimizer)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        refuse(
-            "optimizer",
-            "a Keras optimizer or its name",
-            optimizer,
-            "Pass one such as keras.optimizers.SGD(0.1), or a private one.",
-        )
+    """Returns a private optimizer with the configuration of another optimizer, but for its seed."""
+    optimizer = keras.optimizers.get(optimizer)
     if optimizer.built:
         raise ValueError(
             f"Expected an optimizer that was not used yet. Received {type(optimizer).__name__} after "
             f"{int(optimizer.iterations.numpy())} steps. Pass a new one."
         )
-    config = optimizer.get_config() | {"noise_multiplier": noise_multiplier}
-    kind = type(optimizer)
-    if isinstance(optimizer, DPKerasOptimizer):
-        if optimizer.seeded:
-            raise ValueError(
-                "Expected an optimizer with secret noise, since nothing finite is proven for a seed. "
-                "Received one with a seed. Leave `seed` out."
-            )
-        if l2_norm_clip is not None:
-            config["l2_norm_clip"] = l2_norm_clip
-    else:
-        kind = make_dp_optimizer_class(kind)
-        config["l2_norm_clip"] = 1.0 if l2_norm_clip is None else l2_norm_clip
-    return kind.from_config(config)
-
-
-def _check_fresh(model):
-    if model.privacy.ledger.runs:
-        raise ValueError(
-            f"The weights of model '{model.name}' have spent privacy already, so noise for the whole "
-            "budget would exceed it. Expected fresh weights; or use tfdp.accounting.noise_for with "
-            "what is left."
-        )
+    config, kind = optimizer.get_config(), type(optimizer)
+    if not isinstance(optimizer, DPKerasOptimizer):
+        config["l2_norm_clip"], kind = 1.0, make_dp_optimizer_class(kind)
+    if l2_norm_clip is not None:
+        config["l2_norm_clip"] = l2_norm_clip
+    return kind.from_config(config | {"noise_multiplier": noise_multiplier})
 
 
 def _lots(data, batch_size, sampling, physical_batch_size) -> Lots | tf.data.Dataset:
@@ -173,13 +152,6 @@ def _lots(data, batch_size, sampling, physical_batch_size) -> Lots | tf.data.Dat
                 "batch_size", "None, since the data have one", batch_size, "Leave batch_size out."
             )
         return data if lots is None else lots
-    if not isinstance(data, tuple) or len(data) not in (1, 2, 3):
-        raise ValueError(
-            "Expected data to be a tuple of arrays (x, y) or (x, y, sample_weight), tfdp.data.Lots or "
-            f"a tf.data.Dataset. Received {type(data).__name__}."
-        )
-    if batch_size is None:
-        raise ValueError("Expected batch_size, the nominal lot size, with arrays. Received None.")
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     return make_lots(
         sampling,

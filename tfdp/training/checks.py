@@ -1,7 +1,5 @@
 """Refuses models that break per-example privacy, and other optimizers; names layer and remedy."""
 
-from collections.abc import Iterable
-
 import keras
 import numpy as np
 
@@ -17,129 +15,65 @@ from tfdp.data import check_labels
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.optimizers import DPKerasOptimizer
 
-# The name of a mark: layers in this layer's attributes were exchanged, and its class does not know.
-FIXED_INSIDE = "_tfdp_fixed_inside"
+_BATCH_NORM = (
+    "normalizes each example with statistics of the whole batch, so one example changes the gradients "
+    "of all others. tfdp.fix(model, public_data=examples) replaces it by PublicBatchNormalization, and "
+    "tfdp.fix(model) by GroupNormalization; a layer with public statistics is frozen by "
+    "layer.trainable = False"
+)
+_NO_EXAMPLES = (
+    "has no public examples. Put its network into tfdp.layers.PublicExamples(network, examples), as "
+    "tfdp.fix(model, public_data=examples) does"
+)
+_ADAPTED = (
+    "takes what it holds from data by adapt() or set_vocabulary(), which no privacy guarantee covers. "
+    "Make it from public constants by the arguments of its class (mean and variance, vocabulary, "
+    "bin_boundaries). Where that data is public, say so: make_private(model, "
+    "public_preprocessing=[{!r}])"
+)
 
 
-def _batch_norm(layer):
-    if normalizes_by_batch(layer):
-        return (
-            "normalizes each example with statistics of the whole batch, so one example changes "
-            "the gradients of all others. tfdp.fix(model, public_data=examples) replaces it by "
-            "PublicBatchNormalization, and tfdp.fix(model) by GroupNormalization; a layer with "
-            "public statistics is frozen by layer.trainable = False"
-        )
-    return None
+def _is_adapted(layer) -> bool:
+    """Whether the values that a preprocessing layer holds may come from private data.
 
-    return None
-
-
-def _changes_nothing(normalization) -> bool:
-    """Whether a built Normalization has mean 0 and variance 1, as it is made: it was not adapted."""
-    if not normalization.built:
-        return False
-    zeros = (normalization.mean, normalization.adapt_mean)
-    ones = (normalization.variance, normalization.adapt_variance)
-    held = [[keras.ops.convert_to_numpy(v) for v in each] for each in (zeros, ones)]
-    return not any(map(np.any, held[0])) and all(np.all(each == 1) for each in held[1])
+    They become part of the model without any noise, unless they are constants of its constructor. Of
+    a layer that was loaded from a file, a vocabulary that came from a text file counts as adapted.
+    """
+    if isinstance(layer, keras.utils.FeatureSpace):
+        return any(map(_is_adapted, layer.preprocessors.values()))
+    if isinstance(layer, keras.layers.Normalization):
+        # Mean 0 and variance 1 are those of a layer that was not adapted.
+        unused = layer.built and not np.any(layer.mean) and np.all(layer.variance == 1)
+        return layer.input_mean is None and not unused
+    if isinstance(layer, keras.layers.Discretization):
+        return layer.num_bins is not None
+    return hasattr(layer, "adapt") and not was_given_vocabulary(layer)
 
 
-# The data that a preprocessing layer is adapted to become part of the model, without any noise. For
-# each class: a test whether a layer got its values as constants from its constructor, and an example
-# of such a constructor. The test also works for a layer that was loaded from a file (a vocabulary that
-# came from a text file then counts as adapted).
-_CONSTANTS = {
-    keras.layers.Normalization: (
-        lambda layer: layer.input_mean is not None or _changes_nothing(layer),
-        "Normalization(mean=..., variance=...)",
-    ),
-    keras.layers.Discretization: (
-        lambda layer: layer.num_bins is None,
-        "Discretization(bin_boundaries=...)",
-    ),
-    keras.layers.IntegerLookup: (
-        was_given_vocabulary,
-        "IntegerLookup(vocabulary=...)",
-    ),
-    keras.layers.StringLookup: (
-        was_given_vocabulary,
-        "StringLookup(vocabulary=...)",
-    ),
-    keras.layers.TextVectorization: (
-        was_given_vocabulary,
-        "TextVectorization(vocabulary=...)",
-    ),
-}
-
-
-def _adapted(layer):
-    """Why the values that a layer holds may come from private data; None if they are constants."""
-    if not callable(getattr(layer, "adapt", None)):
-        return None
-    kinds = [kind for kind in _CONSTANTS if isinstance(layer, kind)]
-    remedy = "Make it from public constants instead"
-    if kinds:
-        has_constants, example = _CONSTANTS[kinds[0]]
-        if has_constants(layer):
-            return None
-        remedy = f"Give it public constants: {example}"
-    elif isinstance(layer, keras.utils.FeatureSpace):
-        inner = layer.preprocessors.values()
-        if all(_adapted(preprocessor) is None for preprocessor in inner):
-            return None
-    return (
-        "takes what it holds from data by adapt() or set_vocabulary(), which no privacy guarantee "
-        f"covers. {remedy}. Where that data is public, say so: make_private(model, "
-        f"public_preprocessing=[{layer.name!r}])"
-    )
-
-
-def _adapted_layers(model, public):
-    """[(layer, reason)] for the adapted layers that are not declared public."""
+def _adapted_layers(model, public) -> list:
+    """The adapted layers that are not declared public."""
     layers = layers_of(model)
     public = _declared(model, layers, public)
-    found = {layer: _adapted(layer) for layer in layers if id(layer) not in public}
     judges = [layer for layer in layers if id(layer) in public or hasattr(layer, "adapt")]
     # The verdict on a layer that can be adapted, or is declared public, covers the layers inside it.
-    inside = {id(inner) for layer in judges for inner in layers_of(layer)}
-    return [(layer, why) for layer, why in found.items() if why and id(layer) not in inside]
+    covered = public | {id(inner) for layer in judges for inner in layers_of(layer)}
+    return [layer for layer in layers if id(layer) not in covered and _is_adapted(layer)]
 
 
 def _declared(model, layers, public):
     """The Python ids of the layers that `public` names."""
     if public is True:
         return {id(layer) for layer in layers}
-    if isinstance(public, (str, keras.Layer)) or not isinstance(public, Iterable):
-        raise ValueError(
-            "Invalid value received for argument `public`. Expected True or a collection of layers "
-            f"or of their names, such as ['lookup']. Received: {public!r}"
-        )
     found = set()
     for item in public:
         meant = {id(layer) for layer in layers if layer is item or layer.name == item}
         if not meant and model.built:
             raise ValueError(
-                f"Invalid value received for argument `public`. Expected layers of model "
-                f"'{model.name}', or their names. Received: {item!r}"
+                "Invalid value received for argument `public_preprocessing`. Expected True, or layers "
+                f"of model '{model.name}' or their names. Received: {item!r}"
             )
         found |= meant
     return found
-
-
-def _overwritten(layer):
-    inside = {id(v) for inner in layers_of(layer) for v in inner.variables}
-    for variable in layer.trainable_variables:
-        if id(variable) not in inside and getattr(variable, "overwrite_with_gradient", False):
-            return (
-                f"takes the gradient of its variable '{variable.path}' as the variable's new value "
-                "(overwrite_with_gradient, as float8 layers keep their scales), and a gradient that "
-                "is clipped and noised is no such value. Give the layer dtype='float32' or "
-                "'mixed_bfloat16', or freeze it"
-            )
-    return None
-
-
-_RULES = (_overwritten, _batch_norm)
 
 
 def refuse_mixing_layers(model, public=()) -> None:
@@ -160,37 +94,23 @@ def refuse_mixing_layers(model, public=()) -> None:
     Raises:
         ValueError: the model has such a layer, or `public` names no layer of it.
     """
-    found = []
     layers = layers_of(model)
-    inside = {
-        id(inner)
+    with_examples = [layers_of(layer) for layer in layers if isinstance(layer, PublicExamples)]
+    inside = {id(inner) for found in with_examples for inner in found}
+    refused = [(layer, _BATCH_NORM) for layer in [model, *layers] if normalizes_by_batch(layer)]
+    refused += [
+        (layer, _NO_EXAMPLES)
         for layer in layers
-        if isinstance(layer, PublicExamples)
-        for inner in layers_of(layer)
-    }
-    for layer in [model, *layers]:
-        if isinstance(layer, PublicBatchNormalization) and id(layer) not in inside:
-            found.append(
-                f"layer '{layer.name}' (PublicBatchNormalization) has no public examples. Put its "
-                "network into tfdp.layers.PublicExamples(network, examples), as "
-                "tfdp.fix(model, public_data=examples) does"
-            )
-        for rule in _RULES:
-            why = rule(layer)
-            if why:
-                found.append(f"layer '{layer.name}' ({type(layer).__name__}) {why}")
-    for layer, why in _adapted_layers(model, public):
-        found.append(f"layer '{layer.name}' ({type(layer).__name__}) {why}")
+        if isinstance(layer, PublicBatchNormalization) and id(layer) not in inside
+    ]
+    refused += [(layer, _ADAPTED.format(layer.name)) for layer in _adapted_layers(model, public)]
+    found = [f"layer '{layer.name}' ({type(layer).__name__}) {why}" for layer, why in refused]
     if found:
         raise ValueError(
-            "This model cannot be trained with per-example privacy: " + _some(found) + "."
+            "This model cannot be trained with per-example privacy: "
+            + "; ".join(found[:3])
+            + (f"; and {len(found) - 3} more layers." if len(found) > 3 else ".")
         )
-
-
-def _some(found: list[str]) -> str:
-    """The first three of what was found, and how many more there are."""
-    shown = "; ".join(found[:3])
-    return shown if len(found) <= 3 else f"{shown}; and {len(found) - 3} more layers"
 
 
 # Methods of a model that private training replaces: one of the user's would be ignored, or would
@@ -198,35 +118,21 @@ def _some(found: list[str]) -> str:
 _REPLACED = ("train_step", "make_train_function")
 
 
-def refuse_unsavable(model) -> None:
-    """Raises ValueError if a file of the whole model could not be loaded, because of `tfdp.fix`."""
-    for layer in layers_of(model, itself=True):
-        if vars(layer).get(FIXED_INSIDE):
-            raise ValueError(
-                f"'{layer.name}' ({type(layer).__name__}) got other layers for its BatchNormalization "
-                "from tfdp.fix. A file of the whole model only names the class, which makes "
-                "BatchNormalization anew, so that it could not be loaded. Expected save_weights (in "
-                "ModelCheckpoint, save_weights_only=True), and load_weights into tfdp.fix of a new "
-                "model; or another normalization in the class."
-            )
-
-
 def refuse_own_train_step(model, private_base) -> None:
     """Refuses a model with its own `train_step` or `make_train_function`, which would be ignored.
 
     Args:
         model: a model, or its class.
-        private_base: the class, or a tuple of classes, whose training step is the private one.
+        private_base: the class whose training step is the private one.
 
     Raises:
         ValueError: the model, or one of its classes, overrides one of these methods.
     """
     cls = model if isinstance(model, type) else type(model)
-    known = private_base if isinstance(private_base, tuple) else (private_base,)
     for name in _REPLACED:
         where = None if model is cls or name not in vars(model) else f"Model '{model.name}'"
         for base in cls.__mro__:
-            if name in vars(base) and not (base in known or issubclass(keras.Model, base)):
+            if name in vars(base) and not (base is private_base or issubclass(keras.Model, base)):
                 where = where or f"{base.__module__}.{base.__qualname__}"
         if where is not None:
             raise ValueError(

@@ -10,11 +10,7 @@ from collections.abc import Collection
 
 import keras
 
-from tfdp._compat.keras import (
-    Functional,
-    Trainer,
-)
-from tfdp._other_libraries import refuse_other
+from tfdp._compat.keras import Functional, Trainer
 from tfdp.accounting import Ledger, PrivacyBudget
 from tfdp.training.checks import refuse_mixing_layers, refuse_own_train_step
 from tfdp.training.files import PRESET_LEDGER, plainly, save_to_preset
@@ -50,7 +46,7 @@ class PrivateModel:
             model = keras.saving.deserialize_keras_object(private["class"] | {"config": config})
         else:
             model = cls._tfdp_base.from_config(config, **kwargs)
-        return _with_private_class(model)._configure_privacy(**private["settings"])
+        return _with_private_class(model).privacy.configure(**private["settings"])
 
 
 def _place(cls) -> dict:
@@ -65,13 +61,13 @@ def _place(cls) -> dict:
 
 def _settings(model) -> dict:
     """The arguments of `make_private` that a file holds: no seed, and the budget is in the ledger."""
-    privacy, public = model._privacy, model._privacy.public_preprocessing
+    privacy, public = model.privacy, model.privacy.public_preprocessing
     if public is not True:
         public = [getattr(layer, "name", layer) for layer in public]
     return {
         "engine": privacy.engine,
         "physical_batch_size": privacy.physical_batch_size,
-        "start": model._account.start,
+        "start": model.privacy.account.start,
         "public_preprocessing": public,
     }
 
@@ -98,7 +94,6 @@ class DPModel(PrivateTraining, keras.Model):
         return super().__new__(cls)
 
     def __init__(self, *args, **kwargs):
-        refuse_other(type(self).__name__, kwargs)
         if _is_functional(args, kwargs) and not isinstance(self, Functional):
             # Keras would insert its functional class into the bases of DPModel itself, and so into
             # all other subclasses of DPModel.
@@ -137,10 +132,6 @@ class DPSequential(PrivateTraining, keras.Sequential):
     """
 
     _tfdp_base = keras.Sequential
-
-    def __init__(self, *args, **kwargs):
-        refuse_other(type(self).__name__, kwargs)
-        super().__init__(*args, **kwargs)
 
 
 def _with_private_class(model):
@@ -186,7 +177,6 @@ def make_private(
     seed: int | None = None,
     start: str | None = None,
     public_preprocessing: bool | Collection = (),
-    **unknown,
 ) -> keras.Model:
     """Makes a Keras model train privately, in place, and returns it.
 
@@ -220,7 +210,7 @@ def make_private(
         `model` itself.
 
     Raises:
-        TypeError: `model` is not a Keras model, or an argument is unknown.
+        TypeError: `model` is not a Keras model.
         ValueError: a layer mixes examples or was adapted to data (the error names it and the remedy),
             the model has its own `train_step`, or an argument is invalid.
 
@@ -236,9 +226,6 @@ def make_private(
         >>> print(model.privacy.spent(delta=1e-4))  # doctest: +ELLIPSIS
         proven epsilon: 2.383 at delta = 0.0001...
     """
-    refuse_other("make_private", unknown)
-    if unknown:
-        raise TypeError(f"make_private has no argument {next(iter(unknown))!r}.")
     if not (isinstance(model, keras.Layer) and isinstance(model, Trainer)):
         raise TypeError(f"Expected a keras.Model. Received: {type(model).__name__}")
     refuse_own_train_step(model, PrivateTraining)
@@ -251,7 +238,7 @@ def make_private(
                 "free: tfdp puts the ledger, the budget and the statement there. Rename yours."
             )
         _with_private_class(model)
-    model._configure_privacy(
+    model.privacy.configure(
         engine=engine,
         physical_batch_size=physical_batch_size,
         budget=budget,

@@ -1,13 +1,14 @@
 """Writes the release: the weights that the guarantee is about, and nothing else."""
 
 import os
+import tempfile
+from collections.abc import Callable
 
 import keras
 
 from tfdp._compat.keras import is_graph_of_layers, layers_of
 from tfdp._files import replaced_whole
 from tfdp.layers import PrivateBatchNormalization
-from tfdp.training.checks import refuse_unsavable
 from tfdp.training.files import plainly
 
 
@@ -22,9 +23,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
 
     Raises:
         NotImplementedError, TypeError: the model is subclassed without `get_config`.
-        ValueError: `tfdp.fix` exchanged layers that the copy would not have.
     """
-    refuse_unsavable(model)
     with plainly(model):
         copy = type(model).from_config(model.get_config())
     if not copy.built:
@@ -41,37 +40,89 @@ def values_into(copy: keras.Model, model: keras.Model) -> None:
     for source, target in zip(
         layers_of(model, itself=True), layers_of(copy, itself=True), strict=True
     ):
-        values = {}
-        source.save_own_variables(values)
-        target.load_own_variables(values)
+        layer_values_into(target, source)
 
 
-def with_stock_layers(model: keras.Model) -> keras.Model:
-    """Returns a copy of a plain model with Keras' own layers for every `PrivateBatchNormalization`.
+def layer_values_into(copy: keras.Layer, layer: keras.Layer) -> None:
+    """Gives the copy of a layer the layer's own values, without those of layers inside."""
+    values = {}
+    layer.save_own_variables(values)
+    copy.load_own_variables(values)
+    if hasattr(layer, "adapt") and hasattr(layer, "save_assets"):
+        # What a preprocessing layer was adapted to may be a table.
+        with tempfile.TemporaryDirectory() as folder:
+            layer.save_assets(folder)
+            copy.load_assets(folder)
+
+
+def exchanged_copy(model: keras.Model, is_replaced: Callable, replacement: Callable):
+    """Returns a copy of a Sequential or functional model with all weights and other layers in it.
+
+    Args:
+        model: a built model.
+        is_replaced: whether a layer is replaced; it may not be built.
+        replacement: takes a layer of the model and returns the new one, built and with its weights.
 
     Raises:
-        ValueError: such a layer stands where a copy of the model cannot exchange it.
+        ValueError: the class of a layer makes a layer that should be replaced.
     """
-    own = [layer for layer in layers_of(model) if isinstance(layer, PrivateBatchNormalization)]
-    outer = {id(layer) for layer in model.layers}
-    for layer in own:
-        if not is_graph_of_layers(model) or id(layer) not in outer:
+    made = {}  # by the id of the old layer, so that a shared layer stays shared
+    replaced = set()  # the ids of the replacements
+
+    def call(layer, *args, **kwargs):
+        if id(layer) in replaced:  # it may not accept all arguments of the old layer
+            kwargs = {name: v for name, v in kwargs.items() if name != "training" and v is not None}
+        return layer(*args, **kwargs)
+
+    def copied(layer):
+        if id(layer) not in made:
+            made[id(layer)] = new_layer(layer)
+        return made[id(layer)]
+
+    def new_layer(layer):
+        if is_replaced(layer):
+            new = replacement(layer)
+            replaced.add(id(new))
+            return new
+        if is_graph_of_layers(layer):
+            # `clone_model` accepts no call function for Sequential models, which do not need one.
+            options = {} if isinstance(layer, keras.Sequential) else {"call_function": call}
+            return keras.models.clone_model(layer, clone_function=copied, **options)
+        if not isinstance(layer, keras.Layer):  # a function such as `keras.ops.add`
+            return type(layer).from_config(layer.get_config())
+        inside = {each.name: each for each in layers_of(layer) if is_replaced(each)}
+        new = type(layer).from_config(_exchanged(layer.get_config(), inside, replacement))
+        left = [each for each in layers_of(new, itself=True) if is_replaced(each)]
+        if left:
             raise ValueError(
-                f"Expected layer '{layer.name}' (PrivateBatchNormalization) as a layer of a Sequential "
-                "or functional model, and not of a model or layer inside of it. Found it elsewhere, "
-                "where it cannot be exchanged. Export with stock_layers=False."
+                f"'{layer.name}' ({type(layer).__name__}) makes a {type(left[0]).__name__} that its "
+                "configuration does not hold, so it cannot be replaced. Expected another layer in the "
+                "class."
             )
+        return new
 
-    def made(layer):
-        if isinstance(layer, PrivateBatchNormalization):
-            return layer.frozen()
-        return type(layer).from_config(layer.get_config())
-
-    copy = keras.models.clone_model(model, clone_function=made)
-    for old, new in zip(model.layers, copy.layers, strict=True):
-        if not isinstance(old, PrivateBatchNormalization):
+    copy = copied(model)
+    # Setting the `trainable` flag of a layer sets those of all layers inside, so outer ones come first.
+    for old, new in zip(layers_of(model, itself=True), layers_of(copy, itself=True), strict=True):
+        if is_replaced(old):
+            old = replacement(old)
             new.set_weights(old.get_weights())
+        else:
+            layer_values_into(new, old)
+        new.trainable = old.trainable
     return copy
+
+
+def _exchanged(config, inside, replacement):
+    """A layer's configuration, with replacements for the layers `inside` it, which are by name."""
+    if isinstance(config, (list, tuple)):
+        return [_exchanged(each, inside, replacement) for each in config]
+    if not isinstance(config, dict):
+        return config
+    if "class_name" in config and config["config"].get("name") in inside:
+        new = replacement(inside[config["config"]["name"]])
+        return keras.saving.serialize_keras_object(new)
+    return {name: _exchanged(each, inside, replacement) for name, each in config.items()}
 
 
 def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = False) -> None:
@@ -105,7 +156,11 @@ def export(model: keras.Model, path: str | os.PathLike, *, stock_layers: bool = 
         raise ValueError(f"Expected a file name that ends in '.keras'. Received: {path!r}")
     copy = plain_copy(model)
     if stock_layers:
-        copy = with_stock_layers(copy)
+        copy = exchanged_copy(
+            copy,
+            lambda layer: isinstance(layer, PrivateBatchNormalization),
+            lambda old: old.frozen(),
+        )
     if "://" in path:
         copy.save(path)  # TensorFlow's other file systems have names that only Keras understands
         return

@@ -33,25 +33,25 @@ class Feed:
     """The data arguments that Keras' `fit` gets.
 
     Attributes:
-        dataset: the lots.
-        plan: how the lots are drawn.
+        dataset: the lots; None for the single step of `train_on_batch`.
+        plan: how the lots are drawn, with the number of planned steps (or None).
         steps: number of steps in an epoch; None if the epoch ends when the data do.
         steps_per_epoch: the argument for Keras; None if the dataset ends with the epoch.
         validation_data: as in `fit`.
         adapter: what Keras gets in place of the dataset, whose lots it gives; or None.
     """
 
-    dataset: tf.data.Dataset
+    dataset: tf.data.Dataset | None
     plan: Plan
     steps: int | None
-    steps_per_epoch: int | None
-    validation_data: object
+    steps_per_epoch: int | None = None
+    validation_data: object = None
     adapter: DataAdapter | None = None
 
-    def planned(self, epochs: int, behind: int = 0) -> Plan:
-        """The plan of a training of so many epochs, but for the steps that lie behind."""
+    def planned(self, epochs: int, behind: int = 0) -> "Feed":
+        """The feed of a training of so many epochs, but for the steps that lie behind."""
         steps = None if self.steps is None else max(0, epochs * self.steps - behind)
-        return dataclasses.replace(self.plan, steps=steps)
+        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, steps=steps))
 
 
 class Feeder:
@@ -76,11 +76,11 @@ class Feeder:
         shuffle,
         class_weight,
         sample_weight,
-        validation_split,
-        validation_data,
         physical_batch_size,
         steps_per_epoch,
-        turn=0,
+        turn,
+        validation_split=0.0,
+        validation_data=None,
     ) -> Feed:
         """Returns the feed for the arguments of `fit`.
 
@@ -162,19 +162,29 @@ class Feeder:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a training begins, or goes on.
+    """How far a training has come: the place of its next step.
 
     Attributes:
-        epoch: index of its first epoch, as Keras counts.
+        epoch: index of the epoch, as Keras counts.
         step: number of steps of this epoch that lie behind.
         taken: number of lots that lie behind since the data began, in all epochs.
         order: secret order of shuffled lots, in hexadecimal digits, or None.
+        longest: number of steps of the longest epoch that ended with its data; None before one did.
     """
 
     epoch: int
     step: int = 0
     taken: int = 0
     order: str | None = None
+    longest: int | None = None
+
+    def later(self, steps: int) -> "Place":
+        """The place so many steps later in the same epoch."""
+        return dataclasses.replace(self, step=self.step + steps, taken=self.taken + steps)
+
+    def next_epoch(self) -> "Place":
+        """The place at the beginning of the next epoch."""
+        return dataclasses.replace(self, epoch=self.epoch + 1, step=0)
 
 
 def placed(feed: Feed, place: Place, turn: int) -> Feed:
@@ -293,14 +303,7 @@ def _lot_size(batch_size, total, steps_per_epoch):
     """The lot size that the arguments of `fit` mean, as in Keras; the number of examples is public."""
     if batch_size is None:
         return min(32, total) if steps_per_epoch is None else -(-total // steps_per_epoch)
-    batch_size = whole("batch_size", batch_size, 1)
-    if batch_size > total:
-        logging.warning(
-            "batch_size=%d is more than the %d examples, so every lot has all of them.",
-            batch_size,
-            total,
-        )
-    return min(batch_size, total)
+    return min(whole("batch_size", batch_size, 1), total)
 
 
 def _at_most_once(steps_per_epoch, total, lot_size):

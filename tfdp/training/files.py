@@ -9,18 +9,15 @@ The configuration (`.keras`, pickles) names a class. A model that `make_private`
 """
 
 import contextlib
-import dataclasses
 import pathlib
 
 import keras
 
 from tfdp._compat.files import optimizer_in, read_text, write_text
-from tfdp._compat.keras import configured_rate, layers_of, unpickled
-from tfdp.account import LEDGER_KEY, Account, account_of, check_counted
-from tfdp.accounting import Ledger, Run
+from tfdp._compat.keras import layers_of, unpickled
+from tfdp.account import LEDGER_KEY
+from tfdp.accounting import Ledger
 from tfdp.optimizers import DPKerasOptimizer
-from tfdp.session import Session
-from tfdp.training.checks import refuse_unsavable
 from tfdp.training.steering import refuse_legacy
 
 # The file of the ledger in the folder of a preset.
@@ -28,48 +25,13 @@ PRESET_LEDGER = "privacy.json"
 
 
 class SavedWithLedger:
-    """Mixin for a Keras model: keeps the ledger of its weights, which its files hold and bring.
-
-    The class that it is mixed into provides `_privacy.account`, the account of a model that has no
-    weights yet, and `_privacy.optimizer_state`: None, or variables of an optimizer in a file, which
-    the next `compile` takes up.
-    """
-
-    # -- the ledger ------------------------------------------------------------------------------
-
-    @property
-    def _account(self) -> Account:
-        """The account of the weights, or of the model itself as long as the model has no weights."""
-        privacy = self._privacy
-        weights = list(self.weights)
-        if weights:
-            account = account_of(weights)
-            if privacy.account is not account:
-                if privacy.account.start != "assumed":
-                    account.start = privacy.account.start
-                account.absorb(privacy.account)
-                privacy.account = account
-        return privacy.account
-
-    @property
-    def _session(self) -> Session | None:
-        return self._account.session
-
-    def _checked_runs(self) -> list[Run]:
-        """The runs in the ledger; raises ValueError if the optimizer has taken other steps."""
-        optimizer, ledger = getattr(self, "optimizer", None), self._account.ledger
-        if isinstance(optimizer, DPKerasOptimizer):
-            check_counted(optimizer, ledger)
-        runs = self._account.ledger.runs
-        if self._account.start == "public":  # declared later, perhaps
-            runs = [dataclasses.replace(run, start="public") for run in runs]
-        return runs
+    """Mixin for a private Keras model, whose files hold and bring the ledger of its weights."""
 
     # -- the weights -----------------------------------------------------------------------------
 
     def save_own_variables(self, store):
         """Writes the model's own variables, and the ledger beside them."""
-        write_text(store, LEDGER_KEY, self._account.ledger_of_files.to_json())
+        write_text(store, LEDGER_KEY, self.privacy.account.ledger_of_files.to_json())
         super().save_own_variables(store)
 
     def load_own_variables(self, store):
@@ -77,24 +39,22 @@ class SavedWithLedger:
 
         Without a ledger, the steps that the file's optimizer has counted leave nothing proven.
         """
-        text, privacy = read_text(store, LEDGER_KEY), self._privacy
+        text = read_text(store, LEDGER_KEY)
         try:
             super().load_own_variables(store)
         finally:  # also where Keras leaves out a layer that does not match
-            takes_state = privacy.optimizer_state is not None
-            saved = optimizer_in(store) if text is None or takes_state else {}
-            self._bring(text, steps=int(saved.get("0", 0)))
-        if takes_state:
-            privacy.optimizer_state = saved
+            self._bring(text, store)
         if not self._has_private_optimizer():
             # Tasks of KerasHub make a plain one, which would take over the count of private steps.
             self.optimizer = None
 
-    def _bring(self, text, steps):
-        account = self._account
+    def _bring(self, text, store):
+        account = self.privacy.account
         if text is not None:
             account.ledger.merge(Ledger.from_json(text))
-        elif steps and account.start != "public":
+            return
+        steps = int(optimizer_in(store).get("0", 0))
+        if steps and account.start != "public":
             account.enter_unaccounted(
                 f"A plain optimizer took {steps} steps on weights that '{self.name}' loaded, and no "
                 "ledger accounts for them. If that was on public data, say so: make_private(model, "
@@ -106,46 +66,23 @@ class SavedWithLedger:
     def save(self, filepath, *args, **kwargs):
         """`keras.Model.save`; formats that hold no ledger are refused, before a file is begun."""
         refuse_legacy(filepath)
-        refuse_unsavable(self)
         return super().save(filepath, *args, **kwargs)
 
     def get_compile_config(self):
-        """The arguments of `compile`, without a plain optimizer, with which no private model compiles.
-
-        Keras asks for it whenever it writes a whole model, so models that could not be loaded are
-        refused here.
-        """
-        refuse_unsavable(self)
+        """The arguments of `compile`, but none with a plain optimizer, which cannot train privately."""
         return super().get_compile_config() if self._has_private_optimizer() else {}
 
     def compile_from_config(self, config):
-        """Compiles a loaded model.
-
-        As in Keras, a class with a `compile` of its own waits for its user to call it; this call then
-        brings the state of the optimizer.
-        """
-        if not _compiles_itself(type(self)):
-            self.compile(**keras.saving.deserialize_keras_object(config))
-            if self.built:
-                self.optimizer.build(self.trainable_variables)
+        """Compiles a loaded model. A class with a `compile` of its own waits for it, as in Keras."""
+        if _compiles_itself(type(self)):
+            super().compile_from_config(config)
             return
-        super().compile_from_config(config)
-        if not self._has_private_optimizer():
-            self._privacy.optimizer_state = {}
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
 
     def _has_private_optimizer(self) -> bool:
         return isinstance(getattr(self, "optimizer", None), DPKerasOptimizer)
-
-    def _restore_optimizer(self):
-        """Gives a newly compiled optimizer the state from the file; its learning rate is kept."""
-        state, self._privacy.optimizer_state = self._privacy.optimizer_state, None
-        if state:
-            optimizer = self.optimizer
-            optimizer.build(self.trainable_variables)
-            for number, variable in enumerate(optimizer.variables):
-                if variable is configured_rate(optimizer):
-                    state[str(number)] = variable
-            optimizer.load_own_variables(state)
 
     def __reduce__(self):
         """Copies and pickles are made from what would be in a file."""
@@ -181,4 +118,4 @@ def save_to_preset(self, preset_dir, *args, **kwargs):
     with plainly(self):
         self.save_to_preset(preset_dir, *args, **kwargs)
     path = pathlib.Path(preset_dir, PRESET_LEDGER)
-    path.write_text(self._account.ledger_of_files.to_json())
+    path.write_text(self.privacy.account.ledger_of_files.to_json())

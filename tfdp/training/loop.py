@@ -10,53 +10,10 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from tfdp._validate import whole
-from tfdp.training.building import build_for
-from tfdp.training.checks import check_optimizer
-from tfdp.training.preparing import prepared
 
-
-def training_steps(
-    model,
-    x,
-    y=None,
-    *,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    shuffle: bool = True,
-    class_weight: dict | None = None,
-    sample_weight=None,
-    steps_per_epoch: int | None = None,
-) -> Iterator[dict[str, float]]:
-    """Yields the logs of each step; `ModelPrivacy.steps` has the description.
-
-    Arguments are checked, and the training is planned, when this function is called; the first step
-    is taken when the first logs are asked for.
-    """
-    epochs = whole("epochs", epochs, 1)
-    check_optimizer(model, getattr(model, "optimizer", None))
-    model._refuse_nested()
-    x, y, sample_weight = prepared(model, x, y, sample_weight)
-    feed = model._privacy.feeder.feed(
-        model,
-        x,
-        y,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        class_weight=class_weight,
-        sample_weight=sample_weight,
-        validation_split=0.0,
-        validation_data=None,
-        physical_batch_size=model._privacy.physical_batch_size,
-        steps_per_epoch=steps_per_epoch,
-        turn=model._account.next_turn,
-    )
-    build_for(model, feed.dataset)
-    return _steps(model, feed, epochs)
-
-
-def _steps(model, feed, epochs):
-    with model._training(feed.planned(epochs), feed, epochs=epochs) as training:
+def steps_of(model, feed, epochs: int) -> Iterator[dict[str, float]]:
+    """Yields the logs of each step of a private model on a feed; `ModelPrivacy.steps` describes it."""
+    with model._training(feed.planned(epochs), epochs=epochs) as training:
         iterator = None
         for _ in range(epochs):
             if iterator is None or feed.steps_per_epoch is None:

@@ -11,8 +11,6 @@ from tfdp._compat.keras import (
     compile_metrics,
     compiled_loss,
     compute_loss_as_keras,
-    flat_metrics,
-    function_of,
     get_keras_mask,
     loss_tracker,
     set_keras_mask,
@@ -21,110 +19,64 @@ from tfdp.gradients.forward import own_metrics
 from tfdp.gradients.targets import apart, with_none
 
 
-class LotMetrics:
-    """The metrics of a model and the lot that they are about to be given.
-
-    It is made before the step's update, since metrics see the weights that the lot was computed with.
+def update_metrics(forward, traced, seen, x, y, sample_weight, lot, penalty) -> dict:
+    """Updates the metrics with one lot and returns the logs of Keras' `train_step`.
 
     Args:
         forward: the `Forward` of the step.
         traced: what `first_pass.examine` returned.
-        state: what `forward.state()` returned.
+        seen: pairs (variable, value): weights and state that the lot was computed with.
+        x, y: structures of tensors [rows, ...]; y may be `WeightedTargets`.
+        sample_weight: float32 [rows]; rows of weight zero are absent.
+        lot: the `BoundedSum`, with losses and outputs.
+        penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
     """
+    model, present = forward.model, tf.not_equal(sample_weight, 0.0)
+    _update_losses(model, lot, sample_weight, tf.cast(present, tf.float32), penalty)
+    build_metrics(model, y, lot.outputs)
+    y, finer = apart(y)
+    # The metrics get the examples of the lot, without its other rows.
+    given = with_none(x), with_none(y), lot.outputs, sample_weight if finer is None else finer
+    x, y, y_pred, weight = (_rows(present, tree) for tree in given)
+    known = own_metrics(model)
+    before = [tf.convert_to_tensor(v) for v in known]
+    if traced.updates_metrics or traced.loss_updates_metrics:
+        _update_inside(model, traced, seen, x, y, y_pred, weight)
+    logs = model.compute_metrics(x, y, y_pred, sample_weight=weight)
+    # The mean over no examples is no number, and would stay in a metric for the whole epoch.
+    some = tf.reduce_any(present)
+    for variable, value in zip(known, before, strict=True):
+        variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))
+    return logs
 
-    def __init__(self, forward, traced, state):
-        self._forward, self._model, self._traced = forward, forward.model, traced
-        self._state = state
-        self._values = [tf.convert_to_tensor(v) for v in forward.variables]
 
-    def update(self, x, y, sample_weight, losses, output_losses, outputs, penalty) -> dict:
-        """Returns the logs of Keras' `train_step`.
+def _update_losses(model, lot, sample_weight, weights, penalty):
+    """Updates the loss, and the losses of single outputs, which Keras logs for models with several."""
+    # The loss of a padding row may be NaN, and NaN times zero is NaN.
+    losses = tf.math.multiply_no_nan(lot.losses, sample_weight)
+    loss_tracker(model).update_state(losses + penalty, sample_weight=weights)
+    compiled = compiled_loss(model)
+    metrics = [] if compiled is None else compiled.metrics
+    for place, metric in enumerate(metrics):
+        weighted = tf.math.multiply_no_nan(lot.output_losses[:, place], sample_weight)
+        metric.update_state(weighted, sample_weight=weights)
 
-        Args:
-            x, y: structures of tensors [rows, ...]; y may be `WeightedTargets`.
-            sample_weight: float32 [rows]; rows of weight zero are absent.
-            losses, output_losses, outputs: as in `BoundedSum`.
-            penalty: scalar; the penalties of the weight regularizers, which belong to the loss.
 
-        Raises:
-            ValueError: a metric cannot be weighted.
-        """
-        present = tf.not_equal(sample_weight, 0.0)
-        weights = tf.cast(present, tf.float32)
-        # The loss of a padding row may be NaN, and NaN times zero is NaN.
-        losses = tf.math.multiply_no_nan(losses, sample_weight)
-        loss_tracker(self._model).update_state(losses + penalty, sample_weight=weights)
-        self._update_output_losses(output_losses, sample_weight, weights)
-        build_metrics(self._model, y, outputs)
-        y, finer = apart(y)
-        x, y = with_none(x), with_none(y)
-        compiled = compile_metrics(self._model)
-        if finer is not None:
-            return self._with_examples(present, x, y, outputs, finer)
-        if self._weights_suffice(compiled, outputs):
-            _update_weighted(compiled, y, outputs, sample_weight, weights)
-            return self._model.get_metrics_result()
-        return self._with_examples(present, x, y, outputs, sample_weight)
+def _update_inside(model, traced, seen, x, y, y_pred, sample_weight):
+    """Updates the metrics that layers and `compute_loss` update, by another call of these.
 
-    def _update_output_losses(self, losses, sample_weight, weights):
-        """Updates the losses of single outputs, which Keras logs for models with several."""
-        compiled = compiled_loss(self._model)
-        metrics = [] if compiled is None else compiled.metrics
-        if not metrics:
-            return
-        columns = tf.unstack(losses, num=len(metrics), axis=1)
-        for metric, column in zip(metrics, columns, strict=True):
-            weighted = tf.math.multiply_no_nan(column, sample_weight)
-            metric.update_state(weighted, sample_weight=weights)
-
-    def _weights_suffice(self, compiled, y_pred) -> bool:
-        """Whether all metrics are means for which an absent row is a row of weight zero.
-
-        No row has to be cut out for such metrics, so all shapes stay static, and the step is faster.
-        """
-        if self._traced.updates_metrics or self._traced.loss_updates_metrics:
-            return False
-        if overrides(self._model, "compute_metrics"):
-            return False
-        if any(get_keras_mask(leaf) is not None for leaf in tf.nest.flatten(y_pred)):
-            return False  # Keras cannot combine a mask of steps with weights of rows
-        return compiled is None or all(map(_is_mean_over_rows, compiled.metrics))
-
-    def _with_examples(self, present, x, y, y_pred, sample_weight):
-        """Gives the metrics the examples of the lot, without its other rows."""
-        known = own_metrics(self._model)
-        before = [tf.convert_to_tensor(v) for v in known]
-        x, y, y_pred, weight = (_rows(present, tree) for tree in (x, y, y_pred, sample_weight))
-        self._update_inside(x, y, y_pred, weight)
-        logs = self._model.compute_metrics(x, y, y_pred, sample_weight=weight)
-        # The mean over no examples is no number, and would stay in a metric for the whole epoch.
-        some = tf.reduce_any(present)
-        for variable, value in zip(known, before, strict=True):
-            variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))
-        if overrides(self._model, "compute_metrics"):
-            return logs
-        return self._model.get_metrics_result()
-
-    def _update_inside(self, x, y, y_pred, sample_weight):
-        """Updates the metrics that layers and `compute_loss` update, by another call of these.
-
-        The calls that were differentiated treated each example alone, and what they gave to metrics
-        was dropped.
-        """
-        traced, forward, model = self._traced, self._forward, self._model
-        if not (traced.updates_metrics or traced.loss_updates_metrics):
-            return
-        mapping = [*zip(forward.variables, self._values, strict=True)]
-        mapping += zip(forward.state_variables, self._state, strict=True)
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            if traced.updates_metrics or traced.adds_losses:
-                y_pred = model(x, training=True)
-            if traced.loss_updates_metrics:
-                compute_loss_as_keras(model, x, y, y_pred, sample_weight)
-        for variable in own_metrics(model):
-            value = scope.get_current_value(variable)
-            if value is not None:
-                variable.assign(value)
+    The calls that were differentiated treated each example alone, and what they gave to metrics was
+    dropped.
+    """
+    with keras.StatelessScope(seen, collect_losses=True) as scope:
+        if traced.updates_metrics or traced.adds_losses:
+            y_pred = model(x, training=True)
+        if traced.loss_updates_metrics:
+            compute_loss_as_keras(model, x, y, y_pred, sample_weight)
+    for variable in own_metrics(model):
+        value = scope.get_current_value(variable)
+        if value is not None:
+            variable.assign(value)
 
 
 def build_metrics(model, y, outputs) -> None:
@@ -132,41 +84,12 @@ def build_metrics(model, y, outputs) -> None:
 
     Args:
         model: a compiled Keras model.
-        y: the targets of a lot, as in `LotMetrics.update`; only their shapes and dtypes matter.
+        y: the targets of a lot, as in `update_metrics`; only their shapes and dtypes matter.
         outputs: a structure like the model's outputs, tensors or `tf.TensorSpec`s [rows, ...].
     """
     compiled = compile_metrics(model)
     if compiled is not None and not compiled.built:
         compiled.build(with_none(apart(y)[0]), outputs)
-
-
-def overrides(model, method: str) -> bool:
-    """Whether a model, or a class of its own, has another method than `keras.Model`."""
-    return method in vars(model) or getattr(type(model), method) is not getattr(keras.Model, method)
-
-
-def _is_mean_over_rows(metric) -> bool:
-    """Whether a metric is the weighted mean of one of Keras' functions with a value for every row."""
-    if not type(metric).__module__.startswith("keras."):
-        return False
-    function = function_of(metric)
-    return function is not None and (function.__module__ or "").startswith("keras.")
-
-
-def _update_weighted(compiled, y, y_pred, sample_weight, present):
-    """Updates compiled metrics with all rows of a lot; absent rows have the weight zero.
-
-    Args:
-        compiled: a built `CompileMetrics`, or None.
-        y, y_pred: structures of tensors [rows, ...].
-        sample_weight: for `weighted_metrics`, float32 [rows].
-        present: for `metrics`, float32 [rows]: 1 for the examples, 0 for other rows.
-    """
-    if compiled is None:
-        return
-    for metrics, weight in zip(flat_metrics(compiled), (present, sample_weight), strict=True):
-        for output, y_true, predicted in metrics(y, y_pred):
-            output.update_state(y_true, predicted, sample_weight=weight)
 
 
 def _rows(present, tree):

@@ -1,14 +1,23 @@
 """`model.privacy`: everything about the privacy of a private model under one name."""
 
+import dataclasses
 import os
 from collections.abc import Iterator
 
-from tfdp._other_libraries import refuse_other
-from tfdp._validate import whole
+import keras
+
+from tfdp._compat.keras import layers_of
+from tfdp._validate import one_of, whole
+from tfdp.account import DECLARED, Account, account_of, check_counted, known_steps
 from tfdp.accounting import Guarantee, Ledger, PrivacyBudget, Run, Statement
 from tfdp.accounting.composition import guarantee_of_all
+from tfdp.accounting.run import STARTS
+from tfdp.gradients.diagnostics import Diagnostics
+from tfdp.gradients.lot import ENGINES
+from tfdp.optimizers import DPKerasOptimizer
 from tfdp.training.export import export
-from tfdp.training.loop import training_steps
+from tfdp.training.feeding import Feeder
+from tfdp.training.loop import steps_of
 
 
 class ModelPrivacy:
@@ -32,13 +41,17 @@ class ModelPrivacy:
 
     def __init__(self, model):
         self._model = model
+        self.engine = "auto"
+        self.physical_batch_size = None
+        self.feeder = Feeder(None)
+        self.public_preprocessing = ()
+        self.training = None  # the `Training` that runs
+        self.watch = None  # called with every lot before its step (`auditing.record`)
+        self.collected = Diagnostics()
+        self._account = Account()  # becomes the account of the weights once the model has any
 
     def __repr__(self) -> str:
         return f"<privacy of model '{self._model.name}': {self.ledger!r}>"
-
-    def __getattr__(self, name):
-        refuse_other("model.privacy", [name], AttributeError)
-        return object.__getattribute__(self, name)
 
     # -- what was spent --------------------------------------------------------------------------
 
@@ -57,7 +70,7 @@ class ModelPrivacy:
                 neither a delta nor a budget.
         """
         return guarantee_of_all(
-            kind, self._model._checked_runs(), self.delta_or_that_of_the_budget(delta), adjacency
+            kind, self._checked_runs(), self.delta_or_that_of_the_budget(delta), adjacency
         )
 
     def statement(self, delta: float | None = None, adjacency: str = "zero_out") -> str:
@@ -70,7 +83,7 @@ class ModelPrivacy:
             ValueError: as in `spent`.
         """
         return Statement.of(
-            self._model._checked_runs(), self.delta_or_that_of_the_budget(delta), adjacency
+            self._checked_runs(), self.delta_or_that_of_the_budget(delta), adjacency
         ).text()
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
@@ -82,7 +95,7 @@ class ModelPrivacy:
         Args:
             reset: whether new means begin after this call.
         """
-        return self._model._privacy.diagnostics.result(reset)
+        return self.collected.result(reset)
 
     def delta_or_that_of_the_budget(self, delta: float | None) -> float:
         """Returns `delta`, or for None the delta of the budget; raises ValueError without either."""
@@ -98,16 +111,39 @@ class ModelPrivacy:
     # -- the ledger and its budget ---------------------------------------------------------------
 
     @property
+    def account(self) -> Account:
+        """The account of the weights, or of the model itself as long as the model has no weights."""
+        weights = list(self._model.weights)
+        if weights:
+            account, own = account_of(weights), self._account
+            if own is not account:
+                if own.start != "assumed":
+                    account.start = own.start
+                account.absorb(own)
+                self._account = account
+        return self._account
+
+    @property
     def ledger(self) -> Ledger:
         """Everything that is known to have been spent on these weights, in any training."""
-        return self._model._account.ledger
+        return self.account.ledger
+
+    def _checked_runs(self) -> list[Run]:
+        """The runs in the ledger; raises ValueError if the optimizer has taken other steps."""
+        optimizer, account = getattr(self._model, "optimizer", None), self.account
+        if isinstance(optimizer, DPKerasOptimizer):
+            check_counted(optimizer, account.ledger)
+        runs = account.ledger.runs
+        if account.start == "public":  # declared later, perhaps
+            runs = [dataclasses.replace(run, start="public") for run in runs]
+        return runs
 
     @property
     def budget(self) -> PrivacyBudget | None:
         """The most that may be spent on these weights, or None; the step beyond it is refused.
 
         Assigning a budget replaces an earlier one, for every model that shares the weights, even by
-        a larger one; `make_private(model, budget=...)` only accepts a smaller one.
+        a larger one; of `make_private(model, budget=...)` and an earlier one, the smaller holds.
         """
         return self.ledger.budget
 
@@ -118,30 +154,41 @@ class ModelPrivacy:
     @property
     def current_run(self) -> Run | None:
         """The run that the current, or latest, training is accounted as, with its planned steps."""
-        session = self._model._session
+        session = self.account.session
         return None if session is None else session.run
 
     @property
     def earlier_runs(self) -> list[Run]:
         """The runs on these weights other than the open ledger entry."""
-        session = self._model._session
+        session = self.account.session
         return self.ledger.runs if session is None else session.earlier()
 
     @property
     def steps_taken(self) -> int:
         """Number of steps of the open ledger entry so far."""
-        session = self._model._session
+        session = self.account.session
         return 0 if session is None else session.taken
 
     @property
     def steps_left(self) -> float:
         """Number of steps that budgets and tables of the run still allow; infinite without a limit."""
-        session = self._model._session
+        session = self.account.session
         return float("inf") if session is None else session.left
 
     # -- training and release --------------------------------------------------------------------
 
-    def steps(self, x, y=None, **arguments) -> Iterator[dict[str, float]]:
+    def steps(
+        self,
+        x,
+        y=None,
+        *,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        shuffle: bool = True,
+        class_weight: dict | None = None,
+        sample_weight=None,
+        steps_per_epoch: int | None = None,
+    ) -> Iterator[dict[str, float]]:
         """Trains step by step, in a loop of your own; accounted as `fit` is.
 
         Each iteration draws the next lot, counts the step and takes it. The loop may do anything in
@@ -150,9 +197,9 @@ class ModelPrivacy:
         showed may have decided it; a budget ends the training at no cost.
 
         Args:
-            x, y: the data, as in `fit`.
-            **arguments: `batch_size`, `epochs`, `shuffle`, `class_weight`, `sample_weight`,
-                `steps_per_epoch`, as in `fit`.
+            x, y, batch_size, epochs, shuffle, class_weight, sample_weight, steps_per_epoch: as in
+                `fit`. They are checked, and the training is planned, when this method is called; the
+                first step is taken when the first logs are asked for.
 
         Yields:
             The logs of the step: names to numbers. Metrics are means since the epoch began. They are
@@ -174,7 +221,17 @@ class ModelPrivacy:
             >>> model.privacy.steps_taken, model.privacy.ledger.runs[0].steps
             (12, 30)
         """
-        return training_steps(self._model, x, y, **arguments)
+        epochs = whole("epochs", epochs, 1)
+        feed = self._model._feed(
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            steps_per_epoch=steps_per_epoch,
+        )
+        return steps_of(self._model, feed, epochs)
 
     def count_left_out(self, steps: int) -> None:
         """Counts steps that were planned, and are left out because of what earlier steps showed.
@@ -204,7 +261,7 @@ class ModelPrivacy:
             (1, 30)
         """
         steps = whole("steps", steps, 0)
-        if not self._model._account.end_early(steps):
+        if not self.account.end_early(steps):
             raise RuntimeError(
                 "Expected a training whose steps were left out. Found none: fit() and steps() begin "
                 "one."
@@ -221,9 +278,59 @@ class ModelPrivacy:
         """
         export(self._model, path)
 
-    def configure(self, **settings):
+    def configure(
+        self,
+        *,
+        engine: str = "auto",
+        physical_batch_size: int | None = None,
+        budget: PrivacyBudget | None = None,
+        seed: int | None = None,
+        start: str | None = None,
+        public_preprocessing=(),
+    ):
         """Sets how the model trains privately and returns the model; `make_private` has the settings.
 
         Settings that are left out get their defaults, as in `make_private`.
         """
-        return self._model._configure_privacy(**settings)
+        physical_batch_size = whole("physical_batch_size", physical_batch_size, 1, optional=True)
+        one_of("engine", engine, ENGINES)
+        one_of("start", start, STARTS, optional=True)
+        account = self.account
+        self.engine = engine
+        self.physical_batch_size = physical_batch_size
+        self.feeder = Feeder(seed)
+        self.public_preprocessing = public_preprocessing
+        if start == "public":
+            account.declare_public()
+        elif start is not None:
+            account.start = start
+        self._enter_unknown_steps(declared=start == "public")
+        if budget is not None:
+            account.ledger.add_budget(budget)
+        if account.session is not None:
+            account.session.limit_steps()
+        self._model.train_function = None
+        return self._model
+
+    def _enter_unknown_steps(self, declared):
+        """Enters the steps on these weights that an optimizer has counted and no ledger contains.
+
+        Args:
+            declared: whether the user says now that they were on public data.
+        """
+        account = self.account
+        for model in layers_of(self._model, itself=True):
+            optimizer = getattr(model, "optimizer", None)
+            if not isinstance(optimizer, keras.optimizers.Optimizer):
+                continue
+            steps = int(optimizer.iterations.numpy())
+            if isinstance(optimizer, DPKerasOptimizer):
+                steps -= known_steps(account.ledger)
+            if declared:
+                vars(optimizer)[DECLARED] = steps
+            if steps > vars(optimizer).get(DECLARED, 0):
+                account.enter_unaccounted(
+                    f"Weights of '{model.name}' were trained for {steps} steps by the optimizer "
+                    f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
+                    "public data, say so: make_private(model, start='public')."
+                )

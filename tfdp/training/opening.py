@@ -1,7 +1,5 @@
 """Describes a training before its first step, and opens the ledger entry that it is accounted under."""
 
-import warnings
-
 from tfdp.account import Account, check_counted
 from tfdp.accounting import Run
 from tfdp.layers.lot_statistics import uses_batch_statistics
@@ -9,7 +7,7 @@ from tfdp.layers.public import public_layers
 from tfdp.session import OPEN_ENDED, Plan, Session
 
 
-def open_session(model, account: Account, plan: Plan) -> Session | None:
+def open_session(model, account: Account, plan: Plan) -> Session:
     """Opens a session for steps, or returns the open one if they belong to it.
 
     Args:
@@ -18,17 +16,18 @@ def open_session(model, account: Account, plan: Plan) -> Session | None:
         plan: how the steps draw their examples.
 
     Returns:
-        The session, which is `account.session`; None for a model without trainable weights.
+        The session, which is `account.session`.
 
     Raises:
-        ValueError: the optimizer has taken steps that the ledger does not contain, or the arguments
-            of the optimizer do not fit the plan.
+        ValueError: the model has no trainable weights, the optimizer has taken steps that the ledger
+            does not contain, or the arguments of the optimizer do not fit the plan.
     """
     optimizer, variables = model.optimizer, model.trainable_variables
     if not variables:
-        warnings.warn("The model does not have any trainable weights.", stacklevel=3)
-        account.close_session()
-        return None
+        raise ValueError(
+            f"Model '{model.name}' has no trainable weights. Set `trainable = True` for some layer; "
+            "model.evaluate computes the metrics of a frozen model."
+        )
     if not optimizer.built:
         optimizer.build(variables)
     check_counted(optimizer, account.ledger)
@@ -60,32 +59,18 @@ def _extend(session, plan, fields):
 
 
 def _enter(account, plan, fields, optimizer, variables):
-    resumed, account.waiting = account.waiting, None  # a run that waits is resumed once
-    if resumed is None:
-        first, done, known = int(optimizer.iterations.numpy()), 0, None
-    else:
-        resumed.check_place(plan)
-        first, done, known = resumed.first_iteration, resumed.steps, resumed.run
-    if plan.start and plan.start != done % plan.lots.steps_per_epoch:
+    if plan.start:
         raise RuntimeError(
             "A callback changed the weights of a training that goes on in the middle of an epoch, "
             "and a new run begins with an epoch. Expected the weights of the saved state. Leave "
             "out the callback."
         )
-    steps = done + (_open_ended(optimizer, done) if plan.steps is None else plan.steps)
-    run = Run(steps=steps, **optimizer.tables(variables, first, steps, known), **fields)
+    first = int(optimizer.iterations.numpy())
+    steps = _open_ended(optimizer, 0) if plan.steps is None else plan.steps
+    run = Run(steps=steps, **optimizer.tables(variables, first, steps), **fields)
     account.close_session()
-    account.session = Session(
-        account.ledger,
-        run,
-        plan,
-        fields,
-        optimizer,
-        variables,
-        first,
-        None if resumed is None else (resumed.run_id, resumed.steps),
-    )
-    optimizer.begin(account.session, resumed is not None)
+    account.session = Session(account.ledger, run, plan, optimizer, variables, first)
+    optimizer.begin(account.session)
 
 
 def _open_ended(optimizer, done):
@@ -119,8 +104,8 @@ def planned_fields(model, plan: Plan, optimizer, start: str) -> dict:
         start=start,
         batch_statistics=uses_batch_statistics(model),
         public_examples=sum(layer.count for layer in public_layers(model)),
-        **({"groups": plan.groups} if plan.groups > 1 else {}),
-        **({"nominal": True} if plan.nominal else {}),
+        groups=plan.groups,
+        nominal=plan.nominal,
         **optimizer.run_fields(model.trainable_variables),
     )
     fields["insecure_seed"] |= plan.insecure_seed

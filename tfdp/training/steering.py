@@ -8,8 +8,6 @@ data that no noise covers and no accounting includes.
 import keras
 from absl import logging
 
-from tfdp.training.checks import refuse_unsavable
-
 # Public figures, which callbacks may monitor besides figures of held-out data.
 _PUBLIC = ("epsilon", "claimed_epsilon", "learning_rate")
 _MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
@@ -22,41 +20,35 @@ def list_of(callbacks) -> list:
     return [each for each in keras.tree.flatten(callbacks) if each is not None]
 
 
-def _refuse_steering(callback) -> None:
-    """Raises ValueError, with the remedy, for a callback that acts on training metrics."""
-    name = type(callback).__name__
-    if isinstance(callback, keras.callbacks.TerminateOnNaN):
-        raise ValueError(
-            f"{name} stops training when the loss of private examples is not a number, so the "
-            "number of steps would tell of them. Expected training without it: an example whose "
-            "gradient is not finite counts zero here (see model.privacy.diagnostics)."
-        )
-    monitors = isinstance(callback, _MONITORS)
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        monitors = callback.save_best_only
-    if monitors and not (callback.monitor.startswith("val_") or callback.monitor in _PUBLIC):
-        raise ValueError(
-            f"{name} would act on {callback.monitor!r}, which is computed from private examples "
-            "without noise, if there is such a figure. Expected a figure of validation data (such as "
-            "'val_loss', which needs validation_data; those data are not protected then), or a fixed "
-            "number of steps."
-        )
-
-
-def checked_callbacks(model, callbacks):
-    """Returns the callbacks of a fit: a list, or the `CallbackList` that was given.
+def check_callbacks(callbacks) -> None:
+    """Refuses callbacks of a fit.
 
     Args:
-        model: a private model.
         callbacks: the argument of `fit`.
 
     Raises:
         ValueError: a callback steers by training metrics, would save a file without a ledger, or
             resumes a training without its counted steps.
     """
-    given = list_of(callbacks)
-    for callback in given:
-        _refuse_steering(callback)
+    for callback in list_of(callbacks):
+        name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+            raise ValueError(
+                f"{name} stops training when the loss of private examples is not a number, so the "
+                "number of steps would tell of them. Expected training without it: an example whose "
+                "gradient is not finite counts zero here (see model.privacy.diagnostics)."
+            )
+        monitors = isinstance(callback, _MONITORS)
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            refuse_legacy(callback.filepath)  # not only after the steps of an epoch are spent
+            monitors = callback.save_best_only
+        if monitors and not (callback.monitor.startswith("val_") or callback.monitor in _PUBLIC):
+            raise ValueError(
+                f"{name} would act on {callback.monitor!r}, which is computed from private examples "
+                "without noise, if there is such a figure. Expected a figure of validation data "
+                "(such as 'val_loss', which needs validation_data; those data are not protected "
+                "then), or a fixed number of steps."
+            )
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise ValueError(
                 "keras.callbacks.BackupAndRestore restores the weights of a checkpoint and forgets the "
@@ -67,14 +59,8 @@ def checked_callbacks(model, callbacks):
                 "%s may end this training early. All planned steps are counted then, because results "
                 "decide when it ends. Plan fewer epochs, or end by a PrivacyBudget with "
                 "tfdp.callbacks.StopAtBudget, which counts only the steps taken.",
-                type(callback).__name__,
+                name,
             )
-        if isinstance(callback, keras.callbacks.ModelCheckpoint):
-            # Not only after the steps of an epoch are spent.
-            refuse_legacy(callback.filepath)
-            if not callback.save_weights_only:
-                refuse_unsavable(model)
-    return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given
 
 
 def refuse_legacy(path) -> None:

@@ -14,10 +14,9 @@ from tfdp.gradients.chunks import with_rows
 from tfdp.gradients.first_pass import examine
 from tfdp.gradients.forward import Forward
 from tfdp.gradients.lot import bounded_sum, choose_engine
-from tfdp.gradients.row_losses import row_losses
 from tfdp.gradients.targets import weighted, without_none
 from tfdp.session import Session
-from tfdp.training.lot_metrics import LotMetrics, build_metrics
+from tfdp.training.lot_metrics import build_metrics, update_metrics
 
 
 def private_step(model, session: Session, data, engine: str, diagnostics) -> dict:
@@ -46,7 +45,8 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     traced = examine(forward, x, y)
     session.check_step(forward.variables, optimizer)
     before = forward.state()
-    metrics = LotMetrics(forward, traced, before)
+    seen = [(v, tf.convert_to_tensor(v)) for v in forward.variables]
+    seen += zip(forward.state_variables, before, strict=True)
     lot = bounded_sum(
         choose_engine(engine, model),
         forward,
@@ -70,7 +70,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
         penalties = forward.regularization()
         noise_scale = optimizer.update(lot, session, forward.variables, penalties)
     diagnostics.update(lot, tf.cast(noise_scale, tf.float32))
-    return metrics.update(x, y, sample_weight, lot.losses, lot.output_losses, lot.outputs, penalty)
+    return update_metrics(forward, traced, seen, x, y, sample_weight, lot, penalty)
 
 
 def prepare_step(model, data) -> None:
@@ -87,29 +87,7 @@ def prepare_step(model, data) -> None:
         ValueError: the model keeps what it sees, as in `private_step`.
     """
     x, y, _ = _unpacked(data)
-    forward = Forward(model, frozen=not model.trainable_variables)
-    build_metrics(model, y, examine(forward, x, y).outputs)
-
-
-def frozen_step(model, data) -> dict:
-    """Takes the step of a model without trainable weights: only its metrics are updated.
-
-    No weight changes and nothing is released, so no step is counted. Arguments and result are as in
-    `private_step`.
-
-    Raises:
-        ValueError: the model keeps what it sees.
-    """
-    x, y, sample_weight = _unpacked(data)
-    forward = Forward(model, frozen=True)
-    traced = examine(forward, x, y)
-    before = forward.state()
-    metrics = LotMetrics(forward, traced, before)
-    outputs, scope, after = forward.outputs([], before, x)
-    losses, output_losses, _ = row_losses(forward, scope, x, y, outputs, sample_weight)
-    forward.advance(before, after)
-    penalty = forward.penalty()
-    return metrics.update(x, y, sample_weight, losses, output_losses, outputs, penalty)
+    build_metrics(model, y, examine(Forward(model), x, y).outputs)
 
 
 def _unpacked(data):

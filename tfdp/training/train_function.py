@@ -5,7 +5,6 @@ steps can end early; this takes half a millisecond. Here the number of steps is 
 """
 
 import functools
-import weakref
 
 import tensorflow as tf
 
@@ -23,14 +22,13 @@ class Steps:
     """
 
     def __init__(self, model):
-        self._model, self._session, self._run, self._function = model, None, None, None
+        self._model, self._traced_for, self._function = model, None, None
 
-    def take(self, session: Session | None, iterator, steps: int) -> dict:
+    def take(self, session: Session, iterator, steps: int) -> dict:
         """Takes steps and returns the logs of the last one.
 
         Args:
-            session: the session that the steps are accounted under; None for a model without
-                trainable weights.
+            session: the session that the steps are accounted under.
             iterator: gives lots.
             steps: number of steps, at least 1.
 
@@ -38,11 +36,9 @@ class Steps:
             StopIteration, tf.errors.OutOfRangeError: the data ended before the first step, or, within
                 a graph of several steps, later.
         """
-        run = None if session is None else session.run
-        longer_tables = run is not self._run and run is not None and run.described_steps is not None
-        if self._function is None or session is not self._session or longer_tables:
-            self._session, self._function = session, _traced(self._model)
-        self._run = run
+        traced_for = session, session.run.described_steps  # the length of its tables
+        if traced_for != self._traced_for:
+            self._traced_for, self._function = traced_for, _traced(self._model)
         return self._function(iterator, steps)
 
 
@@ -70,35 +66,31 @@ def _traced(model):
         an iterator, which takes a quarter of a millisecond.
         """
 
-        def first(function):
-            return lambda resource, steps: function(iterator_of(spec, resource).get_next())
+        def prepared(resource, steps):
+            prepare(iterator_of(spec, resource).get_next())
 
-        def several(resource, steps):
+        def taken(resource, steps):
             iterator = iterator_of(spec, resource)
+            logs = step(iterator.get_next())
+            if model.steps_per_execution == 1:
+                return logs
             return tf.while_loop(
                 lambda i, logs: i < steps,
                 lambda i, logs: (i + 1, step(iterator.get_next())),
-                [1, step(iterator.get_next())],
+                [1, logs],
                 parallel_iterations=1,
             )[1]
 
-        def traced(function):
-            specs = tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.int32)
-            return concrete_function(tf.function(function, autograph=False), *specs)
-
-        traced(first(prepare))
-        return traced(first(step) if model.steps_per_execution == 1 else several)
-
-    resources = weakref.WeakKeyDictionary()
+        specs = tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.int32)
+        for function in (prepared, taken):
+            made = concrete_function(tf.function(function, autograph=False), *specs)
+        return made
 
     def take(iterator, steps):
         graph = not (model.run_eagerly or tf.config.functions_run_eagerly())
         if graph and isinstance(iterator, tf.data.Iterator) and not tf.distribute.has_strategy():
-            if iterator not in resources:
-                spec = tf.type_spec_from_value(iterator)
-                resources[iterator] = on_resource(spec), resource_of(iterator)
-            function, resource = resources[iterator]
-            return function(resource, tf.constant(steps))
+            function = on_resource(tf.type_spec_from_value(iterator))
+            return function(resource_of(iterator), tf.constant(steps))
         for _ in range(steps):
             logs = one(iterator)
         return logs

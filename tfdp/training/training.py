@@ -5,14 +5,13 @@ accounted as. If a training ends before its plan, by a callback, an exception or
 steps are counted (docs/decisions/chosen_ends.md).
 """
 
-import contextlib
 import dataclasses
 import math
 
 import tensorflow as tf
 
 from tfdp.account import Account
-from tfdp.session import OPEN_ENDED, Plan, Session
+from tfdp.session import OPEN_ENDED, Session
 from tfdp.training.feeding import Feed, Place
 from tfdp.training.opening import open_session
 
@@ -27,52 +26,43 @@ class Training:
     Args:
         model: a private model that is compiled and built.
         account: the account of its weights.
-        plan: how the steps draw their examples, with the number of planned steps (or None).
-        feed: the data; None for the single step of `train_on_batch`.
+        feed: the data, and how the steps draw from them.
         epochs: number of epochs.
         place: where the training begins.
         backup: the callback that keeps the training safe from crashes, or None.
+
+    Attributes:
+        place: the place of the next step.
     """
 
     def __init__(
         self,
         model,
         account: Account,
-        plan: Plan,
-        feed: Feed | None = None,
+        feed: Feed,
         *,
         epochs: int = 1,
         place: Place | None = None,
         backup=None,
     ):
-        self._model, self._account, self._plan, self.feed = model, account, plan, feed
+        self._model, self._account, self.feed = model, account, feed
         self._epochs, self._backup = epochs, backup
-        self._place = place or Place(0)
+        self._start = self.place = place or Place(0)
         self._session: Session | None = None
-        self._is_open, self._before = False, 0
+        self._before = 0  # steps of the session before this training
         # Steps of an earlier process to pass by: lots begin where the training resumes, but a user's
         # batches begin anew.
-        self.behind = self._place.step if plan.lots is None else 0
-        self._in_epoch = self._place.step - self.behind  # steps of the present epoch
+        self._behind = self.place.step if feed.plan.lots is None else 0
         # Executions that Keras asks for after the end of the first epoch, as it ignores earlier steps.
-        self._surplus = self._executions(0) - self._executions(self._place.step)
+        self._surplus = self._executions(0) - self._executions(self.place.step)
         self._logs = {}
-        # Steps of the longest epoch that ended with its data.
-        self.longest_epoch: int | None = None if backup is None else backup.longest_epoch
         self._was_cut = False  # whether the last execution had fewer steps than were planned
 
     # -- its plan --------------------------------------------------------------------------------
 
-    def _next_steps(self) -> int:
-        """Number of steps of the next execution, if the data and the budget last."""
-        if self.feed is None:
-            return 1
-        most, steps = self._model.steps_per_execution, self.feed.steps
-        return most if steps is None else min(most, steps - self._in_epoch)
-
     def _executions(self, behind):
         """Number of executions of an epoch; 0 if nobody knows it."""
-        steps = None if self.feed is None else self.feed.steps
+        steps = self.feed.steps
         return 0 if steps is None else -(-max(0, steps - behind) // self._model.steps_per_execution)
 
     def left(self) -> float:
@@ -81,30 +71,12 @@ class Training:
         It is 0 before the first step, when nothing was released.
         """
         taken = 0 if self._session is None else self._session.taken - self._before
-        if not (taken or self._is_resumed):
+        if not (taken or self._start.taken):
             return 0
-        planned = 1 if self.feed is None else self._plan.steps
-        if planned is None:
-            if self.longest_epoch is None:
-                return math.inf
-            planned = self._epochs * self.longest_epoch - self._place.step
-        return max(0, planned - taken)
-
-    @property
-    def _is_resumed(self):
-        return self._place.taken > 0
-
-    @contextlib.contextmanager
-    def running(self):
-        """Context of the training. It counts the steps that are left out if an exception ends it."""
-        self._account.left_to_take = self.left
-        try:
-            yield self
-        except BaseException:
-            self._end_early()
-            raise
-        finally:
-            self._account.left_to_take = lambda: 0
+        steps = self.place.longest if self.feed.steps is None else self.feed.steps
+        if steps is None:
+            return math.inf
+        return max(0, self._epochs * steps - self._start.step - taken)
 
     def end(self, stopped: bool) -> None:
         """Ends the training after its last execution.
@@ -116,15 +88,15 @@ class Training:
             BudgetExhausted: the budget cut the last execution short, and no callback ended it there.
         """
         if stopped:
-            self._end_early()
+            self.end_early()
         elif self._was_cut:
             self._session.authorize(1)
 
-    def _end_early(self):
+    def end_early(self) -> None:
+        """Counts the planned steps that are left out."""
         left = self.left()
         if left:
             self._open(0)  # a resumed training may have taken no step yet
-        if left and self._session is not None:
             self._account.end_early(left)
 
     # -- its steps -------------------------------------------------------------------------------
@@ -141,67 +113,57 @@ class Training:
             BudgetExhausted: a budget allows no further step.
         """
         self._pass_by(iterator)
-        if self._surplus and not self._in_epoch:  # the first epoch is over
+        if self._surplus and not self.place.step:  # the first epoch is over
             self._surplus -= 1
             return self._logs
-        steps = self._next_steps()
+        steps = self._model.steps_per_execution
+        if self.feed.steps is not None:
+            steps = min(steps, self.feed.steps - self.place.step)
         self._open(steps)
-        if self._session is not None:
-            if self._backup is not None:
-                self._backup.begin(self._session)
-            allowed = self._session.authorize(steps)
-            self._was_cut, steps = allowed < steps, allowed
-            if self._backup is not None:
-                self._backup.reserve()
+        if self._backup is not None:
+            self._backup.begin(self, self._session)
+        allowed = self._session.authorize(steps)
+        self._was_cut, steps = allowed < steps, allowed
+        if self._backup is not None:
+            self._backup.reserve(steps)
         # Data of unknown length may end after any step, whose logs would be lost in a longer execution.
-        unknown = self.feed is not None and self.feed.steps is None
         logs = {}
-        for part in [1] * steps if unknown else [steps]:
+        for part in [1] * steps if self.feed.steps is None else [steps]:
             try:
                 logs = steps_of.take(self._session, iterator, part)
             except BaseException as error:
-                if self._session is not None:
-                    self._session.take_back()
+                self._session.take_back()
                 if isinstance(error, _ENDS):
                     if logs:
                         return logs  # the next execution finds the end again
                     self._end_epoch()
                 raise
-            self._in_epoch += part
-        if self.feed is not None and self._in_epoch == self.feed.steps:
-            self._in_epoch = 0
+            self.place = self.place.later(part)
+        if self.place.step == self.feed.steps:
+            self.place = self.place.next_epoch()
         self._logs = logs
         return logs
 
     def _open(self, steps):
-        session = self._session
-        if not self._is_open:
-            self._is_open = True  # once, even if it fails
-            self._session = open_session(self._model, self._account, self._plan)
-            self._before = 0 if self._session is None else self._session.taken
-        elif (
-            session is not None
-            and session.taken + steps > session.run.steps
-            and self._is_open_ended
-        ):
-            more = dataclasses.replace(self._plan, steps=OPEN_ENDED)
+        session, plan = self._session, self.feed.plan
+        open_ended = plan.steps is None and self._model.optimizer.described_steps is None
+        if session is None:
+            self._session = open_session(self._model, self._account, plan)
+            self._before = self._session.taken
+        elif open_ended and session.taken + steps > session.run.steps:
+            more = dataclasses.replace(plan, steps=OPEN_ENDED)
             self._session = open_session(self._model, self._account, more)
-
-    @property
-    def _is_open_ended(self):
-        return self._plan.steps is None and self._model.optimizer.described_steps is None
 
     def _pass_by(self, iterator):
         try:
-            while self.behind:
+            while self._behind:
                 next(iterator)
-                self.behind, self._in_epoch = self.behind - 1, self._in_epoch + 1
+                self._behind -= 1
         except _ENDS:
             self._end_epoch()
             raise
 
     def _end_epoch(self):
-        self.longest_epoch = max(self.longest_epoch or 0, self._in_epoch)
-        if self._backup is not None:
-            self._backup.longest_epoch = self.longest_epoch
-        self._in_epoch = self._surplus = 0
+        longest = max(self.place.longest or 0, self.place.step - self._behind)
+        next_epoch = dataclasses.replace(self.place.next_epoch(), step=self._behind)
+        self.place, self._surplus = dataclasses.replace(next_epoch, longest=longest), 0

@@ -15,7 +15,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import ConvLSTMCell, layers_of, replaced
+from tfdp._compat.keras import SHORTCUTS, ConvLSTMCell, layers_of, replaced
 from tfdp._compat.pfor_calls import at_once
 from tfdp._compat.replaying import NotReplayable
 from tfdp.gradients.engines.gated_steps import gated_step
@@ -43,6 +43,8 @@ def vectorizable_loops(model, values: dict):
     """
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
+            for name in SHORTCUTS.get(type(layer), ()):
+                stack.enter_context(replaced(layer, **{name: lambda *_, **__: False}))
             if isinstance(layer, keras.layers.RNN) and not layer.unroll:
                 loop = _looped(layer, values) if _is_known(layer) else _unrolled(layer)
                 stack.enter_context(replaced(layer, inner_loop=loop))

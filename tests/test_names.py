@@ -1,0 +1,14 @@
+"""Public names of the package, and those of TensorFlow Privacy that mean the same."""
+
+import tfdp
+
+
+def test_names_of_tensorflow_privacy():
+    assert tfdp.VectorizedDPKerasSGDOptimizer is tfdp.DPKerasSGDOptimizer
+    assert tfdp.make_vectorized_keras_optimizer_class is tfdp.make_dp_optimizer_class
+
+
+def test_dir_shows_the_public_names():
+    shown = dir(tfdp)
+    assert {n for n in shown if not n.startswith("__")} == {*tfdp.__all__}
+    assert "__version__" in shown
