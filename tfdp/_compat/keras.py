@@ -137,6 +137,15 @@ def was_given_vocabulary(layer) -> bool:
     return getattr(layer, "_has_input_vocabulary", False)
 
 
+def pads_to_its_own_length(layer) -> bool:
+    """Whether a TextVectorization returns as many numbers for every text, whatever the other texts.
+
+    The attributes are `_output_sequence_length`, `_output_mode` and `_ragged`.
+    """
+    codes = layer._output_mode != "int"
+    return not layer._ragged and (codes or layer._output_sequence_length is not None)
+
+
 def forget_losses(model) -> None:
     """Removes the losses that `add_loss` and activity regularizers added (`Layer._clear_losses`)."""
     model._clear_losses()

@@ -37,19 +37,20 @@ def in_floatx(values: Any) -> Any:
 
 
 def with_padding_row(column: np.ndarray) -> tf.Tensor:
-    """Appends a row of zeros, which stands for an absent example (of weight zero)."""
-    return tf.concat([column, np.zeros_like(column[:1])], axis=0)
+    """Appends a row of zeros, or of empty texts, for an absent example (of weight zero)."""
+    nothing = np.full_like(column[:1], "" if column.dtype.kind in "OSU" else 0)
+    return tf.concat([column, nothing], axis=0)
 
 
 def as_arrays(values: Any, name: str) -> Any:
-    """Turns the leaves into numeric arrays, and lists of arrays into tuples.
+    """Turns the leaves into arrays of numbers or texts, and lists of arrays into tuples.
 
     Args:
         values: an array, or a nested dict, tuple or list of arrays and None.
         name: name of the argument, for errors.
 
     Raises:
-        ValueError: a leaf is not numeric or has no rows.
+        ValueError: a leaf has anything else than numbers or texts, or has no rows.
     """
     if values is None:
         return None
@@ -68,11 +69,11 @@ def as_arrays(values: Any, name: str) -> Any:
         array = array.astype(floatx(), copy=False)
     if _is_series(values):
         array = array[:, np.newaxis]
-    if array.dtype.kind not in "biufc":
+    texts = array.dtype.kind == "O" and all(isinstance(v, str | bytes) for v in array.flat)
+    if array.dtype.kind not in "biufcSU" and not texts:
         raise ValueError(
-            f"Invalid value received for argument `{name}`. Expected arrays of numbers. "
-            f"Received an array of dtype {array.dtype}. (Text is turned into numbers by "
-            "`tfdp.data.hash_tokens`.)"
+            f"Invalid value received for argument `{name}`. Expected arrays of numbers or texts. "
+            f"Received an array of dtype {array.dtype}."
         )
     if array.ndim == 0 or array.shape[0] == 0:
         raise ValueError(

@@ -142,8 +142,12 @@ def _sum_of_products(data, at_output, weight, seen, output, sizes, shape) -> Per
         equation = f"{rows}{seen},{rows}{output}->{rows}{''.join(sizes)}"
         return Instantiated(tf.einsum(equation, data, at_output), Arranged(shape))
     shared = [a for a in seen if a not in sizes]
-    left = _arranged(data, seen, shared, into, sizes)
-    right = _arranged(at_output, output, shared, out, sizes)
+    # One of the two may know a length that the other does not.
+    known = dict(zip(seen, data.shape[1:], strict=True))
+    known |= {a: n for a, n in zip(output, at_output.shape[1:], strict=True) if n is not None}
+    count = tf.TensorShape([known[a] for a in shared]).num_elements()
+    left = _arranged(data, seen, shared, into, sizes, count)
+    right = _arranged(at_output, output, shared, out, sizes, count)
     if len(shape) == len(sizes) == 2:
         return OuterProducts(left, right) if [*sizes] == into + out else OuterProducts(right, left)
     ones = [
@@ -163,26 +167,20 @@ def _summed(tensor, labels, others):
     return tf.reduce_sum(tensor, axis=[1 + place for place in alone]), kept
 
 
-def _arranged(tensor, labels, positions, features, sizes):
-    """Transposes and reshapes [rows, *labels] to [rows, positions, features]."""
+def _arranged(tensor, labels, positions, features, sizes, count):
+    """Transposes and reshapes [rows, *labels] to [rows, positions, features].
+
+    The axis of positions is left out where there is one; `count` is their number, or None.
+    """
     places = [1 + labels.index(a) for a in (*positions, *features)]
     if places != sorted(places):
         tensor = tf.transpose(tensor, [0, *places])
     width = math.prod(sizes[a] for a in features)
-    return _by_positions(tensor, 1 + len(positions), [width])
-
-
-def _by_positions(tensor, end, rest):
-    """Reshapes [rows, ...] to [rows, positions, *rest]: the axes from the first to `end` are merged.
-
-    The axis of positions is left out where there is one.
-    """
-    count = tensor.shape[1:end].num_elements()
     if count == 1:
-        return tf.reshape(tensor, [-1, *rest])
-    known = tf.reduce_prod(tf.shape(tensor)[1:end]) if count is None else count
-    merged = tf.reshape(tensor, tf.stack([tf.shape(tensor)[0], known, *rest]))
-    return tf.ensure_shape(merged, [tensor.shape[0], count, *rest])
+        return tf.reshape(tensor, [-1, width])
+    known = tf.reduce_prod(tf.shape(tensor)[1 : 1 + len(positions)]) if count is None else count
+    merged = tf.reshape(tensor, tf.stack([tf.shape(tensor)[0], known, width]))
+    return tf.ensure_shape(merged, [tensor.shape[0], count, width])
 
 
 def _lookup(operation):

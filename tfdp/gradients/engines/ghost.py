@@ -22,6 +22,7 @@ from tfdp.gradients.chunks import works_in_sequence
 from tfdp.gradients.contract import BoundedSum
 from tfdp.gradients.dependence import Dependence
 from tfdp.gradients.engines import alone
+from tfdp.gradients.engines.lookups import lookups_at_once
 from tfdp.gradients.engines.public_moments import known_moments, public_moments
 from tfdp.gradients.engines.recurrent_loops import vectorizable_loops
 from tfdp.gradients.forward import Forward, has_own_compute_loss
@@ -59,7 +60,11 @@ def per_example_gradients(
             reads = [tf.identity(value) for value in values]
             tape.watch(reads)
             own = {id(v): read for v, read in zip(forward.variables, reads, strict=True)}
-            with vectorizable_loops(forward.model, own), known_moments(public, reads):
+            with (
+                lookups_at_once(forward.model),
+                vectorizable_loops(forward.model, own),
+                known_moments(public, reads),
+            ):
                 y_pred, scope, new_state = forward.outputs(reads, state, x)
             _forget_penalties(forward, scope, values)
             loss = forward.loss(scope, x, y, y_pred)

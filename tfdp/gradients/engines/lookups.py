@@ -1,0 +1,63 @@
+"""Layers that look up words and numbers in tables, which TensorFlow cannot vectorize over rows.
+
+They have no weights, nothing flows back through them, and what they return for one row depends on that
+row alone (a test replaces all other rows). So `tf.vectorized_map` calls each once for all rows. Other
+layers of this kind react to their neighbours: a `TextVectorization` without `output_sequence_length`
+pads all texts to the longest one.
+"""
+
+import contextlib
+import functools
+
+import keras
+import tensorflow as tf
+
+from tfdp._compat.keras import layers_of, pads_to_its_own_length, replaced
+from tfdp._compat.pfor_calls import at_once
+
+_TABLES = {
+    keras.layers.Discretization,
+    keras.layers.HashedCrossing,
+    keras.layers.Hashing,
+    keras.layers.IntegerLookup,
+    keras.layers.StringLookup,
+}
+
+
+@contextlib.contextmanager
+def lookups_at_once(model):
+    """Context in which the layers of a model that look something up do so for all rows at once."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model):
+            if _keeps_rows_apart(layer):
+                stack.enter_context(replaced(layer, call=functools.partial(_call, layer)))
+        yield
+
+
+def _keeps_rows_apart(layer) -> bool:
+    if getattr(layer, "sparse", False) or "call" in vars(layer):
+        return False
+    if type(layer) is keras.layers.TextVectorization:
+        return pads_to_its_own_length(layer)
+    return type(layer) in _TABLES
+
+
+def _call(layer, *args, **kwargs):
+    call = functools.partial(type(layer).call, layer)
+    given = tf.nest.flatten((args, kwargs))
+    tensors = [leaf for leaf in given if isinstance(leaf, tf.Tensor)]
+    # A layer inside of a TextVectorization gets ragged tensors, when that layer runs for all rows.
+    ragged = any(isinstance(leaf, tf.RaggedTensor) for leaf in given)
+    # Codes with several ones would take a lot of single numbers for one row.
+    several = getattr(layer, "output_mode", "int") not in ("int", "one_hot")
+    if ragged or (several and any(tensor.shape.rank == 1 for tensor in tensors)):
+        return call(*args, **kwargs)
+
+    def of_rows(rows, *_):
+        left = iter(rows)
+        leaves = [next(left) if isinstance(leaf, tf.Tensor) else leaf for leaf in given]
+        args_of_rows, kwargs_of_rows = tf.nest.pack_sequence_as((args, kwargs), leaves)
+        return [call(*args_of_rows, **kwargs_of_rows)], []
+
+    ((found,), _) = at_once(of_rows, tensors, [])
+    return found
