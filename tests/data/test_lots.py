@@ -238,7 +238,7 @@ class TestRefusals:
             (np.zeros((4, 2)), np.zeros(5), "first dimension"),
             (np.zeros((0, 2)), np.zeros(0), "at least one example"),
             (np.float32(1), np.zeros(0), "at least one example"),
-            (np.array(["a", "b"]), np.zeros(2), "hash_tokens"),
+            (np.array([None, "b"]), np.zeros(2), "numbers or texts"),
         ],
     )
     def test_arrays(self, x, y, match):
@@ -254,3 +254,16 @@ class TestRefusals:
                     data.PoissonLots(np.zeros(4), np.zeros(4), 1, sample_weight=sample_weight)
         with pytest.raises(ValueError, match=r"\(4,\)"):
             data.PoissonLots(np.zeros(4), np.zeros(4), 1, sample_weight=np.ones((3, 1)))
+
+
+@pytest.mark.parametrize("dtype", [str, object])
+def test_texts_are_drawn_with_empty_ones_for_absent_examples(dtype):
+    texts = np.array(["a", "longer", "é"], dtype)
+    lots = data.PoissonLots(texts, np.arange(3), 1, seed=1)
+    for x, y, weight in take(lots.as_dataset(), 5):
+        found = [text.decode() for text in x]
+        expected = [texts[i] if w else "" for i, w in zip(y, weight, strict=True)]
+        assert found == expected
+    again = data.PoissonLots(np.array(["a", "longer", "é"], dtype), np.arange(3), 1, seed=2)
+    other = data.PoissonLots(np.array(["b", "longer", "é"], dtype), np.arange(3), 1, seed=2)
+    assert lots.fingerprint() == again.fingerprint() != other.fingerprint()

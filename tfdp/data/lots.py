@@ -294,7 +294,11 @@ class Lots(abc.ABC):
         digest = hashlib.sha256()
         for column in all_arrays(self._columns):
             digest.update(f"{column.dtype.name} {tuple(column.shape)} ".encode())
-            digest.update(np.ascontiguousarray(column.numpy()).data)
+            if column.dtype == tf.string:
+                column = tf.io.serialize_tensor(column)  # NumPy has places in memory for texts
+                digest.update(column.numpy())
+            else:
+                digest.update(np.ascontiguousarray(column.numpy()).data)
         return digest.hexdigest()
 
     def _gather(self, indices: tf.Tensor) -> Any:
