@@ -14,15 +14,16 @@ class NotReplayable(Exception):
 def replayed(wanted: list, known: dict) -> list:
     """Returns the values of tensors of a graph, by the operations that they come from.
 
-    The operations are run anew in the graph that is being built, where tapes see them.
+    The operations are run anew in the graph that is being built, where tapes see them. Gradients of
+    functions (`tf.custom_gradient`, as in `tf.nn.silu`) are forgotten: the derivatives are those of the
+    operations.
 
     Args:
         wanted: tensors of one graph.
         known: {reference to tensor of that graph: value}; what these come from is not run.
 
     Raises:
-        NotReplayable: an operation calls a function, or has a gradient of its own, or there is an
-            argument of the graph that has no value.
+        NotReplayable: an operation calls a function, or an argument of the graph has no value.
     """
     values = dict(known)
     for operation in _needed(wanted, known):
@@ -60,7 +61,7 @@ def _run(operation, inputs):
         return [tf.constant(tf.make_ndarray(operation.get_attr("value")))]
     definition, left = operation.op_def, iter(inputs)
     kinds = {attr.name: attr.type for attr in definition.attr}
-    if "func" in kinds.values() or "_gradient_op_type" in operation.node_def.attr:
+    if "func" in kinds.values():
         raise NotReplayable(operation.type)
     arguments, told = {}, set()
     for argument in definition.input_arg:

@@ -112,6 +112,18 @@ def test_loops_beyond_the_rules(layer):
     check_engines(model, engines=["ghost"], tolerance=5e-5)
 
 
+def test_an_activation_with_a_gradient_of_its_own_in_sequences_of_unknown_length():
+    layer = layers.LSTM(2, activation="silu")
+    check_engines(keras.Sequential([keras.Input((None, 3)), layer]), tolerance=3e-5)
+
+
+def test_bfloat16_within_its_own_rounding():
+    model = side_by_side(
+        (3, 2), *(kind(2, dtype="mixed_bfloat16") for kind in (layers.LSTM, layers.GRU))
+    )
+    check_engines(model, tolerance=0.05)
+
+
 def test_a_loop_of_unknown_length_that_cannot_be_unrolled_is_named():
     layer = layers.LSTM(2, activation=lambda x: keras.ops.tanh(x), name="rolled")
     model = keras.Sequential([keras.Input((None, 3)), layer, layers.Dense(1)])

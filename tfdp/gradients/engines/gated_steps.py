@@ -30,14 +30,18 @@ def gated_step(cell, values: dict, sequences, training):
     return LSTMStep(cell, values, sequences) if is_float32 and on_plain_cpu() else None
 
 
+def _weight(cell, variable):
+    return tf.cast(value_in_pass(variable), cell.compute_dtype)
+
+
 def _gates(cell, sequences, bias):
     """The part of the gates that comes from the inputs, [rows, steps, gates * units]."""
-    gates = tf.matmul(merged(sequences), value_in_pass(cell.kernel))
+    gates = tf.matmul(merged(sequences), _weight(cell, cell.kernel))
     return by_steps([gates if bias is None else tf.nn.bias_add(gates, bias)], sequences)
 
 
 def _of_products(at_product, states):
-    return OuterProducts(states, at_product)
+    return OuterProducts(*(tf.cast(t, tf.float32) for t in (states, at_product)))
 
 
 class _Step:
@@ -52,10 +56,10 @@ class LSTMStep(_Step):
     """
 
     def __init__(self, cell, values, sequences):
-        bias = None if cell.bias is None else value_in_pass(cell.bias)
+        bias = None if cell.bias is None else _weight(cell, cell.bias)
         self.outside = _gates(cell, sequences, bias)
         self.prepared = [*map(_exchanged, self.outside)]
-        self.shared = [value_in_pass(cell.recurrent_kernel)]
+        self.shared = [_weight(cell, cell.recurrent_kernel)]
         self._units = cell.units
         state = tf.TensorSpec([None, cell.units], tf.float32)
         self.kept = [state] * 5
@@ -103,9 +107,9 @@ class GRUStep(_Step):
     outside = ()
 
     def __init__(self, cell, values, sequences):
-        bias = [None] if cell.bias is None else tf.unstack(value_in_pass(cell.bias))
+        bias = [None] if cell.bias is None else tf.unstack(_weight(cell, cell.bias))
         self.prepared = _gates(cell, sequences, bias[0])
-        self.shared = [value_in_pass(cell.recurrent_kernel), *bias[1:]]
+        self.shared = [_weight(cell, cell.recurrent_kernel), *bias[1:]]
         dtype = sequences.dtype
         state = tf.TensorSpec([None, cell.units], dtype)
         product = tf.TensorSpec([None, 3 * cell.units], dtype)
