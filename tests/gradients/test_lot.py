@@ -94,7 +94,7 @@ def test_large_gradients_that_are_written_out_are_told_of_once(monkeypatch):
 
 def test_rows_draw_numbers_of_their_own_after_an_engine_has_given_up():
     x = keras.Input((3, 4))
-    cells = layers.RNN(layers.SimpleRNNCell(20, dropout=0.5))  # no rule of the ghost engine
+    cells = layers.RNN(layers.SimpleRNNCell(20, dropout=0.5))
     outputs = cells(layers.Dense(4)(x))
     forward, bound, x, y, weight = lot_for(keras.Model(x, outputs))
     same = tf.ones_like(x), tf.zeros_like(y)

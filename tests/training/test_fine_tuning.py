@@ -120,7 +120,7 @@ def test_an_encoder_with_adapters():
 
 SIZES = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 16}
 IMAGES = {"patch_size": 8, "image_shape": (16, 16, 3), "num_heads": 2}
-# What has weights without a rule: class tokens, scales, relative positions, soft caps.
+# What has weights of its own: class tokens, scales, relative positions, soft caps.
 OTHERS = {
     "GemmaBackbone": SIZES
     | {"num_query_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocabulary_size": 30},

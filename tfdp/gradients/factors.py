@@ -25,18 +25,7 @@ from tfdp.gradients.norms import (
 
 
 class PerExampleGradient(abc.ABC):
-    """Gradients of one variable in float32, one per row, not necessarily written out.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from tfdp.gradients.factors import Instantiated, OuterProducts, PerExampleGradient
-        >>> left, right = tf.constant([[3.0, 4.0]]), tf.constant([[2.0]])
-        >>> factors, entries = OuterProducts(left, right), Instantiated(left[..., None] * right)
-        >>> isinstance(factors, PerExampleGradient)
-        True
-        >>> factors.square_norms().numpy(), entries.square_norms().numpy()
-        (array([100.], dtype=float32), array([100.], dtype=float32))
-    """
+    """Gradients of one variable in float32, one per row, not necessarily written out."""
 
     @abc.abstractmethod
     def square_norms(self) -> tf.Tensor:
@@ -85,15 +74,6 @@ class Instantiated(PerExampleGradient):
     Args:
         values: [rows, ...], any float dtype: the entries of the gradients in any order.
         finish: maps one sum [...] of rows to the variable's shape; identity if None.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from tfdp.gradients.factors import Instantiated
-        >>> gradients = Instantiated(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
-        >>> gradients.square_norms().numpy()
-        array([25.,  1.], dtype=float32)
-        >>> gradients.weighted_sum(tf.constant([0.5, 1.0])).numpy()
-        array([1.5, 3. ], dtype=float32)
     """
 
     def __init__(self, values: tf.Tensor, finish: Callable | None = None):
@@ -142,16 +122,6 @@ class OuterProducts(PerExampleGradient):
         right: [rows, positions, q], for instance the gradients at its outputs; [rows, q] for one
             position.
         finish: maps one sum [p, q] of rows to the variable's shape; identity if None.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from tfdp.gradients.factors import OuterProducts
-        >>> gradients = OuterProducts(tf.constant([[3.0, 4.0]]), tf.constant([[2.0, 1.0]]))
-        >>> gradients.square_norms().numpy()  # 25 * 5, without writing out the product
-        array([125.], dtype=float32)
-        >>> gradients.weighted_sum(tf.constant([1.0])).numpy()
-        array([[6., 3.],
-               [8., 4.]], dtype=float32)
     """
 
     def __init__(self, left: tf.Tensor, right: tf.Tensor, finish: Callable | None = None):
@@ -238,15 +208,6 @@ class Lookups(PerExampleGradient):
         indices: integers [rows, positions]. A row with an index outside [0, size) counts as not finite.
         vectors: [rows, positions, width]: the gradients at the looked-up vectors.
         size: number of rows of the table.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from tfdp.gradients.factors import Lookups
-        >>> gradients = Lookups(tf.constant([[0, 2]]), tf.constant([[[3.0], [4.0]]]), size=3)
-        >>> gradients.weighted_sum(tf.constant([1.0])).numpy()[:, 0]
-        array([3., 0., 4.], dtype=float32)
-        >>> gradients.square_norms().numpy()
-        array([25.], dtype=float32)
     """
 
     def __init__(self, indices: tf.Tensor, vectors: tf.Tensor, size: int):

@@ -98,7 +98,7 @@ class NormalizedLSTM(keras.layers.RNN):
     Inputs are [rows, steps, features], outputs [rows, units], or [rows, steps, units] with
     `return_sequences=True`. Its activations are those of an LSTM, tanh and sigmoid; it has no bias and
     no dropout. The steps of an example depend on this example alone, so the layer can be trained
-    privately; the ghost engine has a rule for it.
+    privately.
 
     Source: Ba et al. 2016, "Layer Normalization", equations 20 to 22; "LN-BiLSTM" in SI-DPSGD, Table 3.
 

@@ -38,7 +38,7 @@ def images():
 
 
 class Doubled(layers.Layer):
-    """A layer without a rule, so that the ghost engine computes it row by row."""
+    """A layer of one's own."""
 
     def call(self, x):
         return 2.0 * x

@@ -89,6 +89,22 @@ def test_a_frozen_normalization_has_no_gradient():
     check_engines(model, engines=["ghost"], tolerance=5e-5)
 
 
+class Halved(layers.Wrapper):
+    """Runs a layer with half of its weights."""
+
+    def call(self, inputs):
+        weights = self.layer.trainable_variables
+        rest = [(v, tf.convert_to_tensor(v)) for v in self.layer.non_trainable_variables]
+        halves = [(v, 0.5 * tf.convert_to_tensor(v)) for v in weights]
+        with keras.StatelessScope([*halves, *rest]):
+            return self.layer(inputs)
+
+
+def test_layers_that_give_the_network_other_weights():
+    network = wrapped(layers.Dense(5), PublicBatchNormalization(), layers.Dense(3), shape=(4,))
+    check_engines(keras.Sequential([keras.Input((4,)), Halved(network)]), tolerance=5e-5)
+
+
 def bounded(model, engine, x, y, weight=None, clip=1.0):
     model.compile(loss=LOSS)
     weight = tf.ones([len(x)]) if weight is None else tf.constant(weight, tf.float32)

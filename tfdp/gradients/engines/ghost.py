@@ -63,7 +63,7 @@ def per_example_gradients(
             with (
                 lookups_at_once(forward.model),
                 vectorizable_loops(forward.model, own),
-                known_moments(public, reads),
+                known_moments(public, forward.variables, reads),
             ):
                 y_pred, scope, new_state = forward.outputs(reads, state, x)
             _forget_penalties(forward, scope, values)

@@ -17,7 +17,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdp._compat.keras import replaced
+from tfdp._compat.keras import get_stateless_scope, replaced
 from tfdp.gradients.meetings import PRODUCTS
 from tfdp.gradients.moment_terms import MomentTerm
 from tfdp.gradients.uses import Use, declare
@@ -105,15 +105,22 @@ def _read(tensor):
 
 
 @contextlib.contextmanager
-def known_moments(found: list, reads: list):
+def known_moments(found: list, variables: list, reads: list):
     """Context of a row's pass, in which layers take the moments that `public_moments` found.
 
     Args:
         found: what it returned.
-        reads: the trainable variables' values as the pass reads them.
+        variables, reads: the trainable variables, and their values as the pass reads them.
     """
 
-    def copies(moments, derivatives):
+    def copies(layer, moments, derivatives):
+        scope, own = get_stateless_scope(), {id(v) for v in layer.trainable_variables}
+        if any(
+            scope.get_current_value(variable) is not read
+            for variable, read in zip(variables, reads, strict=True)
+            if id(variable) in own
+        ):  # here it has other weights, such as noisy ones
+            return type(layer).public_moments(layer)
         copied = []
         for one, of_weights in zip(moments, derivatives, strict=True):
             mean, variance = (tf.stop_gradient(m) for m in (one.mean, one.variance))
@@ -123,9 +130,9 @@ def known_moments(found: list, reads: list):
         return copied
 
     with contextlib.ExitStack() as stack:
-        for layer, *known in found:
+        for known in found:
             method = functools.partial(copies, *known)
-            stack.enter_context(replaced(layer, public_moments=method))
+            stack.enter_context(replaced(known[0], public_moments=method))
         yield
 
 
