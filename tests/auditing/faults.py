@@ -19,9 +19,10 @@ from tfdp.accounting.ledger import Ledger
 from tfdp.data import schemes
 from tfdp.gradients import first_pass
 from tfdp.gradients.bounds import GlobalL2Clip, L2Clip
-from tfdp.gradients.engines import ghost
+from tfdp.gradients.engines import lotwise
 from tfdp.noise.gaussian import NoiseSource
 from tfdp.optimizers import DPKerasOptimizer, SIDPSGDOptimizer
+from tfdp.training import step
 
 N, L = 120, 12
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -137,7 +138,8 @@ FAULTS = {
     ),
     "batch statistics": Fault(
         (
-            (ghost, "rows_are_separate", lambda original: lambda model, rules: True),
+            (step, "choose_engine", lambda original: lambda *arguments: lotwise.bounded_sum),
+            (lotwise, "_relative_sensitivity", lambda original: lambda *arguments: 1.0),
             (first_pass, "refuse_mixed_rows", lambda original: lambda *arguments: None),
         ),
         lambda: training(model=network(Centred())),
