@@ -19,6 +19,7 @@ with borrowing("a name of keras.src"):
     from keras.src.backend.tensorflow.trainer import reduce_per_replica
     from keras.src.layers.convolutional.base_conv import BaseConv as BaseConv
     from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
+    from keras.src.losses import loss as _loss
     from keras.src.models.functional import Functional as Functional
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
     from keras.src.trainers.data_adapters.array_slicing import (
@@ -197,6 +198,18 @@ def compute_loss_as_keras(model, x, y, y_pred, sample_weight):
     """
     call = model._compute_loss
     return call(x, y, y_pred, sample_weight=sample_weight, training=True)
+
+
+@contextlib.contextmanager
+def losses_of_one_replica():
+    """Context in which Keras does not divide losses by the number of replicas.
+
+    It replaces `scale_loss_for_distribution` and `unscale_loss_for_distribution`, which divide the mean
+    losses of a strategy's replicas, whose gradients are added.
+    """
+    names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+    with replaced(_loss, **dict.fromkeys(names, lambda value: value)):
+        yield
 
 
 def loss_tracker(model):

@@ -13,6 +13,7 @@ from tfdp._compat.keras import (
     compiled_loss,
     compute_loss_as_keras,
     forget_dropout_masks,
+    losses_of_one_replica,
 )
 from tfdp.gradients.random_state import noise_states, seed_states
 from tfdp.gradients.targets import apart, with_none
@@ -179,7 +180,7 @@ class Forward:
         `compute_loss`; factors for whole rows are applied by the caller.
         """
         y, sample_weight = apart(y)
-        with scope:
+        with scope, losses_of_one_replica():
             loss = compute_loss_as_keras(
                 self.model, with_none(x), with_none(y), y_pred, sample_weight
             )

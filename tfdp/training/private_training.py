@@ -9,7 +9,7 @@ import contextlib
 
 import tensorflow as tf
 
-from tfdp.data.arrays import all_arrays, in_floatx
+from tfdp.data.arrays import common_length, in_floatx
 from tfdp.session import Plan
 from tfdp.training.backup import backup_among
 from tfdp.training.building import build_for
@@ -150,7 +150,7 @@ class PrivateTraining(SavedWithLedger):
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Takes one private step on one batch, accounted without amplification by sampling."""
         x, y, sample_weight = in_floatx(prepared(self, x, y, sample_weight))
-        lot_size = int(all_arrays(x)[0].shape[0])
+        lot_size = common_length(x, y)
         check_targets(self, y)
         build_for(self, x)
         check_tokens(self, x)
