@@ -51,10 +51,6 @@ def test_poisson_lots_of_another_fit_are_not_traced_again():
     assert len(traced) == first
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="A tape whose gradient is taken at the outputs of operations keeps the graph of the step.",
-)
 def test_a_training_that_is_over_leaves_no_graph_in_memory():
     def graphs():
         gc.collect()

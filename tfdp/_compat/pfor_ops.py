@@ -98,6 +98,16 @@ def add_rules(rules: dict) -> None:
             return looped(pfor_input)
         return own[name](pfor_input)
 
+    zeros_rule = rules["ZerosLike"]
+
+    def zeros(pfor_input):
+        value = pfor_input.input(0)
+        if value.t.dtype != tf.variant:
+            return zeros_rule(pfor_input)
+        # A list of tensors has the rows inside of its elements.
+        return [wrap(output, value.is_stacked) for output in created(pfor_input, [value.t])]
+
+    rules["ZerosLike"] = zeros
     partial = functools.partial
     for name, with_batch in _MERGED.items():
         rules.setdefault(name, partial(merged, with_batch))

@@ -159,7 +159,7 @@ class Forward:
             try:
                 y_pred = self.model(with_none(x), training=True)
             except Exception:
-                forget_dropout_masks(self.model)  # another engine may try next
+                forget_dropout_masks(self.model)  # the next pass may succeed
                 raise
         new_state = []
         for variable, before in zip(self.state_variables, state, strict=True):

@@ -62,13 +62,13 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation
     return (whole(read), why) if found is None else (found, None)
 
 
-_DECLARED = contextvars.ContextVar("declared")  # (tape, {reference to tensor: uses})
+_DECLARED = contextvars.ContextVar("declared")  # {reference to tensor: uses}
 
 
 @contextlib.contextmanager
-def declaring(tape):
-    """Context of a pass in which `declare` may be called; `tape` takes the gradients of that pass."""
-    token = _DECLARED.set((tape, {}))
+def declaring():
+    """Context of a pass in which `declare` may be called."""
+    token = _DECLARED.set({})
     try:
         yield
     finally:
@@ -80,16 +80,13 @@ def declare(weight: tf.Tensor, use: Use) -> None:
 
     Args:
         weight: a weight as the pass read it, or what was made of one.
-        use: its sources may be tensors that nothing has watched yet.
+        use: what becomes of it.
     """
-    tape, uses = _DECLARED.get()
-    tape.watch(use.sources)
-    uses.setdefault(weight.ref(), []).append(use)
+    _DECLARED.get().setdefault(weight.ref(), []).append(use)
 
 
 def _found(tensor, of_rows):
-    _, declared = _DECLARED.get((None, {}))
-    uses, why = [*declared.get(tensor.ref(), ())], None
+    uses, why = [*_DECLARED.get({}).get(tensor.ref(), ())], None
     for operation in dict.fromkeys(tensor.consumers()):
         if operation.type in _WITHOUT_VALUES or _is_empty(operation):
             continue

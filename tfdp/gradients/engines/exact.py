@@ -1,7 +1,6 @@
 """The exact engine: the ghost engine, with the gradient of every row and weight written out.
 
-It has as many gradients in memory as a chunk has rows, and is what bounds of whole gradients and users
-who ask for `tf.vectorized_map` get.
+It has as many gradients in memory as a chunk has rows. It is engine="vectorized".
 """
 
 import functools

@@ -52,7 +52,7 @@ class _Step:
 class LSTMStep(_Step):
     """The elementwise part of the gradient is a single operation of TensorFlow, for float32 on CPUs.
 
-    Its order of the gates is not that of Keras.
+    It wants the gates in another order than Keras has them.
     """
 
     def __init__(self, cell, values, sequences):

@@ -56,9 +56,8 @@ def per_example_gradients(
     uses: list[list[Use]] = []
 
     def run(state, x, y, weight):
-        with tf.GradientTape(watch_accessed_variables=False) as tape, declaring(tape):
+        with declaring():
             reads = [tf.identity(value) for value in values]
-            tape.watch(reads)
             own = {id(v): read for v, read in zip(forward.variables, reads, strict=True)}
             with (
                 lookups_at_once(forward.model),
@@ -76,7 +75,8 @@ def per_example_gradients(
             _warn_of_large(forward, [why for _, why in found])
         flat = [use for each in uses for use in each]
         sources = [source for use in flat for source in use.sources]
-        gradients = tape.gradient(weighted, sources, unconnected_gradients="zero")
+        # Asked for gradients amid a graph, a tape never frees that graph (TensorFlow 2.21).
+        gradients = tf.gradients(weighted, sources, unconnected_gradients="zero")
         gradients = iter(map(tf.convert_to_tensor, gradients))  # some may be IndexedSlices
         tensors = [[*(next(gradients) for _ in use.sources), *use.saved] for use in flat]
         shapes[:] = [[t.shape for t in (*use.sources, *use.saved)] for use in flat]

@@ -194,17 +194,12 @@ class TracedStep:
             (gradients at `now`, gradients at `states`, what is passed on).
         """
         del kept
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([*now, *states])
-            new, passed = self._run(now, same, states, fixed)
+        now, states = [*map(tf.identity, now)], [*map(tf.identity, states)]
+        new, passed = self._run(now, same, states, fixed)
         is_source = [gradient for _, gradient in self._passed]
         sources = [t for t, gradient in zip(passed, is_source, strict=True) if gradient]
-        found = tape.gradient(
-            new,
-            [*now, *states, *sources],
-            output_gradients=d_new,
-            unconnected_gradients="zero",
-        )
+        wanted = [*now, *states, *sources]
+        found = tf.gradients(new, wanted, d_new, unconnected_gradients="zero")
         count = len(now) + len(states)
         left = iter(found[count:])
         passed = [
