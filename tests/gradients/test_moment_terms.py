@@ -18,8 +18,9 @@ def both(left, right, jacobian, coefficients, shape):
     rows = tf.matmul(left, right, transpose_a=True)
     rows += tf.einsum("nkc,kpc->npc", coefficients, flat)
     written = Instantiated(rows, lambda total: tf.reshape(total, shape))
-    units, lengths = moment_terms._units(flat)
-    return moment_terms.ThroughMoments(base, units, coefficients * lengths, shape), written
+    term = moment_terms.MomentTerm(jacobian, coefficients)
+    factored = moment_terms.ThroughMoments(base, term.jacobian, term.coefficients, term.shape)
+    return factored, written
 
 
 @pytest.mark.parametrize("positions", [1, 3])

@@ -49,7 +49,7 @@ class Feed:
     adapter: DataAdapter | None = None
 
     def planned(self, epochs: int, behind: int = 0) -> "Feed":
-        """The feed of a training of so many epochs, but for the steps that lie behind."""
+        """The feed with the number of steps in so many epochs, less those that were taken before."""
         steps = None if self.steps is None else max(0, epochs * self.steps - behind)
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, steps=steps))
 

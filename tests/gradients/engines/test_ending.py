@@ -109,7 +109,7 @@ def test_a_microbatch_whose_squares_overflow_counts_zero():
 
 
 def test_absent_rows_count_zero_whatever_their_gradients_are():
-    # A broken rule, which gives a gradient to an absent row.
+    # A gradient that an absent row should not have.
     sums, norms, clipped, _, present = run(ones(2, 3), BOUNDS[0])
     left, right = (np.delete(np.array(f), [2, 3], axis=0) for f in gradients()[0]._flat)
     scale = 1 / np.array(norms)[np.delete(np.arange(ROWS), [2, 3])]

@@ -79,7 +79,7 @@ class PositionEmbedding(layers.Layer):
 
 @pytest.mark.parametrize("microbatch_size", [1, 3])
 def test_layers_of_ones_own(microbatch_size):
-    """Without a rule: the graph shows the ghost engine what becomes of their weights."""
+    """The graph shows what becomes of their weights."""
     branches = [([PositionEmbedding()], (3, 2)), ([SequenceBias(), layers.Dense(2)], (5, 3))]
     check_model(side_by_side(branches), rows=6, microbatch_size=microbatch_size)
 

@@ -155,7 +155,7 @@ def of_the_batch(x):
 
 
 class Gate(layers.Layer):
-    """A layer of one's own, for which there is no rule."""
+    """A layer of one's own."""
 
     def build(self, shape):
         self.factor = self.add_weight(shape=(shape[-1],), initializer="ones")
