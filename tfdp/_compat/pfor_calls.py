@@ -75,7 +75,7 @@ def add_rules(rules: dict) -> None:
             others = [pfor_input.unstacked_input(i) for i in range(count, pfor_input.num_inputs)]
             width = tf.shape(rows[0])[1] if rows[0].shape[1] is None else rows[0].shape[1]
             results, kept = function(
-                [*map(_merged, rows)], others[: end - count], others[end - count :]
+                [*map(merged, rows)], others[: end - count], others[end - count :]
             )
             results = [wrap(_apart(result, width), True) for result in results]
             return [*results, *(wrap(tensor, False) for tensor in kept)]
@@ -86,11 +86,11 @@ def add_rules(rules: dict) -> None:
         rules[name] = converting(rules[name])
 
 
-def _merged(tensor):
-    """[examples, rows, ...] to [examples * rows, ...]."""
-    merged = tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
+def merged(tensor):
+    """Merges the first two axes: [examples, rows, ...] to [examples * rows, ...]."""
+    found = tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
     known = None not in tensor.shape[:2] and tensor.shape[0] * tensor.shape[1]
-    return tf.ensure_shape(merged, [known or None, *tensor.shape[2:]])
+    return tf.ensure_shape(found, [known or None, *tensor.shape[2:]])
 
 
 def _apart(tensor, width):

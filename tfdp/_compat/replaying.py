@@ -14,9 +14,8 @@ class NotReplayable(Exception):
 def replayed(wanted: list, known: dict) -> list:
     """Returns the values of tensors of a graph, by the operations that they come from.
 
-    The operations are run anew in the graph that is being built. Gradients of
-    functions (`tf.custom_gradient`, as in `tf.nn.silu`) are forgotten: the derivatives are those of the
-    operations.
+    The operations are run anew in the graph that is being built. Gradients of functions
+    (`tf.custom_gradient`, as in `tf.nn.silu`) are forgotten: derivatives are those of the operations.
 
     Args:
         wanted: tensors of one graph.

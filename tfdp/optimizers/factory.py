@@ -33,7 +33,7 @@ def make_dp_optimizer_class(base: type) -> type:
 
 
 @functools.cache
-def make_class(kind: type, base: type, form: str) -> type:
+def make_class(kind: type, base: type, form: str, options: str = "") -> type:
     """Returns the class of a private optimizer with the update rule of a Keras optimizer class.
 
     The class is made once, and registered for files under its name.
@@ -42,6 +42,7 @@ def make_class(kind: type, base: type, form: str) -> type:
         kind: the private optimizer.
         base: a subclass of `keras.optimizers.Optimizer`.
         form: name of the class, with {} for the name of `base`.
+        options: further arguments in the example.
 
     Raises:
         TypeError: no private optimizer can be made from `base`.
@@ -56,13 +57,16 @@ def make_class(kind: type, base: type, form: str) -> type:
     # Classes of users, of whom two may have the same name, do not take each other's place in files.
     stock = getattr(keras.optimizers, base.__name__, None) is base
     package = "tfdp" if stock else f"tfdp.{base.__module__}"
-    doc = f"""`keras.optimizers.{base.__name__}` on private gradients; see `{kind.__name__}`.
+    doc = f"`keras.optimizers.{base.__name__}` on private gradients; see `{kind.__name__}`."
+    if stock:
+        doc += f"""
 
     Example:
         >>> import keras, tfdp
-        >>> make = tfdp.optimizers.{name}
-        >>> issubclass(make, tfdp.DPKerasOptimizer)
-        True
+        >>> optimizer = tfdp.optimizers.{name}(
+        ...     l2_norm_clip=1.0, noise_multiplier=1.1{options})
+        >>> isinstance(optimizer, keras.optimizers.{base.__name__}), optimizer.noise_multiplier
+        (True, 1.1)
     """
     cls = type(name, (kind, base), {"__doc__": doc, "__module__": "tfdp.optimizers"})
     return keras.saving.register_keras_serializable(package=package, name=name)(cls)

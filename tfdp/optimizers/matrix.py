@@ -151,7 +151,7 @@ def make_matrix_optimizer_class(base: type) -> type:
         >>> model.privacy.steps_taken
         20
     """
-    return make_class(MatrixDPOptimizer, base, "MatrixDP{}Optimizer")
+    return make_class(MatrixDPOptimizer, base, "MatrixDP{}Optimizer", ", bands=4, steps=100")
 
 
 MatrixDPSGDOptimizer = make_matrix_optimizer_class(keras.optimizers.SGD)

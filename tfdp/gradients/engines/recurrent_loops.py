@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import SHORTCUTS, ConvLSTMCell, layers_of, replaced
-from tfdp._compat.pfor_calls import at_once
+from tfdp._compat.pfor_calls import at_once, merged
 from tfdp._compat.replaying import NotReplayable
 from tfdp.gradients.engines.gated_steps import gated_step
 from tfdp.gradients.engines.recurrent_steps import NoStep, TracedStep
@@ -158,11 +158,12 @@ class _Loop:
         """Returns (shown state after each step [rows, steps, ...], structure of the last states)."""
         step, states = self._step, tf.nest.flatten(initial_state)
         same = [*self._masks, *step.same]
-        count = len(step.prepared)
+        end = len(step.prepared)
+        count = len(states)
 
         @tf.custom_gradient
         def loop(*arguments):
-            sequences, states = arguments[:count], arguments[count : count + len(initial)]
+            sequences, states = arguments[:end], arguments[end : end + count]
             (shown, *last), kept = self._at_once(self._forward, [sequences, same, states])
 
             def backward(d_shown, *d_last):
@@ -171,7 +172,6 @@ class _Loop:
 
             return (shown, *last), backward
 
-        initial = states
         shown, *last = loop(*step.prepared, *states, *self._taps())
         return shown, tf.nest.pack_sequence_as(initial_state, last)
 
@@ -223,7 +223,7 @@ class _Loop:
         kept = self._arrays(step.kept, steps, states)
         start = (
             tf.constant(0),
-            *self._arrays(states[step.shown :][:1], steps, states),
+            *self._arrays([states[step.shown]], steps, states),
             self._arrays(states, steps, states),
             kept,
             states,
@@ -309,10 +309,5 @@ def _over_steps(form, *tensors):
     Every step is a row of its own, and then the steps of a row are added.
     """
     steps = tensors[0].shape[2] or tf.shape(tensors[0])[2]
-    merged = []
-    for tensor in tensors:
-        order = [0, 2, 1, *range(3, tensor.shape.rank)]
-        shape = tf.concat([[-1, tf.shape(tensor)[1]], tf.shape(tensor)[3:]], axis=0)
-        found = tf.reshape(tf.transpose(tensor, order), shape)
-        merged.append(tf.ensure_shape(found, [None, tensor.shape[1], *tensor.shape[3:]]))
-    return form(*merged).grouped(steps)
+    found = (tf.transpose(t, [0, 2, 1, *range(3, t.shape.rank)]) for t in tensors)
+    return form(*map(merged, found)).grouped(steps)

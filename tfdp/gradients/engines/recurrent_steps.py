@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import dropout_masks, get_stateless_scope, layers_of, replaced
+from tfdp._compat.pfor_calls import merged
 from tfdp._compat.replaying import replayed
 from tfdp._compat.tensorflow import captured, concrete_function
 from tfdp.gradients.dependence import Dependence, reached
@@ -213,13 +214,6 @@ def value_in_pass(variable):
     """The value that a layer computes with, which may be another than the pass has (noisy weights)."""
     value = get_stateless_scope().get_current_value(variable)
     return tf.convert_to_tensor(variable if value is None else value)
-
-
-def merged(sequences):
-    """[rows, steps, ...] to [rows * steps, ...]."""
-    merged = tf.reshape(sequences, tf.concat([[-1], tf.shape(sequences)[2:]], axis=0))
-    known = None not in sequences.shape[:2] and sequences.shape[0] * sequences.shape[1]
-    return tf.ensure_shape(merged, [known or None, *sequences.shape[2:]])
 
 
 def by_steps(tensors, sequences):
