@@ -371,8 +371,9 @@ class Session:
         return (
             f"The privacy budget is exhausted: {self._budget.kind} epsilon {self._budget.epsilon:g} "
             f"at delta {self._budget.delta:g} ({self._budget.adjacency}) allows {self.limit:g} steps "
-            f"of this training on these weights, and {self.taken} were taken. Stop here, or start "
-            "with more noise."
+            f"of this training on these weights, and {self.taken} were taken. "
+            "tfdp.accounting.noise_for finds the noise for a budget; tfdp.callbacks.StopAtBudget ends "
+            "a training without this error."
         )
 
 

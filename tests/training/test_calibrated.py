@@ -123,7 +123,7 @@ def released_means():
     [
         ({"epsilon": -1.0}, ValueError, "epsilon"),
         ({"epochs": 0}, ValueError, "epochs"),
-        ({"batch_size": None}, ValueError, "lot_size"),
+        ({"batch_size": None}, ValueError, "batch_size"),
         (
             {"data": make_lots("poisson", X, Y, lot_size=L), "batch_size": 4},
             ValueError,

@@ -51,14 +51,15 @@ def test_poisson_lots_of_another_fit_are_not_traced_again():
     assert len(traced) == first
 
 
-def test_a_training_that_is_over_leaves_no_graph_in_memory():
+@pytest.mark.parametrize("layers", [[], [keras.layers.Reshape((2, 2)), keras.layers.LSTM(2)]])
+def test_a_training_that_is_over_leaves_no_graph_in_memory(layers):
     def graphs():
         gc.collect()
         return sum(isinstance(found, tf.Graph) for found in gc.get_objects())
 
     def one():
-        model = private(model=linear())
-        train(model)
+        inner = [keras.layers.deserialize(keras.layers.serialize(layer)) for layer in layers]
+        train(private(model=keras.Sequential([keras.Input((4,)), *inner, keras.layers.Dense(3)])))
 
     one()  # what is made once stays
     before = graphs()

@@ -39,7 +39,7 @@ def weighted_sum(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Returns the sum of `weights[i] * rows[i]`, float32 [n], of rows [m, n]."""
     if on_gpu():  # no matrix product: nothing is rounded but sums
         return tf.reduce_sum(weights[:, tf.newaxis] * rows, axis=0)
-    return tf.matmul(weights[tf.newaxis], rows)[0]
+    return tf.squeeze(tf.matmul(tf.expand_dims(weights, 0), rows), 0)
 
 
 def _parts(values):

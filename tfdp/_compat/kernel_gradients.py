@@ -105,6 +105,7 @@ def _of_groups(seen, outputs, groups, shape):
 def flat(tensor: tf.Tensor) -> tf.Tensor:
     """Reshapes [rows, *spatial, channels] to [rows, positions, channels]."""
     positions = tensor.shape[1:-1].num_elements()
-    if positions is None:
-        positions = tf.reduce_prod(tf.shape(tensor)[1:-1])
-    return tf.reshape(tensor, [tf.shape(tensor)[0], positions, tensor.shape[-1]])
+    if positions is not None:
+        return tf.reshape(tensor, [-1, positions, tensor.shape[-1]])
+    shape = tf.shape(tensor)
+    return tf.reshape(tensor, [shape[0], tf.reduce_prod(shape[1:-1]), tensor.shape[-1]])

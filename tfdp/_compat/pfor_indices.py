@@ -95,5 +95,6 @@ def poisoned(values, bad):
         poison = values.dtype.min  # no index either, unless the dtype has no negative numbers
     else:
         return values
-    bad = tf.reshape(bad, tf.concat([tf.shape(bad), [1] * (values.shape.rank - bad.shape.rank)], 0))
+    for _ in range(values.shape.rank - bad.shape.rank):
+        bad = tf.expand_dims(bad, -1)
     return tf.where(bad, tf.constant(poison, values.dtype), values)

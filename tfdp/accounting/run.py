@@ -177,11 +177,6 @@ class Run:
         """Returns a copy whose noise multiplier is `noise`; a table is multiplied by `noise`."""
         return self.with_(mechanism=self.mechanism.with_noise(noise))
 
-    @property
-    def has_places(self) -> bool:
-        """Whether every example has a fixed place or group, so that only the same data continue."""
-        return self.sampling.whole_epochs or self.groups > 1
-
     def past(self) -> tuple:
         """All fields, with tables cut at `steps`; equal for two runs that executed the same steps."""
         return (

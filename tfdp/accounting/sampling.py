@@ -56,7 +56,8 @@ class Sampling:
     words: ClassVar[str] = ""
     # Whether every example whose turn it is joins the lot by an independent coin flip.
     coin_flips: ClassVar[bool] = False
-    # Whether each pass over the data is cut into whole lots, without a smaller last lot.
+    # Whether each pass over the data is cut into lots that have one size for the accounting; absent
+    # examples fill up a smaller last one.
     whole_epochs: ClassVar[bool] = False
     # Whether every pass has the same lots in the same order.
     fixed_order: ClassVar[bool] = False

@@ -293,8 +293,8 @@ def _comparison(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> s
         )
     if len(runs) > 1:
         return (
-            "Claimed and proven differ here also because several trainings were added up, which the "
-            "papers do not say how to do. Rely on the proven figure."
+            "Claimed and proven differ here also because several trainings were added up, each in its "
+            "own way. Rely on the proven figure."
         )
     if claimed.epsilon > proven.epsilon:
         return (

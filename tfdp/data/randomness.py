@@ -2,6 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.autograph.experimental import do_not_convert
 
 _PHILOX = 1  # TensorFlow's number for the algorithm
 # Philox counts blocks of four 32-bit words. Each position has 2**32 blocks.
@@ -32,7 +33,8 @@ class RandomWords:
 
     def new_stream(self) -> tf.data.Dataset:
         """Returns a dataset with one element: a new stream number for every iterator."""
-        return tf.data.Dataset.range(1).map(lambda _: self._streams.assign_add(1))
+        count = do_not_convert(lambda _: self._streams.assign_add(1))
+        return tf.data.Dataset.range(1).map(count)
 
     def new_secret(self) -> bytes:
         """Returns 16 bytes for a `RepeatedWords`, from a stream of their own."""

@@ -84,7 +84,7 @@ def _privacy(experiment):
 
 def _length(experiment):
     if experiment.steps is None:
-        long = f"{experiment.epochs:g} epochs in"
+        long = f"{experiment.epochs:g} epoch{'' if experiment.epochs == 1 else 's'} in"
     else:
         long = f"{experiment.steps:,} step{'' if experiment.steps == 1 else 's'} with"
     return f"{long} lots of {experiment.batch_size:,} ({experiment.sampling})"

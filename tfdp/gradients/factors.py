@@ -127,8 +127,8 @@ class OuterProducts(PerExampleGradient):
     def __init__(self, left: tf.Tensor, right: tf.Tensor, finish: Callable | None = None):
         left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
         self._flat = (left, right) if left.shape.rank == 2 else None
-        self.left = left if self._flat is None else left[:, tf.newaxis]
-        self.right = right if self._flat is None else right[:, tf.newaxis]
+        self.left = left if self._flat is None else tf.expand_dims(left, 1)
+        self.right = right if self._flat is None else tf.expand_dims(right, 1)
         self.finish = finish or identity
         self._products: Instantiated | None = None
 
@@ -167,7 +167,7 @@ class OuterProducts(PerExampleGradient):
             return self._products.weighted_sum(weights)
         if self._flat is not None:
             left, right = self._flat
-            return self.finish(_transposed_product(left, right * weights[:, tf.newaxis]))
+            return self.finish(_transposed_product(left, right * tf.expand_dims(weights, 1)))
         left = tf.reshape(self.left, [-1, self.left.shape[2]])
         right = self.right * weights[:, tf.newaxis, tf.newaxis]
         right = tf.reshape(right, [-1, self.right.shape[2]])

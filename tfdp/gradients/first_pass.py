@@ -17,7 +17,7 @@ from absl import logging
 
 from tfdp._compat.keras import compiled_loss, forget_losses, layers_of
 from tfdp._compat.tensorflow import captured, concrete_function, variable_name
-from tfdp.gradients.forward import keeps_data
+from tfdp.gradients.forward import refusal_of_state
 from tfdp.gradients.mixed_rows import ROWS, refuse_mixed_rows
 from tfdp.gradients.targets import apart
 from tfdp.gradients.vectorizing import layer_of_operation
@@ -139,7 +139,7 @@ def _traced(forward, x, y):
     loss = forward.loss(scope, x, y, outputs)
     for variable, value in zip(forward.state_variables, before, strict=True):
         if scope.get_current_value(variable) is not value and not forward.is_random(variable):
-            raise ValueError(keeps_data(variable))
+            raise ValueError(refusal_of_state(variable))
     return (
         outputs,
         losses,
@@ -181,12 +181,12 @@ def _counters(forward, traced):
     sources = {tensor.ref() for tensor in [*traced["data"], *traced["values"]]}
     found = [*zip(forward.state_variables, traced["state"], strict=True)]
     for variable, new in found:
-        if new is not None and sources & _reached(new):
-            raise ValueError(keeps_data(variable))
+        if new is not None and sources & _sources_of(new):
+            raise ValueError(refusal_of_state(variable))
     return tuple(v for v, new in found if new is not None and not forward.is_random(v))
 
 
-def _reached(tensor, differentiable=False):
+def _sources_of(tensor, differentiable=False):
     """References to all tensors of a graph that `tensor` is computed from."""
     waiting, seen = [tensor], set()
     while waiting:
@@ -226,9 +226,9 @@ def _refuse_without_effect(forward, traced):
 
     Such a variable gets noise without any signal, which costs privacy for nothing.
     """
-    reached = _reached(traced["loss"], differentiable=True)
+    sources = _sources_of(traced["loss"], differentiable=True)
     pairs = zip(forward.variables, traced["values"], strict=True)
-    paths = [f"'{variable.path}'" for variable, value in pairs if value.ref() not in reached]
+    paths = [f"'{variable.path}'" for variable, value in pairs if value.ref() not in sources]
     if not paths:
         return
     shown = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

@@ -1,8 +1,8 @@
 """One example's loss as a pure function of weights, random state and data.
 
-Engines differentiate this function. It is the only place that calls the user's model during private
-training. A layer that assigns to a variable is refused, because it would store what it computes from
-private data without any bound; random state and counters (`first_pass`) are excepted.
+Engines differentiate this function. Nothing else that calls the user's model in private training is
+differentiated. A layer that assigns to a variable is refused, because it would store what it computes
+from private data without any bound; random state and counters (`first_pass`) are excepted.
 """
 
 import keras
@@ -59,7 +59,7 @@ def has_own_compute_loss(model) -> bool:
     return type(model).compute_loss is not keras.Model.compute_loss or "compute_loss" in vars(model)
 
 
-def keeps_data(variable) -> str:
+def refusal_of_state(variable) -> str:
     """The message of the refusal of a variable that a pass assigns."""
     return (
         f"Variable '{variable.path}' is assigned in training, so it would keep what "
@@ -71,7 +71,7 @@ def keeps_data(variable) -> str:
 
 
 class Forward:
-    """The forward pass and the loss of `model`, without side effects; only `advance` assigns.
+    """The forward pass and the loss of `model`; of the model's variables, only `advance` assigns any.
 
     Args:
         model: a built and compiled Keras model.
@@ -79,6 +79,7 @@ class Forward:
     Attributes:
         row_bytes: about how many bytes of floats a pass computes for one row, which
             `first_pass.examine` finds out; None if that is unknown.
+        metrics_before: `metric_values` before the last pass.
 
     Raises:
         ValueError: the model has no trainable variable.
@@ -168,7 +169,7 @@ class Forward:
                 new_state.append(None)
                 continue
             if not self.may_assign(variable):
-                raise ValueError(keeps_data(variable))
+                raise ValueError(refusal_of_state(variable))
             new_state.append(after)
         return y_pred, scope, new_state
 

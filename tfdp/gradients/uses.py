@@ -4,7 +4,7 @@ Each row passes alone, so whatever an operation does with a weight belongs to th
 meet the row's data in few kinds of operations: products, convolutions and look-ups. There the gradient
 is a sum of outer products, or of vectors at looked-up rows, and its factors are the operation's other
 input and the gradient at its output (`meetings`). On the way, a weight may be cast, reshaped, scaled or
-multiplied by other weights (LoRA), which the factors follow (`weight_steps`). Where a weight meets the
+multiplied by other weights (LoRA), which the factors follow (`pullbacks`). Where a weight meets the
 data in any other operation, its gradient is written out for each row.
 """
 
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdp.gradients.factors import Instantiated, PerExampleGradient
 from tfdp.gradients.meetings import ENTRYWISE, PRODUCTS, meeting
-from tfdp.gradients.weight_steps import steps_of
+from tfdp.gradients.pullbacks import pullbacks_of
 
 # What these return does not depend on the values of a weight.
 _WITHOUT_VALUES = {"Shape", "StopGradient", "ZerosLike", "OnesLike", "Rank", "Size"}
@@ -32,18 +32,19 @@ class Use:
         saved: the tensors of the pass that the weight's gradient is made of besides.
         form: maps the gradients at `sources` and the saved tensors, each [rows, *shape in the pass],
             to the `PerExampleGradient` of the weight.
-        entrywise: whether the weight met the data entry by entry, where there are no factors.
+        written_out: whether the weight met the data entry by entry, or in an unknown way, so that its
+            gradient has no factors.
     """
 
     sources: list
     saved: list
     form: Callable[..., PerExampleGradient]
-    entrywise: bool = False
+    written_out: bool = False
 
 
 def whole(read: tf.Tensor) -> list[Use]:
     """Returns all uses of a weight as one, whose gradient is written out."""
-    return [Use([read], [], Instantiated, entrywise=True)]
+    return [Use([read], [], Instantiated, written_out=True)]
 
 
 def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation | None]:
@@ -112,7 +113,7 @@ def _in_operation(operation, tensor, of_rows):
         found, why = _through(operation, place, of_rows)
         # A product with something public has factors itself, which are better than none later.
         if found is not None and not (
-            operation.type in PRODUCTS and any(use.entrywise for use in found)
+            operation.type in PRODUCTS and any(use.written_out for use in found)
         ):
             return found, why
     met = meeting(operation, place)
@@ -124,16 +125,16 @@ def _in_operation(operation, tensor, of_rows):
 
 def _through(operation, place, of_rows):
     """Follows what an operation of weights alone makes of a weight."""
-    steps = steps_of(operation, place)
-    if steps is None:
+    pullbacks = pullbacks_of(operation, place)
+    if pullbacks is None:
         return None, operation
     uses, why = [], None
-    for step, output in zip(steps, operation.outputs, strict=True):
+    for pullback, output in zip(pullbacks, operation.outputs, strict=True):
         found, unknown = uses_of(output, of_rows)
         why = why or unknown
-        uses += [_after(use, step) for use in found]
+        uses += [_after(use, pullback) for use in found]
     return uses, why
 
 
-def _after(use, step):
-    return dataclasses.replace(use, form=lambda *tensors: step(use.form(*tensors)))
+def _after(use, pullback):
+    return dataclasses.replace(use, form=lambda *tensors: pullback(use.form(*tensors)))

@@ -125,6 +125,7 @@ def _rows(batch) -> int | None:
 def _padded(dataset, size):
     """Pads every batch to `size` rows, which get the weight zero."""
 
+    @tf.autograph.experimental.do_not_convert
     def lot(*batch):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if len(batch) > 1 else batch[0])
         x, y, weights = tf.nest.map_structure(_none_if_optional, (x, y, weights))

@@ -7,9 +7,10 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdp._validate import positive, refuse
+from tfdp._validate import positive, refuse, whole
 from tfdp.accounting import PrivacyBudget, delta_warning, noise_for
 from tfdp.data import Lots, make_lots
+from tfdp.data.arrays import common_length
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
 from tfdp.training.building import build_for
 from tfdp.training.dp_model import make_private
@@ -153,6 +154,8 @@ def _lots(data, batch_size, sampling, physical_batch_size) -> Lots | tf.data.Dat
             )
         return data if lots is None else lots
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    remedy = "Pass the size of a lot: a number up to that of the examples."
+    batch_size = whole("batch_size", batch_size, 1, common_length(x, y), remedy=remedy)
     return make_lots(
         sampling,
         x,

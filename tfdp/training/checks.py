@@ -151,6 +151,11 @@ def check_optimizer(model, optimizer) -> None:
             "The float16 policy needs loss scaling, which scales gradients before they are clipped. "
             "Expected float32 or mixed_bfloat16."
         )
+    if optimizer is None:
+        raise ValueError(
+            f"Expected private model '{model.name}' to be compiled. Call model.compile with a private "
+            "optimizer, such as tfdp.DPKerasSGDOptimizer, and a loss."
+        )
     if not isinstance(optimizer, DPKerasOptimizer):
         raise ValueError(
             f"Private model '{model.name}' needs a private optimizer, such as "

@@ -1,6 +1,7 @@
 """How a private model gets into files and copies, with its ledger, and out of them again.
 
-Keras writes a model in two parts. The weights (`.keras`, `.weights.h5`, shards, checkpoints, pickles)
+Keras writes a model in two parts. The weights (`.keras`, `.weights.h5`, shards, pickles; Keras', not
+`tf.train.Checkpoint`, which has numbers only)
 consist of what each object's `save_own_variables` writes. A private model writes its ledger there,
 beside its own variables, with an optimizer or without; plain Keras can still read the numbers.
 

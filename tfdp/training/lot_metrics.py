@@ -37,7 +37,8 @@ def update_metrics(forward, traced, seen, x, y, sample_weight, lot, penalty) -> 
     y, finer = apart(y)
     # The metrics get the examples of the lot, without its other rows.
     given = with_none(x), with_none(y), lot.outputs, sample_weight if finer is None else finer
-    x, y, y_pred, weight = (_rows(present, tree) for tree in given)
+    places = tf.squeeze(tf.where(present), axis=1)
+    x, y, y_pred, weight = (_rows(places, tree) for tree in given)
     known = own_metrics(model)
     before = [tf.convert_to_tensor(v) for v in known]
     if traced.updates_metrics or traced.loss_updates_metrics:
@@ -92,16 +93,16 @@ def build_metrics(model, y, outputs) -> None:
         compiled.build(with_none(apart(y)[0]), outputs)
 
 
-def _rows(present, tree):
-    """Returns the rows of a structure of tensors for which `present` is true, with their masks."""
+def _rows(places, tree):
+    """Returns the rows at some places of a structure of tensors, with their masks."""
 
     def cut(leaf):
         if leaf is None:
             return None
-        found = tf.boolean_mask(leaf, present)
+        found = tf.gather(leaf, places)
         mask = get_keras_mask(leaf)
         if mask is not None:
-            set_keras_mask(found, tf.boolean_mask(mask, present))
+            set_keras_mask(found, tf.gather(mask, places))
         return found
 
     return tf.nest.map_structure(cut, tree)

@@ -8,6 +8,7 @@ refused. Anything that would train another way raises.
 import contextlib
 
 import tensorflow as tf
+from absl import logging
 
 from tfdp.data.arrays import common_length, in_floatx
 from tfdp.session import Plan
@@ -108,7 +109,18 @@ class PrivateTraining(SavedWithLedger):
                     **kwargs,
                 )
                 training.end(self.stop_training)
+            self._warn_of_lost_examples()
             return history if backup is None else backup.with_earlier_epochs(history)
+
+    def _warn_of_lost_examples(self):
+        lost = self.privacy.diagnostics()["non_finite_examples"]
+        if lost:
+            logging.warning(
+                "%.2g examples of a lot, on average, had a gradient that is not finite, and counted "
+                "zero in its sum. Look for NaN in the data. Their losses make the loss in the logs "
+                "NaN; the weights are finite.",
+                lost,
+            )
 
     def _feed(self, x, y, sample_weight, **arguments):
         """The lots of a fit or a loop; the arguments are those of `Feeder.feed`."""

@@ -22,7 +22,7 @@ def bounded(
     """Removes rows that are absent or not finite, bounds the other gradients and sums them.
 
     Args:
-        gradients: for each variable a `rules.PerExampleGradient` of the weighted losses, or None
+        gradients: for each variable a `factors.PerExampleGradient` of the weighted losses, or None
             where it is zero.
         variables: the trainable variables, in the same order.
         bound: the limit of one example's influence.

@@ -1,4 +1,4 @@
-"""The steps of the usual LSTM and GRU, written out; `recurrent_steps.TracedStep` has what they mean.
+"""The steps of the usual LSTM and GRU, written out; see `recurrent_steps.RecurrentStep`.
 
 Activations are kept instead of being computed again, and the gradient has fewer operations.
 """
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp._compat.pfor_calls import merged
 from tfdp._compat.tensorflow import on_plain_cpu
-from tfdp.gradients.engines.recurrent_steps import by_steps, value_in_pass
+from tfdp.gradients.engines.recurrent_steps import RecurrentStep, by_steps, value_in_pass
 from tfdp.gradients.factors import Instantiated, OuterProducts
 
 
@@ -45,12 +45,7 @@ def _of_products(at_product, states):
     return OuterProducts(*(tf.cast(t, tf.float32) for t in (states, at_product)))
 
 
-class _Step:
-    same = ()
-    shown = 0
-
-
-class LSTMStep(_Step):
+class LSTMStep(RecurrentStep):
     """The elementwise part of the gradient is a single operation of TensorFlow, for float32 on CPUs.
 
     It wants the gates in another order than Keras has them.
@@ -102,10 +97,8 @@ def _exchanged(gates):
     return tf.concat([i, candidate, f, o], axis=-1)
 
 
-class GRUStep(_Step):
+class GRUStep(RecurrentStep):
     """The reset gate multiplies the candidate's part from the states, after its product."""
-
-    outside = ()
 
     def __init__(self, cell, values, sequences):
         bias = [None] if cell.bias is None else tf.unstack(_weight(cell, cell.bias))

@@ -103,7 +103,11 @@ def per_example_gradients(
 
 
 def _warn_of_large(forward, reasons):
-    """Warns, once for each model, of large weights whose gradients are written out for every row."""
+    """Warns, once for each model, of large weights that an operation of unknown kind uses.
+
+    Their gradients are written out for every row. So are those of weights that every row uses entry by
+    entry, such as position embeddings; that is no surprise, and no warning.
+    """
     large = [
         (variable, why)
         for variable, why in zip(forward.variables, reasons, strict=True)

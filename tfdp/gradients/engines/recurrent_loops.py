@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdp._compat.keras import SHORTCUTS, ConvLSTMCell, layers_of, replaced
 from tfdp._compat.pfor_calls import at_once, merged
 from tfdp._compat.replaying import NotReplayable
+from tfdp._compat.tensorflow import with_gradient
 from tfdp.gradients.engines.gated_steps import gated_step
 from tfdp.gradients.engines.recurrent_steps import NoStep, TracedStep
 from tfdp.gradients.uses import Use, declare
@@ -158,21 +159,14 @@ class _Loop:
         """Returns (shown state after each step [rows, steps, ...], structure of the last states)."""
         step, states = self._step, tf.nest.flatten(initial_state)
         same = [*self._masks, *step.same]
-        end = len(step.prepared)
-        count = len(states)
+        found, kept = self._at_once(self._forward, [step.prepared, same, states])
 
-        @tf.custom_gradient
-        def loop(*arguments):
-            sequences, states = arguments[:end], arguments[end : end + count]
-            (shown, *last), kept = self._at_once(self._forward, [sequences, same, states])
+        def backward(d_shown, *d_last):
+            parts = [step.prepared, same, [d_shown], d_last]
+            return self._at_once(self._backward, parts, kept)[0]
 
-            def backward(d_shown, *d_last):
-                parts = [sequences, same, [d_shown], d_last]
-                return self._at_once(self._backward, parts, kept)[0]
-
-            return (shown, *last), backward
-
-        shown, *last = loop(*step.prepared, *states, *self._taps())
+        arguments = [*step.prepared, *states, *self._taps()]
+        shown, *last = with_gradient(found, arguments, backward)
         return shown, tf.nest.pack_sequence_as(initial_state, last)
 
     def _at_once(self, function, parts, kept=()):

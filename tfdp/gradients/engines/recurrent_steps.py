@@ -23,18 +23,8 @@ class NoStep(Exception):
     """A step cannot be taken apart, or a weight meets its data where the gradient has no factors."""
 
 
-class TracedStep:
-    """A step as the graph of a cell has it.
-
-    Args:
-        cell: a cell that uses nothing but its inputs, states, weights and masks of dropout.
-        values: {id of variable: tensor}: the trainable variables' values in the pass.
-        sequences: [rows, steps, ...].
-        states: a structure of tensors [rows, ...]: the states before the first step.
-        training: as the cell takes it.
-
-    Raises:
-        NoStep, NotReplayable: the step cannot be taken apart.
+class RecurrentStep:
+    """What `recurrent_loops` knows of a step.
 
     Attributes:
         prepared: tensors [rows, steps, ...] of the pass: what depends on the inputs only.
@@ -48,7 +38,53 @@ class TracedStep:
         outside: tensors [rows, steps, ...] of the pass.
     """
 
-    kept = outside = ()
+    same = kept = outside = ()
+    shown = 0
+
+    def fixed(self, shared):
+        """Returns what all steps make of the weights alone."""
+        raise NotImplementedError
+
+    def forward(self, now, same, states, fixed):
+        """Computes one step.
+
+        Args:
+            now: the tensors of `prepared` at this step, [rows, ...].
+            same, states: [rows, ...].
+            fixed: what the method `fixed` returned.
+
+        Returns:
+            (new states, tensors to keep).
+        """
+        raise NotImplementedError
+
+    def backward(self, now, same, states, kept, fixed, d_new):
+        """Computes the gradients of one step.
+
+        Args:
+            now, same, states, fixed: as in `forward`.
+            kept: what `forward` kept.
+            d_new: the gradients at the new states.
+
+        Returns:
+            (gradients at `now`, gradients at `states`, what is passed on).
+        """
+        raise NotImplementedError
+
+
+class TracedStep(RecurrentStep):
+    """A step as the graph of a cell has it.
+
+    Args:
+        cell: a cell that uses nothing but its inputs, states, weights and masks of dropout.
+        values: {id of variable: tensor}: the trainable variables' values in the pass.
+        sequences: [rows, steps, ...].
+        states: a structure of tensors [rows, ...]: the states before the first step.
+        training: as the cell takes it.
+
+    Raises:
+        NoStep, NotReplayable: the step cannot be taken apart.
+    """
 
     def __init__(self, cell, values, sequences, states, training):
         trained = [v for v in cell.trainable_variables if id(v) in values]
@@ -160,7 +196,6 @@ class TracedStep:
         }
 
     def fixed(self, shared):
-        """Returns what all steps make of the weights alone."""
         return replayed(self._fixed, self._known(weights=shared))
 
     def _run(self, now, same, states, fixed):
@@ -170,30 +205,10 @@ class TracedStep:
         return found[: len(states)], found[len(states) :]
 
     def forward(self, now, same, states, fixed):
-        """Computes one step.
-
-        Args:
-            now: the tensors of `prepared` at this step, [rows, ...].
-            same, states: [rows, ...].
-            fixed: what the method `fixed` returned.
-
-        Returns:
-            (new states, tensors to keep).
-        """
         new, _ = self._run(now, same, states, fixed)
         return new, []
 
     def backward(self, now, same, states, kept, fixed, d_new):
-        """Computes the gradients of one step.
-
-        Args:
-            now, same, states, fixed: as in `forward`.
-            kept: what `forward` kept.
-            d_new: the gradients at the new states.
-
-        Returns:
-            (gradients at `now`, gradients at `states`, what is passed on).
-        """
         del kept
         now, states = [*map(tf.identity, now)], [*map(tf.identity, states)]
         new, passed = self._run(now, same, states, fixed)

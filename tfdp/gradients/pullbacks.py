@@ -1,8 +1,8 @@
 """What a weight may go through before it meets the data: linear operations of weights alone.
 
-A step maps the per-example gradients of what such an operation returned to those of the weight it was
-given. Outer products and look-ups stay factors: a product with another weight (LoRA) multiplies one of
-their factors, so that no gradient of the product's size is written out.
+A pullback maps the per-example gradients of what such an operation returned to those of the weight it
+was given. Outer products and look-ups stay factors: a product with another weight (LoRA) multiplies
+one of their factors, so that no gradient of the product's size is written out.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ from tfdp.gradients.factors import (
 )
 from tfdp.gradients.meetings import PRODUCTS
 
-Step = Callable[[PerExampleGradient], PerExampleGradient]
+Pullback = Callable[[PerExampleGradient], PerExampleGradient]
 
 
-def steps_of(operation: tf.Operation, place: int) -> list[Step] | None:
-    """Returns the steps of an operation of weights alone, one for each of its outputs.
+def pullbacks_of(operation: tf.Operation, place: int) -> list[Pullback] | None:
+    """Returns the pullbacks of an operation of weights alone, one for each of its outputs.
 
     The result is None where the operation is not known to be linear.
 
@@ -42,8 +42,8 @@ def steps_of(operation: tf.Operation, place: int) -> list[Step] | None:
         return None
     if kind in PARTS and place == PARTS[kind]:
         return _parts(operation, tuple(tensor.shape))
-    step = _step(operation, place)
-    return None if step is None else [step]
+    pullback = _pullback(operation, place)
+    return None if pullback is None else [pullback]
 
 
 # Operations that take parts of a tensor, and which of their inputs that tensor is.
@@ -51,9 +51,9 @@ PARTS = {"StridedSlice": 0, "Slice": 0, "Split": 1, "Unpack": 0}
 
 
 def _parts(operation, shape):
-    """The steps of an operation that takes parts of a weight."""
+    """The pullbacks of an operation that takes parts of a weight."""
     numbers = np.arange(math.prod(shape)).reshape(shape)
-    steps = []
+    pullbacks = []
     for taken in _taken(operation, numbers):
         places = np.stack(np.unravel_index(taken.reshape(-1), shape), axis=1)
         begin, end = places.min(axis=0), places.max(axis=0) + 1
@@ -61,8 +61,8 @@ def _parts(operation, shape):
         if box.size != taken.size or (box.reshape(-1) != taken.reshape(-1)).any():
             return None
         margins = [*zip(begin.tolist(), (np.array(shape) - end).tolist(), strict=True)]
-        steps.append(_Placed(tuple(box.shape), tuple(margins)))
-    return steps or None
+        pullbacks.append(_Placed(tuple(box.shape), tuple(margins)))
+    return pullbacks or None
 
 
 def _taken(operation, numbers):
@@ -102,7 +102,7 @@ def _sliced(operation, numbers, begin, end, strides=None):
     return numbers[tuple(index)]
 
 
-def _step(operation, place):
+def _pullback(operation, place):
     kind, tensor, output = operation.type, operation.inputs[place], operation.outputs[0]
     if kind in ("Identity", "Cast"):
         return identity
