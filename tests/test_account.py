@@ -263,6 +263,38 @@ def test_post_processing_costs_nothing(kind):
     assert spent(model) == before < np.inf
 
 
+def quantized(model):
+    model.quantize("int8")  # makes new variables
+    return keras.Sequential([keras.Input((4,)), model.layers[0], layers.Dense(3)])
+
+
+def with_normalization(model):
+    stack = [keras.Input((4,)), *model.layers, layers.BatchNormalization(), layers.Dense(3)]
+    return tfdp.fix(keras.Sequential(stack))
+
+
+def private_sequential():
+    return tfdp.DPSequential([keras.Input((4,)), layers.Dense(3)])
+
+
+@pytest.mark.parametrize("made", [quantized, with_normalization])
+def test_layers_keep_it_in_what_is_made_of_them(made):
+    model = small(model=keras.Sequential([keras.Input((4,)), layers.Dense(3, use_bias=False)]))
+    train(model)
+    assert spent(tfdp.make_private(made(model))) == spent(model) > 0
+
+
+@pytest.mark.parametrize("inner", [lambda: tfdp.make_private(linear()), private_sequential])
+def test_private_models_inside_of_others_are_private_in_files(inner, tmp_path):
+    inputs = keras.Input((4,))
+    model = small(model=keras.Model(inputs, layers.Dense(3)(inner()(inputs))))
+    train(model)
+    model.save(tmp_path / "m.keras")
+    found = keras.models.load_model(tmp_path / "m.keras")
+    assert spent(found) == spent(found.layers[1]) == spent(model)
+    np.testing.assert_array_equal(found(data(4)[0]), model(data(4)[0]))
+
+
 def test_a_callback_may_change_the_weights():
     model, same = small(), small()
     train(model, callbacks=[Pruning()])

@@ -1,8 +1,8 @@
 """Ties the ledger to the weights: what was spent on weights stays with them in all later training.
 
-An `Account` is attached to the variables of a model, not to an optimizer or a model object. Whatever
-is done with `compile`, `make_private`, `load_model` or layers that several models share, the
-variables keep their account, and with it the ledger and its budget. What is done with the values of
+An `Account` is attached to the variables and layers of a model, not to an optimizer or a model object.
+Whatever is done with `compile`, `make_private`, `load_model` or layers that several models share, they
+keep their account, and with it the ledger and its budget. What is done with the values of
 private weights is post-processing, and costs nothing: no value is read here.
 
 Numbers that a user copies into a fresh model do not bring a ledger, and training of the same variables
@@ -11,11 +11,12 @@ are about that.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import keras
 from absl import logging
 
+from tfdp._compat.keras import layers_of
 from tfdp.accounting import Ledger, Run
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.sampling import Unknown
@@ -63,6 +64,13 @@ class Account:
         if session is None or not more:
             return self.ledger
         return session.planned_ledger(0 if self._is_unknown(more) else more)
+
+    def copy(self) -> "Account":
+        """An account that knows the same, of other weights."""
+        copy = Account()
+        copy.start, copy._suspicions = self.start, [*self._suspicions]
+        copy._ledger.merge(self.ledger_of_files)
+        return copy
 
     def close_session(self) -> None:
         """Closes the session, so that it allows no further step."""
@@ -120,19 +128,37 @@ class Account:
         self._suspicions = []
 
 
-def account_of(variables: Sequence[keras.Variable]) -> Account:
-    """The account of a model's variables; accounts that meet on these variables become one.
+def account_of(model: keras.Model) -> Account:
+    """The account of a model's weights; accounts that meet in a model become one.
+
+    It is kept at the variables, which models may share, and at the layers that hold them, which may
+    exchange their variables (`quantize`).
 
     Args:
-        variables: all weights of a model.
+        model: a model with weights.
     """
-    accounts = {id(a): a for a in (getattr(v, "_tfdp_account", None) for v in variables) if a}
-    first, *others = accounts.values() or [Account()]
+    first, *others = _accounts_in(model) or [Account()]
     for other in others:
         first.absorb(other)
-    for variable in variables:
-        variable._tfdp_account = first
+    for owner in _owners(model):
+        owner._tfdp_account = first
     return first
+
+
+def copy_ledgers(model: keras.Model, copy: keras.Model) -> None:
+    """Gives a copy, whose numbers are those of a model, what is known to have been spent on them."""
+    for account in _accounts_in(model):
+        account_of(copy).absorb(account.copy())
+
+
+def _owners(model):
+    layers = [layer for layer in layers_of(model, itself=True) if layer.weights]
+    return [*layers, *model.weights]
+
+
+def _accounts_in(model):
+    found = [getattr(owner, "_tfdp_account", None) for owner in _owners(model)]
+    return [*{id(account): account for account in found if account is not None}.values()]
 
 
 def known_steps(ledger: Ledger) -> int:

@@ -242,9 +242,9 @@ class Session:
         return copy
 
     def _record_in(self, ledger, more):
-        # A file that was loaded meanwhile may have told the ledger of more steps of this run.
-        counted = max(self.taken, ledger.steps(self.run_id))
-        steps = int(max(counted, min(counted + more, self.limit)))
+        planned = max(self.taken, min(self.taken + more, self.limit))
+        # A file that was loaded meanwhile, or an earlier end, may have counted more steps of this run.
+        steps = int(max(planned, ledger.steps(self.run_id)))
         ledger.record(self.run_id, steps, taken=self.taken)
 
     def earlier(self) -> list[Run]:

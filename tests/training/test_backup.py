@@ -389,12 +389,28 @@ def test_a_run_whose_state_is_left_goes_on_from_there_only(tmp_path):
     assert entries(training.run()) == [STEPS]
 
 
+def test_steps_that_an_earlier_process_planned_count(tmp_path):
+    training = Training(tmp_path / "b")
+    training.crash(4)
+    model = training.run(epochs=2)
+    assert model.privacy.steps_taken == 2 * PER_EPOCH and entries(model) == [STEPS]
+
+
+def test_a_training_that_goes_on_in_its_process_counts_planned_steps_once(tmp_path):
+    training = Training(tmp_path / "b")
+    model = training.model()
+    for step in (2, 5, 7):
+        training.crash(step, model=model)
+        assert entries(model) == [STEPS]
+    assert entries(training.run(model=model)) == [STEPS]
+
+
 def test_epochs_may_be_shorter_when_a_training_goes_on(tmp_path):
     training = Training(tmp_path / "b", sampling="poisson")
     training.crash(2)
     model, backup = training.model(), tfdp.callbacks.BackupAndRestore(training.folder)
     model.fit(training.lots(), epochs=3, steps_per_epoch=2, verbose=0, callbacks=[backup])
-    assert entries(model) == [2 + 2 * 2]
+    assert model.privacy.steps_taken == 2 + 2 * 2 and entries(model) == [STEPS]
 
 
 def test_user_batches_go_on_behind_those_that_were_taken(tmp_path):

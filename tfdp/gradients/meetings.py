@@ -58,7 +58,7 @@ def _entrywise(operation, place):
     """Sums and products entry by entry: biases, scales, position embeddings, tokens of a class."""
     kind, output = operation.type, operation.outputs[0]
     shape = list(operation.inputs[place].shape)
-    if output.shape.rank is None:
+    if None in (tensor.shape.rank for tensor in (*operation.inputs, output)):
         return None
     if kind == "BiasAdd" and not _is_channels_last(operation):
         shape += [1] * (output.shape.rank - 2)
@@ -71,6 +71,9 @@ def _entrywise(operation, place):
     def form(at_output, *saved):
         found = sign * tf.cast(at_output, tf.float32)
         for data in saved:
+            # Axes that the operation adds in front come after that of the rows.
+            for _ in range(found.shape.rank - data.shape.rank):
+                data = tf.expand_dims(data, 1)
             found *= tf.cast(data, tf.float32)
         found = tf.reduce_sum(found, axis=summed, keepdims=True) if summed else found
         return Instantiated(tf.ensure_shape(found, [None, *shape]), finish)

@@ -312,7 +312,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             "epochs": epochs,
         }
         self._saved_at, self._saved_after = started, self._session.taken
-        place = self._training.place
+        planned = self._training.planned
+        planned = None if math.isinf(planned) else planned
+        place = dataclasses.replace(self._training.place, planned=planned)
         self._folder.write(
             *take_state(self.model, self._account, self._setup, self._length, place, notes)
         )

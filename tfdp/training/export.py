@@ -24,7 +24,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
     Raises:
         NotImplementedError, TypeError: the model is subclassed without `get_config`.
     """
-    with plainly(model):
+    with plainly(*layers_of(model, itself=True)):
         copy = type(model).from_config(model.get_config())
     if not copy.built:
         copy.build_from_config(model.get_build_config())

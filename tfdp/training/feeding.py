@@ -170,6 +170,7 @@ class Place:
         taken: number of lots that lie behind since the data began, in all epochs.
         order: secret order of shuffled lots, in hexadecimal digits, or None.
         longest: number of steps of the longest epoch that ended with its data; None before one did.
+        planned: number of steps that earlier processes planned, in all; None if nobody knows it.
     """
 
     epoch: int
@@ -177,6 +178,7 @@ class Place:
     taken: int = 0
     order: str | None = None
     longest: int | None = None
+    planned: int | None = None
 
     def later(self, steps: int) -> "Place":
         """The place so many steps later in the same epoch."""

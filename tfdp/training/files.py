@@ -101,9 +101,9 @@ def _compiles_itself(cls) -> bool:
 
 
 @contextlib.contextmanager
-def plainly(model):
-    """Context in which a model, and private models inside of it, are of their plain classes."""
-    found = [(each, type(each)) for each in layers_of(model, itself=True)]
+def plainly(*models):
+    """Context in which private models are of their plain classes; others are as they are."""
+    found = [(each, type(each)) for each in models]
     found = [(each, cls) for each, cls in found if "_tfdp_base" in vars(cls)]
     for each, cls in found:
         each.__class__ = vars(cls)["_tfdp_base"]
@@ -116,7 +116,7 @@ def plainly(model):
 
 def save_to_preset(self, preset_dir, *args, **kwargs):
     """Writes the preset of the plain class, and the ledger into `privacy.json` beside it."""
-    with plainly(self):
+    with plainly(*layers_of(self, itself=True)):
         self.save_to_preset(preset_dir, *args, **kwargs)
     path = pathlib.Path(preset_dir, PRESET_LEDGER)
     path.write_text(self.privacy.account.ledger_of_files.to_json())

@@ -113,9 +113,8 @@ class ModelPrivacy:
     @property
     def account(self) -> Account:
         """The account of the weights, or of the model itself as long as the model has no weights."""
-        weights = list(self._model.weights)
-        if weights:
-            account, own = account_of(weights), self._account
+        if self._model.weights:
+            account, own = account_of(self._model), self._account
             if own is not account:
                 if own.start != "assumed":
                     account.start = own.start

@@ -9,6 +9,7 @@ from tfdp._compat.keras import (
     normalizes_by_batch,
 )
 from tfdp._validate import one_of, whole
+from tfdp.account import copy_ledgers
 from tfdp.layers import PublicBatchNormalization, PublicExamples
 from tfdp.training.export import exchanged_copy
 
@@ -87,8 +88,11 @@ def fix(
         return model
     if public_data is None:
         groups = (num_groups or _GROUPS) if normalization == "group" else None
-        return exchanged_copy(model, normalizes_by_batch, lambda layer: _group_norm(layer, groups))
+        fixed = exchanged_copy(model, normalizes_by_batch, lambda layer: _group_norm(layer, groups))
+        copy_ledgers(model, fixed)
+        return fixed
     network = exchanged_copy(model, normalizes_by_batch, _public_norm)
+    copy_ledgers(model, network)
     inputs = keras.tree.map_structure(
         lambda tensor: keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name),
         _input_structure(network),

@@ -70,24 +70,34 @@ class Training:
 
         It is 0 before the first step, when nothing was released.
         """
-        taken = 0 if self._session is None else self._session.taken - self._before
-        if not (taken or self._start.taken):
-            return 0
+        taken = self._taken
+        return max(0, self.planned - taken) if taken else 0
+
+    @property
+    def planned(self) -> float:
+        """Number of planned steps, in all processes; infinite if nobody knows it."""
+        start = self._start
         steps = self.place.longest if self.feed.steps is None else self.feed.steps
         if steps is None:
             return math.inf
-        return max(0, self._epochs * steps - self._start.step - taken)
+        return max(start.planned or 0, start.taken + self._epochs * steps - start.step)
+
+    @property
+    def _taken(self):
+        """Number of steps that were taken, in all processes."""
+        here = 0 if self._session is None else self._session.taken - self._before
+        return self._start.taken + here
 
     def end(self, stopped: bool) -> None:
         """Ends the training after its last execution.
 
         Args:
-            stopped: whether a callback ended it.
+            stopped: whether a callback ended it. An earlier process may have planned more steps, too.
 
         Raises:
             BudgetExhausted: the budget cut the last execution short, and no callback ended it there.
         """
-        if stopped:
+        if stopped or (self._start.planned or 0) > self._taken:
             self.end_early()
         elif self._was_cut:
             self._session.authorize(1)

@@ -1,5 +1,7 @@
 """The ghost engine equals the exact engine on whole models, or refuses a model by name."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -186,6 +188,30 @@ def test_a_row_is_not_taken_for_a_bias(engine):
     lot = engine.bounded_sum(forward, GlobalL2Clip(1e6), x, y, weight, tf.constant(0))
     for ours, theirs in zip(lot.sums, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+class Broadcasts(layers.Layer):
+    """Adds, subtracts and multiplies weights and parts of a row, of any two shapes that go together."""
+
+    shapes = ((), (1,), (3,), (2, 1), (2, 3), (1, 2, 3))
+
+    def build(self, shape):
+        self.all = [self.add_weight(shape=s, initializer="normal") for s in self.shapes]
+
+    def call(self, inputs):
+        row, total = inputs[0], 0.0
+        for number, shape in enumerate(self.shapes):
+            data = tf.reshape(row[: math.prod(shape)], shape)
+            for weight in self.all:
+                for found in (weight * data, data - weight, weight * (number + tf.ones(shape))):
+                    total += tf.reduce_sum(tf.sin(found + tf.reduce_sum(row)))
+        return total * inputs
+
+
+def test_weights_of_any_shape_are_broadcast_within_their_row():
+    model = keras.Sequential([keras.Input((6,)), Broadcasts()])
+    check_engines(model, rows=3)
+    check_engines(model, rows=4)
 
 
 class Twice(layers.Layer):
