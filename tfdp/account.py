@@ -140,6 +140,8 @@ def account_of(model: keras.Model) -> Account:
     first, *others = _accounts_in(model) or [Account()]
     for other in others:
         first.absorb(other)
+        if other.start == "assumed":
+            first.start = "assumed"
     for owner in _owners(model):
         owner._tfdp_account = first
     return first

@@ -60,6 +60,7 @@ FUNCTIONS = {
     "depthwise with a shared filter": (with_gradient(depthwise), IMAGES),
     "crop": (with_gradient(lambda x, start: x[:, start : start + 2]), IMAGES, STARTS),
     "the largest": (with_gradient(lambda x: tf.math.top_k(x, 2).values), IMAGES),
+    "bits": (lambda x: tf.bitcast(x, tf.int32), IMAGES),
     "scatter to places of each row": (
         lambda places, x: tf.scatter_nd(places[:, tf.newaxis], x, [5]),
         PLACES,
@@ -92,6 +93,17 @@ def assert_vectorized(function, *inputs):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_equals_a_loop_over_the_examples(name):
     assert_vectorized(*FUNCTIONS[name])
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_images_before_grouped_convolutions(strides):
+    kernel = tf.constant(DRAW.normal(size=(2, 2, 2, 6)), tf.float32)
+
+    @tf.function(jit_compile=True)  # as Keras does, since a CPU has no such gradient
+    def convolution(x):
+        return tf.nn.conv2d(x, kernel, strides, "SAME")
+
+    assert_vectorized(with_gradient(convolution), VOLUMES[:, :, :, 0])
 
 
 @pytest.mark.parametrize(("groups", "data_format"), [(1, "NDHWC"), (2, "NCDHW")])

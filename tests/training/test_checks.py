@@ -260,3 +260,14 @@ def test_unfreezing_is_noticed_by_the_next_training_and_the_next_trace():
             train()
     private.get_layer("base").trainable = False
     private.train_on_batch(X, Y)
+
+
+def test_labels_of_an_ignored_class_are_no_error():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+    private = tfdp.make_private(model)
+    private.compile(sgd(), loss)
+    private.fit(X, np.where(Y == 2, -1, Y), batch_size=3, verbose=0)
+    assert np.isfinite(private.get_weights()[0]).all()
+    with pytest.raises(ValueError, match="-2"):
+        private.fit(X, np.where(Y == 2, -2, Y), batch_size=3, verbose=0)

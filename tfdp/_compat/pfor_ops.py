@@ -31,7 +31,7 @@ _MERGED_IF_SHARED = {"DepthwiseConv2dNative": [0]}
 _MERGED_INTO_SHAPE_IF_SHARED = {"DepthwiseConv2dNativeBackpropInput": [2]}
 _FILTER = 1
 # Operations on the last axis, for any number of axes.
-_LAST_AXIS = ("HSVToRGB", "RGBToHSV")
+_LAST_AXIS = ("Bitcast", "HSVToRGB", "RGBToHSV")
 # Operations whose axes before the last two are broadcast; quantized layers use this one.
 _BROADCAST = ("BatchMatMulV3",)
 _LOOPS = ("DenseBincount", "Range", "SparseCross", "SparseToDense")

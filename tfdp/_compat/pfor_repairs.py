@@ -30,7 +30,8 @@ import tensorflow as tf
 from tfdp._compat import addition, pfor_calls, pfor_conv3d, pfor_indices, pfor_ops, pfor_random
 from tfdp._compat.kernel_gradients import kernel_gradients
 from tfdp._compat.patches import Window
-from tfdp._compat.pfor_conversion import RULES, looped, wrap
+from tfdp._compat.pfor_conversion import RULES, created, looped, wrap
+from tfdp._compat.tensorflow import on_plain_cpu
 from tfdp._compat.versions import borrowing
 
 
@@ -69,10 +70,15 @@ def _rules() -> dict:
     return {name: rule for name, rule in rules.items() if RULES.get(name) is not rule}
 
 
+def _channels_of(pfor_input):
+    return 1 if pfor_input.get_attr("data_format") == b"NCHW" else 3
+
+
 def _add_rules(rules):
     product_rule = rules["BatchMatMulV2"]
     plain_rule = rules["MatMul"]
     filter_rule = rules["Conv2DBackpropFilter"]
+    image_rule = rules["Conv2DBackpropInput"]
     depthwise_rule = rules["DepthwiseConv2dNativeBackpropFilter"]
     bias_rule = rules["BiasAdd"]
     squeeze_rule = rules["Squeeze"]
@@ -106,13 +112,31 @@ def _add_rules(rules):
     def convert_filter_gradient(pfor_input):
         inputs = pfor_input.input(0)
         if not inputs.is_stacked:
-            axis = 1 if pfor_input.get_attr("data_format") == b"NCHW" else 3
+            axis = _channels_of(pfor_input)
             sizes = tf.get_static_value(pfor_input.unstacked_input(1))
             if sizes is not None and sizes[2] == inputs.t.shape[axis]:
                 return filter_rule(pfor_input)
         pfor_input.stack_inputs([0, 2])
         found = _filter_gradients(pfor_input)
         return looped(pfor_input) if found is None else wrap(found, True)
+
+    def convert_image_gradient(pfor_input):
+        kernel, axis = pfor_input.input(1), _channels_of(pfor_input)
+        channels, width = pfor_input.op.outputs[0].shape[axis], kernel.t.shape[-2]
+        if kernel.is_stacked or channels in (None, width) or not on_plain_cpu():
+            return image_rule(pfor_input)
+        # TensorFlow's own operation has no groups on CPUs without oneDNN; Keras compiles it there.
+        sizes, upstream = (
+            pfor_input.unstacked_input(0),
+            pfor_calls.merged(pfor_input.stacked_input(2)),
+        )
+        sizes = tf.tensor_scatter_nd_update(sizes, [[0], [axis]], [tf.shape(upstream)[0], width])
+        groups = channels // width
+        pairs = zip(tf.split(kernel.t, groups, -1), tf.split(upstream, groups, axis), strict=True)
+        found = tf.concat([created(pfor_input, [sizes, k, g])[0] for k, g in pairs], axis)
+        shape = pfor_input.op.outputs[0].shape
+        found = tf.reshape(found, tf.concat([[-1, shape[0]], tf.shape(found)[1:]], 0))
+        return wrap(tf.ensure_shape(found, [None, *shape]), True)
 
     def convert_depthwise_gradient(pfor_input):
         pfor_input.stack_inputs(stack_indices=[0, 2])
@@ -154,6 +178,7 @@ def _add_rules(rules):
     rules["BatchMatMulV2"] = convert_product
     rules["MatMul"] = convert_plain_product
     rules["Conv2DBackpropFilter"] = convert_filter_gradient
+    rules["Conv2DBackpropInput"] = convert_image_gradient
     rules["DepthwiseConv2dNativeBackpropFilter"] = convert_depthwise_gradient
     rules["Squeeze"] = convert_squeeze
     rules["BiasAdd"] = convert_bias

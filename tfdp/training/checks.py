@@ -187,7 +187,8 @@ def check_targets(model, y) -> None:
     classes = model.outputs[0].shape[-1] if len(model.outputs) == 1 else None
     if classes is None or isinstance(y, (dict, list, tuple)):
         return
-    check_labels(y, classes)
+    left_out = getattr(loss, "ignore_class", None)
+    check_labels(y if left_out is None else np.where(np.equal(y, left_out), 0, y), classes)
 
 
 def check_tokens(model, x) -> None:
