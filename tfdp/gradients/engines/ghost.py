@@ -53,7 +53,9 @@ def per_example_gradients(
     """
     values = [tf.convert_to_tensor(v) for v in forward.variables]
     public = public_moments(forward, values, forward.state(chunk)) if factors else []
+    # Filled in when one row is traced: the uses of each weight, and their tensors' shapes in the pass.
     uses: list[list[Use]] = []
+    shapes: list[list] = []
 
     def run(state, x, y, weight):
         with declaring():
@@ -82,7 +84,6 @@ def per_example_gradients(
         shapes[:] = [[t.shape for t in (*use.sources, *use.saved)] for use in flat]
         return tensors, loss, scope, y_pred, new_state
 
-    shapes: list = []
     tensors, *others = alone.over_rows(forward, run, x, y, sample_weight, chunk)
     rows = sample_weight.shape[0]
     in_sequence = works_in_sequence(forward, rows)
