@@ -53,7 +53,7 @@ def test_the_meaning_of_epsilon_for_one_record():
     run = DPSGD.with_(sampling="cyclic")
     run = run.with_(noise_multiplier=noise_for(3.3, DELTA, run))
     assert "96.4%" in Statement.of(run, DELTA).meaning[0]
-    assert "50.0%" in Statement.of(DPSGD.with_(steps=0), DELTA).meaning[0]
+    assert "hardly" in Statement.of(DPSGD.with_(steps=0), DELTA).meaning[0]
     strong = Statement.of(DPSGD.with_(sampling="cyclic", noise_multiplier=0.5), DELTA)
     assert 8 < strong.proven.epsilon < 50
     assert "100" not in strong.meaning[0]

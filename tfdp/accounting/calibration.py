@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdp._validate import refuse, whole
+from tfdp._validate import fraction, one_of, refuse, whole
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.composition import guarantee, guarantee_of_all
 from tfdp.accounting.described import without_noise, without_steps
@@ -24,6 +24,8 @@ from tfdp.accounting.run import Run, check_run, check_runs
 _TOLERANCE = 5e-5
 _LEAST_NOISE, _LARGEST_NOISE = 1e-9, 1e12
 _MOST_STEPS = 10_000_000
+# The tails that are left out where an advantage is computed, as a share of it.
+_DELTA_OF_ADVANTAGE = 1e-5
 
 
 class CalibrationError(ValueError):
@@ -42,16 +44,19 @@ class CalibrationError(ValueError):
 
 
 def noise_for(
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
     run: Run | None = None,
     kind: str = "proven",
     adjacency: str = "zero_out",
+    *,
+    advantage: float | None = None,
     **fields: Any,
 ) -> float:
     """Smallest noise multiplier, to about 1e-4, whose epsilon is within the budget.
 
         noise_for(2.0, 1e-5, mechanism="dpsgd", num_examples=60000, lot_size=256, epochs=15)
+        noise_for(advantage=0.1, mechanism="dpsgd", num_examples=60000, lot_size=256, epochs=15)
 
     Args:
       epsilon: Budget, finite and above 0.
@@ -60,17 +65,20 @@ def noise_for(
         noise multipliers keeps its shape: the result is a common factor of all its values.
       kind: "claimed" or "proven": the guarantee that has to stay within the budget.
       adjacency: Neighbouring relation.
+      advantage: In place of `epsilon` and `delta`: the largest proven advantage of a test of
+        membership (`Guarantee.advantage`), in (0, 1).
       **fields: In place of `run`, the keywords of `Run` without a noise multiplier. The sampling may
         be left out; it is then the mechanism's `usual_sampling`, as `fit` draws lots of arrays.
 
     Returns:
-      A noise multiplier (or the common factor of a table) whose epsilon was evaluated and is at
-      most `epsilon`. Pass it to `run.with_noise`.
+      A noise multiplier (or the common factor of a table) whose epsilon, or advantage, was evaluated
+      and is within the budget. Pass it to `run.with_noise`.
 
     Raises:
       CalibrationError: If no noise gives a finite guarantee within the budget; the message names the
         reason.
-      TypeError: If both `run` and keywords are given, or neither, or a noise multiplier.
+      TypeError: If both `run` and keywords are given, or neither, or a noise multiplier; or both a
+        budget and an advantage, or neither.
 
     Example:
       >>> from tfdp.accounting import Run, noise_for, proven
@@ -82,18 +90,31 @@ def noise_for(
       >>> 1.999 < proven(run.with_noise(noise), 1e-5).epsilon <= 2.0
       True
     """
-    epsilon = check_epsilon(epsilon)
-    check_delta(delta)
+    if (epsilon is None, delta is None) != (advantage is not None,) * 2:
+        raise TypeError(
+            "Expected epsilon and delta, or an advantage. Received "
+            f"epsilon={epsilon!r}, delta={delta!r}, advantage={advantage!r}."
+        )
     check_kind(kind)
     check_adjacency(adjacency)
     run = without_noise(run, fields)
     if run.steps == 0:
         raise CalibrationError("Expected a run of at least one step. Received steps=0.")
+    if advantage is not None:
+        one_of("kind", kind, ("proven",))
+        epsilon, delta = fraction("advantage", advantage), _DELTA_OF_ADVANTAGE * advantage
+    else:
+        epsilon = check_epsilon(epsilon)
+        check_delta(delta)
 
     def evaluate(noise: float) -> float:
-        return guarantee(kind, run.with_noise(noise), delta, adjacency).epsilon
+        found = guarantee(kind, run.with_noise(noise), delta, adjacency)
+        return found.epsilon if advantage is None else found.advantage
 
-    if kind == "proven":
+    if advantage is not None:
+        _refuse_hopeless(analyse(run.with_noise(_LARGEST_NOISE), delta, adjacency), kind)
+        noise = _safe_root(evaluate, epsilon, 1.0, _TOLERANCE)
+    elif kind == "proven":
         noise = _proven_noise(epsilon, delta, run, adjacency, evaluate)
     else:
         _refuse_hopeless(guarantee(kind, run.with_noise(_LARGEST_NOISE), delta, adjacency), kind)

@@ -117,7 +117,8 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
     reasons = _unique(a.reason for a in analyses if a.reason)
     if reasons:
         return Guarantee(epsilon=math.inf, reason=" ".join(reasons), **common)
-    spent = privacy_loss.epsilon_of([loss for a in analyses for loss in a.losses], delta)
+    losses = tuple(loss for a in analyses for loss in a.losses)
+    spent = privacy_loss.epsilon_of(losses, delta)
     assumptions = _unique(sentence for a in analyses for sentence in a.assumptions)
     assumptions = (*assumptions, *_segments_notes(runs))
     details = dict(spent.details)
@@ -135,6 +136,7 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
         assumptions=tuple(assumptions),
         details=details,
         reason=reason,
+        losses=losses,
         **common,
     )
 

@@ -7,6 +7,7 @@ import numbers
 from typing import Any
 
 from tfdp._validate import fraction, one_of, positive, refuse, whole
+from tfdp.accounting.numerics import attacks, privacy_loss
 
 ADJACENCIES = ("zero_out", "replace_one", "add_or_remove_one")
 KINDS = ("claimed", "proven")
@@ -74,17 +75,20 @@ def format_epsilon(epsilon: float) -> str:
     if math.isinf(epsilon):
         return "infinite"
     if epsilon > VACUOUS_ABOVE:
-        words = f"{float(_rounded_up(epsilon)):.4g}" if epsilon >= 1e5 else f"{math.ceil(epsilon)}"
+        words = (
+            f"{float(rounded_up(epsilon, 4)):.4g}" if epsilon >= 1e5 else f"{math.ceil(epsilon)}"
+        )
         return f"vacuous (epsilon = {words})"
-    return f"{float(_rounded_up(epsilon)):.4g}"
+    return f"{float(rounded_up(epsilon, 4)):.4g}"
 
 
-def _rounded_up(epsilon):
-    nearest = decimal.Decimal(f"{epsilon:.4g}")
-    if nearest >= decimal.Decimal(epsilon * (1 - 1e-12)):  # the error of a float is no digit
+def rounded_up(number: float, digits: int) -> decimal.Decimal:
+    """Returns a number above 0 with so many digits, rounded up; 0 as it is."""
+    nearest = decimal.Decimal(f"{number:.{digits}g}")
+    if nearest >= decimal.Decimal(number * (1 - 1e-12)):  # the error of a float is no digit
         return nearest
-    unit = decimal.Decimal(1).scaleb(decimal.Decimal(epsilon).adjusted() - 3)
-    return decimal.Decimal(epsilon).quantize(unit, decimal.ROUND_UP)
+    unit = decimal.Decimal(1).scaleb(decimal.Decimal(number).adjusted() - digits + 1)
+    return decimal.Decimal(number).quantize(unit, decimal.ROUND_UP)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,8 @@ class Guarantee:
       reason: Reason why epsilon is infinite, or None.
       mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None if there is none.
       details: JSON-safe facts about the bound that was used and how it was computed.
+      losses: Privacy losses from which `tpr` and `advantage` are computed; without them, they follow
+        from epsilon and delta alone.
 
     Example:
       >>> from tfdp.accounting import Run, proven
@@ -114,6 +120,8 @@ class Guarantee:
       nothing (zero_out).
       >>> print(f"{guarantee.mu:.4f}")  # two participations: sqrt(2) / 4
       0.3536
+      >>> print(f"{guarantee.tpr(0.01):.3f} {guarantee.advantage:.3f}")  # of a test of membership
+      0.024 0.140
       >>> guarantee.vacuous
       False
     """
@@ -129,6 +137,7 @@ class Guarantee:
     reason: str | None = None
     mu: float | None = None
     details: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    losses: tuple = dataclasses.field(default=(), compare=False, repr=False)
 
     def __post_init__(self):
         check_kind(self.kind)
@@ -146,9 +155,39 @@ class Guarantee:
         """Whether epsilon is too large to mean anything (above 50)."""
         return self.epsilon > VACUOUS_ABOVE
 
+    def tpr(self, fpr: float) -> float:
+        """Largest true positive rate of a test of membership at a false positive rate in (0, 1).
+
+        The test says which of two neighbours the released values come from.
+        """
+        return attacks.largest_tpr(self._curve, fraction("fpr", fpr))
+
+    @property
+    def advantage(self) -> float:
+        """Largest difference of the true and the false positive rate of a test of membership."""
+        return attacks.advantage(self._curve)
+
+    @property
+    def chance_of_more(self) -> float:
+        """Upper bound on the chance of outcomes whose privacy loss exceeds epsilon.
+
+        After such an outcome, an observer who held two neighbours as likely as not is surer of one of
+        them than e^epsilon / (1 + e^epsilon). This is not delta, which weighs outcomes by their excess.
+        """
+        return attacks.chance_of_more(self._curve, self.epsilon) if self.epsilon > 0 else 1.0
+
+    @property
+    def _curve(self) -> attacks.Curve:
+        if self.losses and not math.isinf(self.epsilon):
+            return privacy_loss.curve_of(self.losses, self.delta)
+        return attacks.of_one_point(self.epsilon, self.delta)
+
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe fields. An infinite number is written as the string "inf"."""
-        result = dataclasses.asdict(self)
+        """JSON-safe fields, with rates of attackers. An infinite number is the string "inf"."""
+        fields = [field.name for field in dataclasses.fields(self) if field.name != "losses"]
+        result = {name: getattr(self, name) for name in fields}
+        result |= {"tpr_at_fpr_0.001": self.tpr(0.001), "tpr_at_fpr_0.01": self.tpr(0.01)}
+        result["advantage"] = self.advantage
         result["assumptions"] = list(self.assumptions)
         result["vacuous"] = self.vacuous
         return _json_safe(result)

@@ -18,6 +18,7 @@ from tfdp.accounting.guarantee import (
     check_delta,
     delta_warning,
     format_epsilon,
+    rounded_up,
 )
 from tfdp.accounting.run import Run, check_runs
 
@@ -259,7 +260,8 @@ def _described(run: Run) -> str:
 
 
 def _meaning(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> tuple[str, ...]:
-    sentences = [_belief(proven), _PAIR_WORDS[proven.adjacency], NOMINAL_LOT]
+    rates = [] if proven.vacuous else [_rates(proven)]
+    sentences = [_belief(proven), *rates, _PAIR_WORDS[proven.adjacency], NOMINAL_LOT]
     comparison = _comparison(runs, claimed, proven)
     return (*sentences, comparison) if comparison else tuple(sentences)
 
@@ -273,13 +275,35 @@ def _belief(proven: Guarantee) -> str:
             "An epsilon this large gives no meaningful protection: an observer may become as good as "
             "certain of a record."
         )
+    if proven.epsilon == 0:
+        return (
+            f"Epsilon 0 at delta = {proven.delta:g}: what was released hardly depends on a record."
+        )
     belief = 100 / (1 + math.exp(-proven.epsilon))
-    sure = f"at most {belief:.1f}% sure of either" if belief < 99.9 else "as good as certain of it"
+    sure = (
+        f"at most {belief:.1f}% sure of the truth" if belief < 99.9 else "as good as certain of it"
+    )
     return (
         f"Epsilon {format_epsilon(proven.epsilon)}, for one record: take an observer who sees what was "
         f"released, knows every other record, and holds it as likely as not {_GUESS[proven.adjacency]}"
-        f". Afterwards they can be {sure}, up to a chance of about delta = {proven.delta:g} of more."
+        f". Afterwards they are {sure}, but for outcomes of a chance of at most "
+        f"{proven.chance_of_more:.2g}."
     )
+
+
+def _rates(proven: Guarantee) -> str:
+    """What the guarantee leaves to a test of membership."""
+    return (
+        "The best test of which of the two is true has a true positive rate of at most "
+        f"{_percent(proven.tpr(0.001))} at a false positive rate of 0.1%, of "
+        f"{_percent(proven.tpr(0.01))} at 1%, and its advantage, the difference of the two rates, is "
+        f"at most {_percent(proven.advantage)}."
+    )
+
+
+def _percent(rate: float) -> str:
+    """A rate in percent, rounded up to three digits."""
+    return f"{float(rounded_up(100 * rate, 3)):g}%"
 
 
 def _comparison(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> str | None:

@@ -47,7 +47,7 @@ def test_compositions_agree_with_dp_accounting(pair, q, noise, steps, interval):
     peer = theirs(pair, q, noise, interval).self_compose(steps)
     for delta in (1e-2, 1e-5, 1e-8):
         expected = peer.get_epsilon_for_delta(delta)
-        found = loss_grid.composed(rounds, delta).epsilon(delta)
+        found = loss_grid.composed(rounds).epsilon(delta)
         # What rounding may have done is added here, and not there.
         assert expected * (1 - 2e-6) - 1e-9 <= found
         assert found <= expected * (1 + (2e-6 if delta > 1e-6 else 2e-4)) + 1e-9
@@ -126,17 +126,17 @@ def test_mass_outside_of_the_range_counts_as_an_infinite_loss():
 
 @pytest.mark.parametrize("pair", loss_grid.PAIRS)
 @pytest.mark.parametrize(("steps", "mu"), [(10_000, 1.0), (1_000_000, 3.0)])
-@pytest.mark.parametrize("delta", [1e-5, 1e-13])
+@pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-13])
 def test_rounding_never_makes_a_small_delta_smaller(pair, steps, mu, delta):
     """With probability 1 the pairs are Gaussians, and so is their composition."""
     shift = mu / math.sqrt(steps) / (2 if pair == "replace" else 1)
     loss = subsampled.SubsampledLoss((subsampled.Component(1.0, 1.0, 1 / shift, pair),), steps)
     interval = subsampled.pld_interval([loss], 30.0)
-    distribution, _ = subsampled.composed_pld([loss], 0.0, interval, delta)
+    distribution, _ = subsampled.composed_pld([loss], 0.0, interval)
     exact, found = epsilon_of_mu(mu, delta), distribution.epsilon(delta)
     assert exact * (1 - 1e-9) <= found
-    # What every round leaves out at its end adds up to more than the smallest delta.
-    assert found <= exact * 1.01 or (delta < steps * 1e-18 and math.isinf(found))
+    # Rounding may be more than the smallest delta, for which there are Rényi divergences.
+    assert found <= exact * 1.01 or (delta <= steps * 1e-14 and math.isinf(found))
 
 
 @pytest.mark.parametrize("q", [1.0, 1 - 1e-12, 0.999])

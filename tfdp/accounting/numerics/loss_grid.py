@@ -7,11 +7,9 @@ grid. So this distribution dominates the mechanism whatever the interval is (Dor
 interval, and its mean by about interval^2 / 12 only.
 
 Composition is a product of Fourier transforms on a range of losses outside of which a Chernoff bound
-leaves a mass of at most 1e-15. The mass outside is added to the infinite loss (Koskela et al. 2020).
-Rounding in the transforms has one absolute size everywhere, which may be more than the whole tail
-that a small delta is about. Then the distributions are tilted first, by the factor e^(order * loss)
-that moves the middle of the composition to where delta is decided, and the result is tilted back.
-What rounding may have done is added to the infinite loss.
+leaves a mass of at most 1e-15. The mass outside is added to the infinite loss (Koskela et al. 2020),
+and so is what rounding in the transforms may have done: about 1e-11 for some thousand rounds. A delta
+below that is left to Rényi divergences.
 
 dp_accounting computes the same distributions, point by point in Python; the tests compare the two.
 """
@@ -22,7 +20,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import fft, optimize, special
+from scipy import fft, special
 
 from tfdp._validate import fraction, one_of, positive
 from tfdp.accounting.numerics import hockey_stick
@@ -33,8 +31,6 @@ PAIRS = ("add", "replace", "slot", "triangle")
 _TAIL = 1e-20
 # Mass outside of the range on which a composition is computed.
 _TRUNCATED = 1e-15
-# Share of delta that rounding may take before the distributions are tilted.
-_HARMLESS_ROUNDING = 1e-5
 # Largest excess over 1 of a sum of probabilities that counts as rounding.
 _LARGEST_ROUNDING = 1e-6
 # Orders of the Chernoff bounds, as multiples of the best order of a normal distribution.
@@ -286,26 +282,13 @@ def _joined(own, other, interval: float) -> Grid:
 # ---------------------------------------------------------------------- many rounds
 
 
-def composed(
-    rounds: Sequence[tuple[LossDistribution, int]], delta: float | None = None
-) -> LossDistribution:
+def composed(rounds: Sequence[tuple[LossDistribution, int]]) -> LossDistribution:
     """Composition of independent rounds.
 
     Args:
       rounds: Distributions of one round, all with one interval, each with its number of rounds.
-      delta: The delta at which epsilon is wanted: around that epsilon the result is accurate however
-        small delta is. None makes it accurate where most of the mass is.
     """
-    return LossDistribution(*(_best(half, delta) for half in _halves(rounds)))
-
-
-def _best(rounds: Sequence[tuple[Grid, int]], delta: float | None) -> Grid:
-    """The composition; of two, the one with the smaller epsilon, where rounding would be noticed."""
-    plain, rounding = _composed(rounds, 0.0)
-    if delta is None or rounding <= _HARMLESS_ROUNDING * delta:
-        return plain
-    tilted, _ = _composed(rounds, _order_of_tilt(rounds, delta))
-    return min(plain, tilted, key=lambda grid: grid.epsilon(delta))
+    return LossDistribution(*map(_composed, _halves(rounds)))
 
 
 def points_of(rounds: Sequence[tuple[LossDistribution, int]]) -> int:
@@ -326,64 +309,25 @@ def _halves(rounds: Sequence[tuple[LossDistribution, int]]) -> list[list[tuple[G
     ]
 
 
-def _composed(rounds: Sequence[tuple[Grid, int]], order: float) -> tuple[Grid, float]:
-    """The composition of distributions tilted by `order`, and the part of it that is for rounding."""
+def _composed(rounds: Sequence[tuple[Grid, int]]) -> Grid:
     if len(rounds) == 1 and rounds[0][1] == 1:
-        return rounds[0][0], 0.0
+        return rounds[0][0]
     interval = rounds[0][0].interval
     first, last = _range(rounds)
     length = fft.next_fast_len(
         max(last - first + 1, *(len(grid.chances) for grid, _ in rounds)), real=True
     )
-    transform, log_scale = np.ones(length // 2 + 1, complex), 0.0
+    transform = np.ones(length // 2 + 1, complex)
     for grid, count in rounds:
-        log_moment = grid.log_moment(order) if order else 0.0
-        tilted = grid.chances
-        if order:
-            tilted = tilted * np.exp(np.maximum(order * grid.losses - log_moment, -700.0))
-        transform *= _power(fft.rfft(tilted, length), count)
-        log_scale += count * log_moment
-    rounding = _rounding(transform, length, sum(count for _, count in rounds))
+        transform *= _power(fft.rfft(grid.chances, length), count)
+    rounding = length * _rounding(transform, length, sum(count for _, count in rounds))
     chances = fft.irfft(transform, length)
     # The transform wraps around: entry i holds the loss whose number from the lowest one is i modulo
     # `length`. Entries below 0 are rounding.
     lowest = sum(grid.lowest * count for grid, count in rounds)
     chances = np.maximum(np.roll(chances, lowest - first)[: last - first + 1], 0.0)
     finite = sum(count * math.log1p(-grid.infinite) for grid, count in rounds)
-    infinite = _TRUNCATED - math.expm1(finite)
-    if not order > 0:
-        rounding *= length
-        return Grid(interval, first, chances, infinite + rounding), rounding
-    losses = (first + np.arange(len(chances))) * interval
-    # Rounding of the entries from the middle of the tilted distribution on, tilted back.
-    exponent = log_scale - order * float(_dot(losses, chances) / chances.sum())
-    rounding *= math.exp(min(exponent, 700.0)) / -math.expm1(-order * interval)
-    # Factors above e^700 belong to losses far below the epsilon that is wanted.
-    chances = chances * np.exp(np.clip(log_scale - order * losses, -700.0, 700.0))
-    return Grid(interval, first, chances, min(infinite + rounding, 1.0)), rounding
-
-
-def _order_of_tilt(rounds: Sequence[tuple[Grid, int]], delta: float) -> float:
-    """The order whose Chernoff bound says the most about the epsilon of `delta`."""
-    variance = sum(grid.moments[1] * count for grid, count in rounds)
-    if not variance > 0:
-        return 0.0
-    normal = math.sqrt(2 * -math.log(delta) / variance)
-
-    def bound(order):
-        moments = sum(grid.log_moment(order) * count for grid, count in rounds)
-        return (moments - math.log(delta)) / order
-
-    best = min([*(factor * normal for factor in _ORDERS), *_MORE_ORDERS], key=bound)
-    # At the best order the middle of the tilted distribution is that bound. With a larger one it might
-    # lie beyond the range.
-    found = optimize.minimize_scalar(
-        lambda log_order: bound(math.exp(log_order)),
-        bounds=(math.log(best / 2), math.log(2 * best)),
-        method="bounded",
-        options={"xatol": 1e-2},
-    )
-    return 0.98 * math.exp(found.x)
+    return Grid(interval, first, chances, _TRUNCATED - math.expm1(finite) + rounding)
 
 
 def _rounding(transform: np.ndarray, length: int, count: int) -> float:

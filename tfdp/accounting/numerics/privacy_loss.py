@@ -21,10 +21,11 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from tfdp.accounting.numerics import gaussian
+from tfdp.accounting.numerics import attacks, gaussian
 from tfdp.accounting.numerics.subsampled import (
     SubsampledLoss,
     composed_pld,
+    default_orders,
     pld_interval,
     rdp_epsilon,
     rdp_to_epsilon,
@@ -135,6 +136,48 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
     return _epsilon_of_steps(sampled, mu, delta)
 
 
+def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
+    """The least delta that is proven for each epsilon of at least 0, in both orders of the neighbours.
+
+    Args:
+      losses: Losses, in any order, whose composition has a finite epsilon at `delta`.
+      delta: Probability in (0, 1) that decides about the computation's accuracy, as in `epsilon_of`.
+    """
+    mu = math.sqrt(sum(loss.mu**2 for loss in losses if isinstance(loss, GaussianLoss)))
+    random = [loss for loss in losses if isinstance(loss, RandomGaussianLoss)]
+    steps = tuple(
+        loss for loss in losses if isinstance(loss, SubsampledLoss | RenyiLoss) and loss.steps
+    )
+    if random and steps:
+        return attacks.of_one_point(epsilon_of(losses, delta).epsilon, delta)
+    if steps:
+        return _curve_of_steps(steps, mu, delta)
+    squares, probabilities, overflow = np.array([mu * mu]), np.array([1.0]), 0.0
+    if random:
+        squares, probabilities, overflow = _add_random(random, mu * mu)
+    some = squares > 0
+    roots, chances = np.sqrt(squares[some]), probabilities[some]
+    return lambda at: overflow + float(chances @ np.exp(gaussian.log_delta(at, roots)))
+
+
+def _curve_of_steps(steps, mu, delta):
+    overflow = sum(loss.steps * loss.overflow for loss in steps)
+    rdp, by_rdp, _ = _renyi(steps, mu, delta - overflow)
+    made = _distribution(steps, mu, by_rdp)
+    orders = np.asarray(default_orders())
+    usable = (rdp > 0) & np.isfinite(rdp)
+    rdp, orders = rdp[usable], orders[usable]
+
+    def curve(at: float) -> float:
+        logs = (orders - 1) * (rdp - at + np.log1p(-1 / orders)) - np.log(orders)
+        least = math.exp(min(float(np.min(logs, initial=0.0)), 0.0))
+        if made is not None:
+            least = min(least, made[0].delta(at))
+        return min(least + overflow, 1.0)
+
+    return curve
+
+
 def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
     """Returns Gaussian losses with every mu multiplied by `factor` (see `analysis.Analysis.scales`).
 
@@ -220,17 +263,11 @@ def _spent_by_steps(
     if len(sampled) == len(steps):
         by_rdp, order = rdp_epsilon(sampled, mu, left)
     else:
-        rdp = total_rdp(sampled, mu)
-        for loss in steps:
-            if isinstance(loss, RenyiLoss):
-                rdp = rdp + loss.steps * np.asarray(loss.divergences)
-        by_rdp, order = rdp_to_epsilon(rdp, left)
+        _, by_rdp, order = _renyi(steps, mu, left)
     details = {"epsilon_rdp": by_rdp, "rdp_order": order, "bound": "RDP"}
     if overflow:
         details["overflow"] = overflow
-    # If only Rényi divergences are known of one loss, there is no PLD of the composition.
-    interval = pld_interval(sampled, by_rdp) if len(sampled) == len(steps) else None
-    made = None if interval is None else composed_pld(sampled, mu, interval, left)
+    made = _distribution(steps, mu, by_rdp)
     if made is None:
         return Spent(by_rdp, None, details)
     distribution, interval = made
@@ -245,6 +282,24 @@ def _spent_by_steps(
     if by_pld <= by_rdp:
         details["bound"] = "PLD"
     return Spent(min(by_pld, by_rdp), None, details)
+
+
+def _renyi(steps, mu, delta):
+    """(divergences at `default_orders()`, epsilon, its order)."""
+    rdp = total_rdp([loss for loss in steps if isinstance(loss, SubsampledLoss)], mu)
+    for loss in steps:
+        if isinstance(loss, RenyiLoss):
+            rdp = rdp + loss.steps * np.asarray(loss.divergences)
+    return rdp, *rdp_to_epsilon(rdp, delta)
+
+
+@functools.lru_cache(maxsize=2)  # a statement asks for epsilon, and then for the curve
+def _distribution(steps, mu, by_rdp):
+    """The distribution of all steps and its interval, or None if there is none or it is too large."""
+    if not all(isinstance(loss, SubsampledLoss) for loss in steps):
+        return None  # only Rényi divergences are known of one loss
+    interval = pld_interval(steps, by_rdp)
+    return None if interval is None else composed_pld(steps, mu, interval)
 
 
 def check_bounds(pld: float, rdp: float, rounding: float) -> None:

@@ -281,7 +281,7 @@ def one_round_pld(components: tuple[Component, ...], interval: float) -> loss_gr
 
 
 def composed_pld(
-    sampled: Sequence[SubsampledLoss], mu: float, interval: float, delta: float | None = None
+    sampled: Sequence[SubsampledLoss], mu: float, interval: float
 ) -> tuple[loss_grid.LossDistribution, float] | None:
     """Composed pessimistic privacy loss distribution of all losses and a mu-GDP mechanism.
 
@@ -290,7 +290,6 @@ def composed_pld(
       mu: Parameter of the mu-GDP mechanism; 0 for none.
       interval: The finest interval, one that `pld_interval` returned. A coarser one is taken where the
         grid would not fit into memory.
-      delta: As for `loss_grid.composed`.
 
     Returns:
       (distribution, interval), or None if no grid fits.
@@ -300,5 +299,5 @@ def composed_pld(
         if mu > 0:
             rounds.append((one_round_pld((Component(1.0, 1.0, 1 / mu),), wider), 1))
         if loss_grid.points_of(rounds) <= _COMPOSED_POINTS:
-            return loss_grid.composed(rounds, delta), wider
+            return loss_grid.composed(rounds), wider
     return None

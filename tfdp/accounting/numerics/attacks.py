@@ -1,0 +1,56 @@
+"""What a guarantee lets an attacker do: the rates of a test of membership, and rare large losses.
+
+Everything follows from a curve: the least delta for each epsilon of at least 0, in both orders of two
+neighbours. For each of its points, a test with false positive rate f has a true positive rate of at
+most e^epsilon f + delta and 1 - e^-epsilon (1 - delta - f) (Kairouz, Oh, Viswanath 2015).
+"""
+
+import math
+from collections.abc import Callable
+
+from scipy import optimize
+
+Curve = Callable[[float], float]
+
+# Points of the curve at larger epsilons say nothing in float64.
+_MOST = 36.0
+
+
+def of_one_point(epsilon: float, delta: float) -> Curve:
+    """The curve of a mechanism of which only (epsilon, delta)-DP is known."""
+    if math.isinf(epsilon):
+        return lambda _: 1.0
+
+    def curve(at: float) -> float:
+        if at >= epsilon:
+            return delta
+        return 1.0 - (1.0 - delta) * (1.0 + math.exp(at)) / (1.0 + math.exp(epsilon))
+
+    return curve
+
+
+def largest_tpr(curve: Curve, fpr: float) -> float:
+    """Largest true positive rate of a test at a false positive rate in (0, 1)."""
+
+    found = _least(lambda e: math.exp(e) * fpr + curve(e), -math.log(fpr))
+    other = _least(lambda e: 1.0 - math.exp(-e) * (1.0 - curve(e) - fpr), _MOST)
+    return min(found, other, 1.0)
+
+
+def advantage(curve: Curve) -> float:
+    """Largest difference of true and false positive rate: the total variation distance."""
+    return min(curve(0.0), 1.0)
+
+
+def chance_of_more(curve: Curve, epsilon: float) -> float:
+    """Upper bound on the chance of a privacy loss above a positive epsilon.
+
+    Such outcomes alone contribute 1 - e^(t - epsilon) of their chance to the delta at any t < epsilon.
+    """
+    return _least(lambda t: min(curve(t) / -math.expm1(t - epsilon), 1.0), epsilon * (1 - 1e-6))
+
+
+def _least(bound: Callable[[float], float], end: float) -> float:
+    """The least value that was seen of a function with one minimum on [0, end]; each is valid."""
+    found = optimize.minimize_scalar(bound, bounds=(0.0, end), method="bounded")
+    return min(float(found.fun), bound(0.0), bound(end))
