@@ -33,6 +33,20 @@ def ranked():
     return [keras.Input((4,)), layers.Dense(3), Ranked(name="ranked")]
 
 
+class Idle(layers.Layer):
+    """Has a weight that it does not use."""
+
+    def build(self, shape):
+        self.idle = self.add_weight(shape=(2, 3))
+
+    def call(self, x):
+        return x
+
+
+def idle():
+    return [keras.Input((4,)), Idle(), layers.Dense(3)]
+
+
 def compiled(stack):
     model = keras.Sequential(stack)
     model.compile(loss=LOSS)
@@ -44,7 +58,8 @@ def by_hand(model, x, y, weight=None):
     for row in range(len(x)):
         with tf.GradientTape() as tape:
             loss = LOSS(y[row : row + 1], model(x[row : row + 1], training=True))
-        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        values = [v.value for v in model.trainable_variables]
+        gradients = tape.gradient(loss, values, unconnected_gradients="zero")
         scale = 1.0 if weight is None else weight[row]
         found.append([scale * tf.convert_to_tensor(g).numpy() for g in gradients])
     return [np.stack(each) for each in zip(*found, strict=True)]
@@ -55,6 +70,7 @@ def by_hand(model, x, y, weight=None):
     [
         (dense, "vectorized", None),
         (volumes, "vectorized", WEIGHT),
+        (idle, "vectorized", None),
         (dense, "loop", WEIGHT),
         (ranked, "loop", None),
     ],

@@ -65,7 +65,12 @@ def per_example_gradients(
 
     def compute():
         found, *_ = engine.per_example_gradients(forward, x, y, weight, tf.constant(0))
-        return [in_layout_of_variable(gradient) for gradient in found]
+        return [
+            tf.zeros([tf.shape(weight)[0], *variable.shape])
+            if gradient is None  # nothing becomes of the variable
+            else in_layout_of_variable(gradient)
+            for gradient, variable in zip(found, forward.variables, strict=True)
+        ]
 
     return concrete_function(tf.function(compute, autograph=False))()
 
