@@ -147,10 +147,10 @@ def test_what_cannot_be_recorded_is_refused(tmp_path):
 @pytest.mark.slow
 def test_sound_trainings_fail_at_the_stated_rate(tmp_path):
     alarms = 0
-    for number in range(200):
+    for number in range(100):
         recorded(training(epochs=2), tmp_path / str(number))
         found = replay(tmp_path / str(number), steps=2, rows=2, significance=0.05)
         alarms += not found.passed
         keras.utils.clear_session()
     # More alarms than these happen by chance once in a million times.
-    assert alarms <= scipy.stats.binom.isf(1e-6, 200, 0.05)
+    assert alarms <= scipy.stats.binom.isf(1e-6, 100, 0.05)
