@@ -216,6 +216,11 @@ class Session:
         """Number of steps that are still allowed; infinite without a limit."""
         return 0 if self._closed else self.limit - self.taken
 
+    @property
+    def left_out(self) -> int:
+        """Number of steps that are counted and were not taken."""
+        return max(0, self.ledger.steps(self.run_id) - self.taken)
+
     def record(self) -> None:
         """Records the steps taken so far in the ledger."""
         if self._closed:

@@ -240,8 +240,8 @@ class ModelPrivacy:
         you know the plan.
 
         Args:
-            steps: number of steps that were left out. Those beyond a budget, which would not have
-                been taken, are not counted.
+            steps: number of steps that were left out, besides those that are counted already. Those
+                beyond a budget, which would not have been taken, are not counted.
 
         Raises:
             RuntimeError: there was no training.
@@ -259,8 +259,8 @@ class ModelPrivacy:
             >>> model.privacy.steps_taken, model.privacy.ledger.runs[-1].steps
             (1, 30)
         """
-        steps = whole("steps", steps, 0)
-        if not self.account.end_early(steps):
+        steps, session = whole("steps", steps, 0), self.account.session
+        if session is None or not self.account.end_early(session.left_out + steps):
             raise RuntimeError(
                 "Expected a training whose steps were left out. Found none: fit() and steps() begin "
                 "one."
