@@ -31,6 +31,11 @@ FIXED_LENGTH = (
     "What the steps released did not decide how many there are, nor which of the weights are used "
     "(where a callback of fit() decides, all planned steps are counted)."
 )
+RECORD = (
+    "A record is one row of what was given to training, computed from that record alone, by constants "
+    "that do not depend on the others. Scalers, vocabularies, windows or class weights that were made "
+    "from all rows break this."
+)
 SECRET_SAMPLE = "Which examples were in a lot stays secret."
 
 
@@ -101,6 +106,7 @@ def _common(run: "Run") -> tuple[str, ...]:
     return (
         START_WORDS[run.start],
         BETWEEN_FITS,
+        RECORD,
         FIXED_LENGTH,
         *run.sampling.assumptions(),
         *run.contribution.assumptions(),

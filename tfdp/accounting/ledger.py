@@ -57,6 +57,10 @@ _BUDGET = "Pass tfdp.accounting.PrivacyBudget(epsilon, delta)."
 class PrivacyBudget:
     """The largest epsilon and delta that may be spent.
 
+    A budget adds up trainings whose noise, lots and numbers of steps were fixed in advance, or follow
+    rules without private results. It does not cover settings of a later training that were chosen by
+    looking at what an earlier one showed.
+
     Attributes:
       epsilon: Largest epsilon, finite and above 0.
       delta: Largest delta, strictly between 0 and 1.

@@ -27,7 +27,10 @@ NOT_COVERED = (
     "Ends of the training, and choices among its checkpoints, that were decided by training loss or "
     "accuracy. Decisions by released weights or held-out data are covered, since all planned steps are "
     "counted.",
-    "Hyperparameters that were chosen by results on private data, unless the search is accounted.",
+    "Hyperparameters, and the noise or length of later trainings, that were chosen by results on "
+    "private data, unless the search is accounted.",
+    "Other models that were trained on these data, such as folds, trials of a tuner and earlier "
+    "attempts: what they cost adds up. For all together, merge their ledgers (Ledger.merge).",
     "Attacks on the floating-point representation of the noise.",
     "Copies: a saved file that is trained on in two places knows, in each place, its own training "
     "only. For both together, merge their ledgers (Ledger.merge) and read the statement of that.",
