@@ -172,7 +172,7 @@ class PrivateBatchNormalization(FeatureNormalization):
         @tf.custom_gradient
         def pulled(outputs, mean_weight, variance_weight):
             def gradient(upstream):
-                pulls = self._pulls(x, self.units[0] * mean_weight, self.units[1] * variance_weight)
+                pulls = self.pulls(x, self.units[0] * mean_weight, self.units[1] * variance_weight)
                 return upstream, *[weighted_sum(share, pull) for pull in pulls]
 
             return tf.identity(outputs), gradient
@@ -180,19 +180,16 @@ class PrivateBatchNormalization(FeatureNormalization):
         weights = (self.mean_weight, self.variance_weight)
         return pulled(outputs, *map(tf.convert_to_tensor, weights))
 
-    def pulls(self, inputs) -> list[tf.Tensor]:
+    def pulls(self, x, mean, variance) -> list[tf.Tensor]:
         """Returns the gradients of the two statistics for each example.
 
         Args:
-            inputs: [rows, ...], as the layer takes them.
+            x: float32 [rows, ...], what the layer normalizes.
+            mean, variance: float32 [features], the statistics.
 
         Returns:
             Two tensors, float32 [rows, features]: for the weights of the mean and of the variance.
         """
-        x = tf.cast(inputs, tf.float32)
-        return self._pulls(x, self.running_mean, self.running_variance)
-
-    def _pulls(self, x, mean, variance):
         limit = self.truncation
         truncated = tf.clip_by_value(x, -limit, limit)
         # Noise may carry the mean out of the range of what it is the mean of, and squared deviations
