@@ -43,8 +43,8 @@ class Use:
 
 
 def whole(read: tf.Tensor) -> list[Use]:
-    """Returns all uses of a weight as one, whose gradient is written out."""
-    return [Use([read], [], Instantiated, written_out=True)]
+    """Returns all uses of a weight that the graph shows as one, whose gradient is written out."""
+    return [*_declared(read), Use([read], [], Instantiated, written_out=True)]
 
 
 def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation | None]:
@@ -86,8 +86,12 @@ def declare(weight: tf.Tensor, use: Use) -> None:
     _DECLARED.get().setdefault(weight.ref(), []).append(use)
 
 
+def _declared(weight):
+    return _DECLARED.get({}).get(weight.ref(), ())
+
+
 def _found(tensor, of_rows):
-    uses, why = [*_DECLARED.get({}).get(tensor.ref(), ())], None
+    uses, why = [*_declared(tensor)], None
     for operation in dict.fromkeys(tensor.consumers()):
         if operation.type in _WITHOUT_VALUES or _is_empty(operation):
             continue

@@ -38,6 +38,24 @@ def test_masked_loops_have_the_gradients_of_batches_of_one():
     check_engines(model, engines=["vectorized"])
 
 
+class UsedTwice(layers.Layer):
+    """Uses a weight of a loop in another way, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = layers.LSTM(2)
+
+    def build(self, shape):
+        self.lstm.build(shape)
+
+    def call(self, x):
+        return self.lstm(x) * tf.reduce_sum(tf.exp(self.lstm.cell.recurrent_kernel))
+
+
+def test_weights_of_loops_that_are_used_elsewhere():
+    check_engines(keras.Sequential([keras.Input((4, 3)), UsedTwice()]))
+
+
 def test_convolutions_in_cells():
     x = keras.Input((3, 3, 3, 2))
     outputs = layers.ConvLSTM2D(2, 2, return_sequences=True)(x)

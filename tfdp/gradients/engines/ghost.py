@@ -27,7 +27,7 @@ from tfdp.gradients.engines.public_moments import known_moments, public_moments
 from tfdp.gradients.engines.recurrent_loops import vectorizable_loops
 from tfdp.gradients.forward import Forward, has_own_compute_loss
 from tfdp.gradients.sums import added
-from tfdp.gradients.uses import Use, declaring, uses_of
+from tfdp.gradients.uses import Use, declaring, uses_of, whole
 from tfdp.gradients.vectorizing import layer_of_operation
 
 _LARGE = 2**16  # entries of a weight whose gradients are worth a warning
@@ -70,11 +70,13 @@ def per_example_gradients(
             _forget_penalties(forward, scope, values)
             loss = forward.loss(scope, x, y, y_pred)
             weighted = loss * weight
-            of_rows = Dependence()
-            found = [uses_of(read, of_rows) for read in reads]
-            uses[:] = [each for each, _ in found]
-        if factors:
-            _warn_of_large(forward, [why for _, why in found])
+            if factors:
+                of_rows = Dependence()
+                found = [uses_of(read, of_rows) for read in reads]
+                uses[:] = [each for each, _ in found]
+                _warn_of_large(forward, [why for _, why in found])
+            else:
+                uses[:] = [*map(whole, reads)]
         flat = [use for each in uses for use in each]
         sources = [source for use in flat for source in use.sources]
         # Asked for gradients amid a graph, a tape never frees that graph (TensorFlow 2.21).
