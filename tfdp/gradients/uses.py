@@ -42,9 +42,13 @@ class Use:
     written_out: bool = False
 
 
-def whole(read: tf.Tensor) -> list[Use]:
-    """Returns all uses of a weight that the graph shows as one, whose gradient is written out."""
-    return [*_declared(read), Use([read], [], Instantiated, written_out=True)]
+def whole(read: tf.Tensor, of_rows: Callable) -> list[Use]:
+    """Returns all uses of a weight that the graph shows as one, whose gradient is written out.
+
+    Args:
+        read, of_rows: as in `uses_of`.
+    """
+    return [*_all_declared(read, of_rows), Use([read], [], Instantiated, written_out=True)]
 
 
 def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation | None]:
@@ -60,7 +64,7 @@ def uses_of(read: tf.Tensor, of_rows: Callable) -> tuple[list[Use], tf.Operation
         of it before.
     """
     found, why = _found(read, of_rows)
-    return (whole(read), why) if found is None else (found, None)
+    return (whole(read, of_rows), why) if found is None else (found, None)
 
 
 _DECLARED = contextvars.ContextVar("declared")  # {reference to tensor: uses}
@@ -88,6 +92,19 @@ def declare(weight: tf.Tensor, use: Use) -> None:
 
 def _declared(weight):
     return _DECLARED.get({}).get(weight.ref(), ())
+
+
+def _all_declared(weight, of_rows):
+    """The declared uses of a weight and of what linear operations of weights alone make of it."""
+    uses = [*_declared(weight)]
+    for operation in dict.fromkeys(weight.consumers()):
+        places = [place for place, one in enumerate(operation.inputs) if one is weight]
+        if len(places) > 1 or any(map(of_rows, operation.inputs)):
+            continue
+        pullbacks = pullbacks_of(operation, *places) or ()
+        for pullback, output in zip(pullbacks, operation.outputs, strict=False):
+            uses += [_after(use, pullback) for use in _all_declared(output, of_rows)]
+    return uses
 
 
 def _found(tensor, of_rows):

@@ -39,21 +39,22 @@ def test_masked_loops_have_the_gradients_of_batches_of_one():
 
 
 class UsedTwice(layers.Layer):
-    """Uses a weight of a loop in another way, too."""
+    """Uses the weights of a loop in another way, too."""
 
-    def __init__(self):
+    def __init__(self, loop):
         super().__init__()
-        self.lstm = layers.LSTM(2)
+        self.loop = loop
 
     def build(self, shape):
-        self.lstm.build(shape)
+        self.loop.build(shape)
 
     def call(self, x):
-        return self.lstm(x) * tf.reduce_sum(tf.exp(self.lstm.cell.recurrent_kernel))
+        return self.loop(x) * sum(tf.reduce_sum(tf.exp(w)) for w in self.loop.weights)
 
 
-def test_weights_of_loops_that_are_used_elsewhere():
-    check_engines(keras.Sequential([keras.Input((4, 3)), UsedTwice()]))
+@pytest.mark.parametrize("loop", [layers.LSTM, layers.GRU, layers.SimpleRNN])
+def test_weights_of_loops_that_are_used_elsewhere(loop):
+    check_engines(keras.Sequential([keras.Input((4, 3)), UsedTwice(loop(2))]), tolerance=1e-4)
 
 
 def test_convolutions_in_cells():

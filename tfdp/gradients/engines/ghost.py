@@ -70,13 +70,13 @@ def per_example_gradients(
             _forget_penalties(forward, scope, values)
             loss = forward.loss(scope, x, y, y_pred)
             weighted = loss * weight
+            of_rows = Dependence()
             if factors:
-                of_rows = Dependence()
                 found = [uses_of(read, of_rows) for read in reads]
                 uses[:] = [each for each, _ in found]
                 _warn_of_large(forward, [why for _, why in found])
             else:
-                uses[:] = [*map(whole, reads)]
+                uses[:] = [whole(read, of_rows) for read in reads]
         flat = [use for each in uses for use in each]
         sources = [source for use in flat for source in use.sources]
         # Asked for gradients amid a graph, a tape never frees that graph (TensorFlow 2.21).
