@@ -66,9 +66,9 @@ class Account:
         return session.planned_ledger(0 if self._is_unknown(more) else more)
 
     def copy(self) -> "Account":
-        """An account that knows the same, of other weights."""
+        """An account of other weights with the same ledger; nothing is declared about those."""
         copy = Account()
-        copy.start, copy._suspicions = self.start, [*self._suspicions]
+        copy._suspicions = [*self._suspicions]
         copy._ledger.merge(self.ledger_of_files)
         return copy
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import sgd, steps
+from helpers import data, sgd, steps
 from keras import layers
 
 import tfdp
@@ -276,3 +276,12 @@ def test_a_frozen_model_is_refused_and_spends_nothing():
     model.trainable = True
     train(model)
     assert steps(model) == 2
+
+
+def test_examples_without_a_finite_gradient_are_told_of(caplog):
+    model, (x, y) = small(), data(8)
+    train(model)
+    assert "not finite" not in caplog.text
+    model.fit(np.where(np.arange(8)[:, None] == 3, np.nan, x), y, batch_size=4, verbose=0)
+    assert "not finite" in caplog.text
+    assert np.isfinite(model.get_weights()[0]).all()

@@ -126,10 +126,8 @@ def _add_rules(rules):
         if kernel.is_stacked or channels in (None, width) or not on_plain_cpu():
             return image_rule(pfor_input)
         # TensorFlow's own operation has no groups on CPUs without oneDNN; Keras compiles it there.
-        sizes, upstream = (
-            pfor_input.unstacked_input(0),
-            pfor_calls.merged(pfor_input.stacked_input(2)),
-        )
+        upstream, sizes = pfor_input.stacked_input(2), pfor_input.unstacked_input(0)
+        upstream = pfor_calls.merged(upstream)
         sizes = tf.tensor_scatter_nd_update(sizes, [[0], [axis]], [tf.shape(upstream)[0], width])
         groups = channels // width
         pairs = zip(tf.split(kernel.t, groups, -1), tf.split(upstream, groups, axis), strict=True)

@@ -71,7 +71,7 @@ def _entrywise(operation, place):
     def form(at_output, *saved):
         found = sign * tf.cast(at_output, tf.float32)
         for data in saved:
-            # Axes that the operation adds in front come after that of the rows.
+            # A row is broadcast from its last axis on; the axis of the rows stays the first.
             for _ in range(found.shape.rank - data.shape.rank):
                 data = tf.expand_dims(data, 1)
             found *= tf.cast(data, tf.float32)

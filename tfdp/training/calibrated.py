@@ -154,7 +154,7 @@ def _lots(data, batch_size, sampling, physical_batch_size) -> Lots | tf.data.Dat
             )
         return data if lots is None else lots
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-    remedy = "Pass the size of a lot: a number up to that of the examples."
+    remedy = "Pass the size of a lot, at most the number of examples."
     batch_size = whole("batch_size", batch_size, 1, common_length(x, y), remedy=remedy)
     return make_lots(
         sampling,

@@ -31,7 +31,6 @@ def of_one_point(epsilon: float, delta: float) -> Curve:
 
 def largest_tpr(curve: Curve, fpr: float) -> float:
     """Largest true positive rate of a test at a false positive rate in (0, 1)."""
-
     found = _least(lambda e: math.exp(e) * fpr + curve(e), -math.log(fpr))
     other = _least(lambda e: 1.0 - math.exp(-e) * (1.0 - curve(e) - fpr), _MOST)
     return min(found, other, 1.0)
