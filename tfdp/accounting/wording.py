@@ -263,8 +263,8 @@ def _described(run: Run) -> str:
 
 
 def _meaning(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> tuple[str, ...]:
-    rates = [] if proven.vacuous else [_rates(proven)]
-    sentences = [_belief(proven), *rates, _PAIR_WORDS[proven.adjacency], NOMINAL_LOT]
+    means = _belief(proven) if proven.vacuous else f"{_belief(proven)} {_rates(proven)}"
+    sentences = [means, _PAIR_WORDS[proven.adjacency], NOMINAL_LOT]
     comparison = _comparison(runs, claimed, proven)
     return (*sentences, comparison) if comparison else tuple(sentences)
 
