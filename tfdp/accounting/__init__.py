@@ -37,7 +37,6 @@ _PUBLIC = {
     "max_steps": "calibration",
     "epsilon_curve": "calibration",
     "CalibrationError": "calibration",
-    "AccountingError": "numerics.privacy_loss",
     "PrivacyBudget": "ledger",
     "BudgetExhausted": "ledger",
     "Ledger": "ledger",
@@ -46,8 +45,6 @@ _PUBLIC = {
     "Statement": "wording",
     "best_bands": "band_choice",
     "BandChoice": "band_choice",
-    "advice": "comparison",
-    "Advice": "comparison",
     "compute_dp_sgd_privacy": "tensorflow_privacy",
     "compute_dp_sgd_privacy_statement": "tensorflow_privacy",
 }

@@ -11,16 +11,18 @@ import math
 from collections.abc import Iterator
 
 from tfdp._validate import one_of, whole
-from tfdp.accounting.calibration import CalibrationError, noise_for, quick_noise_for
+from tfdp.accounting.analysis import analyse
+from tfdp.accounting.calibration import CalibrationError, noise_for, typical_noise
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon
 from tfdp.accounting.mechanisms.matrix import Matrix
+from tfdp.accounting.numerics.gaussian import mu_of_epsilon
 from tfdp.accounting.run import Run, check_run
 from tfdp.accounting.sampling import CyclicPoisson
 from tfdp.accounting.strategies import OBJECTIVES, losses, strategy
 
-# Cheap Rényi bounds rank the candidates. Candidates whose noise is within this factor of the least
-# are compared by the full proven bound.
-_CLOSE = 1.08
+# The central limit theorem ranks the candidates. Those whose noise is within this factor of the least
+# are compared by the proven bound.
+_CLOSE = 1.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,25 +89,23 @@ def best_bands(
     check_run(run)
     one_of("objective", objective, OBJECTIVES)
     most = whole("most", most, 1)
-    quick = {}
-    for candidate in _candidates(run, objective, most):
-        try:
-            noise = quick_noise_for(epsilon, delta, candidate, adjacency)
-        except CalibrationError:
-            continue
-        quick[candidate] = noise * _error(candidate, objective)
-    if not quick:
-        raise CalibrationError(
-            f"No number of bands meets epsilon {epsilon:g}. Expected a larger epsilon or fewer steps."
-        )
-    least = min(quick.values())
-    choices = []
-    for candidate, rough in quick.items():
-        if rough <= _CLOSE * least:
+    mu = mu_of_epsilon(epsilon, delta)
+    rough = {
+        candidate: _error(candidate, objective)
+        * typical_noise(analyse(candidate, delta, adjacency).losses, mu)
+        for candidate in _candidates(run, objective, most)
+    }
+    least, choices = min(rough.values(), default=math.inf), []
+    for candidate, error in rough.items():
+        if error <= _CLOSE * least:
             noise = noise_for(epsilon, delta, candidate, "proven", adjacency)
             choices.append(
                 BandChoice(candidate.groups, noise, noise * _error(candidate, objective))
             )
+    if not choices:
+        raise CalibrationError(
+            f"No number of bands meets epsilon {epsilon:g}. Expected a larger epsilon or fewer steps."
+        )
     return min(choices, key=lambda choice: choice.error)
 
 

@@ -5,23 +5,23 @@ budget.
 """
 
 import decimal
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import optimize
 
 from tfdp._validate import fraction, one_of, refuse, whole
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.composition import guarantee, guarantee_of_all
 from tfdp.accounting.described import without_noise, without_steps
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
-from tfdp.accounting.numerics import gaussian, privacy_loss
-from tfdp.accounting.numerics.subsampled import SubsampledLoss, typical_noise
+from tfdp.accounting.numerics import gaussian, privacy_loss, subsampled
+from tfdp.accounting.numerics.subsampled import SubsampledLoss
 from tfdp.accounting.run import Run, check_run, check_runs
 
-# Largest relative distance of a calibrated epsilon below the budget.
-_TOLERANCE = 5e-5
 _LEAST_NOISE, _LARGEST_NOISE = 1e-9, 1e12
 _MOST_STEPS = 10_000_000
 # The tails that are left out where an advantage is computed, as a share of it.
@@ -111,18 +111,31 @@ def noise_for(
         found = guarantee(kind, run.with_noise(noise), delta, adjacency)
         return found.epsilon if advantage is None else found.advantage
 
-    if advantage is not None:
-        _refuse_hopeless(analyse(run.with_noise(_LARGEST_NOISE), delta, adjacency), kind)
-        noise = _safe_root(evaluate, epsilon, 1.0, _TOLERANCE)
-    elif kind == "proven":
-        noise = _proven_noise(epsilon, delta, run, adjacency, evaluate)
-    else:
-        _refuse_hopeless(guarantee(kind, run.with_noise(_LARGEST_NOISE), delta, adjacency), kind)
-        noise = _safe_root(evaluate, epsilon, 1.0, _TOLERANCE)
-    noise = _rounded_up(noise)
+    _refuse_hopeless(kind, run, delta, adjacency)
+    start = 1.0
+    if kind == "proven":
+        probe = analyse(run.with_noise(1.0), delta, adjacency)
+        if probe.scales and advantage is None:
+            # The law of the participations does not depend on the noise; the noise only scales mu.
+            def of_scaled(noise: float) -> float:
+                losses = privacy_loss.scaled(probe.losses, 1 / noise)
+                return privacy_loss.epsilon_of(losses, delta).epsilon
+
+            start = _root(of_scaled, epsilon, start)
+        elif advantage is None:
+            start = typical_noise(probe.losses, gaussian.mu_of_epsilon(epsilon, delta))
+    noise = _rounded_up(_root(evaluate, epsilon, start))
     while not evaluate(noise) <= epsilon:
         noise = _rounded_up(noise * (1 + 1e-9))
     return noise
+
+
+def typical_noise(losses: Sequence[privacy_loss.Loss], mu: float) -> float:
+    """Factor of the noise with which losses are about as private as a mu-GDP mechanism, or 1."""
+    sampled = [loss for loss in losses if isinstance(loss, SubsampledLoss)]
+    if not sampled or len(sampled) < len(losses):
+        return 1.0
+    return subsampled.typical_noise(sampled, mu)
 
 
 def _rounded_up(noise: float) -> float:
@@ -135,126 +148,50 @@ def _rounded_up(noise: float) -> float:
     return float(digits.create_decimal(noise * (1 + 1e-10)))
 
 
-def _proven_noise(
-    epsilon: float, delta: float, run: Run, adjacency: str, evaluate: Callable[[float], float]
-) -> float:
-    probe = analyse(run.with_noise(1.0), delta, adjacency)
-    _refuse_hopeless(probe, "proven")
-    mu = privacy_loss.common_mu(probe.losses)
-    if probe.scales and mu is not None:
-        # mu is proportional to 1/z, so one inversion of the Gaussian profile is enough.
-        return max(mu / gaussian.mu_of_epsilon(epsilon, delta), _LEAST_NOISE)
-    if probe.scales:
-        # The law of the participations does not depend on the noise; the noise only scales mu.
-        def by_scale(noise: float) -> float:
-            return privacy_loss.epsilon_of(
-                privacy_loss.scaled(probe.losses, 1 / noise), delta
-            ).epsilon
-
-        return _safe_root(by_scale, epsilon, 1.0, _TOLERANCE)
-    sampled = [loss for loss in probe.losses if isinstance(loss, SubsampledLoss)]
-    start = 1.0
-    if sampled and len(sampled) == len(probe.losses):
-        start = typical_noise(sampled, gaussian.mu_of_epsilon(epsilon, delta))
-    return _safe_root(evaluate, epsilon, start, _TOLERANCE)
+def _refuse_hopeless(kind: str, run: Run, delta: float, adjacency: str) -> None:
+    loudest = run.with_noise(_LARGEST_NOISE)
+    if kind == "proven":
+        reason = analyse(loudest, delta, adjacency).reason
+    else:
+        reason = guarantee(kind, loudest, delta, adjacency).reason
+    if reason:
+        raise CalibrationError(f"No noise gives a finite {kind} guarantee for this run. {reason}")
 
 
-def _refuse_hopeless(probe, kind: str) -> None:
-    if probe.reason:
-        raise CalibrationError(
-            f"No noise gives a finite {kind} guarantee for this run. {probe.reason}"
-        )
+def _root(evaluate: Callable[[float], float], target: float, start: float) -> float:
+    """The least noise, to about 1e-6, at which `evaluate`, which falls with it, is at most `target`."""
 
-
-def quick_noise_for(epsilon: float, delta: float, run: Run, adjacency: str = "zero_out") -> float:
-    """Noise multiplier that meets a proven epsilon, found in a fraction of the time of `noise_for`.
-
-    For amplified runs only Rényi divergences are computed, so the noise may be some percent larger
-    than needed, never smaller. Use this to compare runs.
-
-    Args:
-      epsilon: Budget, finite and above 0.
-      delta: Probability in (0, 1).
-      run: The run to be executed.
-      adjacency: Neighbouring relation.
-
-    Raises:
-      CalibrationError: If no noise gives a finite guarantee within the budget.
-    """
-    quick = _rdp_only(run, delta, adjacency)
-    if quick is None:
-        return noise_for(epsilon, delta, run, "proven", adjacency)
-    return _safe_root(quick, epsilon, 1.0, 1e-3)
-
-
-def _rdp_only(run: Run, delta: float, adjacency: str) -> Callable[[float], float] | None:
-    """A cheap upper bound on epsilon as a function of the noise, or None if there is none."""
-
-    def evaluate(noise: float) -> float:
-        losses = analyse(run.with_noise(noise), delta, adjacency).losses
-        quick = privacy_loss.quick_epsilon(losses, delta)
-        return privacy_loss.epsilon_of(losses, delta).epsilon if quick is None else quick
-
-    probe = analyse(run.with_noise(1.0), delta, adjacency).losses
-    return None if privacy_loss.quick_epsilon(probe, delta) is None else evaluate
-
-
-def _safe_root(
-    evaluate: Callable[[float], float], target: float, start: float, tolerance: float
-) -> float:
-    """Noise with epsilon in [target (1 - tolerance), target]; epsilon has to fall with the noise.
-
-    Epsilon is nearly a power of the noise, so the secant method on logarithms converges in a few
-    evaluations. The search keeps a bracket of the root and halves it if the secant leaves it.
-    """
-    # Each is (log noise, log(epsilon / target)): `low` has too little noise, `high` has enough.
-    low, high = None, None
-
-    def visit(noise: float) -> tuple[float, float]:
-        value = evaluate(noise)
+    @functools.cache
+    def excess(log_noise: float) -> float:
+        value = evaluate(math.exp(log_noise))
         if math.isnan(value):
-            raise CalibrationError(f"The accountant returned no number at noise {noise:g}.")
-        return math.log(noise), math.log(max(value, 1e-300) / target) if value < math.inf else 700.0
-
-    point, one_sided = visit(start), 0
-    for _ in range(200):
-        if point[1] <= 0:
-            high = point if high is None else min(high, point)
-            if high[1] >= math.log1p(-tolerance):
-                return math.exp(high[0])
-        else:
-            low = point if low is None else max(low, point)
-        if low is None or high is None:
-            # Epsilon is nearly proportional to 1/noise. The bound of 2.7 keeps one leap below a
-            # factor of 16.
-            # Where it hardly falls, leaps double.
-            one_sided += 1
-            leap = min(max(point[1] * 2.0 ** max(0, one_sided - 4), -2.7), 2.7)
-            guess = point[0] + (leap * 1.02 if leap else -1e-4)
-            if abs(leap) < 1e-3:
-                guess = point[0] + math.copysign(2e-3, leap)
-        else:
-            if high[0] - low[0] < 1e-9:
-                return math.exp(high[0])
-            slope = (high[1] - low[1]) / (high[0] - low[0])
-            # Aiming a third of the tolerance below the target makes an epsilon within the budget
-            # likely, so that this guess ends the search.
-            guess = high[0] + (-tolerance / 3 - high[1]) / slope
-            margin = 0.01 * (high[0] - low[0])
-            usable = abs(low[1]) < 600 and high[1] > -600
-            if not (usable and low[0] + margin < guess < high[0] - margin * 0.01):
-                guess = (low[0] + high[0]) / 2
-        if high is not None and guess < math.log(_LEAST_NOISE):
-            return math.exp(high[0])  # epsilon hardly depends on the noise: any noise meets it
-        if not guess < math.log(_LARGEST_NOISE):
             raise CalibrationError(
-                f"Expected a noise multiplier below {_LARGEST_NOISE:g} to meet epsilon "
-                f"{target:g}. Found none: epsilon is {math.exp(point[1]) * target:.4g} at a noise "
-                f"of {math.exp(point[0]):.1e}. Use fewer steps or a larger epsilon; where epsilon no "
-                "longer falls with the noise, the accountant's bound of this mechanism ends there."
+                f"The accountant returned no number at noise {math.exp(log_noise):g}."
             )
-        point = visit(math.exp(guess))
-    return math.exp(high[0])
+        return min(math.log(max(value, 1e-300) / target), 700.0) if value < math.inf else 700.0
+
+    low = high = None
+    point, leaps = math.log(start), 0
+    while low is None or high is None:
+        if point < math.log(_LEAST_NOISE):
+            return math.exp(high)  # epsilon hardly depends on the noise: any noise meets it
+        if point > math.log(_LARGEST_NOISE):
+            raise CalibrationError(
+                f"Expected a noise multiplier below {_LARGEST_NOISE:g} to meet epsilon {target:g}. "
+                f"Found none: epsilon is {target * math.exp(excess(low)):.4g} at a noise of "
+                f"{math.exp(low):.1e}. Use fewer steps or a larger epsilon; where epsilon no longer "
+                "falls with the noise, the accountant's bound of this mechanism ends there."
+            )
+        value = excess(point)
+        low, high = (low, point) if value <= 0 else (point, high)
+        # Epsilon is nearly proportional to 1 / noise. Where it is not, leaps double.
+        leap = min(max(1.02 * abs(value), 1e-3) * 2.0 ** max(0, leaps - 3), 2.7)
+        point, leaps = point + math.copysign(leap, value), leaps + 1
+    found = optimize.brentq(excess, low, high, xtol=1e-6)
+    step = 1e-6
+    while excess(found) > 0:
+        found, step = min(found + step, high), 2 * step
+    return math.exp(found)
 
 
 def max_steps(

@@ -7,13 +7,14 @@ papers applied this accountant whatever their sampling was.
 """
 
 import dataclasses
+import functools
+import logging
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from tfdp.accounting.noise_tables import Noise, levels
-from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss, one_round_rdp
 from tfdp.accounting.sampling import Sampling
 
 ORDERS_2020 = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)
@@ -53,9 +54,33 @@ def poisson_rdp(sampling: Sampling, noise: Noise, steps: int) -> np.ndarray:
     """
     total = np.zeros(len(ORDERS_2020))
     for multiplier, count in levels(noise, steps):
-        component = Component(1.0, sampling.lot_size / sampling.num_examples, multiplier)
-        total = total + count * one_round_rdp(SubsampledLoss((component,), 1), ORDERS_2020)
+        total = total + count * _one_lot(sampling.lot_size / sampling.num_examples, multiplier)
     return total
+
+
+@functools.lru_cache(maxsize=512)
+def _one_lot(probability: float, multiplier: float) -> np.ndarray:
+    """Divergences of one Poisson-subsampled Gaussian at `ORDERS_2020`, with dp_accounting."""
+    import dp_accounting
+
+    accountant = dp_accounting.rdp.RdpAccountant(ORDERS_2020)
+    event = dp_accounting.GaussianDpEvent(multiplier)
+    if probability < 1:
+        event = dp_accounting.PoissonSampledDpEvent(probability, event)
+    # Orders whose series does not converge have an infinite or undefined divergence and are dropped
+    # when orders are compared, so dp_accounting's warning is suppressed.
+    logger, quiet = logging.getLogger("absl"), _NotConverged()
+    logger.addFilter(quiet)
+    try:
+        accountant.compose(event)
+    finally:
+        logger.removeFilter(quiet)
+    return accountant.rdp
+
+
+class _NotConverged(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "failed to converge" not in record.getMessage()
 
 
 def classic_epsilon(rdp: Sequence[float], delta: float) -> tuple[float, float]:

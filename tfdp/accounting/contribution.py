@@ -27,6 +27,8 @@ class Contribution:
         of the first step.
       batch_statistics: Whether normalization statistics were taken over the private lot.
       public_examples: Number of public examples that took part in normalization.
+      max_examples_per_user: Largest number of examples of one user, all of which come and go together:
+        a guarantee is for all of them at once.
 
     Example:
       >>> from tfdp.accounting import Contribution, Run
@@ -36,7 +38,7 @@ class Contribution:
       >>> pairs.sensitivity(run.sampling, "zero_out")  # twice that of single examples
       2.0
       >>> pairs.assumptions()
-      ('A record that contributes nothing still takes its place in its microbatch.',)
+      ('The microbatches are fixed groups of 2 examples, ...',)
     """
 
     l2_norm_clip: float | None = None
@@ -45,6 +47,7 @@ class Contribution:
     adaptive_clipping: bool = False
     batch_statistics: bool = False
     public_examples: int = 0
+    max_examples_per_user: int = 1
 
     def __post_init__(self):
         def put(name, value):
@@ -54,6 +57,8 @@ class Contribution:
         put("microbatch_size", whole("microbatch_size", self.microbatch_size, 1))
         put("clip_groups", whole("clip_groups", self.clip_groups, 1))
         put("public_examples", whole("public_examples", self.public_examples, 0))
+        users = whole("max_examples_per_user", self.max_examples_per_user, 1)
+        put("max_examples_per_user", users)
         for name in ("adaptive_clipping", "batch_statistics"):
             put(name, flag(name, getattr(self, name)))
 
@@ -79,53 +84,50 @@ class Contribution:
                 "adjacency='zero_out'."
             )
 
-    def sensitivity(self, sampling: Sampling, adjacency: str) -> float:
-        """Largest change of a lot's sum by one occurrence of a record, in clip norms of one group.
+    @property
+    def replaces(self) -> bool:
+        """Whether one example moves what is clipped from one point of the ball to another."""
+        return self.microbatch_size > 1
+
+    def sensitivity(self, sampling: Sampling, adjacency: str, occurrences: int = 1) -> float:
+        """Largest change of a lot's sum by a record or a user, in clip norms of one group of weights.
 
         The draws of the sampling are held fixed.
 
         * The factor is 1 for zero_out and add_or_remove_one, and 2 for replace_one.
         * With microbatches of several examples, a clipped mean moves from one point of the ball to
-          another, so the factor is 2 for every adjacency.
-        * With lots cut at `max_lot_size` and add_or_remove_one, the record displaces another one, so
-          the factor is 2.
+          another (`replaces`), so the factor is 2 for every adjacency.
+        * With k occurrences in the lot it is k times as large.
         * With statistics over the private lot (batch normalization as the papers write it), every
-          other term of the lot moves by up to 2 as well. For a largest lot of L examples, the factor
-          is 2L if the record is replaced or displaces another one, and 2L - 1 otherwise. With
-          microbatches of size m > 1, it is 2 ceil(L / m).
+          other term of the lot moves by up to 2 as well. For a largest lot of L terms, the factor is
+          2L - 1 if one record is left out that was clipped alone, and 2L otherwise.
 
         Args:
           sampling: Sampling scheme.
           adjacency: Neighbouring relation.
+          occurrences: How many examples of the lot change: those of one user, or one example that was
+            drawn several times.
 
         Returns:
           The factor. It does not include `noise_divisor`.
 
         Raises:
           ValueError: If the adjacency is not defined for the sampling or the microbatches.
-          UnboundedSensitivity: For statistics over a Poisson lot whose size is not limited.
+          UnboundedSensitivity: For statistics over a lot whose size is not limited.
         """
         sampling.check_adjacency(adjacency)
         self.check_adjacency(adjacency)
-        displaces = adjacency == "add_or_remove_one" and sampling.may_cut
-        if self.batch_statistics:
-            lot = self._mixed_lot(sampling)
-            if self.microbatch_size > 1:
-                return 2.0 * -(-lot // self.microbatch_size)
-            return 2.0 * lot if adjacency == "replace_one" or displaces else 2.0 * lot - 1.0
-        if self.microbatch_size > 1 or adjacency == "replace_one" or displaces:
-            return 2.0
-        return 1.0
-
-    @staticmethod
-    def _mixed_lot(sampling: Sampling) -> int:
+        twice = self.replaces or adjacency == "replace_one"
+        if not self.batch_statistics:
+            return occurrences * (2.0 if twice else 1.0)
         if sampling.largest_lot is None:
             raise UnboundedSensitivity(
-                "Normalization statistics were taken over Poisson lots of unlimited size, so one "
-                "record can change every other gradient of its lot. Use layer normalization or "
-                "public statistics, or set max_lot_size."
+                "Normalization statistics were taken over lots of unlimited size, so one record can "
+                "change every other gradient of its lot. Use layer normalization, public statistics, "
+                "or lots of a fixed size."
             )
-        return sampling.largest_lot
+        terms = -(-sampling.largest_lot // self.microbatch_size)
+        return 2.0 * terms - (0.0 if twice or occurrences > 1 else 1.0)
 
     def assumptions(self) -> tuple[str, ...]:
         """Sentences about the bounding of gradients that have to be true for a guarantee to hold."""
@@ -147,7 +149,14 @@ class Contribution:
             )
         if self.microbatch_size > 1:
             sentences.append(
-                "A record that contributes nothing still takes its place in its microbatch."
+                f"The microbatches are fixed groups of {self.microbatch_size} examples, neighbours in "
+                "the data whatever they hold, and lots were drawn from whole groups. A record that "
+                "contributes nothing keeps its place in its group."
+            )
+        if self.max_examples_per_user > 1:
+            sentences.append(
+                f"No user has more than {self.max_examples_per_user} examples, and nothing else tells "
+                "of them."
             )
         return tuple(sentences)
 

@@ -4,6 +4,13 @@
   (1-q) N(0) + q N(1) against N(0) dominates; for replace_one the pair (1-q) N(0) + q N(1) against
   (1-q) N(0) + q N(-1) dominates. With groups that take turns ("cyclic_poisson"), the same pairs
   dominate each of ceil(steps / groups) turns, with probability groups * L/N.
+* Microbatches of several examples are fixed groups, and lots are drawn from whole groups. A record
+  moves the clipped mean of its group from one point of the ball to another, so every adjacency is
+  replace_one for groups.
+* A user with k examples, in Poisson lots with zero_out: the number of them in a lot is binomial, and
+  the mixture of Gaussians with centres 0, 1, ... k against N(0) dominates (Choquette-Choo et al. 2024,
+  Corollary 4.7). Everywhere else the sample is taken as revealed, or all k as being in one lot.
+* Random allocation, with zero_out: each epoch is one round (see `allocation`).
 * Epochs ("cyclic", "shuffle"): steps are not amplified. A record is in at most k = ceil(steps /
   steps_per_epoch) lots, so mu = factor * sqrt(k) / z; if the noise differs from step to step, mu^2
   is factor^2 times the largest sum of 1/z_t^2 that the scheme allows.
@@ -32,14 +39,13 @@ import numpy as np
 from tfdp.accounting import noise_tables
 from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
 from tfdp.accounting.noise_tables import Noise, levels
-from tfdp.accounting.numerics import fixed_size
-from tfdp.accounting.numerics.participation import occurrence_law, trials
+from tfdp.accounting.numerics import allocation, fixed_size
+from tfdp.accounting.numerics.pairs import Component
+from tfdp.accounting.numerics.participation import occurrence_law
 from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss, epsilon_of
-from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss
+from tfdp.accounting.numerics.subsampled import SubsampledLoss
 from tfdp.accounting.run import Run
-
-# An event with a smaller probability per step is left out of the analysis and charged to delta.
-_NEGLIGIBLE = 1e-18
+from tfdp.accounting.sampling import RandomAllocation, WithReplacement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,135 +105,150 @@ def analyse_sums(
       UnboundedSensitivity: If nothing bounds the influence of one record.
     """
     steps = run.steps if steps is None else steps
-    factor = run.contribution.sensitivity(run.sampling, adjacency)
-    noise = noise_tables.scaled(
-        noise_tables.of_steps(noise, steps), 1 / run.contribution.noise_divisor
-    )
-    sensitivity = {"sensitivity": factor * run.contribution.noise_divisor}
-    found = _analyse(run, noise, steps, factor, delta, adjacency)
+    noise = noise_tables.of_steps(noise, steps)
+    found = _analyse(run, noise, steps, delta, adjacency)
     secret = any(isinstance(loss, SubsampledLoss) for loss in found.losses)
-    return dataclasses.replace(
-        found,
-        assumptions=(SECRET_SAMPLE,) if secret else (),
-        details=found.details | sensitivity,
-    )
+    return dataclasses.replace(found, assumptions=(SECRET_SAMPLE,) if secret else ())
 
 
-def _analyse(run, noise, steps, factor, delta, adjacency) -> Analysis:
-    sampling = run.sampling
-    alone = run.contribution.microbatch_size == 1
-    if sampling.coin_flips and alone and sampling.probability < 1:
-        return amplified(run, noise, steps, factor, adjacency)
-    if sampling.coin_flips and sampling.trials() is not None:
-        # Leaving the record out shifts every later example to another microbatch, so the sum
-        # without the record may be far from both sums with it. Hence the three-point lemma does not
-        # apply and the sample is treated as revealed.
-        return _revealed(run, noise, steps, factor, delta)
-    if sampling.trials() is not None:
-        return _fixed_size_lots(run, noise, steps, factor, delta, adjacency)
-    details = {"amplification": "no"}
+def _analyse(run, noise, steps, delta, adjacency) -> Analysis:
+    sampling, users = run.sampling, run.contribution.max_examples_per_user
+    drawn = sampling.draws(1, 0.0) is not None
+    twice = run.contribution.replaces or adjacency == "replace_one"
+    if sampling.coin_flips and sampling.probability < 1 and (users == 1 or (drawn and not twice)):
+        return amplified(run, noise, steps, adjacency)
+    if drawn:
+        alone = _revealed(run, noise, steps, delta, adjacency)
+        if users > 1:
+            return alone
+        return _smaller(_fixed_size_lots(run, noise, steps, delta, adjacency), alone, delta)
+    alone = _unamplified(run, noise, steps, adjacency)
+    if isinstance(sampling, RandomAllocation) and users == 1 and not twice:
+        return _smaller(_allocated(run, noise, steps), alone, delta)
+    return alone
+
+
+def _smaller(amplified: Analysis, alone: Analysis, delta: float) -> Analysis:
+    """The bound by the secrecy of the sample, or the one that takes the sample as revealed."""
+    by_secrecy, by_sample = (epsilon_of(each.losses, delta).epsilon for each in (amplified, alone))
+    # Only one of the two is a bound whatever the noise is.
+    return dataclasses.replace(alone, scales=False) if by_sample < by_secrecy else amplified
+
+
+def _details(run, adjacency, **more):
+    users = run.contribution.max_examples_per_user
+    factor = run.contribution.sensitivity(run.sampling, adjacency, users)
+    return {"sensitivity": factor * run.contribution.noise_divisor} | more
+
+
+def _unamplified(run, noise, steps, adjacency) -> Analysis:
+    sampling, details = run.sampling, _details(run, adjacency, amplification="no")
+    factor = details["sensitivity"]
     if isinstance(noise, tuple):
-        response = Diagonal(np.array(noise) ** -2.0)
-        squares, how = sampling.squares(response, np.array([steps]))
-        mu = factor * math.sqrt(squares[0])
-        return Analysis((GaussianLoss(mu),), details=details | {"bound": how}, scales=True)
-    participations = sampling.participations(steps)
-    mu = factor * math.sqrt(participations) / noise
-    details["participations"] = participations
+        squares, how = sampling.squares(Diagonal(np.array(noise) ** -2.0), np.array([steps]))
+        mu, details["bound"] = factor * math.sqrt(squares[0]), how
+    else:
+        details["participations"] = sampling.participations(steps)
+        mu = factor * math.sqrt(details["participations"]) / noise
     return Analysis((GaussianLoss(mu),), details=details, scales=True)
 
 
-def _revealed(run, noise, steps, factor, delta) -> Analysis:
+def _revealed(run, noise, steps, delta, adjacency) -> Analysis:
     """Random participation with every sample revealed: an average over its law (Theorem B)."""
+    factor = run.contribution.noise_divisor * run.contribution.sensitivity(run.sampling, adjacency)
     losses = tuple(
-        RandomGaussianLoss(*occurrence_law(run.sampling, count, delta, factor / z))
+        RandomGaussianLoss(*occurrence_law(run, count, delta, factor / z))
         for z, count in levels(noise, steps)
     )
-    details = {"amplification": "random participation, sample revealed"}
+    details = _details(run, adjacency, amplification="random participation, sample revealed")
     return Analysis(losses, details=details, scales=True)
 
 
-def amplified(run: Run, noise: Noise, steps: int, factor: float, adjacency: str) -> Analysis:
-    """Privacy losses of Poisson lots of single examples, amplified by the secrecy of the sample.
+def amplified(run: Run, noise: Noise, steps: int, adjacency: str) -> Analysis:
+    """Privacy losses of Poisson lots, amplified by the secrecy of the sample.
 
     Args:
       run: Run whose lots are drawn by coin flips; a record takes part in its group's turns only.
-      noise: Standard deviation over the clip norm of the whole gradient.
+      noise: Standard deviation of the noise over the clip norm.
       steps: Number of steps.
-      factor: `Contribution.sensitivity` of the run.
       adjacency: Neighbouring relation.
 
     Returns:
       An `Analysis` with losses and details only.
+
+    Raises:
+      UnboundedSensitivity: If normalization statistics were taken over the lots.
     """
-    sampling = run.sampling
-    if isinstance(noise, tuple):
-        noise = tuple(float(z) for z in sampling.turns(np.array(noise)))
-    rounds = levels(noise, sampling.participations(steps))
-    details = {"amplification": "secrecy of the sample"}
-    if run.contribution.batch_statistics:
-        # With a cut lot or a replaced record, all three sums lie within 2 * largest lot.
-        exact = adjacency != "replace_one" and not sampling.may_cut
-        distance = factor if exact else 2.0 * sampling.largest_lot
-        # The "add" pair dominates if one neighbour is the sum without the record. Otherwise the two
-        # orders have to be joined ("triangle").
-        pair = "add" if exact or adjacency == "add_or_remove_one" else "triangle"
-        parts = [(Component(1.0, sampling.probability, z / distance, pair),) for z, _ in rounds]
-        overflow = 0.0
-    else:
-        cut = sampling.chance_of_cut()
-        parts = [_pairs(sampling.probability, z, cut, adjacency) for z, _ in rounds]
-        overflow = cut if cut <= _NEGLIGIBLE else 0.0
-        details["sampling_probability"] = sampling.probability
-        if cut:
-            details["chance_of_cut_lot"] = cut
+    sampling, contribution = run.sampling, run.contribution
+    details = _details(
+        run,
+        adjacency,
+        amplification="secrecy of the sample",
+        sampling_probability=sampling.probability,
+    )
+    pair = "replace" if contribution.replaces or adjacency == "replace_one" else "add"
+    users, divisor = contribution.max_examples_per_user, contribution.noise_divisor
+
+    def of_a_step(z: float) -> Component:
+        return Component(1.0, sampling.probability, z / divisor, pair, users)
+
     losses = tuple(
-        SubsampledLoss(components, count, overflow)
-        for components, (_, count) in zip(parts, rounds, strict=True)
+        SubsampledLoss((of_a_step(z),), count) for z, count in _rounds(sampling, noise, steps)
     )
     return Analysis(losses, details=details)
 
 
-def _pairs(q: float, z: float, cut: float, adjacency: str) -> tuple[Component, ...]:
-    pair = "replace" if adjacency == "replace_one" else "add"
-    if cut <= _NEGLIGIBLE:
-        return (Component(1.0, q, z, pair),)
-    # In a full lot the record displaces another one, so all three distances are at most 2. The
-    # record is drawn and not dropped with a probability of at most q.
-    full = {
-        "zero_out": Component(cut, q, z, "slot"),
-        "add_or_remove_one": Component(cut, q, z / 2, "add"),
-        "replace_one": Component(cut, q, z / 2, "triangle"),
-    }[adjacency]
-    return (full,) if cut == 1 else (Component(1.0 - cut, q, z, pair), full)
+def _rounds(sampling, noise, steps):
+    """The distinct values of the noise, each with the number of a record's rounds."""
+    if isinstance(noise, tuple):
+        noise = tuple(float(z) for z in sampling.turns(np.array(noise)))
+    return levels(noise, sampling.participations(steps))
 
 
-def _fixed_size_lots(run, noise, steps, factor, delta, adjacency) -> Analysis:
+def _allocated(run, noise, steps) -> Analysis:
+    """Privacy losses of random allocation: one round for each epoch."""
+    sampling, divisor = run.sampling, run.contribution.noise_divisor
+    details = _details(
+        run,
+        "zero_out",
+        amplification="secrecy of the sample",
+        sampling_probability=sampling.probability,
+    )
+
+    def of_an_epoch(z: float) -> Component:
+        if z < allocation.LEAST_MULTIPLIER:
+            return Component(1.0, 1.0, z)  # as if it were known which lot has the record
+        return Component(1.0, sampling.probability, z, "allocation")
+
+    losses = tuple(
+        SubsampledLoss((of_an_epoch(z / divisor),), count)
+        for z, count in _rounds(sampling, noise, steps)
+    )
+    return Analysis(losses, details=details)
+
+
+def _fixed_size_lots(run, noise, steps, delta, adjacency) -> Analysis:
     """Privacy losses of lots of L examples drawn afresh in each step, with or without replacement.
 
-    The module `fixed_size` has the proof. If the bound that treats every draw as revealed (without
-    amplification) gives a smaller epsilon, its losses are returned instead.
+    The module `fixed_size` has the proof. What is drawn are whole microbatches.
     """
-    revealed = _revealed(run, noise, steps, factor, delta)
-    revealed = dataclasses.replace(revealed, scales=run.contribution.microbatch_size > 1)
-    if revealed.scales:
-        return revealed
-    number, _ = trials(run.sampling)
+    contribution, size = run.contribution, run.contribution.microbatch_size
     losses = []
     for z, count in levels(noise, steps):
-        rounds, overflow = fixed_size.parts(
-            run.num_examples,
-            run.lot_size,
-            z,
-            adjacency,
-            replacement=number > 1,
-            batch_statistics=run.contribution.batch_statistics,
+        parts, overflow = fixed_size.parts(
+            -(-run.num_examples // size),
+            -(-run.lot_size // size),
+            z / contribution.noise_divisor,
+            "replace_one" if contribution.replaces else adjacency,
+            replacement=isinstance(run.sampling, WithReplacement),
+            batch_statistics=contribution.batch_statistics,
             tail=1e-3 * delta / max(steps, 1),
         )
-        losses.append(SubsampledLoss(tuple(Component(*r) for r in rounds), count, overflow))
-    by_sample, by_secrecy = (epsilon_of(each, delta).epsilon for each in (revealed.losses, losses))
-    if by_sample < by_secrecy:
-        return revealed
-    drawn = losses[0].components[0].probability
-    details = {"amplification": "secrecy of the sample", "sampling_probability": drawn}
+        losses.append(SubsampledLoss(parts, count, overflow))
+    details = _details(
+        run,
+        adjacency,
+        amplification="secrecy of the sample",
+        sampling_probability=losses[0].components[0].probability,
+    )
     return Analysis(tuple(losses), details=details)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tfdp._validate import flag, one_of, positive, whole
 from tfdp.accounting import records
-from tfdp.accounting.numerics.binomials import chance_of_more
+from tfdp.accounting.numerics import binomials
 
 if TYPE_CHECKING:
     from tfdp.accounting.numerics.linear_releases import Response
@@ -61,9 +61,8 @@ class Sampling:
     whole_epochs: ClassVar[bool] = False
     # Whether every pass has the same lots in the same order.
     fixed_order: ClassVar[bool] = False
-    # Some schemes have these three as fields; these constants hold for all other schemes.
+    # Some schemes have these two as fields; these constants hold for all other schemes.
     groups: ClassVar[int] = 1
-    max_lot_size: ClassVar[int | None] = None
     nominal: ClassVar[bool] = False
 
     def __post_init__(self):
@@ -98,25 +97,8 @@ class Sampling:
 
     @property
     def largest_lot(self) -> int | None:
-        """Largest number of examples in a lot, or None if only the size of the data set limits it.
-
-        A Poisson lot without `max_lot_size` has None instead of the size of the data set, because a
-        sensitivity of that size would make every guarantee meaningless.
-        """
+        """Largest number of examples in a lot; None if only the size of the data set limits it."""
         return self.lot_size
-
-    @property
-    def may_cut(self) -> bool:
-        """Whether more examples than `max_lot_size` can be drawn for a lot."""
-        return False
-
-    def chance_of_cut(self) -> float:
-        """Upper bound on the probability that the examples other than one record fill a lot."""
-        return 0.0
-
-    def usual_rows(self) -> float:
-        """Number of rows that a lot exceeds with probability below 1e-30."""
-        return self.lot_size if self.largest_lot is None else self.largest_lot
 
     def participations(self, steps: int) -> int:
         """Largest number of the first `steps` lots that one example can be in."""
@@ -133,15 +115,21 @@ class Sampling:
         # The tolerance of 1e-9 keeps 0.1 * N / L from losing a step to rounding.
         return math.floor(epochs * lots + 1e-9)
 
-    def trials(self) -> tuple[int, float] | None:
-        """Number of independent draws of a record in every step, and the probability of each.
+    def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float] | None:
+        """How often a user's examples are drawn in one step, if every step draws lots by itself.
 
-        None for a scheme without such random draws in every step.
+        Args:
+          examples: Number of examples of the user.
+          tail: Probability of larger numbers that may be left out.
+
+        Returns:
+          (probabilities of 0, 1, ... draws, probability of more); None for a scheme without such
+          random draws in every step.
         """
-        return None
+        del examples, tail
 
     def turns(self, noise: np.ndarray) -> np.ndarray:
-        """Least noise of every round (one turn of each group); here each step is a round.
+        """Least noise of every round, in which a record can take part once; here of each step.
 
         Args:
           noise: Noise multiplier of every step, shape (steps,).
@@ -181,50 +169,13 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _CoinFlips(Sampling):
-    """Base class of the Poisson schemes: lots of random size, which may be cut.
-
-    Attributes:
-      max_lot_size: Largest number of examples that a step can process. If a lot draws more, examples
-        are dropped uniformly at random down to this number. None means that no lot is cut.
-    """
-
-    max_lot_size: int | None = None
+    """Base class of the Poisson schemes: lots of random size."""
 
     coin_flips: ClassVar[bool] = True
 
-    def __post_init__(self):
-        super().__post_init__()
-        self._put("max_lot_size", whole("max_lot_size", self.max_lot_size, 1, optional=True))
-        if self.max_lot_size is not None and self.max_lot_size < self.lot_size:
-            raise ValueError(
-                f"Expected max_lot_size to be at least lot_size ({self.lot_size}). Received "
-                f"{self.max_lot_size}. Raise it."
-            )
-
     @property
-    def largest_lot(self) -> int | None:
-        return self.max_lot_size
-
-    @property
-    def may_cut(self) -> bool:
-        return self.max_lot_size is not None and self.max_lot_size < self.num_examples
-
-    def chance_of_cut(self) -> float:
-        if not self.may_cut:
-            return 0.0
-        others = -(-self.num_examples // self.groups) - 1
-        return float(chance_of_more(self.max_lot_size - 1, others, self.probability))
-
-    def usual_rows(self) -> float:
-        # By Bernstein's inequality, a binomial number with mean L exceeds L + 12 sqrt(L) + 60 with
-        # probability below 1e-30, whatever the probability of one coin flip is.
-        rows = self.lot_size + 12 * math.sqrt(self.lot_size) + 60
-        return rows if self.max_lot_size is None else min(rows, self.max_lot_size)
-
-    def _cuts(self) -> tuple[str, ...]:
-        if not self.may_cut:
-            return ()
-        return (f"Lots of more than {self.max_lot_size} examples were cut uniformly at random.",)
+    def largest_lot(self) -> None:
+        """None: a lot may hold all examples."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -247,16 +198,10 @@ class Poisson(_CoinFlips):
         super().__post_init__()
         self._put("nominal", flag("nominal", self.nominal))
 
-    @property
-    def may_cut(self) -> bool:
-        # With a nominal number, the true number of examples is not public and may exceed the cut.
-        return super().may_cut or (self.nominal and self.max_lot_size is not None)
-
-    def chance_of_cut(self) -> float:
-        return 1.0 if self.nominal and self.may_cut else super().chance_of_cut()
-
-    def trials(self) -> tuple[int, float] | None:
-        return (1, self.probability) if self.lot_size < self.num_examples else None
+    def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float] | None:
+        if self.lot_size == self.num_examples:
+            return None
+        return binomials.binomial(examples, self.probability, tail)
 
     def check_adjacency(self, adjacency: str) -> None:
         if adjacency == "add_or_remove_one" and not self.nominal:
@@ -280,7 +225,6 @@ class Poisson(_CoinFlips):
         return (
             f"Every lot was drawn by independent coin flips of probability {self.lot_size}/"
             f"{self.num_examples}, empty lots included.",
-            *self._cuts(),
         )
 
 
@@ -313,9 +257,7 @@ class CyclicPoisson(_CoinFlips):
         return -(-steps // self.groups)
 
     def turns(self, noise: np.ndarray) -> np.ndarray:
-        # A record has one turn in each round. Which one depends on its group, so the least noise of
-        # the round is a lower bound for every record.
-        return np.minimum.reduceat(noise, np.arange(0, len(noise), self.groups))
+        return _least_of_rounds(noise, self.groups)
 
     def squares(self, response: "Response", steps: np.ndarray) -> tuple[np.ndarray, str]:
         return response.cyclic(self.groups, steps)
@@ -325,7 +267,6 @@ class CyclicPoisson(_CoinFlips):
             f"Examples were dealt into {self.groups} equal groups whatever they hold, the groups "
             "took turns, and each example of a step's group was drawn by an independent coin flip "
             f"of probability {self.probability:.6g}, empty lots included.",
-            *self._cuts(),
         )
 
 
@@ -369,6 +310,43 @@ class Shuffle(_Epochs):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomAllocation(_Epochs):
+    """Epochs in each of which every example is in one lot, drawn uniformly and by itself."""
+
+    name: ClassVar[str] = "random_allocation"
+    words: ClassVar[str] = "epochs in which every example is in one random lot"
+    whole_epochs: ClassVar[bool] = False
+
+    @property
+    def random_lots(self) -> bool:
+        return True
+
+    @property
+    def largest_lot(self) -> None:
+        """None: a lot may hold all examples."""
+
+    @property
+    def probability(self) -> float:
+        """Probability that an example is in a certain lot of an epoch."""
+        return 1 / self.steps_per_epoch
+
+    def steps_in(self, epochs: float) -> int:
+        return math.floor(positive("epochs", epochs) * self.steps_per_epoch + 1e-9)
+
+    def turns(self, noise: np.ndarray) -> np.ndarray:
+        return _least_of_rounds(noise, self.steps_per_epoch)
+
+    def squares(self, response: "Response", steps: np.ndarray) -> tuple[np.ndarray, str]:
+        return response.shuffled(self.steps_per_epoch, steps)
+
+    def _drawn(self) -> tuple[str, ...]:
+        return (
+            f"In every epoch of {self.steps_per_epoch} lots, each example was put into one of them, "
+            "uniformly and independently of the others, empty lots included.",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class WithReplacement(Sampling):
     """Lots of L independent uniform draws, so a record may be in one lot several times."""
 
@@ -379,8 +357,9 @@ class WithReplacement(Sampling):
     def random_lots(self) -> bool:
         return True
 
-    def trials(self) -> tuple[int, float] | None:
-        return self.lot_size, 1.0 / self.num_examples
+    def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float]:
+        chance = min(examples / self.num_examples, 1.0)
+        return binomials.binomial(self.lot_size, chance, tail)
 
     def _drawn(self) -> tuple[str, ...]:
         return (f"Every lot was {self.lot_size} independent uniform draws.",)
@@ -397,8 +376,10 @@ class FixedSize(Sampling):
     def random_lots(self) -> bool:
         return True
 
-    def trials(self) -> tuple[int, float] | None:
-        return (1, self.probability) if self.lot_size < self.num_examples else None
+    def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float] | None:
+        if self.lot_size == self.num_examples:
+            return None
+        return binomials.hypergeometric(self.num_examples, self.lot_size, examples), 0.0
 
     def _drawn(self) -> tuple[str, ...]:
         return (
@@ -421,9 +402,23 @@ class Unknown(Sampling):
         )
 
 
+def _least_of_rounds(noise: np.ndarray, length: int) -> np.ndarray:
+    # In which step of a round a record takes part is not known, so the least noise counts.
+    return np.minimum.reduceat(noise, np.arange(0, len(noise), length))
+
+
 _CLASSES: dict[str, type[Sampling]] = {
     kind.name: kind
-    for kind in (Poisson, Cyclic, Shuffle, WithReplacement, FixedSize, CyclicPoisson, Unknown)
+    for kind in (
+        Poisson,
+        RandomAllocation,
+        Cyclic,
+        Shuffle,
+        WithReplacement,
+        FixedSize,
+        CyclicPoisson,
+        Unknown,
+    )
 }
 
 
@@ -433,7 +428,8 @@ def sampling_names() -> tuple[str, ...]:
     Example:
       >>> from tfdp.accounting import sampling_names
       >>> sampling_names()
-      ('poisson', 'cyclic', 'shuffle', 'with_replacement', 'fixed_size', 'cyclic_poisson', 'unknown')
+      ('poisson', 'random_allocation', 'cyclic', 'shuffle', 'with_replacement', 'fixed_size',
+      'cyclic_poisson', 'unknown')
     """
     return tuple(_CLASSES)
 

@@ -264,7 +264,6 @@ def run(
         model = _released(prepared, experiment)
     said = Statement.of(runs, experiment.delta, experiment.adjacency)
     notes = [validation.note(held, epochs, experiment)] if held else []
-    advice = runs[-1].mechanism.advice(runs[-1], experiment.delta, experiment.adjacency)
     return Result(
         experiment=experiment,
         model=model,
@@ -273,7 +272,7 @@ def run(
         statement=said,
         seconds_per_step=times.mean,
         seconds=seconds + (0.0 if backup is None else backup.earlier_seconds),
-        advice=None if advice is None else advice.sentence,
+        advice=runs[-1].mechanism.advice,
         history=_by_name(epochs),
         curve=curve_of(epochs),
         notes=(*prepared.notes, *notes),

@@ -16,8 +16,6 @@ held where Keras and TensorFlow do not save them. `release_means`, which the acc
 access to them, and so does the recorder of `tfdp.auditing`, whose folder is a secret.
 """
 
-import math
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -184,15 +182,10 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "release": self.release,
-            "num_weights": sum(math.prod(v.shape) for v in variables) or None,
         }
 
     def tables(self, variables, first, steps, known=None):
-        # The weights at the start are public. Their magnitude bounds the means, and so the rounding of
-        # the means.
-        largest = max((float(np.abs(v.numpy()).max(initial=0.0)) for v in variables), default=0.0)
         fields = super().tables(variables, first, steps, known)
-        fields["largest_start"] = largest if known is None else known.largest_start
         if isinstance(self._rate, float):
             return fields | {"learning_rates": float(np.float32(self._rate))}
         rates = evaluate_schedule(self._rate, steps, first)

@@ -16,7 +16,6 @@ from tfdp.accounting import analysis, claims, noise_tables, records
 from tfdp.accounting.noise_tables import Noise
 
 if TYPE_CHECKING:
-    from tfdp.accounting.comparison import Advice
     from tfdp.accounting.run import Run
 
 
@@ -46,6 +45,7 @@ class Mechanism:
       other_noise_needs: Name of the only sampling scheme for which noise that is not Gaussian has a
         proof, or None if the mechanism leaves no choice of the noise.
       segments_note: Assumption of a guarantee about several runs of this mechanism, or None.
+      advice: Sentence about a better mechanism at the same proven epsilon, or None.
 
     Example:
       >>> from tfdp.accounting import Run
@@ -74,6 +74,7 @@ class Mechanism:
     usual_sampling: ClassVar[str] = "poisson"
     other_noise_needs: ClassVar[str | None] = None
     segments_note: ClassVar[str | None] = None
+    advice: ClassVar[str | None] = None
 
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -176,10 +177,6 @@ class Mechanism:
     def noise_words(self, steps: int) -> str:
         """Description of the noise that ends the usual sentence about what was executed."""
         raise NotImplementedError
-
-    def advice(self, run: "Run", delta: float, adjacency: str) -> "Advice | None":
-        """Comparison with another mechanism at the same proven epsilon, or None if there is none."""
-        del run, delta, adjacency
 
     # -- making, writing and reading ---------------------------------------------------------------
 

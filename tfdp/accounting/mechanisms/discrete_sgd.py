@@ -49,8 +49,7 @@ from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.noise_tables import Noise
 from tfdp.accounting.numerics import renyi_of_noise
 from tfdp.accounting.numerics.noise_families import GAUSSIAN, STUDENT_T
-from tfdp.accounting.numerics.privacy_loss import RenyiLoss
-from tfdp.accounting.numerics.subsampled import default_orders
+from tfdp.accounting.numerics.privacy_loss import ORDERS, RenyiLoss
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import Poisson
 
@@ -178,15 +177,12 @@ class DiscreteSGD(NoisyMechanism):
     def _with_others(self, found: Analysis, run: Run, pieces: dict) -> Analysis:
         """Adds the losses of the steps whose noise is not Gaussian to `found`."""
         q = run.sampling.probability
-        # In a full lot the record would displace another one, which Theorem C does not cover. The
-        # probability that the record is drawn into a full lot is charged to delta.
-        overflow = q * run.sampling.chance_of_cut()
         losses, k_2 = [], 0.0
         for family, (noise, steps) in pieces.items():
             encoding = self.encoding.of_family(*family)
             for scale, count in noise_tables.levels(noise, steps):
-                divergences = step_divergences(encoding, scale, q, default_orders())
-                losses.append(RenyiLoss(tuple(divergences), count, overflow))
+                divergences = step_divergences(encoding, scale, q, ORDERS)
+                losses.append(RenyiLoss(tuple(divergences), count))
                 k_2 = max(k_2, float(_moments(encoding, scale)[:, 0].max()))
         details = {
             "amplification": "secrecy of the sample" if q < 1 else "no",

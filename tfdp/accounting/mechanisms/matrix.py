@@ -137,20 +137,16 @@ class Matrix(NoisyMechanism):
         if self._one_band:
             scale = float(self.strategy.first(1)[0])
             return gaussian_steps.analyse_sums(run, self.noise_multiplier / scale, delta, adjacency)
-        factor = run.contribution.sensitivity(run.sampling, adjacency)
         if self._amplifies(run):
             column = float(np.linalg.norm(self.strategy.first(run.steps)))
-            noise = self.noise_multiplier / run.contribution.noise_divisor / column
-            found = gaussian_steps.amplified(run, noise, run.steps, factor, adjacency)
+            noise = self.noise_multiplier / column
+            found = gaussian_steps.amplified(run, noise, run.steps, adjacency)
             found.details["response_norm"] = column
-            assumptions = (*_ASSUMPTIONS, SECRET_SAMPLE)
-        else:
-            scale = self._scale(run, factor)
-            loss, details = linear_releases.loss_of(run, Toeplitz.of(run), scale, delta)
-            found = Analysis((loss,), details=details, scales=True)
-            assumptions = _ASSUMPTIONS
-        found.details["sensitivity"] = factor * run.contribution.noise_divisor
-        return dataclasses.replace(found, assumptions=assumptions)
+            return dataclasses.replace(found, assumptions=(*_ASSUMPTIONS, SECRET_SAMPLE))
+        loss, details = linear_releases.loss_of(
+            run, Toeplitz.of(run), self.noise_multiplier, adjacency, delta
+        )
+        return Analysis((loss,), _ASSUMPTIONS, details=details, scales=True)
 
     @property
     def _one_band(self) -> bool:
@@ -162,14 +158,11 @@ class Matrix(NoisyMechanism):
         sampling = run.sampling
         return (
             sampling.coin_flips
-            and sampling.trials() is None
+            and sampling.draws(1, 0.0) is None
             and len(self.strategy.first(run.steps)) <= sampling.groups
-            and run.contribution.microbatch_size == 1
+            and run.contribution.max_examples_per_user == 1
             and sampling.probability < 1
         )
-
-    def _scale(self, run: Run, factor: float) -> float:
-        return factor / (self.noise_multiplier / run.contribution.noise_divisor)
 
     def claimed_epsilon(self, run: Run, delta: float) -> Claim:
         """The proven epsilon for zero_out, as if the seed of the noise were secret."""

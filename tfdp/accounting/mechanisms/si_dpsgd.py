@@ -21,7 +21,7 @@ from tfdp._validate import Schedule
 from tfdp.accounting import claims
 from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.mechanisms.base import NoisyMechanism
-from tfdp.accounting.numerics import linear_releases, rounding
+from tfdp.accounting.numerics import linear_releases
 from tfdp.accounting.numerics.linear_response import Dynamics
 from tfdp.accounting.run import Run
 
@@ -29,9 +29,12 @@ RELEASES = ("theta", "mu")
 # Update rules that are linear in the gradients. Theorem A requires that the means are a linear
 # function of the gradients.
 LINEAR_OPTIMIZERS = ("sgd", "momentum", "nesterov")
-# Largest increase of mu by rounding, as a share of mu. A larger share means that the updates hardly
-# exceed the spacing of floating-point numbers; nothing is proven then.
-_MOST_ROUNDING = 1e-2
+_ASSUMPTIONS = (
+    "The means started from public values, and each step's noise was drawn around its mean as often "
+    "as the run says.",
+    "Learning rates and momentum were fixed in advance.",
+    "Means, velocities and updates were float64 and are taken for exact numbers.",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,9 +51,6 @@ class SIDPSGD(NoisyMechanism):
       draws: Number of independent noise draws around one mean, constant or per step.
       optimizer: Name of the update rule of the means.
       release: "theta" (the noised weights) or "mu" (the un-noised means).
-      num_weights: Number of weights, whose means are float64 and whose rounding is accounted; None if
-        the means are taken for exact numbers.
-      largest_start: Largest absolute value of an initial weight.
     """
 
     learning_rates: Schedule = None
@@ -60,8 +60,6 @@ class SIDPSGD(NoisyMechanism):
     draws: int | tuple[int, ...] = 1
     optimizer: str = "sgd"
     release: str = "theta"
-    num_weights: int | None = None
-    largest_start: float = 0.0
 
     name: ClassVar[str] = "si_dpsgd"
     summary: ClassVar[str] = "noise in the weights, around means that carry none"
@@ -91,6 +89,11 @@ class SIDPSGD(NoisyMechanism):
     segments_note: ClassVar[str | None] = (
         "Every SI-DPSGD segment started from released weights, not from earlier means."
     )
+    advice: ClassVar[str] = (
+        "At the same proven epsilon and number of steps, SI-DPSGD's final weights carry at least the "
+        "noise of DP-SGD, and much more in several epochs: earlier gradients stay in its means without "
+        "noise, and the noise of every later step has to hide them again."
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -102,8 +105,6 @@ class SIDPSGD(NoisyMechanism):
         rule = "Pass the name of an update rule, for example 'sgd'."
         self._put("optimizer", check.text("optimizer", self.optimizer, remedy=rule).lower())
         self._put("nesterov", check.flag("nesterov", self.nesterov))
-        self._put("num_weights", check.whole("num_weights", self.num_weights, 1, optional=True))
-        self._put("largest_start", check.finite("largest_start", self.largest_start, 0))
 
     def schedule(self, name: str, steps: int) -> np.ndarray:
         if name == "noise_learning_rates" and self.noise_learning_rates is None:
@@ -127,54 +128,15 @@ class SIDPSGD(NoisyMechanism):
         return None
 
     def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
-        factor = run.contribution.sensitivity(run.sampling, adjacency)
         dynamics = Dynamics.of(run)
         if dynamics.bare_step is not None:
             return Analysis(
                 reason=f"The weights of step {dynamics.bare_step} were released without noise: the "
                 "learning rate that scales it is 0 there."
             )
-        scale = self._scale(run, factor)
-        loss, details = linear_releases.loss_of(run, dynamics, scale, delta)
-        details["sensitivity"] = factor * run.contribution.noise_divisor
-        added = rounding.added_mu(run, dynamics, scale / factor)
-        share = added / linear_releases.typical_mu(loss) if added else 0.0
-        if not share <= _MOST_ROUNDING:
-            return Analysis(
-                reason=f"Rounding of the un-noised means adds up to {share:.3g} of what one record "
-                f"does, more than {_MOST_ROUNDING:g}: a record moves every weight that crosses a "
-                "rounding boundary. Use a larger learning rate, or fewer steps."
-            )
-        return Analysis(
-            (linear_releases.moved_further(loss, added),),
-            self._assumptions(share),
-            details=details | ({"rounding_share": share} if share else {}),
-            scales=True,
-        )
-
-    def _scale(self, run: Run, factor: float) -> float:
-        """Sensitivity of one participation over the noise of the first step, both in clip norms."""
-        noise = self.schedule("noise_multiplier", 1)[0]
-        return factor / (noise / run.contribution.noise_divisor)
-
-    def _assumptions(self, share: float) -> tuple[str, ...]:
-        sentences = (
-            "The means started from public values, and each step's noise was drawn around its mean "
-            "as often as the run says.",
-            "Learning rates and momentum were fixed in advance.",
-        )
-        if not share:
-            return sentences
-        return (
-            *sentences,
-            "Means, velocities and updates were float64; their rounding, which is counted, adds at "
-            f"most {100 * share:.1g}% to what one record does.",
-        )
+        noise = float(self.schedule("noise_multiplier", 1)[0])
+        loss, details = linear_releases.loss_of(run, dynamics, noise, adjacency, delta)
+        return Analysis((loss,), _ASSUMPTIONS, details=details, scales=True)
 
     def claimed_rdp(self, run: Run) -> np.ndarray | None:
         return claims.poisson_rdp(run.sampling, self.noise_multiplier, run.steps)
-
-    def advice(self, run: Run, delta: float, adjacency: str):
-        from tfdp.accounting.mechanisms.si_dpsgd_advice import advise
-
-        return advise(run, delta, adjacency)

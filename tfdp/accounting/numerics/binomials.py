@@ -1,9 +1,9 @@
-"""Binomial probabilities that stay accurate far out in the tail."""
+"""Probabilities of numbers of draws that stay accurate far out in the tail."""
 
 import math
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 
 def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float]:
@@ -51,3 +51,10 @@ def chance_of_more(successes, number: int, chance: float):
     left = np.maximum(number - np.asarray(successes, float), 1e-300)
     beyond = special.betainc(np.asarray(successes) + 1.0, left, chance)
     return np.where(np.asarray(successes) >= number, 0.0, beyond)
+
+
+def hypergeometric(population: int, drawn: int, marked: int) -> np.ndarray:
+    """Probabilities of 0, 1, ... marked ones among `drawn` out of a population, without replacement."""
+    marked = min(marked, population)
+    k = np.arange(min(drawn, marked) + 1)
+    return np.exp(stats.hypergeom.logpmf(k, population, marked, drawn))

@@ -36,24 +36,14 @@ this is the curve of a dominating pair (Zhu, Dong, Wang 2022, Proposition 8). Th
 alone does not bound several steps: the other examples' gradients depend on the released weights, so
 an adversary who knows the loss so far may choose in every step which of the two lots occurs.
 
-Both accountants (the privacy loss distributions of `loss_grid` and the Rényi divergences below) compute
-with the joined curve.
+Privacy loss distributions (`loss_grid`) are made of the positive losses in both orders, which is the
+joined curve.
 """
 
-import functools
 import math
 
-import numpy as np
-from scipy import special
-
-from tfdp.accounting.numerics import loss_grid
 from tfdp.accounting.numerics.binomials import binomial
-
-PAIRS = ("slot", "triangle")
-
-# Orders with a larger value of order / multiplier^2 are bounded without amplification, by more than
-# half of this number. Such a bound is vacuous.
-_LARGEST_EXPONENT = 100.0
+from tfdp.accounting.numerics.pairs import Component
 
 
 def occurrences(
@@ -101,7 +91,7 @@ def parts(
     replacement: bool,
     batch_statistics: bool = False,
     tail: float = 0.0,
-) -> tuple[tuple[tuple[float, float, float, str], ...], float]:
+) -> tuple[tuple[Component, ...], float]:
     """One step of DP-SGD with lots of fixed size of single examples, as a public mixture of rounds.
 
     Args:
@@ -114,9 +104,8 @@ def parts(
       tail: Probability of many occurrences of a record that may be left out.
 
     Returns:
-      (rounds, overflow): `rounds` is a tuple of (weight, probability, multiplier, pair) for each round
-      of the mixture; `overflow` is the probability of the occurrences that were left out, which count
-      as a complete loss.
+      (components of the mixture, overflow): `overflow` is the probability of the occurrences that were
+      left out, which count as a complete loss.
 
     Raises:
       ValueError: For another adjacency, or if the lot does not fit.
@@ -130,153 +119,9 @@ def parts(
     draws, probability, overflow = occurrences(num_examples, lot_size, replacement, tail)
     if batch_statistics:
         # All three sums have at most L terms of norm at most 1.
-        return ((1.0, probability, noise_multiplier / (2.0 * lot_size), "triangle"),), 0.0
+        return (Component(1.0, probability, noise_multiplier / (2.0 * lot_size), "triangle"),), 0.0
     pair, unit = ("slot", 1.0) if adjacency == "zero_out" else ("triangle", 2.0)
     rounds = tuple(
-        (weight, probability, noise_multiplier / (unit * k), pair) for k, weight in draws
+        Component(weight, probability, noise_multiplier / (unit * k), pair) for k, weight in draws
     )
     return rounds, overflow
-
-
-# ---------------------------------------------------------------------- the curve
-
-
-def divergences(
-    pair: str, probability: float, multiplier: float, epsilon: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Largest hockey-stick divergences of one round at e^epsilon, in both orders.
-
-    Args:
-      pair: "slot" or "triangle".
-      probability: q in (0, 1].
-      multiplier: Standard deviation of the noise over the unit of the pair, positive.
-      epsilon: Array of numbers of at least 0.
-
-    Returns:
-      Two arrays of the shape of `epsilon`: D against D', and D' against D.
-
-    Raises:
-      ValueError: For an unknown pair or arguments out of range.
-    """
-    loss_grid.check_pair(pair, probability, multiplier, PAIRS)
-    epsilon = np.asarray(epsilon, dtype=float)
-    if not np.all(epsilon >= 0):
-        raise ValueError(f"Expected epsilon at least 0. Received {epsilon}. Use the other order.")
-    return loss_grid.divergences(pair, probability, multiplier, epsilon)
-
-
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
-
-
-# ---------------------------------------------------------------------- Rényi divergence
-
-
-@functools.lru_cache(maxsize=256)
-def round_rdp(
-    pair: str, probability: float, multiplier: float, orders: tuple[float, ...]
-) -> np.ndarray:
-    """Rényi divergences of one round, the larger one of D from D' and D' from D.
-
-    Let h be the curve of D against D', and h' that of D' against D. Then exp((a-1) D_a) is
-        1 + a (a-1) times the integral over t > 1 of t^(a-2) h(t) + t^(-a-1) h'(t),
-    (Sason and Verdú 2016). As h >= h', the divergence of D from D' is the larger one. The first
-    summand contributes the mean of f(r) = e^(a r) - 1 - a (e^r - 1) over positive log-ratios r under
-    the pair of h; the second contributes that of g(r) = e^((1-a) r) - 1 + (a-1) (e^r - 1) under the
-    pair of h'.
-
-    Args:
-      pair: "slot" or "triangle".
-      probability: q in (0, 1].
-      multiplier: Standard deviation of the noise over the unit of the pair.
-      orders: Orders a above 1.
-
-    Returns:
-      Array with one divergence per order.
-    """
-    loss_grid.check_pair(pair, probability, multiplier, PAIRS)
-    shift = 1.0 / multiplier
-    alpha = np.asarray(orders, dtype=float)
-    # Without amplification: given the lot, D and D' differ by a shift of at most one unit.
-    result = alpha * shift**2 / 2
-    if probability == 1:
-        return result
-    amplified = np.flatnonzero(alpha * shift**2 <= _LARGEST_EXPONENT)
-    if not len(amplified):
-        return result
-    largest = float(alpha[amplified].max())
-    panel = min(0.5, 1 / shift, 1 / math.sqrt(1 + largest * shift**2))
-    loss = _log_ratios(pair, probability, shift, 2 * largest * shift + 15, panel)
-    gain = _log_ratios("triangle", probability, shift, 2 * shift + 15, panel)
-    for index in amplified:
-        order = alpha[index]
-        # The integrand has its maximum between (order + 1) * shift and 2 * order * shift.
-        near = loss[0] <= 2 * order * shift + 15 + 2 * shift
-        terms = np.concatenate(
-            [
-                loss[2][near] + _log_f(loss[1][near], order),
-                gain[2] + _log_g(gain[1], order - 1),
-            ]
-        )
-        moment = float(np.logaddexp(0.0, special.logsumexp(terms)))
-        result[index] = min(result[index], moment / (order - 1))
-    return result
-
-
-def _log_ratios(pair: str, q: float, shift: float, end: float, panel: float):
-    """Nodes for quadrature over the points at which the log-ratio of a pair is positive.
-
-    Returns:
-      (x, log-ratio, log(weight * density)), one entry for each node.
-    """
-    start = 1.5 * shift if pair == "slot" else 0.5 * shift
-    count = math.ceil((end - start) / panel) if end > start else 1
-    x = (start + panel * (np.arange(count)[:, None] + (_NODES + 1) / 2)).ravel()
-    log_weight = np.tile(np.log(_WEIGHTS * panel / 2), count)
-    log_density = -0.5 * x**2 - 0.5 * math.log(2 * math.pi)
-    if pair == "slot":
-        height = shift * x - shift**2 / 2  # log of N(shift) over N(0)
-        log_density += np.logaddexp(math.log1p(-q), math.log(q) + height)
-        odds = math.log(q) - math.log1p(-q) + height
-        log_p, log_rest, step = special.log_expit(odds), special.log_expit(-odds), height - shift**2
-    else:
-        log_p, log_rest = np.full_like(x, math.log(q)), np.full_like(x, math.log1p(-q))
-        step = shift * x - shift**2 / 2
-    # log(1 - p + p e^step), accurate for small and for large steps.
-    with np.errstate(over="ignore"):
-        ratio = np.where(
-            step < 30,
-            np.log1p(np.exp(log_p) * np.expm1(np.minimum(step, 30))),
-            np.logaddexp(log_rest, log_p + step),
-        )
-    return x, ratio, log_weight + log_density
-
-
-def _log_f(r: np.ndarray, order: float) -> np.ndarray:
-    """log of f(r) = e^(a r) - 1 - a (e^r - 1) at order a (see `round_rdp`)."""
-    small = order * r < 0.1
-    series, direct = r[small], r[~small]
-    out = np.empty_like(r)
-    out[small] = _log_series(series, lambda n: order**n - order)
-    out[~small] = order * direct + np.log1p(
-        -np.exp(-order * direct) * (1 - order) - order * np.exp((1 - order) * direct)
-    )
-    return out
-
-
-def _log_g(r: np.ndarray, m: float) -> np.ndarray:
-    """log of g(r) = e^(-m r) - 1 + m (e^r - 1), with m the order less 1 (see `round_rdp`)."""
-    small = max(m, 1.0) * r < 0.1
-    series, direct = r[small], r[~small]
-    out = np.empty_like(r)
-    out[small] = _log_series(series, lambda n: m + (-m) ** n)
-    out[~small] = math.log(m) + direct + np.log1p(np.exp(-direct) * (np.expm1(-m * direct) / m - 1))
-    return out
-
-
-def _log_series(r: np.ndarray, coefficient) -> np.ndarray:
-    """log of the sum over n from 2 to 14 of coefficient(n) r^n / n!, the series for small r."""
-    total = np.zeros_like(r)
-    for n in range(14, 1, -1):
-        total = total * r + coefficient(n) / math.factorial(n)
-    with np.errstate(divide="ignore"):
-        return np.log(total) + 2 * np.log(r)

@@ -15,14 +15,13 @@ The sampling determines the possible m:
 * "cyclic_poisson": the record is in every turn of one group; the worst group counts.
 """
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from tfdp.accounting.numerics.participation import prefix_sum_law, triangle_law
-from tfdp.accounting.numerics.privacy_loss import GaussianLoss, Loss, RandomGaussianLoss
+from tfdp.accounting.numerics.privacy_loss import GaussianLoss, RandomGaussianLoss
 
 if TYPE_CHECKING:
     from tfdp.accounting.run import Run
@@ -51,47 +50,37 @@ class Response(Protocol):
         """The number w if W is w times the matrix of prefix sums, else None."""
 
 
-def loss_of(run: "Run", response: Response, scale: float, delta: float) -> tuple[Loss, dict]:
+def loss_of(run: "Run", response: Response, noise: float, adjacency: str, delta: float):
     """The privacy loss of a run with at least one step.
 
     Args:
-      run: Run of which the sampling and the number of steps are used.
+      run: Run of which sampling, contribution and the number of steps are used.
       response: The matrix W of the run.
-      scale: Sensitivity of one participation over the noise, both in clip norms.
+      noise: Standard deviation of the noise over the clip norm.
+      adjacency: Neighbouring relation.
       delta: Probability in (0, 1); it determines how much tail mass of a random sampling is left out.
 
     Returns:
       (loss, details): the loss, and JSON-safe facts about the bound.
     """
-    if run.sampling.trials() is not None:
-        return _random(run, response, scale, delta)
-    squares, how = run.sampling.squares(response, np.array([run.steps]))
-    norm = math.sqrt(squares[0])
-    return GaussianLoss(scale * norm), {"bound": how, "response_norm": norm}
-
-
-def _random(run: "Run", response: Response, scale: float, delta: float) -> tuple[Loss, dict]:
+    contribution, sampling = run.contribution, run.sampling
+    examples = contribution.max_examples_per_user
+    divisor = contribution.noise_divisor
+    details = {"sensitivity": divisor * contribution.sensitivity(sampling, adjacency, examples)}
+    if sampling.draws(1, 0.0) is None:
+        squares, how = sampling.squares(response, np.array([run.steps]))
+        norm = math.sqrt(squares[0])
+        details |= {"bound": how, "response_norm": norm}
+        return GaussianLoss(details["sensitivity"] / noise * norm), details
+    # The law is that of all examples of a user.
+    scale = divisor * contribution.sensitivity(sampling, adjacency) / noise
     prefix_sum = response.prefix_sum_scale()
     if prefix_sum is not None:
         squares, probabilities, overflow = prefix_sum_law(run, delta)
         squares = squares * prefix_sum * prefix_sum
-        details = {"bound": "Theorem B, binned law of prefix sums"}
+        details["bound"] = "Theorem B, binned law of prefix sums"
     else:
         squares, probabilities, overflow = triangle_law(run, response, delta)
-        details = {"bound": "Theorem B, law of the sum of column norms"}
+        details["bound"] = "Theorem B, law of the sum of column norms"
     details["response_norm_mean"] = float(np.sqrt(squares) @ probabilities)
     return RandomGaussianLoss(squares * scale * scale, probabilities, overflow), details
-
-
-def moved_further(loss: Loss, added: float) -> Loss:
-    """The loss of a release that a record moves by up to `added` further standard deviations."""
-    if isinstance(loss, GaussianLoss):
-        return GaussianLoss(loss.mu + added)
-    return dataclasses.replace(loss, squares=(np.sqrt(loss.squares) + added) ** 2)
-
-
-def typical_mu(loss: Loss) -> float:
-    """mu of the loss, or the root of the mean of mu^2 if mu is random."""
-    if isinstance(loss, GaussianLoss):
-        return loss.mu
-    return math.sqrt(float(loss.squares @ loss.probabilities))

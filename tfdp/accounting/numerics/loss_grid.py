@@ -20,30 +20,32 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import fft, special
+from scipy import fft, optimize
 
-from tfdp._validate import fraction, one_of, positive
-from tfdp.accounting.numerics import hockey_stick
-
-PAIRS = ("add", "replace", "slot", "triangle")
-
-# Divergence that may remain at the end of a grid, where it counts as a complete loss.
-_TAIL = 1e-20
 # Mass outside of the range on which a composition is computed.
 _TRUNCATED = 1e-15
 # Largest excess over 1 of a sum of probabilities that counts as rounding.
 _LARGEST_ROUNDING = 1e-6
-# Orders of the Chernoff bounds, as multiples of the best order of a normal distribution.
-_ORDERS = (0.125, 0.25, 0.4, 0.6, 0.8, 1.0, 1.4, 2.0)
-# Losses that are rare and large (a small probability, little noise) are far from normal. Where the
-# orders above leave a range of more points than this, the orders of a wider selection are tried.
-_WIDE = 1 << 20
-_MORE_ORDERS = tuple(np.geomspace(1 / 64, 256, 29))
 
 
 def _dot(one: np.ndarray, other: np.ndarray) -> float:
     """Inner product without BLAS, whose threads take longer to start than the sum takes."""
     return float(np.einsum("i,i", one, other))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Losses:
+    """Positive privacy losses of one of two neighbours from the other, from above.
+
+    Attributes:
+      values: The losses, of at least 0, shape (number,).
+      chances: Their probabilities, shape (number,).
+      infinite: Probability of an infinite loss.
+    """
+
+    values: np.ndarray
+    chances: np.ndarray
+    infinite: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,6 +127,11 @@ class LossDistribution:
         """The one or two different orders."""
         return (self.forward,) if self.backward is None else (self.forward, self.backward)
 
+    @property
+    def infinite(self) -> float:
+        """Probability of an infinite loss, the larger one of both orders."""
+        return max(half.infinite for half in self.halves)
+
     def delta(self, epsilon: float) -> float:
         """Upper bound on delta at `epsilon`, in both orders."""
         return max(half.delta(epsilon) for half in self.halves)
@@ -137,128 +144,45 @@ class LossDistribution:
 # ---------------------------------------------------------------------- one round
 
 
-def end_of_grid(pair: str, q: float, multiplier: float, weight: float = 1.0) -> tuple[float, float]:
-    """Losses beyond which next to no divergence is left, for D against D' and D' against D.
-
-    A loss that belongs to an outcome r standard deviations behind the farthest centre is exceeded
-    with a probability of at most Q(r).
-    """
-    shift = 1.0 / multiplier
-    r = -float(special.ndtri(min(_TAIL / weight, 0.5)))
-
-    def log_mixture(x: float, centre: float) -> float:
-        """log density of (1-q) N(0) + q N(centre) over that of N(0), at x."""
-        rest = math.log1p(-q) if q < 1 else -math.inf
-        return float(np.logaddexp(rest, math.log(q) + centre * x - centre * centre / 2))
-
-    forward = log_mixture(shift + r, shift)
-    if pair == "add":
-        return forward, -log_mixture(-r, shift)
-    if pair == "slot":
-        x = 2 * shift + r
-        return log_mixture(x, 2 * shift) - log_mixture(x, shift), forward
-    if pair == "replace":
-        forward -= log_mixture(shift + r, -shift)
-    return forward, forward
-
-
-def divergences(
-    pair: str, q: float, multiplier: float, epsilon: np.ndarray
-) -> tuple[hockey_stick.Curve, hockey_stick.Curve]:
-    """Hockey-stick divergences of a dominating pair at e^epsilon, for D against D' and D' against D.
-
-    Args:
-      pair: One of `PAIRS`: "add" is (1-q) N(0) + q N(1) against N(0); "replace" is (1-q) N(0) + q N(1)
-        against (1-q) N(0) + q N(-1); `fixed_size` defines "slot" and "triangle".
-      q: Sampling probability in (0, 1].
-      multiplier: Standard deviation of the noise over the unit of the pair.
-      epsilon: Array of numbers of at least 0.
-    """
-    forward, backward = _curves(pair)
-    one = forward(q, 1.0 / multiplier, epsilon)
-    return one, (one if backward is forward else backward(q, 1.0 / multiplier, epsilon))
-
-
-def check_pair(pair: str, probability: float, multiplier: float, known=PAIRS) -> None:
-    """Raises ValueError for a pair that is not one of `known`, or numbers out of range."""
-    one_of("pair", pair, known)
-    drawn = "A record that is never drawn loses nothing: leave it out."
-    fraction("probability", probability, one=True, remedy=drawn)
-    positive(
-        "noise multiplier", multiplier, remedy="Without noise nothing can be proven: use some."
-    )
-
-
-def _curves(pair: str) -> tuple[hockey_stick.Curve, hockey_stick.Curve]:
-    return {
-        "add": (hockey_stick.mixture_against_centre, hockey_stick.centre_against_mixture),
-        "replace": (hockey_stick.opposite_mixtures,) * 2,
-        "slot": (hockey_stick.mixture_against_mixture, hockey_stick.mixture_against_centre),
-        "triangle": (hockey_stick.mixture_against_centre,) * 2,
-    }[pair]
-
-
 def one_round(
-    parts: Sequence[tuple[float, float, float, str]], interval: float
+    parts: Sequence[tuple[float, tuple[Losses, Losses]]], interval: float
 ) -> LossDistribution:
-    """Pessimistic distribution of the losses of one round, a public mixture of dominating pairs.
+    """Pessimistic distribution of the losses of one round, a public mixture.
 
     Args:
-      parts: For each component of the mixture its (weight, probability, multiplier, pair).
+      parts: For each component its weight, and its positive losses in both orders.
       interval: Distance of the losses on the grid.
-
-    Raises:
-      ValueError: For an unknown pair, or numbers out of range.
     """
-    for _, probability, multiplier, pair in parts:
-        check_pair(pair, probability, multiplier)
-    symmetric = all(_curves(pair)[0] is _curves(pair)[1] for *_, pair in parts)
-    forward = _positive_losses(_mixed_curve(parts, interval, 0), interval)
+    halves = [[(weight, pair[order]) for weight, pair in parts] for order in (0, 1)]
+    symmetric = all(forward is backward for _, (forward, backward) in parts)
+    forward = _on_grid(halves[0], interval)
     if symmetric:
         return LossDistribution(_joined(forward, forward, interval))
-    backward = _positive_losses(_mixed_curve(parts, interval, 1), interval)
+    backward = _on_grid(halves[1], interval)
     return LossDistribution(
         _joined(forward, backward, interval), _joined(backward, forward, interval)
     )
 
 
-def _mixed_curve(parts, interval: float, order: int) -> np.ndarray:
-    """Divergences of a mixture at 0, interval, 2 interval, ...
-
-    A component is evaluated up to the end of its own grid. From there on its last value is used,
-    which is an upper bound since the divergence falls.
-    """
-    lengths = [
-        max(1, math.ceil(end_of_grid(pair, q, z, weight)[order] / interval))
-        for weight, q, z, pair in parts
-    ]
-    total = np.zeros(max(lengths) + 1)
-    for (weight, q, z, pair), length in zip(parts, lengths, strict=True):
-        curve = _curves(pair)[order](q, 1.0 / z, np.arange(length + 1) * interval)
-        total[: length + 1] += weight * curve
-        total[length + 1 :] += weight * curve[-1]
-    return total
-
-
-def _positive_losses(curve: np.ndarray, interval: float) -> tuple[np.ndarray, float]:
-    """Probabilities of the positive losses on the grid, and of an infinite loss.
-
-    They are second differences of the curve over e^epsilon.
-
-    Args:
-      curve: Hockey-stick divergences at epsilon 0, interval, 2 interval, ...
-      interval: Distance of the losses on the grid.
+def _on_grid(parts: Sequence[tuple[float, Losses]], interval: float) -> tuple[np.ndarray, float]:
+    """Splits each loss between the two grid points around it, so that both masses of it are kept.
 
     Returns:
       The probabilities of the losses interval, 2 interval, ..., and that of an infinite loss.
     """
-    curve = np.minimum.accumulate(curve)
-    steps = np.diff(curve)
-    chances = np.empty(len(steps))
-    # First differences are subtracted from each other before anything else, because both are small.
-    chances[:-1] = np.diff(steps) / math.expm1(interval) - steps[:-1]
-    chances[-1] = steps[-1] / math.expm1(-interval)
-    return np.maximum(chances, 0.0), float(curve[-1])
+    points = 1 + max(math.ceil(losses.values.max(initial=0.0) / interval) for _, losses in parts)
+    total, infinite = np.zeros(points + 1), 0.0
+    for weight, losses in parts:
+        upper = np.ceil(losses.values / interval)
+        below = np.minimum((upper - 1) * interval - losses.values, 0.0)
+        share = np.clip(np.expm1(below) / math.expm1(-interval), 0.0, 1.0)
+        index = upper.astype(int)
+        at_upper = weight * losses.chances * share
+        total += np.bincount(index, at_upper, points + 1)
+        at_lower = weight * losses.chances - at_upper
+        total += np.bincount(np.maximum(index - 1, 0), at_lower, points + 1)
+        infinite += weight * losses.infinite
+    return total[1:], infinite
 
 
 def _joined(own, other, interval: float) -> Grid:
@@ -282,23 +206,19 @@ def _joined(own, other, interval: float) -> Grid:
 # ---------------------------------------------------------------------- many rounds
 
 
-def composed(rounds: Sequence[tuple[LossDistribution, int]]) -> LossDistribution:
-    """Composition of independent rounds.
+def composed(
+    rounds: Sequence[tuple[LossDistribution, int]], most_points: int
+) -> LossDistribution | None:
+    """Composition of independent rounds, or None if its grid has more than `most_points` points.
 
     Args:
       rounds: Distributions of one round, all with one interval, each with its number of rounds.
+      most_points: Each point takes about a hundred bytes.
     """
-    return LossDistribution(*map(_composed, _halves(rounds)))
-
-
-def points_of(rounds: Sequence[tuple[LossDistribution, int]]) -> int:
-    """Number of points of the largest grid that `composed` would compute on.
-
-    Args:
-      rounds: As for `composed`.
-    """
-    ranges = [_range(half) for half in _halves(rounds)]
-    return max(last - first + 1 for first, last in ranges)
+    halves = [(half, _range(half)) for half in _halves(rounds)]
+    if max(last - first + 1 for _, (first, last) in halves) > most_points:
+        return None
+    return LossDistribution(*(sum_of(half, ends) for half, ends in halves))
 
 
 def _halves(rounds: Sequence[tuple[LossDistribution, int]]) -> list[list[tuple[Grid, int]]]:
@@ -309,11 +229,18 @@ def _halves(rounds: Sequence[tuple[LossDistribution, int]]) -> list[list[tuple[G
     ]
 
 
-def _composed(rounds: Sequence[tuple[Grid, int]]) -> Grid:
+def sum_of(rounds: Sequence[tuple[Grid, int]], ends: tuple[int, int] | None = None) -> Grid:
+    """Law of a sum of independent numbers, each of them on a grid with its number of copies.
+
+    Args:
+      rounds: The numbers, all on grids of one interval.
+      ends: First and last grid point of the result; None for those of a Chernoff bound.
+    """
+    rounds = [(grid, count) for grid, count in rounds if count]
     if len(rounds) == 1 and rounds[0][1] == 1:
         return rounds[0][0]
     interval = rounds[0][0].interval
-    first, last = _range(rounds)
+    first, last = ends or _range(rounds)
     length = fft.next_fast_len(
         max(last - first + 1, *(len(grid.chances) for grid, _ in rounds)), real=True
     )
@@ -362,16 +289,21 @@ def _range(rounds: Sequence[tuple[Grid, int]]) -> tuple[int, int]:
         return first, last
     normal = math.sqrt(2 * allowed / variance)
 
-    def narrowed(orders):
-        low, high = first, last
-        for order in orders:
-            above = sum(grid.log_moment(order) * count for grid, count in rounds) + allowed
-            below = sum(grid.log_moment(-order) * count for grid, count in rounds) + allowed
-            high = min(high, math.ceil(above / (order * interval)))
-            low = max(low, math.floor(-below / (order * interval)))
-        return low, max(high, low)
+    def least(sign: float) -> float:
+        """The least Chernoff bound on the sum (sign 1), or on its negative (sign -1)."""
 
-    first, last = narrowed([factor * normal for factor in _ORDERS])
-    if last - first > _WIDE:
-        first, last = narrowed(_MORE_ORDERS)
-    return first, last
+        def bound(log_factor: float) -> float:
+            order = normal * math.exp(log_factor)
+            total = sum(grid.log_moment(sign * order) * count for grid, count in rounds)
+            return (total + allowed) / order
+
+        # Every order gives a bound. The best one is near that of a normal distribution, unless losses
+        # are rare and large; the bound has one minimum.
+        options = {"xatol": 0.2, "maxiter": 16}
+        return optimize.minimize_scalar(
+            bound, bounds=(-9.0, 4.0), method="bounded", options=options
+        ).fun
+
+    high = min(last, math.ceil(least(1.0) / interval))
+    low = max(first, math.floor(-least(-1.0) / interval))
+    return low, max(high, low)

@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfdp.accounting.numerics.binomials import binomial
-
 if TYPE_CHECKING:
     from tfdp.accounting.run import Run
-    from tfdp.accounting.sampling import Sampling
 
 Law = tuple[np.ndarray, np.ndarray, float]
 
@@ -28,15 +25,15 @@ _TAIL_SHARE = 1e-6
 _DP_CELLS = 4_000_000
 
 
-def trials(sampling: "Sampling") -> tuple[int, float]:
-    """Number and probability of a record's independent draws in one step.
+def draws(run: "Run", tail: float) -> tuple[np.ndarray, float]:
+    """Law of the number of draws of a user's examples in one step, and the mass that it leaves out.
 
     Raises:
-      ValueError: If the scheme has no such draws.
+      ValueError: If the sampling has no such draws.
     """
-    found = sampling.trials()
+    found = run.sampling.draws(run.contribution.max_examples_per_user, tail)
     if found is None:
-        raise ValueError(f"Expected random sampling. Received {sampling.name!r}.")
+        raise ValueError(f"Expected random sampling. Received {run.sampling.name!r}.")
     return found
 
 
@@ -48,31 +45,26 @@ def _whole(law: Law) -> Law:
     return values, probabilities, missing if missing > overflow + 1e-10 else overflow
 
 
-def occurrence_law(sampling: "Sampling", steps: int, delta: float, scale: float) -> Law:
+def occurrence_law(run: "Run", steps: int, delta: float, scale: float) -> Law:
     """Law of mu^2 = scale^2 sum m_s^2 in DP-SGD if every sample is revealed.
 
-    A record that is drawn m_s times in step s moves that step's sum by at most scale * m_s standard
-    deviations of the noise. Convolution gives the law of the sum of squares exactly, up to the tail.
+    A user whose examples are drawn m_s times in step s moves that step's sum by at most scale * m_s
+    standard deviations of the noise. Convolution gives the law of the sum of squares exactly, up to
+    the tail.
 
     Args:
-      sampling: Random sampling.
+      run: Run with random sampling.
       steps: Number of steps.
       delta: Probability in (0, 1); it determines how much of the tail is left out.
       scale: Sensitivity of one occurrence in units of the noise.
     """
-    number, chance = trials(sampling)
     tail = _TAIL_SHARE * delta
-    if number == 1:
-        probabilities, overflow = binomial(steps, chance, tail)
-        k_squares = np.arange(len(probabilities), dtype=float)
-    else:
-        one, over = binomial(number, chance, tail / max(steps, 1))
-        step = np.zeros((len(one) - 1) ** 2 + 1)
-        step[np.arange(len(one)) ** 2] = one
-        probabilities, overflow = _power(step, steps, tail)
-        overflow += steps * over
-        k_squares = np.arange(len(probabilities), dtype=float)
-    return _whole((k_squares * scale * scale, probabilities, overflow))
+    one, over = draws(run, tail / max(steps, 1))
+    step = np.zeros((len(one) - 1) ** 2 + 1)
+    step[np.arange(len(one)) ** 2] = one
+    probabilities, overflow = _power(step, steps, tail)
+    squares = np.arange(len(probabilities), dtype=float) * scale * scale
+    return _whole((squares, probabilities, overflow + steps * over))
 
 
 def _power(pmf: np.ndarray, times: int, tail: float) -> tuple[np.ndarray, float]:
@@ -112,14 +104,14 @@ def prefix_sum_law(run: "Run", delta: float, bins: int = 50) -> Law:
       delta: Probability in (0, 1); it determines how much of the tail is left out.
       bins: Approximate number of bins.
     """
-    number, chance = trials(run.sampling)
     tail = _TAIL_SHARE * delta
     length = max(1, run.steps // bins)
     count = -(-run.steps // length)  # the last bin is filled up, which only adds rows to A
-    whole, overflow = binomial(count * length * number, chance, tail)
+    step, over = draws(run, tail / (count * length))
+    whole, overflow = _power(step, count * length, tail)
     k_max = len(whole) - 1
-    one, over = binomial(length * number, chance, tail / count)
-    overflow += count * over
+    one, cut = _power(step, length, tail / count)
+    overflow += count * (cut + 2 * length * over)
     # The sum of K_i^2 never exceeds k_max^2 * count. Each square is rounded up to a multiple of
     # `unit`, which bounds the memory.
     unit = max(1, math.ceil(k_max * k_max * count * (k_max + 1) / _DP_CELLS))
@@ -159,7 +151,6 @@ def triangle_law(run: "Run", response, delta: float, levels: int = 400) -> Law:
       delta: Probability in (0, 1); it determines how much of the tail is left out.
       levels: Number of multiples to which column norms are rounded up.
     """
-    number, chance = trials(run.sampling)
     tail = _TAIL_SHARE * delta
     norms = response.column_norms()
     if not norms.max() > 0:
@@ -169,13 +160,15 @@ def triangle_law(run: "Run", response, delta: float, levels: int = 400) -> Law:
     # (1 + 1e-12) in the result makes up for the factor (1 - 1e-14).
     level = np.minimum(np.ceil(norms / width * (1 - 1e-14) + 1e-12).astype(int), levels)
     steps_at = np.bincount(level, minlength=levels + 1)
-    whole, overflow = binomial(run.steps * number, chance, tail)
+    step, missing = draws(run, tail / run.steps)
+    whole, overflow = _power(step, run.steps, tail)
+    overflow += 2 * run.steps * missing
     k_max = len(whole) - 1
     pmf = np.zeros(k_max * levels + 1)
     pmf[0], used = 1.0, 1
     occupied = np.flatnonzero(steps_at[1:]) + 1
     for j in occupied:
-        one, over = binomial(int(steps_at[j]) * number, chance, tail / len(occupied))
+        one, over = _power(step, int(steps_at[j]), tail / len(occupied))
         overflow += over
         new = np.zeros_like(pmf)
         for n in range(len(one)):

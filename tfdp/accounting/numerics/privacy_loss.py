@@ -5,9 +5,10 @@ loss are enough for every mechanism here:
 
 * `GaussianLoss`: a mu-GDP mechanism. Squares of mu add.
 * `RandomGaussianLoss`: mu is drawn at random, independently of the data, and is treated as public
-  (Theorem B). Squares of mu add as independent random numbers.
+  (Theorem B). Squares of mu add as independent random numbers. Beside amplified steps, it is one round
+  of a public mixture of Gaussians.
 * `SubsampledLoss`: steps that the secrecy of the sample amplifies. They compose as privacy loss
-  distributions (PLD) and as Rényi divergences (RDP); both are upper bounds, and the smaller one counts.
+  distributions. For a delta that is as small as their rounding, Rényi divergences decide.
 * `RenyiLoss`: steps of which only Rényi divergences are known.
 
 Composition is adaptive: a later loss may depend on earlier releases.
@@ -19,31 +20,15 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special
 
 from tfdp.accounting.numerics import attacks, gaussian
-from tfdp.accounting.numerics.subsampled import (
-    SubsampledLoss,
-    composed_pld,
-    default_orders,
-    pld_interval,
-    rdp_epsilon,
-    rdp_to_epsilon,
-    total_rdp,
-)
+from tfdp.accounting.numerics.pairs import Component
+from tfdp.accounting.numerics.subsampled import SubsampledLoss, composed, renyi_divergences
 
-
-class AccountingError(RuntimeError):
-    """Two bounds contradict each other, or a bound cannot be true.
-
-    Example:
-      >>> from tfdp.accounting.numerics.privacy_loss import check_bounds
-      >>> check_bounds(pld=2.0, rdp=1.5, rounding=0.01)  # a valid upper bound cannot be this much lower
-      Traceback (most recent call last):
-      ...
-      tfdp.accounting.numerics.privacy_loss.AccountingError: Expected the Rényi and the ... bounds to
-      agree within rounding (0.01). Received 1.5 and 2.0. Report this run as a bug ...
-    """
+# Largest number of different mu that a random mu has beside amplified steps.
+_LEVELS = 64
+# Deltas below this many times the mass that a composition leaves out are left to Rényi divergences.
+_WELL_ABOVE = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,18 +58,22 @@ class RenyiLoss:
     """Steps of which only Rényi divergences are known.
 
     Attributes:
-      divergences: Divergences of one step at `subsampled.default_orders()`; infinite if unknown.
+      divergences: Divergences of one step at `ORDERS`; infinite if unknown.
       steps: Number of independent steps.
-      overflow: Probability per step of outcomes that the divergences leave out; they count as a
-        complete loss.
     """
 
     divergences: tuple[float, ...]
     steps: int
-    overflow: float = 0.0
 
 
 Loss = GaussianLoss | RandomGaussianLoss | SubsampledLoss | RenyiLoss
+
+# Orders of Rényi divergence: those of dp_accounting, and larger ones.
+ORDERS = (
+    *(1 + x / 10.0 for x in range(1, 100)),
+    *range(11, 64),
+    *(72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 1024),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,32 +97,16 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
     Args:
       losses: Losses, in any order.
       delta: Probability in (0, 1).
-
-    Returns:
-      A `Spent`.
-
-    Raises:
-      AccountingError: If two bounds contradict each other, or a bound cannot be true.
     """
-    mu = math.sqrt(sum(loss.mu**2 for loss in losses if isinstance(loss, GaussianLoss)))
-    random = [loss for loss in losses if isinstance(loss, RandomGaussianLoss)]
-    sampled = [
-        loss for loss in losses if isinstance(loss, SubsampledLoss | RenyiLoss) and loss.steps
-    ]
-    if not random and not sampled:
+    mu, random, steps = _sorted(losses)
+    if steps:
+        spent = _spent_by_steps(steps, delta)
+        return dataclasses.replace(spent, details=dict(spent.details))
+    if not random:
         return Spent(gaussian.epsilon_of_mu(mu, delta), mu, {"bound": "exact Gaussian profile"})
-    if not sampled:
-        squares, probabilities, overflow = _add_random(random, mu * mu)
-        epsilon = gaussian.epsilon_of_mixture(squares, probabilities, overflow, delta)
-        return Spent(epsilon, None, {"bound": "average of Gaussian profiles", "overflow": overflow})
-    if random:
-        # These two kinds of loss have no common composition. Basic composition with half of delta
-        # for each part is always valid.
-        parts = [epsilon_of([*random, GaussianLoss(mu)], delta / 2), epsilon_of(sampled, delta / 2)]
-        return Spent(
-            sum(part.epsilon for part in parts), None, {"bound": "sum of two parts, delta halved"}
-        )
-    return _epsilon_of_steps(sampled, mu, delta)
+    squares, probabilities, overflow = _add_random(random, mu * mu)
+    epsilon = gaussian.epsilon_of_mixture(squares, probabilities, overflow, delta)
+    return Spent(epsilon, None, {"bound": "average of Gaussian profiles", "overflow": overflow})
 
 
 def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
@@ -143,39 +116,19 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
       losses: Losses, in any order, whose composition has a finite epsilon at `delta`.
       delta: Probability in (0, 1) that decides about the computation's accuracy, as in `epsilon_of`.
     """
-    mu = math.sqrt(sum(loss.mu**2 for loss in losses if isinstance(loss, GaussianLoss)))
-    random = [loss for loss in losses if isinstance(loss, RandomGaussianLoss)]
-    steps = tuple(
-        loss for loss in losses if isinstance(loss, SubsampledLoss | RenyiLoss) and loss.steps
-    )
-    if random and steps:
-        return attacks.of_one_point(epsilon_of(losses, delta).epsilon, delta)
+    mu, random, steps = _sorted(losses)
     if steps:
-        return _curve_of_steps(steps, mu, delta)
+        overflow, distribution, _ = _composed(steps)
+        if distribution is not None and overflow + distribution.infinite < delta / _WELL_ABOVE:
+            return lambda at: min(distribution.delta(at) + overflow, 1.0)
+        divergences = _renyi(steps)
+        return lambda at: min(_renyi_delta(divergences, at) + overflow, 1.0)
     squares, probabilities, overflow = np.array([mu * mu]), np.array([1.0]), 0.0
     if random:
         squares, probabilities, overflow = _add_random(random, mu * mu)
     some = squares > 0
     roots, chances = np.sqrt(squares[some]), probabilities[some]
     return lambda at: overflow + float(chances @ np.exp(gaussian.log_delta(at, roots)))
-
-
-def _curve_of_steps(steps, mu, delta):
-    overflow = sum(loss.steps * loss.overflow for loss in steps)
-    rdp, by_rdp, _ = _renyi(steps, mu, delta - overflow)
-    made = _distribution(steps, mu, by_rdp)
-    orders = np.asarray(default_orders())
-    usable = (rdp > 0) & np.isfinite(rdp)
-    rdp, orders = rdp[usable], orders[usable]
-
-    def curve(at: float) -> float:
-        logs = (orders - 1) * (rdp - at + np.log1p(-1 / orders)) - np.log(orders)
-        least = math.exp(min(float(np.min(logs, initial=0.0)), 0.0))
-        if made is not None:
-            least = min(least, made[0].delta(at))
-        return min(least + overflow, 1.0)
-
-    return curve
 
 
 def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
@@ -195,22 +148,74 @@ def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
     return tuple(result)
 
 
-def common_mu(losses: Sequence[Loss]) -> float | None:
-    """The mu of the composition, or None if one of the losses is not a `GaussianLoss`."""
-    if not all(isinstance(loss, GaussianLoss) for loss in losses):
-        return None
-    return math.hypot(*(loss.mu for loss in losses))
+def rdp_to_epsilon(
+    rdp: Sequence[float], delta: float, orders: Sequence[float] = ORDERS
+) -> tuple[float, float]:
+    """Converts Rényi divergences to epsilon (Canonne, Kamath, Steinke 2020, Proposition 12).
 
+    Orders whose divergence is not a positive finite number are dropped: such a divergence is a
+    numerical failure, and a negative one would be reported as perfect privacy.
 
-def quick_epsilon(losses: Sequence[Loss], delta: float) -> float | None:
-    """Upper bound on epsilon from Rényi divergences alone, which takes a fraction of the time.
+    Args:
+      rdp: Divergence at every order.
+      delta: Probability in (0, 1).
+      orders: The orders, above 1.
 
-    Returns None if there is no loss, or one of the losses is not a `SubsampledLoss`.
+    Returns:
+      (epsilon, best order), or (inf, nan) if no order is usable.
     """
-    if not losses or not all(isinstance(loss, SubsampledLoss) for loss in losses):
-        return None
-    left = delta - sum(loss.steps * loss.overflow for loss in losses)
-    return rdp_epsilon(losses, 0.0, left)[0] if left > 0 else math.inf
+    rdp, alpha = np.asarray(rdp, float), np.asarray(orders, float)
+    good = (rdp > 0) & np.isfinite(rdp) & (alpha > 1.01)
+    if not np.any(good):
+        return math.inf, math.nan
+    alpha, rdp = alpha[good], rdp[good]
+    epsilon = rdp + np.log1p(-1 / alpha) - (math.log(delta) + np.log(alpha)) / (alpha - 1)
+    best = int(np.argmin(epsilon))
+    return max(float(epsilon[best]), 0.0), float(alpha[best])
+
+
+def _renyi_delta(rdp: np.ndarray, epsilon: float) -> float:
+    """The inverse of `rdp_to_epsilon` at `ORDERS`."""
+    alpha = np.asarray(ORDERS)
+    good = (rdp > 0) & np.isfinite(rdp)
+    alpha, rdp = alpha[good], rdp[good]
+    logs = (alpha - 1) * (rdp - epsilon + np.log1p(-1 / alpha)) - np.log(alpha)
+    return math.exp(min(float(np.min(logs, initial=0.0)), 0.0))
+
+
+def _sorted(losses: Sequence[Loss]):
+    """(mu of all Gaussians, random Gaussians, steps); with steps, the steps have all of them."""
+    mu = math.hypot(*(loss.mu for loss in losses if isinstance(loss, GaussianLoss)))
+    random = [loss for loss in losses if isinstance(loss, RandomGaussianLoss)]
+    steps = [loss for loss in losses if isinstance(loss, SubsampledLoss | RenyiLoss) and loss.steps]
+    if not steps:
+        return mu, random, ()
+    if mu > 0:
+        steps.append(SubsampledLoss((Component(1.0, 1.0, 1 / mu),), 1))
+    return 0.0, [], (*steps, *map(_mixture, random))
+
+
+def _mixture(loss: RandomGaussianLoss) -> SubsampledLoss:
+    """A random mu as one round of a public mixture of Gaussians, each rounded up to one of 64."""
+    mu = np.sqrt(loss.squares)
+    finite = np.isfinite(mu) & (loss.probabilities > 0)
+    overflow = loss.overflow + float(loss.probabilities[~np.isfinite(mu)].sum())
+    mu, chances = mu[finite], loss.probabilities[finite]
+    width = mu.max(initial=0.0) / _LEVELS or 1.0
+    level = np.maximum(np.ceil(mu / width * (1 - 1e-14)).astype(int), 0)
+    at = np.bincount(level, chances)
+    values = np.zeros(len(at))
+    np.maximum.at(values, level, mu)  # the largest mu of its level
+    parts = [
+        Component(float(chance), 1.0, 1 / float(value))
+        for chance, value in zip(at, values, strict=True)
+        if chance > 0 and value > 0
+    ]
+    # A mu of 0 loses nothing; a part of next to no loss takes its place.
+    idle = float(at[values == 0].sum())
+    if idle:
+        parts.append(Component(idle, 1.0, 1e6))
+    return SubsampledLoss(tuple(parts), 1, overflow)
 
 
 def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
@@ -244,110 +249,44 @@ def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: i
     return np.arange(len(total)) * width + constant, total, overflow
 
 
-def _epsilon_of_steps(steps: list[SubsampledLoss | RenyiLoss], mu: float, delta: float) -> Spent:
-    spent = _spent_by_steps(tuple(steps), mu, delta)
-    return dataclasses.replace(spent, details=dict(spent.details))
-
-
 # Calibration, the limit of a budget, progress bars and the final statement ask for the same epsilons.
 @functools.lru_cache(maxsize=256)
-def _spent_by_steps(
-    steps: tuple[SubsampledLoss | RenyiLoss, ...], mu: float, delta: float
-) -> Spent:
-    overflow = sum(loss.steps * loss.overflow for loss in steps)
-    if not overflow < delta:
-        return Spent(math.inf, None, {"bound": "tail mass exceeds delta", "overflow": overflow})
-    sampled = [loss for loss in steps if isinstance(loss, SubsampledLoss)]
+def _spent_by_steps(steps: tuple[SubsampledLoss | RenyiLoss, ...], delta: float) -> Spent:
+    overflow, distribution, interval = _composed(steps)
+    details = {"overflow": overflow} if overflow else {}
     # The rounds that are left out have the total probability `overflow`, which delta has to cover.
     left = delta - overflow
-    if len(sampled) == len(steps):
-        by_rdp, order = rdp_epsilon(sampled, mu, left)
-    else:
-        _, by_rdp, order = _renyi(steps, mu, left)
-    details = {"epsilon_rdp": by_rdp, "rdp_order": order, "bound": "RDP"}
-    if overflow:
-        details["overflow"] = overflow
-    made = _distribution(steps, mu, by_rdp)
-    if made is None:
-        return Spent(by_rdp, None, details)
-    distribution, interval = made
-    by_pld = distribution.epsilon(left)
-    if math.isinf(by_pld):
-        # For a very small delta, the mass beyond the finite grid of the PLD exceeds delta.
-        return Spent(by_rdp, None, details)
-    rounds = sum(loss.steps for loss in sampled) + 1
-    check_bounds(by_pld, by_rdp, rounds * interval)
-    check_not_free(min(by_pld, by_rdp), sampled, delta)
-    details |= {"epsilon_pld": by_pld, "pld_interval": interval}
-    if by_pld <= by_rdp:
-        details["bound"] = "PLD"
-    return Spent(min(by_pld, by_rdp), None, details)
-
-
-def _renyi(steps, mu, delta):
-    """(divergences at `default_orders()`, epsilon, its order)."""
-    rdp = total_rdp([loss for loss in steps if isinstance(loss, SubsampledLoss)], mu)
-    for loss in steps:
-        if isinstance(loss, RenyiLoss):
-            rdp = rdp + loss.steps * np.asarray(loss.divergences)
-    return rdp, *rdp_to_epsilon(rdp, delta)
+    if not left > 0:
+        return Spent(math.inf, None, {"bound": "tail mass exceeds delta"} | details)
+    by_pld = math.inf if distribution is None else distribution.epsilon(left)
+    if distribution is not None and distribution.infinite < left / _WELL_ABOVE:
+        details |= {"bound": "PLD", "epsilon_pld": by_pld, "pld_interval": interval}
+        return Spent(by_pld, None, details)
+    by_rdp, order = rdp_to_epsilon(_renyi(steps), left)
+    if by_pld < by_rdp:
+        details |= {"bound": "PLD", "epsilon_pld": by_pld, "pld_interval": interval}
+        return Spent(by_pld, None, details)
+    details |= {"bound": "RDP", "epsilon_rdp": by_rdp, "rdp_order": order}
+    return Spent(by_rdp, None, details)
 
 
 @functools.lru_cache(maxsize=2)  # a statement asks for epsilon, and then for the curve
-def _distribution(steps, mu, by_rdp):
-    """The distribution of all steps and its interval, or None if there is none or it is too large."""
-    if not all(isinstance(loss, SubsampledLoss) for loss in steps):
-        return None  # only Rényi divergences are known of one loss
-    interval = pld_interval(steps, by_rdp)
-    return None if interval is None else composed_pld(steps, mu, interval)
+def _composed(steps):
+    """(probability of outcomes that are left out, distribution of all steps or None, its interval)."""
+    sampled = [loss for loss in steps if isinstance(loss, SubsampledLoss)]
+    overflow = sum(loss.steps * loss.overflow for loss in sampled)
+    if len(sampled) < len(steps):
+        return overflow, None, None  # only Rényi divergences are known of one loss
+    return overflow, *(composed(sampled) or (None, None))
 
 
-def check_bounds(pld: float, rdp: float, rounding: float) -> None:
-    """Refuses a pair of bounds that contradict each other.
-
-    A pessimistic PLD is at most `rounding` (one interval per round) above the true epsilon, so an RDP
-    bound that is smaller by more than that is a numerical failure.
-
-    Args:
-      pld: Epsilon from privacy loss distributions.
-      rdp: Epsilon from Rényi divergences.
-      rounding: Largest error of `pld` by the discretization.
-
-    Raises:
-      AccountingError: If the bounds contradict each other; the message has both.
-    """
-    finite = pld >= 0 and rdp >= 0  # both comparisons are false for NaN
-    if not finite or rdp < pld - rounding - 1e-6:
-        raise AccountingError(
-            "Expected the Rényi and the privacy-loss-distribution bounds to agree within rounding "
-            f"({rounding:g}). Received {rdp!r} and {pld!r}. Report this run as a bug and do not "
-            "rely on its epsilon."
-        )
-
-
-def check_not_free(epsilon: float, sampled: Sequence[SubsampledLoss], delta: float) -> None:
-    """Refuses epsilon 0 if the total variation distance of one round alone exceeds `delta`.
-
-    The total variation distance of one round, sum of w q (2 Phi(1/(2z)) - 1), is a lower bound on
-    the delta at epsilon 0 of the whole run.
-
-    Args:
-      epsilon: Computed upper bound.
-      sampled: Losses that were composed.
-      delta: Probability in (0, 1).
-
-    Raises:
-      AccountingError: If `epsilon` is 0 although it cannot be.
-    """
-    distance = max(
-        sum(
-            part.weight * part.probability * special.erf(0.5 / (math.sqrt(2) * part.multiplier))
-            for part in loss.components
-        )
-        for loss in sampled
-    )
-    if epsilon == 0 and distance > delta:
-        raise AccountingError(
-            f"Expected epsilon above 0: one step alone is told apart with probability {distance:g},"
-            f" which exceeds delta = {delta:g}. Received 0. Report this run as a bug."
-        )
+def _renyi(steps) -> np.ndarray:
+    """Composed divergences at `ORDERS`; infinite where nothing is known."""
+    total = np.zeros(len(ORDERS))
+    for loss in steps:
+        if isinstance(loss, RenyiLoss):
+            total = total + loss.steps * np.asarray(loss.divergences)
+        else:
+            found = renyi_divergences(loss, ORDERS)
+            total = total + (math.inf if found is None else found)
+    return total

@@ -1,0 +1,178 @@
+"""Random allocation: in each epoch every example is in one lot, drawn uniformly and by itself.
+
+One epoch of t lots is dominated, in both orders, by the mixture over i of N(e_i, z^2 I) against
+N(0, z^2 I) in t dimensions (Chua et al. 2024, "Balls-and-bins sampling for DP-SGD"; Feldman and
+Shenfeld 2025, "Privacy amplification by random allocation"). The ratio of their densities is the
+mean Y of t independent X = exp(x / z - 1 / (2 z^2)), where x is standard normal under N(0). Its mean
+is 1, and the hockey-stick divergences are the means of max(Y - e^epsilon, 0) and
+max(1 - e^epsilon Y, 0) under N(0): convex functions of Y.
+
+So the law of any number that exceeds Y in the convex order gives an upper bound on both. Moving the
+mass of X between two points of a lattice onto these two, with its mean unchanged, makes one of X,
+and sums of independent numbers keep the order. Sums on a lattice are convolutions. What is left out
+far away counts as a complete loss, in both orders.
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+from scipy import signal, special
+
+from tfdp.accounting.numerics.loss_grid import Grid, Losses, sum_of
+
+# Distance of lattice points in standard deviations of X, and the largest number of such points.
+_FINE = 0.02
+# Standard deviations of x beyond which a mass of 6e-16 is left out.
+_FAR = 8.0
+_FINEST = 1 << 17
+# Values of X that hardly any lot of an epoch has are large; they are on a coarser lattice of so many
+# points, and as many of an epoch are followed one by one.
+_RARE, _COARSE, _MOST_LARGE = 1e-3, 1 << 16, 3
+
+# With less noise than this, computing takes long, and amplification changes little.
+LEAST_MULTIPLIER = 0.5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Law:
+    """A part of the law of X, or of a sum of such numbers: first + step * (0, 1, 2, ...)."""
+
+    first: float
+    step: float
+    chances: np.ndarray
+
+    @property
+    def values(self) -> np.ndarray:
+        return self.first + self.step * np.arange(len(self.chances))
+
+    def plus(self, other: "_Law") -> "_Law":
+        """The law of the sum with an independent number on a lattice of the same step."""
+        chances = np.maximum(signal.fftconvolve(self.chances, other.chances), 0.0)
+        return _Law(self.first + other.first, self.step, chances)
+
+
+def positive_losses(probability: float, multiplier: float) -> tuple[Losses, Losses]:
+    """Positive losses of one epoch in both orders.
+
+    Args:
+      probability: 1 over the number of lots of an epoch.
+      multiplier: Standard deviation of the noise over the sensitivity.
+    """
+    lots = round(1 / probability)
+    included, left_in = _sums(lots, 1 / multiplier, True)
+    excluded, left_out = _sums(lots, 1 / multiplier, False)
+    forward = [(np.log(law.values / lots), law.chances) for law in included]
+    backward = [(-np.log(law.values / lots), law.chances) for law in excluded]
+    return _positive(forward, left_in), _positive(backward, left_out)
+
+
+def _positive(atoms, infinite: float) -> Losses:
+    values, chances = (np.concatenate(each) for each in zip(*atoms, strict=True))
+    some = (values > 0) & (chances > 0)
+    return Losses(values[some], chances[some], infinite)
+
+
+def reach(probability: float, multiplier: float) -> float:
+    """About the largest finite loss."""
+    shift = 1 / multiplier
+    return shift * _FAR + shift**2 / 2
+
+
+def _sums(lots: int, shift: float, included: bool) -> tuple[list[_Law], float]:
+    """The law of the sum of an epoch's X in parts, and the mass that is left out."""
+    small, large = _parts(lots, shift)
+    rest = lots - 1 if included else lots
+    chance = float(large.chances.sum())
+    counts = range(min(_MOST_LARGE, rest) + 1) if chance else [0]
+    cases = [(rest - k, k, [], math.comb(rest, k)) for k in counts]
+    if included:
+        cases = [
+            (m, k, [part], times)
+            for m, k, _, times in cases
+            for part in (_weighted(small), _weighted(large))
+            if part.chances.any()
+        ]
+    found, total = [], 0.0
+    for m, k, more, times in cases:
+        law = _copies(small, m, [each for each in more if each.step == small.step])
+        further = [large] * k + [each for each in more if each.step != small.step]
+        if further:
+            law = _coarser(law, large.step)
+            for each in further:
+                law = law.plus(each)
+        law = _Law(law.first, law.step, times * law.chances)
+        found.append(law)
+        total += float(law.chances.sum())
+    return found, max(1.0 - total, 0.0) + 1e-14
+
+
+def _weighted(law: _Law) -> _Law:
+    """The part under P for the lot that has the example: weighted by X."""
+    return _Law(law.first, law.step, law.chances * law.values)
+
+
+def _copies(small: _Law, number: int, more: list[_Law]) -> _Law:
+    """The law of the sum of so many copies, and of further numbers on the same lattice."""
+    terms = [(small, number)] * (number > 0) + [(each, 1) for each in more]
+    first = sum(law.first * count for law, count in terms)
+    if not terms:
+        return _Law(0.0, small.step, np.ones(1))
+    # Laws of a mass below 1 are brought to 1 for the sum, and back.
+    masses = [float(law.chances.sum()) for law, _ in terms]
+    grids = [
+        (Grid(law.step, 0, law.chances / mass, 0.0), count)
+        for (law, count), mass in zip(terms, masses, strict=True)
+    ]
+    grid = sum_of(grids)
+    scale = math.prod(mass**count for (_, count), mass in zip(terms, masses, strict=True))
+    return _Law(first + grid.lowest * small.step, small.step, grid.chances * scale)
+
+
+def _coarser(law: _Law, step: float) -> _Law:
+    """The law on a lattice of a larger step, with each value split between two points."""
+    place = (law.values - law.first) / step
+    lower = np.floor(place).astype(int)
+    points = int(lower[-1]) + 2
+    upper = law.chances * (place - lower)
+    chances = np.bincount(lower + 1, upper, points)
+    return _Law(law.first, step, chances + np.bincount(lower, law.chances - upper, points))
+
+
+@functools.lru_cache(maxsize=16)
+def _parts(lots: int, shift: float) -> tuple[_Law, _Law]:
+    """The law of X in two parts: small values on a fine lattice, and large ones on a coarse one."""
+
+    def value(x):
+        return math.exp(shift * x - shift**2 / 2)
+
+    first, last = value(-_FAR), value(shift + _FAR)
+    step = _FINE * math.sqrt(math.expm1(shift**2))
+    coarse = max((last - first) / _COARSE, step)
+    border = max(value(-float(special.ndtri(_RARE / lots))), 50 * coarse)
+    step = max(step, border / _FINEST)
+    if border >= last:
+        return _lattice(first, last, step, shift), _Law(0.0, coarse, np.zeros(1))
+    points = math.ceil((border - first) / step)
+    border = first + points * step
+    return _lattice(first, border, step, shift), _lattice(border, last, coarse, shift)
+
+
+def _lattice(first: float, last: float, step: float, shift: float) -> _Law:
+    """Splits the mass of X between first and last among the points, with its mean unchanged."""
+    points = first + step * np.arange(round(math.ceil((last - first) / step - 1e-9)) + 1)
+    ends = np.log(points) / shift + shift / 2
+    mass, mean = _between(ends), _between(ends - shift)
+    upper = np.clip((mean - points[:-1] * mass) / step, 0.0, mass)
+    chances = np.zeros(len(points))
+    chances[1:] = upper
+    chances[:-1] += mass - upper
+    return _Law(first, step, chances)
+
+
+def _between(ends: np.ndarray) -> np.ndarray:
+    """Standard normal masses between neighbouring points, without cancellation in the tails."""
+    low, high = ends[:-1], ends[1:]
+    upper = special.ndtr(-low) - special.ndtr(-high)
+    return np.where(low > 0, upper, special.ndtr(high) - special.ndtr(low))
