@@ -3,7 +3,6 @@
 import pytest
 
 from tfdp.accounting import CalibrationError, Run, best_bands, noise_for, proven, strategy
-from tfdp.accounting.calibration import quick_noise_for
 from tfdp.accounting.strategies import losses
 
 DELTA = 1e-5
@@ -17,17 +16,6 @@ RUN = Run(
 )
 
 
-@pytest.fixture
-def quickly(monkeypatch):
-    """Uses Rényi bounds for all candidates, which takes a tenth of the time."""
-    monkeypatch.setattr(
-        "tfdp.accounting.band_choice.noise_for",
-        lambda epsilon, delta, run, kind, adjacency: quick_noise_for(
-            epsilon, delta, run, adjacency
-        ),
-    )
-
-
 def candidate(bands, objective="mean"):
     return RUN.with_(
         mechanism="matrix", sampling="cyclic_poisson", groups=bands,
@@ -37,11 +25,11 @@ def candidate(bands, objective="mean"):
 
 
 @pytest.mark.parametrize(("objective", "which"), [("max", 1)])
-def test_it_is_the_best_of_all(objective, which, quickly):
+def test_it_is_the_best_of_all(objective, which):
     errors = {}
     for bands in (1, 2, 4, 8, 16):  # 32 groups of 31 examples give no lots of 50
         run = candidate(bands, objective)
-        noise = quick_noise_for(4.0, DELTA, run)
+        noise = noise_for(4.0, DELTA, run)
         errors[bands] = noise * losses(run.strategy.first(RUN.steps), RUN.steps)[which]
     found = best_bands(4.0, DELTA, RUN, objective=objective)
     assert found.bands == min(errors, key=errors.get)
@@ -60,7 +48,7 @@ def test_its_noise_meets_the_budget():
     )
 
 
-def test_little_budget_wants_few_bands(quickly):
+def test_little_budget_wants_few_bands():
     tight, loose = (best_bands(epsilon, DELTA, RUN, most=4).bands for epsilon in (0.05, 8.0))
     assert tight < loose
     assert best_bands(8.0, DELTA, RUN.with_(steps=1)).bands == 1
@@ -69,10 +57,3 @@ def test_little_budget_wants_few_bands(quickly):
 def test_a_budget_that_no_noise_meets_is_refused():
     with pytest.raises(CalibrationError, match="bands"):
         best_bands(1.0, DELTA, RUN.with_(batch_statistics=True))
-
-
-@pytest.mark.parametrize("run", [candidate(4), candidate(4).with_(sampling="cyclic", groups=1)])
-def test_quick_noise_is_enough_noise(run):
-    exact, quick = noise_for(2.0, DELTA, run), quick_noise_for(2.0, DELTA, run)
-    assert exact <= quick * 1.0001
-    assert quick <= 1.25 * exact

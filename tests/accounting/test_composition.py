@@ -113,9 +113,10 @@ def test_random_si_segments_compose():
     assert proven(random, DELTA).epsilon < two.epsilon
     assert two.epsilon < 2 * proven(random, DELTA / 2).epsilon
     assert any("released weights" in sentence for sentence in two.assumptions)
-    with_dpsgd = proven_composition([random, POISSON], DELTA)
-    assert with_dpsgd.epsilon == pytest.approx(
-        proven(random, DELTA / 2).epsilon + proven(POISSON, DELTA / 2).epsilon, rel=1e-3
+    with_dpsgd = proven_composition([random, POISSON], DELTA).epsilon
+    parts = [proven(run, DELTA).epsilon for run in (random, POISSON)]
+    assert (
+        max(parts) < with_dpsgd < sum(proven(run, DELTA / 2).epsilon for run in (random, POISSON))
     )
 
 
@@ -160,9 +161,6 @@ def test_adding_a_record_needs_a_probability_that_was_fixed_before():
     assert "fixed without looking at the data" in " ".join(guarantee.assumptions)
     with pytest.raises(ValueError, match="regroup"):
         proven(nominal.with_(microbatch_size=2), DELTA, "add_or_remove_one")
-    # The number of examples is not public then, so the accounting assumes that any lot may be cut.
-    cut = nominal.with_(max_lot_size=1000)
-    assert proven(cut, DELTA).epsilon > 1.5 * guarantee.epsilon
 
 
 def test_a_registered_mechanism_is_known(monkeypatch):

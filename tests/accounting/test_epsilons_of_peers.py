@@ -13,6 +13,9 @@ import pytest
 
 import tfdp
 from tfdp.accounting import Run, claimed, noise_for, proven
+from tfdp.accounting.analysis import analyse
+from tfdp.accounting.numerics.privacy_loss import ORDERS, rdp_to_epsilon
+from tfdp.accounting.numerics.subsampled import renyi_divergences
 
 
 def poisson(n, lot, noise, steps):
@@ -23,6 +26,13 @@ def poisson(n, lot, noise, steps):
 
 
 # ------------------------------------------------------------------ computed with the packages
+
+
+def by_renyi(run, delta):
+    """Epsilon by the Rényi divergences that decide where delta is tiny."""
+    (loss,) = analyse(run, delta, "zero_out").losses
+    divergences, left_out = renyi_divergences(loss, ORDERS)
+    return rdp_to_epsilon(divergences, delta - left_out)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +73,8 @@ def test_every_accountant(case):
     assert case.opacus_prv - 0.012 <= found.epsilon <= case.opacus_prv * (1 + 1e-3)
     assert found.epsilon < min(case.tf_privacy_rdp, case.opacus_rdp, case.classic)
     # tfdp takes the best of more orders, so its Rényi bound is at most theirs, and not far below.
-    bound = found.details["epsilon_rdp"]
-    assert bound <= min(case.tf_privacy_rdp, case.opacus_rdp) * (1 + 1e-4)
+    bound = by_renyi(case.run, case.delta)
+    assert bound <= min(case.tf_privacy_rdp, case.opacus_rdp) * (1 + 1e-3)
     assert bound == pytest.approx(case.tf_privacy_rdp, rel=1e-2)
     assert claimed(case.run, case.delta).epsilon == pytest.approx(case.classic, rel=1e-5)
 
@@ -84,7 +94,8 @@ def test_epsilon_of_90_epochs():
     """
     found = proven(poisson(10_000, 400, 1.5, 2250), 1e-5, "add_or_remove_one")
     assert BY_GDP < found.epsilon < BY_RDP
-    assert found.details["epsilon_rdp"] == pytest.approx(BY_RDP, rel=1e-4)
+    run = poisson(10_000, 400, 1.5, 2250)
+    assert by_renyi(run, 1e-5) == pytest.approx(BY_RDP, rel=1e-3)
     shorter = proven(poisson(10_000, 400, 1.5, 2249), 1e-5, "add_or_remove_one").epsilon
     assert BY_PRV - 0.012 <= shorter <= BY_PRV + 1e-3
 
@@ -134,8 +145,7 @@ def test_epsilon_of_poisson_lots(n, lot, noise, epochs, delta, expected):
     assert epsilon <= expected * (1 + 1e-6)
     if expected < 100:
         run = poisson(n, lot, noise, math.ceil(epochs * n / lot))
-        bound = proven(run, delta).details["epsilon_rdp"]
-        assert expected * 0.98 <= bound <= expected * (1 + 1e-6)
+        assert expected * 0.9 <= by_renyi(run, delta) <= expected * (1 + 1e-3)
 
 
 # test_compute_dp_sgd_example_privacy: 1.2 epochs, noise multiplier 0.7, delta 1e-5: sampling, size of

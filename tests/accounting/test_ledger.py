@@ -1,13 +1,11 @@
 """The ledger never forgets what was spent, and a budget refuses what exceeds it."""
 
-import json
 import math
 import pathlib
 
 import pytest
 
 from tfdp.accounting import Ledger, LedgerError, PrivacyBudget, Run
-from tfdp.accounting.composition import guarantee_of_all
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 RUN = Run(
@@ -136,36 +134,6 @@ def test_merge_keeps_the_stricter_budget(mine, other, kept):
     first.budget, second.budget = mine, other
     first.merge(second)
     assert first.budget == kept
-
-
-def _has_better_pairs(run):
-    return run.sampling_name == "with_replacement" or run.sampling.may_cut
-
-
-GOLDEN = json.loads((FIXTURES / "golden_ledgers.json").read_text())
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden_epsilons(name):
-    ledger = Ledger.from_json(json.dumps(GOLDEN[name]["ledger"]))
-    for what, epsilon in GOLDEN[name]["epsilons"].items():
-        kind, adjacency = what.split()
-        found = guarantee_of_all(kind, ledger.runs, 1e-5, adjacency)
-        if name == "seeded" and kind == "proven":
-            # Somebody knows the seed.
-            assert found.epsilon == math.inf
-            assert "seed" in found.reason
-        elif epsilon == "inf":
-            assert found.epsilon == math.inf
-        elif kind == "proven" and any(_has_better_pairs(run) for run in ledger.runs):
-            # Tighter now; and replace_one was no bound (docs/decisions/fixed_size_lots.md).
-            assert 0.5 * epsilon < found.epsilon < epsilon or adjacency == "replace_one"
-        else:
-            # Losses of random lots are on other grids now (docs/decisions/speed_of_accounting.md).
-            on_a_grid = any(run.sampling.random_lots for run in ledger.runs)
-            assert found.epsilon == pytest.approx(epsilon, rel=1e-5 if on_a_grid else 1e-9)
-    again = Ledger.from_json(ledger.to_json())
-    assert again == ledger
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,6 @@ GOOD = {
         ("momentum", -0.5),
         ("draws", 0),
         ("release", "weights"),
-        ("largest_start", -1e-9),
-        ("max_lot_size", 99),
         ("start", "private"),
         ("noise_multiplier", (1.0,) * 19),
     ],
@@ -89,11 +87,11 @@ def test_a_run_is_equal_to_its_copies_and_to_its_parts():
 
 
 def test_a_part_that_changes_by_name_keeps_what_both_have():
-    run = Run(**GOOD, max_lot_size=150, l2_norm_clip=0.5)
+    run = Run(**GOOD, nominal=True, l2_norm_clip=0.5)
     other = run.with_(mechanism="si_dpsgd", sampling="cyclic", momentum=0.9)
     assert (other.noise_multiplier, other.lot_size, other.l2_norm_clip) == (1.0, 100, 0.5)
     assert other.momentum == 0.9
-    assert other.with_(mechanism="dpsgd", sampling="poisson", max_lot_size=150) == run
+    assert other.with_(mechanism="dpsgd", sampling="poisson", nominal=True) == run
 
 
 def test_a_run_is_frozen_and_takes_keywords_only():

@@ -62,7 +62,7 @@ def test_the_table_is_that_of_the_runs():
     assert found[CLAIMED] == format_epsilon(claimed(run("poisson"), 1e-5).epsilon)
 
 
-def test_microbatches_are_not_amplified_and_cost_twice():
+def test_microbatches_cost_twice():
     text = tfdp.compute_dp_sgd_privacy_statement(**SMALL)
     (found,) = figures(text)
     for label, sampling in ((POISSON, "poisson"), (EPOCHS, "shuffle"), (UNKNOWN, "unknown")):
@@ -72,7 +72,7 @@ def test_microbatches_are_not_amplified_and_cost_twice():
         assert proven(larger, 1e-5).epsilon == proven(some, 1e-5).epsilon
     assert found[EPOCHS] == format_epsilon(epsilon_of_mu(2 * math.sqrt(3) / 1.5, 1e-5))
     assert "with microbatches" in text and "used_microbatching=False" in text
-    assert float(found[POISSON]) > 2 * proven(run("poisson"), 1e-5).epsilon
+    assert float(found[POISSON]) > 1.5 * proven(run("poisson"), 1e-5).epsilon
 
 
 @pytest.mark.parametrize(("epochs", "poisson", "whole"), [(2.51, 101, 3), (0.1, 4, 1)])
@@ -93,55 +93,37 @@ THEIRS = dict(
 
 
 def test_golden_statement_of_microbatches():
-    """..._no_user_dp_with_pld: 12.595 for whole epochs, and 1.199 for Poisson lots.
-
-    With microbatches nothing is amplified here, because a record that is left out moves every later
-    one to another microbatch; without microbatches ours is below theirs.
-    """
+    """..._no_user_dp_with_pld: 12.595 for whole epochs, and 1.199 for Poisson lots."""
     (found,) = figures(tfdp.compute_dp_sgd_privacy_statement(**THEIRS))
     assert float(found[EPOCHS]) == pytest.approx(12.595, abs=6e-3)
-    assert float(found[POISSON]) > float(found[EPOCHS])
     (single,) = figures(tfdp.compute_dp_sgd_privacy_statement(**THEIRS, used_microbatching=False))
-    assert 0.3 < float(single[POISSON]) < 1.199
+    # A mean that moves from -1 to 1 is harder to tell from noise than one that moves from 0 to 2.
+    assert 0.3 < float(single[POISSON]) < float(found[POISSON]) < 1.199
 
 
 def test_golden_statement_of_users():
-    """..._user_dp_with_pld: two examples of a user, 30.579 and 2.532.
+    """..._user_dp_with_pld: two examples of a user, 30.579 and 2.532, by group privacy.
 
-    Group privacy of a Gaussian is exact here, so the epochs cost less than there.
+    Here the number of a user's examples in a lot is a mixture, which costs less.
     """
     two = THEIRS | {"max_examples_per_user": 2}
     users = figures(tfdp.compute_dp_sgd_privacy_statement(**two))[1]
     exact = epsilon_of_mu(2 * 2 * math.sqrt(5) / 2, 1e-6)
     assert users[EPOCHS] == format_epsilon(exact)
     assert exact < 30.579
-    assert users[POISSON] == "infinite"  # no finite bound for revealed samples
+    assert float(users[POISSON]) < exact  # the sample is taken as revealed
     alone, users = figures(tfdp.compute_dp_sgd_privacy_statement(**two, used_microbatching=False))
     assert float(alone[POISSON]) < float(users[POISSON]) < 2.532
     assert users[EPOCHS] == format_epsilon(epsilon_of_mu(math.sqrt(5), 1e-6))
 
 
 def test_all_examples_of_a_user_in_poisson_lots():
-    users = figures(
-        tfdp.compute_dp_sgd_privacy_statement(
-            **SMALL, used_microbatching=False, max_examples_per_user=3
-        )
-    )[1]
-    found = float(users[POISSON])
-    assert found > 3 * proven(run("poisson"), 1e-5).epsilon
-
-    def delta_of_three(delta):
-        epsilon = proven(run("poisson"), delta).epsilon
-        return epsilon, delta * sum(math.exp(i * epsilon) for i in range(3))
-
-    # Some delta of one record gives this epsilon, with a delta of all three that is at most 1e-5.
-    low, high = math.log(1e-12), math.log(1e-5)
-    for _ in range(12):
-        middle = (low + high) / 2
-        _, together = delta_of_three(math.exp(middle))
-        low, high = (middle, high) if together <= 1e-5 else (low, middle)
-    least = 3 * delta_of_three(math.exp(high))[0]  # `high` does not fit, so this is too small
-    assert least < found <= 1.01 * least
+    text = tfdp.compute_dp_sgd_privacy_statement(
+        **SMALL, used_microbatching=False, max_examples_per_user=3
+    )
+    found = figures(text)[1][POISSON]
+    of_three = run("poisson", max_examples_per_user=3)
+    assert found == format_epsilon(proven(of_three, 1e-5).epsilon)
 
 
 def test_the_pair_is_the_one_of_the_old_function():

@@ -1,11 +1,10 @@
-"""The statement has both figures, their meaning and their assumptions; the advice is theorem E."""
+"""The statement has both figures, their meaning and their assumptions."""
 
 import json
-import math
 
 import pytest
 
-from tfdp.accounting import Run, Statement, advice, noise_for, proven, statement
+from tfdp.accounting import Run, Statement, noise_for, statement
 
 DELTA = 1e-5
 SI = Run(
@@ -82,39 +81,3 @@ def test_microbatches_are_named_with_their_cost():
     alone, of_ten = (Statement.of(DPSGD.with_(microbatch_size=m), DELTA) for m in (1, 10))
     assert "clip" not in alone.executed[0]
     assert "twice the clip norm" in of_ten.executed[0]
-
-
-# ------------------------------------------------------------------ advice
-
-
-@pytest.mark.parametrize(("k", "b"), [(1, 10), (10, 1), (5, 6)])
-def test_advice_is_theorem_e_in_fixed_order(k, b):
-    run = SI.with_(num_examples=10 * b, lot_size=10, steps=k * b)
-    run = run.with_(noise_multiplier=noise_for(2.0, DELTA, run))
-    found = advice(run, DELTA)
-    expected = math.sqrt((k + 1) * (2 * k + 1) / (6 * k))
-    assert found.final_noise_ratio == pytest.approx(expected, rel=1e-6)
-    assert found.prefix_noise_ratio == pytest.approx(expected, rel=1e-6)
-    assert found.epsilon <= 2.0
-    again = run.with_(mechanism="dpsgd", noise_multiplier=found.noise_same_sampling)
-    assert proven(again, DELTA).epsilon <= 2.0
-
-
-def test_advice_prefers_amplification():
-    run = SI.with_(num_examples=5000, lot_size=100, steps=250)
-    found = advice(run.with_(noise_multiplier=noise_for(2.0, DELTA, run)), DELTA)
-    assert found.noise_poisson < found.noise_same_sampling
-    assert found.final_noise_ratio_poisson > found.final_noise_ratio > 1
-
-
-def test_advice_with_a_vacuous_or_infinite_guarantee():
-    assert advice(SI, DELTA).noise_poisson is None
-    found = advice(SI.with_(release="mu"), DELTA)
-    assert found.epsilon == math.inf
-    assert found.noise_same_sampling is None
-
-
-def test_advice_is_for_si_dpsgd():
-    for run in (DPSGD, SI.with_(steps=0)):
-        with pytest.raises(ValueError, match="advice"):
-            advice(run, DELTA)

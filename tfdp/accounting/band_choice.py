@@ -97,11 +97,13 @@ def best_bands(
     }
     least, choices = min(rough.values(), default=math.inf), []
     for candidate, error in rough.items():
-        if error <= _CLOSE * least:
+        if error > _CLOSE * least:
+            continue
+        try:
             noise = noise_for(epsilon, delta, candidate, "proven", adjacency)
-            choices.append(
-                BandChoice(candidate.groups, noise, noise * _error(candidate, objective))
-            )
+        except CalibrationError:
+            continue
+        choices.append(BandChoice(candidate.groups, noise, noise * _error(candidate, objective)))
     if not choices:
         raise CalibrationError(
             f"No number of bands meets epsilon {epsilon:g}. Expected a larger epsilon or fewer steps."

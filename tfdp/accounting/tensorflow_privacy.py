@@ -4,13 +4,6 @@ Code that was written for TensorFlow Privacy finds `compute_dp_sgd_privacy_state
 `compute_dp_sgd_privacy` here. Their arguments do not say how lots were drawn, on which everything that
 is proven depends. So the answers name the ways in which lots may have been drawn, with what is proven
 for each. The numbers are those of `proven` and `claimed` for the runs that `_runs` describes.
-
-Formal guarantees for users with at most k examples: zeroing out k records, one after the other, is a
-chain of k neighbours, so
-
-* a bound that is mu-GDP becomes k mu-GDP (Dong, Roth, Su 2022, Theorem 2.14);
-* (epsilon, delta) becomes (k epsilon, delta (exp(k epsilon) - 1) / (exp(epsilon) - 1)) (Vadhan 2017,
-  Lemma 2.2, whose proof has this sum), for every pair that was proven.
 """
 
 import dataclasses
@@ -22,7 +15,6 @@ from tfdp._validate import flag, positive, refuse, whole
 from tfdp.accounting.composition import claimed, proven
 from tfdp.accounting.guarantee import Guarantee, check_delta, format_epsilon
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
-from tfdp.accounting.numerics import gaussian
 from tfdp.accounting.run import Run
 from tfdp.accounting.wording import Statement
 
@@ -33,17 +25,16 @@ _CONDITIONS = {
     "shuffle": "if each epoch took every example at most once",
     "unknown": "if every example may have been in every lot",
 }
-# The search for the delta of one record: evaluations, closeness and least value on the log scale.
-_EVALUATIONS, _CLOSE, _SMALLEST = 25, 0.02, -690.0
 _ADVICE = (
     "tf.data's shuffle(...).batch(...) draws no Poisson lots. It is the second case, if the order "
     "does not depend on what the examples hold. tfdp's fit(x, y) really draws Poisson lots, and its "
     "model's own statement is about what was executed."
 )
 _MICROBATCHES = (
-    "With microbatches of several examples, leaving one example out moves every later one to another "
-    "microbatch, so nothing proven here is amplified by sampling, and every epsilon is for twice the "
-    "sensitivity. The claimed formula leaves this out. If each example was clipped by itself, pass "
+    "With microbatches of several examples, one example moves a clipped mean by twice the clip norm, "
+    "which the claimed formula leaves out. The figure for Poisson sampling holds if microbatches are "
+    "fixed groups of examples and whole groups were drawn, as tfdp does; where single examples were "
+    "drawn and then grouped, nothing is amplified. If each example was clipped by itself, pass "
     "used_microbatching=False."
 )
 
@@ -106,7 +97,7 @@ def compute_dp_sgd_privacy_statement(
     claim = claimed(runs["poisson"], told.delta)
     lines = [*_filled(told.words(microbatching)), "", *_table(found, claim)]
     if users is not None:
-        lines += ["", *_user_table(runs, found, users, told.delta)]
+        lines += ["", *_user_table(runs, users, told.delta)]
     lines += ["", *_filled(_ADVICE)]
     if microbatching:
         lines += ["", *_filled(_MICROBATCHES)]
@@ -224,53 +215,12 @@ def _table(found: dict[str, Guarantee], claim: Guarantee) -> list[str]:
     return [f"  {words:<54} {format_epsilon(epsilon)}" for words, epsilon in rows]
 
 
-def _user_table(
-    runs: dict[str, Run], found: dict[str, Guarantee], users: int, delta: float
-) -> list[str]:
+def _user_table(runs: dict[str, Run], users: int, delta: float) -> list[str]:
     lines = [f"For all examples of one user together, who has at most {users}:"]
     for name, condition in _CONDITIONS.items():
-        epsilon = _of_a_group(runs[name], found[name], users, delta)
+        epsilon = proven(runs[name].with_(max_examples_per_user=users), delta).epsilon
         lines.append(f"  {f'proven {condition}:':<54} {format_epsilon(epsilon)}")
-        if math.isinf(epsilon) and found[name].epsilon < math.inf:
-            lines.append("    (the bound for one example gives no finite one for so many)")
     return lines
-
-
-def _of_a_group(run: Run, found: Guarantee, size: int, delta: float) -> float:
-    """Upper bound on epsilon for `size` records together (see the module's docstring)."""
-    if size == 1 or math.isinf(found.epsilon):
-        return found.epsilon
-    if found.mu is not None:
-        return gaussian.epsilon_of_mu(size * found.mu, delta)
-    # Epsilon grows as delta falls, so the delta of the group may not fall with it. Only a delta that
-    # was seen to fit counts, and every one that does gives a valid bound.
-    target = math.log(delta)
-    place, fails, fits, best = target, target, None, math.inf
-    for _ in range(_EVALUATIONS):
-        epsilon = proven(run, math.exp(place)).epsilon
-        excess = place + _log_sum(epsilon, size) - target
-        if excess <= 0:
-            fits, best = place, min(best, size * epsilon)
-        else:
-            fails = place
-        if fits is None:
-            place -= 1.05 * excess
-        elif fails - fits < _CLOSE:
-            break
-        else:
-            place = (fails + fits) / 2
-        if not place > _SMALLEST:
-            break
-    return best
-
-
-def _log_sum(epsilon: float, size: int) -> float:
-    """log of 1 + exp(epsilon) + ... + exp((size - 1) epsilon)."""
-    if not epsilon > 0:
-        return math.log(size)
-    if math.isinf(epsilon):
-        return math.inf
-    return (size - 1) * epsilon + math.log(-math.expm1(-size * epsilon) / -math.expm1(-epsilon))
 
 
 def _filled(paragraph: str) -> list[str]:

@@ -13,7 +13,6 @@ from tfdp.accounting import (
     proven,
     proven_composition,
 )
-from tfdp.accounting.analysis import analyse
 from tfdp.accounting.encoding import normal_quantiles
 
 DELTA = 1e-5
@@ -74,7 +73,6 @@ def test_gaussian_noise_is_dpsgd():
     run = MNIST.with_(encoding=Encoding(num_weights=100), noise_multiplier=1.1)
     assert claimed(run, DELTA).epsilon == pytest.approx(3.009100, rel=1e-6)
     found = proven(run, DELTA)
-    assert found.details["epsilon_rdp"] == pytest.approx(2.596981, rel=2e-4)
     assert found.epsilon == pytest.approx(2.3817, rel=1e-3)
     for sampling, adjacency in (("cyclic", "zero_out"), ("poisson", "replace_one")):
         same = run.with_(mechanism="dpsgd", encoding=None, sampling=sampling)
@@ -151,15 +149,6 @@ def test_any_codebook_of_unit_vectors():
     assert low <= high <= 1.02 * low
 
 
-def test_lots_that_are_cut_are_charged_to_delta():
-    run = SMALL.with_(max_lot_size=40)
-    loss = analyse(run, DELTA, "zero_out").losses[0]
-    assert 0 < loss.overflow < 1e-12
-    assert proven(run, DELTA).epsilon == pytest.approx(proven(SMALL, DELTA).epsilon, rel=1e-6)
-    tight = proven(SMALL.with_(max_lot_size=12), DELTA)
-    assert tight.epsilon == math.inf
-
-
 def test_whole_data_lots_are_not_amplified():
     run = SMALL.with_(lot_size=100, steps=1, encoding=Encoding(noise="laplace", num_weights=1))
     # One Laplace release of scale 4 is (1/4, 0)-DP; Rényi orders up to 64 give hardly less.
@@ -176,9 +165,8 @@ def test_composition():
     alone = [proven(run, DELTA).epsilon for run in (MNIST, dpsgd, cyclic)]
     assert max(alone) < mixed.epsilon < sum(alone)
     microbatches = dpsgd.with_(microbatch_size=2, noise_multiplier=20.0)
-    assert proven_composition([MNIST, microbatches], DELTA).epsilon == pytest.approx(
-        proven(MNIST, DELTA / 2).epsilon + proven(microbatches, DELTA / 2).epsilon
-    )
+    together = proven_composition([MNIST, microbatches], DELTA).epsilon
+    assert proven(MNIST, DELTA).epsilon < together < proven(MNIST, DELTA).epsilon * 1.2
 
 
 @pytest.mark.parametrize(

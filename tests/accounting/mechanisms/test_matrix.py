@@ -170,7 +170,7 @@ def test_amplification_needs_few_bands():
     run = BASE.with_(num_examples=1000, sampling="cyclic_poisson", groups=4, strategy=BANDED)
     amplified = proven(run, DELTA)
     assert amplified.details["amplification"] == "secrecy of the sample"
-    for change in ({"groups": 3}, {"strategy": ROOT}, {"microbatch_size": 2}):
+    for change in ({"groups": 3}, {"strategy": ROOT}, {"max_examples_per_user": 2}):
         other = proven(run.with_(**change), DELTA)
         assert other.mu is not None
         assert other.epsilon > amplified.epsilon
@@ -206,15 +206,6 @@ def test_factors():
         assert proven(run.with_(clip_groups=4), DELTA).epsilon == pytest.approx(
             proven(run.with_(noise_multiplier=1.5), DELTA).epsilon, rel=1e-6
         )
-
-
-def test_cut_lots_of_a_group():
-    run = BASE.with_(
-        num_examples=1000, lot_size=50, sampling="cyclic_poisson", groups=4, strategy=BANDED
-    )
-    whole = proven(run, DELTA).epsilon
-    assert proven(run.with_(max_lot_size=120), DELTA).epsilon == pytest.approx(whole, rel=1e-3)
-    assert proven(run.with_(max_lot_size=50), DELTA).epsilon > 1.2 * whole
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from scipy import stats
 
 from tfdp.accounting.numerics import loss_grid, subsampled
 from tfdp.accounting.numerics.gaussian import epsilon_of_mu
+from tfdp.accounting.numerics.pairs import Component
 
 RELATIONS = {
     "add": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -37,7 +38,11 @@ def theirs(pair, q, noise, interval):
 
 
 def ours(pair, q, noise, interval):
-    return loss_grid.one_round([(1.0, q, noise, pair)], interval)
+    return subsampled.one_round((Component(1.0, q, noise, pair),), interval)
+
+
+def composed(rounds):
+    return loss_grid.composed(rounds, 1 << 23)
 
 
 @pytest.mark.parametrize("pair", RELATIONS)
@@ -47,13 +52,13 @@ def test_compositions_agree_with_dp_accounting(pair, q, noise, steps, interval):
     peer = theirs(pair, q, noise, interval).self_compose(steps)
     for delta in (1e-2, 1e-5, 1e-8):
         expected = peer.get_epsilon_for_delta(delta)
-        found = loss_grid.composed(rounds).epsilon(delta)
+        found = composed(rounds).epsilon(delta)
         # What rounding may have done is added here, and not there.
         assert expected * (1 - 2e-6) - 1e-9 <= found
         assert found <= expected * (1 + (2e-6 if delta > 1e-6 else 2e-4)) + 1e-9
     for epsilon in (0.0, 0.3, 2.0):
         expected = float(peer.get_delta_for_epsilon(epsilon))
-        found = loss_grid.composed(rounds).delta(epsilon)
+        found = composed(rounds).delta(epsilon)
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-8)
 
 
@@ -83,7 +88,7 @@ def test_chords_lie_above_the_curve_and_meet_it_on_the_grid(pair, log_q, noise):
 @given(q=st.floats(0.001, 0.5), noise=st.floats(0.7, 6), steps=st.integers(1, 400))
 def test_a_coarser_grid_is_never_below_a_finer_one(q, noise, steps):
     found = [
-        loss_grid.composed([(ours("add", q, noise, interval), steps)]).epsilon(1e-5)
+        composed([(ours("add", q, noise, interval), steps)]).epsilon(1e-5)
         for interval in (5e-4, 2e-3, 1e-2)
     ]
     for fine, coarse in itertools.pairwise(found):
@@ -93,23 +98,23 @@ def test_a_coarser_grid_is_never_below_a_finer_one(q, noise, steps):
 def test_gaussians_compose_to_the_exact_gaussian():
     rounds = [(ours("add", 1.0, 4.0, 1e-3), 9), (ours("add", 1.0, 2.5, 1e-3), 1)]
     exact = epsilon_of_mu(math.hypot(3 / 4, 1 / 2.5), 1e-6)
-    found = loss_grid.composed(rounds).epsilon(1e-6)
+    found = composed(rounds).epsilon(1e-6)
     assert exact <= found <= exact * (1 + 1e-4)
 
 
 def test_a_mixture_is_the_average_of_its_parts():
-    parts = [(0.3, 0.1, 1.0, "add"), (0.7, 0.2, 2.0, "slot")]
-    mixed = loss_grid.one_round(parts, 1e-3)
-    alone = [loss_grid.one_round([(1.0, *rest)], 1e-3) for _, *rest in parts]
+    parts = (Component(0.3, 0.1, 1.0, "add"), Component(0.7, 0.2, 2.0, "slot"))
+    mixed = subsampled.one_round(parts, 1e-3)
+    alone = [ours(part.pair, part.probability, part.multiplier, 1e-3) for part in parts]
     for epsilon in (0.0, 0.1, 0.7):
         for i, half in enumerate(mixed.halves):
             expected = 0.3 * alone[0].halves[i].delta(epsilon)
             expected += 0.7 * alone[1].halves[i].delta(epsilon)
-            assert half.delta(epsilon) == pytest.approx(expected, rel=1e-9)
+            assert half.delta(epsilon) == pytest.approx(expected, rel=1e-5)
 
 
 def test_epsilon_and_delta_are_inverse():
-    grid = loss_grid.composed([(ours("add", 0.1, 1.5, 1e-3), 50)])
+    grid = composed([(ours("add", 0.1, 1.5, 1e-3), 50)])
     for delta in (1e-1, 1e-3, 1e-7):
         for half in grid.halves:
             assert half.delta(half.epsilon(delta)) == pytest.approx(delta, rel=1e-9)
@@ -118,21 +123,20 @@ def test_epsilon_and_delta_are_inverse():
 
 
 def test_mass_outside_of_the_range_counts_as_an_infinite_loss():
-    half = loss_grid.composed([(ours("add", 0.2, 1.0, 1e-3), 300)]).forward
+    half = composed([(ours("add", 0.2, 1.0, 1e-3), 300)]).forward
     assert half.infinite >= 1e-15
     assert half.chances.sum() + half.infinite == pytest.approx(1, abs=1e-9)
     assert np.all(half.chances >= 0)
 
 
-@pytest.mark.parametrize("pair", loss_grid.PAIRS)
+@pytest.mark.parametrize("pair", ["add", "replace", "slot", "triangle"])
 @pytest.mark.parametrize(("steps", "mu"), [(10_000, 1.0), (1_000_000, 3.0)])
 @pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-13])
 def test_rounding_never_makes_a_small_delta_smaller(pair, steps, mu, delta):
     """With probability 1 the pairs are Gaussians, and so is their composition."""
     shift = mu / math.sqrt(steps) / (2 if pair == "replace" else 1)
-    loss = subsampled.SubsampledLoss((subsampled.Component(1.0, 1.0, 1 / shift, pair),), steps)
-    interval = subsampled.pld_interval([loss], 30.0)
-    distribution, _ = subsampled.composed_pld([loss], 0.0, interval)
+    loss = subsampled.SubsampledLoss((Component(1.0, 1.0, 1 / shift, pair),), steps)
+    distribution, _ = subsampled.composed([loss])
     exact, found = epsilon_of_mu(mu, delta), distribution.epsilon(delta)
     assert exact * (1 - 1e-9) <= found
     # Rounding may be more than the smallest delta, for which there are Rényi divergences.

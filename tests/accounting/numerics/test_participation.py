@@ -79,7 +79,7 @@ def test_with_replacement_counts_repeats():
     squares, probabilities, _ = prefix_sum_law(run, DELTA)
     found = {s: p for s, p in zip(squares, probabilities, strict=True) if p}
     assert found == pytest.approx(expected)
-    squares, probabilities, _ = occurrence_law(run.sampling, run.steps, DELTA, 1.0)
+    squares, probabilities, _ = occurrence_law(run, run.steps, DELTA, 1.0)
     expected = {}
     for a, b in itertools.product(range(3), repeat=2):
         expected[a * a + b * b] = expected.get(a * a + b * b, 0) + pmf[a] * pmf[b]

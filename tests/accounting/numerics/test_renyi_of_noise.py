@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -162,11 +163,10 @@ def test_the_corner_dominates_its_box(family, nu, a, b, q):
 
 @pytest.mark.parametrize("q", [0.004, 1.0])
 def test_gaussian_rounds_are_dp_accountings(q):
-    from tfdp.accounting.numerics.subsampled import Component, SubsampledLoss, one_round_rdp
-
     found = subsampled(corner("gaussian", np.full(25, 0.2 / 1.1)), q, ORDERS)
-    peer = one_round_rdp(SubsampledLoss((Component(1.0, q, 1.1),), 1), ORDERS)
-    assert found == pytest.approx(peer, rel=1e-7)
+    accountant = dp_accounting.rdp.RdpAccountant(ORDERS)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(1.1)))
+    assert found == pytest.approx(accountant.rdp, rel=1e-7)
 
 
 def test_two_thirds_of_the_noise_are_caught():

@@ -81,18 +81,16 @@ class Gaussians:
         """log of the density over that of N(0), accurate where it is small and where it is large."""
         x = np.asarray(x, float)
         exponents = [c * x - c * c / 2 for c in self.centres]
-        largest = functools.reduce(np.maximum, exponents, np.zeros_like(x))
         near = np.zeros_like(x)
         for weight, exponent in zip(self.weights, exponents, strict=True):
             near += weight * np.expm1(np.minimum(exponent, 30.0))
-        result = np.log1p(np.maximum(near, -1 + 1e-300))
-        far = largest > 30.0
+        result = np.log1p(np.maximum(near, -0.5))
+        far = (near < -0.5) | (near > 1e6)
         if np.any(far):
             rest = max(1.0 - float(self.weights.sum()), 0.0)
-            total = rest * np.exp(-largest[far])
-            for weight, exponent in zip(self.weights, exponents, strict=True):
-                total += weight * np.exp(exponent[far] - largest[far])
-            result[far] = largest[far] + np.log(total)
+            terms = [math.log(w) + e[far] for w, e in zip(self.weights, exponents, strict=True)]
+            terms += [np.full_like(terms[0], math.log(rest))] if rest else []
+            result[far] = functools.reduce(np.logaddexp, terms)
         return result
 
     @property

@@ -121,8 +121,8 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
         overflow, distribution, _ = _composed(steps)
         if distribution is not None and overflow + distribution.infinite < delta / _WELL_ABOVE:
             return lambda at: min(distribution.delta(at) + overflow, 1.0)
-        divergences = _renyi(steps)
-        return lambda at: min(_renyi_delta(divergences, at) + overflow, 1.0)
+        divergences, left_out = _renyi(steps)
+        return lambda at: min(_renyi_delta(divergences, at) + left_out, 1.0)
     squares, probabilities, overflow = np.array([mu * mu]), np.array([1.0]), 0.0
     if random:
         squares, probabilities, overflow = _add_random(random, mu * mu)
@@ -262,7 +262,10 @@ def _spent_by_steps(steps: tuple[SubsampledLoss | RenyiLoss, ...], delta: float)
     if distribution is not None and distribution.infinite < left / _WELL_ABOVE:
         details |= {"bound": "PLD", "epsilon_pld": by_pld, "pld_interval": interval}
         return Spent(by_pld, None, details)
-    by_rdp, order = rdp_to_epsilon(_renyi(steps), left)
+    divergences, left_out = _renyi(steps)
+    by_rdp, order = math.inf, math.nan
+    if left_out < delta:
+        by_rdp, order = rdp_to_epsilon(divergences, delta - left_out)
     if by_pld < by_rdp:
         details |= {"bound": "PLD", "epsilon_pld": by_pld, "pld_interval": interval}
         return Spent(by_pld, None, details)
@@ -280,13 +283,13 @@ def _composed(steps):
     return overflow, *(composed(sampled) or (None, None))
 
 
-def _renyi(steps) -> np.ndarray:
-    """Composed divergences at `ORDERS`; infinite where nothing is known."""
-    total = np.zeros(len(ORDERS))
+def _renyi(steps) -> tuple[np.ndarray, float]:
+    """Composed divergences at `ORDERS`, and the probability of what they leave out."""
+    total, left_out = np.zeros(len(ORDERS)), 0.0
     for loss in steps:
         if isinstance(loss, RenyiLoss):
             total = total + loss.steps * np.asarray(loss.divergences)
         else:
-            found = renyi_divergences(loss, ORDERS)
-            total = total + (math.inf if found is None else found)
-    return total
+            found, missing = renyi_divergences(loss, ORDERS)
+            total, left_out = total + found, left_out + missing
+    return total, left_out

@@ -86,22 +86,24 @@ def _interval(sampled: Sequence[SubsampledLoss]) -> float | None:
     return max(harmless, default=min(fitting, default=None))
 
 
-def renyi_divergences(loss: SubsampledLoss, orders: Sequence[float]) -> np.ndarray | None:
+def renyi_divergences(loss: SubsampledLoss, orders: Sequence[float]) -> tuple[np.ndarray, float]:
     """Upper bounds on the Rényi divergences of all rounds, the larger one of both orders.
 
     Args:
-      loss: Loss, whose infinite losses (below 1e-15 for each round) and `overflow` are left out.
+      loss: The loss.
       orders: Orders above 1.
 
     Returns:
-      Array with one divergence per order, or None if no grid fits.
+      (one divergence per order, probability of the losses that they leave out); the divergences are
+      infinite if no grid fits.
     """
     interval = _interval([loss])
     if interval is None:
-        return None
+        return np.full(len(orders), math.inf), 0.0
     halves = one_round(loss.components, interval).halves
     found = [[half.log_moment(order - 1) / (order - 1) for order in orders] for half in halves]
-    return loss.steps * np.maximum(np.max(found, axis=0), 0.0)
+    left_out = loss.overflow + max(half.infinite for half in halves)
+    return loss.steps * np.maximum(np.max(found, axis=0), 0.0), loss.steps * left_out
 
 
 def typical_noise(sampled: Sequence[SubsampledLoss], mu: float) -> float:

@@ -1,0 +1,88 @@
+"""Random allocation: the losses of an epoch against sampling, quadrature, and other schemes."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tfdp.accounting import Run, noise_for, proven
+from tfdp.accounting.numerics.pairs import Component
+from tfdp.accounting.numerics.subsampled import one_round
+
+DELTA = 1e-5
+EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0)
+RUN = Run(
+    mechanism="dpsgd",
+    sampling="random_allocation",
+    num_examples=60_000,
+    lot_size=256,
+    steps=15 * 234,
+    noise_multiplier=1.1,
+)
+
+
+def epoch(lots, noise):
+    halves = one_round((Component(1.0, 1 / lots, noise, "allocation"),), 5e-4).halves
+    return [[half.delta(e) for e in EPSILONS] for half in halves]
+
+
+@pytest.mark.parametrize("noise", [0.8, 2.0])
+def test_two_lots_by_quadrature(noise):
+    """The mixture of two Gaussians on the plane against the one at 0."""
+    x = np.linspace(-9 * noise, 9 * noise + 1, 1201)
+    cell = (x[1] - x[0]) ** 2
+    nothing, one = (stats.norm.pdf(x, c, noise) for c in (0.0, 1.0))
+    p = (np.outer(one, nothing) + np.outer(nothing, one)) / 2
+    q = np.outer(nothing, nothing)
+    for found, (first, other) in zip(epoch(2, noise), ((p, q), (q, p)), strict=True):
+        truth = [np.maximum(first - math.exp(e) * other, 0).sum() * cell for e in EPSILONS]
+        np.testing.assert_allclose(found, truth, rtol=0.02, atol=2e-4)
+        assert np.all(np.array(found) >= np.array(truth) * (1 - 1e-6) - 1e-9)
+
+
+def test_many_lots_by_sampling():
+    rng, lots, noise, number = np.random.default_rng(0), 20, 0.9, 200_000
+    draws = rng.normal(size=(lots, number))
+    y = np.exp(draws / noise - 0.5 / noise**2).mean(0)
+    draws[0] += 1 / noise  # the lot that has the example, which all of them are alike
+    y_with = np.exp(draws / noise - 0.5 / noise**2).mean(0)
+    forward, backward = epoch(lots, noise)
+    for at, e in enumerate(EPSILONS):
+        one = np.maximum(1 - math.exp(e) / y_with, 0)
+        other = np.maximum(1 - math.exp(e) * y, 0)
+        for sample, found in ((one, forward[at]), (other, backward[at])):
+            error = sample.std() / math.sqrt(number)
+            assert abs(sample.mean() - found) <= 4 * error + 0.02 * found + 1e-6
+
+
+def test_one_lot_is_a_gaussian():
+    whole = RUN.with_(lot_size=60_000, steps=15, noise_multiplier=8.0)
+    exact = proven(whole.with_(sampling="cyclic"), DELTA).epsilon
+    assert exact <= proven(whole, DELTA).epsilon <= exact * (1 + 1e-3)
+
+
+def test_golden_value_and_order():
+    found = proven(RUN, DELTA).epsilon
+    assert found == pytest.approx(1.0949, rel=1e-3)
+    assert found < 0.1 * proven(RUN.with_(sampling="shuffle"), DELTA).epsilon
+    twice = proven(RUN, DELTA, "replace_one").epsilon  # without amplification
+    assert twice == proven(RUN.with_(sampling="shuffle"), DELTA, "replace_one").epsilon
+    noises = [proven(RUN.with_(noise_multiplier=z), DELTA).epsilon for z in (0.45, 0.6, 0.8, 3.0)]
+    assert all(a > b for a, b in itertools.pairwise(noises))
+    assert noises[0] <= proven(RUN.with_(sampling="shuffle", noise_multiplier=0.45), DELTA).epsilon
+
+
+def test_epochs_compose_and_steps_of_an_epoch_count_together():
+    one = proven(RUN.with_(steps=234), DELTA).epsilon
+    assert proven(RUN.with_(steps=1), DELTA).epsilon == one
+    assert one < proven(RUN.with_(steps=235), DELTA).epsilon
+    table = (2.0,) * 234 + (1.1,) * 234
+    both = proven(RUN.with_(noise_multiplier=table, steps=468), DELTA).epsilon
+    assert one < both < proven(RUN.with_(steps=468), DELTA).epsilon
+
+
+def test_calibration():
+    noise = noise_for(2.0, DELTA, RUN)
+    assert 1.999 < proven(RUN.with_(noise_multiplier=noise), DELTA).epsilon <= 2.0
