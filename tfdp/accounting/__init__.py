@@ -43,6 +43,7 @@ _PUBLIC = {
     "LedgerError": "ledger",
     "statement": "wording",
     "Statement": "wording",
+    "draw_trials": "search",
     "best_bands": "band_choice",
     "BandChoice": "band_choice",
     "compute_dp_sgd_privacy": "tensorflow_privacy",

@@ -30,7 +30,7 @@ def _statement(flags: Flags) -> str:
     found = plan.answer(plan.plan(flags))
     from tfdp.accounting.wording import Statement
 
-    statement = Statement.from_guarantees([found.run], found.claimed, found.proven)
+    statement = Statement.from_guarantees([found.run], found.claimed, found.proven, planned=True)
     if flags.json:
         return json.dumps(
             {

@@ -79,9 +79,7 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
     """Guarantee that is proven for several runs on the same data together.
 
     Runs compose as adaptive mechanisms: Gaussian ones exactly (squares of mu add), amplified ones as
-    privacy loss distributions and Rényi divergences, averages of Gaussian profiles as independent
-    random mu. If there are both averages and amplified runs, each of the two sorts is converted with
-    half of delta and their epsilons are added, which is always valid.
+    privacy loss distributions, averages of Gaussian profiles as independent random mu.
 
     Args:
       runs: Segments of one training, in any order. A later segment may start from weights that an
@@ -195,6 +193,10 @@ def claimed_composition(
     if adjacency == "replace_one":
         adjacency = "add_or_remove_one"
         assumptions = (*assumptions, "The paper's formula is for one record added or removed.")
+    facts = _facts(runs)
+    if facts["max_examples_per_user"] > 1:
+        assumptions = (*assumptions, "The paper's formula is for one record, and not for a user.")
+        facts["max_examples_per_user"] = 1
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -203,7 +205,7 @@ def claimed_composition(
         assumptions=tuple(assumptions),
         details=parts[0].details if len(parts) == 1 else {"bound": "sum of parts, delta split"},
         reason=" ".join(reasons) if math.isinf(epsilon) else None,
-        **_facts(runs),
+        **facts,
     )
 
 
@@ -216,8 +218,10 @@ def _merged(runs) -> list[Run]:
     return [run.with_(steps=steps) for run, steps in merged.items()]
 
 
-def _facts(runs: Sequence[Run]) -> dict[str, str]:
+def _facts(runs: Sequence[Run]) -> dict:
+    users = [run.contribution.max_examples_per_user for run in runs]
     return {
+        "max_examples_per_user": max(users, default=1),
         "sampling": ", ".join(_unique(run.sampling_name for run in runs)) or "nothing",
         "mechanism": ", ".join(_unique(run.mechanism_name for run in runs)) or "nothing",
         "released": "; ".join(_unique(run.mechanism.released for run in runs)) or "nothing",

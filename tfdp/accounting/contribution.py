@@ -38,7 +38,7 @@ class Contribution:
       >>> pairs.sensitivity(run.sampling, "zero_out")  # twice that of single examples
       2.0
       >>> pairs.assumptions()
-      ('The microbatches are fixed groups of 2 examples, ...',)
+      ('Microbatches are fixed groups of 2 neighbours in the data, ...',)
     """
 
     l2_norm_clip: float | None = None
@@ -149,8 +149,8 @@ class Contribution:
             )
         if self.microbatch_size > 1:
             sentences.append(
-                f"The microbatches are fixed groups of {self.microbatch_size} examples, neighbours in "
-                "the data whatever they hold, and lots were drawn from whole groups. A record that "
+                f"Microbatches are fixed groups of {self.microbatch_size} neighbours in the data, "
+                "whatever they hold, and random lots were drawn from whole groups. A record that "
                 "contributes nothing keeps its place in its group."
             )
         if self.max_examples_per_user > 1:

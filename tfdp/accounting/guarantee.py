@@ -14,11 +14,23 @@ KINDS = ("claimed", "proven")
 # Above this epsilon, the factor exp(epsilon) no longer bounds anything in practice.
 VACUOUS_ABOVE = 50.0
 
-ADJACENCY_WORDS = {
+_ONE_RECORD = {
     "zero_out": "one record replaced by a record that contributes nothing",
     "replace_one": "one record replaced by any other record",
     "add_or_remove_one": "one record added or removed",
 }
+_ALL_OF_A_USER = {
+    "zero_out": "all records of one user ({} at most) replaced by records that contribute nothing",
+    "replace_one": "all records of one user ({} at most) replaced by any other records",
+    "add_or_remove_one": "all records of one user ({} at most) added or removed",
+}
+
+
+def neighbours(adjacency: str, max_examples_per_user: int = 1) -> str:
+    """The neighbouring relation in words."""
+    if max_examples_per_user == 1:
+        return _ONE_RECORD[adjacency]
+    return _ALL_OF_A_USER[adjacency].format(max_examples_per_user)
 
 
 def check_adjacency(adjacency: str) -> str:
@@ -103,6 +115,7 @@ class Guarantee:
       sampling: Name of the sampling scheme.
       released: Description of the released values that the guarantee is about.
       mechanism: Name of the mechanism.
+      max_examples_per_user: Largest number of records of one user; the guarantee is for all of them.
       assumptions: Short sentences, each of which has to be true.
       reason: Reason why epsilon is infinite, or None.
       mu: Parameter of the equivalent Gaussian mechanism (mu-GDP), or None if there is none.
@@ -133,6 +146,7 @@ class Guarantee:
     sampling: str
     released: str
     mechanism: str
+    max_examples_per_user: int = 1
     assumptions: tuple[str, ...] = ()
     reason: str | None = None
     mu: float | None = None
@@ -196,7 +210,7 @@ class Guarantee:
         """One or two sentences in plain words."""
         text = (
             f"{self.kind} epsilon: {format_epsilon(self.epsilon)} at delta = {self.delta:g}, "
-            f"for {ADJACENCY_WORDS[self.adjacency]} ({self.adjacency})"
+            f"for {neighbours(self.adjacency, self.max_examples_per_user)} ({self.adjacency})"
         )
         return f"{text}. {self.reason}" if self.reason else f"{text}."
 

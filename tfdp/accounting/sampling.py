@@ -56,8 +56,7 @@ class Sampling:
     words: ClassVar[str] = ""
     # Whether every example whose turn it is joins the lot by an independent coin flip.
     coin_flips: ClassVar[bool] = False
-    # Whether each pass over the data is cut into lots that have one size for the accounting; absent
-    # examples fill up a smaller last one.
+    # Whether lots come in passes over the data, each of which has an example at most once.
     whole_epochs: ClassVar[bool] = False
     # Whether every pass has the same lots in the same order.
     fixed_order: ClassVar[bool] = False
@@ -128,6 +127,11 @@ class Sampling:
         """
         del examples, tail
 
+    @property
+    def sizes(self) -> str:
+        """The sizes of lots and data in words."""
+        return f"lots of {self.lot_size} out of {self.num_examples} examples"
+
     def turns(self, noise: np.ndarray) -> np.ndarray:
         """Least noise of every round, in which a record can take part once; here of each step.
 
@@ -176,6 +180,10 @@ class _CoinFlips(Sampling):
     @property
     def largest_lot(self) -> None:
         """None: a lot may hold all examples."""
+
+    @property
+    def sizes(self) -> str:
+        return f"nominally {self.lot_size} out of {self.num_examples} examples"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -315,7 +323,6 @@ class RandomAllocation(_Epochs):
 
     name: ClassVar[str] = "random_allocation"
     words: ClassVar[str] = "epochs in which every example is in one random lot"
-    whole_epochs: ClassVar[bool] = False
 
     @property
     def random_lots(self) -> bool:
@@ -324,6 +331,10 @@ class RandomAllocation(_Epochs):
     @property
     def largest_lot(self) -> None:
         """None: a lot may hold all examples."""
+
+    @property
+    def sizes(self) -> str:
+        return f"nominally {self.lot_size} out of {self.num_examples} examples"
 
     @property
     def probability(self) -> float:
@@ -393,7 +404,14 @@ class Unknown(Sampling):
     """A data set that draws its lots in an unknown way: each example may be once in every lot."""
 
     name: ClassVar[str] = "unknown"
-    words: ClassVar[str] = "an unknown order (every example may be in every lot)"
+    words: ClassVar[str] = "batches drawn in an unknown way"
+
+    @property
+    def sizes(self) -> str:
+        return (
+            f"of at most {self.lot_size} examples each, every one of which may be in every batch (an "
+            f"epoch was planned to have {self.num_examples})"
+        )
 
     def _drawn(self) -> tuple[str, ...]:
         return (

@@ -101,7 +101,7 @@ def compute_dp_sgd_privacy_statement(
     lines += ["", *_filled(_ADVICE)]
     if microbatching:
         lines += ["", *_filled(_MICROBATCHES)]
-    statement = Statement.from_guarantees([runs["poisson"]], claim, found["poisson"])
+    statement = Statement.from_guarantees([runs["poisson"]], claim, found["poisson"], planned=True)
     about = "What follows is proven if lots were drawn by Poisson sampling, and not otherwise."
     return "\n".join([*lines, "", about, "", statement.text()]) + "\n"
 

@@ -4,6 +4,7 @@ The statement is written for readers who are not experts. It has three formats: 
 (`text`), a JSON record (`to_dict`) and a section of a model card (`markdown`).
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -12,15 +13,17 @@ from typing import Any
 from tfdp.accounting.analysis import INSECURE_SEED
 from tfdp.accounting.composition import claimed_composition, proven_composition
 from tfdp.accounting.guarantee import (
-    ADJACENCY_WORDS,
     VACUOUS_ABOVE,
     Guarantee,
     check_delta,
     delta_warning,
     format_epsilon,
+    neighbours,
     rounded_up,
 )
+from tfdp.accounting.ledger import Ledger
 from tfdp.accounting.run import Run, check_runs
+from tfdp.accounting.search import of_random_search
 
 NOT_COVERED = (
     "Training loss, training accuracy and other figures or diagnostics computed on the private data.",
@@ -43,18 +46,18 @@ NOMINAL_LOT = (
     "The nominal lot size is the fixed number that every sum is divided by, however many examples "
     "were really drawn."
 )
-_PAIR_WORDS = {
-    "zero_out": "Zero-out means: two data sets are neighbours if one record of the one counts as "
-    "nothing in the other. It takes its place in a lot, and adds zero to the sum.",
-    "replace_one": "Replace-one means: two data sets are neighbours if one record of the one is "
-    "another record in the other.",
-    "add_or_remove_one": "Add-or-remove-one means: two data sets are neighbours if one record of the "
-    "one is missing in the other.",
+_PAIRS = {
+    "zero_out": "Zero-out means: two data sets are neighbours if {one} of the one counts as nothing in "
+    "the other. It takes its place in a lot, and adds zero to the sum.",
+    "replace_one": "Replace-one means: two data sets are neighbours if {one} of the one is another "
+    "record in the other.",
+    "add_or_remove_one": "Add-or-remove-one means: two data sets are neighbours if {one} of the one is "
+    "missing in the other.",
 }
 _GUESS = {
-    "zero_out": "that a certain record took part or counted as nothing",
+    "zero_out": "that {a} took part or counted as nothing",
     "replace_one": "that a certain place holds one of two records",
-    "add_or_remove_one": "that a certain record is in the data or is not",
+    "add_or_remove_one": "that {a} is in the data or is not",
 }
 
 
@@ -63,7 +66,7 @@ class Statement:
     """Everything that a reader has to know about the privacy of some trained weights.
 
     Attributes:
-      executed: One sentence for each run that was executed.
+      executed: One sentence for each different run that was executed, or planned.
       released: Description of the released values that the guarantees are about.
       neighbours: The neighbouring relation of the proven guarantee, in words.
       claimed: The guarantee by the papers' accounting.
@@ -72,6 +75,7 @@ class Statement:
       assumptions: Sentences that have to be true for the proven guarantee to hold.
       not_covered: Sentences that list what the guarantees do not cover.
       warnings: Sentences about problems of this training or of the chosen delta.
+      planned: Whether nothing was executed, so that all of this is about a plan.
 
     Example:
       >>> from tfdp.accounting import Run, Statement
@@ -96,10 +100,16 @@ class Statement:
     assumptions: tuple[str, ...]
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
+    planned: bool = False
 
     @classmethod
     def of(
-        cls, runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "zero_out"
+        cls,
+        runs_or_run: Run | Sequence[Run],
+        delta: float,
+        adjacency: str = "zero_out",
+        *,
+        planned: bool = False,
     ) -> "Statement":
         """Makes the statement of one run, or of several runs on the same data.
 
@@ -107,16 +117,63 @@ class Statement:
           runs_or_run: One run, or the segments of one training.
           delta: Probability in (0, 1).
           adjacency: Neighbouring relation of the proven guarantee.
+          planned: Whether the runs are only planned.
         """
         check_delta(delta)
         runs = [runs_or_run] if isinstance(runs_or_run, Run) else check_runs(runs_or_run)
         proven = proven_composition(runs, delta, adjacency)
         claimed = claimed_composition(runs, delta, adjacency)
-        return cls.from_guarantees(runs, claimed, proven)
+        return cls.from_guarantees(runs, claimed, proven, planned=planned)
+
+    @classmethod
+    def of_search(
+        cls,
+        trials: Sequence[Ledger],
+        delta: float,
+        adjacency: str = "zero_out",
+        *,
+        random_trials: float | None = None,
+    ) -> "Statement":
+        """Makes the statement of a search: of all trials, or of the best of a random number of them.
+
+        Args:
+          trials: The ledger of each training on the same data.
+          delta: Probability in (0, 1).
+          adjacency: Neighbouring relation of the proven guarantee.
+          random_trials: Mean with which `draw_trials` drew the number of trials before the search, if
+            nothing but the best of them is released. None composes all trials, whose figures may then
+            all be looked at and released.
+
+        Example:
+          >>> from tfdp.accounting import Ledger, Run, Statement
+          >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=10_000, lot_size=100,
+          ...           steps=300, noise_multiplier=1.5)
+          >>> ledgers = [Ledger() for _ in range(20)]
+          >>> for ledger in ledgers:
+          ...     ledger.record(ledger.open(run), 300)
+          >>> one, all_of_them = (Statement.of_search(ledgers[:n], 1e-5).proven for n in (1, 20))
+          >>> best = Statement.of_search(ledgers, 1e-5, random_trials=20).proven
+          >>> print(f"{one.epsilon:.2f} {best.epsilon:.2f} {all_of_them.epsilon:.2f}")
+          0.50 1.37 2.40
+        """
+        together = Ledger()
+        for ledger in trials:
+            together.merge(ledger)
+        said = cls.of(together.runs, delta, adjacency)
+        number = f"This is about a search of {len(trials)} trials"
+        if random_trials is None:
+            words = f"{number}, all of which may be released: their costs add up."
+            return dataclasses.replace(said, meaning=(*said.meaning, words))
+        proven = of_random_search(
+            [ledger.runs for ledger in trials], delta, adjacency, random_trials
+        )
+        said = cls.from_guarantees(together.runs, said.claimed, proven)
+        words = f"{number}, of which only the best is released. Claimed is for all of them."
+        return dataclasses.replace(said, meaning=(*said.meaning, words))
 
     @classmethod
     def from_guarantees(
-        cls, runs: Sequence[Run], claimed: Guarantee, proven: Guarantee
+        cls, runs: Sequence[Run], claimed: Guarantee, proven: Guarantee, *, planned: bool = False
     ) -> "Statement":
         """Makes the statement of guarantees that the caller has computed already.
 
@@ -124,17 +181,19 @@ class Statement:
           runs: The runs that both guarantees are about.
           claimed: Their claimed guarantee.
           proven: Their proven guarantee.
+          planned: Whether the runs are only planned.
         """
         return cls(
-            executed=tuple(_executed(run) for run in runs) or ("Nothing was executed.",),
+            executed=_counted(_executed(run) for run in runs) or ("Nothing was executed.",),
             released=f"{proven.released}.",
-            neighbours=f"{ADJACENCY_WORDS[proven.adjacency]} ({proven.adjacency}).",
+            neighbours=f"{_neighbours(proven)} ({proven.adjacency}).",
             claimed=claimed,
             proven=proven,
             meaning=_meaning(runs, claimed, proven),
             assumptions=proven.assumptions,
             not_covered=NOT_COVERED,
             warnings=_warnings(runs, proven),
+            planned=planned,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,7 +211,7 @@ class Statement:
         lines = [
             "Privacy statement",
             *(f"Warning: {sentence}" for sentence in self.warnings),
-            *(f"Executed: {sentence}" for sentence in self.executed),
+            *(f"{'Planned' if self.planned else 'Executed'}: {each}" for each in self.executed),
             f"Released: {self.released}",
             f"Neighbours: {self.neighbours}",
             *self._figures(),
@@ -180,7 +239,8 @@ class Statement:
         if self.proven.reason:
             blocks.append(f"Why: {self.proven.reason}")
         blocks.append(f"Released: {self.released}")
-        for title, sentences in (("What was executed", self.executed), *self._lists()):
+        done = "What is planned" if self.planned else "What was executed"
+        for title, sentences in ((done, self.executed), *self._lists()):
             blocks.append(f"### {title}")
             blocks.append("\n".join(f"- {sentence}" for sentence in sentences))
         return "\n\n".join(blocks) + "\n"
@@ -191,7 +251,7 @@ class Statement:
             f"Claimed epsilon: {format_epsilon(claimed.epsilon)}  (delta = {claimed.delta:g}, "
             f"{claimed.adjacency}; the paper's own formula)",
             f"Proven epsilon:  {format_epsilon(proven.epsilon)}  (delta = {proven.delta:g}, "
-            f"{proven.adjacency}; for what was really sampled, computed and released)",
+            f"{proven.adjacency}; {_BASIS[self.planned]})",
         ]
         return [*lines, f"Why: {proven.reason}"] if proven.reason else lines
 
@@ -204,13 +264,20 @@ class Statement:
         return [(title, sentences) for title, sentences in lists if sentences]
 
 
-def statement(runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "zero_out") -> str:
+def statement(
+    runs_or_run: Run | Sequence[Run],
+    delta: float,
+    adjacency: str = "zero_out",
+    *,
+    planned: bool = False,
+) -> str:
     """Privacy statement in words: what was executed and released, and what is claimed and proven.
 
     Args:
       runs_or_run: One run, or the segments of one training.
       delta: Probability in (0, 1).
       adjacency: Neighbouring relation of the proven guarantee.
+      planned: Whether the runs are only planned.
 
     Returns:
       Several lines of text; `Statement.of` returns the same content as separate attributes.
@@ -229,7 +296,23 @@ def statement(runs_or_run: Run | Sequence[Run], delta: float, adjacency: str = "
       released)
       ...
     """
-    return Statement.of(runs_or_run, delta, adjacency).text()
+    return Statement.of(runs_or_run, delta, adjacency, planned=planned).text()
+
+
+_BASIS = {
+    False: "for what was really sampled, computed and released",
+    True: "for lots, noise and steps as planned",
+}
+
+
+def _counted(sentences) -> tuple[str, ...]:
+    """Equal sentences once, with their number."""
+    counts = collections.Counter(sentences)
+    return tuple(f"{n} times: {each}" if n > 1 else each for each, n in counts.items())
+
+
+def _neighbours(guarantee: Guarantee) -> str:
+    return neighbours(guarantee.adjacency, guarantee.max_examples_per_user)
 
 
 def _executed(run: Run) -> str:
@@ -246,7 +329,6 @@ def _described(run: Run) -> str:
     words = run.mechanism.executed_words(run)
     if words is not None:
         return words
-    lots = "nominally" if run.sampling.coin_flips else "lots of"
     nominal = " (a nominal number)" if run.sampling.nominal else ""
     clipping = " (adaptive clipping included)" if run.contribution.adaptive_clipping else ""
     size = run.contribution.microbatch_size
@@ -256,15 +338,17 @@ def _described(run: Run) -> str:
             "change it by twice the clip norm"
         )
     return (
-        f"{run.mechanism_name}, {run.steps} steps with {run.sampling.words}, {lots} "
-        f"{run.lot_size} out of {run.num_examples} examples{nominal}"
+        f"{run.mechanism_name}, {run.steps} steps with {run.sampling.words}, "
+        f"{run.sampling.sizes}{nominal}"
         f"{run.mechanism.noise_words(run.steps)}{clipping}."
     )
 
 
 def _meaning(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> tuple[str, ...]:
     means = _belief(proven) if proven.vacuous else f"{_belief(proven)} {_rates(proven)}"
-    sentences = [means, _PAIR_WORDS[proven.adjacency], NOMINAL_LOT]
+    users = proven.max_examples_per_user > 1
+    pair = _PAIRS[proven.adjacency].format(one="all records of one user" if users else "one record")
+    sentences = [means, pair, NOMINAL_LOT]
     comparison = _comparison(runs, claimed, proven)
     return (*sentences, comparison) if comparison else tuple(sentences)
 
@@ -282,15 +366,17 @@ def _belief(proven: Guarantee) -> str:
         return (
             f"Epsilon 0 at delta = {proven.delta:g}: what was released hardly depends on a record."
         )
+    users = proven.max_examples_per_user > 1
+    whose = "all records of one user" if users else "one record"
+    guess = _GUESS[proven.adjacency].format(a="a certain user" if users else "a certain record")
     belief = 100 / (1 + math.exp(-proven.epsilon))
     sure = (
         f"at most {belief:.1f}% sure of the truth" if belief < 99.9 else "as good as certain of it"
     )
     return (
-        f"Epsilon {format_epsilon(proven.epsilon)}, for one record: take an observer who sees what was "
-        f"released, knows every other record, and holds it as likely as not {_GUESS[proven.adjacency]}"
-        f". Afterwards they are {sure}, but for outcomes of a chance of at most "
-        f"{proven.chance_of_more:.2g}."
+        f"Epsilon {format_epsilon(proven.epsilon)}, for {whose}: take an observer who sees what was "
+        f"released, knows every other record, and holds it as likely as not {guess}. Afterwards they "
+        f"are {sure}, but for outcomes of a chance of at most {proven.chance_of_more:.2g}."
     )
 
 
@@ -343,4 +429,6 @@ def _warnings(runs: Sequence[Run], proven: Guarantee) -> tuple[str, ...]:
             "Nothing meaningful is proven about these weights. Do not call them private."
         )
     too_large = delta_warning(proven.delta, max((run.num_examples for run in runs), default=1))
-    return (*sentences, too_large) if runs and too_large else tuple(sentences)
+    if too_large and runs:
+        sentences.append(too_large)
+    return tuple(sentences)

@@ -31,6 +31,7 @@ _PUBLIC = {
     "CyclicPoissonLots": "tfdp.data.schemes",
     "FixedSizeLots": "tfdp.data.schemes",
     "PoissonLots": "tfdp.data.schemes",
+    "RandomAllocationLots": "tfdp.data.schemes",
     "ShuffledLots": "tfdp.data.schemes",
     "WithReplacementLots": "tfdp.data.schemes",
     "make_lots": "tfdp.data.schemes",

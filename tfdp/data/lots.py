@@ -56,8 +56,7 @@ class Lots(abc.ABC):
     k only.
 
     Attributes:
-        sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
-            "cyclic_poisson".
+        sampling: name of the scheme, such as "poisson".
         num_examples: N, the public number of examples that the accounting uses. It is the number of
             examples in the data, unless `nominal`, and up to L - 1 more with `keep_last` of
             `CyclicLots`.
@@ -69,6 +68,7 @@ class Lots(abc.ABC):
             an overflowing lot has more. With a `row_multiple`, lots have the next multiple of that
             number of rows instead.
         physical_batch_size: number of rows in one chunk.
+        microbatch_size: number of neighbours in the data that come together, in one microbatch.
         steps_per_epoch: number of lots in an epoch, N // L.
         groups: number of groups, which take turns, that the examples are divided into; 1 unless the
             sampling is "cyclic_poisson".
@@ -87,6 +87,9 @@ class Lots(abc.ABC):
             for each target, in the structure of `y`. An example without any weight above 0 is absent.
         seed: an integer that makes the draws reproducible, for tests and debugging. By default the
             draws come from the operating system's entropy.
+        microbatch_size: m, a divisor of L, for an optimizer that clips the mean gradient of m examples:
+            whole groups of m neighbours in the data are drawn, which sampling amplifies. Without
+            `num_microbatches`, leave it out.
         row_multiple: None gives every lot one fixed number of rows, so that XLA compiles once. With an
             integer, the number of rows is the next multiple of it: less padding, but shapes that
             vary from lot to lot.
@@ -121,6 +124,7 @@ class Lots(abc.ABC):
         sample_weight: Any = None,
         seed: int | None = None,
         row_multiple: int | None = None,
+        microbatch_size: int = 1,
     ):
         x, y = as_arrays(x, "x"), as_arrays(y, "y")
         self.available_examples = common_length(x, y)
@@ -134,6 +138,15 @@ class Lots(abc.ABC):
         seed = whole("seed", seed, 0, optional=True)
         sample_weight = as_weights(sample_weight, self.available_examples)
         self.steps_per_epoch = self.num_examples // self.lot_size
+        self.microbatch_size = whole("microbatch_size", microbatch_size, 1, self.lot_size)
+        if self.lot_size % self.microbatch_size:
+            raise ValueError(
+                f"Expected microbatch_size to divide the lot size {self.lot_size}. Received "
+                f"{microbatch_size}. Use another one."
+            )
+        # What is drawn: groups of neighbours, or single examples.
+        self._units = -(-self.available_examples // self.microbatch_size)
+        self._units_of_lot = self.lot_size // self.microbatch_size
         self.seeded = seed is not None
         self._random = RandomWords(seed)
         rows = self._usual_rows()
@@ -194,7 +207,9 @@ class Lots(abc.ABC):
 
     @abc.abstractmethod
     def _draw(self, random: tf.Tensor, turn: int) -> tf.data.Dataset:
-        """Returns the infinite dataset of the int64 indices of each lot, beginning with a new epoch.
+        """Returns the infinite dataset of the int64 units of each lot, beginning with a new epoch.
+
+        A unit is an example, or a group of `microbatch_size` neighbours.
 
         Args:
             random: number of the iterator's own random stream in `self._random`.
@@ -202,9 +217,9 @@ class Lots(abc.ABC):
         """
 
     def _cut(self, order: tf.Tensor) -> tf.data.Dataset:
-        """Cuts one epoch's order of the examples into its N // L lots."""
-        used = order[: self.steps_per_epoch * self.lot_size]
-        lots = tf.reshape(used, (self.steps_per_epoch, self.lot_size))
+        """Cuts one epoch's order of the units into its N // L lots."""
+        used = order[: self.steps_per_epoch * self._units_of_lot]
+        lots = tf.reshape(used, (self.steps_per_epoch, self._units_of_lot))
         return tf.data.Dataset.from_tensor_slices(tf.cast(lots, tf.int64))
 
     def _usual_rows(self) -> int:
@@ -228,7 +243,8 @@ class Lots(abc.ABC):
     ) -> tf.data.Dataset:
         """Returns the infinite dataset of the example indices of each lot, for inspection.
 
-        Every iterator has its own draws, which are not the draws of `as_dataset()`.
+        Every iterator has its own draws, which are not the draws of `as_dataset()`. An index of
+        `available_examples` stands for an absent row of a microbatch.
 
         Args:
             turn, start, order: as in `as_dataset`.
@@ -250,6 +266,8 @@ class Lots(abc.ABC):
         # Nothing here needs AutoGraph, whose conversion takes a fifth of the time to a first step.
         draw = do_not_convert(lambda random: lots._draw(random, turn))
         drawn = lots._random.new_stream().flat_map(draw)
+        if self.microbatch_size > 1:
+            drawn = drawn.map(do_not_convert(self._members))
         return drawn.skip(start) if start else drawn
 
     def as_dataset(
@@ -303,6 +321,12 @@ class Lots(abc.ABC):
             else:
                 digest.update(np.ascontiguousarray(column.numpy()).data)
         return digest.hexdigest()
+
+    def _members(self, units: tf.Tensor) -> tf.Tensor:
+        """The examples of groups of neighbours; the last group of the data may have absent rows."""
+        size = tf.constant(self.microbatch_size, tf.int64)
+        rows = tf.reshape(units[:, None] * size + tf.range(size), [-1])
+        return tf.minimum(rows, self.available_examples)
 
     def _gather(self, indices: tf.Tensor) -> Any:
         """Copies the examples at `indices`, and the padding row up to the padded size."""

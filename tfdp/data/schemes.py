@@ -60,14 +60,15 @@ class PoissonLots(Lots):
         super().__init__(x, y, lot_size, **options)
 
     def _usual_rows(self):
-        return _usual_poisson_rows(self.available_examples, self.lot_size, out_of=self.num_examples)
+        chance = self.lot_size / self.num_examples
+        return self.microbatch_size * _usual_poisson_size(self._units, chance)
 
     def _draw(self, random, turn):
         del turn  # there is one group
 
         def draw(step):
-            members, out_of = self.available_examples, self.num_examples
-            return _coins(self._random, random, step, members, self.lot_size, out_of=out_of)
+            odds = self.lot_size, self.num_examples
+            return _coins(self._random, random, step, self._units, *odds)
 
         return tf.data.Dataset.counter().map(draw)
 
@@ -101,7 +102,7 @@ class CyclicPoissonLots(Lots):
 
     sampling = "cyclic_poisson"
 
-    def __init__(self, x, y, lot_size, *, groups, sample_weight=None, **options):
+    def __init__(self, x, y, lot_size, *, groups, sample_weight=None, microbatch_size=1, **options):
         x, y = as_arrays(x, "x"), as_arrays(y, "y")
         total = common_length(x, y)
         self.groups = whole("groups", groups, 1)
@@ -111,18 +112,22 @@ class CyclicPoissonLots(Lots):
                 f"Expected groups * lot_size to be at most the number of examples, {total}. "
                 f"Received {groups} * {lot_size}. Use fewer groups or smaller lots."
             )
-        self._group_size = total // self.groups
+        size = whole("microbatch_size", microbatch_size, 1)
+        self._group_size = total // size // self.groups
         columns = (x, y, as_weights(sample_weight, total))
-        used = self._group_size * self.groups
+        used = self._group_size * self.groups * size
         x, y, sample_weight = each_array(lambda column: column[:used], columns)
-        super().__init__(x, y, lot_size, sample_weight=sample_weight, **options)
+        options |= {"sample_weight": sample_weight, "microbatch_size": size}
+        super().__init__(x, y, lot_size, **options)
 
     def _usual_rows(self):
-        return _usual_poisson_rows(self._group_size, self.lot_size)
+        chance = self._units_of_lot / self._group_size
+        return self.microbatch_size * _usual_poisson_size(self._group_size, chance)
 
     def _draw(self, random, turn):
         def draw(step):
-            members = _coins(self._random, random, step, self._group_size, self.lot_size)
+            odds = self._units_of_lot, self._group_size
+            members = _coins(self._random, random, step, self._group_size, *odds)
             return members * self.groups + (step + turn) % self.groups
 
         return tf.data.Dataset.counter().map(draw)
@@ -161,11 +166,11 @@ class CyclicLots(Lots):
 
     def _draw(self, random, turn):
         del random, turn  # the order is fixed
-        everyone = tf.range(self.num_examples, dtype=tf.int64)
+        everyone = tf.range(self.steps_per_epoch * self._units_of_lot, dtype=tf.int64)
         lots = self._cut(everyone).repeat()
         if self.num_examples <= self.available_examples:
             return lots
-        return lots.map(lambda lot: tf.boolean_mask(lot, lot < self.available_examples))
+        return lots.map(lambda lot: tf.boolean_mask(lot, lot < self._units))
 
 
 class ShuffledLots(Lots):
@@ -189,8 +194,41 @@ class ShuffledLots(Lots):
         def epoch(number):
             # The permutation sorts N random words of 64 bits. Two of them are equal with
             # probability below N**2 / 2**65.
-            words = self._random.words(random, number, self.num_examples, tf.int64)
+            words = self._random.words(random, number, self._units, tf.int64)
             return self._cut(tf.argsort(words))
+
+        return tf.data.Dataset.counter().flat_map(epoch)
+
+
+class RandomAllocationLots(Lots):
+    """In each epoch, every example is in one of the N // L lots, drawn uniformly and by itself.
+
+    It is what people mean by a shuffled epoch, except that lots have random sizes, as Poisson lots
+    have. Its accounting is amplified, and about as good as that of Poisson lots ("balls and bins",
+    Chua et al. 2024).
+
+    Example:
+        >>> import numpy as np, tfdp
+        >>> lots = tfdp.data.RandomAllocationLots(np.zeros((6, 2)), np.arange(6), 3)
+        >>> first, second = (indices.numpy() for indices in lots.indices().take(2))
+        >>> sorted(int(i) for i in [*first, *second])  # an epoch has every example once
+        [0, 1, 2, 3, 4, 5]
+    """
+
+    sampling = "random_allocation"
+
+    def _usual_rows(self):
+        return self.microbatch_size * _usual_poisson_size(self._units, 1 / self.steps_per_epoch)
+
+    def _draw(self, random, turn):
+        del turn
+        lots = self.steps_per_epoch
+
+        def epoch(number):
+            # Taking the remainder favours some lots by a factor below 1 + N / 2**64.
+            words = self._random.words(random, number, self._units, tf.uint64)
+            of_unit = tf.cast(words % tf.constant(lots, tf.uint64), tf.int64)
+            return tf.data.Dataset.range(lots).map(lambda lot: tf.where(of_unit == lot)[:, 0])
 
         return tf.data.Dataset.counter().flat_map(epoch)
 
@@ -212,9 +250,9 @@ class WithReplacementLots(Lots):
         del turn
 
         def draw(step):
-            words = self._random.words(random, step, self.lot_size, tf.uint64)
+            words = self._random.words(random, step, self._units_of_lot, tf.uint64)
             # Taking the remainder favours some examples by a factor below 1 + N / 2**64.
-            return tf.cast(words % tf.constant(self.num_examples, tf.uint64), tf.int64)
+            return tf.cast(words % tf.constant(self._units, tf.uint64), tf.int64)
 
         return tf.data.Dataset.counter().map(draw)
 
@@ -242,8 +280,8 @@ class FixedSizeLots(Lots):
         def draw(step):
             # The lot has the positions of the L largest of N random words of 64 bits. Two words are
             # equal, which favours the first of the two, with probability below N**2 / 2**65.
-            words = self._random.words(random, step, self.num_examples, tf.int64)
-            return tf.cast(tf.math.top_k(words, self.lot_size).indices, tf.int64)
+            words = self._random.words(random, step, self._units, tf.int64)
+            return tf.cast(tf.math.top_k(words, self._units_of_lot).indices, tf.int64)
 
         return tf.data.Dataset.counter().map(draw)
 
@@ -252,6 +290,7 @@ SAMPLINGS: dict[str, Callable[..., Lots]] = {
     kind.sampling: kind
     for kind in (
         PoissonLots,
+        RandomAllocationLots,
         CyclicLots,
         ShuffledLots,
         WithReplacementLots,
@@ -271,14 +310,15 @@ def make_lots(
     sample_weight: Any = None,
     seed: int | None = None,
     row_multiple: int | None = None,
+    microbatch_size: int = 1,
     groups: int | None = None,
     nominal_examples: int | None = None,
 ) -> Lots:
     """Makes lots of the named sampling scheme.
 
     Args:
-        sampling: "poisson", "cyclic", "shuffle", "with_replacement", "fixed_size" or
-            "cyclic_poisson".
+        sampling: "poisson", "random_allocation", "cyclic", "shuffle", "with_replacement",
+            "fixed_size" or "cyclic_poisson".
         x: see `Lots`.
         y: see `Lots`.
         lot_size: see `Lots`.
@@ -286,6 +326,7 @@ def make_lots(
         sample_weight: see `Lots`.
         seed: see `Lots`.
         row_multiple: see `Lots`.
+        microbatch_size: see `Lots`.
         groups: see `CyclicPoissonLots`; required for "cyclic_poisson", and for no other scheme.
         nominal_examples: see `PoissonLots`; for "poisson" only.
 
@@ -329,22 +370,17 @@ def make_lots(
         sample_weight=sample_weight,
         seed=seed,
         row_multiple=row_multiple,
+        microbatch_size=microbatch_size,
         **{name: value for name, value in own.items() if value is not None},
     )
 
 
-def _usual_poisson_rows(members: int, expected: int, out_of: int | None = None) -> int:
-    """Returns a size that a Poisson lot exceeds with probability at most `OVERFLOW_PROBABILITY`.
-
-    The arguments are as in `_coins`.
-    """
-    chance = expected / (out_of or members)
+def _usual_poisson_size(members: int, chance: float) -> int:
+    """Returns a number that so many coins exceed with probability at most `OVERFLOW_PROBABILITY`."""
     return max(1, int(scipy.stats.binom.isf(OVERFLOW_PROBABILITY, members, chance)))
 
 
-def _coins(
-    words: RandomWords, stream, step, members: int, expected: int, out_of: int | None = None
-) -> tf.Tensor:
+def _coins(words: RandomWords, stream, step, members: int, expected: int, out_of: int) -> tf.Tensor:
     """Chooses each of the numbers 0, ..., members - 1 independently, with chance expected / out_of.
 
     40 random bits are compared with the chance, which is rounded *down* to a multiple of 2**-40, so a
@@ -358,12 +394,11 @@ def _coins(
         step: the number of the lot in this stream.
         members: how many numbers to choose from.
         expected: the numerator of the chance.
-        out_of: the denominator of the chance; `members` by default.
+        out_of: the denominator of the chance.
 
     Returns:
         The chosen numbers in increasing order, int64 of shape [size of the lot].
     """
-    out_of = out_of or members
     if expected == out_of:
         return tf.range(members, dtype=tf.int64)
     first, rest = divmod((expected << 40) // out_of, 1 << 32)

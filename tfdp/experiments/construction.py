@@ -122,15 +122,12 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
     Raises:
         ValueError: as in `make_optimizer`.
     """
-    microbatch = 1
-    if experiment.microbatches is not None:
-        microbatch = lots.lot_size // experiment.microbatches
     facts = dict(
         num_examples=lots.num_examples,
         lot_size=lots.lot_size,
         steps=steps,
         sampling=lots.sampling,
-        microbatch_size=microbatch,
+        microbatch_size=lots.microbatch_size,
         **({"groups": lots.groups} if lots.groups > 1 else {}),
         **({"nominal": True} if lots.nominal else {}),
     )

@@ -168,6 +168,7 @@ def run(
         physical_batch_size=experiment.physical_batch_size,
         seed=experiment.insecure_seed,
         groups=experiment.groups,
+        microbatch_size=_microbatch_size(experiment),
         row_multiple=(
             None if experiment.jit_compile else data.row_multiple_for(experiment.batch_size)
         ),
@@ -284,6 +285,12 @@ def run(
         restarts=0 if backup is None else backup.restarts,
         lost_steps=0 if backup is None else backup.lost_steps,
     )
+
+
+def _microbatch_size(experiment) -> int:
+    if experiment.microbatches is None:
+        return 1
+    return experiment.batch_size // experiment.microbatches
 
 
 def _public_of(experiment) -> dict[str, str]:

@@ -335,6 +335,7 @@ class Experiment(WordSettings, StartSettings):
         group=TRAINING,
         choices=(
             "poisson",
+            "random_allocation",
             "cyclic",
             "shuffle",
             "with_replacement",

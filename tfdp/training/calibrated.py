@@ -107,7 +107,7 @@ def make_private_with_epsilon(
     budget = PrivacyBudget(epsilon, delta, kind, adjacency)
     optimizer = _private(optimizer, l2_norm_clip, noise_multiplier=1.0)
     physical = settings.get("physical_batch_size")
-    data = _lots(data, batch_size, sampling, physical)
+    data = _lots(data, batch_size, sampling, physical, optimizer)
     build_for(model, data.inputs if isinstance(data, Lots) else data)
     model = make_private(model, **settings)
     if model.privacy.ledger.runs:
@@ -144,7 +144,7 @@ def _private(optimizer, l2_norm_clip, noise_multiplier) -> DPKerasOptimizer:
     return kind.from_config(config | {"noise_multiplier": noise_multiplier})
 
 
-def _lots(data, batch_size, sampling, physical_batch_size) -> Lots | tf.data.Dataset:
+def _lots(data, batch_size, sampling, physical_batch_size, optimizer) -> Lots | tf.data.Dataset:
     """Returns the lots of arrays; lots and datasets as they are."""
     lots = data if isinstance(data, Lots) else getattr(data, "tfdp_lots", None)
     if lots is not None or isinstance(data, tf.data.Dataset):
@@ -163,4 +163,5 @@ def _lots(data, batch_size, sampling, physical_batch_size) -> Lots | tf.data.Dat
         lot_size=batch_size,
         physical_batch_size=physical_batch_size,
         sample_weight=weight,
+        microbatch_size=optimizer.microbatch_size(batch_size),
     )

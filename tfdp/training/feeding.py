@@ -18,7 +18,7 @@ from tfdp._compat.keras import (
     class_weight_to_sample_weights,
     train_validation_split,
 )
-from tfdp._validate import whole
+from tfdp._validate import one_of, whole
 from tfdp.accounting.sampling import sampling_class
 from tfdp.data import SAMPLINGS, CyclicLots, Lots, row_multiple_for
 from tfdp.data.arrays import all_arrays, as_arrays, common_length
@@ -130,11 +130,7 @@ class Feeder:
             check_targets(model, y)
             lot_size = _lot_size(batch_size, common_length(x, y), steps_per_epoch)
             steps_per_epoch = _at_most_once(steps_per_epoch, common_length(x, y), lot_size)
-            # As in Keras, an epoch in fixed order has all examples.
-            kind = (
-                SAMPLINGS["poisson"] if shuffle else functools.partial(CyclicLots, keep_last=True)
-            )
-            lots = kind(
+            lots = _kind(shuffle)(
                 x,
                 y,
                 lot_size,
@@ -143,6 +139,7 @@ class Feeder:
                 seed=self._next_seed(model),
                 # XLA compiles for every new shape; without it, varying shapes save padding.
                 row_multiple=None if model.jit_compile else row_multiple_for(lot_size),
+                microbatch_size=model.optimizer.microbatch_size(lot_size),
             )
         check_disjoint(model, lots.inputs)
         check_tokens(model, lots.inputs)
@@ -299,6 +296,15 @@ def _refuse_arguments_of_arrays(**arguments):
             f"The arguments {given} go with arrays. Expected Lots or a dataset to hold targets, sample "
             "weights and the lot size itself, and validation data by `validation_data`."
         )
+
+
+def _kind(shuffle):
+    """The way of drawing lots that an argument `shuffle` of `fit` means."""
+    if isinstance(shuffle, str):
+        one_of("shuffle", shuffle, ("epoch",), remedy="Use True, False or 'epoch'.")
+        return SAMPLINGS["random_allocation"]
+    # As in Keras, an epoch in fixed order has all examples.
+    return SAMPLINGS["poisson"] if shuffle else functools.partial(CyclicLots, keep_last=True)
 
 
 def _lot_size(batch_size, total, steps_per_epoch):

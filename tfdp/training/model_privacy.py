@@ -56,7 +56,12 @@ class ModelPrivacy:
     # -- what was spent --------------------------------------------------------------------------
 
     def spent(
-        self, delta: float | None = None, kind: str = "proven", adjacency: str = "zero_out"
+        self,
+        delta: float | None = None,
+        kind: str = "proven",
+        adjacency: str = "zero_out",
+        *,
+        max_examples_per_user: int = 1,
     ) -> Guarantee:
         """Returns the guarantee for everything that was trained so far.
 
@@ -64,27 +69,33 @@ class ModelPrivacy:
             delta: in (0, 1); None takes the delta of the budget.
             kind: "proven" or "claimed".
             adjacency: "zero_out", "replace_one" or "add_or_remove_one".
+            max_examples_per_user: the guarantee is for all examples of a user together, who has at
+                most so many.
 
         Raises:
             ValueError: the optimizer has taken steps that the ledger does not contain, or there is
                 neither a delta nor a budget.
         """
-        return guarantee_of_all(
-            kind, self._checked_runs(), self.delta_or_that_of_the_budget(delta), adjacency
-        )
+        runs = self._checked_runs(max_examples_per_user)
+        return guarantee_of_all(kind, runs, self.delta_or_that_of_the_budget(delta), adjacency)
 
-    def statement(self, delta: float | None = None, adjacency: str = "zero_out") -> str:
+    def statement(
+        self,
+        delta: float | None = None,
+        adjacency: str = "zero_out",
+        *,
+        max_examples_per_user: int = 1,
+    ) -> str:
         """Returns both guarantees, what they rest on and what they do not cover, in words.
 
         Args:
-            delta, adjacency: as in `spent`.
+            delta, adjacency, max_examples_per_user: as in `spent`.
 
         Raises:
             ValueError: as in `spent`.
         """
-        return Statement.of(
-            self._checked_runs(), self.delta_or_that_of_the_budget(delta), adjacency
-        ).text()
+        runs = self._checked_runs(max_examples_per_user)
+        return Statement.of(runs, self.delta_or_that_of_the_budget(delta), adjacency).text()
 
     def diagnostics(self, reset: bool = False) -> dict[str, float]:
         """Returns means since the last reset: fraction clipped, median gradient norm, noise to signal.
@@ -127,7 +138,7 @@ class ModelPrivacy:
         """Everything that is known to have been spent on these weights, in any training."""
         return self.account.ledger
 
-    def _checked_runs(self) -> list[Run]:
+    def _checked_runs(self, max_examples_per_user: int = 1) -> list[Run]:
         """The runs in the ledger; raises ValueError if the optimizer has taken other steps."""
         optimizer, account = getattr(self._model, "optimizer", None), self.account
         if isinstance(optimizer, DPKerasOptimizer):
@@ -135,7 +146,9 @@ class ModelPrivacy:
         runs = account.ledger.runs
         if account.start == "public":  # declared later, perhaps
             runs = [dataclasses.replace(run, start="public") for run in runs]
-        return runs
+        if max_examples_per_user == 1:
+            return runs
+        return [run.with_(max_examples_per_user=max_examples_per_user) for run in runs]
 
     @property
     def budget(self) -> PrivacyBudget | None:
@@ -183,7 +196,7 @@ class ModelPrivacy:
         *,
         batch_size: int | None = None,
         epochs: int = 1,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         class_weight: dict | None = None,
         sample_weight=None,
         steps_per_epoch: int | None = None,

@@ -91,6 +91,13 @@ def planned_fields(model, plan: Plan, optimizer, start: str) -> dict:
         ValueError: microbatches do not divide the lots, or physical batches cut microbatches.
     """
     microbatch_size = optimizer.microbatch_size(plan.lot_size)
+    drawn = 1 if plan.lots is None else plan.lots.microbatch_size
+    if plan.lots is not None and drawn != microbatch_size:
+        raise ValueError(
+            f"Expected lots of whole microbatches of {microbatch_size} examples, since what sampling "
+            f"amplifies is what was drawn. Received lots with microbatch_size={drawn}. Pass "
+            f"microbatch_size={microbatch_size} to make_lots."
+        )
     if plan.physical_batch_size is not None and plan.physical_batch_size % microbatch_size:
         raise ValueError(
             "Invalid value received for argument `physical_batch_size`. Expected a multiple of "

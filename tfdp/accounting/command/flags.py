@@ -28,7 +28,6 @@ _ELSEWHERE = {
     "dataset": "Pass the number of its examples as --num_examples.",
     "l2_norm_clip": "It cancels in every guarantee: leave it out.",
     "max_grad_norm": "It cancels in every guarantee: leave it out.",
-    "max_examples_per_user": "See tfdp.compute_dp_sgd_privacy_statement in Python.",
     "sample_rate": "Pass --num_examples and --lot_size, whose ratio it is.",
     "used_microbatching": "Pass --microbatch_size, the number of examples that are clipped together.",
 }
@@ -196,7 +195,6 @@ def _data(made: _Parser) -> None:
         "--nominal", kind=bool,
         help="--num_examples was fixed without looking at the data (add_or_remove_one needs it).",
     )  # fmt: skip
-    add("--max_lot_size", kind=int, help="Lots that draw more are cut. Default: no lot is cut.")
     add(
         "--groups", kind=int,
         help="Groups of examples that take turns (cyclic_poisson). Default: as many as --bands; for "
@@ -222,6 +220,10 @@ def _mechanism(made: _Parser) -> None:
 def _contribution(made: _Parser) -> None:
     add = _group(made, "what one example can add")
     add("--microbatch_size", kind=int, help="Examples whose mean is clipped. Default: 1.")
+    add(
+        "--max_examples_per_user", kind=int,
+        help="Epsilon is for all examples of a user, who has at most so many. Default: 1.",
+    )  # fmt: skip
     add(
         "--clip_groups", kind=int,
         help="Groups of weights that are clipped separately, each at C. Default: 1.",

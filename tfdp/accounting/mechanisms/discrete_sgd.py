@@ -132,6 +132,11 @@ class DiscreteSGD(NoisyMechanism):
         others = [family for family, _ in self.encoding.families(run.steps) if family != GAUSSIAN]
         if not others:
             return None
+        if contribution.max_examples_per_user > 1:
+            return (
+                f"For {others[0]} noise nothing is proven for all examples of a user together. Use "
+                "Gaussian noise, or max_examples_per_user=1."
+            )
         if contribution.microbatch_size > 1:
             return (
                 f"Microbatches of {contribution.microbatch_size} examples were encoded together: "

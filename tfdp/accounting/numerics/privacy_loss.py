@@ -174,6 +174,25 @@ def rdp_to_epsilon(
     return max(float(epsilon[best]), 0.0), float(alpha[best])
 
 
+def renyi_of(losses: Sequence[Loss]) -> tuple[np.ndarray, float]:
+    """Composed Rényi divergences of losses.
+
+    Args:
+      losses: Losses, in any order.
+
+    Returns:
+      (one divergence for each of `ORDERS`, probability of the outcomes that they leave out).
+    """
+    mu = math.hypot(*(loss.mu for loss in losses if isinstance(loss, GaussianLoss)))
+    steps = [
+        _mixture(loss) if isinstance(loss, RandomGaussianLoss) else loss
+        for loss in losses
+        if not isinstance(loss, GaussianLoss)
+    ]
+    divergences, left_out = _renyi(steps)
+    return divergences + np.asarray(ORDERS) * mu * mu / 2, left_out
+
+
 def _renyi_delta(rdp: np.ndarray, epsilon: float) -> float:
     """The inverse of `rdp_to_epsilon` at `ORDERS`."""
     alpha = np.asarray(ORDERS)

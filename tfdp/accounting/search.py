@@ -1,0 +1,99 @@
+"""The guarantee of a search: of the best of several trainings on the same data.
+
+Whoever looks at all trials and releases the best one has released all of them, so their costs add up.
+One thing helps: to draw the number of trials at random before the search, and to show nothing but the
+best. Then the release costs about as much as two or three trials, however many there are (Papernot and
+Steinke 2022, "Hyperparameter tuning with Rényi differential privacy", Theorem 2). For a geometric
+number of mean m, and trials with Rényi divergences e(order),
+
+    e(order) + 2 (1 - 1/o) e(o) + 2 log(m) / o + log(m) / (order - 1)
+
+bounds the divergence of the release, for every other order o.
+"""
+
+import dataclasses
+import math
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdp._validate import positive
+from tfdp.accounting.analysis import analyse
+from tfdp.accounting.composition import proven_composition
+from tfdp.accounting.guarantee import Guarantee, check_delta
+from tfdp.accounting.numerics.privacy_loss import ORDERS, RenyiLoss, rdp_to_epsilon, renyi_of
+from tfdp.accounting.run import Run
+
+_ASSUMPTIONS = (
+    "The number of trials was drawn before the search, by draw_trials({mean:g}), and followed.",
+    "Each trial drew its settings at random, whatever other trials found, and none that could have "
+    "been drawn costs more than the dearest trial here.",
+    "Nothing but the best trial is released.",
+)
+
+
+def draw_trials(mean: float) -> int:
+    """Draws the number of trials of a search: geometric, from the operating system's entropy.
+
+    Args:
+      mean: Mean number of trials, above 1.
+
+    Example:
+      >>> from tfdp.accounting import draw_trials
+      >>> draw_trials(10) >= 1
+      True
+    """
+    stop, number = 1 / _mean(mean), 1
+    while secrets.randbelow(1 << 53) >= stop * (1 << 53):
+        number += 1
+    return number
+
+
+def of_random_search(
+    trials: Sequence[Sequence[Run]], delta: float, adjacency: str, mean: float
+) -> Guarantee:
+    """Proven guarantee of the best of a random number of trials.
+
+    Args:
+      trials: The runs of each trial.
+      delta: Probability in (0, 1).
+      adjacency: Neighbouring relation.
+      mean: Argument of `draw_trials`.
+
+    Returns:
+      A `Guarantee`, infinite with a reason if nothing finite is proven about a trial.
+    """
+    check_delta(delta)
+    mean = _mean(mean)
+    alone = [proven_composition(runs, delta, adjacency) for runs in trials]
+    dearest = max(alone, key=lambda guarantee: guarantee.epsilon)
+    if math.isinf(dearest.epsilon):
+        return dearest
+    orders = np.asarray(ORDERS)
+    divergences, missing = np.zeros(len(orders)), 0.0
+    for runs in trials:
+        losses = [loss for run in runs for loss in analyse(run, delta, adjacency).losses]
+        found, left_out = renyi_of(losses)
+        divergences, missing = np.maximum(divergences, found), max(missing, left_out)
+    chosen = np.min(2 * (1 - 1 / orders) * divergences + 2 * math.log(mean) / orders)
+    together = divergences + chosen + math.log(mean) / (orders - 1)
+    left = delta - mean * missing
+    epsilon, order = rdp_to_epsilon(together, left) if left > 0 else (math.inf, math.nan)
+    reason = None if epsilon < math.inf else "The noise is too small for a finite bound."
+    return dataclasses.replace(
+        dearest,
+        epsilon=epsilon,
+        mu=None,
+        losses=(RenyiLoss(tuple(together), 1),),
+        reason=reason,
+        details={"bound": "RDP of the best of a random number of trials", "rdp_order": order},
+        assumptions=(*dearest.assumptions, *(each.format(mean=mean) for each in _ASSUMPTIONS)),
+    )
+
+
+def _mean(mean: float) -> float:
+    mean = positive("mean", mean, remedy="Pass the mean number of trials, above 1.")
+    if not mean > 1:
+        raise ValueError(f"Expected mean to be above 1. Received {mean}. Pass a larger number.")
+    return mean
