@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tfdp.accounting import Run, proven_composition
 from tfdp.experiments import Experiment
 from tfdp.experiments.command_line import Point
 from tfdp.experiments.console import Terminated
@@ -14,6 +15,14 @@ POINTS = [
     for e in ("0.5", "8")
     for s in (1, 2)
 ]
+RUN = Run(
+    mechanism="dpsgd",
+    sampling="cyclic",
+    num_examples=100,
+    lot_size=10,
+    steps=10,
+    noise_multiplier=2.0,
+)
 
 
 def stub(trained, failures=()):
@@ -27,6 +36,7 @@ def stub(trained, failures=()):
         folder.mkdir(parents=True)
         proven = {"epsilon": "inf" if experiment.seed == 2 else experiment.epsilon}
         record = {"test_accuracy": 0.875, "claimed": {"epsilon": 1234.5}, "proven": proven}
+        record["runs"] = [RUN.to_dict()]
         (folder / "run.json").write_text(json.dumps(record))
 
     return train

@@ -192,9 +192,11 @@ class Guarantee:
 
     @property
     def _curve(self) -> attacks.Curve:
-        if self.losses and not math.isinf(self.epsilon):
-            return privacy_loss.curve_of(self.losses, self.delta)
-        return attacks.of_one_point(self.epsilon, self.delta)
+        known = attacks.of_one_point(self.epsilon, self.delta)
+        if not self.losses or math.isinf(self.epsilon):
+            return known
+        curve = privacy_loss.curve_of(self.losses, self.delta)
+        return lambda at: min(curve(at), known(at))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe fields, with rates of attackers. An infinite number is the string "inf"."""

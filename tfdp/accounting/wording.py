@@ -71,11 +71,14 @@ class Statement:
       neighbours: The neighbouring relation of the proven guarantee, in words.
       claimed: The guarantee by the papers' accounting.
       proven: The proven guarantee.
-      meaning: Sentences that explain the numbers.
+      belief: What the proven guarantee leaves to an observer.
+      pair: What neighbours are.
+      comparison: Why the two epsilons differ, or None.
       assumptions: Sentences that have to be true for the proven guarantee to hold.
       not_covered: Sentences that list what the guarantees do not cover.
       warnings: Sentences about problems of this training or of the chosen delta.
       planned: Whether nothing was executed, so that all of this is about a plan.
+      search: What a search of several trials releases, or None.
 
     Example:
       >>> from tfdp.accounting import Run, Statement
@@ -96,11 +99,20 @@ class Statement:
     neighbours: str
     claimed: Guarantee
     proven: Guarantee
-    meaning: tuple[str, ...]
+    belief: str
+    pair: str
+    comparison: str | None
     assumptions: tuple[str, ...]
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
     planned: bool = False
+    search: str | None = None
+
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """Sentences that explain the numbers."""
+        sentences = (self.belief, self.pair, NOMINAL_LOT, self.comparison, self.search)
+        return tuple(each for each in sentences if each)
 
     @classmethod
     def of(
@@ -163,13 +175,13 @@ class Statement:
         number = f"This is about a search of {len(trials)} trials"
         if random_trials is None:
             words = f"{number}, all of which may be released: their costs add up."
-            return dataclasses.replace(said, meaning=(*said.meaning, words))
+            return dataclasses.replace(said, search=words)
         proven = of_random_search(
             [ledger.runs for ledger in trials], delta, adjacency, random_trials
         )
         said = cls.from_guarantees(together.runs, said.claimed, proven)
         words = f"{number}, of which only the best is released. Claimed is for all of them."
-        return dataclasses.replace(said, meaning=(*said.meaning, words))
+        return dataclasses.replace(said, search=words)
 
     @classmethod
     def from_guarantees(
@@ -189,7 +201,9 @@ class Statement:
             neighbours=f"{_neighbours(proven)} ({proven.adjacency}).",
             claimed=claimed,
             proven=proven,
-            meaning=_meaning(runs, claimed, proven),
+            belief=_belief(proven) + ("" if proven.vacuous else f" {_rates(proven)}"),
+            pair=_pair(proven),
+            comparison=_comparison(runs, claimed, proven),
             assumptions=proven.assumptions,
             not_covered=NOT_COVERED,
             warnings=_warnings(runs, proven),
@@ -197,8 +211,9 @@ class Statement:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the attributes in JSON-safe form."""
+        """Returns the attributes in JSON-safe form, and `meaning`."""
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        parts["meaning"] = self.meaning
         for name, value in parts.items():
             if isinstance(value, Guarantee):
                 parts[name] = value.to_dict()
@@ -344,13 +359,9 @@ def _described(run: Run) -> str:
     )
 
 
-def _meaning(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> tuple[str, ...]:
-    means = _belief(proven) if proven.vacuous else f"{_belief(proven)} {_rates(proven)}"
+def _pair(proven: Guarantee) -> str:
     users = proven.max_examples_per_user > 1
-    pair = _PAIRS[proven.adjacency].format(one="all records of one user" if users else "one record")
-    sentences = [means, pair, NOMINAL_LOT]
-    comparison = _comparison(runs, claimed, proven)
-    return (*sentences, comparison) if comparison else tuple(sentences)
+    return _PAIRS[proven.adjacency].format(one="all records of one user" if users else "one record")
 
 
 def _belief(proven: Guarantee) -> str:

@@ -67,6 +67,7 @@ class Result:
     seconds_per_step: float
     seconds: float
     advice: str | None
+    runs: tuple[Run, ...] = ()
     history: dict
     notes: tuple[str, ...] = ()
     trained_on: tuple[dict, ...] = ()
@@ -269,6 +270,7 @@ def run(
         experiment=experiment,
         model=model,
         run=runs[-1],
+        runs=tuple(runs),
         test_accuracy=accuracy,
         statement=said,
         seconds_per_step=times.mean,

@@ -58,6 +58,7 @@ def record(result: Result) -> dict:
         "seconds": result.seconds,
         "advice": result.advice,
         "statement": result.statement.to_dict(),
+        "runs": [run.to_dict() for run in result.runs],
         "notes": list(result.notes),
         # What `--initial_weights` of another training looks at.
         "trained_on": list(result.trained_on),
@@ -136,10 +137,10 @@ def print_table(result: Result, console: Console | None = None, folder: str | No
     table.add_section()
     table.add_row("Proven", _guarantee(result.proven))
     if math.isfinite(result.proven.epsilon):
-        table.add_row("", escape(said.meaning[0]))
+        table.add_row("", escape(said.belief))
     table.add_row("Claimed", _guarantee(result.claimed))
-    if comparison := said.meaning[3:]:
-        table.add_row("", escape(" ".join(comparison)))
+    if said.comparison:
+        table.add_row("", escape(said.comparison))
     table.add_row("Released", escape(said.released))
     table.add_section()
     rule = update_rule(experiment)

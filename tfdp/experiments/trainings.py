@@ -128,7 +128,32 @@ def print_summary(
             ended = [f"{100 * record['test_accuracy']:.2f}%"]
             ended += [_epsilon(record[kind]["epsilon"]) for kind in ("claimed", "proven")]
         table.add_row(*point.values.values(), *ended)
-    (to or Console()).print("", table)
+    to = to or Console()
+    to.print("", table)
+    if said := _together(points, errors, folder):
+        to.print(said)
+
+
+def _together(points, errors, folder) -> str:
+    """What all trainings of a sweep cost together: whoever chooses among them releases all."""
+    from tfdp.accounting import Run, proven_composition
+    from tfdp.accounting.guarantee import format_epsilon
+
+    runs, kinds = [], set()
+    for point, error in zip(points, errors, strict=True):
+        if error is None and point.experiment.private:
+            experiment = point.experiment
+            record = json.loads((folder / point.name / "run.json").read_text())
+            runs += [Run.from_dict(run) for run in record["runs"]]
+            kinds.add((experiment.dataset, experiment.delta, experiment.adjacency))
+    if len(kinds) != 1 or len(runs) < 2:
+        return ""
+    (_, delta, adjacency) = kinds.pop()
+    found = proven_composition(runs, delta, adjacency)
+    return (
+        f"All {len(runs)} trainings together: proven epsilon {format_epsilon(found.epsilon)} at delta "
+        f"= {delta:g}. Their costs add up for whoever sees more than one of them, or the best one."
+    )
 
 
 def _epsilon(value: float | str) -> str:

@@ -86,7 +86,7 @@ _LOST = (
     "amplification by sampling: every example may be in every lot. With arrays, or with "
     'tfdp.data.make_lots("poisson", x, y, lot_size=...), tfdp draws the lots itself, and the same '
     "training has a much smaller epsilon: 15 epochs of 60,000 examples in lots of 256 at noise "
-    'multiplier 1.1 cost 1.1, also as epochs (shuffle="epoch"), where shuffled batches would cost 20.6 '
+    "multiplier 1.1 cost 1.1, also as epochs (fit(shuffle='epoch')). Shuffled batches would cost 20.6, "
     "even if it were known that each epoch has every example once."
 )
 

@@ -70,11 +70,12 @@ class PrivateTraining(SavedWithLedger):
     ):
         """Trains privately; the arguments are those of `keras.Model.fit`.
 
-        Arrays are drawn in Poisson lots of nominal size `batch_size`. With `shuffle="epoch"`, each epoch
-        puts every example into one of its lots at random, which costs about as much; with
-        `shuffle=False`, epochs go through the data in order, which costs far more. `tfdp.data.Lots`, or a dataset made from `Lots`, keep their own
-        sampling scheme. Any other `tf.data.Dataset`, `keras.utils.PyDataset`, generator or iterable of
-        batches is accounted without amplification by sampling; no batch may be larger than the first.
+        Arrays are drawn in Poisson lots of nominal size `batch_size`. With `shuffle="epoch"`, each
+        epoch puts every example into one of its lots at random, which costs about as much; with
+        `shuffle=False`, epochs go through the data in order, which costs far more. `tfdp.data.Lots`,
+        or a dataset made from `Lots`, keep their own sampling scheme. Any other `tf.data.Dataset`,
+        `keras.utils.PyDataset`, generator or iterable of batches is accounted without amplification by
+        sampling; no batch may be larger than the first.
         """
         feed = self._feed(
             x,
