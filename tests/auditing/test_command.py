@@ -45,7 +45,7 @@ def test_the_released_model_is_attacked(tmp_path):
     ("arguments", "says"),
     [
         (["--mechanism=dpsdg"], "'dpsgd'"),
-        (["replay", "--epsilon=7", "folder"], "--epsilon"),
+        (["memership"], "membership"),
         (["--models=8"], "--models"),
     ],
 )

@@ -39,8 +39,6 @@ _PUBLIC = {
     "one_run": "bounds",
     "print_membership": "report",
     "print_table": "report",
-    "record": "recorder",
-    "replay": "replaying",
     "verdict": "wording",
 }
 

@@ -3,11 +3,9 @@
     python -m tfdp.auditing --mechanism=dpsgd --epsilon=2
     python -m tfdp.auditing --flagfile=flags/audit/si_dpsgd_claimed.cfg --plot=audit.png
     python -m tfdp.auditing membership --mechanism=dpsgd --epsilon=2 --plot=membership.png
-    python -m tfdp.auditing replay FOLDER
 
 `membership` shows what an attacker gets who sees the released model only. The exit status is 1 if the
-guarantee that --guarantee asks for is refuted (or the replay fails), 0 if it stands, and 2 if the audit
-could not be made.
+guarantee that --guarantee asks for is refuted, 0 if it stands, and 2 if there was no audit.
 """
 
 import functools
@@ -21,7 +19,6 @@ from absl import app, flags, logging
 from tfdp._validate import did_you_mean
 from tfdp.accounting.command import plot
 from tfdp.experiments import command_line, console, help_text
-from tfdp.experiments.settings import SETTINGS
 
 FLAGS = flags.FLAGS
 _RECIPES = Path(__file__).resolve().parents[2] / "flags" / "defaults"
@@ -66,9 +63,8 @@ flags.DEFINE_string("plot", None, "A file for the picture: .png, .pdf or .svg.")
 _OWN = {
     "audit": {"canaries", "runs", "guesses", "observe", "confidence", "coins", "json", "plot"},
     "membership": {"models", "examples", "coins", "json", "plot"},
-    "replay": set(),
 }
-_HINTS = "Expected flags only, or membership or replay before them."
+_HINTS = "Expected flags only, or membership before them."
 
 
 def parse(argv):
@@ -77,8 +73,7 @@ def parse(argv):
         arguments = command_line.parse(help_text.without_asking(argv))
         task = _task(arguments)
         given = {name for name in FLAGS if FLAGS[name].present}
-        others = set().union(*_OWN.values()) - _OWN[task]
-        useless = given & ((others | {*SETTINGS}) if task == "replay" else others)
+        useless = given & (set().union(*_OWN.values()) - _OWN[task])
         if useless:
             raise ValueError(
                 f"Expected flags that {task} uses. Found --{sorted(useless)[0]}, which it does not."
@@ -93,13 +88,13 @@ def parse(argv):
 
 
 def _task(arguments) -> str:
-    """What is to be done: "audit", "membership" or "replay"."""
+    """What is to be done: "audit" or "membership"."""
     if len(arguments) == 1:
         return "audit"
-    if arguments[1] == "replay" or arguments[1:] == ["membership"]:
-        return arguments[1]
+    if arguments[1:] == ["membership"]:
+        return "membership"
     found = " ".join(arguments[1:])
-    near = did_you_mean(arguments[1], ("membership", "replay"))
+    near = did_you_mean(arguments[1], ("membership",))
     raise ValueError(f"{_HINTS} Found {found}.{near}")
 
 
@@ -112,8 +107,6 @@ def main(argv):
     console.prefer_onednn()
     task = _task(argv)
     try:
-        if task == "replay":
-            return _replay(argv[2:])
         (point,) = command_line.points(sys.argv, _recipes())
         with console.quiet_tensorflow():
             return _membership(point) if task == "membership" else _audit(point)
@@ -175,18 +168,6 @@ def _check_file(file):
     path = Path(file)
     if not os.access(path.parent, os.W_OK) or path.is_dir():
         raise ValueError(f"Expected a file in a folder that can be written. Received {file}.")
-
-
-def _replay(folders) -> int:
-    """Replays a recording and says pass, or names the step."""
-    if len(folders) != 1:
-        return _refuse(f"Expected `replay FOLDER`. Found {len(folders)} folders.")
-    with console.quiet_tensorflow():
-        from tfdp.auditing import replay
-
-        found = replay(folders[0])
-    print(found)
-    return 0 if found.passed else 1
 
 
 def _refuse(error):
