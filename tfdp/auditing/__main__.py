@@ -59,12 +59,11 @@ flags.DEFINE_string("json", None, "A file for the whole result.")
 flags.DEFINE_string("plot", None, "A file for the picture: .png, .pdf or .svg.")
 
 
-# Flags of one task only; given with another one they are refused.
+# Flags of one task only.
 _OWN = {
-    "audit": {"canaries", "runs", "guesses", "observe", "confidence", "coins", "json", "plot"},
-    "membership": {"models", "examples", "coins", "json", "plot"},
+    "audit": {"canaries", "runs", "guesses", "observe", "confidence"},
+    "membership": {"models", "examples"},
 }
-_HINTS = "Expected flags only, or membership before them."
 
 
 def parse(argv):
@@ -72,12 +71,10 @@ def parse(argv):
     try:
         arguments = command_line.parse(help_text.without_asking(argv))
         task = _task(arguments)
-        given = {name for name in FLAGS if FLAGS[name].present}
-        useless = given & (set().union(*_OWN.values()) - _OWN[task])
+        others = set().union(*_OWN.values()) - _OWN[task]
+        useless = sorted(name for name in others if FLAGS[name].present)
         if useless:
-            raise ValueError(
-                f"Expected flags that {task} uses. Found --{sorted(useless)[0]}, which it does not."
-            )
+            raise ValueError(f"Expected flags that {task} uses. Found --{useless[0]}.")
         if help_text.is_asked(argv):
             (point,) = command_line.points(help_text.without_asking(argv), _recipes())
             print(help_text.text(point))
@@ -93,9 +90,8 @@ def _task(arguments) -> str:
         return "audit"
     if arguments[1:] == ["membership"]:
         return "membership"
-    found = " ".join(arguments[1:])
-    near = did_you_mean(arguments[1], ("membership",))
-    raise ValueError(f"{_HINTS} Found {found}.{near}")
+    found, near = " ".join(arguments[1:]), did_you_mean(arguments[1], ("membership",))
+    raise ValueError(f"Expected flags only, or membership before them. Found {found}.{near}")
 
 
 def _recipes() -> Path | None:
@@ -129,26 +125,28 @@ def _prepare(point):
     """Refuses files that could not be written before a training, and says what was read."""
     if FLAGS.plot is not None:
         plot.check(FLAGS.plot)
-    for file in filter(None, (FLAGS.json, FLAGS.plot)):
-        _check_file(file)
+    for path in [Path(file) for file in (FLAGS.json, FLAGS.plot) if file]:
+        if not os.access(path.parent, os.W_OK) or path.is_dir():
+            raise ValueError(f"Expected a file in a folder that can be written. Received {path}.")
     if point.read:
         print(f"Settings: {', '.join(point.read)}", flush=True)
 
 
 def _membership(point) -> int:
     _prepare(point)
-    from tfdp.experiments.audited import attack_experiment, report_attack
+    from tfdp.experiments.audited import attack_experiment, write
 
     found = attack_experiment(
         point.experiment, examples=FLAGS.examples, models=FLAGS.models, seed=FLAGS.coins
     )
-    report_attack(found, console.console(), FLAGS.json, FLAGS.plot, point.command)
+    print(found)
+    write(found, {"training": point.command}, FLAGS.json, FLAGS.plot)
     return 0
 
 
 def _audit(point) -> int:
     _prepare(point)
-    from tfdp.experiments.audited import audit_experiment, report
+    from tfdp.experiments.audited import audit_experiment, write
 
     found = audit_experiment(
         point.experiment,
@@ -160,14 +158,9 @@ def _audit(point) -> int:
         seed=FLAGS.coins,
     )
     kind = point.experiment.guarantee
-    return report(found, kind, console.console(), FLAGS.json, FLAGS.plot, point.command)
-
-
-def _check_file(file):
-    """Raises ValueError before a training if its result could not be written."""
-    path = Path(file)
-    if not os.access(path.parent, os.W_OK) or path.is_dir():
-        raise ValueError(f"Expected a file in a folder that can be written. Received {file}.")
+    print(found)
+    write(found, {"training": point.command, "guarantee": kind}, FLAGS.json, FLAGS.plot)
+    return 1 if found.refutes(kind) else 0
 
 
 def _refuse(error):

@@ -11,7 +11,7 @@ from tfdp._validate import fraction, whole
 
 # Releases are averaged over at most so many stretches of the training before they are weighed; there
 # are eight canaries or more to each, since the weights of few canaries would follow their noise.
-MOST_STRETCHES, _CANARIES_EACH = 48, 8
+_MOST_STRETCHES, _CANARIES_EACH = 48, 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class Scores:
         return float(np.sum(np.diff(rates) * (tpr[1:] + tpr[:-1]) / 2.0))
 
 
-def matched_filter(canaries: np.ndarray, blanks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def matched_filter(canaries: np.ndarray, blanks: np.ndarray) -> np.ndarray:
     """Scores of canaries from all released values of their reserved weights.
 
     Released values are averaged over stretches of the training, and weighed by S^-1 d: S is the
@@ -114,14 +114,14 @@ def matched_filter(canaries: np.ndarray, blanks: np.ndarray) -> tuple[np.ndarray
         blanks: array [releases, blanks].
 
     Returns:
-        (scores, scores of the blanks), float64 [canaries] and [blanks], in units in which the blanks
-        have mean 0 and standard deviation 1. With too few canaries or blanks to weigh releases, the
-        last release is the score; without blanks, its unit is that of the weights.
+        Scores, float64 [canaries], in units in which the blanks have mean 0 and standard deviation 1.
+        With too few canaries or blanks to weigh releases, the last release is the score; without
+        blanks, its unit is that of the weights.
     """
-    stretches = min(MOST_STRETCHES, canaries.shape[1] // _CANARIES_EACH, len(canaries))
+    stretches = min(_MOST_STRETCHES, canaries.shape[1] // _CANARIES_EACH, len(canaries))
     if stretches < 2 or blanks.shape[1] < 4 * stretches:
         return _in_units_of(canaries[-1], blanks[-1])
-    inside, outside = (in_stretches(values, stretches) for values in (canaries, blanks))
+    inside, outside = (_in_stretches(values, stretches) for values in (canaries, blanks))
     noise = outside - outside.mean(axis=1, keepdims=True)
     scale = np.sqrt(np.mean(noise**2, axis=1, keepdims=True))
     if not np.all(scale > 0):
@@ -138,14 +138,12 @@ def _in_units_of(canaries, blanks):
     canaries, blanks = np.asarray(canaries, float), np.asarray(blanks, float)
     scale = float(np.std(blanks)) if len(blanks) > 1 else 0.0
     middle = float(np.mean(blanks)) if len(blanks) else 0.0
-    return (canaries - middle) / (scale or 1.0), (blanks - middle) / (scale or 1.0)
+    return (canaries - middle) / (scale or 1.0)
 
 
-def in_stretches(values: np.ndarray, number: int) -> np.ndarray:
+def _in_stretches(values, number):
     """Means over consecutive stretches of releases, and the last release by itself."""
-    if number < 1:
-        raise ValueError(f"Expected at least one stretch. Received {number}.")
-    if number == 1 or len(values) == number:
-        return np.asarray(values[-number:], float)
+    if len(values) == number:
+        return np.asarray(values, float)
     parts = np.array_split(values[:-1], number - 1)
     return np.stack([*(part.mean(axis=0) for part in parts), values[-1]]).astype(float)
