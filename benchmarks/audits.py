@@ -70,8 +70,8 @@ def measure(name: str, seed: int) -> dict:
     return {
         "bound": found.bound.epsilon,
         "ceiling": found.bound.ceiling,
-        "claimed": min(found.stated("claimed").epsilon, 1e9),
-        "proven": min(found.stated("proven").epsilon, 1e9),
+        "claimed": min(found.guarantees["claimed"].epsilon, 1e9),
+        "proven": min(found.guarantees["proven"].epsilon, 1e9),
         "seconds": time.perf_counter() - started,
     }
 

@@ -45,7 +45,7 @@ def test_the_released_model_is_attacked(tmp_path):
     ("arguments", "says"),
     [
         (["--mechanism=dpsdg"], "'dpsgd'"),
-        (["memership"], "membership"),
+        (["replay"], "membership"),
         (["--models=8"], "--models"),
     ],
 )

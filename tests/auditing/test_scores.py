@@ -10,7 +10,6 @@ from tfdp.auditing.scores import matched_filter
 def test_rates_and_guesses_of_scores():
     scores = Scores(np.array([5.0, 4.0, 3.0, 2.0, 1.0]), np.array([1, 1, 0, 1, 0], bool))
     assert scores.guesses(2) == 2 and scores.guesses(5) == 3
-    assert scores.counts(2.5) == (2, 3, 1, 2)
     assert scores.tpr_at(0.4) == pytest.approx(2 / 3)
     assert scores.auc == pytest.approx(5 / 6)
     fpr, tpr = scores.roc()

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from tfdp._validate import did_you_mean
 from tfdp.accounting.command import plot
 from tfdp.experiments import command_line, console, help_text
 
@@ -86,12 +85,10 @@ def parse(argv):
 
 def _task(arguments) -> str:
     """What is to be done: "audit" or "membership"."""
-    if len(arguments) == 1:
-        return "audit"
-    if arguments[1:] == ["membership"]:
-        return "membership"
-    found, near = " ".join(arguments[1:]), did_you_mean(arguments[1], ("membership",))
-    raise ValueError(f"Expected flags only, or membership before them. Found {found}.{near}")
+    if arguments[1:] not in ([], ["membership"]):
+        found = " ".join(arguments[1:])
+        raise ValueError(f"Expected flags only, or membership before them. Found {found}.")
+    return arguments[1] if arguments[1:] else "audit"
 
 
 def _recipes() -> Path | None:

@@ -9,7 +9,7 @@ from tfdp.accounting.guarantee import format_epsilon
 from tfdp.auditing.membership import Membership
 from tfdp.auditing.running import Audit
 
-# Rates of fewer false positives than these are chance, and may lie above what is allowed.
+# Rates of fewer false positives are dotted: they are chance, and may lie above what is allowed.
 _FEW = 10
 
 
@@ -51,13 +51,10 @@ def draw(found: Audit | Membership, path: str | Path) -> None:
         axis.plot(grid, allowed, color=color, linewidth=2, label=label)
     for (name, scores), color in zip(found.attacks.items(), (ATTACK, CLAIMED), strict=False):
         fpr, tpr = scores.roc()
-        sure = int(np.searchsorted(fpr, _FEW / absent))
-        fpr = np.maximum(fpr, least)
+        fpr, sure = np.maximum(fpr, least), int(np.searchsorted(fpr, _FEW / absent))
         style = {"where": "post", "color": color, "linewidth": 1.6}
         axis.step(fpr[sure:], tpr[sure:], label=name, **style)
-        few = f"{name}, below {_FEW} false positives"
-        fpr, tpr = fpr[: sure + 1], tpr[: sure + 1]
-        axis.step(fpr, tpr, label=few, alpha=0.4, linestyle=(0, (2, 2)), **style)
+        axis.step(fpr[: sure + 1], tpr[: sure + 1], alpha=0.4, linestyle=":", **style)
     axis.plot(grid, grid, color=GREY, linewidth=1, linestyle=":", label="guessing")
     axis.set(
         xscale="log", yscale="log", xlim=(least, 1.0), ylim=(least, 1.15),

@@ -75,41 +75,27 @@ class Audit:
         refuted = [kind for kind in self.guarantees if self.refutes(kind)]
         return self.verdict((refuted or [*self.guarantees])[-1]).partition(" (")[0]
 
-    def stated(self, kind: str) -> Guarantee:
-        """The guarantee of a kind.
-
-        Args:
-            kind: "claimed" or "proven".
-
-        Raises:
-            ValueError: no guarantee of this kind was stated.
-        """
-        return self.guarantees[one_of("kind", kind, tuple(self.guarantees))]
-
     def refutes(self, kind: str) -> bool:
-        """Whether the lower bound exceeds the stated epsilon of a kind."""
-        return self.bound.epsilon > self.stated(kind).epsilon
+        """Whether the lower bound exceeds the stated epsilon of a kind, "claimed" or "proven"."""
+        return self.bound.epsilon > self.guarantees[kind].epsilon
 
     def verdict(self, kind: str) -> str:
         """What the audit found about the guarantee of a kind, in a sentence or two."""
-        stated, bound = self.stated(kind).epsilon, self.bound
+        stated, bound = self.guarantees[kind].epsilon, self.bound
         start = f"The {kind} epsilon {format_epsilon(stated)}"
-        sure = f"({100 * bound.confidence:g}% confidence, delta = {bound.delta:g})"
-        shown = f"the attack shows at least {rounded_down(bound.epsilon)} {sure}"
-        guesses, most = f"{bound.counts['guesses']:,} guesses", rounded_down(bound.ceiling)
+        least, most = rounded_down(bound.epsilon), rounded_down(bound.ceiling)
+        shown = f"{least} ({100 * bound.confidence:g}% confidence, delta = {bound.delta:g})"
         if self.refutes(kind):
-            least = rounded_down(bound.epsilon)
-            return f"{start} is refuted: epsilon is at least {least} {sure}."
+            return f"{start} is refuted: epsilon is at least {shown}."
         if math.isinf(stated):
-            return f"{start} cannot be refuted: {shown}."
+            return f"{start} cannot be refuted: the attack shows at least {shown}."
         if bound.ceiling < stated:
-            return (
-                f"{start} stands, and this audit could not have refuted it: {shown}, and with "
-                f"{guesses} at most {most}. Use more canaries, or more runs."
-            )
+            advice = "This audit could not have refuted it. Use more canaries, or more runs."
+        else:
+            advice = "An audit that finds nothing proves nothing."
         return (
-            f"{start} stands: {shown}, and could not have shown more than {most} with {guesses}. An "
-            "audit that finds nothing proves nothing."
+            f"{start} stands: the attack shows at least {shown}, and could not have shown more than "
+            f"{most} with {bound.counts['guesses']:,} guesses. {advice}"
         )
 
     def to_dict(self) -> dict:
@@ -201,11 +187,21 @@ def audit(
                 "to observe every release."
             )
         scores.append(world.attack(model, observe))
-        if not stated:
-            privacy = _privacy(model)
-            run = privacy.current_run
-            records = None if run is None else run.num_examples
-            guarantees.append({kind: privacy.spent(delta, kind, adjacency) for kind in KINDS})
+        if stated:
+            continue
+        if not hasattr(model, "privacy"):
+            raise ValueError(
+                f"Expected train to return a private model, or stated epsilons. Received a "
+                f"{type(model).__name__} that states none. Return the model that tfdp.make_private "
+                "made, or pass stated={'claimed': 1.0}."
+            )
+        run = model.privacy.current_run
+        records = None if run is None else run.num_examples
+        guarantees.append([model.privacy.spent(delta, kind, adjacency) for kind in KINDS])
+    for of_kind in zip(*guarantees, strict=True):
+        # Runs together are no better than the worst of them.
+        loosest = max(of_kind, key=lambda guarantee: guarantee.epsilon)
+        stated[loosest.kind] = loosest
     return Audit(
         bound=one_run(
             sum(of_run.guesses(guesses) for of_run in scores),
@@ -215,7 +211,7 @@ def audit(
             confidence=confidence,
         ),
         scores=Scores.of(scores),
-        guarantees=stated or _loosest(guarantees),
+        guarantees=stated,
         runs=runs,
         seed=seed,
         observed=world.seen(observe),
@@ -253,23 +249,4 @@ def _given(stated, delta, adjacency) -> dict[str, Guarantee]:
             mechanism="unknown",
         )
         for kind, epsilon in stated.items()
-    }
-
-
-def _privacy(model):
-    privacy = getattr(model, "privacy", None)
-    if privacy is None:
-        raise ValueError(
-            f"Expected train to return a private model, or stated epsilons. Received a "
-            f"{type(model).__name__} that states none. Return the model that tfdp.make_private made, "
-            "or pass stated={'claimed': 1.0}."
-        )
-    return privacy
-
-
-def _loosest(guarantees):
-    """The largest epsilon of several runs: together they are no better than the worst of them."""
-    return {
-        kind: max((of_run[kind] for of_run in guarantees), key=lambda found: found.epsilon)
-        for kind in KINDS
     }
