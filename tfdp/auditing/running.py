@@ -56,7 +56,7 @@ class Audit:
     def __str__(self):
         count = self.bound.counts
         runs = "one training" if self.runs == 1 else f"{self.runs} trainings"
-        among = "" if self.records is None else f", among {self.records:,} records"
+        among = "" if self.records is None else f" of {self.records:,} records"
         about = (
             f"Audit: {count['correct']:,} of {count['guesses']:,} guesses about {count['canaries']:,} "
             f"canaries are right, in {runs}{among}, with coins of seed {self.seed}. Observed: "
