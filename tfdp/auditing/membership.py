@@ -161,10 +161,10 @@ def log_odds(model, x, y) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Membership:
-    """What two black-box attacks found out.
+    """What black-box attacks found out.
 
     Attributes:
-        loss, lira: scores of all examples in all models.
+        attacks: scores of all examples in all models, by the name of the attack: "loss" and "lira".
         guarantee: the proven guarantee of each training, or None if the models state none.
         models: number of models.
 
@@ -172,21 +172,15 @@ class Membership:
         >>> import numpy as np
         >>> from tfdp.auditing import Membership, Scores
         >>> scores = Scores(np.arange(4.0), np.array([False, False, True, True]))
-        >>> print(Membership(loss=scores, lira=scores, guarantee=None, models=1))
+        >>> print(Membership(attacks={"lira": scores}, guarantee=None, models=1))
         Membership of 4 examples in 1 models; nothing is proven. True positive rates:
-        at 0.1% false positives: loss threshold 100.00%, LiRA 100.00%
+        at 0.1% false positives: lira 100.00%
         ...
     """
 
-    loss: Scores
-    lira: Scores
+    attacks: dict[str, Scores]
     guarantee: Guarantee | None
     models: int
-
-    @property
-    def attacks(self) -> dict[str, Scores]:
-        """Scores by the name of the attack."""
-        return {"LiRA": self.lira, "loss threshold": self.loss}
 
     @property
     def guarantees(self) -> dict[str, Guarantee]:
@@ -196,7 +190,7 @@ class Membership:
     @property
     def examples(self) -> int:
         """Number of examples that coins included or left out."""
-        return len(self.loss.values) // self.models
+        return len(next(iter(self.attacks.values())).values) // self.models
 
     @property
     def title(self) -> str:
@@ -204,17 +198,14 @@ class Membership:
         return f"Membership of {self.examples:,} examples in {self.models} models"
 
     @property
-    def rates(self) -> list[dict]:
-        """True positive rates of both attacks, and the largest that is allowed, by "fpr"."""
-        return [
-            {
-                "fpr": fpr,
-                "loss": self.loss.tpr_at(fpr),
-                "lira": self.lira.tpr_at(fpr),
-                "allowed": None if self.guarantee is None else self.guarantee.tpr(fpr),
-            }
-            for fpr in _RATES
-        ]
+    def rates(self) -> dict[float, dict[str, float]]:
+        """True positive rates of the attacks, and the rate "allowed", by false positive rate."""
+        found = {}
+        for fpr in _RATES:
+            found[fpr] = {name: scores.tpr_at(fpr) for name, scores in self.attacks.items()}
+            if self.guarantee is not None:
+                found[fpr]["allowed"] = self.guarantee.tpr(fpr)
+        return found
 
     def __str__(self):
         proven = "nothing is proven"
@@ -222,13 +213,11 @@ class Membership:
             epsilon = format_epsilon(self.guarantee.epsilon)
             proven = f"proven epsilon {epsilon} at delta = {self.guarantee.delta:g}"
         lines = [f"{self.title}; {proven}. True positive rates:"]
-        for row in self.rates:
-            line = f"loss threshold {100 * row['loss']:.2f}%, LiRA {100 * row['lira']:.2f}%"
-            allowed = row["allowed"]
-            line += "" if allowed is None else f", proven to be at most {100 * allowed:.2f}%"
-            lines.append(f"at {100 * row['fpr']:g}% false positives: {line}")
-        area = f"loss threshold {self.loss.auc:.3f}, LiRA {self.lira.auc:.3f}"
-        return "\n".join([*lines, f"area under the ROC: {area}. Weak attacks prove nothing."])
+        for fpr, rates in self.rates.items():
+            line = ", ".join(f"{name} {100 * rate:.2f}%" for name, rate in rates.items())
+            lines.append(f"at {100 * fpr:g}% false positives: {line}")
+        areas = ", ".join(f"{name} {scores.auc:.3f}" for name, scores in self.attacks.items())
+        return "\n".join([*lines, f"area under the ROC: {areas}. Weak attacks prove nothing."])
 
     def to_dict(self) -> dict:
         """A JSON-safe dictionary."""
@@ -236,8 +225,8 @@ class Membership:
             "models": self.models,
             "examples": self.examples,
             "guarantee": None if self.guarantee is None else self.guarantee.to_dict(),
-            "auc": {"loss": self.loss.auc, "lira": self.lira.auc},
-            "rates": self.rates,
+            "auc": {name: scores.auc for name, scores in self.attacks.items()},
+            "rates": [{"fpr": fpr} | rates for fpr, rates in self.rates.items()],
         }
 
 
@@ -276,7 +265,7 @@ def membership_inference(
         ...     model.fit(x, y, sample_weight=weight, batch_size=30, verbose=0)
         ...     return model
         >>> found = auditing.membership_inference(train, canaries, models=4)
-        >>> 0.2 < found.loss.auc < 0.8
+        >>> 0.2 < found.attacks["loss"].auc < 0.8
         True
     """
     models = whole("models", models, 4)
@@ -298,8 +287,10 @@ def membership_inference(
     values, coins = np.stack(values), np.stack(coins)
     ratios = [_likelihood_ratio(values, coins, number) for number in range(models)]
     return Membership(
-        loss=Scores(values.ravel(), coins.ravel()),
-        lira=Scores(np.ravel(ratios), coins.ravel()),
+        attacks={
+            "lira": Scores(np.ravel(ratios), coins.ravel()),
+            "loss": Scores(values.ravel(), coins.ravel()),
+        },
         guarantee=guarantee,
         models=models,
     )

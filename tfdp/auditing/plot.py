@@ -31,7 +31,7 @@ def draw(found: Audit | Membership, path: str | Path) -> None:
         >>> from tfdp.auditing import Membership, Scores, draw
         >>> draws = np.random.default_rng(0)
         >>> scores = Scores(draws.normal(size=400), draws.random(400) < 0.5)
-        >>> draw(Membership(loss=scores, lira=scores, guarantee=None, models=1), "roc.svg")
+        >>> draw(Membership(attacks={"lira": scores}, guarantee=None, models=1), "roc.svg")
         >>> os.path.exists("roc.svg")
         True
     """

@@ -109,7 +109,7 @@ def attack_experiment(
         ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
         ...     steps=3, noise_multiplier=4.0)
         >>> found = attack_experiment(experiment, examples=100, models=4)
-        >>> found.models, 0.2 < found.lira.auc < 0.8
+        >>> found.models, 0.2 < found.attacks["lira"].auc < 0.8
         (4, True)
     """
     dataset, _ = network.load(experiment)
