@@ -227,9 +227,9 @@ def _audit(point, folder):
     )
     found = audited.audit_experiment(point.experiment)
     files = [os.path.join(folder, name) for name in audited.FILES]
-    audited.report(
-        found, point.experiment.guarantee, console.console(), *files, command=point.command
-    )
+    about = {"training": point.command, "guarantee": point.experiment.guarantee}
+    print(found)
+    audited.write(found, about, *files)
 
 
 def _announce(point, folder):

@@ -31,17 +31,11 @@ def write_text(records: dict, canaries: int, path: Path) -> None:
         "*Bound*: from the coins alone, median and largest of all audits. *Above*: how many bounds are "
         "above the stated epsilon, and the probability of so many or more if it were true; "
         "*refuted* where that is below one in a million. "
-        "A bound of 0 means that the 50 guesses were not right more often than chance allows at 95%; "
-        "the bound for Gaussian mechanisms uses all canaries and sees more. "
-        "*Of proven*: the median bound over the proven epsilon; then the same of the bound for "
-        "Gaussian mechanisms with independent canaries, which rests on more. *Effect*: effect over "
-        "noise, over the accounted mu, mean and standard error; it is below 1 where canaries take "
-        "part in different steps (two lots: 0.71), or less often than the worst record, and where "
-        "only means of releases are seen.",
+        "A bound of 0 means that the 50 guesses were not right more often than chance allows at 95%. "
+        "*Of proven*: the median bound over the proven epsilon.",
         "",
-        "| case | audits | claimed | proven | bound | above claimed | above proven | of proven | "
-        "Gaussian, of proven | effect |",
-        "| --- | ---: | ---: | ---: | --- | --- | --- | ---: | ---: | --- |",
+        "| case | audits | claimed | proven | bound | above claimed | above proven | of proven |",
+        "| --- | ---: | ---: | ---: | --- | --- | --- | ---: |",
     ]
     lines += [_line(name, [*seeds.values()]) for name, seeds in records.items() if seeds]
     path.write_text("\n".join(lines) + "\n")
@@ -51,7 +45,6 @@ def _line(name, found) -> str:
     bounds = [one["bound"] for one in found]
     proven = statistics.median(one["proven"] for one in found)
     claimed = statistics.median(one["claimed"] for one in found)
-    tight = statistics.median(one["tight"] for one in found)
     cells = [
         name,
         str(len(found)),
@@ -61,8 +54,6 @@ def _line(name, found) -> str:
         _above(found, "claimed"),
         _above(found, "proven"),
         f"{statistics.median(bounds) / proven:.2f}",
-        f"{tight / proven:.2f}",
-        _effect(found),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -72,14 +63,6 @@ def _above(found, kind) -> str:
     p = stats.binom.sf(count - 1, len(found), 0.05)
     refuted = ", **refuted**" if p < 1e-6 else ""
     return f"{count} (p = {p:.2g}){refuted}" if count else "0"
-
-
-def _effect(found) -> str:
-    ratios = [one["effect"] / one["mu"] for one in found if one["effect"] and one["mu"]]
-    if len(ratios) < 2:
-        return ""
-    error = statistics.stdev(ratios) / len(ratios) ** 0.5
-    return f"{statistics.mean(ratios):.3f} ± {error:.3f}"
 
 
 def write_plot(records: dict, path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tfdp
-from tfdp import accounting, data
+from tfdp import accounting
 
 WRONG = {
     "-1": -1,
@@ -45,11 +45,6 @@ CASES = [
     (LEDGER.open, {"run": RUN}, {}),
     (LEDGER.record, {"run_id": LEDGER.open(RUN), "steps": 1}, {}),
     (matrix, {"strategy": "banded_toeplitz", "bands": 2, "steps": 4}, {}),
-    (
-        data.hash_tokens,
-        {"texts": ["a"], "num_buckets": 3, "length": 2},
-        {"texts": ["[]", "matrix"]},
-    ),
 ]
 
 

@@ -1,7 +1,5 @@
 """Each name borrowed from Keras has the behaviour that tfdp relies on."""
 
-import contextlib
-
 import keras
 import numpy as np
 import pytest
@@ -339,37 +337,3 @@ def test_normalizes_by_batch():
     layer.trainable = False
     assert not borrowed.normalizes_by_batch(layer)
     assert not borrowed.normalizes_by_batch(layers.LayerNormalization())
-
-
-def test_watched_update():
-    variable, seen = keras.Variable(1.0), []
-    optimizer = keras.optimizers.SGD(1.0, clipvalue=0.5)
-    optimizer.build([variable])
-    for context in (borrowed.watched_update(optimizer, seen.append), contextlib.nullcontext()):
-        with context:
-            optimizer.apply([tf.constant(3.0)], [variable])
-    assert float(variable) == 0.0
-    ((gradient,),) = seen
-    assert float(gradient) == 3.0
-
-
-def test_decay():
-    optimizer = keras.optimizers.AdamW(0.1)
-    variables = [keras.Variable(1.0, name="a"), keras.Variable(1.0, name="b")]
-    optimizer.exclude_from_weight_decay(var_list=variables[1:])
-    optimizer.build(variables)
-    assert borrowed.decayed(optimizer, variables) == [True, False]
-    borrowed.decay_only(optimizer, variables, [False, True])
-    assert borrowed.decayed(optimizer, variables) == [False, True]
-
-
-def test_updates_as():
-    class Same(keras.optimizers.SGD):
-        pass
-
-    class Other(keras.optimizers.SGD):
-        def update_step(self, gradient, variable, learning_rate):
-            pass
-
-    assert borrowed.updates_as(Same, keras.optimizers.SGD)
-    assert not borrowed.updates_as(Other, keras.optimizers.SGD)

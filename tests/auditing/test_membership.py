@@ -1,6 +1,4 @@
-"""Black-box attacks: strong against a model that remembers, held down by what is proven."""
-
-import functools
+"""Black-box attacks: strong against scores that tell, held down by what is proven."""
 
 import keras
 import numpy as np
@@ -8,28 +6,34 @@ import pytest
 from keras import layers
 
 import tfdp
-from tfdp.accounting import Run, proven
-from tfdp.auditing import ApproximateDP, ExampleCanaries, GaussianDP, membership_inference
+from tfdp.auditing import ExampleCanaries, membership_inference
 from tfdp.auditing.membership import log_odds
-from tfdp.auditing.tradeoffs import of_guarantees
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def canaries(count=80):
-    """Random labels, which can only be learned by heart."""
     draw = np.random.default_rng(0)
     return ExampleCanaries(
         draw.normal(size=(count, 30)).astype("float32"), draw.integers(0, 2, count)
     )
 
 
-def remembering(world):
-    x, y, weight = world.data()
-    model = keras.Sequential([keras.Input((30,)), layers.Dense(2)])
-    model.compile(keras.optimizers.Adam(0.05), LOSS)
-    model.fit(x, y, sample_weight=weight, batch_size=80, epochs=40, verbose=0)
-    return model
+def test_the_likelihood_ratio_knows_which_examples_are_hard():
+    draw, worlds = np.random.default_rng(0), []
+    difficulty = draw.normal(scale=5.0, size=300)
+
+    def train(world):
+        worlds.append(world)
+        return keras.Sequential()
+
+    def confidence(model, x, y):
+        return difficulty + 2.0 * worlds[-1].included + draw.normal(size=300)
+
+    found = membership_inference(train, canaries(300), models=16, confidence=confidence)
+    # An attacker who knew both laws would have 0.92.
+    assert found.attacks["lira"].auc > 0.88 and 0.52 < found.attacks["loss"].auc < 0.7
+    assert found.guarantee is None and "allowed" not in found.rates[0.1]
 
 
 def private(world):
@@ -41,15 +45,11 @@ def private(world):
     return model
 
 
-def test_a_model_that_remembers_is_attacked_and_a_private_one_is_not():
-    open_model = membership_inference(remembering, canaries(), models=6)
-    assert open_model.loss.auc > 0.7 and open_model.lira.auc > 0.7
-    assert open_model.guarantee is None and open_model.table()[0][3] is None
-    closed = membership_inference(private, canaries(), models=6)
-    assert abs(closed.loss.auc - 0.5) < 0.17 and abs(closed.lira.auc - 0.5) < 0.17
-    fpr, of_loss, of_lira, allowed = closed.table()[-1]
-    assert allowed < ApproximateDP(closed.guarantee.epsilon, 1e-5).largest_tpr(fpr)
-    assert max(of_loss, of_lira) < allowed
+def test_a_private_model_is_not_attacked():
+    found = membership_inference(private, canaries(), models=4)
+    assert all(abs(scores.auc - 0.5) < 0.2 for scores in found.attacks.values())
+    row = found.to_dict()["rates"][-1]
+    assert max(row["loss"], row["lira"]) < row["allowed"] < 1 and "proven epsilon" in str(found)
 
 
 def test_absent_examples_count_nothing():
@@ -77,19 +77,6 @@ def test_examples_that_are_among_the_data_are_left_out_there():
         and labels.tolist() == seen[:, 0].tolist()
     )
     assert weight.tolist() == [1.0, 0.0] + 8 * [1.0]
-
-
-def test_all_deltas_together_allow_less():
-    exact = GaussianDP(1.0)
-    run = Run(
-        mechanism="dpsgd", sampling="cyclic", num_examples=10, lot_size=10, steps=1,
-        noise_multiplier=1.0,
-    )  # fmt: skip
-    curve = of_guarantees(functools.partial(proven, run), 1e-5)
-    rates = np.geomspace(1e-4, 0.5, 20)
-    assert np.all(curve.largest_tpr(rates) >= exact.largest_tpr(rates) - 1e-9)
-    assert np.all(curve.largest_tpr(rates) <= 1.15 * exact.largest_tpr(rates))
-    np.testing.assert_allclose(curve.least_fpr(curve.largest_tpr(rates)), rates, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("units", "activation"), [(1, "sigmoid"), (4, "softmax")])

@@ -190,3 +190,10 @@ class TestPrepared:
         assert bytes(rows.y_test[0].tolist()) == texts[6600].encode()[1:80]
         alone, _ = data.load_split("ag_news_characters", "test", str(PREPARED))
         np.testing.assert_array_equal(alone, rows.x_test)
+
+
+def test_each_text_is_cut_by_itself():
+    rows = datasets.cut_bytes([b"abcdefg", b"hij", b"", b"kl", "é\n!".encode()], 3)
+    assert rows.dtype == np.int32
+    assert [bytes(row.tolist()) for row in rows] == [b"abc", b"def", b"hij", "é\n".encode()]
+    assert datasets.cut_bytes([b"ab", b"c"], 3).shape == (0, 3)

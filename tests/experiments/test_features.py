@@ -8,6 +8,7 @@ from keras import layers
 import tfdp
 from tfdp import data, models
 from tfdp.experiments import Experiment, features, run
+from tfdp.experiments.public_data import public_examples
 from tfdp.experiments.result_folder import ResultFolder
 from tfdp.experiments.saving import run_into
 from tfdp.experiments.start import freeze
@@ -132,7 +133,7 @@ def test_what_cannot_be_cut_stays_whole():
 
 
 def test_with_the_statistics_of_a_lot_nothing_is_computed_once():
-    public = data.public("digits", 5)
+    public = public_examples("digits", 5)
     for statistics in ("example", "batch"):
         model = models.build(
             "mlp", (8, 8, 1), 10, "batch", public_data=public, statistics=statistics

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-import tfdp
 from tfdp import models
 from tfdp.experiments import Experiment, record, run
+from tfdp.experiments.public_data import public_examples
 from tfdp.experiments.result_files import DIGESTS, digest
 from tfdp.experiments.start import (
     UNKNOWN,
@@ -67,9 +67,9 @@ class TestLoading:
                 np.testing.assert_array_equal(mine, other)
 
     def test_public_examples_stay_those_of_this_training(self, tmp_path):
-        public = tfdp.data.public("digits", 5)
+        public = public_examples("digits", 5)
         for number, seed in ((5, 1), (6, 2)):
-            others = tfdp.data.public("digits", number, seed=seed)
+            others = public_examples("digits", number, seed=seed)
             path = tmp_path / f"{number}.keras"
             file = pretrained(path, normalization="batch", public_data=others)
             model = models.build("mlp", (8, 8, 1), 10, "batch", public_data=public)
@@ -188,7 +188,7 @@ class TestFreezing:
             self.frozen(trainable)
 
     def test_inside_of_public_examples(self):
-        public = tfdp.data.public("digits", 5)
+        public = public_examples("digits", 5)
         model = models.build("mlp", (8, 8, 1), 10, "batch", public_data=public)
         freeze(model, "logits")
         assert {v.path.split("/")[-2] for v in model.trainable_variables} == {"logits"}

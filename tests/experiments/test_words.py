@@ -9,6 +9,7 @@ from tfdp.experiments import Experiment, network
 from tfdp.experiments.announcement import announcement
 from tfdp.experiments.conditions import WORD_MODELS
 from tfdp.experiments.start import begin
+from tfdp.experiments.vocabulary import hash_tokens
 from tfdp.experiments.words import in_words, with_words, words_of
 
 
@@ -35,7 +36,7 @@ class TestVocabularies:
         words = words_of(experiment(vocabulary_size=500, sequence_length=3))
         assert (words.size, words.width, words.trainable, words.table) == (500, 100, True, None)
         made = in_words(reviews("A fine film", "fine"), words)
-        expected = data.hash_tokens(["A fine film", "fine"], num_buckets=500, length=3)
+        expected = hash_tokens(["A fine film", "fine"], num_buckets=500, length=3)
         np.testing.assert_array_equal(made.x_train, expected)
         assert made.input_shape == (3,) and made.x_test.shape == (1, 3)
         assert words_of(experiment()).size == 10_000

@@ -17,31 +17,17 @@ Example:
 import importlib
 
 _PUBLIC = {
-    "AllOf": "tradeoffs",
-    "ApproximateDP": "tradeoffs",
     "Audit": "running",
     "DiracCanaries": "canaries",
-    "DiracWorld": "canaries",
-    "Effect": "effects",
     "ExampleCanaries": "membership",
-    "ExampleWorld": "membership",
-    "GaussianDP": "tradeoffs",
     "LowerBound": "bounds",
     "Membership": "membership",
     "Scores": "scores",
     "audit": "running",
-    "clopper_pearson": "bounds",
     "draw": "plot",
-    "draw_membership": "plot",
-    "effect_over_noise": "effects",
     "many_runs": "bounds",
     "membership_inference": "membership",
     "one_run": "bounds",
-    "print_membership": "report",
-    "print_table": "report",
-    "record": "recorder",
-    "replay": "replaying",
-    "verdict": "wording",
 }
 
 __all__ = [*_PUBLIC]

@@ -3,11 +3,9 @@
     python -m tfdp.auditing --mechanism=dpsgd --epsilon=2
     python -m tfdp.auditing --flagfile=flags/audit/si_dpsgd_claimed.cfg --plot=audit.png
     python -m tfdp.auditing membership --mechanism=dpsgd --epsilon=2 --plot=membership.png
-    python -m tfdp.auditing replay FOLDER
 
 `membership` shows what an attacker gets who sees the released model only. The exit status is 1 if the
-guarantee that --guarantee asks for is refuted (or the replay fails), 0 if it stands, and 2 if the audit
-could not be made.
+guarantee that --guarantee asks for is refuted, 0 if it stands, and 2 if there was no audit.
 """
 
 import functools
@@ -18,10 +16,8 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from tfdp._validate import did_you_mean
 from tfdp.accounting.command import plot
 from tfdp.experiments import command_line, console, help_text
-from tfdp.experiments.settings import SETTINGS
 
 FLAGS = flags.FLAGS
 _RECIPES = Path(__file__).resolve().parents[2] / "flags" / "defaults"
@@ -62,13 +58,11 @@ flags.DEFINE_string("json", None, "A file for the whole result.")
 flags.DEFINE_string("plot", None, "A file for the picture: .png, .pdf or .svg.")
 
 
-# Flags of one task only; given with another one they are refused.
+# Flags of one task only.
 _OWN = {
-    "audit": {"canaries", "runs", "guesses", "observe", "confidence", "coins", "json", "plot"},
-    "membership": {"models", "examples", "coins", "json", "plot"},
-    "replay": set(),
+    "audit": {"canaries", "runs", "guesses", "observe", "confidence"},
+    "membership": {"models", "examples"},
 }
-_HINTS = "Expected flags only, or membership or replay before them."
 
 
 def parse(argv):
@@ -76,13 +70,10 @@ def parse(argv):
     try:
         arguments = command_line.parse(help_text.without_asking(argv))
         task = _task(arguments)
-        given = {name for name in FLAGS if FLAGS[name].present}
         others = set().union(*_OWN.values()) - _OWN[task]
-        useless = given & ((others | {*SETTINGS}) if task == "replay" else others)
+        useless = sorted(name for name in others if FLAGS[name].present)
         if useless:
-            raise ValueError(
-                f"Expected flags that {task} uses. Found --{sorted(useless)[0]}, which it does not."
-            )
+            raise ValueError(f"Expected flags that {task} uses. Found --{useless[0]}.")
         if help_text.is_asked(argv):
             (point,) = command_line.points(help_text.without_asking(argv), _recipes())
             print(help_text.text(point))
@@ -93,14 +84,11 @@ def parse(argv):
 
 
 def _task(arguments) -> str:
-    """What is to be done: "audit", "membership" or "replay"."""
-    if len(arguments) == 1:
-        return "audit"
-    if arguments[1] == "replay" or arguments[1:] == ["membership"]:
-        return arguments[1]
-    found = " ".join(arguments[1:])
-    near = did_you_mean(arguments[1], ("membership", "replay"))
-    raise ValueError(f"{_HINTS} Found {found}.{near}")
+    """What is to be done: "audit" or "membership"."""
+    if arguments[1:] not in ([], ["membership"]):
+        found = " ".join(arguments[1:])
+        raise ValueError(f"Expected flags only, or membership before them. Found {found}.")
+    return arguments[1] if arguments[1:] else "audit"
 
 
 def _recipes() -> Path | None:
@@ -112,8 +100,6 @@ def main(argv):
     console.prefer_onednn()
     task = _task(argv)
     try:
-        if task == "replay":
-            return _replay(argv[2:])
         (point,) = command_line.points(sys.argv, _recipes())
         with console.quiet_tensorflow():
             return _membership(point) if task == "membership" else _audit(point)
@@ -136,26 +122,28 @@ def _prepare(point):
     """Refuses files that could not be written before a training, and says what was read."""
     if FLAGS.plot is not None:
         plot.check(FLAGS.plot)
-    for file in filter(None, (FLAGS.json, FLAGS.plot)):
-        _check_file(file)
+    for path in [Path(file) for file in (FLAGS.json, FLAGS.plot) if file]:
+        if not os.access(path.parent, os.W_OK) or path.is_dir():
+            raise ValueError(f"Expected a file in a folder that can be written. Received {path}.")
     if point.read:
         print(f"Settings: {', '.join(point.read)}", flush=True)
 
 
 def _membership(point) -> int:
     _prepare(point)
-    from tfdp.experiments.audited import attack_experiment, report_attack
+    from tfdp.experiments.audited import attack_experiment, write
 
     found = attack_experiment(
         point.experiment, examples=FLAGS.examples, models=FLAGS.models, seed=FLAGS.coins
     )
-    report_attack(found, console.console(), FLAGS.json, FLAGS.plot, point.command)
+    print(found)
+    write(found, {"training": point.command}, FLAGS.json, FLAGS.plot)
     return 0
 
 
 def _audit(point) -> int:
     _prepare(point)
-    from tfdp.experiments.audited import audit_experiment, report
+    from tfdp.experiments.audited import audit_experiment, write
 
     found = audit_experiment(
         point.experiment,
@@ -167,26 +155,9 @@ def _audit(point) -> int:
         seed=FLAGS.coins,
     )
     kind = point.experiment.guarantee
-    return report(found, kind, console.console(), FLAGS.json, FLAGS.plot, point.command)
-
-
-def _check_file(file):
-    """Raises ValueError before a training if its result could not be written."""
-    path = Path(file)
-    if not os.access(path.parent, os.W_OK) or path.is_dir():
-        raise ValueError(f"Expected a file in a folder that can be written. Received {file}.")
-
-
-def _replay(folders) -> int:
-    """Replays a recording and says pass, or names the step."""
-    if len(folders) != 1:
-        return _refuse(f"Expected `replay FOLDER`. Found {len(folders)} folders.")
-    with console.quiet_tensorflow():
-        from tfdp.auditing import replay
-
-        found = replay(folders[0])
     print(found)
-    return 0 if found.passed else 1
+    write(found, {"training": point.command, "guarantee": kind}, FLAGS.json, FLAGS.plot)
+    return 1 if found.refutes(kind) else 0
 
 
 def _refuse(error):

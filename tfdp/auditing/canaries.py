@@ -10,13 +10,28 @@ import numpy as np
 
 from tfdp._compat.keras import input_structure
 from tfdp._validate import whole
-from tfdp.auditing.coins import toss
-from tfdp.auditing.effects import Effect, effect_over_noise
-from tfdp.auditing.scores import MOST_STRETCHES, Scores, in_stretches, matched_filter
+from tfdp.auditing.scores import Scores, matched_filter
 from tfdp.layers.gate import CanaryGate
 from tfdp.training.dp_model import PrivateTraining
 
 _WEIGHTS = "canary_weights"
+
+
+def seed_of(purpose: bytes, seed: int, run: int) -> list[int]:
+    """The seed of the coins of one training, apart from what a user draws with the same seed."""
+    return [int.from_bytes(purpose), seed, run]
+
+
+def toss(count: int, seed, included=None) -> np.ndarray:
+    """A fair coin for each canary, bool [count]; `included` are the coins themselves, if given."""
+    if included is None:
+        return np.random.default_rng(seed).random(count) < 0.5
+    included = np.asarray(included, bool)
+    if included.shape != (count,):
+        raise ValueError(
+            f"Expected included to hold {count} booleans. Received shape {included.shape}."
+        )
+    return included
 
 
 class DiracCanaries:
@@ -34,22 +49,12 @@ class DiracCanaries:
         blanks: number of weights that no example ever touches.
 
     Example:
-        >>> import keras, numpy as np, tfdp
-        >>> from tfdp import auditing
-        >>> x = np.random.default_rng(0).normal(size=(200, 3)).astype("float32")
-        >>> y = (x[:, :1] > 0).astype("float32")
-        >>> def train(world):
-        ...     model = world.model(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
-        ...     model = tfdp.make_private(model)
-        ...     model.compile(tfdp.DPKerasSGDOptimizer(
-        ...         learning_rate=0.1, l2_norm_clip=1.0, noise_multiplier=2.0), "mse")
-        ...     model.fit(*world.data(x, y), batch_size=100, epochs=2, verbose=0,
-        ...               callbacks=world.callbacks)
-        ...     return model
-        >>> audit = auditing.audit(
-        ...     train, auditing.DiracCanaries(100), delta=1e-4, confidence=0.999, seed=1)
-        >>> audit.bound.epsilon <= audit.stated("proven").epsilon
-        True
+        >>> import numpy as np
+        >>> from tfdp.auditing import DiracCanaries
+        >>> world = DiracCanaries(3).world(seed=0, included=[True, False, True])
+        >>> (x, numbers), y = world.data(np.zeros((2, 5)), np.zeros(2))
+        >>> x.shape, numbers[:, 0]  # a canary, a null record, a canary, two ordinary rows
+        ((5, 5), array([0, 4, 2, 3, 3], dtype=int32))
     """
 
     def __init__(self, count: int, blanks: int = 2000):
@@ -74,14 +79,6 @@ class DiracWorld:
         included: bool [canaries].
         callbacks: Keras callbacks that `fit` has to get for the released weights of every step to be
             observed; without them, only those of the last step are.
-
-    Example:
-        >>> import numpy as np
-        >>> from tfdp.auditing import DiracCanaries
-        >>> world = DiracCanaries(3).world(seed=0, included=[True, False, True])
-        >>> (x, numbers), y = world.data(np.zeros((2, 5)), np.zeros(2))
-        >>> x.shape, numbers[:, 0]  # a canary, a null record, a canary, two ordinary rows
-        ((5, 5), array([0, 4, 2, 3, 3], dtype=int32))
     """
 
     def __init__(self, included: np.ndarray, blanks: int):
@@ -120,19 +117,16 @@ class DiracWorld:
         inputs = keras.tree.map_structure(
             lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name), given
         )
-        if any(t.name == "canary" for t in keras.tree.flatten(given)):
-            raise ValueError(
-                "Expected no input named 'canary', which is the canaries' own. Rename it."
-            )
         number = keras.Input((1,), dtype="int32", name="canary")
         count = len(self.included)
-        value = keras.layers.Embedding(
+        weights = keras.layers.Embedding(
             count + 2 + self._blanks,
             1,
             embeddings_initializer="zeros",
             dtype="float32",
             name=_WEIGHTS,
-        )(number)
+        )
+        value = weights(number)
         outputs = keras.tree.map_structure(
             lambda output: CanaryGate(count, dtype=output.dtype)(output, value, number),
             base(inputs),
@@ -177,24 +171,19 @@ class DiracWorld:
         return _with(x, numbers), y, keras.tree.map_structure(weighted, sample_weight)
 
     def inputs(self, x):
-        """Examples that are no canaries, as inputs of the model that `self.model` made.
-
-        Args:
-            x: as in `data`.
-        """
+        """Examples `x` that are no canaries, as inputs of the model that `self.model` made."""
         rows = len(keras.tree.flatten(x)[0])
         return _with(x, np.full((rows, 1), len(self.included), "int32"))
 
-    def attack(self, model, observe: str, confidence: float) -> tuple[Scores, Effect | None]:
-        """What an attacker makes of the trained model.
+    def attack(self, model, observe: str) -> Scores:
+        """The scores that an attacker gives the canaries.
 
         Args:
             model: the trained model that `self.model` made.
             observe: "every" release or the "last" one.
-            confidence: of the interval of the effect.
 
-        Returns:
-            (scores, effect over noise or None if there is too little to estimate it from).
+        Raises:
+            ValueError: the model has no weights of the canaries.
         """
         if _WEIGHTS not in [layer.name for layer in model.layers]:
             raise ValueError(
@@ -205,8 +194,7 @@ class DiracWorld:
         canaries, blanks = seen[:, :count], seen[:, count:]
         if observe == "last":
             canaries, blanks = canaries[-1:], blanks[-1:]
-        values, _ = matched_filter(canaries, blanks)
-        return Scores(values, self.included), self._effect(canaries, blanks, confidence)
+        return Scores(matched_filter(canaries, blanks), self.included)
 
     @property
     def steps_seen(self) -> int:
@@ -220,18 +208,6 @@ class DiracWorld:
             return "the weights at the end"
         return f"{steps:,} released weights along the training"
 
-    def _effect(self, canaries, blanks, confidence):
-        """Effect over noise, in means over stretches of the training where there are many releases."""
-        absent = np.concatenate([canaries[:, ~self.included], blanks], axis=1)
-        number = min(MOST_STRETCHES, len(canaries), absent.shape[1] // 20)
-        try:
-            inside, outside = (
-                in_stretches(v, number) for v in (canaries[:, self.included], absent)
-            )
-            return effect_over_noise(inside.T, outside.T, confidence)
-        except ValueError:  # too few canaries, or no noise
-            return None
-
     def observed(self, model) -> np.ndarray:
         """The released values of canaries and blanks: float64 [releases, canaries + blanks].
 
@@ -241,13 +217,11 @@ class DiracWorld:
         Args:
             model: the trained model that `self.model` made.
         """
-        seen = [*self.callbacks[0].seen]
-        last = _reserved_weights(model)
+        seen, last = [*self.callbacks[0].seen], _reserved_weights(model)
         if not seen or not np.array_equal(seen[-1], last):
             seen.append(last)
-        values = np.asarray(seen, float)
         count = len(self.included)
-        return np.delete(values, [count, count + 1], axis=1)
+        return np.delete(np.asarray(seen, float), [count, count + 1], axis=1)
 
 
 def _as_array(values):

@@ -18,14 +18,15 @@ import numpy as np
 from scipy import special
 
 from tfdp._validate import whole
-from tfdp.accounting.guarantee import Guarantee
-from tfdp.auditing.coins import seed_of, toss
+from tfdp.accounting.guarantee import Guarantee, format_epsilon
+from tfdp.auditing.canaries import seed_of, toss
 from tfdp.auditing.running import trained
 from tfdp.auditing.scores import Scores
-from tfdp.auditing.tradeoffs import ApproximateDP, Tradeoff, of_guarantees
 
 # The least standard deviation of confidences: with few shadow models, some would seem to have none.
 _LEAST_SPREAD = 1e-3
+# False positive rates of the report.
+_RATES = (0.001, 0.01, 0.1)
 
 
 class ExampleCanaries:
@@ -38,6 +39,9 @@ class ExampleCanaries:
         y: array of integer labels [examples], or [examples, 1].
         rows: int array [examples], where these examples are in the data that `ExampleWorld.data` gets,
             which leaves them out there; None if they are not among these.
+
+    Raises:
+        ValueError: the lengths differ, or two examples have the same row.
 
     Example:
         >>> import numpy as np
@@ -54,7 +58,6 @@ class ExampleCanaries:
         if self.y.shape[1:] == (1,):
             self.y = self.y[:, 0]
         self.count = len(self.y)
-        self.rows = np.zeros(0, int) if rows is None else np.asarray(rows, int)
         lengths = {len(leaf) for leaf in keras.tree.flatten(self.x)}
         if self.y.ndim != 1 or lengths != {self.count}:
             raise ValueError(
@@ -62,13 +65,12 @@ class ExampleCanaries:
                 f"(examples,). Received lengths {sorted(lengths)} and labels of shape {self.y.shape}. "
                 "Of one-hot labels take y.argmax(axis=1)."
             )
-        if rows is not None and len(set(self.rows.tolist())) != self.count:
+        self.rows = np.zeros(0, int) if rows is None else np.asarray(rows, int)
+        if rows is not None and len({row for row in self.rows.tolist() if row >= 0}) != self.count:
             raise ValueError(
-                f"Expected rows to hold {self.count} different numbers, one for each example. Received "
-                f"{len(self.rows)}, {len(set(self.rows.tolist()))} of them different."
+                f"Expected {self.count} different rows of at least 0, one for each example. Received "
+                f"{self.rows[:5].tolist()} and so on."
             )
-        if np.any(self.rows < 0):
-            raise ValueError(f"Expected rows of at least 0. Received {int(self.rows.min())}.")
 
     def world(self, seed, included=None) -> "ExampleWorld":
         """Draws which examples are included; arguments as in `DiracCanaries.world`."""
@@ -77,20 +79,7 @@ class ExampleCanaries:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExampleWorld:
-    """One draw of `ExampleCanaries`.
-
-    Attributes:
-        canaries: the examples.
-        included: bool [canaries].
-
-    Example:
-        >>> import numpy as np
-        >>> from tfdp.auditing import ExampleCanaries
-        >>> canaries = ExampleCanaries(np.zeros((3, 2)), np.arange(3))
-        >>> x, y, weight = canaries.world(seed=0, included=[True, False, True]).data()
-        >>> weight.tolist()
-        [1.0, 0.0, 1.0]
-    """
+    """One draw of `ExampleCanaries`: which of them are included, bool [canaries]."""
 
     canaries: ExampleCanaries
     included: np.ndarray
@@ -105,14 +94,12 @@ class ExampleWorld:
         """Returns `x`: examples need no change of the inputs."""
         return x
 
-    def attack(self, model, observe: str, confidence: float) -> tuple[Scores, None]:
+    def attack(self, model, observe: str) -> Scores:
         """The last model's confidence in each example as its score; see `DiracWorld.attack`."""
-        del observe, confidence
-        return Scores(log_odds(model, self.canaries.x, self.canaries.y), self.included), None
+        return Scores(log_odds(model, self.canaries.x, self.canaries.y), self.included)
 
     def seen(self, observe: str) -> str:
         """What `attack` sees, in words."""
-        del observe
         return "the confidence of the model at the end"
 
     def data(self, x=None, y=None):
@@ -121,27 +108,26 @@ class ExampleWorld:
         Args:
             x, y: other examples, which are always included (but for the canaries' own `rows` of them);
                 None for none.
+
+        Raises:
+            ValueError: the canaries are not at their rows of `x`.
         """
-        own = self.canaries
-        weight = self.included.astype("float32")
+        own, weight = self.canaries, self.included.astype("float32")
         if x is None:
             return own.x, own.y, weight
-        if len(own.rows):
-            self._check_rows(x)
-            x = keras.tree.map_structure(lambda a: np.delete(a, own.rows, axis=0), x)
-            y = np.delete(y, own.rows, axis=0)
-        x = keras.tree.map_structure(lambda a, b: np.concatenate([b, np.asarray(a)]), x, own.x)
-        y = np.concatenate([own.y, np.asarray(y)])
-        return x, y, np.concatenate([weight, np.ones(len(y) - own.count, "float32")])
-
-    def _check_rows(self, x):
-        own = self.canaries
-        given, mine = (np.asarray(keras.tree.flatten(part)[0]) for part in (x, own.x))
-        if own.rows.max() >= len(given) or not np.array_equal(given[own.rows], mine):
+        first, mine = (np.asarray(keras.tree.flatten(part)[0]) for part in (x, own.x))
+        there = first[own.rows[own.rows < len(first)]]
+        if len(own.rows) and not np.array_equal(there, mine):
             raise ValueError(
-                f"Expected the examples themselves at their rows of the {len(given)} given ones. Found "
+                f"Expected the examples themselves at their rows of the {len(first)} given ones. Found "
                 "others. Pass the data that the canaries were taken from, in the same order."
             )
+
+        def joined(others, canaries):
+            return np.concatenate([canaries, np.delete(others, own.rows, axis=0)])
+
+        x, y = keras.tree.map_structure(joined, x, own.x), joined(y, own.y)
+        return x, y, np.concatenate([weight, np.ones(len(y) - own.count, "float32")])
 
 
 def log_odds(model, x, y) -> np.ndarray:
@@ -167,73 +153,81 @@ def log_odds(model, x, y) -> np.ndarray:
             f"of shape {outputs.shape} and labels such as {np.unique(y)[:5]}. For another model pass "
             "confidence=, a function of (model, x, y)."
         )
-    sums = outputs.sum(axis=1)
-    probabilities = outputs.min() >= 0 and np.allclose(sums, 1.0, atol=1e-3)
+    probabilities = outputs.min() >= 0 and np.allclose(outputs.sum(axis=1), 1.0, atol=1e-3)
     logs = np.log(np.maximum(outputs, 1e-30)) if probabilities else outputs
-    rows = np.arange(len(y))
-    own = logs[rows, y]
-    others = logs.copy()
-    others[rows, y] = -np.inf
-    return own - special.logsumexp(others, axis=1)
+    own = np.arange(outputs.shape[1]) == np.asarray(y)[:, None]
+    return logs[own] - special.logsumexp(np.where(own, -np.inf, logs), axis=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Membership:
-    """What two black-box attacks found out.
+    """What black-box attacks found out.
 
     Attributes:
-        loss, lira: scores of all examples in all models.
+        attacks: scores of all examples in all models, by the name of the attack: "loss" and "lira".
         guarantee: the proven guarantee of each training, or None if the models state none.
         models: number of models.
-        allowed: what is proven, at every delta, or None. By default that of the guarantee alone.
 
     Example:
         >>> import numpy as np
         >>> from tfdp.auditing import Membership, Scores
         >>> scores = Scores(np.arange(4.0), np.array([False, False, True, True]))
-        >>> Membership(loss=scores, lira=scores, guarantee=None, models=1).table(rates=(0.1,))
-        [(0.1, 1.0, 1.0, None)]
+        >>> print(Membership(attacks={"lira": scores}, guarantee=None, models=1))
+        Membership of 4 examples in 1 models; nothing is proven. True positive rates:
+        at 0.1% false positives: lira 100.00%
+        ...
     """
 
-    loss: Scores
-    lira: Scores
+    attacks: dict[str, Scores]
     guarantee: Guarantee | None
     models: int
-    allowed: Tradeoff | None = None
 
-    def __post_init__(self):
-        if self.guarantee is not None and self.allowed is None:
-            curve = ApproximateDP(self.guarantee.epsilon, self.guarantee.delta)
-            object.__setattr__(self, "allowed", curve)
+    @property
+    def guarantees(self) -> dict[str, Guarantee]:
+        """The guarantee by its kind; empty if there is none."""
+        return {} if self.guarantee is None else {"proven": self.guarantee}
+
+    @property
+    def examples(self) -> int:
+        """Number of examples that coins included or left out."""
+        return len(next(iter(self.attacks.values())).values) // self.models
+
+    @property
+    def title(self) -> str:
+        """What was attacked, in words."""
+        return f"Membership of {self.examples:,} examples in {self.models} models"
+
+    @property
+    def rates(self) -> dict[float, dict[str, float]]:
+        """True positive rates of the attacks, and the rate "allowed", by false positive rate."""
+        found = {}
+        for fpr in _RATES:
+            found[fpr] = {name: scores.tpr_at(fpr) for name, scores in self.attacks.items()}
+            if self.guarantee is not None:
+                found[fpr]["allowed"] = self.guarantee.tpr(fpr)
+        return found
+
+    def __str__(self):
+        proven = "nothing is proven"
+        if self.guarantee is not None:
+            epsilon = format_epsilon(self.guarantee.epsilon)
+            proven = f"proven epsilon {epsilon} at delta = {self.guarantee.delta:g}"
+        lines = [f"{self.title}; {proven}. True positive rates:"]
+        for fpr, rates in self.rates.items():
+            line = ", ".join(f"{name} {100 * rate:.2f}%" for name, rate in rates.items())
+            lines.append(f"at {100 * fpr:g}% false positives: {line}")
+        areas = ", ".join(f"{name} {scores.auc:.3f}" for name, scores in self.attacks.items())
+        return "\n".join([*lines, f"area under the ROC: {areas}. Weak attacks prove nothing."])
 
     def to_dict(self) -> dict:
         """A JSON-safe dictionary."""
         return {
             "models": self.models,
-            "examples": len(self.loss.values) // self.models,
+            "examples": self.examples,
             "guarantee": None if self.guarantee is None else self.guarantee.to_dict(),
-            "auc": {"loss": self.loss.auc, "lira": self.lira.auc},
-            "rates": [
-                dict(zip(("fpr", "loss", "lira", "allowed"), row, strict=True))
-                for row in self.table()
-            ],
+            "auc": {name: scores.auc for name, scores in self.attacks.items()},
+            "rates": [{"fpr": fpr} | rates for fpr, rates in self.rates.items()],
         }
-
-    def __str__(self):
-        rows = [
-            f"{100 * fpr:g}% false positives: loss threshold {100 * loss:.2f}%, LiRA {100 * lira:.2f}%"
-            + ("" if allowed is None else f", allowed {100 * allowed:.2f}%")
-            for fpr, loss, lira, allowed in self.table()
-        ]
-        return "\n".join([f"Found examples in {self.models} models:", *rows])
-
-    def table(self, rates=(0.001, 0.01, 0.1)) -> list[tuple]:
-        """Rows (false positive rate, rate of the loss attack, of LiRA, largest that is allowed)."""
-        rows = []
-        for fpr in rates:
-            allowed = None if self.allowed is None else float(self.allowed.largest_tpr(fpr))
-            rows.append((fpr, self.loss.tpr_at(fpr), self.lira.tpr_at(fpr), allowed))
-        return rows
 
 
 def membership_inference(
@@ -271,11 +265,11 @@ def membership_inference(
         ...     model.fit(x, y, sample_weight=weight, batch_size=30, verbose=0)
         ...     return model
         >>> found = auditing.membership_inference(train, canaries, models=4)
-        >>> 0.2 < found.loss.auc < 0.8
+        >>> 0.2 < found.attacks["loss"].auc < 0.8
         True
     """
     models = whole("models", models, 4)
-    values, coins, guarantee, allowed = [], [], None, None
+    values, coins, guarantee = [], [], None
     for number in range(models):
         world = canaries.world(seed=seed_of(b"coins of examples", seed, number))
         model = trained(train, world)
@@ -283,20 +277,23 @@ def membership_inference(
         coins.append(world.included)
         if hasattr(model, "privacy"):
             stated = model.privacy.spent(delta)
-            if guarantee is None:
-                guarantee, allowed = stated, of_guarantees(model.privacy.spent, delta)
-            elif not np.isclose(stated.epsilon, guarantee.epsilon):
+            guarantee = guarantee or stated
+            if not np.isclose(stated.epsilon, guarantee.epsilon):
                 raise ValueError(
                     "Expected train to make the same training in every world, since the scores of all "
                     f"models are pooled. Found proven epsilons {guarantee.epsilon:g} and "
                     f"{stated.epsilon:g}."
                 )
     values, coins = np.stack(values), np.stack(coins)
-    loss = Scores.of(Scores(v, c) for v, c in zip(values, coins, strict=True))
-    lira = Scores.of(
-        Scores(_likelihood_ratio(values, coins, number), coins[number]) for number in range(models)
+    ratios = [_likelihood_ratio(values, coins, number) for number in range(models)]
+    return Membership(
+        attacks={
+            "lira": Scores(np.ravel(ratios), coins.ravel()),
+            "loss": Scores(values.ravel(), coins.ravel()),
+        },
+        guarantee=guarantee,
+        models=models,
     )
-    return Membership(loss=loss, lira=lira, guarantee=guarantee, models=models, allowed=allowed)
 
 
 def _likelihood_ratio(values, coins, target):
@@ -306,7 +303,7 @@ def _likelihood_ratio(values, coins, target):
     """
     others = np.arange(len(values)) != target
     shadow, inside = values[others], coins[others]
-    means, spreads = [], []
+    densities = []
     for world in (inside, ~inside):
         count = world.sum(axis=0)
         mean = np.sum(np.where(world, shadow, 0.0), axis=0) / np.maximum(1, count)
@@ -314,10 +311,6 @@ def _likelihood_ratio(values, coins, target):
         mean = np.where(count > 0, mean, shadow.mean(axis=0))
         rest = np.where(world, shadow - mean, 0.0)
         freedom = max(1, int(count.sum() - np.sum(count > 0)))
-        means.append(mean)
-        spreads.append(max(_LEAST_SPREAD, float(np.sqrt(np.sum(rest**2) / freedom))))
-    densities = [
-        -0.5 * ((values[target] - mean) / spread) ** 2 - np.log(spread)
-        for mean, spread in zip(means, spreads, strict=True)
-    ]
+        spread = max(_LEAST_SPREAD, float(np.sqrt(np.sum(rest**2) / freedom)))
+        densities.append(-0.5 * ((values[target] - mean) / spread) ** 2 - np.log(spread))
     return densities[0] - densities[1]

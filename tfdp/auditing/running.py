@@ -8,25 +8,17 @@ proves nothing.
 """
 
 import dataclasses
-import functools
+import math
 from collections.abc import Callable, Mapping
 
 import keras
-import numpy as np
 from absl import logging
-from scipy import special
 
 from tfdp._validate import fraction, one_of, positive, whole
-from tfdp.accounting.composition import guarantee_of_all
-from tfdp.accounting.guarantee import KINDS, Guarantee, check_delta
-from tfdp.auditing.bounds import LowerBound, clopper_pearson, many_runs, one_run, usual_guesses
-from tfdp.auditing.coins import seed_of
-from tfdp.auditing.effects import Effect
+from tfdp.accounting.guarantee import KINDS, Guarantee, check_delta, format_epsilon
+from tfdp.auditing.bounds import LowerBound, one_run, usual_guesses
+from tfdp.auditing.canaries import seed_of
 from tfdp.auditing.scores import Scores
-from tfdp.auditing.tradeoffs import ApproximateDP, Tradeoff, of_guarantees
-from tfdp.auditing.wording import verdict
-
-OBSERVED = ("every", "last")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,76 +26,82 @@ class Audit:
     """What an audit saw.
 
     Attributes:
-        bound: the lower bound on epsilon that decides; `bounds.one_run` of all runs.
-        others: lower bounds that rest on more conditions, or on another hypothesis, by method.
-        effect: effect over noise in the first run, as an estimate of mu; None if there is too little
-            to estimate it from.
+        bound: the lower bound on epsilon, `one_run` of all runs.
         scores: of all canaries in all runs.
         guarantees: what is stated, by kind ("claimed", "proven").
         runs, seed: as in `audit`.
         observed: what the attacker saw, in words.
         records: number of records of the audited training, canaries among them; None if unknown.
-        stated_at: by kind a function of delta that returns what is stated there, where that is known.
 
     Example:
         >>> from tfdp.experiments import Experiment, audit_experiment
         >>> experiment = Experiment(
         ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
         ...     steps=3, noise_multiplier=4.0)
-        >>> found = audit_experiment(experiment, canaries=40, confidence=0.999)
-        >>> found.bound.method, found.runs, found.refutes("proven")
-        ('one_run', 1, False)
-        >>> sorted(found.to_dict())[:4]
-        ['auc', 'bound', 'effect', 'observed']
+        >>> found = audit_experiment(experiment, canaries=200, confidence=0.999)
+        >>> found.refutes("proven")
+        False
+        >>> print(found.verdict("proven"))
+        The proven epsilon 0.926... stands: ...An audit that finds nothing proves nothing.
     """
 
     bound: LowerBound
-    others: dict[str, LowerBound]
-    effect: Effect | None
     scores: Scores
-    guarantees: dict[str, Guarantee | float]
+    guarantees: dict[str, Guarantee]
     runs: int
     seed: int
     observed: str
     records: int | None = None
-    stated_at: Mapping[str, Callable[[float], Guarantee]] = dataclasses.field(default_factory=dict)
 
     def __str__(self):
-        return "\n".join(verdict(self, kind) for kind in self.guarantees)
+        count = self.bound.counts
+        runs = "one training" if self.runs == 1 else f"{self.runs} trainings"
+        among = "" if self.records is None else f" of {self.records:,} records"
+        about = (
+            f"Audit: {count['correct']:,} of {count['guesses']:,} guesses about {count['canaries']:,} "
+            f"canaries are right, in {runs}{among}, with coins of seed {self.seed}. Observed: "
+            f"{self.observed}; area under the ROC {self.scores.auc:.3f}."
+        )
+        return "\n".join([about, *(self.verdict(kind) for kind in self.guarantees)])
 
-    def stated(self, kind: str) -> Guarantee:
-        """The guarantee of a kind.
+    @property
+    def attacks(self) -> dict[str, Scores]:
+        """Scores by the name of the attack."""
+        return {"attack": self.scores}
 
-        Args:
-            kind: "claimed" or "proven".
-
-        Raises:
-            ValueError: no guarantee of this kind was stated.
-        """
-        if kind not in self.guarantees:
-            raise ValueError(
-                f"Expected kind to be one of {sorted(self.guarantees)}, which were stated. Received "
-                f"{kind!r}."
-            )
-        return self.guarantees[kind]
-
-    def allowed(self, kind: str) -> Tradeoff:
-        """The trade-off curve that a stated guarantee allows, at all deltas where that is known."""
-        stated = self.stated(kind)
-        if kind not in self.stated_at:
-            return ApproximateDP(stated.epsilon, stated.delta)
-        return of_guarantees(self.stated_at[kind], stated.delta)
+    @property
+    def title(self) -> str:
+        """The verdict about a refuted guarantee, or else about the last one, in short."""
+        refuted = [kind for kind in self.guarantees if self.refutes(kind)]
+        return self.verdict((refuted or [*self.guarantees])[-1]).partition(" (")[0]
 
     def refutes(self, kind: str) -> bool:
-        """Whether the lower bound exceeds the stated epsilon of a kind."""
-        return self.bound.epsilon > self.stated(kind).epsilon
+        """Whether the lower bound exceeds the stated epsilon of a kind, "claimed" or "proven"."""
+        return self.bound.epsilon > self.guarantees[kind].epsilon
+
+    def verdict(self, kind: str) -> str:
+        """What the audit found about the guarantee of a kind, in a sentence or two."""
+        stated, bound = self.guarantees[kind].epsilon, self.bound
+        start = f"The {kind} epsilon {format_epsilon(stated)}"
+        least, most = rounded_down(bound.epsilon), rounded_down(bound.ceiling)
+        shown = f"{least} ({100 * bound.confidence:g}% confidence, delta = {bound.delta:g})"
+        if self.refutes(kind):
+            return f"{start} is refuted: epsilon is at least {shown}."
+        if math.isinf(stated):
+            return f"{start} cannot be refuted: the attack shows at least {shown}."
+        if bound.ceiling < stated:
+            advice = "This audit could not have refuted it. Use more canaries, or more runs."
+        else:
+            advice = "An audit that finds nothing proves nothing."
+        return (
+            f"{start} stands: the attack shows at least {shown}, and could not have shown more than "
+            f"{most} with {bound.counts['guesses']:,} guesses. {advice}"
+        )
 
     def to_dict(self) -> dict:
         """A JSON-safe dictionary."""
         return {
-            "bound": self.bound.to_dict(),
-            "others": {name: bound.to_dict() for name, bound in self.others.items()},
-            "effect": None if self.effect is None else dataclasses.asdict(self.effect),
+            "bound": dataclasses.asdict(self.bound),
             "stated": {kind: stated.to_dict() for kind, stated in self.guarantees.items()},
             "refuted": {kind: self.refutes(kind) for kind in self.guarantees},
             "runs": self.runs,
@@ -138,7 +136,7 @@ def audit(
         runs: number of trainings, each with coins of its own; their guesses count together.
         guesses: number of guesses in each run; None takes `usual_guesses`. It is fixed before the first
             run, since choosing it by the scores would make the bound wrong.
-        confidence: of the bounds, in (0, 1).
+        confidence: of the bound, in (0, 1).
         observe: "every", the weights after every step, which is what proven guarantees are about; or
             "last", the weights at the end only.
         adjacency: neighbouring relation of the stated guarantees. Canaries are zero_out neighbours,
@@ -163,23 +161,23 @@ def audit(
         ...     model.fit(x_all, y_all, batch_size=75, verbose=0, callbacks=world.callbacks)
         ...     return model
         >>> found = auditing.audit(train, auditing.DiracCanaries(100), stated={"claimed": 0.01})
-        >>> print(auditing.verdict(found, "claimed"))
+        >>> print(found)
+        Audit: ...
         The claimed epsilon 0.01 ...
     """
     delta, confidence = check_delta(delta), fraction("confidence", confidence)
     runs, seed = whole("runs", runs, 1), whole("seed", seed, 0)
     if not hasattr(canaries, "world"):
         raise ValueError(f"Expected canaries such as DiracCanaries(200). Received: {canaries!r}")
-    if stated is not None:
-        stated = _given(stated, delta, adjacency)
-    one_of("observe", observe, OBSERVED)
+    stated = {} if stated is None else _given(stated, delta, adjacency)
+    one_of("observe", observe, ("every", "last"))
     guesses = usual_guesses(canaries.count) if guesses is None else whole("guesses", guesses, 1)
     if guesses > canaries.count:
         raise ValueError(
             f"Expected guesses to be at most the number of canaries, {canaries.count}. Received "
             f"{guesses}. Use more canaries."
         )
-    scores, effect, found, correct = [], None, None, 0
+    scores, guarantees, records = [], [], None
     for number in range(runs):
         world = canaries.world(seed=seed_of(b"coins of canaries", seed, number))
         model = trained(train, world)
@@ -188,32 +186,36 @@ def audit(
                 "No step was observed, only the weights at the end: give fit callbacks=world.callbacks "
                 "to observe every release."
             )
-        seen, of_run = world.attack(model, observe, confidence)
-        scores.append(seen)
-        correct += seen.guesses(guesses)
-        effect = of_run if number == 0 else effect
-        privacy = None if stated is not None else _privacy(model)
-        of_this = stated or {kind: privacy.spent(delta, kind, adjacency) for kind in KINDS}
-        found = _loosest(found, of_this)
-    pooled = Scores.of(scores)
-    count = {"correct": correct, "guesses": guesses * runs, "canaries": canaries.count * runs}
-    limits = {"delta": delta, "confidence": confidence}
-    others = {"one_run_gaussian": one_run(**count, **limits, hypothesis="gaussian")}
-    for hypothesis in ("approximate", "gaussian"):
-        bound = _by_threshold(pooled, limits, hypothesis)
-        if bound is not None:
-            others[bound.method] = bound
+        scores.append(world.attack(model, observe))
+        if stated:
+            continue
+        if not hasattr(model, "privacy"):
+            raise ValueError(
+                f"Expected train to return a private model, or stated epsilons. Received a "
+                f"{type(model).__name__} that states none. Return the model that tfdp.make_private "
+                "made, or pass stated={'claimed': 1.0}."
+            )
+        run = model.privacy.current_run
+        records = None if run is None else run.num_examples
+        guarantees.append([model.privacy.spent(delta, kind, adjacency) for kind in KINDS])
+    for of_kind in zip(*guarantees, strict=True):
+        # Runs together are no better than the worst of them.
+        loosest = max(of_kind, key=lambda guarantee: guarantee.epsilon)
+        stated[loosest.kind] = loosest
     return Audit(
-        bound=one_run(**count, **limits),
-        others=others,
-        effect=effect,
-        scores=pooled,
-        guarantees=found,
+        bound=one_run(
+            sum(of_run.guesses(guesses) for of_run in scores),
+            guesses * runs,
+            canaries.count * runs,
+            delta=delta,
+            confidence=confidence,
+        ),
+        scores=Scores.of(scores),
+        guarantees=stated,
         runs=runs,
         seed=seed,
         observed=world.seen(observe),
-        records=None if privacy is None else _records(privacy),
-        stated_at=_at_all_deltas(privacy, adjacency),
+        records=records,
     )
 
 
@@ -228,48 +230,14 @@ def trained(train: Callable, world) -> keras.Model:
     return model
 
 
-def _records(privacy) -> int | None:
-    run = privacy.current_run
-    return None if run is None else run.num_examples
-
-
-def _at_all_deltas(privacy, adjacency):
-    if privacy is None:
-        return {}
-    runs = tuple(privacy.ledger.runs)  # of the last run, and not the model with its data
-
-    def at(kind, delta):
-        return guarantee_of_all(kind, runs, delta, adjacency)
-
-    return {kind: functools.partial(at, kind) for kind in KINDS}
-
-
-def _by_threshold(scores: Scores, limits: dict, hypothesis: str) -> LowerBound | None:
-    """A bound that takes canaries for independent runs, at a threshold that other canaries chose."""
-    halves = [Scores(scores.values[i::2], scores.included[i::2]) for i in (0, 1)]
-    if any(len(set(half.included)) < 2 for half in halves):
-        return None
-    candidates = np.quantile(halves[0].values, np.linspace(0.02, 0.98, 25))
-    best = max(candidates, key=lambda threshold: _promise(halves[0].counts(threshold)))
-    return many_runs(*halves[1].counts(best), **limits, hypothesis=hypothesis)
-
-
-def _promise(counts):
-    """How far apart two rates surely are, in standard deviations of a Gaussian: a quick comparison."""
-    tp, included, fp, absent = counts
-    least, most = clopper_pearson(tp, included)[0], clopper_pearson(fp, absent)[1]
-    if least <= 0 or most >= 1:
-        return -np.inf
-    return float(special.ndtri(least) - special.ndtri(most))
+def rounded_down(epsilon: float) -> str:
+    """Three digits, rounded down: a lower bound is not made larger by its print."""
+    text = f"{epsilon:.3g}"
+    return text if float(text) <= epsilon else f"{epsilon * (1 - 5e-3):.3g}"
 
 
 def _given(stated, delta, adjacency) -> dict[str, Guarantee]:
     """Guarantees from epsilons that a user states."""
-    if not isinstance(stated, Mapping) or not stated:
-        raise ValueError(
-            "Expected stated to hold epsilons by kind, such as {'claimed': 1.0}. Received: "
-            f"{stated!r}"
-        )
     return {
         one_of("stated", kind, KINDS): Guarantee(
             epsilon=positive("stated", epsilon),
@@ -279,27 +247,6 @@ def _given(stated, delta, adjacency) -> dict[str, Guarantee]:
             sampling="unknown",
             released="what the user says",
             mechanism="unknown",
-            assumptions=(),
         )
         for kind, epsilon in stated.items()
-    }
-
-
-def _privacy(model):
-    privacy = getattr(model, "privacy", None)
-    if privacy is None:
-        raise ValueError(
-            f"Expected train to return a private model, or stated epsilons. Received a "
-            f"{type(model).__name__} that states none. Return the model that tfdp.make_private made, "
-            "or pass stated={'claimed': 1.0}."
-        )
-    return privacy
-
-
-def _loosest(known, new):
-    """The largest epsilon of several runs: together they are no better than the worst of them."""
-    if known is None:
-        return new
-    return {
-        kind: max(known[kind], new[kind], key=lambda guarantee: guarantee.epsilon) for kind in known
     }

@@ -7,11 +7,11 @@ import dataclasses
 
 import numpy as np
 
-from tfdp._validate import fraction, whole
+from tfdp._validate import fraction
 
 # Releases are averaged over at most so many stretches of the training before they are weighed; there
 # are eight canaries or more to each, since the weights of few canaries would follow their noise.
-MOST_STRETCHES, _CANARIES_EACH = 48, 8
+_MOST_STRETCHES, _CANARIES_EACH = 48, 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,11 +35,11 @@ class Scores:
 
     def __post_init__(self):
         values, included = np.asarray(self.values, float), np.asarray(self.included, bool)
-        if values.ndim != 1 or values.shape != included.shape or not np.isfinite(values).all():
+        finite = bool(np.isfinite(values).all())
+        if values.ndim != 1 or values.shape != included.shape or not finite:
             raise ValueError(
                 "Expected a finite score and a boolean for each canary. Received shapes "
-                f"{values.shape} and {included.shape}"
-                f"{'' if np.isfinite(values).all() else ', and scores that are not finite'}."
+                f"{values.shape} and {included.shape}; all finite: {finite}."
             )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "included", included)
@@ -61,24 +61,9 @@ class Scores:
         Args:
             number: from 1 to the number of canaries.
         """
-        number = whole("number", number, 1)
-        if number > len(self.values):
-            raise ValueError(
-                f"Expected at most as many guesses as canaries, {len(self.values)}. Received {number}."
-            )
         order = np.argsort(self.values, kind="stable")
         low, high = order[: number // 2], order[len(order) - (number - number // 2) :]
         return int(np.sum(~self.included[low]) + np.sum(self.included[high]))
-
-    def counts(self, threshold: float) -> tuple[int, int, int, int]:
-        """(true positives, included, false positives, absent) of scores above a threshold."""
-        above = self.values > threshold
-        return (
-            int(np.sum(above & self.included)),
-            int(np.sum(self.included)),
-            int(np.sum(above & ~self.included)),
-            int(np.sum(~self.included)),
-        )
 
     def roc(self) -> tuple[np.ndarray, np.ndarray]:
         """False and true positive rates of all thresholds, float64, from (0, 0) to (1, 1)."""
@@ -102,7 +87,7 @@ class Scores:
         return float(np.sum(np.diff(rates) * (tpr[1:] + tpr[:-1]) / 2.0))
 
 
-def matched_filter(canaries: np.ndarray, blanks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def matched_filter(canaries: np.ndarray, blanks: np.ndarray) -> np.ndarray:
     """Scores of canaries from all released values of their reserved weights.
 
     Released values are averaged over stretches of the training, and weighed by S^-1 d: S is the
@@ -114,38 +99,31 @@ def matched_filter(canaries: np.ndarray, blanks: np.ndarray) -> tuple[np.ndarray
         blanks: array [releases, blanks].
 
     Returns:
-        (scores, scores of the blanks), float64 [canaries] and [blanks], in units in which the blanks
-        have mean 0 and standard deviation 1. With too few canaries or blanks to weigh releases, the
-        last release is the score; without blanks, its unit is that of the weights.
+        Scores, float64 [canaries], in units in which the blanks have mean 0 and standard deviation 1.
+        With too few canaries or blanks to weigh releases, the last release is the score; without
+        blanks, its unit is that of the weights.
     """
-    stretches = min(MOST_STRETCHES, canaries.shape[1] // _CANARIES_EACH, len(canaries))
+    stretches = min(_MOST_STRETCHES, canaries.shape[1] // _CANARIES_EACH, len(canaries))
     if stretches < 2 or blanks.shape[1] < 4 * stretches:
         return _in_units_of(canaries[-1], blanks[-1])
-    inside, outside = (in_stretches(values, stretches) for values in (canaries, blanks))
-    noise = outside - outside.mean(axis=1, keepdims=True)
-    scale = np.sqrt(np.mean(noise**2, axis=1, keepdims=True))
+    inside, outside = (_in_stretches(values, stretches) for values in (canaries, blanks))
+    scale = np.std(outside, axis=1, keepdims=True)
     if not np.all(scale > 0):
         return _in_units_of(canaries[-1], blanks[-1])
-    effect = (inside.mean(axis=1) - outside.mean(axis=1)) / scale[:, 0]
-    within = (noise / scale) @ (noise / scale).T / noise.shape[1]
+    inside, outside = inside / scale, outside / scale
+    effect = inside.mean(axis=1) - outside.mean(axis=1)
     # A little of the identity keeps directions of almost no noise from deciding everything.
-    within += 1e-3 * np.eye(len(within))
-    weights = np.linalg.solve(within, effect)
-    return _in_units_of(weights @ (inside / scale), weights @ (outside / scale))
+    weights = np.linalg.solve(np.cov(outside, bias=True) + 1e-3 * np.eye(stretches), effect)
+    return _in_units_of(weights @ inside, weights @ outside)
 
 
 def _in_units_of(canaries, blanks):
-    canaries, blanks = np.asarray(canaries, float), np.asarray(blanks, float)
-    scale = float(np.std(blanks)) if len(blanks) > 1 else 0.0
-    middle = float(np.mean(blanks)) if len(blanks) else 0.0
-    return (canaries - middle) / (scale or 1.0), (blanks - middle) / (scale or 1.0)
+    if len(blanks) < 2 or np.std(blanks) == 0:
+        return canaries
+    return (canaries - np.mean(blanks)) / np.std(blanks)
 
 
-def in_stretches(values: np.ndarray, number: int) -> np.ndarray:
+def _in_stretches(values, number):
     """Means over consecutive stretches of releases, and the last release by itself."""
-    if number < 1:
-        raise ValueError(f"Expected at least one stretch. Received {number}.")
-    if number == 1 or len(values) == number:
-        return np.asarray(values[-number:], float)
-    parts = np.array_split(values[:-1], number - 1)
-    return np.stack([*(part.mean(axis=0) for part in parts), values[-1]]).astype(float)
+    parts = [*np.array_split(values[:-1], number - 1), values[-1:]]
+    return np.stack([part.mean(axis=0) for part in parts])

@@ -1,6 +1,6 @@
 """Data for private training: datasets, and the drawing of lots.
 
-`load` and `public` return datasets as plain arrays, scaled by public constants only. `make_lots`
+`load` returns a dataset as plain arrays, scaled by public constants only. `make_lots`
 turns arrays into *lots*, the logical batches of private training, and records the sampling scheme
 that the accounting has to analyse.
 
@@ -22,7 +22,6 @@ _PUBLIC = {
     "DataUnavailable": "tfdp.data.datasets",
     "load": "tfdp.data.datasets",
     "load_split": "tfdp.data.datasets",
-    "public": "tfdp.data.datasets",
     "check_labels": "tfdp.data.labels",
     "Lots": "tfdp.data.lots",
     "row_multiple_for": "tfdp.data.lots",
@@ -35,12 +34,6 @@ _PUBLIC = {
     "ShuffledLots": "tfdp.data.schemes",
     "WithReplacementLots": "tfdp.data.schemes",
     "make_lots": "tfdp.data.schemes",
-    "cut_bytes": "tfdp.data.text",
-    "hash_tokens": "tfdp.data.text",
-    "look_up_tokens": "tfdp.data.text",
-    "Vectors": "tfdp.data.words",
-    "read_vectors": "tfdp.data.words",
-    "read_words": "tfdp.data.words",
 }
 
 __all__ = [*_PUBLIC]

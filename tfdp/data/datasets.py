@@ -15,10 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from absl import logging
 
-from tfdp._validate import did_you_mean, one_of, text, whole
+from tfdp._validate import did_you_mean, one_of, text
 from tfdp.data.spec import Spec, described, listed_names
-from tfdp.data.strokes import strokes
-from tfdp.data.text import cut_bytes
 
 # Seconds to wait for an answer from the host of a download.
 _PROBE_SECONDS = 10
@@ -151,12 +149,6 @@ def check_name(name: str) -> None:
     )
 
 
-# The source of public examples for each private dataset. KMNIST and CIFAR-100 (their test splits) are
-# those of SI-DPSGD, section 5; "strokes" is drawn at random and needs no download.
-# CIFAR-100 itself is for pre-training without privacy.
-PUBLIC = {"mnist": "kmnist", "cifar10": "cifar100", "digits": "strokes", "cifar100": "cifar100"}
-
-
 def load(
     name: str,
     data_dir: str | None = None,
@@ -268,53 +260,21 @@ def _examples(builder, spec: Spec, split: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array([text.decode("utf-8") for text in texts]), examples["label"].astype(np.int32)
 
 
-def public(
-    name: str,
-    count: int,
-    data_dir: str | None = None,
-    seed: int = 0,
-    source: str | None = None,
-) -> np.ndarray:
-    """Draws public examples that resemble a dataset; those for private datasets are disjoint from it.
+def cut_bytes(texts: list[bytes], length: int) -> np.ndarray:
+    """Cuts texts into rows of UTF-8 bytes, for a language model of characters.
 
-    The examples are from KMNIST for MNIST and from CIFAR-100 for CIFAR-10, as in SI-DPSGD, section 5,
-    and random strokes for the digits. For CIFAR-100 they are images of its own test split, for
-    pre-training without privacy. Nothing about the draw is private, so its seed has a fixed
-    default.
+    Each text is cut by itself, and what is left at its end is dropped. So a row holds one text only,
+    and another text more or less, or a longer one, leaves the rows of all others as they are.
 
     Args:
-        name: the private dataset, a key of `PUBLIC`.
-        count: number of examples, at least 1.
-        data_dir: see `load`.
-        seed: seed of the draw.
-        source: "kmnist", "cifar100" or "strokes"; None takes the source in `PUBLIC`.
+        texts: the texts.
+        length: bytes per row, at least 1.
 
     Returns:
-        float32 array of shape (count, height, width, channels), preprocessed like the private data.
-
-    Raises:
-        ValueError: the dataset has no public counterpart, the source has images of another shape, or
-            the count is below 1 or too large.
-        DataUnavailable: see `load`.
-
-    Example:
-        >>> import tfdp
-        >>> strokes = tfdp.data.public("digits", 30)
-        >>> strokes.shape, bool(strokes.min() >= -1.0)
-        ((30, 8, 8, 1), True)
+        int32 array of shape (number of rows, length) with values from 0 to 255.
     """
-    one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
-    source = PUBLIC[name] if source is None else source
-    seed = whole("seed", seed, 0)
-    shape = input_shape(name)
-    fits = ["strokes"]
-    fits += [n for n in ("kmnist", "cifar100") if input_shape(n) == shape]
-    one_of("source", source, fits, remedy=f"Use a source of images like those of {name!r}.")
-    if source == "strokes":
-        return strokes(whole("count", count, 1), shape, seed)
-    inputs, _ = load_split(source, "test", data_dir)
-    count = whole("count", count, 1, len(inputs))
-    return inputs[np.random.default_rng(seed).choice(len(inputs), count, replace=False)]
+    kept = b"".join(text[: len(text) // length * length] for text in texts)
+    return np.frombuffer(kept, np.uint8).reshape(-1, length).astype(np.int32)
 
 
 def _spec(name: str, data_dir: str | None = None, text_features: Sequence[str] = ()) -> Spec | None:

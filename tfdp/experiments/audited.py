@@ -6,7 +6,7 @@ import os
 
 import keras
 import numpy as np
-from rich.console import Console
+from absl import logging
 
 from tfdp._files import replaced_whole
 from tfdp.auditing import (
@@ -16,18 +16,14 @@ from tfdp.auditing import (
     Membership,
     audit,
     draw,
-    draw_membership,
     membership_inference,
-    print_membership,
-    print_table,
-    verdict,
 )
 from tfdp.experiments import network
 from tfdp.experiments.experiment import run
 from tfdp.experiments.result_files import AUDIT as FILES
 from tfdp.experiments.settings import Experiment
 
-__all__ = ["FILES", "attack_experiment", "audit_experiment", "report", "report_attack"]
+__all__ = ["FILES", "attack_experiment", "audit_experiment", "write"]
 
 
 def audit_experiment(
@@ -113,7 +109,7 @@ def attack_experiment(
         ...     mechanism="dpsgd", model="linear", sampling="cyclic", batch_size=479,
         ...     steps=3, noise_multiplier=4.0)
         >>> found = attack_experiment(experiment, examples=100, models=4)
-        >>> found.models, 0.2 < found.lira.auc < 0.8
+        >>> found.models, 0.2 < found.attacks["lira"].auc < 0.8
         (4, True)
     """
     dataset, _ = network.load(experiment)
@@ -127,8 +123,8 @@ def attack_experiment(
             "Expected insecure_seed to be unset: all models would have the same noise. Received "
             f"{experiment.insecure_seed}."
         )
-    draw = np.random.default_rng([int.from_bytes(b"examples"), seed])
-    rows = draw.choice(len(dataset.y_train), examples, replace=False)
+    random = np.random.default_rng([int.from_bytes(b"examples"), seed])
+    rows = random.choice(len(dataset.y_train), examples, replace=False)
     canaries = ExampleCanaries(dataset.x_train[rows], dataset.y_train[rows], rows)
 
     def train(world):
@@ -138,65 +134,26 @@ def attack_experiment(
     return membership_inference(train, canaries, models=models, delta=experiment.delta, seed=seed)
 
 
-def report_attack(
-    found: Membership,
-    console: Console | None = None,
+def write(
+    found: Audit | Membership,
+    about: dict,
     json_file: str | os.PathLike | None = None,
     plot_file: str | os.PathLike | None = None,
-    command: str | None = None,
 ) -> None:
-    """Prints black-box attacks, writes them for programs and draws them.
+    """Writes what was found for programs, and draws it if matplotlib is installed.
 
     Args:
-        found: the attacks.
-        console, json_file, plot_file, command: as in `report`.
+        found: an audit, or attacks on the released model.
+        about: JSON-safe facts for the file beside what was found, such as the command.
+        json_file, plot_file: files to write; None writes none.
     """
-    console = console or Console()
-    print_membership(found, console)
-    _write(json_file, {"training": command, **found.to_dict()})
-    _draw(draw_membership, found, plot_file, console)
-
-
-def report(
-    found: Audit,
-    kind: str,
-    console: Console | None = None,
-    json_file: str | os.PathLike | None = None,
-    plot_file: str | os.PathLike | None = None,
-    command: str | None = None,
-) -> int:
-    """Prints an audit, writes it for programs and draws it.
-
-    Args:
-        found: the audit.
-        kind: the guarantee that was asked for, "claimed" or "proven".
-        console: the console to print to; by default the terminal.
-        json_file, plot_file: files to write; None writes none. The picture is left out, which is said,
-            if matplotlib is missing.
-        command: the command of the training without the audit, for the JSON file.
-
-    Returns:
-        1 if the guarantee is refuted, 0 if it stands.
-    """
-    console = console or Console()
-    print_table(found, console)
-    console.print(verdict(found, kind), highlight=False)
-    _write(json_file, {"training": command, "guarantee": kind, **found.to_dict()})
-    _draw(draw, found, plot_file, console)
-    return 1 if found.refutes(kind) else 0
-
-
-def _write(file, content):
-    if file is not None:
-        with replaced_whole(file) as path, open(path, "w") as opened:
-            json.dump(content, opened, indent=2)
+    if json_file is not None:
+        with replaced_whole(json_file) as path, open(path, "w") as opened:
+            json.dump(about | found.to_dict(), opened, indent=2)
             opened.write("\n")
-
-
-def _draw(drawing, found, file, console):
-    if file is None:
+    if plot_file is None:
         return
     if importlib.util.find_spec("matplotlib") is None:
-        console.print("No picture: matplotlib is not installed (pip install 'tfdp\\[plot]').")
+        logging.warning("No picture: matplotlib is not installed (pip install 'tfdp[plot]').")
     else:
-        drawing(found, file)
+        draw(found, plot_file)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
-from tfdp.data.datasets import DATASETS, PUBLIC, check_name, input_shape, kind_of
+from tfdp.data.datasets import DATASETS, check_name, input_shape, kind_of
+from tfdp.experiments.public_data import PUBLIC, sources_for
 from tfdp.experiments.setting import Setting
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def _check_public_data(experiment: "Experiment") -> None:
             "--normalization=layer."
         )
     shape = input_shape(dataset)
-    fitting = [n for n in ("kmnist", "cifar100") if input_shape(n) == shape] + ["strokes"]
+    fitting = sources_for(dataset)
     if source is not None and source not in fitting:
         raise ValueError(
             f"Expected --public_data={' or '.join(fitting)} with --dataset={dataset}, whose images "

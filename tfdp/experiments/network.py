@@ -9,6 +9,7 @@ from tfdp import data, models
 from tfdp.data.datasets import kind_of
 from tfdp.experiments.conditions import PRIVATE_BATCH, WORD_MODELS, split_note
 from tfdp.experiments.features import Parts, as_features, check_alike, fits, in_parts
+from tfdp.experiments.public_data import public_examples
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.start import Start, begin
 from tfdp.experiments.weight_noise import with_weight_noise
@@ -139,7 +140,7 @@ def _public_data(experiment):
     """Returns the public examples whose statistics normalization uses, or None."""
     if not experiment.takes_public_data:
         return None
-    return data.public(
+    return public_examples(
         experiment.dataset,
         experiment.public_examples,
         experiment.data_dir,

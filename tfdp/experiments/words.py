@@ -8,10 +8,16 @@ import keras
 import numpy as np
 
 from tfdp import data
-from tfdp.data.text import UNKNOWN
 from tfdp.experiments.conditions import DRAWN_EMBEDDINGS, WORD_MODELS
 from tfdp.experiments.result_files import digest
 from tfdp.experiments.settings import Experiment
+from tfdp.experiments.vocabulary import (
+    UNKNOWN,
+    hash_tokens,
+    look_up_tokens,
+    read_vectors,
+    read_words,
+)
 
 _BUCKETS = 10_000
 _WIDTH = 100
@@ -51,7 +57,7 @@ def words_of(experiment: Experiment) -> Words:
     table, listed = None, None
     if experiment.embeddings not in DRAWN_EMBEDDINGS:
         path = os.path.expanduser(experiment.embeddings)
-        vectors = data.read_vectors(path, limit)
+        vectors = read_vectors(path, limit)
         needed = WORD_MODELS[experiment.model]
         if needed is not None and vectors.width != needed:
             raise ValueError(
@@ -71,13 +77,13 @@ def words_of(experiment: Experiment) -> Words:
         vectors_note = f"The vectors of words, {width} numbers each, are trained with the network."
     if experiment.vocabulary is not None:
         path = os.path.expanduser(experiment.vocabulary)
-        listed = data.read_words(path, limit)
+        listed = read_words(path, limit)
     if listed is None:
         size = limit or _BUCKETS
         note = f"Words have one of {size - 1:,} ids by a fixed public hash (CRC-32)."
 
         def rows(texts):
-            return data.hash_tokens(texts, num_buckets=size, length=length)
+            return hash_tokens(texts, num_buckets=size, length=length)
     else:
         size = UNKNOWN + 1 + len(listed)
         note = (
@@ -86,7 +92,7 @@ def words_of(experiment: Experiment) -> Words:
         )
 
         def rows(texts):
-            return data.look_up_tokens(texts, listed, length=length)
+            return look_up_tokens(texts, listed, length=length)
 
     cut = f"Of every text, the first {length} words and marks are used."
     return Words(

@@ -202,7 +202,8 @@ class PublicExamples(keras.layers.Layer):
         >>> network = keras.Sequential([
         ...     keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3),
         ...     tfdp.layers.PublicBatchNormalization(), keras.layers.ReLU()])
-        >>> examples = tfdp.layers.PublicExamples(network, tfdp.data.public("digits", 30))
+        >>> public = np.random.default_rng(0).normal(size=(30, 8, 8, 1))
+        >>> examples = tfdp.layers.PublicExamples(network, public.astype("float32"))
         >>> model = keras.Sequential([keras.Input((8, 8, 1)), examples])
         >>> examples.count
         30

@@ -1,11 +1,11 @@
-"""Classifiers of rows of token ids, such as `tfdp.data.hash_tokens` makes."""
+"""Classifiers of rows of token ids."""
 
 from keras import initializers, layers, ops
 
 from tfdp.layers import NormalizedLSTM
 from tfdp.models.blocks import EPSILON, block, through
 
-NUM_TOKENS = 10_000  # number of token ids; `num_buckets` of `hash_tokens` for these models
+NUM_TOKENS = 10_000  # number of token ids
 _WIDTH = 64
 _HEADS = 4
 _BLOCKS = 2

@@ -262,10 +262,6 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         """Whether training may continue within the open session."""
         return True
 
-    def _secret_means(self) -> list:
-        """Un-noised values around which weights are drawn; only the recorder of audits reads them."""
-        return []
-
     def secret_state(self) -> dict[str, np.ndarray]:
         """What only a continued run needs besides weights and slots; a secret, never released."""
         return {}

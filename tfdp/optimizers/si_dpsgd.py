@@ -12,8 +12,8 @@ coordinate that crosses a rounding boundary by a whole unit in the last place.
 
 Formal guarantee: an observer of every theta sees a matrix mechanism with noise on prefix sums
 (`accounting.mechanisms.si_dpsgd`); there is no guarantee against an observer of any mu. The means are
-held where Keras and TensorFlow do not save them. `release_means`, which the accounting covers, gives
-access to them, and so does the recorder of `tfdp.auditing`, whose folder is a secret.
+held where Keras and TensorFlow do not save them. Only `release_means`, which the accounting covers,
+releases them.
 """
 
 import keras
@@ -222,9 +222,6 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         super().begin(session)
         first = int(self.iterations.numpy())
         self._hidden = _Hidden(self._hidden.rule, variables, first, session.run.momentum > 0)
-
-    def _secret_means(self) -> list:
-        return list(self._hidden.means)
 
     def secret_state(self):
         named = self._hidden.named().items()

@@ -46,7 +46,6 @@ class ModelPrivacy:
         self.feeder = Feeder(None)
         self.public_preprocessing = ()
         self.training = None  # the `Training` that runs
-        self.watch = None  # called with every lot before its step (`auditing.record`)
         self.collected = Diagnostics()
         self._account = Account()  # becomes the account of the weights once the model has any
 

@@ -223,8 +223,6 @@ class PrivateTraining(SavedWithLedger):
         """
         privacy = self.privacy
         self._running_training()
-        if privacy.watch is not None:
-            privacy.watch(data)
         # Again for each trace: a callback may have unfrozen a layer since the fit began.
         with tf.init_scope():  # it reads values of layers, which have none inside of a trace
             refuse_mixing_layers(self, privacy.public_preprocessing)

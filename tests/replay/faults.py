@@ -1,8 +1,4 @@
-"""Planted faults: patches of the real modules, each of which breaks what a training promises.
-
-`FAULTS` maps a name to a `Fault`: how to break the library, and a training that runs into it. The
-replay is given the recording and not the name.
-"""
+"""Small trainings, and planted faults: patches that break what a training promises."""
 
 import contextlib
 import dataclasses
@@ -35,7 +31,7 @@ def examples():
 
 def network(*extra):
     return keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8, activation="tanh"), *extra, layers.Dense(4)]
+        [keras.Input((6,)), layers.Dense(6, activation="tanh"), *extra, layers.Dense(4)]
     )
 
 

@@ -1,16 +1,67 @@
-"""Reads files of public words and of public word vectors, such as GloVe's.
+"""Public ids and vectors of words: by a fixed hash, or by a file such as GloVe's.
 
-The files must come from public text. Every word of a file is used, in the order of the file, whether
-it occurs in the private texts or not: a selection by them would be a release of its own.
+Nothing is learned from the private texts. A vocabulary built from them would be a release of its own
+(a rare word in it reveals that somebody wrote the word), and so would a selection of a file's words by
+them. So a hash depends on the word alone, and a file, which must come from public text, is used whole.
 """
 
 import dataclasses
 import itertools
 import os
+import re
+import zlib
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tfdp._validate import whole
+
+PADDING = 0
+# The id of all words that are not in a list of words.
+UNKNOWN = 1
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+def hash_tokens(texts: Iterable[str], *, num_buckets: int, length: int) -> np.ndarray:
+    """Turns texts into rows of token ids by hashing.
+
+    Words are lower-cased; every punctuation mark is a token of its own. The hash is CRC-32, which
+    is the same on every machine and in every run (Python's own `hash` is not).
+
+    Args:
+        texts: the texts.
+        num_buckets: size of the id space, at least 2, including id 0, which is kept for padding.
+        length: tokens per row; longer texts are cut, shorter ones padded with 0 at the end.
+
+    Returns:
+        int32 array of shape (number of texts, length) with values in `[0, num_buckets)`.
+    """
+    return _rows(texts, lambda token: 1 + zlib.crc32(token.encode()) % (num_buckets - 1), length)
+
+
+def look_up_tokens(texts: Iterable[str], words: Sequence[str], *, length: int) -> np.ndarray:
+    """Turns texts into rows of token ids by a list of words, which must come from public text.
+
+    Args:
+        texts: the texts, which are cut into tokens as by `hash_tokens`.
+        words: different words, in lower case.
+        length: tokens per row, as in `hash_tokens`.
+
+    Returns:
+        int32 array of shape (number of texts, length). Id 0 is padding, id 1 stands for every word that
+        is not in the list, and ids 2, 3, ... for the words in order.
+    """
+    ids = {word: number for number, word in enumerate(words, UNKNOWN + 1)}
+    return _rows(texts, lambda token: ids.get(token, UNKNOWN), length)
+
+
+def _rows(texts, id_of, length) -> np.ndarray:
+    """Returns the ids of the first `length` tokens of each text, padded at the end."""
+    rows = np.full((len(texts), length), PADDING, dtype=np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        for column, token in enumerate(_TOKEN.findall(str(text).lower())[:length]):
+            row[column] = id_of(token)
+    return rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,14 +71,6 @@ class Vectors:
     Attributes:
         words: different words, in lower case, in the order of the file.
         table: float32 array of shape (words, width), a row for each word.
-
-    Example:
-        >>> import tfdp
-        >>> with open("glove.txt", "w") as file:
-        ...     _ = file.write("the 0.1 0.2\\nfilm -0.3 0.4\\n")
-        >>> vectors = tfdp.data.read_vectors("glove.txt")
-        >>> vectors.words, vectors.width
-        (('the', 'film'), 2)
     """
 
     words: tuple[str, ...]
@@ -50,13 +93,6 @@ def read_words(path: str | os.PathLike, limit: int | None = None) -> tuple[str, 
 
     Raises:
         ValueError: the file cannot be read, or holds no word.
-
-    Example:
-        >>> import tfdp
-        >>> with open("words.txt", "w") as file:
-        ...     _ = file.write("the\\nThe\\nfilm\\n")
-        >>> tfdp.data.read_words("words.txt")
-        ('the', 'film')
     """
     limit = whole("limit", limit, 1, optional=True)
     words = dict.fromkeys(line.split()[0].lower() for line in _lines(path) if line.strip())
@@ -78,14 +114,6 @@ def read_vectors(path: str | os.PathLike, limit: int | None = None) -> Vectors:
     Raises:
         ValueError: the file cannot be read or holds no vector, the vectors differ in length, or a
             number is not finite.
-
-    Example:
-        >>> import tfdp
-        >>> with open("glove.txt", "w") as file:
-        ...     _ = file.write("the 0.1 0.2\\nfilm -0.3 0.4\\n")
-        >>> print(tfdp.data.read_vectors("glove.txt").table)
-        [[ 0.1  0.2]
-         [-0.3  0.4]]
     """
     limit = whole("limit", limit, 1, optional=True)
     path, found, width = os.fspath(path), {}, None

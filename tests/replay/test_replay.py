@@ -1,0 +1,93 @@
+"""Record and replay: sound trainings pass, planted faults are found, and the step is named."""
+
+import contextlib
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+
+import tfdp
+from tests.replay.faults import FAULTS, LOSS, L, N, examples, network, optimizer, training
+from tests.replay.recorder import record
+from tests.replay.replaying import p_value, replay
+from tfdp.accounting import Strategy
+
+LIMIT = 1e-6
+
+
+def recorded(made):
+    model, train = made
+    with record(model) as recording:
+        train()
+    return recording
+
+
+def replayed(recording):
+    return replay(recording, examples()[0])
+
+
+SOUND = {
+    "dpsgd": lambda: training(optimizer(momentum=0.9), physical_batch_size=8),
+    "adaptive": lambda: training(optimizer(clipping="adaptive")),
+    "si_dpsgd": lambda: training(optimizer(tfdp.SIDPSGDOptimizer, momentum=0.5), sampling="cyclic"),
+    "dp_dropout": lambda: training(optimizer(tfdp.DPDropoutOptimizer)),
+    "sgld": lambda: training(optimizer(tfdp.SGLDOptimizer, num_examples=N)),
+    "matrix": lambda: training(
+        optimizer(
+            tfdp.MatrixDPSGDOptimizer,
+            strategy=Strategy(name="banded_toeplitz", coefficients=(1.0, 0.5, 0.3)),
+        ),
+        sampling="cyclic",
+    ),
+    "discrete_sgd": lambda: training(
+        optimizer(tfdp.DiscreteSGDOptimizer, noise="student_t", encode=False, denoise=False)
+    ),
+    "private statistics": lambda: training(model=network(tfdp.layers.PrivateBatchNormalization())),
+}
+# Their gradients are not clipped by a fixed norm, or their rows draw random numbers.
+NOT_ROW_BY_ROW = {"adaptive", "dp_dropout", "sgld"}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_training_passes(name):
+    recording = recorded(SOUND[name]())
+    found = replayed(recording)
+    assert p_value(found) > LIMIT, found
+    assert len(recording.steps) == recording.model.privacy.steps_taken == 30
+    names = {finding.name for finding in found}
+    assert {"ledger", "update", "sum", "law", "variance"} <= names
+    assert ("sum, row by row" in names) == (name not in NOT_ROW_BY_ROW)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(name):
+    fault = FAULTS[name]
+    with fault.planted():
+        found = replayed(recorded(fault.training()))
+    assert p_value(found) < LIMIT, found
+
+
+def test_recording_changes_nothing_that_is_trained():
+    lots = tfdp.data.make_lots("cyclic", *examples(), lot_size=L)
+    made = []
+    for recording in (False, True):
+        keras.utils.set_random_seed(0)
+        model = tfdp.make_private(network())
+        model.compile(optimizer(seed=1), LOSS)
+        with record(model) if recording else contextlib.nullcontext():
+            model.fit(lots, epochs=1, verbose=0)
+        made.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+    np.testing.assert_allclose(*made, atol=1e-6)
+
+
+def test_the_step_that_is_wrong_is_named():
+    recording = recorded(training(epochs=1))
+    step = recording.steps[5]
+    for name, change in {
+        "update": {"rate": 1.01 * step.rate},
+        "weights": {"before": [w + 1.0 for w in step.before]},
+        "ledger": {"counted": 5},
+    }.items():
+        recording.steps[5] = dataclasses.replace(step, **change)
+        assert [(f.name, f.step) for f in replayed(recording) if f.p_value == 0] == [(name, 5)]

@@ -1,0 +1,95 @@
+"""Public examples that resemble a private data set, for batch normalization and pre-training."""
+
+import numpy as np
+
+from tfdp._validate import one_of, whole
+from tfdp.data.datasets import input_shape, load_split
+
+# The source of public examples for each private dataset. KMNIST and CIFAR-100 (their test splits) are
+# those of SI-DPSGD, section 5; "strokes" is drawn at random and needs no download.
+# CIFAR-100 itself is for pre-training without privacy.
+PUBLIC = {"mnist": "kmnist", "cifar10": "cifar100", "digits": "strokes", "cifar100": "cifar100"}
+
+_WIDTH = 0.09  # width of a stroke, in units of the image's side
+_POINTS = 16  # number of points at which a stroke is sampled
+
+
+def public_examples(
+    name: str,
+    count: int,
+    data_dir: str | None = None,
+    seed: int = 0,
+    source: str | None = None,
+) -> np.ndarray:
+    """Draws public examples; those for private datasets are disjoint from them.
+
+    Nothing about the draw is private, so its seed has a fixed default.
+
+    Args:
+        name: the private dataset, a key of `PUBLIC`.
+        count: number of examples, at least 1.
+        data_dir: see `tfdp.data.load`.
+        seed: seed of the draw.
+        source: "kmnist", "cifar100" or "strokes"; None takes the source in `PUBLIC`.
+
+    Returns:
+        float32 array of shape (count, height, width, channels), preprocessed like the private data.
+
+    Raises:
+        ValueError: the dataset has no public counterpart, the source has images of another shape, or
+            the count is below 1 or too large.
+        DataUnavailable: see `tfdp.data.load`.
+    """
+    one_of("name", name, sorted(PUBLIC), remedy="Use one that has a public counterpart.")
+    source = PUBLIC[name] if source is None else source
+    fits = sources_for(name)
+    one_of("source", source, fits, remedy=f"Use a source of images like those of {name!r}.")
+    if source == "strokes":
+        return strokes(whole("count", count, 1), input_shape(name), seed)
+    inputs, _ = load_split(source, "test", data_dir)
+    count = whole("count", count, 1, len(inputs))
+    return inputs[np.random.default_rng(seed).choice(len(inputs), count, replace=False)]
+
+
+def sources_for(name: str) -> list[str]:
+    """Returns the sources whose images have the shape of a dataset's."""
+    shape = input_shape(name)
+    return [source for source in ("kmnist", "cifar100") if input_shape(source) == shape] + [
+        "strokes"
+    ]
+
+
+def strokes(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
+    """Draws images of one or two bent strokes each, white on black like handwritten digits.
+
+    The images come from a random number generator alone, so they are disjoint from any data and
+    depend on none.
+
+    Args:
+        count: number of images.
+        shape: (height, width, channels) of an image.
+        seed: seed of the random number generator.
+
+    Returns:
+        A float32 array [count, height, width, channels] in [-1, 1].
+    """
+    height, width, channels = shape
+    random = np.random.Generator(np.random.PCG64(seed))
+    grid = np.stack(
+        np.meshgrid(
+            (np.arange(height) + 0.5) / height, (np.arange(width) + 0.5) / width, indexing="ij"
+        ),
+        axis=-1,
+    )
+    t = np.linspace(0.0, 1.0, _POINTS)[:, np.newaxis]
+    images = np.empty((count, height, width), np.float32)
+    for image in images:
+        ink = np.zeros((height, width))
+        for _ in range(random.integers(1, 3)):
+            # A quadratic Bezier curve.
+            start, bend, end = random.uniform(0.1, 0.9, (3, 2))
+            curve = (1 - t) ** 2 * start + 2 * t * (1 - t) * bend + t**2 * end
+            distance = np.square(grid[:, :, np.newaxis] - curve).sum(axis=-1).min(axis=-1)
+            ink = np.maximum(ink, np.exp(-distance / (2 * _WIDTH**2)))
+        image[:] = 2.0 * np.minimum(1.3 * ink, 1.0) - 1.0
+    return np.repeat(images[..., np.newaxis], channels, axis=-1)
