@@ -140,6 +140,62 @@ class TestPoisson:
             make("poisson", nominal_examples=9)
 
 
+class TestRandomAllocation:
+    def test_an_epoch_puts_every_example_into_one_lot_uniformly_and_independently(self):
+        """Three examples, three lots: 27 equally likely epochs."""
+        lots = as_sets(drawn(make("random_allocation", 3, 1), 3 * DRAWS))
+        places = []
+        for epoch in zip(*[iter(lots)] * 3, strict=True):
+            assert sorted(i for lot in epoch for i in lot) == [0, 1, 2]
+            places.append(
+                tuple(next(t for t, lot in enumerate(epoch) if i in lot) for i in range(3))
+            )
+        law = equally_likely(itertools.product(range(3), repeat=3))
+        assert law_p_value(places, law) > SIGNIFICANCE
+        assert independence_p_value(places) > SIGNIFICANCE
+        assert law_p_value(places, equally_likely(itertools.permutations(range(3)))) < SIGNIFICANCE
+
+    def test_an_order_gives_the_same_epochs_again(self):
+        lots = make("random_allocation", 20, 5)
+        order = lots.new_order()
+        first, again = (drawn(lots, 8, order=order) for _ in range(2))
+        later = drawn(lots, 3, order=order, start=5)
+        for one, other in zip([*first, *first[5:8]], [*again, *later], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+class TestMicrobatches:
+    """Groups of neighbours come together, and have the law that single examples have."""
+
+    @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffle", "random_allocation"])
+    def test_whole_groups_are_drawn(self, sampling):
+        lots = drawn(make(sampling, 7, 4, microbatch_size=2), 200)
+        groups = collections.Counter()
+        for lot in lots:
+            pairs = lot.reshape(-1, 2)
+            np.testing.assert_array_equal(pairs[:, 0] % 2, 0)
+            np.testing.assert_array_equal(pairs[:, 1], pairs[:, 0] + 1)  # 7 stands for no example
+            groups.update(pairs[:, 0].tolist())
+        assert groups.keys() <= {0, 2, 4, 6} and min(groups.values()) > 50
+
+    def test_the_law_is_that_of_groups(self):
+        lots = [tuple(lot[::2].tolist()) for lot in drawn(make("poisson", 6, 2, microbatch_size=2))]
+        assert law_p_value(lots, coins((0, 2, 4), 1 / 3)) > SIGNIFICANCE
+        turns = drawn(make("cyclic_poisson", 12, 2, groups=2, microbatch_size=2))
+        for turn in (0, 1):
+            found = [tuple((lot[::2] // 2).tolist()) for lot in turns[turn::2]]
+            assert law_p_value(found, coins(range(turn, 6, 2), 1 / 3)) > SIGNIFICANCE
+
+    def test_absent_rows_weigh_nothing(self):
+        lots = make("fixed_size", 7, 7 - 1, microbatch_size=2)
+        for rows, _, weight in lots.as_dataset().take(20):
+            assert rows.shape[0] == 6 and np.sum(weight) in (5, 6)
+
+    def test_sizes_that_do_not_fit_are_refused(self):
+        with pytest.raises(ValueError, match="divide"):
+            make("poisson", 10, 5, microbatch_size=2)
+
+
 class TestCyclicPoisson:
     def test_every_lot_is_a_poisson_sample_of_the_group_in_turn(self):
         """Six examples in two groups of three: a lot of nominal size 1 has probability 1/3."""

@@ -8,6 +8,7 @@ most e^epsilon f + delta and 1 - e^-epsilon (1 - delta - f) (Kairouz, Oh, Viswan
 import math
 from collections.abc import Callable
 
+import numpy as np
 from scipy import optimize
 
 Curve = Callable[[float], float]
@@ -24,7 +25,7 @@ def of_one_point(epsilon: float, delta: float) -> Curve:
     def curve(at: float) -> float:
         if at >= epsilon:
             return delta
-        return 1.0 - (1.0 - delta) * (1.0 + math.exp(at)) / (1.0 + math.exp(epsilon))
+        return 1.0 - (1.0 - delta) * math.exp(np.logaddexp(0, at) - np.logaddexp(0, epsilon))
 
     return curve
 
