@@ -67,8 +67,7 @@ def test_a_training_that_is_over_leaves_no_graph_in_memory(layers):
     assert graphs() <= before
 
 
-@pytest.mark.parametrize("several", [2, 7])
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize(("several", "eagerly"), [(2, False), (7, True)])
 def test_no_execution_goes_beyond_its_epoch(several, eagerly):
     options = {"steps_per_execution": several, "run_eagerly": eagerly}
     model, expected = small(sgd(seed=3), compiled=options), small(sgd(seed=3))
