@@ -133,10 +133,8 @@ def adapted():
     return keras.Model(tokens, x)
 
 
-def test_adapters():
-    model = adapted()
-    check_engines(model, integers=9, engines=["ghost"])
-    forward, _, x, y, weight = lot_for(model, integers=9)
+def test_no_gradient_of_an_adapter_is_written_out():
+    forward, _, x, y, weight = lot_for(adapted(), integers=9)
 
     @tf.function
     def kinds():
@@ -147,7 +145,7 @@ def test_adapters():
 
     found = set()
     kinds()
-    assert found == {Lookups, OuterProducts}  # none is written out
+    assert found == {Lookups, OuterProducts}
 
 
 def test_a_convolution_of_ones_own():
