@@ -104,7 +104,12 @@ def registries(monkeypatch):
     monkeypatch.setattr(mechanisms, "_CLASSES", dict(mechanisms._CLASSES))
 
 
-@pytest.mark.parametrize("name", public())
+# These audit trainings; `test_docs.py` runs such an audit, too.
+SLOW = ("tfdp.auditing.audit", "tfdp.auditing.draw")
+NAMES = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in public()]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_examples(name, tmp_path, monkeypatch, registries):
     monkeypatch.chdir(tmp_path)
     for place, text in docstrings(name, public()[name]):
