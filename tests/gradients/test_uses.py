@@ -136,7 +136,7 @@ def adapted():
 def test_no_gradient_of_an_adapter_is_written_out():
     forward, _, x, y, weight = lot_for(adapted(), integers=9)
 
-    @tf.function
+    @tf.function(autograph=False)
     def kinds():
         gradients, *_ = ghost.per_example_gradients(forward, x, y, weight, tf.constant(0))
         names = [v.name for v in forward.variables]
@@ -189,7 +189,7 @@ def test_indices_that_wrap_around():
     """An index of 64 bits beyond the table is none of its rows, although its lower 32 bits are."""
     table = tf.zeros([9, 4])
 
-    @tf.function
+    @tf.function(autograph=False)
     def exist(indices):
         read = tf.identity(table)
         vectors = tf.gather(read, indices)
@@ -204,7 +204,7 @@ def test_indices_that_wrap_around():
 def test_what_depends_on_the_row():
     frozen = tf.Variable([[1.0, 2.0]])
 
-    @tf.function
+    @tf.function(autograph=False)
     def row(rows):
         def one(row):
             weight = tf.identity(frozen)

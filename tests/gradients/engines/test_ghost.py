@@ -59,7 +59,7 @@ def test_rows_and_lengths_that_are_unknown():
     forward, bound, *rows = lot_for(model)
     specs = [tf.TensorSpec(shape) for shape in ((None, None, 4), (None, 2), (None,))]
 
-    @tf.function(input_signature=specs)
+    @tf.function(input_signature=specs, autograph=False)
     def run(x, y, weight):
         return ghost.bounded_sum(forward, bound, x, y, weight, tf.constant(0)).sums
 
