@@ -104,8 +104,11 @@ def registries(monkeypatch):
     monkeypatch.setattr(mechanisms, "_CLASSES", dict(mechanisms._CLASSES))
 
 
-# These audit trainings; `test_docs.py` runs such an audit, too.
-SLOW = ("tfdp.auditing.audit", "tfdp.auditing.draw")
+# These train and audit; `test_docs.py` runs an audit, `tests/auditing` tests the others.
+SLOW = (
+    *(f"tfdp.auditing.{name}" for name in ("audit", "draw", "record", "verdict")),
+    "tfdp.experiments.attack_experiment",
+)
 NAMES = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in public()]
 
 
