@@ -39,9 +39,10 @@ def plain_fit(model):
 
 
 def go_on(model):
-    """Trains some more steps that cost almost no privacy."""
+    """Takes one more step, which costs almost no privacy."""
+    model.privacy.configure(engine="loop")
     model.compile(sgd(noise=100.0), loss=LOSS, run_eagerly=True)
-    train(model)
+    model.train_on_batch(*data(8))
     return model
 
 
@@ -118,13 +119,12 @@ def test_another_process_finds_what_was_spent(tmp_path):
 # -- in one process ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("copies", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies_bring_ledger_budget_and_settings(copies):
-    model = small(sgd(noise=10.0), budget=BUDGET, engine="vectorized", physical_batch_size=4)
-    made = copies(model)  # before the first step, and after it
+def test_copies_bring_ledger_and_budget():
+    model = small(sgd(noise=10.0), budget=BUDGET)
+    made = copy.deepcopy(model)  # before the first step, and after it
     assert steps(made) == 0 and made.privacy.budget == BUDGET
     train(model)
-    made = copies(model)
+    made = copy.deepcopy(model)
     assert made.privacy.ledger == model.privacy.ledger and made.privacy.budget == BUDGET
     made.compile(sgd(noise=0.01), loss=LOSS, run_eagerly=True)
     with pytest.raises(BudgetExhausted):

@@ -104,7 +104,15 @@ def registries(monkeypatch):
     monkeypatch.setattr(mechanisms, "_CLASSES", dict(mechanisms._CLASSES))
 
 
-@pytest.mark.parametrize("name", public())
+# These train and audit; `test_docs.py` runs an audit, `tests/auditing` tests the others.
+SLOW = (
+    *(f"tfdp.auditing.{name}" for name in ("audit", "draw", "record", "verdict")),
+    "tfdp.experiments.attack_experiment",
+)
+NAMES = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in public()]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_examples(name, tmp_path, monkeypatch, registries):
     monkeypatch.chdir(tmp_path)
     for place, text in docstrings(name, public()[name]):

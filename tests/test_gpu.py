@@ -64,7 +64,7 @@ def test_a_norm_is_at_least_that_of_what_enters_a_sum(tensor_float_32, positions
         right[:] = right[:, :1]
         left[:, ::2] = -left[:, 1::2] * (1 + 0.1 * generator.normal(size=(4, 4, 256)))
 
-    @tf.function(jit_compile=jit_compile)
+    @tf.function(jit_compile=jit_compile, autograph=False)
     def norms_and_sums(left, right):
         gradients = OuterProducts(left, right)
         norms = tf.sqrt(gradients.square_norms())

@@ -161,16 +161,25 @@ def _linear(y, y_pred):
     return keras.ops.sum(keras.ops.reshape(y * keras.ops.sin(y_pred), (1, -1)), axis=-1)
 
 
-def run_engine(engine, forward, bound, x, y, sample_weight, microbatch_size=1, jit_compile=False):
-    """Runs an engine on one chunk as one graph; the arguments are as in `contract.Engine`."""
+def in_a_graph(engine, forward, bound, microbatch_size=1, jit_compile=False):
+    """Returns an engine as a function of (x, y, sample_weight) that is traced once."""
     result = {}
 
-    def run(x, y, sample_weight):
+    @tf.function(autograph=False, jit_compile=jit_compile)
+    def traced(x, y, sample_weight):
         result["sum"] = engine(forward, bound, x, y, sample_weight, tf.constant(0), microbatch_size)
         return [getattr(result["sum"], field) for field in _FIELDS]
 
-    values = tf.function(run, autograph=False, jit_compile=jit_compile)(x, y, sample_weight)
-    return dataclasses.replace(result["sum"], **dict(zip(_FIELDS, values, strict=True)))
+    def run(x, y, sample_weight):
+        values = traced(x, y, sample_weight)
+        return dataclasses.replace(result["sum"], **dict(zip(_FIELDS, values, strict=True)))
+
+    return run
+
+
+def run_engine(engine, forward, bound, x, y, sample_weight, microbatch_size=1, jit_compile=False):
+    """Runs an engine on one chunk as one graph; the arguments are as in `contract.Engine`."""
+    return in_a_graph(engine, forward, bound, microbatch_size, jit_compile)(x, y, sample_weight)
 
 
 _FIELDS = (

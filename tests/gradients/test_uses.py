@@ -133,12 +133,10 @@ def adapted():
     return keras.Model(tokens, x)
 
 
-def test_adapters():
-    model = adapted()
-    check_engines(model, integers=9, engines=["ghost"])
-    forward, _, x, y, weight = lot_for(model, integers=9)
+def test_no_gradient_of_an_adapter_is_written_out():
+    forward, _, x, y, weight = lot_for(adapted(), integers=9)
 
-    @tf.function
+    @tf.function(autograph=False)
     def kinds():
         gradients, *_ = ghost.per_example_gradients(forward, x, y, weight, tf.constant(0))
         names = [v.name for v in forward.variables]
@@ -147,7 +145,7 @@ def test_adapters():
 
     found = set()
     kinds()
-    assert found == {Lookups, OuterProducts}  # none is written out
+    assert found == {Lookups, OuterProducts}
 
 
 def test_a_convolution_of_ones_own():
@@ -191,7 +189,7 @@ def test_indices_that_wrap_around():
     """An index of 64 bits beyond the table is none of its rows, although its lower 32 bits are."""
     table = tf.zeros([9, 4])
 
-    @tf.function
+    @tf.function(autograph=False)
     def exist(indices):
         read = tf.identity(table)
         vectors = tf.gather(read, indices)
@@ -206,7 +204,7 @@ def test_indices_that_wrap_around():
 def test_what_depends_on_the_row():
     frozen = tf.Variable([[1.0, 2.0]])
 
-    @tf.function
+    @tf.function(autograph=False)
     def row(rows):
         def one(row):
             weight = tf.identity(frozen)

@@ -25,7 +25,7 @@ def calibrated(optimizer=None, data=(X, Y), network=None, **settings):
         settings = {"batch_size": L} | settings
     optimizer = optimizer or keras.optimizers.SGD(0.1)
     network = model() if network is None else network
-    settings = BUDGET | {"epochs": 2} | settings
+    settings = BUDGET | {"epochs": 2, "engine": "loop"} | settings
     return tfdp.make_private_with_epsilon(network, optimizer, data, **settings)
 
 
@@ -36,7 +36,7 @@ def trained(found, epochs=2):
     return private.privacy.spent()
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "cyclic", "fixed_size"])
+@pytest.mark.parametrize("sampling", ["poisson", "cyclic"])
 def test_the_planned_epochs_spend_the_budget_and_no_more(sampling):
     found = calibrated(sampling=sampling)
     assert 1.99 < trained(found).epsilon <= 2.0

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import LOSS, sgd, steps
+from helpers import LOSS, data, sgd, steps
 from keras import layers
 
 import tfdp
@@ -36,7 +36,7 @@ def test_functional_and_subclassed_dp_models_live_together():
         Wrong(inputs=x, outputs=layers.Dense(3)(x))
 
 
-@pytest.mark.parametrize("kind", [keras.Sequential, keras.Model, tfdp.DPSequential, tfdp.DPModel])
+@pytest.mark.parametrize("kind", [keras.Model, tfdp.DPSequential])
 def test_a_clone_has_fresh_weights_and_a_ledger_of_its_own(kind):
     x, dense = keras.Input((4,)), layers.Dense(3)
     sequential = issubclass(kind, keras.Sequential)
@@ -45,5 +45,5 @@ def test_a_clone_has_fresh_weights_and_a_ledger_of_its_own(kind):
     clone = tfdp.make_private(keras.models.clone_model(model))
     assert clone.privacy.ledger.runs == []
     clone.compile(sgd(), loss=LOSS, run_eagerly=True)
-    train(clone, epochs=2)
-    assert (steps(clone), steps(model)) == (4, 2)
+    clone.train_on_batch(*data(8))
+    assert (steps(clone), steps(model)) == (1, 2)

@@ -85,7 +85,7 @@ def test_early_stopping_counts_the_plan():
     assert spent == epsilon_of(model, PLANNED) > epsilon_of(model, 4)
 
 
-@pytest.mark.parametrize("stop", [(0, 0), (1, None), (3, 0)])
+@pytest.mark.parametrize("stop", [(0, 0), (1, None)])
 def test_any_callback_that_ends_training(stop):
     model = small()
     train(model, EPOCHS, callbacks=[StopsAfter(*stop)])

@@ -162,7 +162,7 @@ def test_means_are_float64_and_one_example_moves_them_by_its_share():
         weight[0] = present
         made = si_dpsgd(rate=rate, noise=0.0, momentum=0.9)
         network = keras.Sequential([keras.Input((50,)), layers.Dense(32)])
-        model = small(made, network, {"loss": "mse"})
+        model = small(made, network, {"loss": "mse"}, engine="auto")  # a loop would be long
         lots = make_lots("cyclic", x, y, lot_size=rows, sample_weight=weight)
         model.fit(lots, verbose=0)
         means.append(np.concatenate([m.numpy().ravel() for m in made._hidden.means]))

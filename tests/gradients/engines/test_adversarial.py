@@ -82,7 +82,7 @@ def test_no_example_moves_the_sum_of_a_layer_by_more_than_the_clip_norm(engine, 
     layer_of = np.array(bound.layers)
     numbers = normal(ROWS, POSITIONS, WIDTH)
 
-    @tf.function(jit_compile=jit_compile)
+    @tf.function(jit_compile=jit_compile, autograph=False)
     def lot(x, words, factors, y, weights):
         found = bounded_sum(run, forward, bound, (x, words, factors), y, weights)
         return found.sums, found.non_finite, found.norms

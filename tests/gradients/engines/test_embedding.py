@@ -59,6 +59,7 @@ def test_tables_that_also_make_the_outputs(make):
     check_engines(make(), integers=9, engines=["ghost"], tolerance=1e-4)
 
 
+@pytest.mark.slow
 def test_a_tied_table_under_xla_and_in_microbatches():
     check_traced(tied(), rows=4, integers=9, microbatch_size=2, jit_compile=True)
 

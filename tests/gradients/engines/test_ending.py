@@ -44,7 +44,9 @@ def run(weight, bound, bad=None, jit_compile=False):
         )
         return lot.sums, lot.norms, lot.clipped, lot.non_finite, lot.present
 
-    return tf.function(end, jit_compile=jit_compile)(tf.constant(weight, tf.float32))
+    return tf.function(end, jit_compile=jit_compile, autograph=False)(
+        tf.constant(weight, tf.float32)
+    )
 
 
 def ones(*absent):

@@ -157,7 +157,7 @@ def test_microbatches_bound_the_mean_of_a_group(engine):
     assert got["norms"].shape == (2,)
 
 
-@pytest.mark.parametrize("physical_batch_size", [1, 3, 7])
+@pytest.mark.parametrize("physical_batch_size", [1, 3])
 def test_physical_batches_give_the_whole(physical_batch_size):
     model, x, y = of_rows(7)
     weight = np.array([1, 1, 0, 2, 1, 1, 1], np.float32)

@@ -1,5 +1,7 @@
 """Layers that draw noise for their weights: the whole lot has one draw, and gradients are exact."""
 
+import pytest
+
 from tests.gradients.checking import check_layers, check_traced, side_by_side
 from tfdp.layers.noisy import NoisyConv1D, NoisyConv2D, NoisyConv3D, NoisyDense
 
@@ -19,5 +21,6 @@ def test_dense_and_convolutions():
     check_layers((4, 3, 4, 2), NoisyConv3D(4, 2, noise_stddev=0.3), strided)
 
 
+@pytest.mark.slow
 def test_under_xla():
     check_traced(side_by_side((5, 4), *dense_and_convolutions()), jit_compile=True)

@@ -24,16 +24,14 @@ def test_masked_loops_have_the_gradients_of_batches_of_one():
     stack = [
         layers.LSTM(2),
         layers.GRU(2, go_backwards=True, return_sequences=True, reset_after=False),
-        layers.GRU(2, zero_output_for_mask=True, return_sequences=True),
-        layers.SimpleRNN(2, use_bias=False),
-        layers.Bidirectional(layers.LSTM(2, return_sequences=True)),
+        layers.SimpleRNN(2, use_bias=False, zero_output_for_mask=True, return_sequences=True),
         layers.RNN(cells, return_sequences=True),
         layers.RNN(Own(2)),
         layers.LSTM(2, activation=lambda x: tf.tanh(x)),
     ]
     frozen = layers.GRU(3, trainable=False, return_sequences=True)
     outputs = [layers.Flatten()(layer(masked)) for layer in stack]
-    outputs.append(layers.LSTM(2)(frozen(masked)))
+    outputs.append(layers.SimpleRNN(2)(frozen(masked)))
     model = keras.Model(x, layers.Concatenate()(outputs))
     check_engines(model, engines=["vectorized"])
 
@@ -52,9 +50,17 @@ class UsedTwice(layers.Layer):
         return self.loop(x) * sum(tf.reduce_sum(tf.exp(w)) for w in self.loop.weights)
 
 
-@pytest.mark.parametrize("loop", [layers.LSTM, layers.GRU, layers.SimpleRNN])
-def test_weights_of_loops_that_are_used_elsewhere(loop):
-    check_engines(keras.Sequential([keras.Input((4, 3)), UsedTwice(loop(2))]), tolerance=1e-4)
+@pytest.mark.parametrize(
+    ("loop", "engines"),
+    [
+        (layers.LSTM, ["vectorized"]),
+        (layers.GRU, ["vectorized"]),
+        (layers.SimpleRNN, ["vectorized", "ghost"]),
+    ],
+)
+def test_weights_of_loops_that_are_used_elsewhere(loop, engines):
+    model = keras.Sequential([keras.Input((4, 3)), UsedTwice(loop(2))])
+    check_engines(model, engines=engines, tolerance=1e-4)
 
 
 def test_convolutions_in_cells():
@@ -63,7 +69,7 @@ def test_convolutions_in_cells():
     check_engines(keras.Model(x, layers.Flatten()(outputs)), engines=["vectorized"])
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_recurrent_dropout_has_a_mask_for_each_row(jit_compile):
     model = keras.Sequential([keras.Input((2, 4)), layers.LSTM(40, recurrent_dropout=0.5)])
     forward, _, x, y, weight = lot_for(model)

@@ -54,14 +54,13 @@ def test_layers_that_are_called_several_times(name):
     check_engines(MODELS[name](), engines=["ghost"])
 
 
-@pytest.mark.parametrize("make", [nested, frames])
+@pytest.mark.parametrize("make", [nested, pytest.param(frames, marks=pytest.mark.slow)])
 def test_several_calls_under_xla_and_in_microbatches(make):
     check_traced(make(), rows=4, microbatch_size=2, jit_compile=True)
 
 
-@pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
-def test_masked_recurrent_layers_that_are_called_twice(kind):
-    tokens, again = keras.Input((3,), dtype="int32"), kind(2, return_sequences=True)
+def test_a_masked_recurrent_layer_that_is_called_twice():
+    tokens, again = keras.Input((3,), dtype="int32"), layers.LSTM(2, return_sequences=True)
     hidden = layers.Embedding(3, 2, mask_zero=True)(tokens)
     check_engines(keras.Model(tokens, again(again(hidden))), integers=3, engines=["ghost"])
 
@@ -95,6 +94,7 @@ def test_adapters_beside_a_kernel_that_is_trained():
     check_engines(adapted("query", frozen=False), engines=["ghost"])
 
 
+@pytest.mark.slow
 def test_adapters_under_xla_and_in_microbatches():
     check_traced(adapted("query"), rows=4, microbatch_size=2, jit_compile=True)
 
