@@ -44,7 +44,8 @@ def training(with_optimizer=None, model=None, sampling="poisson", epochs=3, **op
     """Returns a compiled private model, and the function that trains it."""
     made = tfdp.make_private(network() if model is None else model, **options)
     made.compile(optimizer() if with_optimizer is None else with_optimizer, LOSS)
-    lots = tfdp.data.make_lots(sampling, *examples(), lot_size=L)
+    together = made.optimizer.microbatch_size(L)
+    lots = tfdp.data.make_lots(sampling, *examples(), lot_size=L, microbatch_size=together)
     return made, lambda: made.fit(lots, epochs=epochs, verbose=0)
 
 

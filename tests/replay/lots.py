@@ -38,7 +38,7 @@ def check_lots(lots, run) -> list[Finding]:
             return [Finding("lots", 0.0, "a row is none of the examples", step)]
         if len({*lot}) < len(lot) and sampling.name != "with_replacement":
             return [Finding("lots", 0.0, "an example is in it twice", step)]
-        if not sampling.coin_flips and len(lot) != run.lot_size:
+        if sampling.largest_lot is not None and len(lot) != run.lot_size:
             return [Finding("lots", 0.0, f"it has {len(lot)} examples", step)]
     if sampling.whole_epochs:
         return _epochs(lots, run)
