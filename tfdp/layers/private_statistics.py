@@ -39,7 +39,7 @@ class PrivateBatchNormalization(FeatureNormalization):
     statistics="batch", training follows the paper: the layer normalizes by the fresh moments of the
     lot, and the running statistics are for testing. One example then changes the gradients of all
     others, and the proven guarantee accounts for that: the sensitivity is 2L - 1 instead of 1, and
-    infinite for Poisson lots without `max_lot_size`. The layer can be trained without privacy as well.
+    infinite for Poisson lots. The layer can be trained without privacy as well.
 
     The moments of an example are those over its positions (of an image or a sequence): m_i is the mean
     of its inputs, truncated to [-truncation, truncation], and v_i the mean of the squares of their

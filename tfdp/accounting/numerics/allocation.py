@@ -30,6 +30,7 @@ _FINEST = 1 << 17
 # Values of X that hardly any lot of an epoch has are large; they are on a coarser lattice of so many
 # points, and as many of an epoch are followed one by one.
 _RARE, _COARSE, _MOST_LARGE = 1e-3, 1 << 16, 3
+_NEVER = 1e-16
 
 # With less noise than this, computing takes long, and amplification changes little.
 LEAST_MULTIPLIER = 0.5
@@ -85,7 +86,9 @@ def _sums(lots: int, shift: float, included: bool) -> tuple[list[_Law], float]:
     small, large = _parts(lots, shift)
     rest = lots - 1 if included else lots
     chance = float(large.chances.sum())
-    counts = range(min(_MOST_LARGE, rest) + 1) if chance else [0]
+    counts = [
+        k for k in range(min(_MOST_LARGE, rest) + 1) if math.comb(rest, k) * chance**k >= _NEVER
+    ]
     cases = [(rest - k, k, [], math.comb(rest, k)) for k in counts]
     if included:
         cases = [
