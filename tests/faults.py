@@ -227,6 +227,32 @@ def the_accounting_assumes_half_the_sensitivity():
     )
 
 
+@noticed_by("accounting/mechanisms/test_dpsgd.py", "accounting/numerics/test_loss_grid.py")
+def amplified_steps_are_analysed_with_more_noise():
+    change(
+        "accounting.numerics.pairs:orders",
+        lambda orders, part: orders(dataclasses.replace(part, multiplier=1.1 * part.multiplier)),
+    )
+
+
+@noticed_by("accounting/numerics/test_allocation.py")
+def random_allocation_counts_more_lots_than_there_are():
+    change(
+        "accounting.numerics.allocation:positive_losses",
+        lambda losses, probability, multiplier: losses(
+            1 / (1 + round(1 / probability)), multiplier
+        ),
+    )
+
+
+@noticed_by("data/test_schemes.py")
+def lots_are_drawn_from_single_examples():
+    change(
+        "data.lots:Lots._members",
+        lambda members, self, units: tf.minimum(units, self.available_examples),
+    )
+
+
 @noticed_by("training/test_step.py")
 def a_declared_sensitivity_is_not_compared():
     change("session:Session.check_sensitivity", lambda check, self, declared: None)

@@ -157,6 +157,30 @@ def test_an_epoch_in_fixed_order_has_all_examples_and_ends_with_a_partial_lot():
     assert (run.num_examples, run.lot_size, run.steps) == (24, 8, 6)  # four absent examples
 
 
+def test_shuffled_epochs_are_random_allocation():
+    model, (x, y) = small(), data(20)
+    model.fit(x, y, batch_size=5, epochs=2, shuffle="epoch", verbose=0)
+    (run,) = model.privacy.ledger.runs
+    assert (run.sampling.name, run.steps) == ("random_allocation", 8)
+    with pytest.raises(ValueError, match="epoch"):
+        model.fit(x, y, batch_size=5, shuffle="batch", verbose=0)
+
+
+def test_microbatches_of_several_examples_are_groups_of_neighbours():
+    model, (x, y) = small(sgd(num_microbatches=2)), data(24)
+    model.fit(x, y, batch_size=8, verbose=0)
+    (run,) = model.privacy.ledger.runs
+    assert (run.sampling.name, run.contribution.microbatch_size) == ("poisson", 4)
+    lots = model.privacy.account.session.plan.lots
+    for indices in lots.indices().take(10):
+        assert indices.numpy().reshape(-1, 4)[:, 0].tolist() in [
+            [i for i in range(0, 24, 4) if i in indices.numpy()]
+        ]
+    with pytest.raises(ValueError, match="microbatch_size=4"):
+        model.fit(make_lots("poisson", x, y, lot_size=8), verbose=0)
+    model.fit(make_lots("poisson", x, y, lot_size=8, microbatch_size=4), verbose=0)
+
+
 def test_a_users_seed_reproduces_lots_and_other_fits_draw_others():
     class Sees(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
