@@ -9,6 +9,7 @@ from tfdp.accounting.guarantee import Guarantee, check_adjacency, check_delta, c
 from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.accounting.numerics import privacy_loss
 from tfdp.accounting.run import Run, check_runs
+from tfdp.accounting.sampling import Unknown
 
 
 def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
@@ -193,6 +194,11 @@ def claimed_composition(
     if adjacency == "replace_one":
         adjacency = "add_or_remove_one"
         assumptions = (*assumptions, "The paper's formula is for one record added or removed.")
+    guessed = {run.sampling.num_examples for run in runs if isinstance(run.sampling, Unknown)}
+    if guessed:
+        words = " or ".join(f"{number}" for number in sorted(guessed))
+        number = f"The number of examples is not known, and is taken for {words}, that of an epoch."
+        assumptions = (*assumptions, number)
     facts = _facts(runs)
     if facts["max_examples_per_user"] > 1:
         assumptions = (*assumptions, "The paper's formula is for one record, and not for a user.")
