@@ -33,9 +33,9 @@ def test_the_statement_of_segments_seeds_and_infinities():
 
 
 def test_every_form_has_the_assumptions_and_the_limits():
-    found = Statement.of([DPSGD, SI], DELTA)
+    found = Statement.of(DPSGD.with_(sampling="cyclic", noise_multiplier=0.5), DELTA)
     forms = found.text(), found.markdown(), json.dumps(found.to_dict(), ensure_ascii=False)
-    assert found.assumptions and found.not_covered and found.warnings
+    assert found.assumptions and found.not_covered and found.warnings  # epsilon is above 10
     for sentence in (*found.assumptions, *found.not_covered, *found.warnings):
         assert all(sentence in form for form in forms)
     assert found.markdown().startswith("## Privacy\n")
@@ -68,6 +68,20 @@ def test_vacuous_and_infinite_guarantees_are_warned_of(run):
 )
 def test_the_start_of_the_weights_is_the_first_assumption(start, words):
     assert words in Statement.of(DPSGD.with_(start=start), DELTA).assumptions[0]
+
+
+def test_each_sentence_is_said_once_and_a_plan_is_called_one():
+    found = Statement.of([DPSGD] * 40, DELTA)
+    assert len(found.executed) == 1 and found.executed[0].startswith("40 times: ")
+    plan = Statement.of(DPSGD, DELTA, planned=True).text()
+    assert "Planned: " in plan and "Executed: " not in plan and "nothing was trained" in plan
+
+
+def test_users_have_their_words():
+    found = Statement.of(DPSGD.with_(max_examples_per_user=10), DELTA)
+    assert "all records of one user (10 at most)" in found.neighbours
+    assert "all records of one user" in found.belief and "user" in str(found.proven)
+    assert any("not for a user" in sentence for sentence in found.claimed.assumptions)
 
 
 def test_delta_is_compared_with_the_number_of_examples():

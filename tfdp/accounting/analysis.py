@@ -28,13 +28,13 @@ INSECURE_SEED = (
     "seed away (--insecure_seed, seed=): a public --seed of the initial weights does no harm."
 )
 FIXED_LENGTH = (
-    "What the steps released did not decide how many there are, nor which of the weights are used "
-    "(where a callback of fit() decides, all planned steps are counted)."
+    "No more steps were taken than are counted, and their number was fixed beforehand. Stopping "
+    "earlier, or choosing among the weights, by what was released or by held-out data is covered."
 )
 RECORD = (
     "A record is one row of what was given to training, computed from that record alone, by constants "
     "that do not depend on the others. Scalers, vocabularies, windows or class weights that were made "
-    "from all rows break this."
+    "from all rows break this. Somebody with several records is protected less (max_examples_per_user)."
 )
 SECRET_SAMPLE = "Which examples were in a lot stays secret."
 

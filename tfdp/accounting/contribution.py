@@ -131,7 +131,10 @@ class Contribution:
 
     def assumptions(self) -> tuple[str, ...]:
         """Sentences about the bounding of gradients that have to be true for a guarantee to hold."""
-        sentences = []
+        what = "Each example's gradient"
+        if self.microbatch_size > 1:
+            what = f"The mean gradient of {self.microbatch_size} examples at a time"
+        sentences = [f"{what} was clipped to the clip norm before it was added."]
         if self.public_examples:
             sentences.append(
                 f"The {self.public_examples} public examples that normalization used were chosen "
@@ -139,8 +142,7 @@ class Contribution:
             )
         if self.clip_groups > 1:
             sentences.append(
-                f"Each example's gradient was clipped in {self.clip_groups} groups of weights, "
-                "each at the clip norm."
+                f"It was clipped in {self.clip_groups} groups of weights, each at the clip norm."
             )
         if self.adaptive_clipping:
             sentences.append(
@@ -150,13 +152,13 @@ class Contribution:
         if self.microbatch_size > 1:
             sentences.append(
                 f"Microbatches are fixed groups of {self.microbatch_size} neighbours in the data, "
-                "whatever they hold, and random lots were drawn from whole groups. A record that "
-                "contributes nothing keeps its place in its group."
+                "whatever they hold, and random lots were drawn from whole groups, as if a group were "
+                "one example. A record that contributes nothing keeps its place in its group."
             )
         if self.max_examples_per_user > 1:
             sentences.append(
-                f"No user has more than {self.max_examples_per_user} examples, and nothing else tells "
-                "of them."
+                f"No user has more than {self.max_examples_per_user} examples, and no example of one "
+                "user was made with those of another."
             )
         return tuple(sentences)
 

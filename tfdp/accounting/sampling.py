@@ -314,7 +314,10 @@ class Shuffle(_Epochs):
         return response.shuffled(self.steps_per_epoch, steps)
 
     def _drawn(self) -> tuple[str, ...]:
-        return ("Every epoch took each example at most once.",)
+        return (
+            "Every epoch took each example at most once, in an order that does not depend on what they "
+            "hold.",
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -415,7 +418,8 @@ class Unknown(Sampling):
 
     def _drawn(self) -> tuple[str, ...]:
         return (
-            "No example was in the same lot twice; it may have been in every lot.",
+            "No example was in the same lot twice; it may have been in every lot. Which examples were "
+            "together, and in which order, does not depend on what they hold.",
             f"No lot held more than {self.lot_size} examples.",
         )
 

@@ -28,12 +28,11 @@ from tfdp.accounting.search import of_random_search
 NOT_COVERED = (
     "Training loss, training accuracy and other figures or diagnostics computed on the private data.",
     "Ends of the training, and choices among its checkpoints, that were decided by training loss or "
-    "accuracy. Decisions by released weights or held-out data are covered, since all planned steps are "
-    "counted.",
+    "accuracy.",
     "Hyperparameters, and the noise or length of later trainings, that were chosen by results on "
-    "private data, unless the search is accounted.",
-    "Other models that were trained on these data, such as folds, trials of a tuner and earlier "
-    "attempts: what they cost adds up. For all together, merge their ledgers (Ledger.merge).",
+    "private data, unless the trials are counted here.",
+    "Other models that were trained on these data and are not counted here, such as folds, trials of a "
+    "tuner and earlier attempts: what they cost adds up (Ledger.merge, Statement.of_search).",
     "Attacks on the floating-point representation of the noise.",
     "Copies: a saved file that is trained on in two places knows, in each place, its own training "
     "only. For both together, merge their ledgers (Ledger.merge) and read the statement of that.",
@@ -46,14 +45,20 @@ NOMINAL_LOT = (
     "The nominal lot size is the fixed number that every sum is divided by, however many examples "
     "were really drawn."
 )
+_FIXED_SEARCH = (
+    "The number of trials, and noise, lots and steps of each, were fixed beforehand, or follow rules "
+    "that use no private results."
+)
 _PAIRS = {
-    "zero_out": "Zero-out means: two data sets are neighbours if {one} of the one counts as nothing in "
-    "the other. It takes its place in a lot, and adds zero to the sum.",
-    "replace_one": "Replace-one means: two data sets are neighbours if {one} of the one is another "
-    "record in the other.",
-    "add_or_remove_one": "Add-or-remove-one means: two data sets are neighbours if {one} of the one is "
-    "missing in the other.",
+    "zero_out": "Zero-out means: two data sets are neighbours if they are equal, but {one} may count "
+    "as nothing in one of them: take a place in a lot, and add zero to the sum.",
+    "replace_one": "Replace-one means: two data sets are neighbours if they are equal, but {one} may "
+    "be replaced by anything else.",
+    "add_or_remove_one": "Add-or-remove-one means: two data sets are neighbours if they are equal, "
+    "but {one} may be missing in one of them.",
 }
+# Above this epsilon, the belief of an observer has practically no bound.
+_LITTLE_ABOVE = 10.0
 _GUESS = {
     "zero_out": "that {a} took part or counted as nothing",
     "replace_one": "that a certain place holds one of two records",
@@ -175,7 +180,8 @@ class Statement:
         number = f"This is about a search of {len(trials)} trials"
         if random_trials is None:
             words = f"{number}, all of which may be released: their costs add up."
-            return dataclasses.replace(said, search=words)
+            fixed = (*said.assumptions, _FIXED_SEARCH)
+            return dataclasses.replace(said, search=words, assumptions=fixed)
         proven = of_random_search(
             [ledger.runs for ledger in trials], delta, adjacency, random_trials
         )
@@ -197,7 +203,7 @@ class Statement:
         """
         return cls(
             executed=_counted(_executed(run) for run in runs) or ("Nothing was executed.",),
-            released=f"{proven.released}.",
+            released=f"{proven.released}. The guarantee is for all of this together.",
             neighbours=f"{_neighbours(proven)} ({proven.adjacency}).",
             claimed=claimed,
             proven=proven,
@@ -205,7 +211,7 @@ class Statement:
             pair=_pair(proven),
             comparison=_comparison(runs, claimed, proven),
             assumptions=proven.assumptions,
-            not_covered=NOT_COVERED,
+            not_covered=() if math.isinf(proven.epsilon) else NOT_COVERED,
             warnings=_warnings(runs, proven),
             planned=planned,
         )
@@ -224,7 +230,7 @@ class Statement:
     def text(self) -> str:
         """Returns the statement as several lines of text for a terminal."""
         lines = [
-            "Privacy statement",
+            f"Privacy statement{' about a plan: nothing was trained' if self.planned else ''}",
             *(f"Warning: {sentence}" for sentence in self.warnings),
             *(f"{'Planned' if self.planned else 'Executed'}: {each}" for each in self.executed),
             f"Released: {self.released}",
@@ -263,12 +269,16 @@ class Statement:
     def _figures(self) -> list[str]:
         claimed, proven = self.claimed, self.proven
         lines = [
-            f"Claimed epsilon: {format_epsilon(claimed.epsilon)}  (delta = {claimed.delta:g}, "
-            f"{claimed.adjacency}; the paper's own formula)",
             f"Proven epsilon:  {format_epsilon(proven.epsilon)}  (delta = {proven.delta:g}, "
             f"{proven.adjacency}; {_BASIS[self.planned]})",
         ]
-        return [*lines, f"Why: {proven.reason}"] if proven.reason else lines
+        if proven.reason:
+            lines.append(f"Why: {proven.reason}")
+        return [
+            *lines,
+            f"Claimed epsilon: {format_epsilon(claimed.epsilon)}  (delta = {claimed.delta:g}, "
+            f"{claimed.adjacency}; the paper's own formula)",
+        ]
 
     def _lists(self) -> list[tuple[str, tuple[str, ...]]]:
         lists = [
@@ -334,9 +344,8 @@ def _executed(run: Run) -> str:
     if run.taken is None:
         return _described(run)
     return (
-        f"{_described(run)} {run.taken} of these planned {run.steps} steps were taken. All "
-        f"{run.steps} are counted, because results may have decided when to stop, or which weights to "
-        "keep."
+        f"{_described(run)} All {run.steps} steps are counted, because results may have decided when "
+        "to stop, or which weights to keep."
     )
 
 
@@ -352,8 +361,16 @@ def _described(run: Run) -> str:
             f", clipping the mean gradient of {size} examples at a time, so that one example can "
             "change it by twice the clip norm"
         )
+    if run.contribution.batch_statistics:
+        clipping += (
+            ", normalized by statistics of the lot, so that one example changes the gradients of all "
+            "others"
+        )
+    steps = f"{run.steps} steps"
+    if run.taken is not None:
+        steps = f"{run.taken} of {run.steps} planned steps"
     return (
-        f"{run.mechanism_name}, {run.steps} steps with {run.sampling.words}, "
+        f"{run.mechanism_name}, {steps} with {run.sampling.words}, "
         f"{run.sampling.sizes}{nominal}"
         f"{run.mechanism.noise_words(run.steps)}{clipping}."
     )
@@ -381,23 +398,33 @@ def _belief(proven: Guarantee) -> str:
     whose = "all records of one user" if users else "one record"
     guess = _GUESS[proven.adjacency].format(a="a certain user" if users else "a certain record")
     belief = 100 / (1 + math.exp(-proven.epsilon))
-    sure = (
-        f"at most {belief:.1f}% sure of the truth" if belief < 99.9 else "as good as certain of it"
+    start = (
+        f"Epsilon {format_epsilon(proven.epsilon)}, for {whose}: an observer who knows every other "
+        f"record, and holds it as likely as not {guess}, "
     )
+    if belief > 99.9:
+        return f"{start}may become all but certain of it: this promises little."
     return (
-        f"Epsilon {format_epsilon(proven.epsilon)}, for {whose}: take an observer who sees what was "
-        f"released, knows every other record, and holds it as likely as not {guess}. Afterwards they "
-        f"are {sure}, but for outcomes of a chance of at most {proven.chance_of_more:.2g}."
+        f"{start}is at most {belief:.1f}% sure of the truth afterwards, except with a chance of at "
+        f"most {proven.chance_of_more:.2g}."
     )
 
 
 def _rates(proven: Guarantee) -> str:
     """What the guarantee leaves to a test of membership."""
+    test = (
+        "A test of membership that wrongly accuses 1% of the records that did not take part finds at "
+        "most {} of those that did"
+    )
+    if proven.adjacency == "replace_one":
+        test = (
+            "A test of which record it is that is wrong about 1% of the one kind is right about at "
+            "most {} of the other"
+        )
     return (
-        "The best test of which of the two is true has a true positive rate of at most "
-        f"{_percent(proven.tpr(0.001))} at a false positive rate of 0.1%, of "
-        f"{_percent(proven.tpr(0.01))} at 1%, and its advantage, the difference of the two rates, is "
-        f"at most {_percent(proven.advantage)}."
+        f"{test.format(_percent(proven.tpr(0.01)))} (0.1%: {_percent(proven.tpr(0.001))}); whatever "
+        "the test, the two rates differ by at most "
+        f"{float(rounded_up(100 * proven.advantage, 3)):g} percentage points."
     )
 
 
@@ -416,9 +443,11 @@ def _comparison(runs: Sequence[Run], claimed: Guarantee, proven: Guarantee) -> s
             "record added or removed, and replacing a record costs about twice as much."
         )
     if len(runs) > 1:
+        return "Claimed and proven add up trainings in different ways. Rely on the proven figure."
+    if claimed.epsilon > proven.epsilon and not all(run.sampling.coin_flips for run in runs):
         return (
-            "Claimed and proven differ here also because several trainings were added up, each in its "
-            "own way. Rely on the proven figure."
+            "Claimed is larger than proven here, but only by chance: the paper's formula is for "
+            "Poisson lots. Rely on the proven figure."
         )
     if claimed.epsilon > proven.epsilon:
         return (
@@ -438,6 +467,11 @@ def _warnings(runs: Sequence[Run], proven: Guarantee) -> tuple[str, ...]:
     if proven.vacuous:
         sentences.append(
             "Nothing meaningful is proven about these weights. Do not call them private."
+        )
+    elif proven.epsilon > _LITTLE_ABOVE:
+        sentences.append(
+            f"An epsilon above {_LITTLE_ABOVE:g} promises little: an observer may become all but "
+            "certain of a record."
         )
     too_large = delta_warning(proven.delta, max((run.num_examples for run in runs), default=1))
     if too_large and runs:
