@@ -101,7 +101,9 @@ def test_the_plan_is_what_the_optimizer_will_account(lots):
     assert (run.noise_multiplier, run.momentum) == (0.0, 0.5)
 
 
-def test_the_plan_knows_of_microbatches_and_adaptive_clipping(lots):
+def test_the_plan_knows_of_microbatches_and_adaptive_clipping():
+    x, y = np.zeros((8, 2), "float32"), np.zeros(8, "int32")
+    lots = data.make_lots("poisson", x, y, lot_size=4, microbatch_size=2)
     run = plan(experiment(microbatches=2, clipping="adaptive"), lots, 5, [])
     assert run.microbatch_size == 2 and run.adaptive_clipping
 

@@ -19,7 +19,7 @@ class Contribution:
 
     Attributes:
       l2_norm_clip: Clip norm C of one microbatch, or None if it is not known. It cancels in every
-        guarantee, except in the rounding term of SI-DPSGD.
+        guarantee.
       microbatch_size: Number of examples whose mean gradient is clipped together.
       clip_groups: Number of groups of weights whose gradients are clipped separately, each at C.
       adaptive_clipping: Whether the clip norm followed a noisy count of unclipped gradients. Then
@@ -37,8 +37,8 @@ class Contribution:
       ...           noise_multiplier=4.0, contribution=pairs)
       >>> pairs.sensitivity(run.sampling, "zero_out")  # twice that of single examples
       2.0
-      >>> pairs.assumptions()
-      ('Microbatches are fixed groups of 2 neighbours in the data, ...',)
+      >>> pairs.assumptions()[0]
+      'The mean gradient of 2 examples at a time was clipped to the clip norm before it was added.'
     """
 
     l2_norm_clip: float | None = None
