@@ -131,7 +131,7 @@ def correlated_noise_is_independent():
 @noticed_by("optimizers/test_dp_keras_optimizer.py")
 def every_step_has_the_noise_of_the_first():
     def first(value, self, name):
-        values = getattr(self.run, name)
+        values = getattr(self.run.mechanism, name)
         return values[0] if isinstance(values, tuple) else value(self, name)
 
     change("session:Session.value", first)

@@ -91,7 +91,7 @@ def run(code):
 def test_the_accountant_does_not_import_tensorflow():
     done = run(
         "import sys, tfdp, tfdp.accounting as a\n"
-        "a.proven(a.Run(mechanism='dpsgd', num_examples=100, lot_size=10, steps=5,"
+        "a.proven(a.describe('dpsgd', num_examples=100, lot_size=10, steps=5,"
         " sampling='poisson', noise_multiplier=1.0), 1e-5)\n"
         "assert not {'tensorflow', 'keras'} & set(sys.modules)"
     )

@@ -8,9 +8,10 @@ import tensorflow as tf
 from helpers import LOSS, data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.accounting.varying import vary
 from tests.training.small import linear, small, train
 from tfdp import callbacks
-from tfdp.accounting import PrivacyBudget, Run, claimed, proven, proven_composition
+from tfdp.accounting import PrivacyBudget, claimed, describe, proven, proven_composition
 from tfdp.callbacks import EpsilonCurve, PrivacyProgress, PrivacyTensorBoard, StopAtBudget
 
 DELTA = 1e-5
@@ -32,7 +33,7 @@ def test_epsilon_in_the_logs_is_that_of_the_steps_so_far():
     ]
     history = train(model, epochs=2, callbacks=shown).history
     run = model.privacy.current_run
-    expected = [proven(run.with_(steps=steps), DELTA).epsilon for steps in range(1, 5)]
+    expected = [proven(vary(run, steps=steps), DELTA).epsilon for steps in range(1, 5)]
     assert seen == pytest.approx(expected)
     assert history["epsilon"] == pytest.approx([expected[1], expected[3]])
     assert history["claimed_epsilon"] == history["mine"]
@@ -59,12 +60,12 @@ def test_tensorboard_gets_the_named_scalars(tmp_path):
     assert {"training/loss", "gradients/fraction_clipped"} <= set(values)
     run = model.privacy.current_run
     for kind, guarantee in {"claimed": claimed, "proven": proven}.items():
-        expected = [guarantee(run.with_(steps=steps), DELTA).epsilon for steps in (2, 4)]
+        expected = [guarantee(vary(run, steps=steps), DELTA).epsilon for steps in (2, 4)]
         assert values[f"privacy/epsilon_{kind}"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_stop_at_budget_ends_fit_without_an_error():
-    run = Run(
+    run = describe(
         mechanism="dpsgd",
         num_examples=8,
         lot_size=4,
@@ -107,14 +108,14 @@ def test_a_ledger_that_comes_during_a_training_is_shown(tmp_path):
     shown = [Merges(), PrivacyProgress(DELTA), PrivacyTensorBoard(tmp_path, DELTA)]
     history = train(model, epochs=2, callbacks=shown).history["epsilon"]
     spent = model.privacy.spent(DELTA).epsilon
-    assert spent > 1.1 * proven(model.privacy.current_run.with_(steps=4), DELTA).epsilon
+    assert spent > 1.1 * proven(vary(model.privacy.current_run, steps=4), DELTA).epsilon
     assert history[-1] >= spent * (1 - 1e-12)
     assert scalars(tmp_path)["privacy/epsilon_proven"][-1] == pytest.approx(spent, rel=1e-6)
 
 
 # -- few evaluations ---------------------------------------------------------------------------------
 
-POISSON = Run(
+POISSON = describe(
     mechanism="dpsgd",
     num_examples=1437,
     lot_size=256,
@@ -124,9 +125,9 @@ POISSON = Run(
 )
 RUNS = {
     "poisson": POISSON,
-    "cyclic": POISSON.with_(sampling="cyclic"),
-    "table": POISSON.with_(sampling="cyclic", noise_multiplier=(4.0,) * 90 + (6.0,) * 110),
-    "si_dpsgd": POISSON.with_(mechanism="si_dpsgd", sampling="cyclic", noise_multiplier=90.0),
+    "cyclic": vary(POISSON, sampling="cyclic"),
+    "table": vary(POISSON, sampling="cyclic", noise_multiplier=(4.0,) * 90 + (6.0,) * 110),
+    "si_dpsgd": vary(POISSON, mechanism="si_dpsgd", sampling="cyclic", noise_multiplier=90.0),
 }
 
 
@@ -145,14 +146,14 @@ def test_a_curve_has_few_values_and_none_is_too_small(name, kind):
     assert len(set(values)) <= 17 and values == sorted(values)
     assert values[0] == 0 and values[-1] == exact(run, DELTA).epsilon
     for steps in (1, 60, 199):
-        assert values[steps] >= exact(run.with_(steps=steps), DELTA).epsilon
+        assert values[steps] >= exact(vary(run, steps=steps), DELTA).epsilon
 
 
 def test_a_curve_counts_earlier_runs():
-    both = proven_composition([POISSON.with_(steps=30), POISSON], DELTA).epsilon
-    curve = curve_of(POISSON, earlier=[POISSON.with_(steps=30)])
+    both = proven_composition([vary(POISSON, steps=30), POISSON], DELTA).epsilon
+    curve = curve_of(POISSON, earlier=[vary(POISSON, steps=30)])
     assert curve.at(200) == both
-    assert proven(POISSON.with_(steps=30), DELTA).epsilon <= curve.at(0) < both
+    assert proven(vary(POISSON, steps=30), DELTA).epsilon <= curve.at(0) < both
 
 
 @pytest.mark.parametrize("steps", [0, 1, 28, 3515, 10**6])

@@ -9,13 +9,14 @@ import tensorflow as tf
 from helpers import LOSS, data, sgd, si_dpsgd, steps, weights
 
 import tfdp
+from tests.accounting.varying import vary
 from tests.training.small import small, train
-from tfdp.accounting import BudgetExhausted, Ledger, Run, proven
+from tfdp.accounting import BudgetExhausted, Ledger, describe, proven
 from tfdp.data import make_lots
 from tfdp.session import Plan, Session
 
 DELTA = 1e-5
-RUN = Run(
+RUN = describe(
     mechanism="dpsgd",
     num_examples=8,
     lot_size=8,
@@ -38,7 +39,7 @@ def whole(model, count, **kwargs):
 
 def budget_for(allowed):
     """Returns a budget for exactly `allowed` steps of `whole`."""
-    return tfdp.PrivacyBudget(proven(RUN.with_(steps=allowed), DELTA).epsilon * 1.0001, DELTA)
+    return tfdp.PrivacyBudget(proven(vary(RUN, steps=allowed), DELTA).epsilon * 1.0001, DELTA)
 
 
 def entries(model):
@@ -53,7 +54,7 @@ def session():
     """A session whose budget allows two steps."""
     ledger = Ledger()
     ledger.add_budget(budget_for(2))
-    made = Session(ledger, RUN, Plan("cyclic", 8, 8, steps=4), None, [])
+    made = Session(ledger, RUN, Plan(RUN.sampling, steps=4), None, [])
     made.limit_steps()
     return made
 
@@ -118,7 +119,7 @@ def test_compiling_again_forgets_nothing():
     train(model)
     model.optimizer = sgd(noise=3.0)
     train(model)
-    found = {run.noise_multiplier: run.steps for run in model.privacy.ledger.runs}
+    found = {run.mechanism.noise_multiplier: run.steps for run in model.privacy.ledger.runs}
     assert found == {1.0: 2, 2.0: 2, 3.0: 2}
 
 

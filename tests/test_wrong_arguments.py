@@ -18,7 +18,7 @@ WRONG = {
     "object": object(),
     "matrix": np.ones((2, 2)),
 }
-RUN = accounting.Run(
+RUN = accounting.describe(
     mechanism="dpsgd",
     sampling="poisson",
     num_examples=100,

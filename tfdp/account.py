@@ -18,6 +18,7 @@ from absl import logging
 
 from tfdp._compat.keras import layers_of
 from tfdp.accounting import Ledger, Run
+from tfdp.accounting.mechanisms.base import NoisyMechanism
 from tfdp.accounting.mechanisms.none import NoMechanism
 from tfdp.accounting.sampling import Unknown
 
@@ -165,7 +166,7 @@ def _accounts_in(model):
 
 def known_steps(ledger: Ledger) -> int:
     """Number of private steps in a ledger, the most steps of an optimizer that it accounts for."""
-    return sum(run.steps for run in ledger.runs if hasattr(run, "noise_multiplier"))
+    return sum(run.steps for run in ledger.runs if isinstance(run.mechanism, NoisyMechanism))
 
 
 def check_counted(optimizer, ledger: Ledger) -> None:

@@ -77,7 +77,7 @@ class EpsilonCurve:
         self._run, self._earlier = model.privacy.current_run, model.privacy.earlier_runs
         self._changes = model.privacy.ledger.changes
         self._delta, self._kind, self._adjacency = delta, kind, adjacency
-        self._counts = step_counts(self._run.steps, self._run.steps_per_epoch, points)
+        self._counts = step_counts(self._run.steps, self._run.sampling.steps_per_epoch, points)
         self._values = {}
 
     def describes(self, model) -> bool:
@@ -89,7 +89,7 @@ class EpsilonCurve:
         """Epsilon after `step` steps, or an upper bound."""
         point = self.next_point(step)
         if point not in self._values:
-            run = self._run if point <= self._run.steps else self._run.with_(steps=point)
+            run = self._run if point <= self._run.steps else self._run.with_steps(point)
             (self._values[point],) = epsilon_curve(
                 run, [point], self._delta, self._kind, self._adjacency, self._earlier
             )

@@ -336,6 +336,7 @@ def _counting(mode):
 
     import tfdp
     from tfdp.accounting import Run, proven
+    from tfdp.accounting.sampling import Poisson
 
     steps, examples, delta = 7, 80, 1e-5
     with _Policy(mode):
@@ -352,12 +353,9 @@ def _counting(mode):
     iterations = int(model.optimizer.iterations)
     stated = model.privacy.spent(delta).epsilon
     run = Run(
-        mechanism=optimizer.mechanism.name,
-        num_examples=examples,
-        lot_size=_ROWS,
+        mechanism=optimizer.mechanism(noise_multiplier=2.0),
+        sampling=Poisson(num_examples=examples, lot_size=_ROWS),
         steps=steps,
-        sampling="poisson",
-        noise_multiplier=2.0,
     )
     # The run that was trained may know more, such as the largest lot; it never states less.
     expected = proven(run, delta=delta).epsilon

@@ -22,7 +22,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdp.accounting import BudgetExhausted, Ledger, PrivacyBudget, Run, max_steps
-from tfdp.accounting.contribution import UnboundedSensitivity
+from tfdp.accounting.contribution import Contribution, UnboundedSensitivity
+from tfdp.accounting.mechanisms.base import Mechanism
+from tfdp.accounting.sampling import Sampling
 
 # Steps that a run without a planned end (train_on_batch) describes, and is extended by, at a time.
 OPEN_ENDED = 10_000
@@ -33,28 +35,55 @@ class Plan:
     """How the steps that are about to run draw their examples.
 
     Attributes:
-        sampling, num_examples, lot_size: as in `accounting.Run`.
+        sampling: as in `accounting.Run`.
         steps: number of steps; None if it is unknown.
-        groups: as in `accounting.Run`.
         turn: the group that the first lot comes from, if groups take turns.
-        nominal: whether `num_examples` was fixed without looking at the data.
         lots: the `tfdp.data.Lots` that the steps draw from; None for other batches.
         insecure_seed: whether secret draws come from a user's seed.
         physical_batch_size: number of rows in one chunk; None processes a lot as a whole.
         start: place of the first lot in its epoch, where epochs are whole.
     """
 
-    sampling: str
-    num_examples: int
-    lot_size: int
+    sampling: Sampling
     steps: int | None = None
-    groups: int = 1
     turn: int = 0
-    nominal: bool = False
     lots: object = None
     insecure_seed: bool = False
     physical_batch_size: int | None = None
     start: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What is accounted of a training, except its number of steps and tables over them.
+
+    Attributes:
+        mechanism: class of the mechanism.
+        fields: fields of the mechanism that are no tables.
+        sampling, contribution, start, insecure_seed: as in `accounting.Run`.
+    """
+
+    mechanism: type[Mechanism]
+    fields: dict
+    sampling: Sampling
+    contribution: Contribution
+    start: str
+    insecure_seed: bool
+
+    def run(self, steps: int, tables: dict) -> Run:
+        """Returns the run of `steps` steps, with tables that are fields of the mechanism."""
+        return Run(mechanism=self.mechanism(**self.fields, **tables), steps=steps, **self._rest())
+
+    def hold_for(self, run: Run) -> bool:
+        """Whether these are the facts of a run, whatever its steps and tables."""
+        if type(run.mechanism) is not self.mechanism:
+            return False
+        mechanism = dataclasses.replace(run.mechanism, **self.fields)
+        return run == dataclasses.replace(run, mechanism=mechanism, **self._rest())
+
+    def _rest(self) -> dict:
+        names = ("sampling", "contribution", "start", "insecure_seed")
+        return {name: getattr(self, name) for name in names}
 
 
 class Session:
@@ -90,9 +119,7 @@ class Session:
         resumed: tuple[str, int] | None = None,
     ):
         self.run, self.plan, self.optimizer = run, plan, optimizer
-        self._fields: dict | None = (
-            None  # fields of further steps that were found to be those of the run
-        )
+        self._facts: Facts | None = None  # of further steps, which were found to hold for the run
         self.variables, self.first_iteration = list(variables), first_iteration
         if resumed is None:
             self.run_id, self.taken = ledger.open(run), 0
@@ -119,7 +146,7 @@ class Session:
     @property
     def divisor(self) -> int:
         """Number of microbatches in a nominal lot; every sum is divided by this public constant."""
-        return self.run.lot_size // self.run.microbatch_size
+        return self.run.sampling.lot_size // self.run.contribution.microbatch_size
 
     def begin_step(self) -> None:
         """Counts a step on the device that runs it, before the step uses `place` or `value`."""
@@ -131,7 +158,7 @@ class Session:
         return self._begun - 1
 
     def value(self, name: str) -> float | tf.Tensor:
-        """The value of a field of the run at the present step.
+        """The value of a field of the run's mechanism at the present step.
 
         Args:
             name: name of a field that is one number, or a table with one number for each step.
@@ -139,7 +166,7 @@ class Session:
         Returns:
             The number itself, or the table's entry as a float64 scalar tensor.
         """
-        value = getattr(self.run, name)
+        value = getattr(self.run.mechanism, name)
         if not isinstance(value, tuple):
             return value
         return tf.gather(tf.constant(value, tf.float64), self.place)
@@ -199,7 +226,7 @@ class Session:
         This is so if the network normalizes with statistics of the whole lot and the sampling scheme
         limits the size of a lot.
         """
-        return self.run.batch_statistics and self.run.sampling.largest_lot is not None
+        return self.run.contribution.batch_statistics and self.run.sampling.largest_lot is not None
 
     # -- the ledger ------------------------------------------------------------------------------
 
@@ -256,7 +283,7 @@ class Session:
         """The other runs in the ledger that have steps."""
         return [run for i, run in self.ledger.entries.items() if i != self.run_id and run.steps]
 
-    def continues_with(self, fields: dict, plan: Plan, optimizer, variables) -> bool:
+    def continues_with(self, facts: Facts, plan: Plan, optimizer, variables) -> bool:
         """Whether further steps belong to this session.
 
         Each `fit` starts new lots, which does not matter where lots are random. Epochs in a fixed
@@ -265,7 +292,7 @@ class Session:
         to go on where they stopped.
 
         Args:
-            fields: fields of the run of the further steps, all but steps and tables.
+            facts: what is accounted of the further steps.
             plan, optimizer, variables: those of the further steps, as in `Session`.
         """
         same = (
@@ -278,15 +305,16 @@ class Session:
         )
         if not same:
             return False
-        if fields != self._fields:  # a run of equal fields takes longer to compare
-            if self.run.with_(**fields) != self.run:
+        if facts != self._facts:  # comparing facts with a run takes longer
+            if not facts.hold_for(self.run):
                 return False
-            self._fields = fields
-        if plan.groups > 1:
-            return plan.lots is self.plan.lots and plan.turn == self.next_turn % plan.groups
+            self._facts = facts
+        groups = plan.sampling.groups
+        if groups > 1:
+            return plan.lots is self.plan.lots and plan.turn == self.next_turn % groups
         if not self.run.sampling.whole_epochs:
             return True
-        at = self.taken % self.run.steps_per_epoch
+        at = self.taken % self.run.sampling.steps_per_epoch
         return plan.lots is self.plan.lots and plan.start == at
 
     def extend(self, run: Run) -> None:

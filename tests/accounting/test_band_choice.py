@@ -2,11 +2,12 @@
 
 import pytest
 
-from tfdp.accounting import CalibrationError, Run, best_bands, noise_for, proven, strategy
+from tests.accounting.varying import vary
+from tfdp.accounting import CalibrationError, best_bands, describe, noise_for, proven, strategy
 from tfdp.accounting.strategies import losses
 
 DELTA = 1e-5
-RUN = Run(
+RUN = describe(
     mechanism="dpsgd",
     num_examples=1003,
     lot_size=50,
@@ -17,8 +18,8 @@ RUN = Run(
 
 
 def candidate(bands, objective="mean"):
-    return RUN.with_(
-        mechanism="matrix", sampling="cyclic_poisson", groups=bands,
+    return vary(
+        RUN, mechanism="matrix", sampling="cyclic_poisson", groups=bands,
         num_examples=1003 - 1003 % bands,
         strategy=strategy("banded_toeplitz", RUN.steps, bands, objective),
     )  # fmt: skip
@@ -30,7 +31,7 @@ def test_it_is_the_best_of_all(objective, which):
     for bands in (1, 2, 4, 8, 16):  # 32 groups of 31 examples give no lots of 50
         run = candidate(bands, objective)
         noise = noise_for(4.0, DELTA, run)
-        errors[bands] = noise * losses(run.strategy.first(RUN.steps), RUN.steps)[which]
+        errors[bands] = noise * losses(run.mechanism.strategy.first(RUN.steps), RUN.steps)[which]
     found = best_bands(4.0, DELTA, RUN, objective=objective)
     assert found.bands == min(errors, key=errors.get)
     assert found.error == pytest.approx(errors[found.bands])
@@ -39,10 +40,10 @@ def test_it_is_the_best_of_all(objective, which):
 
 def test_its_noise_meets_the_budget():
     found = best_bands(2.0, DELTA, RUN, most=2)
-    chosen = candidate(found.bands).with_(noise_multiplier=found.noise_multiplier)
+    chosen = vary(candidate(found.bands), noise_multiplier=found.noise_multiplier)
     assert found.bands == 2
     assert 1.99 < proven(chosen, DELTA).epsilon <= 2.0
-    plan = chosen.strategy
+    plan = chosen.mechanism.strategy
     assert found.error == pytest.approx(
         found.noise_multiplier * losses(plan.first(RUN.steps), RUN.steps)[0]
     )
@@ -51,9 +52,9 @@ def test_its_noise_meets_the_budget():
 def test_little_budget_wants_few_bands():
     tight, loose = (best_bands(epsilon, DELTA, RUN, most=4).bands for epsilon in (0.05, 8.0))
     assert tight < loose
-    assert best_bands(8.0, DELTA, RUN.with_(steps=1)).bands == 1
+    assert best_bands(8.0, DELTA, vary(RUN, steps=1)).bands == 1
 
 
 def test_a_budget_that_no_noise_meets_is_refused():
     with pytest.raises(CalibrationError, match="bands"):
-        best_bands(1.0, DELTA, RUN.with_(batch_statistics=True))
+        best_bands(1.0, DELTA, vary(RUN, batch_statistics=True))

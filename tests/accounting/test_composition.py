@@ -5,12 +5,14 @@ import math
 
 import pytest
 
+from tests.accounting.varying import vary
 from tfdp import accounting
 from tfdp.accounting import (
     Guarantee,
     Run,
     claimed,
     claimed_composition,
+    describe,
     mechanism_names,
     proven,
     proven_composition,
@@ -21,7 +23,7 @@ from tfdp.accounting.mechanisms import registry
 from tfdp.accounting.mechanisms.none import NoMechanism
 
 DELTA = 1e-5
-POISSON = Run(
+POISSON = describe(
     mechanism="dpsgd",
     num_examples=1000,
     lot_size=10,
@@ -29,8 +31,8 @@ POISSON = Run(
     sampling="poisson",
     noise_multiplier=1.5,
 )
-CYCLIC = POISSON.with_(sampling="cyclic", noise_multiplier=3.0)
-SI = CYCLIC.with_(mechanism="si_dpsgd", noise_multiplier=100.0)
+CYCLIC = vary(POISSON, sampling="cyclic", noise_multiplier=3.0)
+SI = vary(CYCLIC, mechanism="si_dpsgd", noise_multiplier=100.0)
 FIELDS = {
     "epsilon": 1.0,
     "delta": DELTA,
@@ -84,12 +86,12 @@ def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="adjacency"):
         proven(POISSON, DELTA, "user")
     with pytest.raises(ValueError, match="mechanism"):
-        POISSON.with_(mechanism="laplace")
+        vary(POISSON, mechanism="laplace")
 
 
-@pytest.mark.parametrize(("run", "tolerance"), [(POISSON, 1e-3), (CYCLIC.with_(steps=200), 1e-9)])
+@pytest.mark.parametrize(("run", "tolerance"), [(POISSON, 1e-3), (vary(CYCLIC, steps=200), 1e-9)])
 def test_a_run_in_two_segments_costs_what_it_costs_in_one(run, tolerance):
-    half = run.with_(steps=run.steps // 2)
+    half = vary(run, steps=run.steps // 2)
     for alone, together in ((proven, proven_composition), (claimed, claimed_composition)):
         whole = alone(run, DELTA).epsilon
         assert together([half, half], DELTA).epsilon == pytest.approx(whole, rel=tolerance)
@@ -108,7 +110,7 @@ def test_mixed_segments_compose_soundly():
 
 
 def test_random_si_segments_compose():
-    random = SI.with_(sampling="poisson")
+    random = vary(SI, sampling="poisson")
     two = proven_composition([random, random], DELTA)
     assert proven(random, DELTA).epsilon < two.epsilon
     assert two.epsilon < 2 * proven(random, DELTA / 2).epsilon
@@ -121,7 +123,7 @@ def test_random_si_segments_compose():
 
 
 def test_one_bad_segment_spoils_the_composition():
-    bad = SI.with_(release="mu")
+    bad = vary(SI, release="mu")
     guarantee = proven_composition([POISSON, bad], DELTA)
     assert guarantee.epsilon == math.inf
     assert guarantee.reason == proven(bad, DELTA).reason
@@ -130,7 +132,7 @@ def test_one_bad_segment_spoils_the_composition():
 def test_nothing_costs_nothing():
     assert proven_composition([], DELTA).epsilon == 0
     assert claimed_composition([], DELTA).epsilon == 0
-    assert proven(POISSON.with_(steps=0), DELTA).epsilon == 0
+    assert proven(vary(POISSON, steps=0), DELTA).epsilon == 0
 
 
 def test_claims_do_not_know_replacement():
@@ -141,12 +143,12 @@ def test_claims_do_not_know_replacement():
 
 
 def test_unaccounted_training_spoils_everything():
-    before = POISSON.with_(mechanism=NoMechanism(reason="Nobody accounted for keras SGD."))
+    before = vary(POISSON, mechanism=NoMechanism(reason="Nobody accounted for keras SGD."))
     guarantee = proven_composition([before, POISSON], DELTA)
     assert guarantee.epsilon == math.inf
     assert "keras SGD" in guarantee.reason
     assert claimed_composition([before, POISSON], DELTA).epsilon == math.inf
-    assert proven_composition([before.with_(steps=0), POISSON], DELTA).epsilon < math.inf
+    assert proven_composition([vary(before, steps=0), POISSON], DELTA).epsilon < math.inf
     assert Run.from_dict(json.loads(json.dumps(before.to_dict()))) == before
     with pytest.raises(ValueError, match="reason"):
         NoMechanism(reason=" ")
@@ -155,12 +157,12 @@ def test_unaccounted_training_spoils_everything():
 def test_adding_a_record_needs_a_probability_that_was_fixed_before():
     with pytest.raises(ValueError, match="nominal_examples"):
         proven(POISSON, DELTA, "add_or_remove_one")
-    nominal = POISSON.with_(nominal=True)
+    nominal = vary(POISSON, nominal=True)
     guarantee = proven(nominal, DELTA, "add_or_remove_one")
     assert guarantee.epsilon == proven(POISSON, DELTA).epsilon
     assert "fixed without looking at the data" in " ".join(guarantee.assumptions)
     with pytest.raises(ValueError, match="regroup"):
-        proven(nominal.with_(microbatch_size=2), DELTA, "add_or_remove_one")
+        proven(vary(nominal, microbatch_size=2), DELTA, "add_or_remove_one")
 
 
 def test_a_registered_mechanism_is_known(monkeypatch):
@@ -174,7 +176,7 @@ def test_a_registered_mechanism_is_known(monkeypatch):
 
     assert register_mechanism(Quiet) is Quiet
     assert "quiet" in mechanism_names()
-    run = POISSON.with_(mechanism="quiet")
+    run = vary(POISSON, mechanism="quiet")
     assert Run.from_dict(run.to_dict()) == run
     with pytest.raises(ValueError, match="dpsgd"):
         register_mechanism(Impostor)

@@ -2,23 +2,35 @@
 
 import pytest
 
-from tfdp.accounting import Run, max_steps, noise_for, proven, steps_for
+from tests.accounting.varying import vary
+from tfdp.accounting import (
+    Contribution,
+    Run,
+    Strategy,
+    describe,
+    max_steps,
+    noise_for,
+    proven,
+    steps_for,
+)
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
+from tfdp.accounting.mechanisms.si_dpsgd import SIDPSGD
+from tfdp.accounting.sampling import Poisson
 
 DELTA = 1e-5
 DATA = {"mechanism": "dpsgd", "num_examples": 5000, "lot_size": 64}
-RUN = Run(**DATA, sampling="poisson", noise_multiplier=1.0, steps=10)
+RUN = describe(**DATA, sampling="poisson", noise_multiplier=1.0, steps=10)
 
 
 def test_epochs_are_steps_for():
     for sampling, epochs in (("poisson", 2.5), ("cyclic", 0.1)):
-        run = Run(**DATA, sampling=sampling, noise_multiplier=1.0, epochs=epochs)
+        run = describe(**DATA, sampling=sampling, noise_multiplier=1.0, epochs=epochs)
         assert run.steps == steps_for(epochs, 5000, 64, sampling)
-    assert RUN.with_(epochs=2).steps == steps_for(2, 5000, 64, "poisson") == 156
-    assert RUN.with_(epochs=2, sampling="cyclic").steps == 156
-    assert RUN.with_(epochs=2, lot_size=50).steps == 200
+    assert vary(RUN, epochs=2).steps == steps_for(2, 5000, 64, "poisson") == 156
+    assert vary(RUN, epochs=2, sampling="cyclic").steps == 156
+    assert vary(RUN, epochs=2, lot_size=50).steps == 200
     with pytest.raises(ValueError, match="both"):
-        RUN.with_(epochs=2, steps=3)
+        vary(RUN, epochs=2, steps=3)
 
 
 @pytest.mark.parametrize(
@@ -33,30 +45,30 @@ def test_epochs_are_steps_for():
 )
 def test_a_run_has_one_length(change, words):
     with pytest.raises(ValueError, match=words):
-        Run(**DATA, sampling="poisson", noise_multiplier=1.0, **change)
+        describe(**DATA, sampling="poisson", noise_multiplier=1.0, **change)
 
 
 def test_noise_for_a_description_is_that_of_the_run():
     found = noise_for(2.0, DELTA, **DATA, epochs=3)
-    assert found == noise_for(2.0, DELTA, RUN.with_(epochs=3))
-    assert proven(RUN.with_(epochs=3, noise_multiplier=found), DELTA).epsilon <= 2.0
+    assert found == noise_for(2.0, DELTA, vary(RUN, epochs=3))
+    assert proven(vary(RUN, epochs=3, noise_multiplier=found), DELTA).epsilon <= 2.0
     cyclic = noise_for(2.0, DELTA, **DATA, epochs=3, sampling="cyclic", kind="claimed")
-    assert cyclic == noise_for(2.0, DELTA, RUN.with_(sampling="cyclic", epochs=3), "claimed")
+    assert cyclic == noise_for(2.0, DELTA, vary(RUN, sampling="cyclic", epochs=3), "claimed")
 
 
 def test_noise_for_a_mechanism_object():
     mechanism = DPSGD(noise_multiplier=(1.0, 2.0))
     fields = dict(num_examples=5000, lot_size=64, steps=2, sampling="cyclic")
     found = noise_for(2.0, DELTA, mechanism=mechanism, **fields)
-    run = Run(mechanism=mechanism, **fields)
+    run = describe(mechanism=mechanism, **fields)
     assert found == noise_for(2.0, DELTA, run)
 
 
 def test_max_steps_for_a_description_is_that_of_the_run():
-    run = RUN.with_(sampling="cyclic", noise_multiplier=8.0)
+    run = vary(RUN, sampling="cyclic", noise_multiplier=8.0)
     found = max_steps(2.0, DELTA, **DATA, noise_multiplier=8.0, sampling="cyclic")
     assert found == max_steps(2.0, DELTA, run) > 0
-    earlier = [run.with_(epochs=1)]
+    earlier = [vary(run, epochs=1)]
     fewer = max_steps(2.0, DELTA, **DATA, noise_multiplier=8.0, sampling="cyclic", earlier=earlier)
     assert 0 < fewer < found
 
@@ -64,10 +76,9 @@ def test_max_steps_for_a_description_is_that_of_the_run():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (DATA | {"epochs": 3, "noise_multiplier": 1.0}, "noise multiplier"),
+        (DATA | {"epochs": 3, "noise_multiplier": 1.0}, "noise_multiplier"),
         (DATA | {"epochs": 3, "run": RUN}, "Run"),
         ({}, "neither"),
-        ({"num_examples": 10, "lot_size": 2, "epochs": 1}, "mechanism"),
         (DATA | {"epoch": 3}, "'epochs'"),
     ],
 )
@@ -78,7 +89,7 @@ def test_bad_descriptions_are_refused(fields, words):
 
 def test_max_steps_finds_the_length():
     for length in ({"steps": 3}, {"epochs": 3}):
-        with pytest.raises(TypeError, match="number of steps"):
+        with pytest.raises(TypeError, match="steps"):
             max_steps(2.0, DELTA, **DATA, noise_multiplier=1.0, **length)
 
 
@@ -95,13 +106,40 @@ def test_misspelt_keywords_are_named_with_what_was_meant(change, words):
     right = DATA | {"sampling": "poisson", "noise_multiplier": 1.0, "steps": 10}
     for fields in (change, right | change):
         with pytest.raises(TypeError, match=words):
-            Run(**fields)
-    with pytest.raises(TypeError, match=words):
-        RUN.with_(**change)
+            describe(**fields)
 
 
 def test_missing_fields_are_named():
-    with pytest.raises(ValueError, match="num_examples"):
-        Run(mechanism="dpsgd", sampling="poisson", noise_multiplier=1.0, steps=1)
+    with pytest.raises(TypeError, match="num_examples"):
+        describe("dpsgd", "poisson", noise_multiplier=1.0, steps=1)
+    with pytest.raises(TypeError, match="noise_multiplier"):
+        describe(**DATA, sampling="poisson", steps=1)
+
+
+def test_each_keyword_goes_to_its_part():
+    run = describe(
+        "si_dpsgd", "poisson", num_examples=100, lot_size=10, nominal=True, steps=5,
+        noise_multiplier=2.0, momentum=0.9, l2_norm_clip=0.5, start="public", insecure_seed=True,
+    )  # fmt: skip
+    assert run == Run(
+        mechanism=SIDPSGD(noise_multiplier=2.0, momentum=0.9),
+        sampling=Poisson(num_examples=100, lot_size=10, nominal=True),
+        steps=5,
+        contribution=Contribution(l2_norm_clip=0.5),
+        start="public",
+        insecure_seed=True,
+    )
+
+
+def test_an_object_has_its_fields_already():
+    lots = Poisson(num_examples=100, lot_size=10)
+    assert describe(DPSGD(noise_multiplier=2.0), lots, steps=5).sampling is lots
     with pytest.raises(ValueError, match="noise_multiplier"):
-        Run(**DATA, sampling="poisson", steps=1)
+        describe(DPSGD(noise_multiplier=2.0), lots, steps=5, noise_multiplier=1.0)
+
+
+def test_the_usual_sampling_is_that_of_the_mechanism():
+    assert describe(**DATA, steps=1, noise_multiplier=1.0).sampling.name == "poisson"
+    plan = {"mechanism": "matrix", "strategy": Strategy(name="identity")}
+    run = describe(**(DATA | plan), steps=1, noise_multiplier=1.0)
+    assert run.sampling.name == "cyclic_poisson"

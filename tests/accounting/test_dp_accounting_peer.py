@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tfdp.accounting import (
-    Run,
+    describe,
     noise_for,
     proven,
     proven_composition,
@@ -30,7 +30,7 @@ def sampled(q, noise, steps=1, pair="add"):
 
 def poisson(q, noise, steps, **fields):
     """A run with Poisson lots of probability q, which has to be a multiple of 1e-4."""
-    return Run(
+    return describe(
         mechanism="dpsgd", sampling="poisson", num_examples=10_000, lot_size=round(10_000 * q),
         noise_multiplier=noise, steps=steps, nominal=True, **fields,
     )  # fmt: skip
@@ -39,7 +39,7 @@ def poisson(q, noise, steps, **fields):
 def whole_lots(noise, steps=1, **fields):
     """A run in which every lot is the whole data set: one Gaussian mechanism in each step."""
     options = dict(sampling="cyclic", num_examples=10, lot_size=10) | fields
-    return Run(mechanism="dpsgd", noise_multiplier=noise, steps=steps, **options)
+    return describe(mechanism="dpsgd", noise_multiplier=noise, steps=steps, **options)
 
 
 # ------------------------------------------------------------------ Rényi divergences

@@ -12,14 +12,14 @@ import math
 import pytest
 
 import tfdp
-from tfdp.accounting import Run, claimed, noise_for, proven
+from tfdp.accounting import Run, claimed, describe, noise_for, proven
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.numerics.privacy_loss import ORDERS, rdp_to_epsilon
 from tfdp.accounting.numerics.subsampled import renyi_divergences
 
 
 def poisson(n, lot, noise, steps):
-    return Run(
+    return describe(
         mechanism="dpsgd", sampling="poisson", num_examples=n, lot_size=lot, nominal=True,
         noise_multiplier=noise, steps=steps,
     )  # fmt: skip
@@ -66,7 +66,9 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.run.num_examples}-{c.run.steps}")
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda c: f"{c.run.sampling.num_examples}-{c.run.steps}"
+)
 def test_every_accountant(case):
     found = proven(case.run, case.delta, "add_or_remove_one")
     # Both are upper bounds of the same epsilon; Opacus' bound has an error of 0.01.
@@ -160,7 +162,7 @@ EXAMPLES = [
 @pytest.mark.parametrize(("sampling", "microbatch_size", "by_pld", "by_rdp"), EXAMPLES)
 def test_epsilon_of_an_example(sampling, microbatch_size, by_pld, by_rdp):
     """1.2 epochs are two participations of an example, or 120 steps of probability 0.01."""
-    run = Run(
+    run = describe(
         mechanism="dpsgd", sampling=sampling, num_examples=1000, lot_size=10,
         steps=200 if sampling == "cyclic" else 120, noise_multiplier=0.7,
         microbatch_size=microbatch_size,

@@ -5,7 +5,8 @@ import functools
 import numpy as np
 import pytest
 
-from tfdp.accounting import Run, Strategy, noise_for, proven, strategy
+from tests.accounting.varying import vary
+from tfdp.accounting import Strategy, describe, noise_for, proven, strategy
 from tfdp.accounting.strategies import losses, sensitivity
 
 N, DELTA = 60000, 1e-5
@@ -40,7 +41,7 @@ def run(row, **changes):
         mechanism="dpsgd", num_examples=N, lot_size=lot, steps=steps, sampling="cyclic",
         noise_multiplier=1.0,
     )  # fmt: skip
-    return Run(**fields | changes)
+    return describe(**fields | changes)
 
 
 @functools.cache
@@ -50,7 +51,7 @@ def banded(steps, bands):
 
 def check_noise(run, epsilon, z):
     """The golden z has four digits, and costs the budget to about that accuracy."""
-    assert proven(run.with_(noise_multiplier=z), DELTA).epsilon == pytest.approx(epsilon, rel=2e-3)
+    assert proven(vary(run, noise_multiplier=z), DELTA).epsilon == pytest.approx(epsilon, rel=2e-3)
 
 
 @ROWS
@@ -73,9 +74,9 @@ def test_correlated_without_amplification(row):
     base = run(row, mechanism="matrix", strategy=Strategy(name="identity"))
     for plan, golden in (
         (Strategy(name="sqrt_toeplitz"), row[7:9]),
-        (banded(base.steps, base.steps_per_epoch), row[9:11]),
+        (banded(base.steps, base.sampling.steps_per_epoch), row[9:11]),
     ):
-        z = noise_for(row[0], DELTA, base.with_(strategy=plan))
+        z = noise_for(row[0], DELTA, vary(base, strategy=plan))
         found = [z * loss for loss in losses(plan.first(base.steps), base.steps)]
         assert found == pytest.approx(golden, rel=1e-3)
 

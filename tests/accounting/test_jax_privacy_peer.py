@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pytest
 
-from tfdp.accounting import Run, Strategy, best_bands, noise_for
+from tfdp.accounting import Strategy, best_bands, describe, noise_for
 from tfdp.accounting.strategies import (
     inverse,
     losses,
@@ -75,7 +75,7 @@ def test_bands_for_a_budget(epsilon, bands):
     A large budget takes as many bands as there can be groups (the largest power of two below 10
     here), a small one takes one band.
     """
-    run = Run(
+    run = describe(
         mechanism="dpsgd", sampling="poisson", num_examples=1000, lot_size=100, steps=100,
         noise_multiplier=1.0,
     )  # fmt: skip
@@ -85,12 +85,12 @@ def test_bands_for_a_budget(epsilon, bands):
 def test_as_many_bands_as_groups_of_whole_lots_are_not_amplified():
     """toeplitz_test.py, test_helper_stddev_at_max_bands: 10 bands, N = 100, lots of 10, 100 steps."""
     column = sqrt_coefficients(10)
-    run = Run(
+    run = describe(
         mechanism="matrix", sampling="cyclic_poisson", groups=10, num_examples=100, lot_size=10,
         steps=100, noise_multiplier=1.0,
         strategy=Strategy(name="banded_toeplitz", coefficients=column),
     )  # fmt: skip
-    gaussian = Run(
+    gaussian = describe(
         mechanism="dpsgd", sampling="cyclic", num_examples=1, lot_size=1, steps=1,
         noise_multiplier=1.0,
     )  # fmt: skip

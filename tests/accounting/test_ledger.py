@@ -5,10 +5,11 @@ import pathlib
 
 import pytest
 
-from tfdp.accounting import Ledger, LedgerError, PrivacyBudget, Run
+from tests.accounting.varying import vary
+from tfdp.accounting import Ledger, LedgerError, PrivacyBudget, describe
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
-RUN = Run(
+RUN = describe(
     mechanism="dpsgd",
     num_examples=1000,
     lot_size=100,
@@ -24,7 +25,7 @@ def test_an_opened_run_is_counted_after_its_first_step():
     assert first != second
     assert ledger.runs == []
     ledger.record(first, 1)
-    assert ledger.runs == [RUN.with_(steps=1)]
+    assert ledger.runs == [vary(RUN, steps=1)]
 
 
 def test_record_is_monotone():
@@ -37,7 +38,7 @@ def test_record_is_monotone():
         with pytest.raises(LedgerError, match="back"):
             ledger.record(run_id, steps)
     assert ledger.steps(run_id) == 60
-    assert ledger.runs == [RUN.with_(steps=60)]
+    assert ledger.runs == [vary(RUN, steps=60)]
     with pytest.raises(LedgerError, match="open"):
         ledger.record("surprise", 1)
 
@@ -53,7 +54,7 @@ def test_merge_keeps_the_larger_count():
     saved.merge(ledger)
     assert saved.steps(run_id) == 25
     other = Ledger()
-    other_id = other.open(RUN.with_(noise_multiplier=1.0))
+    other_id = other.open(vary(RUN, noise_multiplier=1.0))
     other.record(other_id, 5)
     ledger.merge(other)
     assert sorted(run.steps for run in ledger.runs) == [5, 25]
@@ -81,7 +82,7 @@ def test_merge_refuses_two_descriptions_of_one_run():
 def test_json_round_trip():
     ledger = Ledger()
     rates = tuple(0.1 / (1 + t) for t in range(50))
-    run_id = ledger.open(RUN.with_(mechanism="si_dpsgd", learning_rates=rates))
+    run_id = ledger.open(vary(RUN, mechanism="si_dpsgd", learning_rates=rates))
     ledger.record(run_id, 7)
     ledger.open(RUN)
     again = Ledger.from_json(ledger.to_json())
@@ -160,15 +161,15 @@ def test_extend_covers_more_steps_and_keeps_what_was_spent():
     ledger.extend(run_id, _scheduled((1.0, 0.5, 0.25)))
     assert ledger.steps(run_id) == 2
     ledger.record(run_id, 3)
-    assert ledger.runs[0].learning_rates == (1.0, 0.5, 0.25)
+    assert ledger.runs[0].mechanism.learning_rates == (1.0, 0.5, 0.25)
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         lambda: _scheduled((1.0, 0.6, 0.25)),  # the table differs in a step that was taken
-        lambda: _scheduled((1.0, 0.5, 0.25)).with_(noise_multiplier=9.0),
-        lambda: _scheduled((1.0, 0.5, 0.25)).with_(sampling="poisson"),
+        lambda: vary(_scheduled((1.0, 0.5, 0.25)), noise_multiplier=9.0),
+        lambda: vary(_scheduled((1.0, 0.5, 0.25)), sampling="poisson"),
     ],
 )
 def test_extend_refuses_another_run(changed):
@@ -193,7 +194,7 @@ def test_an_extended_copy_merges_with_its_past():
 
 
 def _scheduled(rates):
-    return Run(
+    return describe(
         mechanism="si_dpsgd",
         num_examples=100,
         lot_size=10,

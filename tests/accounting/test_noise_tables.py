@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp.accounting import Encoding, Ledger, LedgerError, Run, claimed, noise_tables, proven
+from tests.accounting.varying import vary
+from tfdp.accounting import Encoding, Ledger, LedgerError, claimed, describe, noise_tables, proven
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.gaussian_steps import Diagonal
 from tfdp.accounting.numerics.subsampled import SubsampledLoss
 
 DELTA = 1e-5
 TABLE = (2.0, 3.0, 2.5, 4.0, 2.0, 5.0, 3.0, 2.0, 6.0, 2.5, 3.5)
-RUN = Run(
+RUN = describe(
     mechanism="dpsgd",
     num_examples=40,
     lot_size=10,
@@ -37,7 +38,7 @@ def patterns(sampling, steps):
 @pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "unknown"])
 @pytest.mark.parametrize("steps", [1, 4, 11])
 def test_the_worst_pattern_counts(sampling, steps):
-    run = RUN.with_(sampling=sampling, steps=steps)
+    run = vary(RUN, sampling=sampling, steps=steps)
     worst = max(sum(TABLE[t] ** -2.0 for t in p) for p in patterns(sampling, steps))
     assert proven(run, DELTA).mu == pytest.approx(math.sqrt(worst))
     assert proven(run, DELTA, "replace_one").mu == pytest.approx(2 * math.sqrt(worst))
@@ -48,33 +49,33 @@ def test_the_worst_pattern_may_begin_late(steps):
     table = TABLE[::-1]
     found = {p[0]: sum(table[t] ** -2.0 for t in p) for p in patterns("cyclic", steps)}
     assert max(found, key=found.get) == {5: 3, 11: 2}[steps]
-    run = RUN.with_(noise_multiplier=table, steps=steps)
+    run = vary(RUN, noise_multiplier=table, steps=steps)
     assert proven(run, DELTA).mu == pytest.approx(math.sqrt(max(found.values())))
 
 
 @pytest.mark.parametrize("sampling", ["cyclic", "shuffle"])
 def test_every_prefix_is_covered(sampling):
     response, counts = Diagonal(np.array(TABLE) ** -2.0), np.arange(1, 12)
-    found = RUN.with_(sampling=sampling).sampling.squares(response, counts)[0]
+    found = vary(RUN, sampling=sampling).sampling.squares(response, counts)[0]
     for n in counts:
         worst = max(sum(TABLE[t] ** -2.0 for t in p) for p in patterns(sampling, n))
         assert found[n - 1] == pytest.approx(worst)
 
 
 def test_poisson_steps_of_equal_noise_share_one_loss():
-    run = RUN.with_(sampling="poisson")
+    run = vary(RUN, sampling="poisson")
     losses = analyse(run, DELTA, "zero_out").losses
     assert all(isinstance(loss, SubsampledLoss) for loss in losses)
     found = {loss.components[0].multiplier: loss.steps for loss in losses}
     assert found == {2.0: 3, 2.5: 2, 3.0: 2, 3.5: 1, 4.0: 1, 5.0: 1, 6.0: 1}
     # The order of the steps does not matter.
-    mixed = run.with_(noise_multiplier=TABLE[::-1])
+    mixed = vary(run, noise_multiplier=TABLE[::-1])
     assert proven(mixed, DELTA).epsilon == proven(run, DELTA).epsilon
     assert claimed(mixed, DELTA).epsilon == claimed(run, DELTA).epsilon
 
 
 def test_turns_take_their_least_noise():
-    run = RUN.with_(sampling="cyclic_poisson", groups=2, steps=11)
+    run = vary(RUN, sampling="cyclic_poisson", groups=2, steps=11)
     rounds = sorted(
         (loss.components[0].multiplier, loss.steps)
         for loss in analyse(run, DELTA, "zero_out").losses
@@ -98,7 +99,7 @@ def test_long_tables_are_rounded_down(table):
 
 def test_si_dpsgd_divides_each_row_by_its_noise():
     table = tuple(10 * z for z in TABLE)
-    run = RUN.with_(mechanism="si_dpsgd", noise_multiplier=table, momentum=0.5)
+    run = vary(RUN, mechanism="si_dpsgd", noise_multiplier=table, momentum=0.5)
     steps = len(TABLE)
     matrix = np.array(
         [
@@ -116,7 +117,7 @@ def test_si_dpsgd_divides_each_row_by_its_noise():
 # ------------------------------------------------------------------ families over steps
 
 LAPLACE = Encoding(noise="laplace", num_weights=20)
-ENCODED = Run(
+ENCODED = describe(
     mechanism="discrete_sgd",
     num_examples=500,
     lot_size=25,
@@ -133,14 +134,14 @@ def families(*names):
 
 
 def test_a_table_of_one_family_is_the_family():
-    run = ENCODED.with_(encoding=families("laplace"))
+    run = vary(ENCODED, encoding=families("laplace"))
     for guarantee in (proven, claimed):
         assert guarantee(run, DELTA).epsilon == guarantee(ENCODED, DELTA).epsilon
 
 
 def test_mixed_families_lie_between():
-    student = ENCODED.with_(encoding=families("student_t"))
-    mixed = ENCODED.with_(encoding=families("student_t", "laplace"))
+    student = vary(ENCODED, encoding=families("student_t"))
+    mixed = vary(ENCODED, encoding=families("student_t", "laplace"))
     for guarantee in (proven, claimed):
         low, high = sorted(guarantee(run, DELTA).epsilon for run in (ENCODED, student))
         assert low < guarantee(mixed, DELTA).epsilon < high
@@ -149,16 +150,16 @@ def test_mixed_families_lie_between():
 
 
 def test_gaussian_steps_among_others():
-    run = ENCODED.with_(encoding=families("gaussian", "laplace"))
-    alone = proven(ENCODED.with_(steps=20), DELTA).epsilon
+    run = vary(ENCODED, encoding=families("gaussian", "laplace"))
+    alone = proven(vary(ENCODED, steps=20), DELTA).epsilon
     assert alone < proven(run, DELTA).epsilon < math.inf
     assert math.isinf(proven(run, DELTA, "replace_one").epsilon)
-    assert math.isinf(proven(run.with_(sampling="cyclic"), DELTA).epsilon)
+    assert math.isinf(proven(vary(run, sampling="cyclic"), DELTA).epsilon)
 
 
 def test_tables_of_families_are_checked():
     with pytest.raises(ValueError, match="41"):
-        ENCODED.with_(encoding=families("laplace"), steps=41)
+        vary(ENCODED, encoding=families("laplace"), steps=41)
     with pytest.raises(ValueError, match="equally long"):
         Encoding(noise=("laplace",) * 3, degrees_of_freedom=(None,) * 2, num_weights=2)
     with pytest.raises(ValueError, match="noise"):
@@ -167,15 +168,15 @@ def test_tables_of_families_are_checked():
 
 def test_ledgers_know_tables():
     ledger = Ledger()
-    run_id = ledger.open(ENCODED.with_(encoding=families("student_t", "laplace")))
+    run_id = ledger.open(vary(ENCODED, encoding=families("student_t", "laplace")))
     ledger.record(run_id, 4)
     longer = Encoding(
         noise=("student_t", "laplace") * 50,
         degrees_of_freedom=(9.0, None) * 50,
         num_weights=20,
     )
-    ledger.extend(run_id, ENCODED.with_(encoding=longer))
+    ledger.extend(run_id, vary(ENCODED, encoding=longer))
     assert ledger.runs[0].described_steps == 100
     with pytest.raises(LedgerError, match="another run"):
-        ledger.extend(run_id, ENCODED.with_(encoding=families("laplace", "student_t")))
+        ledger.extend(run_id, vary(ENCODED, encoding=families("laplace", "student_t")))
     assert Ledger.from_json(ledger.to_json()) == ledger

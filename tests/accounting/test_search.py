@@ -6,11 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from tfdp.accounting import Ledger, Run, Statement, draw_trials, proven, proven_composition
+from tests.accounting.varying import vary
+from tfdp.accounting import Ledger, Statement, describe, draw_trials, proven, proven_composition
 from tfdp.accounting.search import of_random_search
 
 DELTA = 1e-5
-RUN = Run(
+RUN = describe(
     mechanism="dpsgd",
     sampling="poisson",
     num_examples=10_000,
@@ -46,7 +47,7 @@ def test_a_random_number_of_trials_costs_a_few():
 def test_it_bounds_a_search_by_brute_force():
     """Answers of a Gaussian mechanism: the largest of a geometric number is released."""
     mu, mean = 0.5, 4.0
-    one = Run(
+    one = describe(
         mechanism="dpsgd", sampling="cyclic", num_examples=10, lot_size=10, steps=1,
         noise_multiplier=1 / mu,
     )  # fmt: skip
@@ -73,6 +74,6 @@ def test_the_number_of_trials_is_geometric():
 
 
 def test_nothing_finite_for_a_search_with_one_bad_trial():
-    bad = RUN.with_(insecure_seed=True)
+    bad = vary(RUN, insecure_seed=True)
     found = of_random_search([[RUN], [bad]], DELTA, "zero_out", 5)
     assert math.isinf(found.epsilon) and "seed" in found.reason

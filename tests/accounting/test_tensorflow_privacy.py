@@ -8,7 +8,7 @@ import re
 import pytest
 
 import tfdp
-from tfdp.accounting import Run, claimed, proven
+from tfdp.accounting import claimed, describe, proven
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.accounting.numerics.gaussian import epsilon_of_mu
 
@@ -25,7 +25,7 @@ CLAIMED = "claimed (formula of 2020, any lots):"
 
 def run(sampling, **changes):
     fields = dict(num_examples=2000, lot_size=50, steps=120, noise_multiplier=1.5) | changes
-    return Run(mechanism="dpsgd", sampling=sampling, **fields)
+    return describe(mechanism="dpsgd", sampling=sampling, **fields)
 
 
 def figures(text):

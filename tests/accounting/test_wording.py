@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from tfdp.accounting import Run, Statement, noise_for, statement
+from tests.accounting.varying import vary
+from tfdp.accounting import Statement, describe, noise_for, statement
 
 DELTA = 1e-5
-SI = Run(
+SI = describe(
     mechanism="si_dpsgd",
     num_examples=60000,
     lot_size=32,
@@ -15,7 +16,7 @@ SI = Run(
     sampling="cyclic",
     noise_multiplier=7.1,
 )
-DPSGD = SI.with_(mechanism="dpsgd", sampling="poisson", lot_size=256, steps=500)
+DPSGD = vary(SI, mechanism="dpsgd", sampling="poisson", lot_size=256, steps=500)
 
 
 def test_the_statement_has_both_figures():
@@ -26,14 +27,14 @@ def test_the_statement_has_both_figures():
 
 
 def test_the_statement_of_segments_seeds_and_infinities():
-    text = statement([DPSGD, SI.with_(release="mu", insecure_seed=True)], DELTA)
+    text = statement([DPSGD, vary(SI, release="mu", insecure_seed=True)], DELTA)
     assert "infinite" in text and "seed" in text
     assert text.count("Executed:") == 2
     assert "Nothing" in statement([], DELTA)
 
 
 def test_every_form_has_the_assumptions_and_the_limits():
-    found = Statement.of(DPSGD.with_(sampling="cyclic", noise_multiplier=0.5), DELTA)
+    found = Statement.of(vary(DPSGD, sampling="cyclic", noise_multiplier=0.5), DELTA)
     forms = found.text(), found.markdown(), json.dumps(found.to_dict(), ensure_ascii=False)
     assert found.assumptions and found.not_covered and found.warnings  # epsilon is above 10
     for sentence in (*found.assumptions, *found.not_covered, *found.warnings):
@@ -49,16 +50,16 @@ def test_the_statement_says_what_it_does_not_cover(words):
 
 
 def test_the_meaning_of_epsilon_for_one_record():
-    run = DPSGD.with_(sampling="cyclic")
-    run = run.with_(noise_multiplier=noise_for(3.3, DELTA, run))
+    run = vary(DPSGD, sampling="cyclic")
+    run = vary(run, noise_multiplier=noise_for(3.3, DELTA, run))
     assert "96.4%" in Statement.of(run, DELTA).meaning[0]
-    assert "hardly" in Statement.of(DPSGD.with_(steps=0), DELTA).meaning[0]
-    strong = Statement.of(DPSGD.with_(sampling="cyclic", noise_multiplier=0.5), DELTA)
+    assert "hardly" in Statement.of(vary(DPSGD, steps=0), DELTA).meaning[0]
+    strong = Statement.of(vary(DPSGD, sampling="cyclic", noise_multiplier=0.5), DELTA)
     assert 8 < strong.proven.epsilon < 50
     assert "100" not in strong.meaning[0]
 
 
-@pytest.mark.parametrize("run", [SI, SI.with_(release="mu")])
+@pytest.mark.parametrize("run", [SI, vary(SI, release="mu")])
 def test_vacuous_and_infinite_guarantees_are_warned_of(run):
     assert "private" in Statement.of(run, DELTA).warnings[0]
 
@@ -67,7 +68,7 @@ def test_vacuous_and_infinite_guarantees_are_warned_of(run):
     ("start", "words"), [("assumed", "Nobody checked"), ("public", "declared")]
 )
 def test_the_start_of_the_weights_is_the_first_assumption(start, words):
-    assert words in Statement.of(DPSGD.with_(start=start), DELTA).assumptions[0]
+    assert words in Statement.of(vary(DPSGD, start=start), DELTA).assumptions[0]
 
 
 def test_each_sentence_is_said_once_and_a_plan_is_called_one():
@@ -78,7 +79,7 @@ def test_each_sentence_is_said_once_and_a_plan_is_called_one():
 
 
 def test_users_have_their_words():
-    found = Statement.of(DPSGD.with_(max_examples_per_user=10), DELTA)
+    found = Statement.of(vary(DPSGD, max_examples_per_user=10), DELTA)
     assert "all records of one user (10 at most)" in found.neighbours
     assert "all records of one user" in found.belief and "user" in str(found.proven)
     assert any("not for a user" in sentence for sentence in found.claimed.assumptions)
@@ -92,6 +93,6 @@ def test_delta_is_compared_with_the_number_of_examples():
 
 
 def test_microbatches_are_named_with_their_cost():
-    alone, of_ten = (Statement.of(DPSGD.with_(microbatch_size=m), DELTA) for m in (1, 10))
+    alone, of_ten = (Statement.of(vary(DPSGD, microbatch_size=m), DELTA) for m in (1, 10))
     assert "clip" not in alone.executed[0]
     assert "twice the clip norm" in of_ten.executed[0]

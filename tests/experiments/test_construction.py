@@ -59,7 +59,7 @@ def test_si_dpsgd_takes_another_update_rule_for_its_means(lots):
         7,
         1.0,
     )
-    assert "adam on the means" in made.run_fields([])["optimizer"].lower()
+    assert "adam on the means" in made.mechanism_fields([])["optimizer"].lower()
 
 
 @pytest.mark.parametrize("mechanism", optimizers.MECHANISMS)
@@ -89,32 +89,34 @@ def test_langevin_steps_from_settings(lots, mechanism):
     np.testing.assert_allclose(rates, [0.5, 0.5, 0.125, 0.125])
     variables = [keras.Variable(np.zeros(3), name=n) for n in "ab"]
     run = plan(experiment(noise_multiplier=3.0, epsilon=None, **settings), lots, 5, variables)
-    assert (run.mechanism_name, run.composition, run.noise_multiplier) == (mechanism, "ac", 3.0)
+    assert (run.mechanism.name, run.mechanism.composition) == (mechanism, "ac")
+    assert run.mechanism.noise_multiplier == 3.0
     assert getattr(made, "num_examples", 8) == 8
 
 
 def test_the_plan_is_what_the_optimizer_will_account(lots):
     made = experiment(mechanism="si_dpsgd", learning_rate_decay=0.5)
     run = plan(made, lots, 5, [])
-    assert (run.mechanism_name, run.steps, run.num_examples, run.lot_size) == ("si_dpsgd", 5, 8, 4)
-    assert run.learning_rates == (0.5, 0.5, 0.25, 0.25, 0.125)
-    assert (run.noise_multiplier, run.momentum) == (0.0, 0.5)
+    assert (run.mechanism.name, run.steps) == ("si_dpsgd", 5)
+    assert (run.sampling.num_examples, run.sampling.lot_size) == (8, 4)
+    assert run.mechanism.learning_rates == (0.5, 0.5, 0.25, 0.25, 0.125)
+    assert (run.mechanism.noise_multiplier, run.mechanism.momentum) == (0.0, 0.5)
 
 
 def test_the_plan_knows_of_microbatches_and_adaptive_clipping():
     x, y = np.zeros((8, 2), "float32"), np.zeros(8, "int32")
-    lots = data.make_lots("poisson", x, y, lot_size=4, microbatch_size=2)
-    run = plan(experiment(microbatches=2, clipping="adaptive"), lots, 5, [])
-    assert run.microbatch_size == 2 and run.adaptive_clipping
+    pairs = data.make_lots("poisson", x, y, lot_size=4, microbatch_size=2)
+    run = plan(experiment(microbatches=2, clipping="adaptive"), pairs, 5, [])
+    assert run.contribution.microbatch_size == 2 and run.contribution.adaptive_clipping
 
 
 @pytest.mark.parametrize("statistics", ["example", "batch"])
 def test_the_plan_knows_of_public_examples(lots, statistics):
     settings = experiment(normalization="batch", statistics=statistics, public_examples=7)
     planned = plan(settings, lots, 7, [])
-    assert planned.public_examples == 7
-    assert planned.batch_statistics == (statistics == "batch")
-    assert plan(experiment(normalization="layer"), lots, 7, []).public_examples == 0
+    assert planned.contribution.public_examples == 7
+    assert planned.contribution.batch_statistics == (statistics == "batch")
+    assert plan(experiment(normalization="layer"), lots, 7, []).contribution.public_examples == 0
 
 
 def test_public_data_is_for_private_mechanisms_unless_it_is_named():

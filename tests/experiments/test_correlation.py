@@ -3,6 +3,7 @@
 import pytest
 from helpers import private
 
+from tests.accounting.varying import vary
 from tfdp.data import make_lots
 from tfdp.experiments import Experiment
 from tfdp.experiments.construction import make_optimizer, plan
@@ -77,8 +78,12 @@ def test_the_plan_is_what_runs():
     x = [[0.0] * 4] * 25
     lots = make_lots("cyclic_poisson", x, [0] * 25, lot_size=3, groups=4)
     planned = plan(made, lots, 5, [])
-    assert (planned.groups, planned.num_examples, planned.strategy.bands) == (4, 24, 4)
+    assert (
+        planned.sampling.groups,
+        planned.sampling.num_examples,
+        planned.mechanism.strategy.bands,
+    ) == (4, 24, 4)
     model = private(make_optimizer(made, lots, 5, 2.0))
     model.fit(lots, steps_per_epoch=5, verbose=0)
     (run,) = model.privacy.ledger.runs
-    assert run == planned.with_(noise_multiplier=2.0, steps=5)
+    assert run == vary(planned, noise_multiplier=2.0, steps=5)

@@ -41,11 +41,11 @@ def test_the_test_curve_is_that_of_the_release(release):
 
 def test_the_noise_of_later_epochs_is_accounted_as_it_is():
     result = trained(**SMALL, steps=7, mechanism="dpsgd", noise_multiplier=4.0, noise_decay=0.5)
-    assert result.run.noise_multiplier == (4.0, 4.0, 4.0, 2.0, 2.0, 2.0, 1.0)
+    assert result.run.mechanism.noise_multiplier == (4.0, 4.0, 4.0, 2.0, 2.0, 2.0, 1.0)
     # Without amplification, the steps of a record's epochs are Gaussian mechanisms in a row: its three
     # participations have the noise 4, 2 and 1, or fewer of them.
     mu = np.sqrt(1 / 16 + 1 / 4 + 1)
-    single = accounting.Run(
+    single = accounting.describe(
         mechanism="dpsgd", sampling="cyclic", num_examples=1437, lot_size=479, steps=1,
         noise_multiplier=float(1 / mu),
     )  # fmt: skip
@@ -54,7 +54,9 @@ def test_the_noise_of_later_epochs_is_accounted_as_it_is():
 
 def test_noise_that_falls_is_calibrated_as_a_whole():
     result = trained(**SMALL, steps=6, mechanism="dpsgd", epsilon=2.0, noise_decay=0.5)
-    assert result.run.noise_multiplier[0] / result.run.noise_multiplier[-1] == pytest.approx(2.0)
+    assert result.run.mechanism.noise_multiplier[0] / result.run.mechanism.noise_multiplier[
+        -1
+    ] == pytest.approx(2.0)
     assert 1.99 < result.proven.epsilon <= 2.0
     with pytest.raises(ValueError, match="--noise_decay"):
         Experiment(mechanism="sgld", epsilon=2.0, noise_decay=0.9)
@@ -63,7 +65,10 @@ def test_noise_that_falls_is_calibrated_as_a_whole():
 def test_the_run_has_the_public_examples_of_the_normalization():
     settings = {"model": "mlp", "normalization": "batch", "noise_multiplier": 4.0, "steps": 1}
     result = trained(**SMALL | settings)
-    assert result.run.public_examples == 30 and not result.run.batch_statistics
+    assert (
+        result.run.contribution.public_examples == 30
+        and not result.run.contribution.batch_statistics
+    )
     assert "30 public examples" in result.statement.text()
     assert result.trained_on[-1]["public_data"] == "strokes"
 

@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from tfdp.accounting import Run, Statement, proven
+from tfdp.accounting import Statement, describe, proven
 from tfdp.experiments import Experiment, Result
 from tfdp.experiments.announcement import announcement
 from tfdp.experiments.report import card, one_line, print_table, record
@@ -27,7 +27,7 @@ def test_no_record_holds_the_seed_of_the_noise():
 
 def trained(run, advice=None, delta=1e-5, **settings):
     """Returns a result as if `run` had been trained."""
-    known = dict(batch_size=run.lot_size, steps=run.steps, mechanism=run.mechanism_name)
+    known = dict(batch_size=run.sampling.lot_size, steps=run.steps, mechanism=run.mechanism.name)
     return Result(
         experiment=Experiment(**known | {"epsilon": 2.0} | settings),
         model=mock.MagicMock(),
@@ -51,7 +51,7 @@ def a_run(**changes):
         noise_multiplier=2.0,
         l2_norm_clip=0.5,
     )
-    return Run(**fields | changes)
+    return describe(**fields | changes)
 
 
 def printed(result, width=100, folder="runs/a"):

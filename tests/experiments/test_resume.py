@@ -6,7 +6,7 @@ import os
 import pytest
 
 from tests.experiments.result_helpers import Crash, after_step, names
-from tfdp.accounting import Run, proven
+from tfdp.accounting import describe, proven
 from tfdp.experiments import Experiment, ResultError, ResultFolder, check, run_into
 from tfdp.experiments.checkpoints import parts
 from tfdp.experiments.parsing import checkpoint_every
@@ -54,7 +54,7 @@ def check_crashes(folder, mechanism, crashes):
         return
     assert len(result.model.privacy.ledger.runs) == 1
     if mechanism == "dpsgd":
-        planned = Run(
+        planned = describe(
             mechanism="dpsgd", sampling="cyclic", num_examples=1437, lot_size=479, steps=STEPS,
             noise_multiplier=4.0,
         )  # fmt: skip

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfdp.accounting import Run, proven_composition
+from tfdp.accounting import describe, proven_composition
 from tfdp.accounting.guarantee import format_epsilon
 from tfdp.experiments import Experiment
 from tfdp.experiments.command_line import Point
@@ -16,7 +16,7 @@ POINTS = [
     for e in ("0.5", "8")
     for s in (1, 2)
 ]
-RUN = Run(
+RUN = describe(
     mechanism="dpsgd",
     sampling="cyclic",
     num_examples=100,

@@ -10,7 +10,7 @@ from absl import flags
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
 
 from tfdp import data
-from tfdp.accounting import Run, claimed
+from tfdp.accounting import claimed, describe
 from tfdp.experiments import Experiment, card, command_line, run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def test_the_claimed_epsilon_is_the_published_one(path):
     )
     assert path.stem.endswith(published)
     steps = int(settings.epochs) * (NUM_EXAMPLES // settings.batch_size)
-    planned = Run(
+    planned = describe(
         mechanism=settings.mechanism,
         num_examples=NUM_EXAMPLES,
         lot_size=settings.batch_size,
@@ -94,7 +94,7 @@ LANGUAGE = dict(
 def test_an_example_of_a_language_model_is_a_row(letters):
     settings = Experiment(**LANGUAGE, mechanism="dpsgd", noise_multiplier=4.0, steps=1)
     result = run(settings, verbose=0)
-    assert result.run.num_examples == 96
+    assert result.run.sampling.num_examples == 96
     assert "A record is a row" in card(result)
 
 

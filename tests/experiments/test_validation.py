@@ -49,7 +49,7 @@ def test_training_ends_early_and_the_statement_counts_the_planned_steps():
     assert len(result.history["validation_accuracy"]) == 3
     # Three lots of 256 in an epoch of 1,006 examples.
     assert int(result.model.optimizer.iterations.numpy()) == 9
-    assert result.run.num_examples == 1006 and result.run.steps == round(40.5 * 3)
+    assert result.run.sampling.num_examples == 1006 and result.run.steps == round(40.5 * 3)
     assert result.model.privacy.ledger.runs[-1].steps == result.run.steps
     assert result.statement.proven.epsilon == proven(result.run, result.experiment.delta).epsilon
     (said,) = [note for note in result.notes if "validation" in note]

@@ -8,7 +8,7 @@ from helpers import private, sgd
 from keras import layers
 
 import tfdp
-from tfdp.accounting import Run, claimed, proven
+from tfdp.accounting import claimed, describe, proven
 from tfdp.data import make_lots
 from tfdp.layers import PrivateBatchNormalization
 
@@ -161,7 +161,7 @@ def test_one_example_moves_all_others_and_is_accounted_for_it():
     model.fit(make_lots("cyclic", x, y, lot_size=L), verbose=0)
     run = model.privacy.current_run
     assert run.contribution.batch_statistics
-    alone = Run(
+    alone = describe(
         mechanism="dpsgd", sampling="cyclic", num_examples=L, lot_size=L, steps=1,
         noise_multiplier=noise / (2 * L - 1),
     )  # fmt: skip

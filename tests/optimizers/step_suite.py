@@ -113,7 +113,7 @@ class StepSuite:
         np.testing.assert_allclose(without, WITHOUT_VICTIM @ rows, atol=5e-3 * CLIP)
         bound = model.optimizer.bound(model.trainable_variables)
         run = model.privacy.ledger.runs[0]
-        assert bound.sensitivity() == pytest.approx(CLIP * np.sqrt(run.clip_groups))
+        assert bound.sensitivity() == pytest.approx(CLIP * np.sqrt(run.contribution.clip_groups))
         distance = np.linalg.norm(full - without)
         # The gradients are longer than C, so clipping attains the bound; encoding stays below.
         assert 0.3 * bound.sensitivity() < distance <= bound.sensitivity() * (1 + 1e-3)
@@ -134,10 +134,10 @@ class StepSuite:
             return 2 * scipy.stats.norm.sf(abs(error)) > 1e-6
 
         (run,) = model.privacy.ledger.runs
-        assert accepts(run.noise_multiplier)
+        assert accepts(run.mechanism.noise_multiplier)
         # Wrong noise, as if 2/3 or 3/2 of the accounted noise had been added, is detected.
-        assert not accepts(run.noise_multiplier * 3 / 2)
-        assert not accepts(run.noise_multiplier * 2 / 3)
+        assert not accepts(run.mechanism.noise_multiplier * 3 / 2)
+        assert not accepts(run.mechanism.noise_multiplier * 2 / 3)
         assert accepts(reported / np.sqrt(mean) / CLIP)
         # The next step has noise of its own (of a mechanism with correlated noise, in part).
         assert abs(np.corrcoef(drawn, step(EVERYBODY) - signal)[0, 1]) < 0.6

@@ -8,6 +8,7 @@ import tensorflow as tf
 from dp_accounting.pld import PLDAccountant
 from helpers import data, fit, plain, private, sgd, si_dpsgd, weights
 
+from tests.accounting.varying import vary
 from tests.noise.assertions import assert_normal, assert_unrelated
 from tests.optimizers.step_suite import flat, gradients_of_rows, set_flat
 from tfdp.accounting import Run, proven
@@ -134,8 +135,8 @@ def test_it_is_accounted_with_the_stated_noise_and_the_clip_norm_is_saved(tmp_pa
     model = private(adaptive(noise=1.5, quantile_noise_multiplier=7.0, target_quantile=0.25))
     fit(model)
     run = model.privacy.current_run
-    assert run.adaptive_clipping and run.noise_multiplier == 1.5
-    assert proven(run, 1e-5).epsilon == proven(run.with_(adaptive_clipping=False), 1e-5).epsilon
+    assert run.contribution.adaptive_clipping and run.mechanism.noise_multiplier == 1.5
+    assert proven(run, 1e-5).epsilon == proven(vary(run, adaptive_clipping=False), 1e-5).epsilon
     assert Run.from_dict(run.to_dict()) == run
     model.save(tmp_path / "a.keras")
     loaded = keras.models.load_model(tmp_path / "a.keras")

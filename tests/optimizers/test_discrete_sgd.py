@@ -152,10 +152,11 @@ def test_what_was_used_is_what_is_accounted():
     model = private(discrete(4.0, noise="laplace"))
     model.fit(*data(), batch_size=4, verbose=0)
     (run,) = model.privacy.ledger.runs
-    assert run.mechanism_name == "discrete_sgd"
-    assert (run.encoding.noise, run.encoding.degrees_of_freedom) == ("laplace", None)
-    assert run.encoding.num_weights == 43 == len(weights(model))
-    assert run.encoding.largest_entry == Codebook.gaussian(10, 43).vectors().max()
+    encoding = run.mechanism.encoding
+    assert run.mechanism.name == "discrete_sgd"
+    assert (encoding.noise, encoding.degrees_of_freedom) == ("laplace", None)
+    assert encoding.num_weights == 43 == len(weights(model))
+    assert encoding.largest_entry == Codebook.gaussian(10, 43).vectors().max()
     assert 0 < model.privacy.spent(1e-5).epsilon < 50
 
 
@@ -163,12 +164,14 @@ def test_what_was_used_is_what_is_accounted():
 def test_a_codebook_of_ones_own_is_declared(private_codebook):
     vectors = np.abs(np.random.default_rng(0).normal(size=(3, 43)))
     optimizer = discrete(codebook=vectors, private_codebook=private_codebook)
-    encoding = optimizer.run_fields(plain().trainable_variables)["encoding"]
+    encoding = optimizer.mechanism_fields(plain().trainable_variables)["encoding"]
     assert encoding.private_codebook == private_codebook
     largest = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).max()
     assert encoding.largest_entry == pytest.approx(largest, rel=1e-6)
     # Without a codebook, the worst point of the unit ball is declared.
-    clipped = discrete(encode=False, clipping="per_layer").run_fields(plain().trainable_variables)
+    clipped = discrete(encode=False, clipping="per_layer").mechanism_fields(
+        plain().trainable_variables
+    )
     assert clipped["encoding"].largest_entry == 1.0
 
 
@@ -188,7 +191,7 @@ def test_a_codebook_of_ones_own_is_declared(private_codebook):
 )
 def test_bad_arguments(options, word):
     with pytest.raises(ValueError, match=word):
-        discrete(**options).run_fields(plain().trainable_variables)
+        discrete(**options).mechanism_fields(plain().trainable_variables)
 
 
 @pytest.mark.parametrize(
@@ -202,4 +205,4 @@ def test_a_configuration_comes_back(options):
     optimizer, variables = discrete(0.7, **options), plain().trainable_variables
     made = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert made.get_config() == optimizer.get_config()
-    assert made.run_fields(variables) == optimizer.run_fields(variables)
+    assert made.mechanism_fields(variables) == optimizer.mechanism_fields(variables)

@@ -27,7 +27,7 @@ def test_microbatches_are_averaged_as_in_tensorflow_privacy():
     expected = weights(model) - 0.5 * clipped_sum(model, x, y, 100.0) / 8
     fit(model, rows=8)
     np.testing.assert_allclose(weights(model), expected, atol=1e-5)
-    assert model.privacy.current_run.microbatch_size == 4
+    assert model.privacy.current_run.contribution.microbatch_size == 4
     with pytest.raises(ValueError, match="divisor of the lot size 8"):
         sgd(num_microbatches=3).microbatch_size(8)
 

@@ -75,7 +75,7 @@ def test_a_configuration_comes_back():
     ):
         again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
         assert again.get_config() == optimizer.get_config()
-        run = again.run_fields(plain().trainable_variables)
+        run = again.mechanism_fields(plain().trainable_variables)
         assert run["composition"] == optimizer.composition
 
 

@@ -8,7 +8,8 @@ import pytest
 import scipy.stats
 from helpers import SAVES, arrays_in, data, fit, private, weights
 
-from tfdp.accounting import Run, Strategy, proven
+from tests.accounting.varying import vary
+from tfdp.accounting import Strategy, describe, proven
 from tfdp.data import make_lots
 from tfdp.noise import NoiseSource
 from tfdp.optimizers import make_matrix_optimizer_class
@@ -165,13 +166,13 @@ def test_no_neighbour_moves_more_than_is_accounted():
         run = model.privacy.ledger.runs[-1]
         for plan in PLANS.values():
             moved = np.linalg.norm(toeplitz(plan.first(STEPS), STEPS) @ difference)
-            accounted = run.with_(strategy=plan, noise_multiplier=1.0)
+            accounted = vary(run, strategy=plan, noise_multiplier=1.0)
             bound = proven(accounted, DELTA).mu
             assert moved <= bound * (1 + 1e-5)
             if victim < L and plan is not BANDED:  # the worst place, one direction in all lots
                 assert moved == pytest.approx(bound, rel=1e-4)
             # Accounting for one participation only is detected.
-            once = proven(accounted.with_(num_examples=L * STEPS), DELTA).mu
+            once = proven(vary(accounted, num_examples=L * STEPS), DELTA).mu
             assert moved > 1.3 * once
 
 
@@ -181,10 +182,11 @@ def test_groups_that_take_turns_are_amplified():
     model.fit(lots, epochs=2, verbose=0)
     model.fit(lots, steps_per_epoch=3, verbose=0)
     (run,) = model.privacy.ledger.runs
-    assert (run.groups, run.sampling_probability, run.participations) == (4, 0.2, 11)
+    lots = run.sampling
+    assert (lots.groups, lots.probability, lots.participations(run.steps)) == (4, 0.2, 11)
     amplified = model.privacy.spent(DELTA)
     # The twin has a Poisson-subsampled Gaussian per turn of the group, at the norm of a column.
-    twin = Run(
+    twin = describe(
         mechanism="dpsgd", num_examples=20, lot_size=4, steps=11, sampling="poisson",
         noise_multiplier=4.0 / np.linalg.norm(BANDED.coefficients),
     )  # fmt: skip

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp
+from tests.accounting.varying import vary
 from tfdp.accounting import proven, proven_composition
 from tfdp.optimizers.adaptive_clipping import AdaptiveClipping
 
@@ -191,7 +192,7 @@ def test_a_schedule_of_the_noise():
     spread = [np.std(mean_gradient(model, x, y)) * 2 for _ in noises]
     np.testing.assert_allclose(spread, noises, rtol=0.07)
     run = model.privacy.ledger.runs[0]
-    one = [run.with_(steps=1, noise_multiplier=z) for z in noises]
+    one = [vary(run, steps=1, noise_multiplier=z) for z in noises]
     assert proven(run, 1e-5).mu == pytest.approx(proven_composition(one, 1e-5).mu, rel=1e-9)
     with pytest.raises((AttributeError, ValueError, RuntimeError)):
         model.optimizer.noise_multiplier = 0.1

@@ -29,16 +29,16 @@ def check_lots(lots, run) -> list[Finding]:
     """Findings about the lots of one run.
 
     Args:
-        lots: for each step a list of numbers of examples, in [0, run.num_examples).
+        lots: for each step a list of numbers of examples, in [0, run.sampling.num_examples).
         run: what the steps were accounted as (`accounting.Run`).
     """
     sampling = run.sampling
     for step, lot in enumerate(lots):
-        if not {*lot} <= {*range(run.num_examples)}:
+        if not {*lot} <= {*range(run.sampling.num_examples)}:
             return [Finding("lots", 0.0, "a row is none of the examples", step)]
         if len({*lot}) < len(lot) and sampling.name != "with_replacement":
             return [Finding("lots", 0.0, "an example is in it twice", step)]
-        if sampling.largest_lot is not None and len(lot) != run.lot_size:
+        if sampling.largest_lot is not None and len(lot) != run.sampling.lot_size:
             return [Finding("lots", 0.0, f"it has {len(lot)} examples", step)]
     if sampling.whole_epochs:
         return _epochs(lots, run)
@@ -47,7 +47,7 @@ def check_lots(lots, run) -> list[Finding]:
 
 def _epochs(lots, run):
     """Each example at most once in an epoch; in a fixed order, in the same lot of every epoch."""
-    length = run.steps_per_epoch
+    length = run.sampling.steps_per_epoch
     for first in range(0, len(lots), length):
         epoch = lots[first : first + length]
         if max(collections.Counter(np.concatenate(epoch).tolist()).values()) > 1:
@@ -61,16 +61,16 @@ def _epochs(lots, run):
 
 def _draws(lots, run):
     """Lots of fixed size: each example is drawn as often as the others."""
-    trials, chance = len(lots), run.lot_size / run.num_examples
+    trials, chance = len(lots), run.sampling.lot_size / run.sampling.num_examples
     if run.sampling.name == "with_replacement":
-        trials, chance = len(lots) * run.lot_size, 1.0 / run.num_examples
-    return _counts(lots, np.full(run.num_examples, trials), chance)
+        trials, chance = len(lots) * run.sampling.lot_size, 1.0 / run.sampling.num_examples
+    return _counts(lots, np.full(run.sampling.num_examples, trials), chance)
 
 
 def _coins(lots, run):
     """Each example of the group whose turn it is joins by a coin of its own."""
-    q, groups = run.sampling_probability, run.groups
-    group = np.arange(run.num_examples) % groups
+    q, groups = run.sampling.probability, run.sampling.groups
+    group = np.arange(run.sampling.num_examples) % groups
     turns = np.arange(len(lots)) % groups
     for step, (lot, turn) in enumerate(zip(lots, turns, strict=True)):
         if np.any(group[lot] != turn):

@@ -13,8 +13,8 @@ from tests.replay.recorder import Recording, flat
 def implied_noise(recording: Recording) -> np.ndarray:
     """The noise of all steps over its accounted scale, without correlation: [steps, weights]."""
     steps, run, optimizer = recording.steps, recording.run, recording.model.optimizer
-    divisor = run.lot_size // run.microbatch_size
-    accounted = np.broadcast_to(np.ravel(run.noise_multiplier), len(steps))
+    divisor = run.sampling.lot_size // run.contribution.microbatch_size
+    accounted = np.broadcast_to(np.ravel(run.mechanism.noise_multiplier), len(steps))
     if steps[0].means:  # in the weights, not in what the update rule gets
         rates = run.mechanism.schedule("learning_rates", len(steps))
         drawn = [divisor * (flat(step.after) - flat(step.means)) for step in steps]
@@ -23,7 +23,7 @@ def implied_noise(recording: Recording) -> np.ndarray:
         sums = [divisor * flat(step.given) / optimizer.mean_factor for step in steps]
         noise = [(total - s.total) / s.clip for total, s in zip(sums, steps, strict=True)]
     noise = np.stack(noise)
-    strategy = getattr(run, "strategy", None)
+    strategy = getattr(run.mechanism, "strategy", None)
     if strategy is not None:
         noise = _white(noise, strategy.first(len(steps)))
     if run.contribution.adaptive_clipping:

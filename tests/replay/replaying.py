@@ -51,7 +51,7 @@ def p_value(findings) -> float:
 
 
 def _law(run):
-    encoding = getattr(run, "encoding", None)
+    encoding = getattr(run.mechanism, "encoding", None)
     return stats.t(encoding.degrees_of_freedom).cdf if encoding else stats.norm.cdf
 
 
@@ -109,7 +109,7 @@ def _means_of_si_dpsgd(recording):
     mean, velocity = flat(recording.steps[0].before), 0.0
     rates = run.mechanism.schedule("learning_rates", len(recording.steps))
     for step, rate in zip(recording.steps, rates, strict=True):
-        velocity = run.momentum * velocity + step.total / run.lot_size
+        velocity = run.mechanism.momentum * velocity + step.total / run.sampling.lot_size
         mean = mean - rate * velocity
         yield flat(step.means), mean
 
@@ -152,7 +152,7 @@ class _Sums:
         self._one = tf.function(self._gradient, autograph=False, reduce_retracing=True)
         optimizer = self._model.optimizer
         self.row_by_row = (
-            self._run.microbatch_size == 1
+            self._run.contribution.microbatch_size == 1
             and optimizer.clipping == "global"
             and not seed_states(self._model)
         )
@@ -175,11 +175,14 @@ class _Sums:
         return flat(self._sum(*map(tf.convert_to_tensor, (step.x, step.y, weight))))
 
     def _bounded(self, x, y, weight):
-        bound = self._model.optimizer.bound(self._forward.variables, self._run.l2_norm_clip)
+        bound = self._model.optimizer.bound(
+            self._forward.variables, self._run.contribution.l2_norm_clip
+        )
         y, weight = weighted(y, weight, tf.shape(x)[0])
         return bounded_sum(
             self._engine, self._forward, bound, x, y, weight,
-            microbatch_size=self._run.microbatch_size, expected_rows=self._run.lot_size,
+            microbatch_size=self._run.contribution.microbatch_size,
+            expected_rows=self._run.sampling.lot_size,
         ).sums  # fmt: skip
 
     def clipped(self, step) -> np.ndarray:

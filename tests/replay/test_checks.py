@@ -9,7 +9,7 @@ from scipy import stats
 from tests.replay.lots import check_lots
 from tests.replay.noise import check_noise
 from tests.replay.replaying import p_value
-from tfdp.accounting import Run
+from tfdp.accounting import describe
 from tfdp.data import SAMPLINGS, make_lots
 
 N, L, STEPS = 120, 12, 60
@@ -18,7 +18,7 @@ LIMIT = 1e-6
 
 def run_of(sampling):
     groups = {"groups": 4} if sampling == "cyclic_poisson" else {}
-    return Run(
+    return describe(
         mechanism="dpsgd", num_examples=N, lot_size=L, sampling=sampling, steps=STEPS,
         noise_multiplier=1.0, **groups,
     )  # fmt: skip

@@ -69,7 +69,7 @@ def test_batches_of_a_user_are_padded_and_accounted_without_amplification(kind):
     model.fit(x, epochs=epochs, shuffle=False, verbose=0)
     np.testing.assert_allclose(weights(model), after_lots(batches() * 2, 8), atol=1e-5)
     (run,) = model.privacy.ledger.runs
-    assert (run.sampling_name, run.lot_size, run.steps) == ("unknown", 8, 6)
+    assert (run.sampling.name, run.sampling.lot_size, run.steps) == ("unknown", 8, 6)
     assert getattr(x, "epochs", 2) == 2
 
 

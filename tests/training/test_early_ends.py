@@ -7,6 +7,7 @@ import tensorflow as tf
 from helpers import data, steps
 
 import tfdp
+from tests.accounting.varying import vary
 from tests.training.small import small, train
 from tfdp.accounting import proven
 
@@ -66,7 +67,7 @@ def steps_in(path):
 
 def epsilon_of(model, number):
     (run,) = model.privacy.ledger.runs
-    return proven(run.with_(steps=number), DELTA).epsilon
+    return proven(vary(run, steps=number), DELTA).epsilon
 
 
 def entries(model):

@@ -119,7 +119,7 @@ def test_the_accounting_is_of_what_ran(feed, sampling, num_examples):
     feed(model)
     assert not np.array_equal(weights(model), before)
     (run,) = model.privacy.ledger.runs
-    found = (run.sampling_name, run.num_examples, run.lot_size, run.steps)
+    found = (run.sampling.name, run.sampling.num_examples, run.sampling.lot_size, run.steps)
     assert found == (sampling, num_examples, 8, 3) and not run.insecure_seed
 
 
@@ -132,8 +132,8 @@ def test_groups_take_turns_through_epochs_and_fits():
     turns = [(x[turn::3], y[turn::3]) for turn in (0, 1, 2, 0, 1, 2, 0)]
     np.testing.assert_allclose(weights(model), after_lots(turns, 8), atol=1e-5)
     (run,) = model.privacy.ledger.runs
-    assert (run.groups, run.steps, run.participations) == (3, 7, 3)
-    assert run.sampling_probability == 1.0
+    assert (run.sampling.groups, run.steps, run.sampling.participations(run.steps)) == (3, 7, 3)
+    assert run.sampling.probability == 1.0
     # New lots divide the examples into new groups, so an example could be drawn again too soon.
     model.fit(make_lots("cyclic_poisson", x, y, lot_size=8, groups=3), verbose=0)
     assert [run.steps for run in model.privacy.ledger.runs] == [7, 3]
@@ -143,7 +143,7 @@ def test_examples_that_are_in_no_group_do_not_count():
     model = small()
     model.fit(make_lots("cyclic_poisson", *data(26), lot_size=4, groups=3), verbose=0)
     (run,) = model.privacy.ledger.runs
-    assert (run.num_examples, run.steps, run.sampling_probability) == (24, 6, 0.5)
+    assert (run.sampling.num_examples, run.steps, run.sampling.probability) == (24, 6, 0.5)
 
 
 def test_an_epoch_in_fixed_order_has_all_examples_and_ends_with_a_partial_lot():
@@ -154,7 +154,8 @@ def test_an_epoch_in_fixed_order_has_all_examples_and_ends_with_a_partial_lot():
     # The divisor stays the public lot size in the lot of four examples.
     np.testing.assert_allclose(weights(model), after_lots(lots, 8), atol=1e-5)
     (run,) = model.privacy.ledger.runs
-    assert (run.num_examples, run.lot_size, run.steps) == (24, 8, 6)  # four absent examples
+    assert (run.sampling.num_examples, run.sampling.lot_size) == (24, 8)
+    assert run.steps == 6  # four absent examples
 
 
 def test_shuffled_epochs_are_random_allocation():
@@ -213,7 +214,7 @@ def test_the_size_of_lots_where_it_is_not_given():
         model = small()
         model.fit(*data(rows), verbose=0, **options)
         (run,) = model.privacy.ledger.runs
-        assert (run.lot_size, run.steps) == found
+        assert (run.sampling.lot_size, run.steps) == found
 
 
 @pytest.mark.parametrize(("asked", "shuffle", "taken"), [(2, True, 2), (4, True, 3), (4, False, 3)])

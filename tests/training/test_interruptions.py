@@ -10,6 +10,7 @@ import keras
 import pytest
 
 import tfdp
+from tests.accounting.varying import vary
 from tests.training.test_backup import (
     MECHANISMS,
     STEPS,
@@ -54,7 +55,7 @@ def test_an_interruption_states_the_epsilon_of_the_asked_adjacency(source, tmp_p
     resumed, never, _ = interrupted(tmp_path / "b", 3, model=model, **more).__notes__
     (run,) = model.privacy.ledger.runs
     for note, steps in ((resumed, 3), (never, STEPS)):
-        spent = proven(run.with_(steps=steps, taken=None), 1e-5, adjacency="replace_one").epsilon
+        spent = proven(vary(run, steps=steps, taken=None), 1e-5, adjacency="replace_one").epsilon
         words = f"epsilon {format_epsilon(spent)} at delta 1e-05, adjacency replace_one"
         assert (words in note) == (source != "nothing")
     assert run.steps == STEPS  # this process does not know whether it will be resumed

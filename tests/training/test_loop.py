@@ -42,7 +42,7 @@ def test_a_loop_that_is_left_counts_its_plan_and_the_next_training_comes_on_top(
         if taken == 4:
             break
     (run,) = model.privacy.ledger.runs
-    assert (run.taken, run.steps, run.sampling_name) == (4, 3 * EPOCHS, "poisson")
+    assert (run.taken, run.steps, run.sampling.name) == (4, 3 * EPOCHS, "poisson")
     assert np.isfinite(model.privacy.spent(1e-3).epsilon)
     model.fit(X, Y, batch_size=L, verbose=0)  # the loop has ended
     assert steps(model) == 3 * EPOCHS + 3
@@ -79,7 +79,7 @@ def test_a_model_that_the_loop_compiles_anew_is_another_training():
     with pytest.raises(RuntimeError, match="optimizer"):
         next(begun)
     (run,) = model.privacy.ledger.runs
-    assert (run.taken, run.noise_multiplier) == (1, 1.0)
+    assert (run.taken, run.mechanism.noise_multiplier) == (1, 1.0)
 
 
 def test_several_steps_in_one_execution_are_all_counted():

@@ -104,7 +104,7 @@ def test_adding_a_record_needs_a_probability_that_does_not_depend_on_the_data():
     lots = make_lots("poisson", *data(9), lot_size=4, nominal_examples=12)
     model.fit(lots, verbose=0)
     (run,) = model.privacy.ledger.runs
-    assert (run.num_examples, run.steps, run.nominal) == (12, 3, True)
+    assert (run.sampling.num_examples, run.steps, run.sampling.nominal) == (12, 3, True)
     added = model.privacy.spent(DELTA, adjacency="add_or_remove_one")
     assert added.epsilon == model.privacy.spent(DELTA).epsilon < np.inf
 

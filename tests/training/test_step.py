@@ -9,6 +9,7 @@ from keras import layers
 
 import tfdp
 from tests.training.small import small, train
+from tfdp.accounting.sampling import Unknown
 from tfdp.data import make_lots
 from tfdp.gradients import bounds
 from tfdp.layers import PublicBatchNormalization, PublicExamples
@@ -59,7 +60,7 @@ def test_rates_that_a_callback_moves_change_nothing():
         model = small(si_dpsgd(rate=schedule, seed=1, noise=5.0))
         train(model, epochs=2, callbacks=callbacks)
         (run,) = model.privacy.ledger.runs
-        assert run.learning_rates == (np.float32(0.1),) * 4
+        assert run.mechanism.learning_rates == (np.float32(0.1),) * 4
         results.append(weights(model))
     np.testing.assert_array_equal(results[0], results[1])
 
@@ -136,8 +137,8 @@ def normalized_by_the_lot():
 )
 def test_rows_beyond_the_largest_lot_change_nothing(compiled, monkeypatch):
     """The plan declares smaller lots than the lot that arrives, as a faulty source might."""
-    plan, found = private_training.Plan, []
-    monkeypatch.setattr(private_training, "Plan", lambda **kw: plan(**kw | {"lot_size": 4}))
+    plan, smaller, found = private_training.Plan, Unknown(num_examples=8, lot_size=4), []
+    monkeypatch.setattr(private_training, "Plan", lambda **kw: plan(**kw | {"sampling": smaller}))
     for rows in (8, 4):
         for network in (normalized_by_the_lot(), None):
             model = small(sgd(noise=0.0), network, compiled)
@@ -195,13 +196,13 @@ def test_every_step_has_the_noise_of_its_place_in_the_table(compiled):
     train(model, epochs=3, batch_size=8, callbacks=[Moves()])
     moved = np.std(np.diff(seen, axis=0), axis=1) * 8  # the lot size
     np.testing.assert_allclose(moved, [3.0, 1.0, 2.0], rtol=0.06)
-    assert model.privacy.ledger.runs[0].noise_multiplier == (3e6, 1e6, 2e6)
+    assert model.privacy.ledger.runs[0].mechanism.noise_multiplier == (3e6, 1e6, 2e6)
 
 
 def test_a_table_ends_its_run_and_is_saved(tmp_path):
     model = small(sgd(noise=[4.0, 5.0, 6.0]))
     train(model)
-    assert model.privacy.ledger.runs[0].noise_multiplier == (4.0, 5.0, 6.0)
+    assert model.privacy.ledger.runs[0].mechanism.noise_multiplier == (4.0, 5.0, 6.0)
     model.save(tmp_path / "a.keras")
     assert keras.models.load_model(tmp_path / "a.keras").optimizer.noise_multiplier == (4, 5, 6)
     with pytest.raises(ValueError, match="3 values"):

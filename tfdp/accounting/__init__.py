@@ -4,9 +4,9 @@ This package uses NumPy, SciPy and dp_accounting only and never imports TensorFl
 `Run` what was executed, then compute its guarantee. Each public name is imported on first use.
 
 Example:
-    >>> from tfdp.accounting import Run, noise_for, proven
-    >>> run = Run(mechanism="dpsgd", num_examples=60000, lot_size=256, steps=3516,
-    ...           sampling="poisson", noise_multiplier=1.1)
+    >>> from tfdp.accounting import describe, noise_for, proven
+    >>> run = describe("dpsgd", num_examples=60000, lot_size=256, steps=3516,
+    ...                sampling="poisson", noise_multiplier=1.1)
     >>> print(proven(run, delta=1e-5))
     proven epsilon: 1.13... at delta = 1e-05, for one record replaced by a record that contributes
     nothing (zero_out).
@@ -16,6 +16,7 @@ import importlib
 
 _PUBLIC = {
     "Run": "run",
+    "describe": "described",
     "steps_for": "sampling",
     "Sampling": "sampling",
     "sampling_names": "sampling",

@@ -34,7 +34,7 @@ def _statement(flags: Flags) -> str:
     if flags.json:
         return json.dumps(
             {
-                "noise_multiplier": getattr(found.run, "noise_multiplier", None),
+                "noise_multiplier": getattr(found.run.mechanism, "noise_multiplier", None),
                 "claimed": found.claimed.to_dict(),
                 "proven": found.proven.to_dict(),
                 "run": found.run.to_dict(),
@@ -47,8 +47,8 @@ def _statement(flags: Flags) -> str:
     lines = []
     if flags.epsilon is not None:
         lines.append(
-            f"Noise multiplier {found.run.noise_multiplier:.6g} meets {found.plan.flags.guarantee} "
-            f"epsilon {format_epsilon(flags.epsilon)}."
+            f"Noise multiplier {found.run.mechanism.noise_multiplier:.6g} meets "
+            f"{found.plan.flags.guarantee} epsilon {format_epsilon(flags.epsilon)}."
         )
     if found.plan.chosen:
         lines.append(f"Not set, and so chosen: {plan.flag_words(found.plan.chosen)}")

@@ -36,9 +36,9 @@ class BandChoice:
         square over the steps, or its largest value, as the objective says.
 
     Example:
-      >>> from tfdp.accounting import Run, best_bands
-      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=64, lot_size=32, steps=8,
-      ...           noise_multiplier=1.0)
+      >>> from tfdp.accounting import best_bands, describe
+      >>> run = describe("dpsgd", "poisson", num_examples=64, lot_size=32, steps=8,
+      ...                noise_multiplier=1.0)
       >>> best_bands(8.0, 1e-3, run)
       BandChoice(bands=2, noise_multiplier=1.08..., error=1.6...)
     """
@@ -74,9 +74,9 @@ def best_bands(
       CalibrationError: If no noise meets the budget with any number of bands.
 
     Example:
-      >>> from tfdp.accounting import Run, best_bands
-      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=64, lot_size=32, steps=8,
-      ...           noise_multiplier=1.0)
+      >>> from tfdp.accounting import best_bands, describe
+      >>> run = describe("dpsgd", "poisson", num_examples=64, lot_size=32, steps=8,
+      ...                noise_multiplier=1.0)
       >>> choice = best_bands(8.0, 1e-3, run)
       >>> choice.bands
       2
@@ -103,7 +103,8 @@ def best_bands(
             noise = noise_for(epsilon, delta, candidate, "proven", adjacency)
         except CalibrationError:
             continue
-        choices.append(BandChoice(candidate.groups, noise, noise * _error(candidate, objective)))
+        error = noise * _error(candidate, objective)
+        choices.append(BandChoice(candidate.sampling.groups, noise, error))
     if not choices:
         raise CalibrationError(
             f"No number of bands meets epsilon {epsilon:g}. Expected a larger epsilon or fewer steps."
@@ -113,23 +114,24 @@ def best_bands(
 
 def _candidates(run: Run, objective: str, most: int) -> Iterator[Run]:
     """Runs with 1, 2, 4, ... bands and groups; examples that do not fill the groups are left out."""
-    bands = 1
-    while bands <= min(most, run.steps) and bands * run.lot_size <= run.num_examples:
-        yield run.with_(
+    bands, lots = 1, run.sampling
+    while bands <= min(most, run.steps) and bands * lots.lot_size <= lots.num_examples:
+        yield dataclasses.replace(
+            run,
             mechanism=Matrix(
                 strategy=strategy("banded_toeplitz", run.steps, bands, objective),
                 noise_multiplier=1.0,
             ),
             sampling=CyclicPoisson(
                 groups=bands,
-                num_examples=run.num_examples - run.num_examples % bands,
-                lot_size=run.lot_size,
+                num_examples=lots.num_examples - lots.num_examples % bands,
+                lot_size=lots.lot_size,
             ),
         )
         bands *= 2
 
 
 def _error(run: Run, objective: str) -> float:
-    mean, largest = losses(run.strategy.first(run.steps), run.steps)
+    mean, largest = losses(run.mechanism.strategy.first(run.steps), run.steps)
     error = mean if objective == "mean" else largest
     return error if math.isfinite(error) else math.inf

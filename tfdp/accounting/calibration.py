@@ -16,8 +16,9 @@ from scipy import optimize
 from tfdp._validate import fraction, one_of, refuse, whole
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.composition import guarantee, guarantee_of_all
-from tfdp.accounting.described import without_noise, without_steps
+from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
+from tfdp.accounting.mechanisms.base import Mechanism
 from tfdp.accounting.numerics import gaussian, privacy_loss, subsampled
 from tfdp.accounting.numerics.subsampled import SubsampledLoss
 from tfdp.accounting.run import Run, check_run, check_runs
@@ -32,9 +33,9 @@ class CalibrationError(ValueError):
     """No noise (or no number of steps) meets the budget.
 
     Example:
-      >>> from tfdp.accounting import Run, noise_for
-      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=20,
-      ...           noise_multiplier=1.0, insecure_seed=True)
+      >>> from tfdp.accounting import describe, noise_for
+      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...                noise_multiplier=1.0, insecure_seed=True)
       >>> noise_for(2.0, 1e-4, run)
       Traceback (most recent call last):
       ...
@@ -67,8 +68,7 @@ def noise_for(
       adjacency: Neighbouring relation.
       advantage: In place of `epsilon` and `delta`: the largest proven advantage of a test of
         membership (`Guarantee.advantage`), in (0, 1).
-      **fields: In place of `run`, the keywords of `Run` without a noise multiplier. The sampling may
-        be left out; it is then the mechanism's `usual_sampling`, as `fit` draws lots of arrays.
+      **fields: In place of `run`, the keywords of `describe` without a noise multiplier.
 
     Returns:
       A noise multiplier (or the common factor of a table) whose epsilon, or advantage, was evaluated
@@ -81,9 +81,9 @@ def noise_for(
         budget and an advantage, or neither.
 
     Example:
-      >>> from tfdp.accounting import Run, noise_for, proven
-      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=60000, lot_size=256,
-      ...           steps=3516, noise_multiplier=1.0)
+      >>> from tfdp.accounting import describe, noise_for, proven
+      >>> run = describe("dpsgd", "cyclic", num_examples=60000, lot_size=256,
+      ...                steps=3516, noise_multiplier=1.0)
       >>> noise = noise_for(2.0, 1e-5, run)
       >>> print(f"{noise:.3f}")
       7.975
@@ -97,7 +97,8 @@ def noise_for(
         )
     check_kind(kind)
     check_adjacency(adjacency)
-    run = without_noise(run, fields)
+    noise = {} if isinstance(fields.get("mechanism"), Mechanism) else {"noise_multiplier": 1.0}
+    run = _given(run, fields, {"noise_multiplier"}, noise)
     if run.steps == 0:
         raise CalibrationError("Expected a run of at least one step. Received steps=0.")
     if advantage is not None:
@@ -128,6 +129,26 @@ def noise_for(
     while not evaluate(noise) <= epsilon:
         noise = _rounded_up(noise * (1 + 1e-9))
     return noise
+
+
+def _given(run: Run | None, fields: dict, searched: set[str], first: dict[str, Any]) -> Run:
+    """Returns the run, or the run of keywords without what is searched, with which `first` begins."""
+    if run is not None:
+        if fields:
+            raise TypeError(f"Expected a Run or its keywords. Received a Run and {sorted(fields)}.")
+        return check_run(run)
+    if not fields:
+        raise TypeError(
+            "Expected a Run, or its keywords. Received neither. Pass for example "
+            'mechanism="dpsgd", num_examples=60000, lot_size=256, epochs=15.'
+        )
+    given = sorted(searched & fields.keys())
+    if given:
+        raise TypeError(
+            f"Expected no {' or '.join(sorted(searched))}, which is what is searched for. Received "
+            f"{', '.join(f'{name}={fields[name]!r}' for name in given)}. Leave it out, or pass a Run."
+        )
+    return describe(**fields, **first)
 
 
 def typical_noise(losses: Sequence[privacy_loss.Loss], mu: float) -> float:
@@ -213,8 +234,7 @@ def max_steps(
       kind: "claimed" or "proven": the guarantee that has to stay within the budget.
       adjacency: Neighbouring relation.
       earlier: Earlier runs on the same data that the budget has to cover too.
-      **fields: In place of `run`, the keywords of `Run` without steps and epochs. The sampling may be
-        left out, as in `noise_for`.
+      **fields: In place of `run`, the keywords of `describe` without steps and epochs.
 
     Returns:
       The number of steps: 0 if not even one step fits, and at most 10,000,000 or the length of the
@@ -224,21 +244,21 @@ def max_steps(
       TypeError: If both `run` and keywords are given, or neither, or a number of steps.
 
     Example:
-      >>> from tfdp.accounting import Run, max_steps
-      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=60000, lot_size=256, steps=1,
-      ...           noise_multiplier=10.0)
+      >>> from tfdp.accounting import describe, max_steps
+      >>> run = describe("dpsgd", "cyclic", num_examples=60000, lot_size=256, steps=1,
+      ...                noise_multiplier=10.0)
       >>> max_steps(2.0, 1e-5, run)  # 25 epochs of 234 steps
       5850
     """
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
     check_kind(kind)
-    run = without_steps(run, fields)
+    run = _given(run, fields, {"steps", "epochs"}, {"steps": 0})
 
     earlier = [past for past in check_runs(earlier) if past.steps]
 
     def fits(steps: int) -> bool:
-        now = run.with_(steps=steps)
+        now = run.with_steps(steps)
         if earlier:
             return guarantee_of_all(kind, [*earlier, now], delta, adjacency).epsilon <= epsilon
         return guarantee(kind, now, delta, adjacency).epsilon <= epsilon
@@ -288,9 +308,9 @@ def epsilon_curve(
       One epsilon for each of `steps`; none exceeds a later one.
 
     Example:
-      >>> from tfdp.accounting import Run, epsilon_curve
-      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=20,
-      ...           noise_multiplier=4.0)
+      >>> from tfdp.accounting import describe, epsilon_curve
+      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...                noise_multiplier=4.0)
       >>> [round(epsilon, 3) for epsilon in epsilon_curve(run, [0, 10, 20], delta=1e-4)]
       [0.0, 0.773, 1.144]
     """
@@ -306,7 +326,7 @@ def epsilon_curve(
         )
     values = []
     for count in counts:
-        runs = [past for past in (*earlier, run.with_(steps=count)) if past.steps]
+        runs = [past for past in (*earlier, run.with_steps(count)) if past.steps]
         values.append(guarantee_of_all(kind, runs, delta, adjacency).epsilon)
     # Early releases are part of the later ones, so a smaller later bound holds for them too.
     return [float(v) for v in np.minimum.accumulate(values[::-1])[::-1]]

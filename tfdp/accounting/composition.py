@@ -29,12 +29,14 @@ def proven(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
       ValueError: For bad arguments or an adjacency that is not defined for the sampling.
 
     Example:
-      >>> from tfdp.accounting import Run, proven
-      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=60000, lot_size=256,
-      ...           steps=3516, noise_multiplier=1.1)
+      >>> from tfdp.accounting import describe, proven
+      >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
+      ...                steps=3516, noise_multiplier=1.1)
       >>> print(f"{proven(run, delta=1e-5).epsilon:.2f}")
       1.13
-      >>> print(f"{proven(run.with_(sampling='cyclic'), delta=1e-5).epsilon:.2f}")  # no amplification
+      >>> cyclic = describe("dpsgd", "cyclic", num_examples=60000, lot_size=256,
+      ...                   steps=3516, noise_multiplier=1.1)
+      >>> print(f"{proven(cyclic, delta=1e-5).epsilon:.2f}")  # no amplification
       21.46
     """
     return proven_composition([run], delta, adjacency)
@@ -54,9 +56,9 @@ def claimed(run: Run, delta: float, adjacency: str = "zero_out") -> Guarantee:
       A `Guarantee` of kind "claimed".
 
     Example:
-      >>> from tfdp.accounting import Run, claimed
-      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=60000, lot_size=256,
-      ...           steps=3516, noise_multiplier=1.1)
+      >>> from tfdp.accounting import claimed, describe
+      >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
+      ...                steps=3516, noise_multiplier=1.1)
       >>> print(f"{claimed(run, delta=1e-5).epsilon:.3f}")
       1.594
     """
@@ -96,11 +98,11 @@ def proven_composition(runs: Sequence[Run], delta: float, adjacency: str = "zero
       ValueError: For bad arguments or an adjacency that is not defined for the sampling of a run.
 
     Example:
-      >>> from tfdp.accounting import Run, proven, proven_composition
-      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=10,
-      ...           noise_multiplier=4.0)
+      >>> from tfdp.accounting import describe, proven, proven_composition
+      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=10,
+      ...                noise_multiplier=4.0)
       >>> both = proven_composition([run, run], delta=1e-4).epsilon
-      >>> both == proven(run.with_(steps=20), delta=1e-4).epsilon  # Gaussian runs compose exactly
+      >>> both == proven(run.with_steps(20), delta=1e-4).epsilon  # Gaussian runs compose exactly
       True
       >>> print(f"{both:.3f}")
       1.144
@@ -158,13 +160,13 @@ def claimed_composition(
       A `Guarantee` of kind "claimed"; epsilon is 0 if there are no runs.
 
     Example:
-      >>> from tfdp.accounting import Run, claimed, claimed_composition
-      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=60000, lot_size=256,
-      ...           steps=3516, noise_multiplier=1.1)
-      >>> more = run.with_(steps=1000)
+      >>> from tfdp.accounting import claimed, claimed_composition, describe
+      >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256,
+      ...                steps=3516, noise_multiplier=1.1)
+      >>> more = run.with_steps(1000)
       >>> print(f"{claimed_composition([run, more], delta=1e-5).epsilon:.3f}")
       1.750
-      >>> print(f"{claimed(run.with_(steps=4516), delta=1e-5).epsilon:.3f}")  # the divergences add
+      >>> print(f"{claimed(run.with_steps(4516), delta=1e-5).epsilon:.3f}")  # the divergences add
       1.750
     """
     check_delta(delta)
@@ -219,17 +221,17 @@ def _merged(runs) -> list[Run]:
     """Merges runs that differ in the number of steps only; the numbers of steps add."""
     merged: dict[Run, int] = {}
     for run in runs:
-        alike = run.with_(steps=0)
+        alike = run.with_steps(0)
         merged[alike] = merged.get(alike, 0) + run.steps
-    return [run.with_(steps=steps) for run, steps in merged.items()]
+    return [run.with_steps(steps) for run, steps in merged.items()]
 
 
 def _facts(runs: Sequence[Run]) -> dict:
     users = [run.contribution.max_examples_per_user for run in runs]
     return {
         "max_examples_per_user": max(users, default=1),
-        "sampling": ", ".join(_unique(run.sampling_name for run in runs)) or "nothing",
-        "mechanism": ", ".join(_unique(run.mechanism_name for run in runs)) or "nothing",
+        "sampling": ", ".join(_unique(run.sampling.name for run in runs)) or "nothing",
+        "mechanism": ", ".join(_unique(run.mechanism.name for run in runs)) or "nothing",
         "released": "; ".join(_unique(run.mechanism.released for run in runs)) or "nothing",
     }
 

@@ -31,11 +31,11 @@ class Contribution:
         a guarantee is for all of them at once.
 
     Example:
-      >>> from tfdp.accounting import Contribution, Run
+      >>> from tfdp.accounting import Contribution
+      >>> from tfdp.accounting.sampling import Poisson
       >>> pairs = Contribution(l2_norm_clip=1.0, microbatch_size=2)
-      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=1000, lot_size=100, steps=10,
-      ...           noise_multiplier=4.0, contribution=pairs)
-      >>> pairs.sensitivity(run.sampling, "zero_out")  # twice that of single examples
+      >>> lots = Poisson(num_examples=1000, lot_size=100)
+      >>> pairs.sensitivity(lots, "zero_out")  # twice that of single examples
       2.0
       >>> pairs.assumptions()[0]
       'The mean gradient of 2 examples at a time was clipped to the clip norm before it was added.'

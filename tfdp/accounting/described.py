@@ -1,76 +1,100 @@
-"""Runs that a search is about: given as a `Run`, or by its keywords without what is searched for."""
+"""Runs from names and plain numbers."""
 
 from typing import Any
 
-from tfdp.accounting.mechanisms.registry import mechanism_class, mechanism_names
+from tfdp.accounting.contribution import Contribution
+from tfdp.accounting.mechanisms.base import Mechanism
+from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class, mechanism_names
 from tfdp.accounting.records import field_names
 from tfdp.accounting.run import Run
+from tfdp.accounting.sampling import Sampling, sampling_class, sampling_names
 
-_NOISE = "noise_multiplier"
+# Fields of a run that are plain values.
+_OWN = ("start", "insecure_seed", "taken")
 
 
-def without_noise(run: Run | None, fields: dict[str, Any]) -> Run:
-    """Returns the run of `noise_for`, whose noise multiplier is 1 if keywords describe it.
+def describe(
+    mechanism: str | Mechanism = USUAL_MECHANISM,
+    sampling: str | Sampling | None = None,
+    *,
+    steps: int | None = None,
+    epochs: float | None = None,
+    **fields: Any,
+) -> Run:
+    """Makes a run from the names of its mechanism and sampling, and their fields.
+
+    Args:
+      mechanism: Name of the mechanism, or the mechanism.
+      sampling: Name of the sampling scheme, or the scheme; None for the mechanism's `usual_sampling`.
+      steps: Number of steps.
+      epochs: In place of `steps`: number of passes over the data (see `steps_for`).
+      **fields: Fields of the mechanism (such as `noise_multiplier`), of the sampling (`num_examples`,
+        `lot_size`) and of `Contribution` (`l2_norm_clip`), and of the run (`start`, `insecure_seed`).
 
     Raises:
-      TypeError: If both a run and keywords are given, or neither, or a noise multiplier.
+      TypeError: If a keyword is unknown, or a field that has no default is missing.
+      ValueError: If this mechanism or sampling has no such field, or a value is out of range.
+
+    Example:
+      >>> from tfdp.accounting import describe
+      >>> run = describe("dpsgd", "poisson", num_examples=60000, lot_size=256, epochs=15,
+      ...                noise_multiplier=1.1, l2_norm_clip=0.5)
+      >>> run.steps
+      3515
+      >>> run.contribution.l2_norm_clip
+      0.5
     """
-    if _NOISE in fields:
-        raise TypeError(
-            f"noise_for finds the noise multiplier. Expected none. Received {_NOISE}="
-            f"{fields[_NOISE]!r}. Leave it out; or pass a Run: a table of noise multipliers keeps its "
-            "shape there."
+    if not isinstance(mechanism, Mechanism):
+        mechanism = mechanism_class(mechanism)
+    if sampling is None:
+        sampling = mechanism.usual_sampling
+    if not isinstance(sampling, Sampling):
+        sampling = sampling_class(sampling)
+    parts = (mechanism, sampling, Contribution)
+    _check_fields(fields, parts)
+    mechanism, sampling, contribution = (_made(part, fields) for part in parts)
+    if (steps is None) == (epochs is None):
+        found = "neither" if steps is None else "both"
+        raise ValueError(f"Expected steps or epochs. Received {found}. Pass one of the two.")
+    return Run(
+        mechanism=mechanism,
+        sampling=sampling,
+        contribution=contribution,
+        steps=_steps_in(epochs, sampling) if steps is None else steps,
+        **{name: fields[name] for name in _OWN if name in fields},
+    )
+
+
+def _made(part: Any, fields: dict[str, Any]) -> Any:
+    """Makes a part that is given as a class; an object stays as it is."""
+    if not isinstance(part, type):
+        return part
+    return part(**{name: fields[name] for name in field_names(part) if name in fields})
+
+
+def _check_fields(fields: dict[str, Any], parts: tuple) -> None:
+    """Raises for a keyword that no part takes."""
+    taken = {*_OWN}.union(*(field_names(part) for part in parts if isinstance(part, type)))
+    foreign = [name for name in fields if name not in taken]
+    if not foreign:
+        return
+    mechanism, sampling, _ = parts
+    kinds = [*map(mechanism_class, mechanism_names()), *map(sampling_class, sampling_names())]
+    known = taken.union(("mechanism", "sampling", "steps", "epochs"), *map(field_names, kinds))
+    for name in foreign:
+        if name not in known:
+            raise TypeError(f"A run has no field {name!r}. Expected one of {sorted(known)}.")
+    raise ValueError(
+        f"Expected fields of {mechanism.name!r} and of {sampling.name!r} sampling. Received "
+        f"{', '.join(foreign)}. Leave it out, or put it into the object that is passed."
+    )
+
+
+def _steps_in(epochs: float, sampling: Sampling) -> int:
+    steps = sampling.steps_in(epochs)
+    if steps < 1:
+        raise ValueError(
+            f"Expected epochs to hold at least one step. Received {epochs!r}, which is none with lots "
+            f"of {sampling.lot_size} out of {sampling.num_examples} examples. Train for longer."
         )
-    return _run("noise_for", run, fields, {_NOISE: 1.0} if _has_noise(fields) else {})
-
-
-def without_steps(run: Run | None, fields: dict[str, Any]) -> Run:
-    """Returns the run of `max_steps`, which has no steps if keywords describe it.
-
-    Raises:
-      TypeError: If both a run and keywords are given, or neither, or a number of steps.
-    """
-    for name in ("steps", "epochs"):
-        if name in fields:
-            raise TypeError(
-                f"max_steps finds the number of steps. Expected none. Received {name}="
-                f"{fields[name]!r}. Leave it out."
-            )
-    return _run("max_steps", run, fields, {"steps": 0})
-
-
-def _run(where: str, run: Run | None, fields: dict[str, Any], found: dict[str, Any]) -> Run:
-    if run is not None:
-        if not isinstance(run, Run):
-            raise TypeError(
-                f"Expected {where} to get a Run, or the keywords of one. Received {run!r}. Pass for "
-                'example mechanism="dpsgd", num_examples=60000, lot_size=256, epochs=15.'
-            )
-        if fields:
-            raise TypeError(
-                f"Expected {where} to get a Run or the keywords of one. Received a Run and "
-                f"{sorted(fields)}. Change the run with run.with_(...)."
-            )
-        return run
-    if not fields:
-        raise TypeError(
-            f"Expected {where} to get a Run, or the keywords of one. Received neither. Pass for "
-            'example mechanism="dpsgd", num_examples=60000, lot_size=256, epochs=15.'
-        )
-    mechanism = _class_of(fields)
-    usual = {"sampling": getattr(mechanism, "usual_sampling", "poisson")}
-    return Run(**(usual | found | fields))
-
-
-def _has_noise(fields: dict[str, Any]) -> bool:
-    """Whether `Run` needs a noise multiplier: an object has one already, and "none" takes none."""
-    kind = _class_of(fields)
-    return isinstance(fields.get("mechanism"), str) and kind and _NOISE in field_names(kind)
-
-
-def _class_of(fields: dict[str, Any]) -> type | None:
-    """Class of the mechanism, or None if it is missing or unknown, which `Run` reports."""
-    mechanism = fields.get("mechanism")
-    if isinstance(mechanism, str):
-        return mechanism_class(mechanism) if mechanism in mechanism_names() else None
-    return None if mechanism is None else type(mechanism)
+    return steps

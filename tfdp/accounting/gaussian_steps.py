@@ -236,8 +236,8 @@ def _fixed_size_lots(run, noise, steps, delta, adjacency) -> Analysis:
     losses = []
     for z, count in levels(noise, steps):
         parts, overflow = fixed_size.parts(
-            -(-run.num_examples // size),
-            -(-run.lot_size // size),
+            -(-run.sampling.num_examples // size),
+            -(-run.sampling.lot_size // size),
             z / contribution.noise_divisor,
             "replace_one" if contribution.replaces else adjacency,
             replacement=isinstance(run.sampling, WithReplacement),

@@ -124,9 +124,9 @@ class Guarantee:
         from epsilon and delta alone.
 
     Example:
-      >>> from tfdp.accounting import Run, proven
-      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=20,
-      ...           noise_multiplier=4.0)
+      >>> from tfdp.accounting import describe, proven
+      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...                noise_multiplier=4.0)
       >>> guarantee = proven(run, delta=1e-4)
       >>> print(guarantee)
       proven epsilon: 1.145 at delta = 0.0001, for one record replaced by a record that contributes

@@ -97,9 +97,9 @@ class Ledger:
     loaded once, and separate runs of two copies of a model separately.
 
     Example:
-      >>> from tfdp.accounting import Ledger, Run
-      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=1000, lot_size=100, steps=50,
-      ...           noise_multiplier=1.1)
+      >>> from tfdp.accounting import Ledger, describe
+      >>> run = describe("dpsgd", "poisson", num_examples=1000, lot_size=100, steps=50,
+      ...                noise_multiplier=1.1)
       >>> ledger = Ledger()
       >>> run_id = ledger.open(run)
       >>> ledger.record(run_id, 20)
@@ -174,7 +174,7 @@ class Ledger:
         """Adds a run with 0 spent steps and returns its new random id."""
         check_run(run)
         run_id = os.urandom(16).hex()
-        self._entries[run_id] = run.with_(steps=0)
+        self._entries[run_id] = run.with_steps(0)
         self.changes += 1
         return run_id
 
@@ -196,7 +196,7 @@ class Ledger:
                 f"Expected at least the {entry.steps} steps that run {run_id} has spent already. "
                 f"Received {steps}. A ledger never goes back; open a new run instead."
             )
-        self._entries[run_id] = entry.with_(steps=int(steps), taken=taken)
+        self._entries[run_id] = entry.with_steps(int(steps), taken)
 
     def extend(self, run_id: str, run: Run) -> None:
         """Replaces the description of a run by one that covers more steps.
@@ -209,7 +209,7 @@ class Ledger:
           LedgerError: If `run` differs in anything else, including table values of spent steps.
         """
         entry = self._entry(run_id)
-        longer = check_run(run).with_(steps=entry.steps, taken=entry.taken)
+        longer = check_run(run).with_steps(entry.steps, entry.taken)
         if longer.past() != entry.past():
             raise LedgerError(
                 f"Expected the run {run_id} with longer schedules. Received another run. Open a "
@@ -242,7 +242,7 @@ class Ledger:
             mine = merged.get(run_id, run)
             longer, shorter = (run, mine) if run.steps > mine.steps else (mine, run)
             # Both descriptions have to agree on the steps that the shorter one has spent.
-            if longer.with_(steps=shorter.steps).past() != shorter.past():
+            if longer.with_steps(shorter.steps).past() != shorter.past():
                 raise LedgerError(
                     f"Expected one description of run {run_id}. Received two that differ. "
                     "Load the ledger that belongs to this model."

@@ -38,9 +38,9 @@ class Sampling:
       words: Name of the scheme in sentences.
 
     Example:
-      >>> from tfdp.accounting import Run
-      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=25,
-      ...           noise_multiplier=4.0)
+      >>> from tfdp.accounting import describe
+      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=25,
+      ...                noise_multiplier=4.0)
       >>> run.sampling
       Cyclic(num_examples=1000, lot_size=100)
       >>> run.sampling.words

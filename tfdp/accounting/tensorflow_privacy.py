@@ -13,9 +13,11 @@ from typing import Any
 
 from tfdp._validate import flag, positive, refuse, whole
 from tfdp.accounting.composition import claimed, proven
+from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.guarantee import Guarantee, check_delta, format_epsilon
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.run import Run
+from tfdp.accounting.sampling import sampling_class
 from tfdp.accounting.wording import Statement
 
 # Microbatches of any size above 1 cost the same; their size is not among the arguments.
@@ -189,11 +191,11 @@ class _Told:
         return {
             name: Run(
                 mechanism=DPSGD(noise_multiplier=self.noise_multiplier),
-                sampling=name,
-                num_examples=self.number_of_examples,
-                lot_size=self.batch_size,
+                sampling=sampling_class(name)(
+                    num_examples=self.number_of_examples, lot_size=self.batch_size
+                ),
                 steps=max(1, whole_epochs if name == "shuffle" else steps),
-                microbatch_size=min(microbatch_size, self.batch_size),
+                contribution=Contribution(microbatch_size=min(microbatch_size, self.batch_size)),
             )
             for name in _CONDITIONS
         }
@@ -218,7 +220,9 @@ def _table(found: dict[str, Guarantee], claim: Guarantee) -> list[str]:
 def _user_table(runs: dict[str, Run], users: int, delta: float) -> list[str]:
     lines = [f"For all examples of one user together, who has at most {users}:"]
     for name, condition in _CONDITIONS.items():
-        epsilon = proven(runs[name].with_(max_examples_per_user=users), delta).epsilon
+        run = runs[name]
+        user = dataclasses.replace(run.contribution, max_examples_per_user=users)
+        epsilon = proven(dataclasses.replace(run, contribution=user), delta).epsilon
         lines.append(f"  {f'proven {condition}:':<54} {format_epsilon(epsilon)}")
     return lines
 

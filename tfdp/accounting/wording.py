@@ -86,9 +86,9 @@ class Statement:
       search: What a search of several trials releases, or None.
 
     Example:
-      >>> from tfdp.accounting import Run, Statement
-      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=20,
-      ...           noise_multiplier=4.0)
+      >>> from tfdp.accounting import Statement, describe
+      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...                noise_multiplier=4.0)
       >>> said = Statement.of(run, delta=1e-4)
       >>> said.executed
       ('dpsgd, 20 steps with epochs in one fixed order, lots of 100 out of 1000 examples, noise
@@ -162,9 +162,9 @@ class Statement:
             all be looked at and released.
 
         Example:
-          >>> from tfdp.accounting import Ledger, Run, Statement
-          >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=10_000, lot_size=100,
-          ...           steps=300, noise_multiplier=1.5)
+          >>> from tfdp.accounting import Ledger, Statement, describe
+          >>> run = describe("dpsgd", "poisson", num_examples=10_000, lot_size=100,
+          ...                steps=300, noise_multiplier=1.5)
           >>> ledgers = [Ledger() for _ in range(20)]
           >>> for ledger in ledgers:
           ...     ledger.record(ledger.open(run), 300)
@@ -308,9 +308,9 @@ def statement(
       Several lines of text; `Statement.of` returns the same content as separate attributes.
 
     Example:
-      >>> from tfdp.accounting import Run, statement
-      >>> run = Run(mechanism="dpsgd", sampling="cyclic", num_examples=1000, lot_size=100, steps=20,
-      ...           noise_multiplier=4.0)
+      >>> from tfdp.accounting import describe, statement
+      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...                noise_multiplier=4.0)
       >>> print(statement(run, delta=1e-4))
       Privacy statement
       Executed: dpsgd, 20 steps with epochs in one fixed order, lots of 100 out of 1000 examples, noise
@@ -370,7 +370,7 @@ def _described(run: Run) -> str:
     if run.taken is not None:
         steps = f"{run.taken} of {run.steps} planned steps"
     return (
-        f"{run.mechanism_name}, {steps} with {run.sampling.words}, "
+        f"{run.mechanism.name}, {steps} with {run.sampling.words}, "
         f"{run.sampling.sizes}{nominal}"
         f"{run.mechanism.noise_words(run.steps)}{clipping}."
     )
@@ -473,7 +473,9 @@ def _warnings(runs: Sequence[Run], proven: Guarantee) -> tuple[str, ...]:
             f"An epsilon above {_LITTLE_ABOVE:g} promises little: an observer may become all but "
             "certain of a record."
         )
-    too_large = delta_warning(proven.delta, max((run.num_examples for run in runs), default=1))
+    too_large = delta_warning(
+        proven.delta, max((run.sampling.num_examples for run in runs), default=1)
+    )
     if too_large and runs:
         sentences.append(too_large)
     return tuple(sentences)

@@ -196,7 +196,7 @@ def audit(
                 "made, or pass stated={'claimed': 1.0}."
             )
         run = model.privacy.current_run
-        records = None if run is None else run.num_examples
+        records = None if run is None else run.sampling.num_examples
         guarantees.append([model.privacy.spent(delta, kind, adjacency) for kind in KINDS])
     for of_kind in zip(*guarantees, strict=True):
         # Runs together are no better than the worst of them.

@@ -346,7 +346,7 @@ def make_lots(
         >>> model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
         >>> model.compile(tfdp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0), "mse")
         >>> _ = model.fit(lots, epochs=2, verbose=0)
-        >>> model.privacy.current_run.sampling_name, model.privacy.steps_taken
+        >>> model.privacy.current_run.sampling.name, model.privacy.steps_taken
         ('fixed_size', 8)
     """
     one_of("sampling", sampling, SAMPLINGS)

@@ -4,15 +4,18 @@ No mechanism needs code in this module: if a constructor parameter of its optimi
 of a setting of the experiment, or of a fact about the run, the constructor receives that value.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Sequence
 
 import keras
 import numpy as np
 
-from tfdp.accounting import Run
+from tfdp.accounting import Contribution, Run
+from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS, NoisySGD
+from tfdp.training.feeding import sampling_of
 
 # Parameters of Keras optimizers that share their name with an unrelated setting.
 _FOREIGN = ("epsilon",)
@@ -122,20 +125,16 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
     Raises:
         ValueError: as in `make_optimizer`.
     """
-    facts = dict(
-        num_examples=lots.num_examples,
-        lot_size=lots.lot_size,
-        steps=steps,
-        sampling=lots.sampling,
+    sampling = sampling_of(lots)
+    contribution = Contribution(
+        l2_norm_clip=experiment.l2_norm_clip,
         microbatch_size=lots.microbatch_size,
-        **({"groups": lots.groups} if lots.groups > 1 else {}),
-        **({"nominal": True} if lots.nominal else {}),
+        batch_statistics=experiment.statistics == "batch",
+        public_examples=experiment.public_examples if experiment.takes_public_data else 0,
     )
-    if experiment.takes_public_data:
-        facts["public_examples"] = experiment.public_examples
-    facts["batch_statistics"] = experiment.statistics == "batch"
     if not experiment.private:
-        return Run(mechanism=experiment.mechanism, l2_norm_clip=experiment.l2_norm_clip, **facts)
+        mechanism = mechanism_class(experiment.mechanism)()
+        return Run(mechanism=mechanism, sampling=sampling, steps=steps, contribution=contribution)
     first = experiment.noise_multiplier
     if first is None:
         first = 0.0 if experiment.noise_decay is None else 1.0
@@ -143,7 +142,11 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
     optimizer = make_optimizer(experiment, lots, steps, noise)
     # With an insecure seed nothing finite is proven, so no noise would satisfy the calibration.
     # Therefore the plan declares secret noise; the ledger records the insecure seed.
-    fields = {"optimizer": experiment.optimizer} | optimizer.run_fields(variables)
     return Run(
-        **facts, **(fields | {"insecure_seed": False}), **optimizer.tables(variables, 0, steps)
+        mechanism=optimizer.mechanism(
+            **optimizer.mechanism_fields(variables), **optimizer.tables(variables, 0, steps)
+        ),
+        sampling=sampling,
+        steps=steps,
+        contribution=dataclasses.replace(contribution, **optimizer.contribution_fields(variables)),
     )

@@ -204,7 +204,7 @@ def run(
         )
     model.compile(
         optimizer=make_optimizer(
-            experiment, lots, steps, getattr(planned, "noise_multiplier", None)
+            experiment, lots, steps, getattr(planned.mechanism, "noise_multiplier", None)
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=["accuracy"],  # the rows that pad a lot have weight zero
@@ -259,7 +259,7 @@ def run(
     except FloatingPointError as error:
         raise Diverged(str(error)) from None
     if held and not private:  # it may have ended early
-        planned = planned.with_(steps=int(model.optimizer.iterations.numpy()))
+        planned = planned.with_steps(int(model.optimizer.iterations.numpy()))
     runs = model.privacy.ledger.runs if private else [planned]
     accuracy = test_accuracy(model, dataset, experiment)
     if prepared.cached:

@@ -26,7 +26,8 @@ def record(result: Result) -> dict:
         ('dpsgd', 3, 0.926)
     """
     experiment, run = result.experiment, result.run
-    strategy = getattr(run, "strategy", None)
+    mechanism, sampling, contribution = run.mechanism, run.sampling, run.contribution
+    strategy = getattr(mechanism, "strategy", None)
     return {
         "mechanism": experiment.mechanism,
         "dataset": experiment.dataset,
@@ -36,20 +37,20 @@ def record(result: Result) -> dict:
         # release.
         "seed_of_initial_weights": experiment.seed,
         "insecure_seed": experiment.insecure_seed is not None,
-        "num_examples": run.num_examples,
-        "lot_size": run.lot_size,
+        "num_examples": sampling.num_examples,
+        "lot_size": sampling.lot_size,
         "steps": run.steps,
-        "sampling": run.sampling_name,
-        "groups": run.groups,
+        "sampling": sampling.name,
+        "groups": sampling.groups,
         "strategy": strategy and strategy.name,
         "bands": strategy and strategy.bands,
-        "microbatch_size": run.microbatch_size,
-        "l2_norm_clip": run.l2_norm_clip,
-        "clip_groups": run.clip_groups,
-        "composition": getattr(run, "composition", None),
-        "noise_multiplier": getattr(run, "noise_multiplier", 0.0),
+        "microbatch_size": contribution.microbatch_size,
+        "l2_norm_clip": contribution.l2_norm_clip,
+        "clip_groups": contribution.clip_groups,
+        "composition": getattr(mechanism, "composition", None),
+        "noise_multiplier": getattr(mechanism, "noise_multiplier", 0.0),
         "learning_rate": experiment.learning_rate,
-        "release": getattr(run, "release", None),
+        "release": getattr(mechanism, "release", None),
         "test_accuracy": result.test_accuracy,
         "curve": [list(point) for point in result.curve],
         "claimed": result.claimed.to_dict(),
@@ -89,11 +90,12 @@ def card(result: Result, command: str | None = None) -> str:
     lines = [
         f"# {experiment.model} on {experiment.dataset}",
         "",
-        f"- Data: {experiment.dataset}, {run.num_examples:,} training examples",
+        f"- Data: {experiment.dataset}, {run.sampling.num_examples:,} training examples",
         f"- Model: {network(experiment)}, activation {experiment.activation}",
         f"- Mechanism: {_title(result)}",
         f"- Optimizer: {update_rule(experiment)}",
-        f"- Training: {run.steps:,} steps; nominal lot {run.lot_size:,}; {run.sampling.words}",
+        f"- Training: {run.steps:,} steps; nominal lot {run.sampling.lot_size:,}; "
+        f"{run.sampling.words}",
     ]
     if experiment.private:
         lines.append(f"- Noise multiplier: {_noise(run)}; {_clip_norm(run)}")
@@ -197,7 +199,7 @@ def _released(result) -> str:
         return f"network with the weight noise (mean of {draws} draws; the release has none)"
     return (
         "un-noised means (mu)"
-        if getattr(result.run, "release", None) == "mu"
+        if getattr(result.run.mechanism, "release", None) == "mu"
         else "released weights"
     )
 
@@ -205,8 +207,9 @@ def _released(result) -> str:
 def _steps(result) -> str:
     run = result.run
     words = (
-        f"{run.steps:,} with nominal lots of {run.lot_size:,} out of {run.num_examples:,} examples of "
-        f"{result.experiment.dataset}; {run.sampling.words}; {result.seconds:.1f} s"
+        f"{run.steps:,} with nominal lots of {run.sampling.lot_size:,} out of "
+        f"{run.sampling.num_examples:,} examples of {result.experiment.dataset}; "
+        f"{run.sampling.words}; {result.seconds:.1f} s"
     )
     if math.isfinite(result.seconds_per_step):
         words += f", {1e3 * result.seconds_per_step:.1f} ms a step"
@@ -250,7 +253,7 @@ def _alternative(result) -> str:
 def _title(result) -> str:
     """Returns the mechanism in words."""
     title = getattr(result.model.optimizer, "title", "none (no privacy)")
-    strategy = getattr(result.run, "strategy", None)
+    strategy = getattr(result.run.mechanism, "strategy", None)
     if strategy is not None:
         title += f": {strategy.name}"
         title += "" if strategy.bands is None else f" of {strategy.bands} bands"
@@ -258,17 +261,18 @@ def _title(result) -> str:
 
 
 def _noise(run) -> str:
-    noise = run.noise_multiplier
+    noise = run.mechanism.noise_multiplier
     if isinstance(noise, tuple):
         return f"{noise[0]:.4g} in the first step to {noise[-1]:.4g} in the last one"
     return f"{noise:.4g}"
 
 
 def _clip_norm(run: Run) -> str:
-    text = f"clip norm C = {run.l2_norm_clip:g}"
-    if run.clip_groups > 1:
-        text += f" in each of {run.clip_groups} layers"
-    return f"{text} at first, then adaptive" if run.adaptive_clipping else text
+    contribution = run.contribution
+    text = f"clip norm C = {contribution.l2_norm_clip:g}"
+    if contribution.clip_groups > 1:
+        text += f" in each of {contribution.clip_groups} layers"
+    return f"{text} at first, then adaptive" if contribution.adaptive_clipping else text
 
 
 def _guarantee(guarantee: Guarantee) -> str:

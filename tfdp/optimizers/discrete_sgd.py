@@ -128,7 +128,7 @@ class DiscreteOptimizer(DPKerasOptimizer):
         clip = self.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
         return EncodedBound(clip, encoder=self._encoder_for(variables))
 
-    def run_fields(self, variables) -> dict:
+    def mechanism_fields(self, variables) -> dict:
         # Without encoding, a clipped gradient lies in the box below some vector of the unit ball, whose
         # entries are at most 1.
         largest = 1.0
@@ -141,18 +141,18 @@ class DiscreteOptimizer(DPKerasOptimizer):
             largest_entry=largest,
             private_codebook=self.encode and self.private_codebook,
         )
-        return super().run_fields(variables) | {"encoding": encoding}
+        return super().mechanism_fields(variables) | {"encoding": encoding}
 
     def add_noise(self, bounded, session):
         """The bounded sums with noise, denoised if `denoise` is set; see `DPKerasOptimizer`."""
         shapes = [total.shape for total in bounded.sums]
         scale = self._stddev(session.value("noise_multiplier"), bounded, session)
-        encoding = session.run.encoding
+        encoding = session.run.mechanism.encoding
         family = NoiseFamily(encoding.noise, encoding.degrees_of_freedom)
         noise = family.sample(self._noise, session.place, scale, shapes)
         sums = [total + draw for total, draw in zip(bounded.sums, noise, strict=True)]
         # Denoising divides by the scale of the noise, so it needs noise.
-        if self.denoise and np.min(session.run.noise_multiplier) > 0:
+        if self.denoise and np.min(session.run.mechanism.noise_multiplier) > 0:
             sums = denoised(sums, family, scale)
         return sums, family.standard_deviation(scale)
 

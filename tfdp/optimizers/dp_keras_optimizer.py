@@ -6,8 +6,8 @@ Formal guarantee: an update sees the lot's gradients only through
 their number in a nominal lot). Everything else an optimizer does (momentum, Adam's moments, weight
 decay) is post-processing.
 
-`run_fields` describes what the accounting depends on when a session opens; every step takes it from the
-session's run.
+`mechanism_fields` and `contribution_fields` describe what the accounting depends on when a session
+opens; every step takes it from the session's run.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ _NOISE_MAKING = (
     "update",
     "add_noise",
     "bound",
-    "run_fields",
+    "mechanism_fields",
+    "contribution_fields",
     "tables",
     "microbatch_size",
     "_stddev",
@@ -216,19 +217,24 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             )
         return lot_size // self.num_microbatches
 
-    def run_fields(self, variables) -> dict:
-        """The fields of `accounting.Run` that this optimizer decides, except those of `tables`.
+    def mechanism_fields(self, variables) -> dict:
+        """The fields of this optimizer's `mechanism`, except those of `tables`.
+
+        Args:
+            variables: the trainable variables that the optimizer will update.
+        """
+        return {"noise_multiplier": self.noise_multiplier}
+
+    def contribution_fields(self, variables) -> dict:
+        """The fields of `accounting.Contribution` that this optimizer decides.
 
         Args:
             variables: the trainable variables that the optimizer will update.
         """
         return {
-            "mechanism": self.mechanism.name,
-            "noise_multiplier": self.noise_multiplier,
             "l2_norm_clip": self.l2_norm_clip,
             "clip_groups": self.bound(variables).clip_groups,
             "adaptive_clipping": self.adaptive_clipping is not None,
-            "insecure_seed": self.seeded,
         }
 
     def scalars(self, variables) -> dict:
@@ -242,7 +248,7 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
         return {} if self._clip_norm is None else {"l2_norm_clip": float(self._clip_norm.numpy())}
 
     def tables(self, variables, first: int, steps: int, known=None) -> dict:
-        """Fields of the run with one entry for each step, or that depend on the weights at its start.
+        """Fields of the mechanism with one entry for each step, or that depend on the first weights.
 
         Args:
             variables: the trainable variables, with their present values.
@@ -323,7 +329,10 @@ class DPKerasOptimizer(keras.optimizers.Optimizer):
             count = adaptive.count(bounded) + adaptive.quantile_noise_multiplier * extra
             self._clip_norm.assign(
                 adaptive.next_clip_norm(
-                    bounded.l2_norm_clip, count, session.divisor, session.run.l2_norm_clip
+                    bounded.l2_norm_clip,
+                    count,
+                    session.divisor,
+                    session.run.contribution.l2_norm_clip,
                 )
             )
             noise = [scale * draw for draw in noise]

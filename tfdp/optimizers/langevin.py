@@ -101,8 +101,8 @@ class LangevinOptimizer(DPKerasSGDOptimizer):
         """The paper's noise scale sigma: half the noise multiplier (the first entry of a table)."""
         return float(np.ravel(self.noise_multiplier)[0]) / 2.0
 
-    def run_fields(self, variables) -> dict:
-        return super().run_fields(variables) | {"composition": self.composition}
+    def mechanism_fields(self, variables) -> dict:
+        return super().mechanism_fields(variables) | {"composition": self.composition}
 
     def get_config(self):
         return super().get_config() | {"composition": self.composition}

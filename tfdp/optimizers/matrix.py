@@ -63,13 +63,13 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         self.strategy = _as_strategy(strategy, bands, objective, steps)
         self._correlated: CorrelatedNoise | None = None
 
-    def run_fields(self, variables) -> dict:
-        return super().run_fields(variables) | {"strategy": self.strategy}
+    def mechanism_fields(self, variables) -> dict:
+        return super().mechanism_fields(variables) | {"strategy": self.strategy}
 
     def begin(self, session) -> None:
         super().begin(session)
         shapes = [v.shape for v in session.variables]
-        self._correlated = CorrelatedNoise(session.run.strategy, shapes)
+        self._correlated = CorrelatedNoise(session.run.mechanism.strategy, shapes)
 
     def add_noise(self, bounded, session):
         # Noise is correlated in units of the clip norm, like the sensitivity of the accounting.
@@ -78,7 +78,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         fresh = self._noise.gaussians(step, session.value("noise_multiplier"), shapes)
         growth = self._correlated.growth(step)
         noise = [bounded.l2_norm_clip * y for y in self._correlated.correlate(fresh, step)]
-        scale = growth * session.run.noise_multiplier * bounded.l2_norm_clip
+        scale = growth * session.run.mechanism.noise_multiplier * bounded.l2_norm_clip
         return [total + draw for total, draw in zip(bounded.sums, noise, strict=True)], scale
 
     def get_config(self):
@@ -97,7 +97,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
         # The noise of the lost steps, a function of key and step: that of later steps is correlated
         # with it.
         source, shapes = NoiseSource.with_key(state["key"]), [v.shape for v in session.variables]
-        table = np.ravel(session.run.noise_multiplier)
+        table = np.ravel(session.run.mechanism.noise_multiplier)
         for step in range(session.taken - lost, session.taken):
             fresh = source.gaussians(step, float(table[step % len(table)]), shapes)
             self._correlated.correlate(fresh, step)

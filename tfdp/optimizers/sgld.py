@@ -39,7 +39,7 @@ class SGLDOptimizer(LangevinOptimizer):
         >>> model.compile(optimizer, "mse")
         >>> x = np.zeros((100, 2), "float32")
         >>> _ = model.fit(x, x[:, :1], batch_size=50, verbose=0)
-        >>> model.privacy.current_run.mechanism_name, model.privacy.steps_taken
+        >>> model.privacy.current_run.mechanism.name, model.privacy.steps_taken
         ('sgld', 2)
     """
 

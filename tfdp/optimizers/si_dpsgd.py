@@ -174,9 +174,9 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             f"Received: {value!r}"
         )
 
-    def run_fields(self, variables) -> dict:
+    def mechanism_fields(self, variables) -> dict:
         rule = self._hidden.rule
-        return super().run_fields(variables) | {
+        return super().mechanism_fields(variables) | {
             # The suffix keeps any rule's name from being one that the accounting takes for linear.
             "optimizer": "sgd" if rule is None else f"{type(rule).__name__} on the means",
             "momentum": self.momentum,
@@ -190,7 +190,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             return fields | {"learning_rates": float(np.float32(self._rate))}
         rates = evaluate_schedule(self._rate, steps, first)
         if known is not None:
-            rates = (*known.learning_rates, *rates[len(known.learning_rates) :])
+            rates = (*known.mechanism.learning_rates, *rates[len(known.mechanism.learning_rates) :])
         return fields | {"learning_rates": rates}
 
     def begin(self, session) -> None:
@@ -221,7 +221,9 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             )
         super().begin(session)
         first = int(self.iterations.numpy())
-        self._hidden = _Hidden(self._hidden.rule, variables, first, session.run.momentum > 0)
+        self._hidden = _Hidden(
+            self._hidden.rule, variables, first, session.run.mechanism.momentum > 0
+        )
 
     def secret_state(self):
         named = self._hidden.named().items()
@@ -261,7 +263,7 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
             mean_of(tf.cast(total, tf.float64), session.divisor, penalty)
             for total, penalty in zip(bounded.sums, regularization, strict=True)
         ]
-        self._move_means(gradients, rate, session.run)
+        self._move_means(gradients, rate, session.run.mechanism)
         for i, variable in enumerate(variables):
             mean = tf.convert_to_tensor(hidden.means[i])
             drawn = mean + rate / float(session.divisor) * tf.cast(noise[i], tf.float64)
@@ -271,17 +273,21 @@ class SIDPSGDOptimizer(DPKerasOptimizer):
         self.iterations.assign_add(1)
         return scale
 
-    def _move_means(self, gradients, rate, run):
+    def _move_means(self, gradients, rate, mechanism):
         hidden = self._hidden
         if hidden.rule is not None:
             hidden.rule.apply(gradients, hidden.means)
             return
         for i, (gradient, mean) in enumerate(zip(gradients, hidden.means, strict=True)):
             direction = gradient
-            if run.momentum:
-                velocity = run.momentum * tf.convert_to_tensor(hidden.velocities[i]) + gradient
+            if mechanism.momentum:
+                velocity = (
+                    mechanism.momentum * tf.convert_to_tensor(hidden.velocities[i]) + gradient
+                )
                 hidden.velocities[i].assign(velocity)
-                direction = gradient + run.momentum * velocity if run.nesterov else velocity
+                direction = (
+                    gradient + mechanism.momentum * velocity if mechanism.nesterov else velocity
+                )
             mean.assign(tf.convert_to_tensor(mean) - rate * direction)
 
     def release_means(self, variables) -> None:

@@ -8,6 +8,7 @@ from tfdp.accounting.composition import proven
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms.dp_dropout import DPDropout
 from tfdp.accounting.run import Run
+from tfdp.accounting.sampling import Poisson
 
 
 def compute(
@@ -34,17 +35,15 @@ def compute(
         "sigma" (half of tfdp's noise multiplier), "claimed" and "proven" (epsilons).
     """
     del data_dir
-    fields = {
-        "mechanism": DPDropout.name,
-        "composition": composition,
-        "sampling": "poisson",
-        "num_examples": num_examples,
-        "lot_size": lot_size,
-        "epochs": epochs,
-        "contribution": Contribution(clip_groups=clip_groups),
-    }
-    noise = noise_for(epsilon, delta, kind="claimed", **fields)
-    run = Run(noise_multiplier=noise, **fields)
+    sampling = Poisson(num_examples=num_examples, lot_size=lot_size)
+    run = Run(
+        mechanism=DPDropout(noise_multiplier=1.0, composition=composition),
+        sampling=sampling,
+        steps=sampling.steps_in(epochs),
+        contribution=Contribution(clip_groups=clip_groups),
+    )
+    noise = noise_for(epsilon, delta, run, "claimed")
+    run = run.with_noise(noise)
     return {
         "sigma": noise / 2,
         "claimed": float(run.mechanism.claimed_epsilon(run, delta).epsilon),

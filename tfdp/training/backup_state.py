@@ -17,7 +17,7 @@ from tfdp.accounting.sampling import sampling_class
 from tfdp.session import Session
 from tfdp.training.backup_folder import BackupError
 from tfdp.training.feeding import Feed, Place
-from tfdp.training.opening import planned_fields
+from tfdp.training.opening import planned_facts
 
 _VERSION = 7
 
@@ -74,8 +74,9 @@ def give_state(
     run_id, kept = about["run_id"], about["steps"]
     run = ledger.entries[run_id]
     other = [name for name, value in setup.items() if about["setup"].get(name) != value]
-    if not other and run.with_(**planned_fields(model, feed.plan, optimizer, account.start)) != run:
-        other = ["settings"]
+    if not other:
+        facts = planned_facts(model, feed.plan, optimizer, account.start)
+        other = [] if facts.hold_for(run) else ["settings"]
     if other:
         raise BackupError(
             f"The state is of a training with other {' and '.join(other)}. Expected the model, "

@@ -120,7 +120,7 @@ def make_private_with_epsilon(
     per_epoch = data.steps_per_epoch if isinstance(data, Lots) else plan.steps
     plan = dataclasses.replace(plan, steps=max(1, round(epochs * per_epoch)))
     run = planned_run(model, plan, optimizer, model.privacy.account.start)
-    too_large = delta_warning(delta, run.num_examples)
+    too_large = delta_warning(delta, run.sampling.num_examples)
     if too_large:
         logging.warning("%s", too_large)
     noise = noise_for(budget.epsilon, budget.delta, run, kind, adjacency)

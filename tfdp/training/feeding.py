@@ -19,7 +19,7 @@ from tfdp._compat.keras import (
     train_validation_split,
 )
 from tfdp._validate import one_of, whole
-from tfdp.accounting.sampling import sampling_class
+from tfdp.accounting.sampling import Sampling, Unknown, sampling_class
 from tfdp.data import SAMPLINGS, CyclicLots, Lots, row_multiple_for
 from tfdp.data.arrays import all_arrays, as_arrays, common_length
 from tfdp.layers.public import public_layers
@@ -216,6 +216,12 @@ def needs_order(feed: Feed) -> bool:
     return kind is not None and kind.whole_epochs and not kind.fixed_order
 
 
+def sampling_of(lots: Lots) -> Sampling:
+    """Returns the sampling scheme of lots, as the accounting describes it."""
+    kind = sampling_class(lots.sampling)
+    return kind(**{field.name: getattr(lots, field.name) for field in dataclasses.fields(kind)})
+
+
 def plan_of(lots: Lots, physical_batch_size: int | None = None, turn: int = 0) -> Plan:
     """Returns how lots are drawn, without a number of steps.
 
@@ -227,15 +233,11 @@ def plan_of(lots: Lots, physical_batch_size: int | None = None, turn: int = 0) -
     """
     if physical_batch_size is None and lots.physical_batch_size < lots.padded_size:
         physical_batch_size = lots.physical_batch_size
-    sampling = sampling_class(lots.sampling)(num_examples=lots.num_examples, lot_size=lots.lot_size)
+    sampling = sampling_of(lots)
     return Plan(
-        sampling=lots.sampling,
-        num_examples=lots.num_examples,
-        lot_size=lots.lot_size,
-        groups=lots.groups,
+        sampling=sampling,
         turn=turn % lots.groups,
         lots=lots,
-        nominal=getattr(lots, "nominal", False),
         # The proof for whole epochs needs no secret draws.
         insecure_seed=lots.seeded and sampling.random_lots,
         physical_batch_size=physical_batch_size,
@@ -269,9 +271,9 @@ def _plan_of_batches(batches, physical_batch_size, steps_per_epoch):
     if steps is None and batches.number == tf.data.INFINITE_CARDINALITY:
         raise ValueError(_LENGTH)
     return Plan(
-        sampling="unknown",
-        num_examples=batches.lot_size * (known or steps or 1),
-        lot_size=batches.lot_size,
+        sampling=Unknown(
+            num_examples=batches.lot_size * (known or steps or 1), lot_size=batches.lot_size
+        ),
         steps=_capped(steps),
         physical_batch_size=physical_batch_size,
     )

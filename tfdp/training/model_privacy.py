@@ -147,7 +147,7 @@ class ModelPrivacy:
             runs = [dataclasses.replace(run, start="public") for run in runs]
         if max_examples_per_user == 1:
             return runs
-        return [run.with_(max_examples_per_user=max_examples_per_user) for run in runs]
+        return [_of_users(run, max_examples_per_user) for run in runs]
 
     @property
     def budget(self) -> PrivacyBudget | None:
@@ -345,3 +345,10 @@ class ModelPrivacy:
                     f"{type(optimizer).__name__}, and no ledger accounts for them. If that was on "
                     "public data, say so: make_private(model, start='public')."
                 )
+
+
+def _of_users(run: Run, max_examples_per_user: int) -> Run:
+    contribution = dataclasses.replace(
+        run.contribution, max_examples_per_user=max_examples_per_user
+    )
+    return dataclasses.replace(run, contribution=contribution)

@@ -1,10 +1,10 @@
 """Describes a training before its first step, and opens the ledger entry that it is accounted under."""
 
 from tfdp.account import Account, check_counted
-from tfdp.accounting import Run
+from tfdp.accounting import Contribution, Run
 from tfdp.layers.lot_statistics import uses_batch_statistics
 from tfdp.layers.public import public_layers
-from tfdp.session import OPEN_ENDED, Plan, Session
+from tfdp.session import OPEN_ENDED, Facts, Plan, Session
 
 
 def open_session(model, account: Account, plan: Plan) -> Session:
@@ -31,22 +31,22 @@ def open_session(model, account: Account, plan: Plan) -> Session:
     if not optimizer.built:
         optimizer.build(variables)
     check_counted(optimizer, account.ledger)
-    fields = planned_fields(model, plan, optimizer, account.start)
+    facts = planned_facts(model, plan, optimizer, account.start)
     session = account.session
     if (
         session is not None
-        and session.continues_with(fields, plan, optimizer, variables)
+        and session.continues_with(facts, plan, optimizer, variables)
         and optimizer.continues(session)
     ):
-        _extend(session, plan, fields)
+        _extend(session, plan, facts)
     else:
         with model.distribute_strategy.scope():  # its counter has a copy for each replica
-            _enter(account, plan, fields, optimizer, variables)
+            _enter(account, plan, facts, optimizer, variables)
     account.session.limit_steps()
     return account.session
 
 
-def _extend(session, plan, fields):
+def _extend(session, plan, facts):
     """Describes the further steps, if the session's run does not describe them yet."""
     done, optimizer = session.taken, session.optimizer
     steps = plan.steps
@@ -55,10 +55,10 @@ def _extend(session, plan, fields):
     if done + steps <= session.run.steps:
         return
     tables = optimizer.tables(session.variables, session.first_iteration, done + steps, session.run)
-    session.extend(Run(steps=done + steps, **tables, **fields))
+    session.extend(facts.run(done + steps, tables))
 
 
-def _enter(account, plan, fields, optimizer, variables):
+def _enter(account, plan, facts, optimizer, variables):
     if plan.start:
         raise RuntimeError(
             "A callback changed the weights of a training that goes on in the middle of an epoch, "
@@ -67,7 +67,7 @@ def _enter(account, plan, fields, optimizer, variables):
         )
     first = int(optimizer.iterations.numpy())
     steps = _open_ended(optimizer, 0) if plan.steps is None else plan.steps
-    run = Run(steps=steps, **optimizer.tables(variables, first, steps), **fields)
+    run = facts.run(steps, optimizer.tables(variables, first, steps))
     account.close_session()
     account.session = Session(account.ledger, run, plan, optimizer, variables, first)
     optimizer.begin(account.session)
@@ -78,8 +78,8 @@ def _open_ended(optimizer, done):
     return OPEN_ENDED if described is None else max(1, min(OPEN_ENDED, described - done))
 
 
-def planned_fields(model, plan: Plan, optimizer, start: str) -> dict:
-    """Returns the fields of `accounting.Run`, except the number of steps and tables over steps.
+def planned_facts(model, plan: Plan, optimizer, start: str) -> Facts:
+    """Returns what is accounted of a training, except its number of steps and tables over steps.
 
     Args:
         model: a built private model.
@@ -90,7 +90,7 @@ def planned_fields(model, plan: Plan, optimizer, start: str) -> dict:
     Raises:
         ValueError: microbatches do not divide the lots, or physical batches cut microbatches.
     """
-    microbatch_size = optimizer.microbatch_size(plan.lot_size)
+    microbatch_size = optimizer.microbatch_size(plan.sampling.lot_size)
     drawn = 1 if plan.lots is None else plan.lots.microbatch_size
     if plan.lots is not None and drawn != microbatch_size:
         raise ValueError(
@@ -103,27 +103,27 @@ def planned_fields(model, plan: Plan, optimizer, start: str) -> dict:
             "Invalid value received for argument `physical_batch_size`. Expected a multiple of "
             f"the microbatch size {microbatch_size}. Received: {plan.physical_batch_size}"
         )
-    fields = dict(
-        num_examples=plan.num_examples,
-        lot_size=plan.lot_size,
+    variables = model.trainable_variables
+    return Facts(
+        mechanism=optimizer.mechanism,
+        fields=optimizer.mechanism_fields(variables),
         sampling=plan.sampling,
-        microbatch_size=microbatch_size,
+        contribution=Contribution(
+            microbatch_size=microbatch_size,
+            batch_statistics=uses_batch_statistics(model),
+            public_examples=sum(layer.count for layer in public_layers(model)),
+            **optimizer.contribution_fields(variables),
+        ),
         start=start,
-        batch_statistics=uses_batch_statistics(model),
-        public_examples=sum(layer.count for layer in public_layers(model)),
-        groups=plan.groups,
-        nominal=plan.nominal,
-        **optimizer.run_fields(model.trainable_variables),
+        insecure_seed=optimizer.seeded or plan.insecure_seed,
     )
-    fields["insecure_seed"] |= plan.insecure_seed
-    return fields
 
 
 def planned_run(model, plan: Plan, optimizer, start: str) -> Run:
     """Returns the run that a model's training of `plan.steps` steps from the first one will be.
 
     Args:
-        model, plan, optimizer, start: as in `planned_fields`.
+        model, plan, optimizer, start: as in `planned_facts`.
     """
     tables = optimizer.tables(model.trainable_variables, 0, plan.steps)
-    return Run(steps=plan.steps, **tables, **planned_fields(model, plan, optimizer, start))
+    return planned_facts(model, plan, optimizer, start).run(plan.steps, tables)

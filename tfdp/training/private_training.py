@@ -10,6 +10,7 @@ import contextlib
 import tensorflow as tf
 from absl import logging
 
+from tfdp.accounting.sampling import Unknown
 from tfdp.data.arrays import common_length, in_floatx
 from tfdp.session import Plan
 from tfdp.training.backup import backup_among
@@ -169,9 +170,7 @@ class PrivateTraining(SavedWithLedger):
         build_for(self, x)
         check_tokens(self, x)
         plan = Plan(
-            sampling="unknown",
-            num_examples=lot_size,
-            lot_size=lot_size,
+            sampling=Unknown(num_examples=lot_size, lot_size=lot_size),
             physical_batch_size=self.privacy.physical_batch_size,
         )
         with self._training(Feed(None, plan, steps=1)):

@@ -40,7 +40,7 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     x, y, sample_weight = _unpacked(data)
     sample_weight = session.admitted(sample_weight)
     if session.fixes_rows:
-        x, y, sample_weight = with_rows((x, y, sample_weight), run.lot_size)
+        x, y, sample_weight = with_rows((x, y, sample_weight), run.sampling.lot_size)
     forward = Forward(model)
     traced = examine(forward, x, y)
     session.check_step(forward.variables, optimizer)
@@ -50,13 +50,13 @@ def private_step(model, session: Session, data, engine: str, diagnostics) -> dic
     lot = bounded_sum(
         choose_engine(engine, model),
         forward,
-        optimizer.bound(forward.variables, run.l2_norm_clip),
+        optimizer.bound(forward.variables, run.contribution.l2_norm_clip),
         x,
         y,
         sample_weight,
         physical_batch_size=session.plan.physical_batch_size,
-        microbatch_size=run.microbatch_size,
-        expected_rows=run.lot_size,
+        microbatch_size=run.contribution.microbatch_size,
+        expected_rows=run.sampling.lot_size,
     )
     session.check_sensitivity(lot.relative_sensitivity)
     if replicas > 1:

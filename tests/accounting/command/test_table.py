@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from tfdp.accounting import Run, claimed, noise_for, proven, steps_for
+from tests.accounting.varying import vary
+from tfdp.accounting import Run, claimed, describe, noise_for, proven, steps_for
 from tfdp.accounting.__main__ import main
 from tfdp.accounting.command import flags, plot
 
 DATA = ["--mechanism=dpsgd", "--num_examples=5000", "--sampling=cyclic", "--delta=1e-5"]
-RUN = Run(
+RUN = describe(
     mechanism="dpsgd", num_examples=5000, lot_size=100, steps=100, sampling="cyclic",
     noise_multiplier=6.0,
 )  # fmt: skip
@@ -26,12 +27,12 @@ def rows(capsys, *arguments):
         (
             ["--lot_size=100", "--noise_multiplier=6", "--table=epochs=1,2.5"],
             "epochs",
-            {e: RUN.with_(steps=steps_for(e, 5000, 100, "cyclic")) for e in (1.0, 2.5)},
+            {e: vary(RUN, steps=steps_for(e, 5000, 100, "cyclic")) for e in (1.0, 2.5)},
         ),
         (
             ["--epochs=2", "--noise_multiplier=6", "--table=batch_size=50,100"],
             "lot_size",
-            {n: RUN.with_(lot_size=n, epochs=2) for n in (50, 100)},
+            {n: vary(RUN, lot_size=n, epochs=2) for n in (50, 100)},
         ),
     ],
 )
@@ -40,7 +41,7 @@ def test_rows_have_both_guarantees(arguments, name, runs, capsys):
     assert [row[name] for row in found] == list(runs)
     for row, run in zip(found, runs.values(), strict=True):
         assert Run.from_dict(row["run"]) == run
-        assert row["noise_multiplier"] == run.noise_multiplier
+        assert row["noise_multiplier"] == run.mechanism.noise_multiplier
         assert row["proven"]["epsilon"] == proven(run, 1e-5).epsilon
         assert row["claimed"]["epsilon"] == claimed(run, 1e-5).epsilon
 
@@ -51,7 +52,7 @@ def test_rows_of_a_budget_have_the_noise_that_each_needs(kind, capsys):
         capsys, "--lot_size=100", "--epsilon=2", "--table=epochs=1,4", f"--guarantee={kind}"
     )
     for row, epochs in zip(found, (1, 4), strict=True):
-        assert row["noise_multiplier"] == noise_for(2.0, 1e-5, RUN.with_(epochs=epochs), kind)
+        assert row["noise_multiplier"] == noise_for(2.0, 1e-5, vary(RUN, epochs=epochs), kind)
         assert row[kind]["epsilon"] <= 2.0
     assert found[0]["noise_multiplier"] < found[1]["noise_multiplier"]
 
@@ -141,7 +142,7 @@ def test_the_plot_has_labelled_axes_and_both_curves(budget, monkeypatch, tmp_pat
     assert ("noise multiplier" if budget else "epsilon") in axis.get_ylabel()
     labels = [text.get_text() for text in axis.get_legend().get_texts()]
     assert len(labels) == (1 if budget else 2)
-    runs = [RUN.with_(epochs=epochs) for epochs in (1, 2, 4)]
+    runs = [vary(RUN, epochs=epochs) for epochs in (1, 2, 4)]
     expected = [proven(run, 1e-5).epsilon for run in runs]
     if budget:
         expected = [noise_for(2.0, 1e-5, run) for run in runs]

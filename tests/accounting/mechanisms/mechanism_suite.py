@@ -9,6 +9,7 @@ import math
 
 import pytest
 
+from tests.accounting.varying import vary
 from tfdp.accounting import (
     CalibrationError,
     Ledger,
@@ -39,27 +40,27 @@ class MechanismSuite:
 
     def table(self, factor=1.0):
         """Returns a table of noise multipliers that begins with the run's own value and grows."""
-        z = self.RUN.noise_multiplier
+        z = self.RUN.mechanism.noise_multiplier
         return tuple(factor * z * (1 + t // (self.steps // 2)) for t in range(self.steps))
 
     def test_no_steps_cost_nothing(self):
         for guarantee in (proven, claimed):
-            assert guarantee(self.RUN.with_(steps=0), DELTA).epsilon == 0
-        assert proven(self.RUN.with_(steps=0, insecure_seed=True), DELTA).epsilon == 0
+            assert guarantee(vary(self.RUN, steps=0), DELTA).epsilon == 0
+        assert proven(vary(self.RUN, steps=0, insecure_seed=True), DELTA).epsilon == 0
 
     def test_no_noise_is_infinite(self):
-        bare = self.RUN.with_(noise_multiplier=0.0)
+        bare = vary(self.RUN, noise_multiplier=0.0)
         for guarantee in (proven(bare, DELTA), claimed(bare, DELTA)):
             assert guarantee.epsilon == math.inf
             assert guarantee.reason
         with pytest.raises(ValueError, match="noise_multiplier"):
-            self.RUN.with_(noise_multiplier=-1.0)
+            vary(self.RUN, noise_multiplier=-1.0)
 
     def test_more_noise_and_fewer_steps_are_not_worse(self):
         less, more, half = (
             self.RUN,
-            self.RUN.with_noise(2 * self.RUN.noise_multiplier),
-            self.RUN.with_(steps=self.steps // 2),
+            self.RUN.with_noise(2 * self.RUN.mechanism.noise_multiplier),
+            vary(self.RUN, steps=self.steps // 2),
         )
         for guarantee in (proven, claimed):
             epsilon = guarantee(less, DELTA).epsilon
@@ -69,7 +70,7 @@ class MechanismSuite:
 
     def test_the_statement_has_both_figures(self):
         statement = Statement.of(self.RUN, DELTA)
-        for kind in ("Claimed epsilon: ", "Proven epsilon:  ", self.RUN.mechanism_name):
+        for kind in ("Claimed epsilon: ", "Proven epsilon:  ", self.RUN.mechanism.name):
             assert kind in statement.text()
         assert statement.released.startswith(f"{self.RUN.mechanism.released}.")
         found = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
@@ -85,16 +86,16 @@ class MechanismSuite:
         assert math.isfinite(replaced.epsilon) is (self.finite and self.replaces)
 
     def test_a_chosen_seed_proves_nothing(self):
-        seeded = self.RUN.with_(insecure_seed=True)
+        seeded = vary(self.RUN, insecure_seed=True)
         assert proven(seeded, DELTA).epsilon == math.inf
         assert claimed(seeded, DELTA).epsilon == claimed(self.RUN, DELTA).epsilon
         if self.finite:
             assert "seed" in Statement.of(seeded, DELTA).warnings[0]
 
     def test_round_trip(self):
-        runs = [self.RUN, self.RUN.with_(start="public", clip_groups=2, l2_norm_clip=0.5)]
+        runs = [self.RUN, vary(self.RUN, start="public", clip_groups=2, l2_norm_clip=0.5)]
         if self.takes_tables:
-            runs.append(self.RUN.with_(noise_multiplier=self.table()))
+            runs.append(vary(self.RUN, noise_multiplier=self.table()))
         ledger = Ledger()
         for run in runs:
             assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
@@ -118,18 +119,17 @@ class MechanismSuite:
         for kind, guarantee in (("proven", proven), ("claimed", claimed)):
             budget = guarantee(self.RUN, DELTA).epsilon
             z = noise_for(budget, DELTA, self.RUN, kind)
-            assert z == pytest.approx(self.RUN.noise_multiplier, rel=1e-3)
+            assert z == pytest.approx(self.RUN.mechanism.noise_multiplier, rel=1e-3)
             assert guarantee(self.RUN.with_noise(z), DELTA).epsilon <= budget
 
     # -- tables of noise over steps ----------------------------------------------------------------
 
     def test_a_table_of_equal_values_is_the_constant(self):
-        equal = (self.RUN.noise_multiplier,) * self.steps if self.finite else (1.0,) * self.steps
         if not self.takes_tables:
             with pytest.raises(ValueError, match="noise_multiplier"):
-                self.RUN.with_(noise_multiplier=equal)
+                vary(self.RUN, noise_multiplier=(1.0,) * self.steps)
             return
-        run = self.RUN.with_(noise_multiplier=equal)
+        run = vary(self.RUN, noise_multiplier=(self.RUN.mechanism.noise_multiplier,) * self.steps)
         for adjacency in ("zero_out", "replace_one"):
             for guarantee in (proven, claimed):
                 assert (
@@ -140,29 +140,31 @@ class MechanismSuite:
     def test_a_table_of_noise(self):
         if not (self.takes_tables and self.finite):
             return
-        run = self.RUN.with_(noise_multiplier=self.table())
+        run = vary(self.RUN, noise_multiplier=self.table())
         for guarantee in (proven, claimed):
             least = guarantee(self.RUN, DELTA).epsilon
-            largest = guarantee(self.RUN.with_noise(2 * self.RUN.noise_multiplier), DELTA).epsilon
+            largest = guarantee(
+                self.RUN.with_noise(2 * self.RUN.mechanism.noise_multiplier), DELTA
+            ).epsilon
             assert largest < guarantee(run, DELTA).epsilon <= least
         assert max_steps(1e6, DELTA, run) == self.steps
         with pytest.raises(ValueError, match=str(self.steps + 1)):
-            run.with_(steps=self.steps + 1)
+            vary(run, steps=self.steps + 1)
 
     def test_one_step_without_noise_is_infinite(self):
         if not (self.takes_tables and self.finite):
             return
-        run = self.RUN.with_(noise_multiplier=(*self.table()[:-1], 0.0))
+        run = vary(self.RUN, noise_multiplier=(*self.table()[:-1], 0.0))
         for guarantee in (proven, claimed):
             assert guarantee(run, DELTA).epsilon == math.inf
         # A value after the last step of the run does not count.
-        assert proven(run.with_(steps=self.steps - 1), DELTA).epsilon < math.inf
+        assert proven(vary(run, steps=self.steps - 1), DELTA).epsilon < math.inf
 
     def test_tables_calibrate_by_a_common_factor(self):
         if not (self.takes_tables and self.finite):
             return
-        budget = proven(self.RUN.with_(noise_multiplier=self.table()), DELTA).epsilon
-        run = self.RUN.with_(noise_multiplier=self.table(0.7))
+        budget = proven(vary(self.RUN, noise_multiplier=self.table()), DELTA).epsilon
+        run = vary(self.RUN, noise_multiplier=self.table(0.7))
         factor = noise_for(budget, DELTA, run)
         assert factor == pytest.approx(1 / 0.7, rel=2e-3)
         assert proven(run.with_noise(factor), DELTA).epsilon <= budget

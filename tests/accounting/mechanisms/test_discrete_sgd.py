@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from tests.accounting.varying import vary
 from tfdp.accounting import (
     Encoding,
-    Run,
     claimed,
+    describe,
     noise_for,
     proven,
     proven_composition,
@@ -17,7 +18,7 @@ from tfdp.accounting.encoding import normal_quantiles
 
 DELTA = 1e-5
 T9 = Encoding(noise="student_t", degrees_of_freedom=9.0, num_weights=26010)
-MNIST = Run(
+MNIST = describe(
     mechanism="discrete_sgd",
     num_examples=60000,
     lot_size=256,
@@ -29,7 +30,7 @@ MNIST = Run(
 TINY = Encoding(
     noise="student_t", degrees_of_freedom=9.0, num_weights=2, codebook=((0.8, 0.6), (1.0, 0.0))
 )
-SMALL = MNIST.with_(num_examples=100, lot_size=10, steps=20, noise_multiplier=4.0, encoding=TINY)
+SMALL = vary(MNIST, num_examples=100, lot_size=10, steps=20, noise_multiplier=4.0, encoding=TINY)
 
 
 @pytest.mark.parametrize(
@@ -42,14 +43,14 @@ SMALL = MNIST.with_(num_examples=100, lot_size=10, steps=20, noise_multiplier=4.
     ],
 )
 def test_golden_table(scale, classic, improved):
-    run = MNIST.with_(noise_multiplier=scale)
+    run = vary(MNIST, noise_multiplier=scale)
     assert claimed(run, DELTA).epsilon == pytest.approx(classic, rel=1e-6)
     assert proven(run, DELTA).epsilon == pytest.approx(improved, rel=1e-6)
 
 
 def test_golden_size():
     encoding = Encoding(noise="student_t", degrees_of_freedom=9.0, num_weights=61706)
-    run = MNIST.with_(encoding=encoding)
+    run = vary(MNIST, encoding=encoding)
     assert claimed(run, DELTA).epsilon == pytest.approx(3.030046, rel=1e-6)
     assert proven(run, DELTA).epsilon == pytest.approx(2.615167, rel=1e-6)
 
@@ -66,33 +67,33 @@ def test_golden_details():
 def test_golden_calibration():
     scale = noise_for(2.596981, DELTA, MNIST)
     assert scale == pytest.approx(1.004144, rel=5e-5)
-    assert proven(MNIST.with_(noise_multiplier=scale), DELTA).epsilon <= 2.596981
+    assert proven(vary(MNIST, noise_multiplier=scale), DELTA).epsilon <= 2.596981
 
 
 def test_gaussian_noise_is_dpsgd():
-    run = MNIST.with_(encoding=Encoding(num_weights=100), noise_multiplier=1.1)
+    run = vary(MNIST, encoding=Encoding(num_weights=100), noise_multiplier=1.1)
     assert claimed(run, DELTA).epsilon == pytest.approx(3.009100, rel=1e-6)
     found = proven(run, DELTA)
     assert found.epsilon == pytest.approx(2.3817, rel=1e-3)
     for sampling, adjacency in (("cyclic", "zero_out"), ("poisson", "replace_one")):
-        same = run.with_(mechanism="dpsgd", encoding=None, sampling=sampling)
+        same = vary(run, mechanism="dpsgd", sampling=sampling)
         assert (
-            proven(run.with_(sampling=sampling), DELTA, adjacency).epsilon
+            proven(vary(run, sampling=sampling), DELTA, adjacency).epsilon
             == proven(same, DELTA, adjacency).epsilon
         )
     long = Encoding(num_weights=2, codebook=((3.0, 4.0), (1.0, 1.0)))
     assert (
-        proven(run.with_(encoding=long, noise_multiplier=5.5), DELTA).epsilon
+        proven(vary(run, encoding=long, noise_multiplier=5.5), DELTA).epsilon
         == pytest.approx(found.epsilon)
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("noise", ["laplace", "variance_gamma", "cauchy"])
 def test_other_families(noise):
-    run = MNIST.with_(encoding=Encoding(noise=noise, num_weights=26010), noise_multiplier=1.5)
+    run = vary(MNIST, encoding=Encoding(noise=noise, num_weights=26010), noise_multiplier=1.5)
     found = proven(run, DELTA)
     assert 0 < found.epsilon < claimed(run, DELTA).epsilon < math.inf
-    assert found.epsilon < proven(run.with_(noise_multiplier=1.0), DELTA).epsilon
+    assert found.epsilon < proven(vary(run, noise_multiplier=1.0), DELTA).epsilon
 
 
 @pytest.mark.parametrize(
@@ -109,32 +110,32 @@ def test_other_families(noise):
     ],
 )
 def test_unproven_cases_are_infinite(change, adjacency, words):
-    found = proven(SMALL.with_(**change), DELTA, adjacency)
+    found = proven(vary(SMALL, **change), DELTA, adjacency)
     assert found.epsilon == math.inf
     assert words in found.reason
     assert proven(SMALL, DELTA).epsilon < math.inf
     if change.get("noise_multiplier") != 0.0:
-        assert claimed(SMALL.with_(**change), DELTA, adjacency).epsilon < math.inf
+        assert claimed(vary(SMALL, **change), DELTA, adjacency).epsilon < math.inf
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_a_codebook_fitted_to_private_gradients(noise):
     encoding = Encoding(noise=noise, num_weights=5, private_codebook=True)
-    found = proven(SMALL.with_(encoding=encoding), DELTA)
+    found = proven(vary(SMALL, encoding=encoding), DELTA)
     assert found.epsilon == math.inf
     assert "gradients" in found.reason
 
 
 def test_noise_below_the_numerical_range_is_infinite():
-    found = proven(SMALL.with_(noise_multiplier=1e-3), DELTA)
+    found = proven(vary(SMALL, noise_multiplier=1e-3), DELTA)
     assert found.epsilon == math.inf
 
 
 def test_the_worst_vector_counts():
     vectors = [Encoding(noise="laplace", num_weights=2, codebook=(v,)) for v in TINY.codebook]
     pair = Encoding(noise="laplace", num_weights=2, codebook=TINY.codebook)
-    each = [proven(SMALL.with_(encoding=e), DELTA).epsilon for e in vectors]
-    assert proven(SMALL.with_(encoding=pair), DELTA).epsilon >= max(each)
+    each = [proven(vary(SMALL, encoding=e), DELTA).epsilon for e in vectors]
+    assert proven(vary(SMALL, encoding=pair), DELTA).epsilon >= max(each)
 
 
 def test_any_codebook_of_unit_vectors():
@@ -143,28 +144,28 @@ def test_any_codebook_of_unit_vectors():
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True) * (1 + 1e-12)
     codebook = tuple(tuple(v) for v in vectors)
     noise = {"noise": "student_t", "degrees_of_freedom": 3.0, "num_weights": 100}
-    exact = MNIST.with_(encoding=Encoding(codebook=codebook, **noise))
-    bound = MNIST.with_(encoding=Encoding(largest_entry=float(vectors.max()), **noise))
+    exact = vary(MNIST, encoding=Encoding(codebook=codebook, **noise))
+    bound = vary(MNIST, encoding=Encoding(largest_entry=float(vectors.max()), **noise))
     low, high = proven(exact, DELTA).epsilon, proven(bound, DELTA).epsilon
     assert low <= high <= 1.02 * low
 
 
 def test_whole_data_lots_are_not_amplified():
-    run = SMALL.with_(lot_size=100, steps=1, encoding=Encoding(noise="laplace", num_weights=1))
+    run = vary(SMALL, lot_size=100, steps=1, encoding=Encoding(noise="laplace", num_weights=1))
     # One Laplace release of scale 4 is (1/4, 0)-DP; Rényi orders up to 64 give hardly less.
     assert 0.2 < proven(run, DELTA).epsilon < 0.5
 
 
 def test_composition():
-    half = MNIST.with_(steps=7031)
+    half = vary(MNIST, steps=7031)
     two = proven_composition([half, half], DELTA)
     assert two.epsilon == pytest.approx(proven(MNIST, DELTA).epsilon, rel=1e-9)
-    dpsgd = MNIST.with_(mechanism="dpsgd", encoding=None, steps=1000)
-    cyclic = dpsgd.with_(sampling="cyclic", noise_multiplier=20.0)
+    dpsgd = vary(MNIST, mechanism="dpsgd", steps=1000)
+    cyclic = vary(dpsgd, sampling="cyclic", noise_multiplier=20.0)
     mixed = proven_composition([MNIST, dpsgd, cyclic], DELTA)
     alone = [proven(run, DELTA).epsilon for run in (MNIST, dpsgd, cyclic)]
     assert max(alone) < mixed.epsilon < sum(alone)
-    microbatches = dpsgd.with_(microbatch_size=2, noise_multiplier=20.0)
+    microbatches = vary(dpsgd, microbatch_size=2, noise_multiplier=20.0)
     together = proven_composition([MNIST, microbatches], DELTA).epsilon
     assert proven(MNIST, DELTA).epsilon < together < proven(MNIST, DELTA).epsilon * 1.2
 

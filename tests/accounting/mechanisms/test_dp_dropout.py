@@ -4,10 +4,11 @@ import math
 
 import pytest
 
+from tests.accounting.varying import vary
 from tfdp.accounting import (
-    Run,
     claimed,
     claimed_composition,
+    describe,
     noise_for,
     proven,
     proven_composition,
@@ -15,7 +16,7 @@ from tfdp.accounting import (
 from tfdp.accounting.mechanisms.dp_dropout import READINGS, claimed_sigma_epsilon
 
 DELTA = 1e-4
-MNIST = Run(
+MNIST = describe(
     mechanism="dp_dropout",
     num_examples=60000,
     lot_size=600,
@@ -39,8 +40,8 @@ MNIST = Run(
     ],
 )
 def test_golden_sigmas(mechanism, composition, delta, sigma):
-    run = MNIST.with_(mechanism=mechanism, composition=composition)
-    exact = run.with_(noise_multiplier=2 * sigma)
+    run = vary(MNIST, mechanism=mechanism, composition=composition)
+    exact = vary(run, noise_multiplier=2 * sigma)
     assert claimed(exact, delta).epsilon == pytest.approx(0.5, rel=1e-6)
     assert claimed(exact, delta).details["sigma"] == sigma
     assert noise_for(0.5, delta, run, "claimed") / 2 == pytest.approx(sigma, rel=2e-4)
@@ -51,32 +52,32 @@ def test_golden_sigmas(mechanism, composition, delta, sigma):
     [(10.88, 0.17062, 0.3710, 0.2519), (3.23, 0.67186, 1.4591, 1.0006)],
 )
 def test_golden_proven(sigma, epsilon, replaced, by_layer):
-    run = MNIST.with_(noise_multiplier=2 * sigma)
+    run = vary(MNIST, noise_multiplier=2 * sigma)
     # The golden values use a coarse grid. A finer grid can only give lower values.
     for guarantee, golden in (
         (proven(run, DELTA), epsilon),
         (proven(run, DELTA, "replace_one"), replaced),
-        (proven(run.with_(clip_groups=2), DELTA), by_layer),
+        (proven(vary(run, clip_groups=2), DELTA), by_layer),
     ):
         assert guarantee.epsilon == pytest.approx(golden, rel=6e-3)
         assert guarantee.epsilon <= golden * 1.001
     assert proven(run, DELTA).details["sigma"] == sigma
-    assert proven(run.with_(clip_groups=2), DELTA).details["sensitivity"] == math.sqrt(2)
+    assert proven(vary(run, clip_groups=2), DELTA).details["sensitivity"] == math.sqrt(2)
 
 
 def test_the_zcdp_claim_is_no_guarantee():
     """In its most favourable reading the published sigma spends more than it claims."""
-    run = MNIST.with_(composition="zcdp", noise_multiplier=2 * 3.23)
+    run = vary(MNIST, composition="zcdp", noise_multiplier=2 * 3.23)
     assert claimed(run, DELTA).epsilon == pytest.approx(0.5, abs=1e-3)
     assert proven(run, DELTA).epsilon > 0.65
 
 
 def test_same_accounting_as_dpsgd():
-    twin = MNIST.with_(mechanism="dpsgd")
+    twin = vary(MNIST, mechanism="dpsgd")
     for mechanism in ("dp_dropout", "sgld"):
-        run = MNIST.with_(mechanism=mechanism)
+        run = vary(MNIST, mechanism=mechanism)
         change = {"sampling": "cyclic", "clip_groups": 3}
-        ours, theirs = (proven(r.with_(**change), DELTA).epsilon for r in (run, twin))
+        ours, theirs = (proven(vary(r, **change), DELTA).epsilon for r in (run, twin))
         assert ours == theirs
 
 
@@ -92,12 +93,12 @@ def test_claims_are_monotone(reading):
 
 
 def test_segments():
-    half = MNIST.with_(steps=10000)
+    half = vary(MNIST, steps=10000)
     assert claimed_composition([half, half], DELTA).epsilon == claimed(MNIST, DELTA).epsilon
     assert proven_composition([half, half], DELTA).epsilon == pytest.approx(
         proven(MNIST, DELTA).epsilon, rel=1e-3
     )
-    other = half.with_(noise_multiplier=30.0)
+    other = vary(half, noise_multiplier=30.0)
     split = claimed_composition([half, other], DELTA)
     parts = [claimed(run, DELTA / 2).epsilon for run in (half, other)]
     assert split.epsilon == pytest.approx(sum(parts))
@@ -109,4 +110,4 @@ def test_segments():
 )
 def test_bad_fields_are_refused(change):
     with pytest.raises(ValueError, match="Expected"):
-        MNIST.with_(**change)
+        vary(MNIST, **change)

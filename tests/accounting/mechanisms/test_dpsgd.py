@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tfdp.accounting import Run, claimed, proven
+from tests.accounting.varying import vary
+from tfdp.accounting import claimed, describe, proven
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.numerics.gaussian import log_delta
 from tfdp.accounting.numerics.privacy_loss import RandomGaussianLoss
 from tfdp.accounting.numerics.subsampled import composed
 
 DELTA = 1e-5
-BASE = Run(
+BASE = describe(
     mechanism="dpsgd",
     num_examples=60000,
     lot_size=256,
@@ -24,8 +25,8 @@ BASE = Run(
     sampling="poisson",
     noise_multiplier=1.1,
 )
-DROPOUT = BASE.with_(num_examples=10000, lot_size=100, steps=20000)  # q = 0.01
-SMALL = BASE.with_(num_examples=100, lot_size=10, steps=20, noise_multiplier=2.0)
+DROPOUT = vary(BASE, num_examples=10000, lot_size=100, steps=20000)  # q = 0.01
+SMALL = vary(BASE, num_examples=100, lot_size=10, steps=20, noise_multiplier=2.0)
 
 
 @pytest.mark.parametrize(
@@ -33,10 +34,10 @@ SMALL = BASE.with_(num_examples=100, lot_size=10, steps=20, noise_multiplier=2.0
 )
 def test_golden_poisson(noise, epsilon):
     # The golden values use a coarse grid. A finer grid can only give lower values.
-    found = proven(DROPOUT.with_(noise_multiplier=noise), 1e-4)
+    found = proven(vary(DROPOUT, noise_multiplier=noise), 1e-4)
     assert found.epsilon == pytest.approx(epsilon, rel=5e-3)
     assert found.epsilon <= epsilon * (1 + 1e-4)
-    nominal = DROPOUT.with_(noise_multiplier=noise, nominal=True)
+    nominal = vary(DROPOUT, noise_multiplier=noise, nominal=True)
     same = proven(nominal, 1e-4, "add_or_remove_one")
     assert same.epsilon == found.epsilon
 
@@ -44,7 +45,7 @@ def test_golden_poisson(noise, epsilon):
 @pytest.mark.parametrize(("noise", "epsilon"), [(21.76, 0.3710), (6.46, 1.4591)])
 def test_golden_poisson_replace_one(noise, epsilon):
     """`noise_multiplier` is relative to the clip norm, even if two records differ by twice that."""
-    found = proven(DROPOUT.with_(noise_multiplier=noise), 1e-4, "replace_one")
+    found = proven(vary(DROPOUT, noise_multiplier=noise), 1e-4, "replace_one")
     assert found.epsilon == pytest.approx(epsilon, rel=2e-3)
 
 
@@ -64,7 +65,7 @@ def test_golden_tutorial():
 )
 def test_golden_settings_of_the_paper_with_poisson_lots(fields, epsilon):
     names = ("num_examples", "lot_size", "noise_multiplier", "steps")
-    guarantee = proven(BASE.with_(**dict(zip(names, fields, strict=True))), DELTA)
+    guarantee = proven(vary(BASE, **dict(zip(names, fields, strict=True))), DELTA)
     assert guarantee.epsilon == pytest.approx(epsilon, rel=2e-3)
 
 
@@ -73,7 +74,8 @@ def test_golden_settings_of_the_paper_with_poisson_lots(fields, epsilon):
     [(32, 7.1, 10, 28.06, 512.4, 1.752), (256, 1.1, 60, 3598.0, 6.49e6, 54.0)],
 )
 def test_golden_batch_statistics(lot, noise, epochs, mu, epsilon, alone):
-    run = BASE.with_(
+    run = vary(
+        BASE,
         sampling="cyclic",
         lot_size=lot,
         noise_multiplier=noise,
@@ -82,7 +84,7 @@ def test_golden_batch_statistics(lot, noise, epochs, mu, epsilon, alone):
     )
     assert proven(run, DELTA).mu == pytest.approx(mu, rel=1e-3)
     assert proven(run, DELTA).epsilon == pytest.approx(epsilon, rel=2e-3)
-    assert proven(run.with_(batch_statistics=False), DELTA).epsilon == pytest.approx(
+    assert proven(vary(run, batch_statistics=False), DELTA).epsilon == pytest.approx(
         alone, rel=1e-3
     )
 
@@ -100,21 +102,21 @@ def test_batch_statistics_sensitivity(lot):
     others = np.column_stack([np.full(lot - 1, 1.0), np.ones(lot - 1)])
     joined = np.vstack([others, [[1000.0, -1.0]]])
     change = abs(clipped_sum(joined) - clipped_sum(others))
-    run = SMALL.with_(sampling="cyclic", num_examples=512, lot_size=lot, batch_statistics=True)
+    run = vary(SMALL, sampling="cyclic", num_examples=512, lot_size=lot, batch_statistics=True)
     assert change == analyse(run, DELTA, "zero_out").details["sensitivity"] == 2 * lot - 1
 
 
 def test_epochs_are_not_amplified():
     for sampling in ("cyclic", "shuffle"):
-        run = SMALL.with_(sampling=sampling, steps=21)  # two epochs of ten lots, and one lot
+        run = vary(SMALL, sampling=sampling, steps=21)  # two epochs of ten lots, and one lot
         assert proven(run, DELTA).mu == pytest.approx(math.sqrt(3) / 2)
         assert proven(run, DELTA, "replace_one").mu == pytest.approx(math.sqrt(3))
-    run = SMALL.with_(sampling="unknown", steps=21)
+    run = vary(SMALL, sampling="unknown", steps=21)
     assert proven(run, DELTA).mu == pytest.approx(math.sqrt(21) / 2)
 
 
 def test_a_lot_of_everything_is_a_plain_gaussian():
-    run = SMALL.with_(lot_size=100)
+    run = vary(SMALL, lot_size=100)
     assert proven(run, DELTA).mu == pytest.approx(math.sqrt(20) / 2)
     assert proven(run, DELTA, "replace_one").mu == pytest.approx(math.sqrt(20))
 
@@ -123,14 +125,14 @@ def test_a_lot_of_everything_is_a_plain_gaussian():
 
 
 def test_microbatches_are_groups_that_are_replaced():
-    pairs = SMALL.with_(microbatch_size=2)
+    pairs = vary(SMALL, microbatch_size=2)
     for sampling in ("poisson", "fixed_size", "cyclic", "shuffle"):
-        run = pairs.with_(sampling=sampling)
+        run = vary(pairs, sampling=sampling)
         assert proven(run, DELTA).epsilon == proven(run, DELTA, "replace_one").epsilon
         assert proven(run, DELTA).epsilon == pytest.approx(
-            proven(SMALL.with_(sampling=sampling), DELTA, "replace_one").epsilon, rel=0.2
+            proven(vary(SMALL, sampling=sampling), DELTA, "replace_one").epsilon, rel=0.2
         )
-    assert proven(BASE.with_(microbatch_size=16, steps=3516), DELTA).epsilon == pytest.approx(
+    assert proven(vary(BASE, microbatch_size=16, steps=3516), DELTA).epsilon == pytest.approx(
         1.9288, rel=1e-3
     )
     with pytest.raises(ValueError, match="regroup"):
@@ -139,11 +141,11 @@ def test_microbatches_are_groups_that_are_replaced():
 
 def test_golden_users():
     """Ten of 10,000 examples are of one user: a mixture of Gaussians, exactly."""
-    run = BASE.with_(num_examples=10_000, lot_size=100, steps=500, noise_multiplier=1.0)
-    assert proven(run.with_(max_examples_per_user=10), DELTA).epsilon == pytest.approx(
+    run = vary(BASE, num_examples=10_000, lot_size=100, steps=500, noise_multiplier=1.0)
+    assert proven(vary(run, max_examples_per_user=10), DELTA).epsilon == pytest.approx(
         18.608, rel=1e-3
     )
-    one = run.with_(max_examples_per_user=1)
+    one = vary(run, max_examples_per_user=1)
     assert proven(one, DELTA).epsilon == proven(run, DELTA).epsilon
 
 
@@ -152,17 +154,17 @@ def test_golden_users():
 )
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 def test_more_examples_of_a_user_cost_more(sampling, adjacency):
-    run = SMALL.with_(sampling=sampling, noise_multiplier=6.0)
+    run = vary(SMALL, sampling=sampling, noise_multiplier=6.0)
     found = [
-        proven(run.with_(max_examples_per_user=k), DELTA, adjacency).epsilon for k in (1, 2, 4)
+        proven(vary(run, max_examples_per_user=k), DELTA, adjacency).epsilon for k in (1, 2, 4)
     ]
     assert found[0] * 1.2 < found[1] and found[1] * 1.2 < found[2]
-    everything = run.with_(sampling="unknown", max_examples_per_user=4)
+    everything = vary(run, sampling="unknown", max_examples_per_user=4)
     assert found[2] < proven(everything, DELTA, adjacency).epsilon
 
 
 def test_batch_statistics_of_poisson_lots_are_unbounded():
-    guarantee = proven(SMALL.with_(batch_statistics=True), DELTA)
+    guarantee = proven(vary(SMALL, batch_statistics=True), DELTA)
     assert guarantee.epsilon == math.inf
     assert "fixed size" in guarantee.reason
 
@@ -199,8 +201,13 @@ def test_with_replacement_covers_the_adversarial_lot(epsilon):
     The mixture of Gaussians with sensitivities k is below this, so it is no bound.
     """
     noise = 1.5
-    run = SMALL.with_(
-        sampling="with_replacement", num_examples=20, lot_size=4, steps=1, noise_multiplier=noise
+    run = vary(
+        SMALL,
+        sampling="with_replacement",
+        num_examples=20,
+        lot_size=4,
+        steps=1,
+        noise_multiplier=noise,
     )
     weights = stats.binom.pmf(range(5), 4, 1 / 20)
     moved = [(2 * k, w) for k, w in enumerate(weights)]
@@ -233,7 +240,7 @@ def test_three_point_lemma_on_the_line(q, noise, position, other, epsilon):
 
 def test_microbatch_profile_covers_a_moved_mean():
     """A drawn group's clipped mean moves from anywhere in the ball to anywhere else."""
-    run = SMALL.with_(steps=1, microbatch_size=2)
+    run = vary(SMALL, steps=1, microbatch_size=2)
     for here, there in itertools.product((-1.0, 0.0, 0.5, 1.0), repeat=2):
         for epsilon in (0.05, 0.3):
             truth = hockey_stick([(0, 0.9), (here, 0.1)], [(0, 0.9), (there, 0.1)], 2.0, epsilon)
@@ -242,7 +249,7 @@ def test_microbatch_profile_covers_a_moved_mean():
 
 def test_user_profile_covers_vectors_in_any_direction():
     """A user's three examples pull along directions that need not agree."""
-    run = SMALL.with_(steps=1, max_examples_per_user=3)
+    run = vary(SMALL, steps=1, max_examples_per_user=3)
     for pulls in itertools.product((-1.0, 0.4, 1.0), repeat=3):
         drawn = [
             (
@@ -263,15 +270,15 @@ def test_user_profile_covers_vectors_in_any_direction():
 @pytest.mark.parametrize("sampling", ["cyclic", "with_replacement", "fixed_size"])
 def test_add_or_remove_one_is_refused_without_poisson_lots(sampling):
     with pytest.raises(ValueError, match="zero_out"):
-        proven(SMALL.with_(sampling=sampling), DELTA, "add_or_remove_one")
+        proven(vary(SMALL, sampling=sampling), DELTA, "add_or_remove_one")
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 @pytest.mark.parametrize(("noise", "epsilon"), [(1.5, 0.3), (4.0, 0.1)])
 def test_fixed_size_lots_cover_the_adversarial_lot(noise, epsilon, adjacency):
     """All other gradients are +C: if the record is not drawn, another one is."""
-    run = SMALL.with_(
-        sampling="fixed_size", num_examples=20, lot_size=4, steps=1, noise_multiplier=noise
+    run = vary(
+        SMALL, sampling="fixed_size", num_examples=20, lot_size=4, steps=1, noise_multiplier=noise
     )
     q = 0.2
     plus, nothing, minus = [(0, 1.0)], [(0, 1 - q), (1, q)], [(0, 1 - q), (2, q)]
@@ -280,10 +287,10 @@ def test_fixed_size_lots_cover_the_adversarial_lot(noise, epsilon, adjacency):
         for p, r in ((one, other), (other, one)):
             truth = hockey_stick(p, r, noise, epsilon)  # by quadrature, to about 1e-8
             assert one_step_delta(run, epsilon, adjacency) >= truth * (1 - 1e-6)
-    poisson = run.with_(sampling="poisson")
+    poisson = vary(run, sampling="poisson")
     assert proven(run, DELTA, adjacency).epsilon >= proven(poisson, DELTA, adjacency).epsilon
 
 
 def test_fixed_size_lots_of_everything_are_plain_gaussians():
-    run = SMALL.with_(sampling="fixed_size", lot_size=100)
+    run = vary(SMALL, sampling="fixed_size", lot_size=100)
     assert proven(run, DELTA).mu == pytest.approx(math.sqrt(20) / 2)

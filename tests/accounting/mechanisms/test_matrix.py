@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.accounting.varying import vary
 from tfdp.accounting import (
-    Run,
     Strategy,
     claimed,
+    describe,
     proven,
 )
 from tfdp.accounting.mechanisms.matrix import Toeplitz
@@ -20,7 +21,7 @@ DELTA = 1e-5
 ROOT = Strategy(name="sqrt_toeplitz")
 PREFIX = Strategy(name="prefix_sum")
 BANDED = Strategy(name="banded_toeplitz", coefficients=(1.0, 0.5, 0.25, -0.1))
-BASE = Run(
+BASE = describe(
     mechanism="matrix",
     num_examples=100,
     lot_size=10,
@@ -33,7 +34,7 @@ BASE = Run(
 
 def matrix(run):
     c = np.zeros(run.steps)
-    c[: len(run.strategy.first(run.steps))] = run.strategy.first(run.steps)
+    c[: len(run.mechanism.strategy.first(run.steps))] = run.mechanism.strategy.first(run.steps)
     steps = range(run.steps)
     return np.array([[c[t - s] if t >= s else 0.0 for s in steps] for t in steps])
 
@@ -46,8 +47,8 @@ def matrix(run):
     [("cyclic", "zero_out"), ("shuffle", "replace_one"), ("poisson", "zero_out")],
 )
 def test_prefix_sums_are_si_dpsgd(sampling, adjacency):
-    run = BASE.with_(sampling=sampling, strategy=PREFIX)
-    twin = run.with_(mechanism="si_dpsgd", strategy=None)
+    run = vary(BASE, sampling=sampling, strategy=PREFIX)
+    twin = vary(run, mechanism="si_dpsgd")
     assert proven(run, DELTA, adjacency).epsilon == pytest.approx(
         proven(twin, DELTA, adjacency).epsilon, rel=1e-9
     )
@@ -55,20 +56,20 @@ def test_prefix_sums_are_si_dpsgd(sampling, adjacency):
 
 @pytest.mark.parametrize("sampling", ["cyclic", "poisson", "unknown"])
 def test_identity_is_dpsgd(sampling):
-    run = BASE.with_(sampling=sampling, strategy=Strategy(name="identity"))
-    twin = run.with_(mechanism="dpsgd", strategy=None)
+    run = vary(BASE, sampling=sampling, strategy=Strategy(name="identity"))
+    twin = vary(run, mechanism="dpsgd")
     assert proven(run, DELTA).epsilon == proven(twin, DELTA).epsilon
     scaled = Strategy(name="banded_toeplitz", coefficients=(2.0,))
-    doubled = run.with_(strategy=scaled, noise_multiplier=6.0)
+    doubled = vary(run, strategy=scaled, noise_multiplier=6.0)
     assert proven(doubled, DELTA).epsilon == pytest.approx(proven(twin, DELTA).epsilon)
 
 
 def test_one_group_is_poisson():
-    run = BASE.with_(mechanism="dpsgd", strategy=None, sampling="poisson")
-    grouped = run.with_(sampling="cyclic_poisson", groups=1)
+    run = vary(BASE, mechanism="dpsgd", sampling="poisson")
+    grouped = vary(run, sampling="cyclic_poisson", groups=1)
     assert proven(grouped, DELTA).epsilon == proven(run, DELTA).epsilon
-    assert proven(grouped.with_(groups=5), DELTA).epsilon > proven(run, DELTA).epsilon
-    assert claimed(grouped.with_(groups=5), DELTA).epsilon == claimed(run, DELTA).epsilon
+    assert proven(vary(grouped, groups=5), DELTA).epsilon > proven(run, DELTA).epsilon
+    assert claimed(vary(grouped, groups=5), DELTA).epsilon == claimed(run, DELTA).epsilon
 
 
 # ------------------------------------------------------------------ brute force
@@ -77,7 +78,7 @@ def test_one_group_is_poisson():
 @pytest.mark.parametrize("plan", [ROOT, PREFIX, BANDED], ids=lambda p: p.name)
 @pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "unknown"])
 def test_every_pattern_is_covered(plan, sampling):
-    run = BASE.with_(num_examples=40, steps=10, strategy=plan, sampling=sampling)  # epochs of 4
+    run = vary(BASE, num_examples=40, steps=10, strategy=plan, sampling=sampling)  # epochs of 4
     gram = np.abs(matrix(run).T @ matrix(run))
     epochs = [range(e, min(e + 4, 10)) for e in range(0, 10, 4)]
     patterns = {
@@ -86,7 +87,7 @@ def test_every_pattern_is_covered(plan, sampling):
         "unknown": [range(10)],
     }[sampling]
     worst = max(gram[np.ix_(p, p)].sum() for p in map(list, patterns))
-    found = proven(run, DELTA).mu * run.noise_multiplier
+    found = proven(run, DELTA).mu * run.mechanism.noise_multiplier
     assert math.sqrt(worst) <= found * (1 + 1e-12)
     assert found <= 1.6 * math.sqrt(worst)
     if sampling == "cyclic" and plan is not BANDED:
@@ -96,18 +97,18 @@ def test_every_pattern_is_covered(plan, sampling):
 @pytest.mark.parametrize("plan", [ROOT, PREFIX, BANDED], ids=lambda p: p.name)
 def test_every_prefix_of_a_run_is_covered(plan):
     counts = np.arange(1, 11)
-    response = Toeplitz.of(BASE.with_(steps=10, strategy=plan))
+    response = Toeplitz.of(vary(BASE, steps=10, strategy=plan))
     for method in (response.cyclic, response.shuffled):
         together = method(4, counts)[0]
         for n in counts:
-            alone = Toeplitz.of(BASE.with_(steps=int(n), strategy=plan))
+            alone = Toeplitz.of(vary(BASE, steps=int(n), strategy=plan))
             single = getattr(alone, method.__name__)(4, np.array([n]))[0]
             assert together[n - 1] == pytest.approx(single[0])
 
 
 def test_random_participation_bounds_the_average():
     """Theorem B, with a simulated distribution of ||C m||."""
-    run = BASE.with_(sampling="poisson", strategy=BANDED, noise_multiplier=6.0)
+    run = vary(BASE, sampling="poisson", strategy=BANDED, noise_multiplier=6.0)
     rng = np.random.default_rng(0)
     m = rng.random((20_000, 20)) < 0.1
     gram = np.abs(matrix(run).T @ matrix(run))
@@ -118,14 +119,14 @@ def test_random_participation_bounds_the_average():
         -keep / 2 - epsilon / keep
     )
     assert profile.sum() / len(mus) <= 1e-3 * 1.05
-    assert epsilon < proven(run.with_(sampling="unknown"), 1e-3).epsilon
+    assert epsilon < proven(vary(run, sampling="unknown"), 1e-3).epsilon
 
 
 @pytest.mark.parametrize(("share", "caught"), [(1.0, False), (2 / 3, True), (1.5, False)])
 def test_the_best_linear_test_gains_no_more_than_is_proven(share, caught):
     """A linear test of sums with noise C^-1 z exceeds mu only at two thirds of the noise."""
-    run = BASE.with_(steps=20, noise_multiplier=2.0)
-    c = run.strategy.first(20)
+    run = vary(BASE, steps=20, noise_multiplier=2.0)
+    c = run.mechanism.strategy.first(20)
     pattern = np.zeros(20)
     pattern[::10] = 1.0
     rng = np.random.default_rng(0)
@@ -142,8 +143,8 @@ def test_the_best_linear_test_gains_no_more_than_is_proven(share, caught):
 
 def test_amplified_rounds_by_brute_force():
     """Two bands, two groups, two turns: hockey sticks of the exact mixture on a grid."""
-    run = BASE.with_(
-        num_examples=20, lot_size=2, steps=4, sampling="cyclic_poisson", groups=2,
+    run = vary(
+        BASE, num_examples=20, lot_size=2, steps=4, sampling="cyclic_poisson", groups=2,
         strategy=Strategy(name="banded_toeplitz", coefficients=(1.0, 0.6)), noise_multiplier=1.0,
     )  # fmt: skip
     delta = 1e-2
@@ -158,27 +159,27 @@ def test_amplified_rounds_by_brute_force():
     assert spent <= delta * 1.03
     assert spent >= delta * 0.5
     honest = 1 / norm  # the noise multiplier relative to the norm of a column with both bands
-    careless = run.with_(strategy=Strategy(name="identity"))
+    careless = vary(run, strategy=Strategy(name="identity"))
     assert proven(careless, delta).epsilon < epsilon
-    assert proven(careless.with_(noise_multiplier=honest), delta).epsilon == pytest.approx(epsilon)
+    assert proven(vary(careless, noise_multiplier=honest), delta).epsilon == pytest.approx(epsilon)
 
 
 # ------------------------------------------------------------------ guards
 
 
 def test_amplification_needs_few_bands():
-    run = BASE.with_(num_examples=1000, sampling="cyclic_poisson", groups=4, strategy=BANDED)
+    run = vary(BASE, num_examples=1000, sampling="cyclic_poisson", groups=4, strategy=BANDED)
     amplified = proven(run, DELTA)
     assert amplified.details["amplification"] == "secrecy of the sample"
     for change in ({"groups": 3}, {"strategy": ROOT}, {"max_examples_per_user": 2}):
-        other = proven(run.with_(**change), DELTA)
+        other = proven(vary(run, **change), DELTA)
         assert other.mu is not None
         assert other.epsilon > amplified.epsilon
-    revealed = run.with_(groups=3)
+    revealed = vary(run, groups=3)
     assert proven(revealed, DELTA).mu == pytest.approx(
         math.sqrt(Toeplitz.of(revealed).cyclic(3, np.array([20]))[0][0]) / 3.0
     )
-    certain = run.with_(num_examples=40, groups=4)  # every example is in every turn
+    certain = vary(run, num_examples=40, groups=4)  # every example is in every turn
     assert proven(certain, DELTA).mu is not None
 
 
@@ -190,7 +191,7 @@ def test_amplification_needs_few_bands():
     ],
 )
 def test_unproven_cases_are_infinite(change, words):
-    for guarantee in (proven(BASE.with_(**change), DELTA), claimed(BASE.with_(**change), DELTA)):
+    for guarantee in (proven(vary(BASE, **change), DELTA), claimed(vary(BASE, **change), DELTA)):
         assert guarantee.epsilon == math.inf
         assert words in guarantee.reason
 
@@ -198,13 +199,13 @@ def test_unproven_cases_are_infinite(change, words):
 def test_factors():
     base = proven(BASE, DELTA).mu
     assert proven(BASE, DELTA, "replace_one").mu == pytest.approx(2 * base)
-    assert proven(BASE.with_(microbatch_size=2), DELTA).mu == pytest.approx(2 * base)
-    assert proven(BASE.with_(clip_groups=4), DELTA).mu == pytest.approx(2 * base)
-    assert proven(BASE.with_(batch_statistics=True), DELTA).mu == pytest.approx(19 * base)
+    assert proven(vary(BASE, microbatch_size=2), DELTA).mu == pytest.approx(2 * base)
+    assert proven(vary(BASE, clip_groups=4), DELTA).mu == pytest.approx(2 * base)
+    assert proven(vary(BASE, batch_statistics=True), DELTA).mu == pytest.approx(19 * base)
     for change in ({"sampling": "poisson"}, {"sampling": "cyclic_poisson", "groups": 1}):
-        run = BASE.with_(strategy=BANDED, **change)
-        assert proven(run.with_(clip_groups=4), DELTA).epsilon == pytest.approx(
-            proven(run.with_(noise_multiplier=1.5), DELTA).epsilon, rel=1e-6
+        run = vary(BASE, strategy=BANDED, **change)
+        assert proven(vary(run, clip_groups=4), DELTA).epsilon == pytest.approx(
+            proven(vary(run, noise_multiplier=1.5), DELTA).epsilon, rel=1e-6
         )
 
 
@@ -219,4 +220,4 @@ def test_factors():
 )
 def test_bad_fields_are_refused(change):
     with pytest.raises(ValueError, match="Expected"):
-        BASE.with_(**change)
+        vary(BASE, **change)

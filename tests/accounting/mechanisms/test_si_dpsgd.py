@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp.accounting import Run, claimed, proven
+from tests.accounting.varying import vary
+from tfdp.accounting import claimed, describe, proven
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.numerics.privacy_loss import RandomGaussianLoss
 
 DELTA = 1e-5
-MNIST = Run(
+MNIST = describe(
     mechanism="si_dpsgd",
     num_examples=60000,
     lot_size=32,
@@ -20,25 +21,25 @@ MNIST = Run(
     sampling="cyclic",
     noise_multiplier=7.1,
 )
-CIFAR = MNIST.with_(num_examples=50000, lot_size=16, steps=125000, noise_multiplier=10.0)
-AG_NEWS = MNIST.with_(num_examples=96000, lot_size=128, steps=37500, noise_multiplier=0.621)
+CIFAR = vary(MNIST, num_examples=50000, lot_size=16, steps=125000, noise_multiplier=10.0)
+AG_NEWS = vary(MNIST, num_examples=96000, lot_size=128, steps=37500, noise_multiplier=0.621)
 DECAY = tuple(0.1 * 0.9 ** (t // 1875) for t in range(18750))
 
 
 def small(steps=12, **changes):
     fields = {"num_examples": 30, "lot_size": 10, "steps": steps, "noise_multiplier": 2.0}
-    return MNIST.with_(**(fields | changes))
+    return vary(MNIST, **(fields | changes))
 
 
 @pytest.mark.parametrize(
     ("run", "mu", "epsilon", "tolerance"),
     [
         (MNIST, 119.66651738, 7669.41975, 1e-8),
-        (MNIST.with_(learning_rates=DECAY, momentum=0.9), 1792.04462, 1613353.84, 1e-6),
-        (MNIST.with_(momentum=0.9), 1195.88, 720163, 1e-5),
-        (MNIST.with_(learning_rates=DECAY), 179.28, 16834.3, 1e-4),
+        (vary(MNIST, learning_rates=DECAY, momentum=0.9), 1792.04462, 1613353.84, 1e-6),
+        (vary(MNIST, momentum=0.9), 1195.88, 720163, 1e-5),
+        (vary(MNIST, learning_rates=DECAY), 179.28, 16834.3, 1e-4),
         (AG_NEWS, 9136.80, 4.178e7, 1e-3),
-        (MNIST.with_(sampling="shuffle"), 119.66651738, 7669.41975, 1e-8),
+        (vary(MNIST, sampling="shuffle"), 119.66651738, 7669.41975, 1e-8),
     ],
 )
 def test_golden_epochs(run, mu, epsilon, tolerance):
@@ -54,7 +55,7 @@ def test_golden_epochs(run, mu, epsilon, tolerance):
     ("sampling", "epsilon"), [("with_replacement", 51078.13662), ("poisson", 51047.56793)]
 )
 def test_golden_random_sampling(sampling, epsilon):
-    guarantee = proven(MNIST.with_(sampling=sampling), DELTA)
+    guarantee = proven(vary(MNIST, sampling=sampling), DELTA)
     assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-6)
     assert guarantee.mu is None
     # This is a 99.9% lower bound on the true epsilon (linear loss, whole transcript).
@@ -69,11 +70,11 @@ def test_golden_claims(run, epsilon):
     guarantee = claimed(run, DELTA)
     assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-6)
     # The claim does not depend on momentum and draws.
-    assert claimed(run.with_(momentum=0.9, draws=3), DELTA).epsilon == guarantee.epsilon
+    assert claimed(vary(run, momentum=0.9, draws=3), DELTA).epsilon == guarantee.epsilon
 
 
 def test_learning_rate_schedule_of_the_authors_with_random_sampling():
-    run = MNIST.with_(learning_rates=DECAY, momentum=0.9, sampling="with_replacement")
+    run = vary(MNIST, learning_rates=DECAY, momentum=0.9, sampling="with_replacement")
     guarantee = proven(run, DELTA)
     # A Monte Carlo estimate of the average profile is 1.31e7. A bound must not be below it.
     assert 1.31e7 < guarantee.epsilon < 1.31e7 * 1.3
@@ -102,13 +103,13 @@ def test_properties_of_every_schedule(sampling, rates, beta, nesterov):
     base = loss_of(run)
     grid = 1 + 2e-2 if sampling in ("poisson", "with_replacement") else 1 + 1e-9
     assert loss_of(run, "replace_one") == pytest.approx(2 * base, rel=1e-9)
-    assert loss_of(run.with_(momentum=min(beta + 0.05, 0.95))) * grid >= base
-    assert loss_of(run.with_(draws=2)) == pytest.approx(math.sqrt(2) * base, rel=1e-2)
-    assert loss_of(run.with_(draws=(1,) * 11 + (3,))) * grid >= base
-    assert loss_of(run.with_(steps=11)) <= base * grid
+    assert loss_of(vary(run, momentum=min(beta + 0.05, 0.95))) * grid >= base
+    assert loss_of(vary(run, draws=2)) == pytest.approx(math.sqrt(2) * base, rel=1e-2)
+    assert loss_of(vary(run, draws=(1,) * 11 + (3,))) * grid >= base
+    assert loss_of(vary(run, steps=11)) <= base * grid
     scaled = tuple(7.5 * r for r in rates)
-    assert loss_of(run.with_(learning_rates=scaled)) == pytest.approx(base, rel=1e-2)
-    assert loss_of(run.with_(noise_multiplier=4.0)) == pytest.approx(base / 2, rel=1e-9)
+    assert loss_of(vary(run, learning_rates=scaled)) == pytest.approx(base, rel=1e-2)
+    assert loss_of(vary(run, noise_multiplier=4.0)) == pytest.approx(base / 2, rel=1e-9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -120,7 +121,7 @@ def test_bounds_on_mu_at_a_constant_rate(k, b, z):
     assert mu >= k / z * (1 - 1e-12)
     # Theorem E: the noise is never less than that of DP-SGD without amplification, whose largest
     # prefix-sum noise at the same mu is sqrt(k) sqrt(T).
-    other = proven(run.with_(mechanism="dpsgd"), DELTA).mu
+    other = proven(vary(run, mechanism="dpsgd"), DELTA).mu
     ratio = mu * z / (other * z * math.sqrt(k * b))
     assert ratio == pytest.approx(math.sqrt((k + 1) * (2 * k + 1) / (6 * k)))
     assert ratio >= 1 - 1e-12
@@ -131,7 +132,7 @@ def test_full_lots():
     runs = [small(7, num_examples=10, sampling=s) for s in ("cyclic", "poisson", "unknown")]
     mus = [proven(run, DELTA).mu for run in runs]
     assert mus == pytest.approx([math.sqrt(140) / 2] * 3)  # the sum of the squares of 1 to 7
-    drawn = proven(runs[0].with_(sampling="with_replacement"), DELTA)
+    drawn = proven(vary(runs[0], sampling="with_replacement"), DELTA)
     assert drawn.mu is None
     assert drawn.epsilon > 0
 
@@ -139,7 +140,7 @@ def test_full_lots():
 def test_shuffle_with_increasing_rates_uses_the_envelope():
     run = small(sampling="shuffle", learning_rates=tuple(range(1, 13)))
     guarantee = proven(run, DELTA)
-    assert guarantee.mu > 1.01 * proven(run.with_(sampling="cyclic"), DELTA).mu
+    assert guarantee.mu > 1.01 * proven(vary(run, sampling="cyclic"), DELTA).mu
 
 
 @pytest.mark.parametrize(

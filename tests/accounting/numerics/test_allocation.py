@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp.accounting import Run, noise_for, proven
+from tests.accounting.varying import vary
+from tfdp.accounting import describe, noise_for, proven
 from tfdp.accounting.numerics.pairs import Component
 from tfdp.accounting.numerics.subsampled import one_round
 
 DELTA = 1e-5
 EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0)
-RUN = Run(
+RUN = describe(
     mechanism="dpsgd",
     sampling="random_allocation",
     num_examples=60_000,
@@ -58,31 +59,31 @@ def test_many_lots_by_sampling():
 
 
 def test_one_lot_is_a_gaussian():
-    whole = RUN.with_(lot_size=60_000, steps=15, noise_multiplier=8.0)
-    exact = proven(whole.with_(sampling="cyclic"), DELTA).epsilon
+    whole = vary(RUN, lot_size=60_000, steps=15, noise_multiplier=8.0)
+    exact = proven(vary(whole, sampling="cyclic"), DELTA).epsilon
     assert exact <= proven(whole, DELTA).epsilon <= exact * (1 + 1e-3)
 
 
 def test_golden_value_and_order():
     found = proven(RUN, DELTA).epsilon
     assert found == pytest.approx(1.0949, rel=1e-3)
-    assert found < 0.1 * proven(RUN.with_(sampling="shuffle"), DELTA).epsilon
+    assert found < 0.1 * proven(vary(RUN, sampling="shuffle"), DELTA).epsilon
     twice = proven(RUN, DELTA, "replace_one").epsilon  # without amplification
-    assert twice == proven(RUN.with_(sampling="shuffle"), DELTA, "replace_one").epsilon
-    noises = [proven(RUN.with_(noise_multiplier=z), DELTA).epsilon for z in (0.45, 0.6, 0.8, 3.0)]
+    assert twice == proven(vary(RUN, sampling="shuffle"), DELTA, "replace_one").epsilon
+    noises = [proven(vary(RUN, noise_multiplier=z), DELTA).epsilon for z in (0.45, 0.6, 0.8, 3.0)]
     assert all(a > b for a, b in itertools.pairwise(noises))
-    assert noises[0] <= proven(RUN.with_(sampling="shuffle", noise_multiplier=0.45), DELTA).epsilon
+    assert noises[0] <= proven(vary(RUN, sampling="shuffle", noise_multiplier=0.45), DELTA).epsilon
 
 
 def test_epochs_compose_and_steps_of_an_epoch_count_together():
-    one = proven(RUN.with_(steps=234), DELTA).epsilon
-    assert proven(RUN.with_(steps=1), DELTA).epsilon == one
-    assert one < proven(RUN.with_(steps=235), DELTA).epsilon
+    one = proven(vary(RUN, steps=234), DELTA).epsilon
+    assert proven(vary(RUN, steps=1), DELTA).epsilon == one
+    assert one < proven(vary(RUN, steps=235), DELTA).epsilon
     table = (2.0,) * 234 + (1.1,) * 234
-    both = proven(RUN.with_(noise_multiplier=table, steps=468), DELTA).epsilon
-    assert one < both < proven(RUN.with_(steps=468), DELTA).epsilon
+    both = proven(vary(RUN, noise_multiplier=table, steps=468), DELTA).epsilon
+    assert one < both < proven(vary(RUN, steps=468), DELTA).epsilon
 
 
 def test_calibration():
     noise = noise_for(2.0, DELTA, RUN)
-    assert 1.999 < proven(RUN.with_(noise_multiplier=noise), DELTA).epsilon <= 2.0
+    assert 1.999 < proven(vary(RUN, noise_multiplier=noise), DELTA).epsilon <= 2.0

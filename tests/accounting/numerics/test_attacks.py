@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp.accounting import Run, noise_for, proven
+from tfdp.accounting import describe, noise_for, proven
 from tfdp.accounting.numerics import attacks, gaussian
 
 
@@ -53,7 +53,7 @@ def best_tpr(q, noise, steps, fpr):
 
 
 def test_subsampled_steps():
-    run = Run(mechanism="dpsgd", sampling="poisson", num_examples=10, lot_size=2, steps=4,
+    run = describe(mechanism="dpsgd", sampling="poisson", num_examples=10, lot_size=2, steps=4,
               noise_multiplier=0.8)  # fmt: skip
     found = proven(run, 1e-5)
     for fpr in (0.01, 0.1):
@@ -67,7 +67,7 @@ def test_subsampled_steps():
 def test_noise_for_an_advantage(sampling):
     fields = {"num_examples": 1000, "lot_size": 100, "steps": 20, "sampling": sampling}
     noise = noise_for(advantage=0.2, mechanism="dpsgd", **fields)
-    run = Run(mechanism="dpsgd", noise_multiplier=noise, **fields)
+    run = describe(mechanism="dpsgd", noise_multiplier=noise, **fields)
     assert 0.1995 < proven(run, 1e-6).advantage <= 0.2 + 1e-6
     for wrong in ({}, {"epsilon": 1.0}, {"epsilon": 1.0, "delta": 1e-5, "advantage": 0.1}):
         with pytest.raises(TypeError, match="advantage"):

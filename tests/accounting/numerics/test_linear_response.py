@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp.accounting import Run
+from tests.accounting.varying import vary
+from tfdp.accounting import describe
 from tfdp.accounting.numerics.linear_response import (
     Dynamics,
     column_norms,
@@ -27,7 +28,7 @@ def make_run(steps, **changes):
         "sampling": "cyclic",
         "noise_multiplier": 1.0,
     }
-    return Run(**(fields | changes))
+    return describe(**(fields | changes))
 
 
 def explicit_matrix(run):
@@ -40,7 +41,7 @@ def explicit_matrix(run):
         for t in range(run.steps):
             gradient = 1.0 if t == s else 0.0
             velocity = beta[t] * velocity + gradient
-            step = gradient + beta[t] * velocity if run.nesterov else velocity
+            step = gradient + beta[t] * velocity if run.mechanism.nesterov else velocity
             mean += lr[t] * step
             matrix[t, s] = math.sqrt(draws[t]) * mean / noise_lr[t]
     return matrix
@@ -111,7 +112,7 @@ def test_envelope_covers_every_shuffle(run, period, seed):
 def test_offset_zero_covers_every_shuffle_when_nothing_increases(run, period, seed):
     rates = tuple(sorted(run.schedule("learning_rates"), reverse=True))
     betas = tuple(sorted(run.schedule("momentum"), reverse=True))
-    run = run.with_(learning_rates=rates, momentum=betas)
+    run = vary(run, learning_rates=rates, momentum=betas)
     dynamics, matrix, steps = Dynamics.of(run), explicit_matrix(run), run.steps
     assert dynamics.non_increasing
     bound = cyclic_squared_response(dynamics, period, np.array([steps]))[0]
@@ -135,4 +136,4 @@ def test_golden_norms():
 def test_a_row_without_noise_is_found():
     run = make_run(4, learning_rates=(0.0, 0.0, 1.0, 0.0))
     assert Dynamics.of(run).bare_step == 3
-    assert Dynamics.of(run.with_(steps=3)).bare_step is None
+    assert Dynamics.of(vary(run, steps=3)).bare_step is None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tfdp.accounting import Run
+from tfdp.accounting import describe
 from tfdp.accounting.numerics import gaussian
 from tfdp.accounting.numerics.binomials import binomial, chance_of_more
 from tfdp.accounting.numerics.linear_response import Dynamics, squared_response
@@ -23,7 +23,7 @@ DELTA = 1e-5
 
 
 def make_run(steps=6, lot_size=3, num_examples=10, sampling="poisson", **changes):
-    return Run(
+    return describe(
         mechanism="si_dpsgd",
         num_examples=num_examples,
         lot_size=lot_size,
@@ -36,7 +36,7 @@ def make_run(steps=6, lot_size=3, num_examples=10, sampling="poisson", **changes
 
 def exact_law(run):
     """Returns ||W m||^2 and its probability for every pattern of Poisson participation."""
-    q, dynamics = run.sampling_probability, Dynamics.of(run)
+    q, dynamics = run.sampling.probability, Dynamics.of(run)
     patterns = np.array(list(itertools.product([0, 1], repeat=run.steps))).T
     squares = squared_response(dynamics, patterns)[-1]
     counts = patterns.sum(axis=0)
@@ -117,7 +117,7 @@ def test_triangle_law_is_near_for_a_constant_rate():
 
 @pytest.mark.parametrize(("lot_size", "steps"), [(750, 130), (999, 130)])
 def test_laws_keep_their_mass_where_lots_are_nearly_everybody(lot_size, steps):
-    run = Run(
+    run = describe(
         mechanism="si_dpsgd", sampling="poisson", num_examples=1000, lot_size=lot_size, steps=steps,
         noise_multiplier=3000.0,
     )  # fmt: skip

@@ -128,7 +128,8 @@ def test_the_accounting_knows_the_larger_sensitivity():
         model.fit(*lot_of(24), batch_size=8, shuffle=False, verbose=0)
         spent[statistics] = model.privacy.spent(1e-5).details["sensitivity"]
         (run,) = model.privacy.ledger.runs
-        assert (run.public_examples, run.batch_statistics) == (6, statistics == "batch")
+        assert run.contribution.public_examples == 6
+        assert run.contribution.batch_statistics == (statistics == "batch")
     assert spent == {"example": 1.0, "batch": 15.0}
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from tfdp.accounting.choices import CorrelatedNoise
 from tfdp.accounting.command.flags import FlagError, Flags
+from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import Guarantee, check_delta, check_epsilon
 from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
+from tfdp.accounting.records import field_names
 from tfdp.accounting.run import Run
 from tfdp.accounting.sampling import steps_for
 
@@ -137,16 +139,13 @@ def plan(flags: Flags) -> Plan:
     own = {name: getattr(flags, name) for name in kind.options}
     for name, value in kind.usual_options(own).items():
         choose(name, value)
-    options = kind.from_options({name: getattr(flags, name) for name in kind.options}, steps)
     fields = {name: getattr(flags, name) for name in _SAME_NAME}
-    run = Run(
-        mechanism=flags.mechanism,
-        steps=steps,
-        noise_multiplier=0.0 if flags.noise_multiplier is None else flags.noise_multiplier,
-        learning_rates=_learning_rates(flags, steps),
-        **{name: value for name, value in fields.items() if value is not None},
-        **options,
-    )
+    fields["learning_rates"] = _learning_rates(flags, steps)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    fields |= kind.from_options({name: getattr(flags, name) for name in kind.options}, steps)
+    if "noise_multiplier" in field_names(kind):
+        fields["noise_multiplier"] = flags.noise_multiplier or 0.0
+    run = describe(flags.mechanism, steps=steps, **fields)
     return Plan(run, flags, chosen, tuple(notes))
 
 

@@ -41,7 +41,8 @@ class Table:
 
     def noises(self) -> list[float]:
         """Noise multiplier of every row, NaN for a mechanism without noise."""
-        return [float(getattr(each.run, "noise_multiplier", math.nan)) for each in self.answers]
+        mechanisms = [each.run.mechanism for each in self.answers]
+        return [float(getattr(each, "noise_multiplier", math.nan)) for each in mechanisms]
 
 
 def make(flags: Flags, name: str, values: Sequence[int | float]) -> Table:
@@ -140,7 +141,7 @@ def _chosen(table: Table) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def _notes(table: Table) -> list[str]:
     notes = dict.fromkeys(note for each in table.answers for note in each.plan.notes)
     for each in table.answers:
-        warning = delta_warning(each.proven.delta, each.run.num_examples)
+        warning = delta_warning(each.proven.delta, each.run.sampling.num_examples)
         if warning:
             notes[f"Warning: {warning}"] = None
     return list(notes)

@@ -31,8 +31,6 @@ class Mechanism:
       schedules: Names of the fields that may be a table over steps.
       compounds: Names of the fields that hold objects, mapped to the classes whose `from_dict` reads
         them.
-      ignored: Names of fields of other mechanisms that `Run` accepts and drops, because they do not
-        affect this mechanism. The update rule (`optimizer`) is one if it sees noisy sums only.
       options: Names of the plain settings (flags) from which `from_options` makes fields.
       settings: Names of the settings of an experiment that not every mechanism has and this one has.
       update_rules: Which Keras update rules the mechanism allows: "any", since they see noisy sums
@@ -48,9 +46,9 @@ class Mechanism:
       advice: Sentence about a better mechanism at the same proven epsilon, or None.
 
     Example:
-      >>> from tfdp.accounting import Run
-      >>> run = Run(mechanism="dpsgd", sampling="poisson", num_examples=1000, lot_size=100, steps=10,
-      ...           noise_multiplier=(4.0, 4.0, *[2.0] * 8))
+      >>> from tfdp.accounting import describe
+      >>> run = describe("dpsgd", "poisson", num_examples=1000, lot_size=100, steps=10,
+      ...                noise_multiplier=(4.0, 4.0, *[2.0] * 8))
       >>> run.mechanism.released
       'all noisy gradients, hence every intermediate and final weight'
       >>> run.mechanism.schedule("noise_multiplier", 4)
@@ -65,7 +63,6 @@ class Mechanism:
     claim_assumptions: ClassVar[tuple[str, ...]] = ()
     schedules: ClassVar[tuple[str, ...]] = ()
     compounds: ClassVar[dict[str, type]] = {}
-    ignored: ClassVar[tuple[str, ...]] = ("optimizer",)
     options: ClassVar[tuple[str, ...]] = ()
     settings: ClassVar[tuple[str, ...]] = ()
     update_rules: ClassVar[str] = "any"

@@ -146,7 +146,7 @@ class DiscreteSGD(NoisyMechanism):
         if not isinstance(run.sampling, Poisson):
             return (
                 f"With {others[0]} noise the theorem is for Poisson lots only, and the sampling "
-                f"was {run.sampling_name!r}. Draw Poisson lots."
+                f"was {run.sampling.name!r}. Draw Poisson lots."
             )
         if adjacency == "replace_one":
             return (
@@ -230,7 +230,7 @@ class DiscreteSGD(NoisyMechanism):
         total = np.zeros(len(claims.ORDERS_2020))
         if noise_tables.bare_step(self.noise_multiplier, run.steps) is not None:
             return total + math.inf
-        probability = run.lot_size / run.num_examples
+        probability = run.sampling.lot_size / run.sampling.num_examples
         for family, (noise, steps) in self._pieces(run.steps).items():
             encoding = self.encoding.of_family(*family)
             for scale, count in noise_tables.levels(noise, steps):

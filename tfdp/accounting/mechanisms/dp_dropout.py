@@ -162,7 +162,7 @@ class DPDropout(DPSGD):
         """Epsilon of the paper's recipe. The recipe has one sigma; of a table, the least is used."""
         reading = self.composition or self.default_reading
         sigma = self._sigma(run.steps)
-        probability = run.lot_size / run.num_examples
+        probability = run.sampling.lot_size / run.sampling.num_examples
         epsilon = claimed_sigma_epsilon(sigma, delta, run.steps, probability, reading)
         details = {"composition": reading, "reading": READINGS[reading].words, "sigma": sigma}
         return Claim(epsilon, details, "No (or next to no) noise was added.")

@@ -52,7 +52,7 @@ class Toeplitz:
     @classmethod
     def of(cls, run: Run) -> "Toeplitz":
         """Makes the response of a run of the `Matrix` mechanism."""
-        return cls(np.abs(run.strategy.first(run.steps)), run.steps)
+        return cls(np.abs(run.mechanism.strategy.first(run.steps)), run.steps)
 
     def cyclic(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
         """Squared responses at offset 0, the worst: a later start gives the same pattern, cut short."""
@@ -166,7 +166,7 @@ class Matrix(NoisyMechanism):
 
     def claimed_epsilon(self, run: Run, delta: float) -> Claim:
         """The proven epsilon for zero_out, as if the seed of the noise were secret."""
-        analysis = analyse(run.with_(insecure_seed=False), delta, "zero_out")
+        analysis = analyse(dataclasses.replace(run, insecure_seed=False), delta, "zero_out")
         if analysis.reason:
             return Claim(math.inf, reason=analysis.reason)
         spent = privacy_loss.epsilon_of(analysis.losses, delta)

@@ -28,7 +28,6 @@ class NoMechanism(Mechanism):
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "no noise and no privacy, to compare with"
     released: ClassVar[str] = "weights trained without privacy"
-    ignored: ClassVar[tuple[str, ...]] = ("optimizer", "noise_multiplier")
 
     def __post_init__(self):
         text("reason", self.reason, remedy="Leave it out, or say why nothing is proven.")
@@ -47,7 +46,7 @@ class NoMechanism(Mechanism):
     def executed_words(self, run: Run) -> str | None:
         # A run that stands for unaccounted training has num_examples 1 as a placeholder; only its
         # reason is known.
-        return None if run.num_examples > 1 else self.reason
+        return None if run.sampling.num_examples > 1 else self.reason
 
     def noise_words(self, steps: int) -> str:
         del steps

@@ -38,15 +38,16 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     Example:
       >>> import dataclasses
       >>> from typing import ClassVar
-      >>> from tfdp.accounting import Run, proven, register_mechanism
+      >>> from tfdp.accounting import describe, proven, register_mechanism
       >>> from tfdp.accounting.mechanisms.dpsgd import DPSGD
       >>> @register_mechanism
       ... @dataclasses.dataclass(frozen=True, kw_only=True)
       ... class RoundedDPSGD(DPSGD):
       ...     name: ClassVar[str] = "rounded_dpsgd_of_the_example"
-      >>> run = Run(mechanism="rounded_dpsgd_of_the_example", sampling="cyclic", num_examples=1000,
-      ...           lot_size=100, steps=10, noise_multiplier=4.0)
-      >>> proven(run, 1e-5).epsilon == proven(run.with_(mechanism="dpsgd"), 1e-5).epsilon
+      >>> run = describe("rounded_dpsgd_of_the_example", "cyclic", num_examples=1000,
+      ...                lot_size=100, steps=10, noise_multiplier=4.0)
+      >>> plain = dataclasses.replace(run, mechanism=DPSGD(noise_multiplier=4.0))
+      >>> proven(run, 1e-5).epsilon == proven(plain, 1e-5).epsilon
       True
     """
     name = text("the name of a mechanism", getattr(kind, "name", ""), remedy="Give it one.")

@@ -77,7 +77,6 @@ class SIDPSGD(NoisyMechanism):
         "momentum",
         "draws",
     )
-    ignored: ClassVar[tuple[str, ...]] = ()
 
     @property
     def released(self) -> str:

@@ -59,7 +59,7 @@ class Dynamics:
             lr,
             run.schedule("momentum"),
             row_weight,
-            run.nesterov,
+            run.mechanism.nesterov,
             int(np.argmax(bare)) if np.any(bare) else None,
         )
 
