@@ -110,9 +110,17 @@ def _as_tuple(batch):
     return batch if isinstance(batch, tuple) else (batch,)
 
 
+_NOT_DENSE = (tf.SparseTensor, tf.SparseTensorSpec, tf.RaggedTensor, tf.RaggedTensorSpec)
+
+
 def _rows(batch) -> int | None:
     """The number of rows of a batch, or of the type of batches; None if the type does not say it."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape")]
+    if any(isinstance(leaf, _NOT_DENSE) for leaf in leaves):
+        raise ValueError(
+            "Expected batches of dense tensors, since lots are padded to one number of rows. Received "
+            "sparse or ragged ones. Make them dense: x.toarray(), tf.sparse.to_dense(x), x.to_tensor()."
+        )
     found = {tuple(leaf.shape[:1]) for leaf in leaves}
     known = found - {(None,)}
     if not found or len(known) > 1 or known & {(), (0,)}:
