@@ -63,7 +63,7 @@ def _answer(flags: Flags) -> str:
     except FlagError:
         raise
     except (ValueError, ArithmeticError, RuntimeError, MemoryError, OSError) as error:
-        raise FlagError(flags.worded(str(error)) or type(error).__name__) from error
+        raise FlagError(str(error) or type(error).__name__) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:

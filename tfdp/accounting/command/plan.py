@@ -95,10 +95,7 @@ def check_complete(flags: Flags, varied: str | None = None) -> None:
     given = {name for name, value in vars(flags).items() if value is not None} | {varied}
     for one, other in (("epochs", "steps"), ("noise_multiplier", "epsilon")):
         if {one, other} <= given:
-            raise FlagError(
-                f"Expected one of {flags.flag(one)} and {flags.flag(other)}. Received both. Leave "
-                "one out."
-            )
+            raise FlagError(f"Expected one of --{one} and --{other}. Received both. Leave one out.")
     missing = [f"--{name}" for name in ("num_examples", "lot_size") if name not in given]
     if not given & {"epochs", "steps"}:
         missing.append("--epochs or --steps")
@@ -153,7 +150,7 @@ def _refuse_foreign(flags: Flags, kind: type) -> None:
     for name in _OPTIONS:
         if getattr(flags, name) is not None and name not in kind.options:
             raise FlagError(
-                f"Expected {flags.flag(name)} with a mechanism that has such a setting. Received it "
+                f"Expected --{name} with a mechanism that has such a setting. Received it "
                 f"with {flags.mechanism!r}. Leave it out."
             )
 
@@ -163,7 +160,7 @@ def _steps(flags: Flags) -> int:
     if steps is None:
         steps = steps_for(flags.epochs, flags.num_examples, flags.lot_size, flags.sampling)
     if steps < 1:
-        length = flags.flag("epochs" if flags.steps is None else "steps")
+        length = "--epochs" if flags.steps is None else "--steps"
         raise FlagError(f"Expected at least one step. Received none. Raise {length}.")
     return steps
 

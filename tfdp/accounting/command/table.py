@@ -66,8 +66,8 @@ def _named(flags: Flags, name: str, value, function, argument):
     try:
         return function(argument)
     except ValueError as error:
-        row = f"{flags.flag(name)}={plain(value)}"
-        raise ValueError(f"{flags.worded(str(error))} This is the row {row} of --table.") from error
+        row = f"--{name}={plain(value)}"
+        raise ValueError(f"{error} This is the row {row} of --table.") from error
 
 
 def text(table: Table) -> str:
