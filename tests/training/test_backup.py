@@ -53,12 +53,12 @@ MECHANISMS = {
 }
 SAMPLINGS = {
     "poisson": {}, "cyclic": {}, "shuffle": {}, "fixed_size": {}, "with_replacement": {},
-    "cyclic_poisson": {"groups": 3},
+    "cyclic_poisson": {"groups": 3}, "random_allocation": {},
 }  # fmt: skip
 # Every sampling once, with mechanisms that keep a state of their own; the other pairs are slow.
 QUICK = {
     "dpsgd": "fixed_size", "adaptive": "poisson", "si_dpsgd": "shuffle", "matrix": "cyclic_poisson",
-    "dp_dropout": "cyclic", "discrete_sgd": "with_replacement",
+    "dp_dropout": "cyclic", "discrete_sgd": "with_replacement", "sgld": "random_allocation",
 }  # fmt: skip
 PAIRS = [
     pytest.param(m, s, marks=[] if QUICK.get(m) == s else [pytest.mark.slow])
@@ -195,7 +195,7 @@ def test_steps_that_are_lost_stay_counted(tmp_path):
     assert entries(model) == [STEPS]
 
 
-@pytest.mark.parametrize("sampling", ["cyclic", "shuffle"])
+@pytest.mark.parametrize("sampling", ["cyclic", "shuffle", "random_allocation"])
 def test_no_example_takes_part_twice_in_an_epoch(sampling, tmp_path):
     lots = []
 
