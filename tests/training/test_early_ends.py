@@ -146,7 +146,7 @@ def test_an_exception_after_the_first_step_counts_the_plan():
         train(model, EPOCHS, callbacks=[Interrupts(3)])
     (run,) = model.privacy.ledger.runs
     assert (run.steps, run.taken) == (PLANNED, 3)
-    assert f"3 of these planned {PLANNED} steps were taken" in model.privacy.statement(DELTA)
+    assert f"3 of {PLANNED} planned steps" in model.privacy.statement(DELTA)
     train(model)  # another run: its steps do not hide among those that were left out
     assert entries(model) == [PLANNED, 2]
 
