@@ -13,6 +13,8 @@ from tfdp.gradients.targets import weighted, without_none
 METHODS = ("vectorized", "loop")
 
 
+# In a tf.function of a user's, AutoGraph would rewrite all of tfdp and Keras, which takes seconds.
+@tf.autograph.experimental.do_not_convert
 def per_example_gradients(
     model: keras.Model, x, y=None, sample_weight=None, *, method: str = "vectorized"
 ) -> list[tf.Tensor]:
