@@ -20,7 +20,8 @@ class Listed:
 
     Attributes:
         keras: the version of Keras that it was written with.
-        groups: dictionaries with `kind`, `reason`, `layers` (names of classes) and `cases`.
+        groups: dictionaries with `kind`, `reason`, `layers` (names of classes), `cases`, and perhaps
+            `or`, another kind.
     """
 
     keras: str
@@ -36,7 +37,7 @@ class Listed:
         Other versions of Keras have other cases. There, a case may also have a kind that the list has
         for its layer.
         """
-        kinds = {self.kind_of(case)}
+        kinds = {self.kind_of(case), self._or_by_name.get(case.name, self.kind_of(case))}
         if keras.__version__ != self.keras:
             kinds |= self._by_layer[case.layer]
         if found.kind in kinds:
@@ -50,6 +51,11 @@ class Listed:
         if keras.__version__ != self.keras:
             return []
         return [n for n in self._by_name if n.partition("::")[0] == file and n not in names]
+
+    @functools.cached_property
+    def _or_by_name(self):
+        """Another kind that a case may have, where chance decides."""
+        return {name: g["or"] for g in self.groups if "or" in g for name in g["cases"]}
 
     @functools.cached_property
     def _by_name(self):
