@@ -82,7 +82,7 @@ def _largest(name, z, detail):
 
 
 def _steps(noise):
-    """Whether the noise of a step is that of another one, or is correlated over time."""
+    """Do two steps have the same noise, or correlated noise?"""
     steps, entries = noise.shape
     unit = noise / np.linalg.norm(noise, axis=1, keepdims=True)
     products = unit @ unit.T

@@ -118,7 +118,7 @@ def _means_of_si_dpsgd(recording):
 
 
 def _sums(recording, chosen):
-    """Each sum is that of its rows, and moves by no more than is accounted when one is taken out."""
+    """Are the sums right, and does one row less move them by no more than is accounted?"""
     again, found = _Sums(recording), []
     allowed = assumed_sensitivity(recording.run)
     for number in chosen:

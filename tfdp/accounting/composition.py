@@ -199,7 +199,7 @@ def claimed_composition(
     guessed = {run.sampling.num_examples for run in runs if isinstance(run.sampling, Unknown)}
     if guessed:
         words = " or ".join(f"{number}" for number in sorted(guessed))
-        number = f"The number of examples is not known, and is taken for {words}, that of an epoch."
+        number = f"The number of examples is not known: the formula got {words}, a planned epoch."
         assumptions = (*assumptions, number)
     facts = _facts(runs)
     if facts["max_examples_per_user"] > 1:

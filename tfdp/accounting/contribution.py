@@ -35,7 +35,7 @@ class Contribution:
       >>> from tfdp.accounting.sampling import Poisson
       >>> pairs = Contribution(l2_norm_clip=1.0, microbatch_size=2)
       >>> lots = Poisson(num_examples=1000, lot_size=100)
-      >>> pairs.sensitivity(lots, "zero_out")  # twice that of single examples
+      >>> pairs.sensitivity(lots, "zero_out")  # single examples: 1.0
       2.0
       >>> pairs.assumptions()[0]
       'The mean gradient of 2 examples at a time was clipped to the clip norm before it was added.'

@@ -232,12 +232,12 @@ def _fixed_size_lots(run, noise, steps, delta, adjacency) -> Analysis:
 
     The module `fixed_size` has the proof. What is drawn are whole microbatches.
     """
-    contribution, size = run.contribution, run.contribution.microbatch_size
-    losses = []
+    contribution, losses = run.contribution, []
+    drawn = run.sampling.of_groups(contribution.microbatch_size)
     for z, count in levels(noise, steps):
         parts, overflow = fixed_size.parts(
-            -(-run.sampling.num_examples // size),
-            -(-run.sampling.lot_size // size),
+            drawn.num_examples,
+            drawn.lot_size,
             z / contribution.noise_divisor,
             "replace_one" if contribution.replaces else adjacency,
             replacement=isinstance(run.sampling, WithReplacement),

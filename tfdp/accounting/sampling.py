@@ -127,6 +127,14 @@ class Sampling:
         """
         del examples, tail
 
+    def of_groups(self, size: int) -> "Sampling":
+        """How groups of `size` examples are drawn, where whole groups are drawn in place of examples.
+
+        The probability of a group is that of an example. Only lots of a fixed size hold fewer groups.
+        """
+        del size
+        return self
+
     @property
     def sizes(self) -> str:
         """The sizes of lots and data in words."""
@@ -361,15 +369,24 @@ class RandomAllocation(_Epochs):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WithReplacement(Sampling):
-    """Lots of L independent uniform draws, so a record may be in one lot several times."""
-
-    name: ClassVar[str] = "with_replacement"
-    words: ClassVar[str] = "lots of fixed size drawn uniformly with replacement"
+class _FreshLots(Sampling):
+    """Base class of the schemes that draw a lot of fixed size afresh in each step."""
 
     @property
     def random_lots(self) -> bool:
         return True
+
+    def of_groups(self, size: int) -> "Sampling":
+        groups, drawn = -(-self.num_examples // size), -(-self.lot_size // size)
+        return dataclasses.replace(self, num_examples=groups, lot_size=drawn)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WithReplacement(_FreshLots):
+    """Lots of L independent uniform draws, so a record may be in one lot several times."""
+
+    name: ClassVar[str] = "with_replacement"
+    words: ClassVar[str] = "lots of fixed size drawn uniformly with replacement"
 
     def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float]:
         chance = min(examples / self.num_examples, 1.0)
@@ -380,15 +397,11 @@ class WithReplacement(Sampling):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSize(Sampling):
+class FixedSize(_FreshLots):
     """Lots of L different examples, drawn afresh in every step, uniformly without replacement."""
 
     name: ClassVar[str] = "fixed_size"
     words: ClassVar[str] = "lots of fixed size drawn uniformly without replacement"
-
-    @property
-    def random_lots(self) -> bool:
-        return True
 
     def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float] | None:
         if self.lot_size == self.num_examples:

@@ -180,8 +180,8 @@ class Statement:
         number = f"This is about a search of {len(trials)} trials"
         if random_trials is None:
             words = f"{number}, all of which may be released: their costs add up."
-            fixed = (*said.assumptions, _FIXED_SEARCH)
-            return dataclasses.replace(said, search=words, assumptions=fixed)
+            assumed = (*said.assumptions, _FIXED_SEARCH) if said.assumptions else ()
+            return dataclasses.replace(said, search=words, assumptions=assumed)
         proven = of_random_search(
             [ledger.runs for ledger in trials], delta, adjacency, random_trials
         )
@@ -412,8 +412,9 @@ def _belief(proven: Guarantee) -> str:
 
 def _rates(proven: Guarantee) -> str:
     """What the guarantee leaves to a test of membership."""
+    who = "users" if proven.max_examples_per_user > 1 else "records"
     test = (
-        "A test of membership that wrongly accuses 1% of the records that did not take part finds at "
+        f"A test of membership that wrongly accuses 1% of the {who} that did not take part finds at "
         "most {} of those that did"
     )
     if proven.adjacency == "replace_one":

@@ -34,7 +34,7 @@ _SMALL, _FURTHER = 1 << 11, 1 << 62
 
 
 def from_words(words: tf.Tensor, more: tf.Tensor | None = None) -> tf.Tensor:
-    """Numbers in (0, 1], exact to 24 bits wherever they are, from random words.
+    """Numbers in (0, 1] of at least 11 significant bits, however small, from random words.
 
     Args:
         words: uint32, of any shape.

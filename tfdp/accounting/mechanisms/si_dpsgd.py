@@ -89,9 +89,10 @@ class SIDPSGD(NoisyMechanism):
         "Every SI-DPSGD segment started from released weights, not from earlier means."
     )
     advice: ClassVar[str] = (
-        "At the same proven epsilon and number of steps, SI-DPSGD's final weights carry at least the "
-        "noise of DP-SGD, and much more in several epochs: earlier gradients stay in its means without "
-        "noise, and the noise of every later step has to hide them again."
+        "At a constant learning rate, with the same fixed order of lots and the same proven epsilon, "
+        "SI-DPSGD's final weights carry at least the noise of DP-SGD's, and about twice as much after "
+        "ten epochs: its means keep earlier gradients without noise, and each later step has to hide "
+        "them again."
     )
 
     def __post_init__(self):

@@ -72,7 +72,7 @@ def loss_of(run: "Run", response: Response, noise: float, adjacency: str, delta:
         norm = math.sqrt(squares[0])
         details |= {"bound": how, "response_norm": norm}
         return GaussianLoss(details["sensitivity"] / noise * norm), details
-    # The law is that of all examples of a user.
+    # The law of the draws counts all examples of a user, so one occurrence is meant here.
     scale = divisor * contribution.sensitivity(sampling, adjacency) / noise
     prefix_sum = response.prefix_sum_scale()
     if prefix_sum is not None:

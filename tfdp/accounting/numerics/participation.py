@@ -26,12 +26,16 @@ _DP_CELLS = 4_000_000
 
 
 def draws(run: "Run", tail: float) -> tuple[np.ndarray, float]:
-    """Law of the number of draws of a user's examples in one step, and the mass that it leaves out.
+    """Law of how often a user's examples (or their microbatches) are drawn in one step.
+
+    Returns:
+      (probabilities of 0, 1, ... draws, probability of more).
 
     Raises:
       ValueError: If the sampling has no such draws.
     """
-    found = run.sampling.draws(run.contribution.max_examples_per_user, tail)
+    lots = run.sampling.of_groups(run.contribution.microbatch_size)
+    found = lots.draws(run.contribution.max_examples_per_user, tail)
     if found is None:
         raise ValueError(f"Expected random sampling. Received {run.sampling.name!r}.")
     return found
