@@ -195,8 +195,10 @@ def placed(feed: Feed, place: Place, turn: int) -> Feed:
         turn: the group that the first lot comes from (modulo the number of groups).
     """
     lots = feed.plan.lots
-    if lots is None or (place.taken == 0 and place.order is None and turn == feed.plan.turn):
+    if lots is None:
         return feed  # the batches that lie behind are taken from the data, and thrown away
+    if place.taken == 0 and place.order is None and turn % lots.groups == feed.plan.turn:
+        return feed
     kind, start, left_out = sampling_class(lots.sampling), 0, 0
     if kind.whole_epochs:
         start = place.taken % lots.steps_per_epoch
