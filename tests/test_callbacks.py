@@ -79,6 +79,20 @@ def test_stop_at_budget_ends_fit_without_an_error():
     assert model.privacy.steps_taken == 4 and model.privacy.steps_left == 0
 
 
+def test_what_is_shown_at_an_early_end_counts_all_planned_steps(tmp_path):
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    model = small()
+    shown = [PrivacyProgress(DELTA), PrivacyTensorBoard(tmp_path, DELTA), Stops()]
+    history = train(model, epochs=9, callbacks=shown).history["epsilon"]
+    spent = model.privacy.spent(DELTA).epsilon
+    assert model.privacy.ledger.runs[0].steps == 18 and len(history) == 2
+    assert history[1] == pytest.approx(spent) and history[0] < history[1] / 2
+    assert scalars(tmp_path)["privacy/epsilon_proven"][-1] == pytest.approx(spent, rel=1e-6)
+
+
 def test_plain_models_are_refused():
     model = linear()
     model.compile("sgd", loss=LOSS, run_eagerly=True)

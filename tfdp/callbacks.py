@@ -15,6 +15,7 @@ Example:
 """
 
 import bisect
+import math
 import os
 
 import keras
@@ -132,12 +133,18 @@ class _Spending(keras.callbacks.Callback):
             self._curves[kind] = EpsilonCurve(self.model, delta, kind, self.adjacency)
         return self._curves[kind]
 
+    def _at_the_end(self, kind) -> float:
+        """Epsilon if the training ends now: all planned steps count."""
+        steps = self.model.privacy.steps_if_ended
+        return math.inf if math.isinf(steps) else self._curve(kind).at(steps)
+
 
 class PrivacyProgress(_Spending):
     """Puts the epsilon spent so far beside loss and accuracy in the progress bar and the history.
 
     Epsilon is computed at 16 step counts at most (see `EpsilonCurve`); between them, the value at the
-    next one is shown, which is never too small. The last value is that of `model.privacy.statement`.
+    next one is shown, which is never too small. The last value is that of `model.privacy.statement`:
+    where a training ended before its plan, it counts all planned steps.
 
     Args:
         delta: in (0, 1); None takes the delta of the model's budget.
@@ -162,7 +169,7 @@ class PrivacyProgress(_Spending):
         super().__init__(delta, adjacency)
         self.kind = kind
         self.name = name or ("epsilon" if kind == "proven" else f"{kind}_epsilon")
-        self._shown, self._left = None, 0
+        self._shown, self._left, self._logs = None, 0, {}
 
     def on_epoch_begin(self, epoch, logs=None):
         self._left = 0  # other callbacks may change the weights, and what is known about them, here
@@ -183,10 +190,18 @@ class PrivacyProgress(_Spending):
     def on_epoch_end(self, epoch, logs=None):
         if logs is not None:
             logs[self.name] = self._spent()
+            self._logs = logs
+
+    def on_train_end(self, logs=None):
+        shown = self.model.history.history.get(self.name)
+        if shown and self.model.privacy.steps_if_ended > self.model.privacy.steps_taken:
+            self._logs[self.name] = shown[-1] = self._at_the_end(self.kind)
 
 
 class StopAtBudget(keras.callbacks.Callback):
     """Ends `fit` when the next step would be refused, instead of letting it raise.
+
+    A `fit` of which the budget allows no step at all raises `BudgetExhausted` all the same.
 
     Example:
         >>> import keras, numpy as np, tfdp
@@ -258,4 +273,9 @@ class PrivacyTensorBoard(_Spending):
         self._writer.flush()
 
     def on_train_end(self, logs=None):
+        privacy = self.model.privacy
+        if privacy.steps_if_ended > privacy.steps_taken:
+            with self._writer.as_default(step=privacy.steps_taken):
+                for kind in ("claimed", "proven"):
+                    tf.summary.scalar(f"privacy/epsilon_{kind}", self._at_the_end(kind))
         self._writer.close()

@@ -74,16 +74,27 @@ class Facts:
         """Returns the run of `steps` steps, with tables that are fields of the mechanism."""
         return Run(mechanism=self.mechanism(**self.fields, **tables), steps=steps, **self._rest())
 
-    def hold_for(self, run: Run) -> bool:
-        """Whether these are the facts of a run, whatever its steps and tables."""
+    def differences(self, run: Run) -> list[str]:
+        """Names of the settings in which a run differs, whatever its steps and tables."""
         if type(run.mechanism) is not self.mechanism:
-            return False
+            return ["mechanism"]
         mechanism = dataclasses.replace(run.mechanism, **self.fields)
-        return run == dataclasses.replace(run, mechanism=mechanism, **self._rest())
+        ours = dataclasses.replace(run, mechanism=mechanism, **self._rest())
+        return _differing_fields(run, ours)
 
     def _rest(self) -> dict:
         names = ("sampling", "contribution", "start", "insecure_seed")
         return {name: getattr(self, name) for name in names}
+
+
+def _differing_fields(one, other) -> list[str]:
+    found = []
+    for field in dataclasses.fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if a != b:
+            nested = dataclasses.is_dataclass(a) and type(a) is type(b)
+            found += _differing_fields(a, b) if nested else [field.name]
+    return found
 
 
 class Session:
@@ -273,10 +284,17 @@ class Session:
         self._record_in(copy, more)
         return copy
 
+    def planned_steps(self, more: float) -> float:
+        """Number of steps that count if planned steps are left out; infinite if nobody knows it.
+
+        Args:
+            more: number of planned steps that are not taken yet.
+        """
+        return max(self.taken, min(self.taken + more, self.limit))
+
     def _record_in(self, ledger, more):
-        planned = max(self.taken, min(self.taken + more, self.limit))
         # A file that was loaded meanwhile, or an earlier end, may have counted more steps of this run.
-        steps = int(max(planned, ledger.steps(self.run_id)))
+        steps = int(max(self.planned_steps(more), ledger.steps(self.run_id)))
         ledger.record(self.run_id, steps, taken=self.taken)
 
     def earlier(self) -> list[Run]:
@@ -306,7 +324,7 @@ class Session:
         if not same:
             return False
         if facts != self._facts:  # comparing facts with a run takes longer
-            if not facts.hold_for(self.run):
+            if facts.differences(self.run):
                 return False
             self._facts = facts
         groups = plan.sampling.groups
@@ -406,7 +424,7 @@ class Session:
             f"at delta {self._budget.delta:g} ({self._budget.adjacency}) allows {self.limit:g} steps "
             f"of this training on these weights, and {self.taken} were taken. "
             "tfdp.accounting.noise_for finds the noise for a budget; tfdp.callbacks.StopAtBudget ends "
-            "a training without this error."
+            "a training that has begun without this error."
         )
 
 

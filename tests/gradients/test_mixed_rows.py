@@ -37,8 +37,18 @@ def centred(y, y_pred):
     return ops.mean(ops.square(y - y_pred + ops.mean(y_pred, axis=0)), axis=-1)
 
 
+def hinge_of_pairs(y, y_pred):
+    scores = y_pred[:, 0]
+    return ops.mean(ops.relu(1.0 - (scores[:, None] - scores[None, :])))
+
+
 REFUSED = {
     "circle": (L.Circle(), LABELS),
+    # Alike for (y, p) and (1 - y, 1 - p).
+    "root mean square": (lambda y, p: ops.sqrt(ops.mean(ops.square(y - p))), HOT),
+    "largest": (lambda y, p: ops.max(ops.square(y - p)), HOT),
+    # Linear for numbers between 0 and 1.
+    "hinge of pairs": (hinge_of_pairs, HOT),
     "dice": (L.Dice(), HOT),
     "centred": (centred, HOT),
     "pairs": (in_pairs, HOT),

@@ -260,3 +260,8 @@ def test_a_strategy_by_name_is_made_for_the_planned_steps():
 def test_bad_arguments(options):
     with pytest.raises(ValueError, match="Expected"):
         matrix(**options)
+
+
+def test_a_strategy_that_is_optimized_asks_for_the_plan():
+    with pytest.raises(ValueError, match="steps=300, bands=8"):
+        matrix(strategy="banded_toeplitz")

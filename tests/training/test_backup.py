@@ -323,6 +323,8 @@ def reversed_lots(training):
     return {"lots": tfdp.data.make_lots("cyclic", x[::-1], y, lot_size=L)}
 
 
+# What differs, in the words of the refusal.
+NAMES = {"noise": "noise_multiplier", "sampling": "sampling", "data": "examples"}
 OTHERS = {
     "noise": {"make": lambda: dpsgd(noise_multiplier=3.0)},
     "update rule": {"make": lambda: tfdp.optimizers.DPKerasLionOptimizer(**options())},
@@ -335,7 +337,7 @@ OTHERS = {
 def test_another_training_does_not_go_on(other, interrupted):
     training = Training(interrupted, **OTHERS.get(other, {}))
     more = reversed_lots(training) if other == "data" else {}
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=NAMES.get(other, "optimizer")):
         training.run(**more)
     assert training.seen == [{}]
 

@@ -129,6 +129,7 @@ def released_means():
             ValueError,
             "batch_size",
         ),
+        ({"data": iter([(X[:4], Y[:4])]), "batch_size": None}, ValueError, "tf.data.Dataset"),
         ({"optimizer": "sdg"}, ValueError, "sdg"),
         ({"optimizer": built()}, ValueError, "not used yet"),
         ({"optimizer": released_means()}, CalibrationError, "noise"),

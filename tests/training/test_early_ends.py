@@ -168,11 +168,12 @@ def test_an_exhausted_budget_counts_the_steps_taken():
     assert steps(model) == model.privacy.steps_taken
 
 
-def test_fit_says_at_its_start_that_an_early_end_counts_the_plan(caplog):
+def test_fit_says_at_its_start_and_end_that_an_early_end_counts_the_plan(caplog):
     model = small()
     train(model, EPOCHS, callbacks=[Worse()], validation_data=data(8, seed=1))
-    (text,) = [r.getMessage() for r in caplog.records if "StopAtBudget" in r.getMessage()]
-    assert "All planned steps are counted" in text
+    texts = [r.getMessage() for r in caplog.records if "StopAtBudget" in r.getMessage()]
+    assert "All planned steps are counted" in texts[0]
+    assert f"of {PLANNED} planned steps" in texts[1]
 
 
 # -- data of unknown length --------------------------------------------------------------------------

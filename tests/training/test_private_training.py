@@ -9,6 +9,7 @@ from keras import layers
 
 import tfdp
 from tests.training.small import linear, small, train
+from tfdp.layers import PublicExamples
 
 
 def test_a_plain_model_does_not_train_with_a_private_optimizer():
@@ -152,3 +153,13 @@ def test_a_change_of_trainable_layers_is_traced_again():
     fit(model)
     np.testing.assert_array_equal(model.layers[0].kernel.numpy(), kernel)
     assert not np.array_equal(model.layers[1].kernel.numpy(), last)
+
+
+def test_private_examples_among_the_public_ones_are_refused():
+    x, y = data(12)
+    network = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    model = small(model=keras.Sequential([keras.Input((4,)), PublicExamples(network, x[:3])]))
+    for train_on in (model.fit, model.train_on_batch):
+        with pytest.raises(ValueError, match="also public"):
+            train_on(x, y)
+    assert model.privacy.steps_taken == 0

@@ -10,6 +10,8 @@ loss is a sum over rows if the change that another first row makes is the same f
 This does not concern privacy, which holds for any loss that is given one row at a time.
 """
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -43,12 +45,14 @@ def refuse_mixed_rows(forward, run, x, y, outputs) -> None:
     model = forward.model
     if uses_batch_statistics(model):
         return  # mixes rows on purpose, and is accounted so
+    losses = _names_of_losses(model)
     try:
-        _judge_outputs(forward, run, _Lots((x, y), fractions=True))
-        losses = _names_of_losses(model)
-        if losses:
-            data, predicted = _Lots((x, apart(y)[0])), _Lots(outputs, fractions=True)
-            _judge_loss(forward, losses, lambda i, j: (*data(i, j), predicted(i, j)))
+        # Some models and losses react to their neighbours only where numbers are large.
+        for floats in (_fractions, _large):
+            _judge_outputs(forward, run, _Lots((x, y), floats))
+            if losses:
+                data, predicted = _Lots((x, apart(y)[0])), _Lots(outputs, floats)
+                _judge_loss(forward, losses, lambda i, j: (*data(i, j), predicted(i, j)))  # noqa: B023
     except _Mixed as error:
         raise ValueError(str(error)) from None
     except Exception as error:
@@ -61,36 +65,47 @@ class _Mixed(Exception):
     """Rows are mixed; other errors only say that made-up numbers do not suit the model."""
 
 
+def _fractions(rng, shape):
+    return rng.uniform(0.1, 0.9, shape)  # probabilities, logits or numbers
+
+
+def _large(rng, shape):
+    return 5.0 * rng.standard_normal(shape)
+
+
 class _Lots:
     """Two lots of made-up numbers of which no two rows at the same place are equal.
 
     Args:
         specs: a structure of `tf.TensorSpec`s [ROWS, ...].
-        fractions: whether floats are fractions, which are probabilities, logits or numbers. Otherwise
-            they are zeros and ones like all whole numbers, which are labels, classes and tokens.
+        floats: draws floats, from a generator and a shape. None makes them zeros and ones like all
+            whole numbers, which are labels, classes and tokens.
     """
 
-    def __init__(self, specs, fractions=False):
+    def __init__(self, specs, floats=None):
         rng = np.random.default_rng(0)
 
-        def numbers(spec):
+        def numbers(spec, lot):
             shape = [_LENGTH if size is None else size for size in spec.shape]
-            if fractions and spec.dtype.is_floating:
-                return rng.uniform(0.1, 0.9, shape)
+            if floats is not None and spec.dtype.is_floating:
+                return floats(rng, shape)
             # A third of the entries are ones, so the means of the two lots differ.
-            return (np.indices(shape).sum(0) % 3 == 1).astype(int)
+            ones = (np.indices(shape).sum(0) % 3 == 1).astype(int)
+            return 1 - ones if lot else ones
 
-        self._specs, self._numbers = specs, tf.nest.map_structure(numbers, specs)
+        self._specs = specs
+        self._lots = [
+            tf.nest.map_structure(functools.partial(numbers, lot=lot), specs) for lot in (0, 1)
+        ]
 
     def __call__(self, first: int, others: int):
         """The lot that has its first row from lot number `first`, and all others from `others`."""
 
-        def mixed(spec, numbers):
-            both = (numbers, 1 - numbers)
-            rows = np.concatenate([both[first][:1], both[others][1:]])
+        def mixed(spec, one, rest):
+            rows = np.concatenate([one[:1], rest[1:]])
             return tf.as_string(rows) if spec.dtype == tf.string else tf.cast(rows, spec.dtype)
 
-        return tf.nest.map_structure(mixed, self._specs, self._numbers)
+        return tf.nest.map_structure(mixed, self._specs, self._lots[first], self._lots[others])
 
 
 def _judge_outputs(forward, run, lots):
@@ -159,8 +174,10 @@ def _judge_loss(forward, names, lots):
         scope = forward.scope(weights, forward.state())  # always with the same seeds
         return forward.loss(scope, x, y, y_pred)
 
-    values = [loss(*lots(*choice)) for choice in _CHOICES]
-    if not _interacts(values) or float(loss(*lots(0, 0))) != float(values[0]):
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), lots(0, 0))
+    traced = concrete_function(tf.function(loss, autograph=False), *specs)
+    values = [traced(*lots(*choice)) for choice in _CHOICES]
+    if not _interacts(values) or float(traced(*lots(0, 0))) != float(values[0]):
         return
     if has_own_compute_loss(model):
         alone = [loss(*_first_row(lots(i, 0))) for i in (0, 1)]

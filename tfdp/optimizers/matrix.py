@@ -106,6 +106,11 @@ class MatrixDPOptimizer(DPKerasOptimizer):
 def _as_strategy(strategy, bands, objective, steps) -> Strategy:
     if isinstance(strategy, dict):
         strategy = Strategy.from_dict(strategy)
+    if strategy == "banded_toeplitz" and None in (bands, steps):
+        raise ValueError(
+            "The strategy 'banded_toeplitz' is optimized for a plan. Pass the number of steps of the "
+            "whole training and the number of bands, such as steps=300, bands=8, or another strategy."
+        )
     if not isinstance(strategy, Strategy):
         strategy = make_strategy(strategy, steps, bands, objective or "mean")
     elif (bands, objective, steps) != (None, None, None):

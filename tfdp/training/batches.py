@@ -83,7 +83,8 @@ def batches_of(x: Any, class_weight: dict | None = None, shuffle: bool = True) -
 
 _LOST = (
     "Nothing is known about how these batches are drawn, so the training is accounted without "
-    "amplification by sampling: every example may be in every lot. With arrays, or with "
+    "amplification by sampling: every example may be in every lot, but at most once in each (shuffle "
+    "and batch before you repeat, and draw without replacement). With arrays, or with "
     'tfdp.data.make_lots("poisson", x, y, lot_size=...), tfdp draws the lots itself, and the same '
     "training has a much smaller epsilon: 15 epochs of 60,000 examples in lots of 256 at noise "
     "multiplier 1.1 cost 1.1, also as epochs (fit(shuffle='epoch')). Shuffled batches would cost 20.6, "

@@ -12,6 +12,7 @@ from tfdp.accounting import PrivacyBudget, delta_warning, noise_for
 from tfdp.data import Lots, make_lots
 from tfdp.data.arrays import common_length
 from tfdp.optimizers import DPKerasOptimizer, make_dp_optimizer_class
+from tfdp.training.batches import is_batches
 from tfdp.training.building import build_for
 from tfdp.training.dp_model import make_private
 from tfdp.training.feeding import plan_of, plan_of_dataset
@@ -153,6 +154,9 @@ def _lots(data, batch_size, sampling, physical_batch_size, optimizer) -> Lots | 
                 "batch_size", "None, since the data have one", batch_size, "Leave batch_size out."
             )
         return data if lots is None else lots
+    if is_batches(data):
+        remedy = "Make batches of your own a tf.data.Dataset."
+        refuse("data", "arrays (x, y), Lots or a tf.data.Dataset", type(data).__name__, remedy)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     remedy = "Pass the size of a lot, at most the number of examples."
     batch_size = whole("batch_size", batch_size, 1, common_length(x, y), remedy=remedy)

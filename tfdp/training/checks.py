@@ -25,6 +25,7 @@ _NO_EXAMPLES = (
     "has no public examples. Put its network into tfdp.layers.PublicExamples(network, examples), as "
     "tfdp.fix(model, public_data=examples) does"
 )
+_STATEFUL = "carries what one example wrote in its states to the next. Make it with stateful=False"
 _ADAPTED = (
     "takes what it holds from data by adapt() or set_vocabulary(), which no privacy guarantee covers. "
     "Make it from public constants by the arguments of its class (mean and variance, vocabulary, "
@@ -103,6 +104,7 @@ def refuse_mixing_layers(model, public=()) -> None:
         for layer in layers
         if isinstance(layer, PublicBatchNormalization) and id(layer) not in inside
     ]
+    refused += [(layer, _STATEFUL) for layer in layers if getattr(layer, "stateful", False)]
     refused += [(layer, _ADAPTED.format(layer.name)) for layer in _adapted_layers(model, public)]
     found = [f"layer '{layer.name}' ({type(layer).__name__}) {why}" for layer, why in refused]
     if found:

@@ -111,6 +111,8 @@ class Feeder:
                 validation_split=validation_split or None,
             )
         if lots is None and is_batches(x):
+            if public_layers(model):
+                logging.warning(_NOT_COMPARED, model.name)
             batches = batches_of(x, class_weight, shuffle)
             plan = _plan_of_batches(batches, physical_batch_size, steps_per_epoch)
             data, adapter = batches.dataset, batches.adapter
@@ -284,6 +286,12 @@ def _plan_of_batches(batches, physical_batch_size, steps_per_epoch):
 _LENGTH = (
     "These batches do not know their length, or have no end. Expected the argument "
     "`steps_per_epoch`."
+)
+
+
+_NOT_COMPARED = (
+    "Model '%s' has public examples, and only arrays are compared with them, not batches of your own. "
+    "Make sure that no private example is among the public ones."
 )
 
 

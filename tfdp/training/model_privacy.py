@@ -181,6 +181,17 @@ class ModelPrivacy:
         return 0 if session is None else session.taken
 
     @property
+    def steps_if_ended(self) -> float:
+        """Number of steps of the open ledger entry that count if the training ends now.
+
+        All planned steps count, as far as budgets allow them. Infinite if nobody knows their number.
+        """
+        account = self.account
+        if account.session is None:
+            return 0
+        return account.session.planned_steps(account.left_to_take())
+
+    @property
     def steps_left(self) -> float:
         """Number of steps that budgets and tables of the run still allow; infinite without a limit."""
         session = self.account.session

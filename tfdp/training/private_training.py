@@ -21,7 +21,7 @@ from tfdp.training.checks import (
     refuse_mixing_layers,
     refuse_own_train_step,
 )
-from tfdp.training.feeding import Feed, Place, check_targets, placed
+from tfdp.training.feeding import Feed, Place, check_disjoint, check_targets, placed
 from tfdp.training.files import SavedWithLedger
 from tfdp.training.model_privacy import ModelPrivacy
 from tfdp.training.preparing import past_preparation, prepared, prepared_validation
@@ -168,6 +168,7 @@ class PrivateTraining(SavedWithLedger):
         lot_size = common_length(x, y)
         check_targets(self, y)
         build_for(self, x)
+        check_disjoint(self, x)
         check_tokens(self, x)
         plan = Plan(
             sampling=Unknown(num_examples=lot_size, lot_size=lot_size),
@@ -187,8 +188,9 @@ class PrivateTraining(SavedWithLedger):
     def _refuse_nested(self):
         if self.privacy.training is not None:
             raise RuntimeError(
-                "Another training of these weights was started while fit() runs. Expected fit() and "
-                "train_on_batch() one after the other, and no training by callbacks or other threads."
+                "Another training of these weights has not ended: a fit() that runs, or an iterator of "
+                "privacy.steps() that was not used up. End that one first (iterator.close()), and do "
+                "not train from callbacks or other threads."
             )
 
     # -- the step --------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import dataclasses
 import math
 
 import tensorflow as tf
+from absl import logging
 
 from tfdp.account import Account
 from tfdp.session import OPEN_ENDED, Session
@@ -108,6 +109,15 @@ class Training:
         if left:
             self._open(0)  # a resumed training may have taken no step yet
             self._account.end_early(left)
+            left_out = self._session.left_out
+            if left_out and self._backup is None:  # which has its own words, and may be resumed
+                logging.warning(
+                    "This training took %s of %s planned steps. All of them are counted, because its "
+                    "end may depend on what the steps showed. To count only the steps taken, plan "
+                    "fewer, or end by a PrivacyBudget with tfdp.callbacks.StopAtBudget.",
+                    f"{self._taken:,}",
+                    f"{self._taken + left_out:,}",
+                )
 
     # -- its steps -------------------------------------------------------------------------------
 
