@@ -147,24 +147,6 @@ def _versions(content: dict) -> list[str]:
     return [*lines, f"* Python {content['machine']['python']}", ""]
 
 
-def write(path: Path, folder: Path, on_gpu: Path | None = None) -> Path:
-    """Writes README.md and its plot into `folder`; returns the path of README.md.
-
-    Args:
-        path: the file of results.
-        folder: the folder to write into.
-        on_gpu: the file of a sitting on a GPU, if there is one.
-    """
-    content = json.loads(path.read_text())
-    content["on_gpu"] = gpu_report.lines(json.loads(on_gpu.read_text())) if on_gpu else []
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = folder / "benchmarks.png"
-    plot.draw(rows(content), LABELS, picture)
-    readme = folder / "README.md"
-    readme.write_text(text(content, picture.name))
-    return readme
-
-
 def main(arguments=None) -> int:
     """Runs the command line; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
@@ -172,7 +154,13 @@ def main(arguments=None) -> int:
     parser.add_argument("--gpu", type=Path, help="what it wrote with --device=gpu")
     parser.add_argument("--folder", type=Path, default=HERE, help="where to write")
     flags = parser.parse_args(arguments)
-    print(write(flags.file, flags.folder, flags.gpu))
+    content = json.loads(flags.file.read_text())
+    content["on_gpu"] = gpu_report.lines(json.loads(flags.gpu.read_text())) if flags.gpu else []
+    flags.folder.mkdir(parents=True, exist_ok=True)
+    plot.draw(rows(content), LABELS, flags.folder / "benchmarks.png")
+    readme = flags.folder / "README.md"
+    readme.write_text(text(content, "benchmarks.png"))
+    print(readme)
     return 0
 
 

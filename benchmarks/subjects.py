@@ -94,6 +94,7 @@ OVERHEAD = Family("tfdp", "keras_tf", "run_overhead.py", own_environment=False)
 PEERS = {
     "tfdp": "tfdp",
     "tfdp_vectorized": "tfdp",
+    "tfdp_backup": "tfdp",
     "tfdp_microbatches": "tfdp",
     "tfdp_vectorized_microbatches": "tfdp",
     "tfdp_xla": "tfdp_xla",
@@ -108,6 +109,7 @@ LABELS = {
     "keras_tf": "Keras 3 on TensorFlow, no privacy",
     "tfdp": "tfdp",
     "tfdp_vectorized": "tfdp, exact engine (vectorized_map)",
+    "tfdp_backup": "tfdp, with backups",
     "tfdp_microbatches": "tfdp, microbatches of 4",
     "tfdp_vectorized_microbatches": "tfdp, exact engine, microbatches of 4",
     "keras_tf_xla": "Keras 3 on TensorFlow, no privacy, XLA",
