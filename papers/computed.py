@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from papers import audit, computed_figures, gradient_histogram, noise_by_epsilon, noise_distance
-from papers.catalogue import Cell, Table
+from papers import audit, gradient_histogram, noise_by_epsilon, noise_distance
+from papers.catalogue import Cell
 from papers.records import Records, Values, runs_of
 from tfdp._files import replaced_whole
 from tfdp.accounting.guarantee import format_epsilon
@@ -24,15 +24,12 @@ class Computation:
     Attributes:
         compute: a function of a cell's flags that returns the values, JSON-safe.
         lines: what the pages show: (label, name of a value, function of the value to text).
-        draw: draws the figure of a table from {name of a cell: its values or None} into a file, and
-            returns whether there was anything to draw.
         summary: makes the values that are shown of those of all seeds.
         seeded: name of the argument that is the seed; None if there is none.
     """
 
     compute: Callable[..., dict]
     lines: tuple[tuple[str, str, Callable[..., str]], ...]
-    draw: Callable[[Table, Mapping, Path], bool]
     summary: Callable[[Sequence[Mapping]], Mapping] = lambda values: values[0]
     seeded: str | None = None
 
@@ -49,9 +46,8 @@ COMPUTATIONS = {
             ("above proven", "above_proven", str),
             ("of proven", "of_proven", "{:.2f}".format),
         ),
-        computed_figures.draw_audits,
-        audit.summary,
-        "coins",
+        summary=audit.summary,
+        seeded="coins",
     ),
     "noise_distance": Computation(
         noise_distance.compute,
@@ -60,7 +56,6 @@ COMPUTATIONS = {
             ("in % of Gaussian", "of_gaussian", "{:.2f}".format),
             ("scale", "scale", "{:.4f}".format),
         ),
-        computed_figures.draw_distances,
     ),
     "noise_by_epsilon": Computation(
         noise_by_epsilon.compute,
@@ -68,7 +63,6 @@ COMPUTATIONS = {
             ("sigma", "sigma", "{:.4g}".format),
             ("proven epsilon", "proven", format_epsilon),
         ),
-        computed_figures.draw_noise,
     ),
     "gradient_histogram": Computation(
         gradient_histogram.compute,
@@ -81,7 +75,6 @@ COMPUTATIONS = {
             ("others' excess kurtosis", "nonzero_kurtosis", "{:,.4g}".format),
             ("test accuracy (%)", "test_accuracy", "{:.2f}".format),
         ),
-        computed_figures.draw_histograms,
     ),
 }
 

@@ -116,46 +116,43 @@ def _section(table, recorded, own, out, path) -> list[str]:
     else:
         lines += [f"| {table.axis} | {' | '.join(table.columns)} |"]
         lines += [f"| --- |{' ---: |' * len(table.columns)}"]
-        body = _computed_lines if table.computed else _trained_lines
         for row in table.rows:
-            (label, texts), *rest = body(table, row, found, yours)
+            (label, texts), *rest = _lines(table, row, found, yours)
             every = [(f"**{label}**", texts), *((f"&emsp;{name}", t) for name, t in rest)]
             lines += [f"| {name} | {' | '.join(texts)} |" for name, texts in every]
     lines.append("")
-    draw = COMPUTATIONS[table.computed].draw if table.computed else figures.draw
     picture = out / FIGURES / f"{table.name}.png"
-    if draw(table, found, picture):
+    if figures.draw(table, found, picture):
         lines += [f"![{_title(table)}]({os.path.relpath(picture, path.parent)})", ""]
     remarks = [*_remarks(table), *([] if table.computed else _runs(table, found, yours, recorded))]
     return [*lines, *(f"* {remark}" for remark in remarks), ""]
 
 
-def _trained_lines(table, row, found, yours) -> list[tuple[str, list[str]]]:
+def _lines(table, row, found, yours) -> list[tuple[str, list[str]]]:
+    """The lines of a row: what the paper prints, and what was measured; the first names the row."""
     printed = [_printed(cell) for cell in row.cells]
     whose = ": quoted" if row.quoted else ": paper" if any(printed) else ""
     lines = [(row.label + whose, printed)]
+    here, mine = ([shown[cell.name] for cell in row.cells] for shown in (found, yours))
     if row.quoted:
         return lines
-    here = [found[cell.name] for cell in row.cells]
-    lines.append(("here", [_accuracy(m, c) for m, c in zip(here, row.cells, strict=True)]))
-    if any(mine := [yours[cell.name] for cell in row.cells]):
-        lines.append(("yours", ["" if m is None else _accuracy(m) for m in mine]))
+    if table.computed:
+        for values, prefix in ((here, ""), (mine, "yours, ")):
+            for label, name, to_text in COMPUTATIONS[table.computed].lines if any(values) else ():
+                lines.append(
+                    (prefix + label, ["" if v is None else to_text(v[name]) for v in values])
+                )
+        return lines
+    absent = ["not run" if cell.absent else "not yet" for cell in row.cells]
+    lines.append(("here", [_accuracy(m) or a for m, a in zip(here, absent, strict=True)]))
+    if any(mine):
+        lines.append(("yours", [_accuracy(m) for m in mine]))
     if any(m is not None and math.isfinite(m.epsilon("claimed")) for m in here):
         lines += [(kind, [_epsilon(m, kind) for m in here]) for kind in ("claimed", "proven")]
     for name in table.lines:
         values = ["" if m is None else getattr(m.trainings[0], name) for m in here]
         texts = [v if v == "" else f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for v in values]
         lines.append((name.replace("_", " "), texts))
-    return lines
-
-
-def _computed_lines(table, row, found, yours) -> list[tuple[str, list[str]]]:
-    printed = [_printed(cell) for cell in row.cells]
-    lines = [(f"{row.label}: paper" if any(printed) else row.label, printed)]
-    for values, whose in ((found, ""), (yours, "yours, ")):
-        every = [values[cell.name] for cell in row.cells]
-        for label, name, to_text in COMPUTATIONS[table.computed].lines if any(every) else ():
-            lines.append((whose + label, ["" if v is None else to_text(v[name]) for v in every]))
     return lines
 
 
@@ -250,9 +247,9 @@ def _printed(cell: Cell) -> str:
     return f"{cell.printed:.2f}{error}"
 
 
-def _accuracy(found: Measured | None, cell: Cell | None = None) -> str:
+def _accuracy(found: Measured | None) -> str:
     if found is None:
-        return "not run" if cell.absent else "not yet"
+        return ""
     spread = "" if found.error is None else f" ± {found.error:.2f}"
     return f"{found.mean:.2f}{spread} ({len(found.trainings)})"
 
