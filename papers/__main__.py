@@ -165,7 +165,8 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("\nInterrupted. The same command resumes it.")
+        print("\nInterrupted. The same command resumes it.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except (
         BrokenPipeError
     ):  # of a pager; Python flushes stdout once more, which must not fail again

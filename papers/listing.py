@@ -55,6 +55,8 @@ def print_cells(names: Iterable[str], results: Path, recorded: Records) -> None:
             last = f" to {cell.seeds[-1]}" if cell.seeds[1:] else ""
             kept, here = len(records.runs_of(cell, recorded)), len(_here(cell, results, wrong))
             state = f"seeds {cell.seeds[0]}{last}: {kept} recorded, {here} here"
+            begun = sum(records.note(results, cell, seed).exists() for seed in cell.seeds)
+            state += f", {begun - here} unfinished" if begun > here else ""
             if (took := minutes_of(cell, recorded)) is not None:
                 state += f", {took:.1f} min each"
         printed = "no figure" if cell.printed in (None, "–") else cell.printed

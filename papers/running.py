@@ -57,29 +57,30 @@ def missing(
 ) -> tuple[Todo, dict[str, str]]:
     """Returns the seeds to run, by the names of their cells, and why some cells cannot be run.
 
-    Cells from whose weights others start come before these.
+    Among them are the cells from whose weights others start.
 
     Args:
         chosen: the cells.
         results: the folder of all results.
         recorded: records; trainings that they hold are not missing, unless others start from them.
     """
-    starts, found, wrong = {}, {}, {}
-    for cell in chosen:
-        seeds = {*cell.seeds} - {*records.runs_of(cell, recorded or {})}
-        try:
-            left = [s for s in sorted(seeds) if records.made(results, cell, s) is None]
-            if left and cell.start:
-                (start,) = cells([cell.start])
-                if records.made(results, start, 1) is None:
-                    starts[start.source] = (start, [1])
-        except RecordError as error:
-            wrong[cell.name] = str(error)
-            continue
+    todo, wrong = {}, {}
+
+    def add(cell, seeds):
+        left = {seed for seed in seeds if records.made(results, cell, seed) is None}
         if left:
-            found.setdefault(cell.source, (cell, left))
-    first = {n: (cell, sorted({*found.get(n, (0, ()))[1], 1})) for n, (cell, _) in starts.items()}
-    return {**first, **{name: each for name, each in found.items() if name not in first}}, wrong
+            before = todo.get(cell.source, (cell, ()))[1]
+            todo[cell.source] = (cell, sorted({*before, *left}))
+        return left
+
+    for cell in chosen:
+        try:
+            if add(cell, {*cell.seeds} - {*records.runs_of(cell, recorded or {})}) and cell.start:
+                add(*cells([cell.start]), [1])
+        except RecordError as error:
+            todo.pop(cell.source, None)
+            wrong[cell.name] = str(error)
+    return todo, wrong
 
 
 def minutes(todo: Todo, recorded: Records) -> float:
@@ -193,13 +194,9 @@ class _Runner:
         return computed.told(cell, run) if cell.computed else f"{100 * run.test_accuracy:.2f}%"
 
     def _train(self, cell, seed, folder, log):
-        words = [
-            sys.executable,
-            "train.py",
-            f"--flagfile={_NO_RECIPE}",
-            f"--model_dir={folder.resolve()}",
-        ]
+        words = [sys.executable, "train.py", f"--flagfile={_NO_RECIPE}"]
         words += flags_of(cell, seed, self._results.resolve())
+        words.append(f"--model_dir={folder.resolve()}")
         with self._lock:
             if self._stopped:
                 raise RuntimeError("It was interrupted.")
@@ -243,11 +240,7 @@ def code_version() -> dict:
     It is read once in a process: what was committed since is not what runs.
     """
     found = {"tfdp": tfdp.__version__, "commit": None, "changed": None}
-    # Variables such as GIT_DIR would name another repository.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    git = functools.partial(
-        subprocess.run, capture_output=True, text=True, check=True, cwd=ROOT, env=own
-    )
+    git = functools.partial(subprocess.run, capture_output=True, text=True, check=True, cwd=ROOT)
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         found["commit"] = git(["git", "rev-parse", "HEAD"]).stdout.strip()
         # Only the code counts: pages and records are written while trainings run.

@@ -49,7 +49,7 @@ def test_only_what_is_missing_is_trained(results, small):
 def test_a_fine_tuning_starts_from_weights_that_are_trained_first(small, tmp_path):
     (cell,) = cells(["paper.T2.fine"])
     todo, _ = running.missing([cell], tmp_path)
-    assert [*todo] == ["paper.T2.public.-", "paper.T2.fine.-"]
+    assert {*todo} == {"paper.T2.public.-", "paper.T2.fine.-"}
     assert small("run", "paper.T2.fine", "--seeds=1")[0] == 0
     found, _ = records.collect(tmp_path / "results", [cell])
     assert found["paper.T2.fine.-"].start == "paper.T2.public.-"
@@ -154,7 +154,7 @@ def test_the_list_fits_80_columns(results, small):
     (results / A / "seed=1" / "run.json").write_text("{")
     assert "seed=1 has no record" in " ".join(small("list")[1].split())
     said = " ".join(small("list", "paper")[1].split())
-    assert "50.0 ± 0.5; seeds 1 to 2: 0 recorded, 1 here" in said
+    assert "50.0 ± 0.5; seeds 1 to 2: 0 recorded, 1 here, 1 unfinished" in said
     assert "not run: It would cost an hour." in said and "the paper quotes it" in said
     assert "'paper.T" in small("run", "paper.T")[1]
 
