@@ -239,53 +239,39 @@ def _table(stem, paper, content) -> Table:
     return Table(paper=paper["paper"], cited=paper.get("cited", ""), **own)
 
 
-def _row(table, common, content) -> Row:
-    columns, own = common["columns"], content.get("cells", {})
-    printed = content.get("paper", [""] * len(columns))
-    errors = content.get("paper_error", [""] * len(columns))
-    if not len(printed) == len(errors) == len(columns) or own.keys() - set(columns):
-        raise ValueError(f"The row {content['name']} of {table} does not have the table's columns.")
-    cells = tuple(
-        _cell(f"{table}.{content['name']}", column, common, content, own.get(column, {}))
-        for column in columns
-    )
-    cells = tuple(
-        dataclasses.replace(
-            cell,
-            printed=None if figure == "" else figure,
-            printed_error=None if error == "" else error,
-        )
-        for cell, figure, error in zip(cells, printed, errors, strict=True)
-    )
-    return Row(content["label"], cells, content.get("differs", ""), content.get("quoted", False))
+def _row(table, common, row) -> Row:
+    columns, name = common["columns"], f"{table}.{row['name']}"
+    wrong = [
+        known for known in ("paper", "paper_error") if len(row.get(known, columns)) != len(columns)
+    ]
+    if wrong or row.get("cells", {}).keys() - {*columns}:
+        raise ValueError(f"The row {name} does not have the table's columns.")
+    cells = tuple(_cell(name, i, column, common, row) for i, column in enumerate(columns))
+    return Row(row["label"], cells, row.get("differs", ""), row.get("quoted", False))
 
 
-def _cell(row_name, column, table, row, own) -> Cell:
-    """Makes a cell; what stands in `own` wins over its row, and that over the table."""
-    known = {**row, **own}
-    first, quoted, absent = (
-        table.get("first_seed", 1),
-        row.get("quoted", False),
-        known.get("absent"),
-    )
-    seeds = known.get("seeds", 1 if "computed" in table else 3)
-    levels = (table, row)
+def _cell(row_name, index, column, table, row) -> Cell:
+    """Makes a cell; what stands in its entry of `cells` wins over its row, and that over the table."""
+    own = row.get("cells", {}).get(column, {})
+    known, levels = {**row, **own}, (table, row)
     flags = [level.get("flags", "") for level in levels]
     flags += [level.get("column_flags", {}).get(column, "") for level in levels]
-    source = own.get("same_as", f"{row.get('same_as', row_name)}.{column}")
+    printed, error = (row[k][index] if k in row else "" for k in ("paper", "paper_error"))
+    first, seeds = table.get("first_seed", 1), known.get("seeds", 1 if "computed" in table else 3)
+    run = not (row.get("quoted") or known.get("absent"))
     return Cell(
         name=f"{row_name}.{column}",
         label=row["label"],
         column=column,
         flags=merged(*flags, own.get("flags", "")),
-        printed=None,
-        printed_error=None,
-        seeds=() if quoted or absent else tuple(range(first, first + seeds)),
+        printed=None if printed == "" else printed,
+        printed_error=None if error == "" else error,
+        seeds=tuple(range(first, first + seeds)) if run else (),
         minutes=known.get("minutes"),
         differs=known.get("differs", ""),
-        absent=absent or "",
-        quoted=quoted,
-        source=source,
+        absent=known.get("absent", ""),
+        quoted=row.get("quoted", False),
+        source=own.get("same_as", f"{row.get('same_as', row_name)}.{column}"),
         start=known.get("start", ""),
         computed=table.get("computed", ""),
     )
