@@ -148,7 +148,10 @@ def _lines(table, row, found, yours) -> list[tuple[str, list[str]]]:
     if any(mine):
         lines.append(("yours", [_accuracy(m) for m in mine]))
     if any(m is not None and math.isfinite(m.epsilon("claimed")) for m in here):
-        lines += [(kind, [_epsilon(m, kind) for m in here]) for kind in ("claimed", "proven")]
+        short = len(here) > 2
+        lines += [
+            (kind, [_epsilon(m, kind, short) for m in here]) for kind in ("claimed", "proven")
+        ]
     for name in table.lines:
         values = ["" if m is None else getattr(m.trainings[0], name) for m in here]
         texts = [v if v == "" else f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for v in values]
@@ -254,13 +257,15 @@ def _accuracy(found: Measured | None) -> str:
     return f"{found.mean:.2f}{spread} ({len(found.trainings)})"
 
 
-def _epsilon(found: Measured | None, kind: str) -> str:
+def _epsilon(found: Measured | None, kind: str, short: bool = True) -> str:
     if found is None:
         return ""
     epsilon = found.epsilon(kind)
+    if not short and 1e5 <= epsilon < math.inf:
+        return f"({math.ceil(epsilon):,})"
     if math.isinf(epsilon) or epsilon < 1e5:
         return format_epsilon(epsilon).replace("vacuous (epsilon = ", "(")
-    # A table has room for one digit, rounded up.
+    # A table of many columns has room for one digit, rounded up.
     power = math.floor(math.log10(epsilon))
     digit = math.ceil(epsilon / 10**power)
     return f"({digit}e{power})" if digit < 10 else f"(1e{power + 1})"
