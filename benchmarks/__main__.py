@@ -145,7 +145,7 @@ def _measure(flags, spec, results, suite):
             record = {"unsupported": str(reason)}
         else:
             limits = {"timeout": flags.timeout, "memory_gib": flags.memory_gib}
-            record = measure(python, family, {**spec, **point, **suite.rest(point)}, **limits)
+            (record,) = measure(python, family, spec, [{**point, **suite.rest(point)}], **limits)
         results.add(suite.section, point, record)
         seen = f"{record['step_ms']:.2f} ms" if "step_ms" in record else str(record)
         named = " ".join(str(value) for name, value in point.items() if name != "round")

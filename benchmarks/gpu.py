@@ -18,7 +18,7 @@ from pathlib import Path
 
 from absl import logging
 
-from benchmarks.measure import measure_all
+from benchmarks.measure import measure
 from benchmarks.subjects import FAMILIES, HERE, family_of
 
 SMALL = ("tutorial_cnn", "resnet18", "bilstm", "transformer")
@@ -145,7 +145,7 @@ class _Sitting:
             left = self._deadline - time.monotonic()
             if left < 20:
                 return False
-            found = measure_all(
+            found = measure(
                 Path(sys.executable),
                 FAMILIES[task.family],
                 self._spec,

@@ -28,24 +28,10 @@ REALISTIC = (
 LOTS = (64, 256, 1024)
 # What a private step may cost over a plain one. A convolution's kernel gradient that is not kept for
 # each example is computed twice, which is a third of a plain step.
-GOALS = {
-    "mlp": 1.1,
-    "tutorial_cnn": 1.25,
-    "lenet5": 1.25,
-    "cifar_tutorial": 1.4,
-    "resnet18": 1.4,
-    "bilstm": 1.1,
-    "transformer": 1.1,
-    "mobilenet_v2": 1.4,
-    "efficientnet_b0": 1.4,
-    "u_net": 1.4,
-    "lstm": 1.1,
-    "encoder": 1.1,
-    "encoder_lora": 1.1,
-    "bert_base": 1.1,
-    "bert_base_lora": 1.1,
-    "bert_base_head": 1.1,
-}
+GOALS = dict.fromkeys((*MODELS, *REALISTIC), 1.1) | {"tutorial_cnn": 1.25, "lenet5": 1.25}
+GOALS |= dict.fromkeys(
+    ("cifar_tutorial", "resnet18", "mobilenet_v2", "efficientnet_b0", "u_net"), 1.4
+)
 
 
 @dataclasses.dataclass(frozen=True)

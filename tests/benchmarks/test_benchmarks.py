@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import report, results, subjects, suites, summary
-from benchmarks.measure import measure, measure_all
+from benchmarks.measure import measure
 
 STORED = Path(__file__).parent / "results.json"
 SPEC = {"steps": 5, "warmup": 2, "seconds": 1.0, "max_step_seconds": 20.0, "timeout": 90.0}
@@ -20,7 +20,7 @@ def run(tmp_path, text, points=({},), timeout=20.0, memory_gib=4.0):
     path.write_text(text)
     family = subjects.Family("other", "plain", str(path), own_environment=False)
     limits = {"timeout": timeout, "memory_gib": memory_gib}
-    return measure_all(Path(sys.executable), family, SPEC, list(points), **limits)
+    return measure(Path(sys.executable), family, SPEC, list(points), **limits)
 
 
 def test_baseline_and_private_follow_each_other_in_changing_order():
@@ -137,10 +137,10 @@ class TestCommand:
         """The specifications that are measured, with answers in place of processes."""
         seen = []
 
-        def pretend(python, family, spec, **bounds):
-            seen.append(spec)
+        def pretend(python, family, spec, points, **bounds):
+            seen.extend(points)
             times = {"step_ms": 1.0 + len(seen), "first_step_seconds": 1.0, "peak_mib": 5.0}
-            return times | {"versions": {"a": "1"}}
+            return [times | {"versions": {"a": "1"}}]
 
         monkeypatch.setattr(command, "measure", pretend)
         return seen
@@ -171,7 +171,7 @@ class TestCommand:
 def test_the_overhead_is_measured_in_a_process():
     spec = {**SPEC, "model": "mlp", "examples": 600, "lot": 16}
     limits = {"timeout": 300.0, "memory_gib": 4.0}
-    record = measure(Path(sys.executable), subjects.OVERHEAD, spec, **limits)
+    (record,) = measure(Path(sys.executable), subjects.OVERHEAD, spec, [{}], **limits)
     assert record["parts"].keys() == {n + k for n in suites.PARTS for k in ("", "_cpu")}
     assert min(record["parts"].values()) > 0
     assert json.dumps(record)
@@ -179,8 +179,8 @@ def test_the_overhead_is_measured_in_a_process():
 
 def tfdp(**spec):
     limits = {"timeout": 300.0, "memory_gib": 8.0}
-    spec = {**SPEC, "subject": "tfdp", **spec}
-    return measure(Path(sys.executable), subjects.FAMILIES["tfdp"], spec, **limits)
+    points = [{"subject": "tfdp", **spec}]
+    return measure(Path(sys.executable), subjects.FAMILIES["tfdp"], SPEC, points, **limits)[0]
 
 
 @pytest.mark.slow
