@@ -3,12 +3,7 @@
 This module imports neither TensorFlow nor Keras.
 """
 
-from tfdp.accounting.calibration import noise_for
-from tfdp.accounting.composition import proven
-from tfdp.accounting.contribution import Contribution
-from tfdp.accounting.mechanisms.dp_dropout import DPDropout
-from tfdp.accounting.run import Run
-from tfdp.accounting.sampling import Poisson
+from tfdp import accounting
 
 
 def compute(
@@ -32,17 +27,20 @@ def compute(
     Returns:
         "sigma" (half of tfdp's noise multiplier), "claimed" and "proven" (epsilons).
     """
-    sampling = Poisson(num_examples=num_examples, lot_size=lot_size)
-    run = Run(
-        mechanism=DPDropout(noise_multiplier=1.0, composition=composition),
-        sampling=sampling,
-        steps=sampling.steps_in(epochs),
-        contribution=Contribution(clip_groups=clip_groups),
+    run = accounting.describe(
+        "dp_dropout",
+        "poisson",
+        num_examples=num_examples,
+        lot_size=lot_size,
+        epochs=epochs,
+        noise_multiplier=1.0,
+        composition=composition,
+        clip_groups=clip_groups,
     )
-    noise = noise_for(epsilon, delta, run, "claimed")
+    noise = accounting.noise_for(epsilon, delta, run, "claimed")
     run = run.with_noise(noise)
     return {
         "sigma": noise / 2,
-        "claimed": float(run.mechanism.claimed_epsilon(run, delta).epsilon),
-        "proven": proven(run, delta).epsilon,
+        "claimed": accounting.claimed(run, delta).epsilon,
+        "proven": accounting.proven(run, delta).epsilon,
     }

@@ -16,6 +16,7 @@ from papers.records import Measured, Records, measured, minutes_of
 from tfdp.accounting.guarantee import format_epsilon
 
 FIGURES = "papers/figures"
+_PAGES = ROOT / "papers" / "pages.toml"
 _AGAIN = (
     "`python -m papers run NAME` trains a table, row or cell again, and "
     "`python -m papers compare NAME` sets it beside these records."
@@ -62,7 +63,8 @@ def write_pages(
         records.write(out / records.RECORDS.relative_to(ROOT), recorded)
     said += records.not_shown(recorded)
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
-    for page in map(lambda each: Page(**each), tomllib.loads(_PAGES.read_text())["pages"]):
+    for content in tomllib.loads(_PAGES.read_text())["pages"]:
+        page = Page(**content)
         path = out / page.path
         path.parent.mkdir(parents=True, exist_ok=True)
         introduction = page.introduction.strip() + ("" if joined else f" {_YOURS.format(results)}")
@@ -75,9 +77,6 @@ def write_pages(
             path.with_suffix(".html").write_text(_html(page.title, path))
             said.append(f"Written: {path.with_suffix('.html')}")
     return said
-
-
-_PAGES = ROOT / "papers" / "pages.toml"
 
 
 def _overview(page, recorded, path) -> list[str]:
