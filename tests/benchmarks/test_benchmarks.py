@@ -122,13 +122,16 @@ def test_ratios_are_within_rounds():
     assert rows[64, "opacus_ghost"].ratio is None  # its baseline was not measured in that round
 
 
-def test_the_report(tmp_path):
+def test_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_NOTES", tmp_path / "notes.md")
+    report._NOTES.write_text("Written by hand.\n")
     assert report.main([str(STORED), f"--folder={tmp_path}"]) == 0
     text = (tmp_path / "README.md").read_text()
     assert (tmp_path / "benchmarks.png").stat().st_size > 10_000
     assert "| 64 | **tfdp** | 1.5 (1.2 to 3) | 1.5 (1.2 to 1.5) | 660 | 1.10 |" in text
     assert "| mlp | 64 | 1.5 | Opacus, ghost clipping | 4.5 |  | 3 |" in text
     assert "not supported: no rule" in text
+    assert "**Written by hand.**\n\n**Invented numbers, for a test.**" in text
 
 
 class TestCommand:
