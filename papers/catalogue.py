@@ -35,7 +35,7 @@ import dataclasses
 import functools
 import shlex
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tfdp._validate import did_you_mean
@@ -220,13 +220,17 @@ def merged(*texts: str) -> tuple[str, ...]:
 
     A flag that is written --name= is left out, and --noname replaces --name.
     """
-    found = {}
-    for flag in shlex.split(" ".join(texts)):
+    flags = shlex.split(" ".join(texts))
+    found = {name: flag for flag, (name, _) in zip(flags, pairs(flags), strict=True)}
+    return tuple(flag for flag in found.values() if not flag.endswith("="))
+
+
+def pairs(flags: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields the name and the value of each flag; "true" and "false" of --name and --noname."""
+    for flag in flags:
         name, equals, value = flag.removeprefix("--").partition("=")
-        if not equals and name.startswith("no") and name != "normalize_output":
-            name = name.removeprefix("no")
-        found[name] = flag if value or not equals else ""
-    return tuple(filter(None, found.values()))
+        negated = not equals and name.startswith("no") and name != "normalize_output"
+        yield (name.removeprefix("no"), "false") if negated else (name, value if equals else "true")
 
 
 def _table(stem, paper, content) -> Table:

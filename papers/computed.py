@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from papers import audit, gradient_histogram, noise_by_epsilon, noise_distance
-from papers.catalogue import Cell
+from papers.catalogue import Cell, pairs
 from papers.records import Records, Values, runs_of
 from tfdp._files import replaced_whole
 from tfdp.accounting.guarantee import format_epsilon
@@ -81,14 +81,7 @@ COMPUTATIONS = {
 
 def arguments(cell: Cell) -> dict:
     """Returns the arguments of a cell's computation."""
-    return {name: _value(text) for name, text in _pairs(cell.flags)}
-
-
-def _pairs(flags):
-    for flag in flags:
-        name, equals, text = flag.removeprefix("--").partition("=")
-        negated = not equals and name.startswith("no")
-        yield (name.removeprefix("no"), "false") if negated else (name, text if equals else "true")
+    return {name: _value(text) for name, text in pairs(cell.flags)}
 
 
 def _value(text: str) -> int | float | str:

@@ -90,7 +90,7 @@ def _compared(cell: Cell, here, recorded) -> Iterable[str]:
             yield f"{cell.name}: {label} {to_text(mine[name])} here, {before} recorded"
     elif (mine := measured(cell, here)) is not None:
         theirs = measured(cell, recorded)
-        text = f"{cell.name}: {_mean(mine)} here, {_mean(theirs)} recorded"
+        text = f"{cell.name}: {mine} here, {theirs or 'nothing'} recorded"
         if theirs is not None:
             text += f", difference {mine.mean - theirs.mean:+.2f}"
             if mine.error is not None and theirs.error is not None:
@@ -99,13 +99,6 @@ def _compared(cell: Cell, here, recorded) -> Iterable[str]:
                     f", {(mine.mean - theirs.mean) / spread:+.1f} standard errors" if spread else ""
                 )
         yield text
-
-
-def _mean(found) -> str:
-    if found is None:
-        return "nothing"
-    spread = "" if found.error is None else f" ± {found.error:.2f}"
-    return f"{found.mean:.2f}%{spread} ({len(found.trainings)})"
 
 
 def _here(cell, results, wrong) -> set[int]:

@@ -143,9 +143,9 @@ def _lines(table, row, found, yours) -> list[tuple[str, list[str]]]:
                 )
         return lines
     absent = ["not run" if cell.absent else "not yet" for cell in row.cells]
-    lines.append(("here", [_accuracy(m) or a for m, a in zip(here, absent, strict=True)]))
+    lines.append(("here", [str(m or a) for m, a in zip(here, absent, strict=True)]))
     if any(mine):
-        lines.append(("yours", [_accuracy(m) for m in mine]))
+        lines.append(("yours", [str(m or "") for m in mine]))
     if any(m is not None and math.isfinite(m.epsilon("claimed")) for m in here):
         short = len(here) > 2
         lines += [
@@ -247,13 +247,6 @@ def _printed(cell: Cell) -> str:
         return cell.printed or ""
     error = "" if cell.printed_error is None else f" ± {cell.printed_error:.2f}"
     return f"{cell.printed:.2f}{error}"
-
-
-def _accuracy(found: Measured | None) -> str:
-    if found is None:
-        return ""
-    spread = "" if found.error is None else f" ± {found.error:.2f}"
-    return f"{found.mean:.2f}{spread} ({len(found.trainings)})"
 
 
 def _epsilon(found: Measured | None, kind: str, short: bool = True) -> str:

@@ -263,6 +263,11 @@ class Measured:
         n = len(self.trainings)
         return None if n < 2 else statistics.stdev(self.accuracies) / math.sqrt(n)
 
+    def __str__(self) -> str:
+        """Mean ± standard error (number of seeds)."""
+        spread = "" if self.error is None else f" ± {self.error:.2f}"
+        return f"{self.mean:.2f}{spread} ({len(self.trainings)})"
+
     def epsilon(self, kind: str) -> float:
         """The largest "claimed" or "proven" epsilon of all seeds."""
         return max(getattr(each, kind).epsilon for each in self.trainings)

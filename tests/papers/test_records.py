@@ -163,7 +163,7 @@ def test_a_training_here_is_compared_with_the_record(results, small, tmp_path):
     found, _ = records.collect(results, cells())
     records.write(tmp_path / "kept", found)
     said = small("compare", "paper.T1")[1]
-    assert "paper.T1.a.2: 61.50% ± 0.50 (2) here" in said and "+0.00, +0.0 standard errors" in said
+    assert "paper.T1.a.2: 61.50 ± 0.50 (2) here" in said and "+0.00, +0.0 standard errors" in said
 
 
 def test_the_pages_have_the_figures_of_the_records(results, small, tmp_path, monkeypatch):
