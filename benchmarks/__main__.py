@@ -1,6 +1,7 @@
 """Command line: `python -m benchmarks --models=mlp --lots=256 --json=FILE`."""
 
 import argparse
+import math
 import sys
 import time
 from pathlib import Path
@@ -8,11 +9,11 @@ from pathlib import Path
 from absl import flags as absl_flags
 from absl import logging
 
-from benchmarks import gpu, gpu_report, overhead, scale, summary, vocabulary
+from benchmarks import gpu, gpu_report, report, suites, summary
 from benchmarks.environments import NoEnvironment, interpreter, make_cache
 from benchmarks.measure import measure
 from benchmarks.results import Results
-from benchmarks.subjects import LOTS, MODELS, PEERS, REALISTIC, family_of, groups
+from benchmarks.subjects import LOTS, MODELS, PEERS, REALISTIC
 
 DEFAULT_PEERS = (
     "tfdp",
@@ -65,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Times private training steps against steps without privacy, and measures the "
-        "peak memory, for tfdp and for its peers. A run that was stopped goes on where it was.",
+        "peak memory, for tfdp and for its peers. A run that was stopped is resumed.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = made.add_argument
@@ -93,24 +94,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def plan(models, lots, peers, repeats):
-    """Yields (round, model, lot, subject), one whole round after the other.
-
-    Realistic models are measured with tfdp's own engine and without privacy only.
-
-    The baseline and the peers of one family follow each other. Odd rounds reverse their order, so
-    that the baseline is not always the first.
-    """
-    for number in range(repeats):
-        for model in models:
-            for lot in lots:
-                for group in groups(["tfdp"] if model in REALISTIC else peers):
-                    for subject in group if number % 2 == 0 else reversed(group):
-                        yield number, model, lot, subject
-
-
 def main(arguments=None) -> int:
-    """Measures what the flags ask for and prints a table; returns the exit status."""
+    """Measures what the flags ask for and prints tables; returns the exit status."""
     made = parser()
     flags = made.parse_args(arguments)
     if flags.device == "gpu":
@@ -128,78 +113,43 @@ def main(arguments=None) -> int:
         return 2
     if flags.device == "gpu":
         if "driver" not in results.content["machine"]["gpu"]:
-            print("error: expected an NVIDIA GPU; nvidia-smi names none", file=sys.stderr)
+            print("error: nvidia-smi names no NVIDIA GPU", file=sys.stderr)
             return 2
         gpu.sit(flags, spec, results)
-        print("\n".join(gpu_report.lines(results.content)))
-        return 0
-    if flags.scale or flags.vocabulary or flags.overhead:
-        if flags.scale:
-            _points(flags, spec, results, "scale", scale, "lot")
-        if flags.vocabulary:
-            _points(flags, spec, results, "vocabulary", vocabulary, "vocabulary")
-        if flags.overhead:
-            _overhead(flags, spec, results)
-        for section in (scale, vocabulary, overhead):
-            print("\n".join(section.lines(results.content)))
-        return 0
-    deadline = None if flags.minutes is None else time.monotonic() + 60 * flags.minutes
-    todo = list(plan(flags.models, flags.lots, flags.peers, flags.repeats))
-    for position, (number, model, lot, subject) in enumerate(todo, start=1):
-        if results.done(model, lot, subject, number):
-            continue
-        if deadline is not None and time.monotonic() > deadline:
-            logging.info("Time is up at %d of %d; the same command goes on.", position, len(todo))
-            break
-        record = _one(flags, spec, model, lot, subject)
-        results.add(model, lot, subject, number, record)
-        seen = f"{record['step_ms']:.2f} ms" if "step_ms" in record else str(record)
-        logging.info("%d/%d  %s  %d  %s: %s", position, len(todo), model, lot, subject, seen)
-    summary.show(results.content)
+        lines = gpu_report.lines(results.content)
+    elif chosen := [suite for name, suite in suites.SUITES.items() if getattr(flags, name)]:
+        for suite in chosen:
+            _measure(flags, spec, results, suite)
+        lines = suites.lines(results.content)
+    else:
+        _measure(flags, spec, results, suites.steps(flags.models, flags.lots, flags.peers))
+        lines = report.tables(summary.rows(results.content))
+    print("\n".join(lines))
     return 0
 
 
-def _points(flags, spec, results, section, module, name):
-    """Measures the points (round, subject, value of `name`) of a module with `plan` and `spec`."""
-    records = results.section(section)
-    known = {(r["round"], r["subject"], r[name]) for r in records}
-    for number, subject, value in module.plan(flags.repeats):
-        if (number, subject, value) in known:
-            continue
-        record = _measured(flags, family_of(subject), {**spec, **module.spec(subject, value)})
-        record.pop("versions", None)
-        records.append({"round": number, "subject": subject, name: value, **record})
-        results.save()
-        logging.info("%s  %d: %s", subject, value, record)
-
-
-def _overhead(flags, spec, results):
-    records = results.section("overhead")
-    for number in range(len(records), flags.repeats):
-        record = _measured(flags, overhead.FAMILY, {**spec, **overhead.SPEC})
-        records.append({"round": number, **record})
-        results.save()
-        logging.info("overhead: %s", record)
-
-
-def _measured(flags, family, spec):
-    python = interpreter(family, flags.cache)
-    return measure(python, family, spec, timeout=flags.timeout, memory_gib=flags.memory_gib)
-
-
-def _one(flags, spec, model, lot, subject):
-    family = family_of(subject)
-    try:
-        python = interpreter(family, flags.cache)
-    except NoEnvironment as reason:
-        return {"unsupported": str(reason)}
-    return measure(
-        python,
-        family,
-        {**spec, "model": model, "lot": lot, "subject": subject},
-        timeout=flags.timeout,
-        memory_gib=flags.memory_gib,
-    )
+def _measure(flags, spec, results, suite):
+    """Measures the points of a suite that the results lack, until the time is up."""
+    deadline = time.monotonic() + 60 * (flags.minutes or math.inf)
+    todo = results.missing(suite.section, [*suite.points(flags.repeats)])
+    for position, point in enumerate(todo, start=1):
+        if point not in results.missing(suite.section, [point]):
+            continue  # another round has found that it is impossible
+        if time.monotonic() > deadline:
+            logging.info("Time is up at %d of %d; the same command resumes.", position, len(todo))
+            break
+        family = suite.family(point)
+        try:
+            python = interpreter(family, flags.cache)
+        except NoEnvironment as reason:
+            record = {"unsupported": str(reason)}
+        else:
+            limits = {"timeout": flags.timeout, "memory_gib": flags.memory_gib}
+            (record,) = measure(python, family, spec, [{**point, **suite.rest(point)}], **limits)
+        results.add(suite.section, point, record)
+        seen = f"{record['step_ms']:.2f} ms" if "step_ms" in record else str(record)
+        named = " ".join(str(value) for name, value in point.items() if name != "round")
+        logging.info("%d/%d  %s: %s", position, len(todo), named, seen)
 
 
 if __name__ == "__main__":

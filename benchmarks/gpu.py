@@ -7,6 +7,7 @@ by the same command later. All frameworks must be installed in the Python that r
 that are not are reported as failed.
 """
 
+import concurrent.futures
 import dataclasses
 import os
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from absl import logging
 
-from benchmarks.measure import measure_all
+from benchmarks.measure import measure
 from benchmarks.subjects import FAMILIES, HERE, family_of
 
 SMALL = ("tutorial_cnn", "resnet18", "bilstm", "transformer")
@@ -57,7 +58,6 @@ _TAKES_OTHERWISE = 8
 class Task:
     """What one process measures: some points of one model, in one round."""
 
-    round: int
     family: str
     points: tuple[dict, ...]
 
@@ -69,7 +69,7 @@ class Task:
 
 
 def plan(repeats: int, models=MODELS, lots=LOTS):
-    """Yields the tasks; a point has precision, model, lot and subject.
+    """Yields the tasks; a point has round, precision, model, lot and subject.
 
     Lots grow, because JAX cannot set its peak of memory back. Every other round reverses the order
     of the subjects. A lot of 4,096 is not asked of BERT, where it is a number of chunks.
@@ -78,14 +78,15 @@ def plan(repeats: int, models=MODELS, lots=LOTS):
         for precision, subjects, which in PASSES:
             order = subjects if round % 2 == 0 else subjects[::-1]
             for model in which:
+                common = {"round": round, "precision": precision, "model": model}
                 points = tuple(
-                    {"precision": precision, "model": model, "lot": lot, "subject": subject}
+                    {**common, "lot": lot, "subject": subject}
                     for lot in sorted(lots)
                     for subject in order
                     if not (model in BERT and lot > LOTS[0])
                 )
                 if model in models and points:
-                    yield Task(round, family_of(subjects[0]).name, points)
+                    yield Task(family_of(subjects[0]).name, points)
 
 
 def sit(flags, spec: dict, results) -> None:
@@ -99,11 +100,9 @@ def sit(flags, spec: dict, results) -> None:
     sitting = _Sitting(flags, {**spec, "device": "gpu"}, results)
     with tempfile.TemporaryDirectory() as folder:
         sitting.turns = str(Path(folder, "turn"))
-        threads = [threading.Thread(target=sitting.work) for _ in range(_PROCESSES)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with concurrent.futures.ThreadPoolExecutor(_PROCESSES) as pool:
+            for done in [pool.submit(sitting.work) for _ in range(_PROCESSES)]:
+                done.result()
 
 
 class _Sitting:
@@ -111,7 +110,6 @@ class _Sitting:
         self._flags, self._spec, self._results = flags, spec, results
         self._deadline = time.monotonic() + 60 * (flags.minutes or 1e9)
         self._tasks = [*plan(flags.repeats, flags.models, flags.lots)]
-        self._records, self._lock = results.section("gpu"), threading.Lock()
         self._free, self._changed = _MEMORY, threading.Condition()
         self.turns = ""
 
@@ -125,7 +123,7 @@ class _Sitting:
                     self._free += task.memory
                     self._changed.notify_all()
             if not on:
-                logging.info("Time is up; the same command goes on.")
+                logging.info("Time is up; the same command resumes it.")
                 return
 
     def _next(self):
@@ -141,20 +139,13 @@ class _Sitting:
             return None
 
     def _measure(self, task):
-        with self._lock:
-            known = {_key(record) for record in self._records}
-            refused = {_key(r)[1:] for r in self._records if "step_ms" not in r}
-        missing = [
-            point
-            for point in task.points
-            if _key({"round": task.round, **point}) not in known
-            and _key({"round": 0, **point})[1:] not in refused
-        ]
+        with self._changed:
+            missing = self._results.missing("gpu", task.points)
         while missing:
             left = self._deadline - time.monotonic()
             if left < 20:
                 return False
-            found = measure_all(
+            found = measure(
                 Path(sys.executable),
                 FAMILIES[task.family],
                 self._spec,
@@ -166,22 +157,12 @@ class _Sitting:
             for point, record in zip(missing, found, strict=False):
                 if "not done" in record.get("skipped", "") and left < self._flags.timeout:
                     return False  # the sitting ended, not the patience with this point
-                self._add(task.round, point, record)
+                with self._changed:
+                    self._results.add("gpu", point, record)
+                shown = record.get("step_ms", record)
+                logging.info("%s: %s", " ".join(str(v) for v in point.values()), shown)
             missing = missing[len(found) :]
         return True
-
-    def _add(self, round, point, record):
-        with self._lock:
-            if versions := record.pop("versions", None):
-                self._results.content["versions"][point["subject"]] = versions
-            self._records.append({"round": round, **point, **record})
-            self._results.save()
-        shown = record.get("step_ms", record)
-        logging.info("%s: %s", " ".join(str(v) for v in point.values()), shown)
-
-
-def _key(record):
-    return tuple(record[name] for name in ("round", "precision", "model", "lot", "subject"))
 
 
 def _size(point):

@@ -1,7 +1,7 @@
 """Writes what a sitting on a GPU measured, as a section of the report."""
 
 from benchmarks.gpu import LOTS, MODELS
-from benchmarks.summary import Spread, spread
+from benchmarks.summary import Spread, reason_of, spread
 
 # What we want a private step to cost at most, over a plain one of the same kind.
 GOALS = {name: 1.5 if name in ("tutorial_cnn", "resnet18") else 1.2 for name in MODELS}
@@ -61,41 +61,24 @@ def _cells(content):
     cells = {}
     for record in content.get("gpu", []):
         key = (record["precision"], record["model"], record["lot"], record["subject"])
-        cells.setdefault(key, {})[record["round"]] = record
+        cells.setdefault(key, []).append(record)
     return cells
 
 
-def _of(records, name):
-    return Spread.of(r[name] for r in (records or {}).values() if name in r)
-
-
-def _over(records, others, name):
-    both = [
-        r[name] / others[n][name]
-        for n, r in (records or {}).items()
-        if name in r and name in (others or {}).get(n, {})
-    ]
-    return Spread.of(both)
-
-
 def _shown(records, name):
-    value = _of(records, name)
+    value = Spread.of_key(records, name)
     if value is not None:
         return f"{value.median:,.0f}" if name == "peak_mib" else spread(value)
-    for record in (records or {}).values():
-        for kind in ("unsupported", "skipped", "failed"):
-            if kind in record and name == "step_ms":
-                return record[kind].replace("|", "/")
-    return ""
+    return reason_of(records[0]) if records and name == "step_ms" else ""
 
 
 def _row(found, precision, model, lot, name):
     cells = [model, f"{lot:,}"]
     for subject, baseline in _PAIRS:
-        mine, plain = (found.get((precision, model, lot, s)) for s in (subject, baseline))
+        mine, plain = (found.get((precision, model, lot, s), []) for s in (subject, baseline))
         if subject in _WITH_PLAIN:
             cells.append(_shown(plain, name))
-        cells += [_shown(mine, name), spread(_over(mine, plain, name))]
+        cells += [_shown(mine, name), spread(Spread.of_key(mine, name, plain))]
         if subject == "tfdp_xla" and name == "step_ms":
             cells.append(f"{GOALS[model]:g}")
     return f"| {' | '.join(cells)} |"
@@ -106,8 +89,8 @@ def _others(found):
     rows = []
     for (precision, model, lot, subject), records in found.items():
         if subject == "tfdp_vectorized_microbatches":
-            plain = found.get((precision, model, lot, "keras_tf"))
-            over = spread(_over(records, plain, "step_ms"))
+            plain = found.get((precision, model, lot, "keras_tf"), [])
+            over = spread(Spread.of_key(records, "step_ms", plain))
             rows.append(f"| {model} | {lot:,} | {_shown(records, 'step_ms')} | {over} |")
     if not rows:
         return []

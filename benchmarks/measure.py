@@ -16,24 +16,7 @@ from benchmarks.subjects import Family
 _POLL_SECONDS = 0.05
 
 
-def measure(python: Path, family: Family, spec: dict, *, timeout: float, memory_gib: float) -> dict:
-    """Runs the measured program of a family and returns its record.
-
-    Args:
-        python: the interpreter of the family's environment.
-        family: the framework.
-        spec: the input of the program; see `peers/protocol.py`.
-        timeout: seconds after which the process is killed.
-        memory_gib: resident memory, in GiB, above which the process is killed.
-
-    Returns:
-        A record with one of: the statistics of the step times, such as "step_ms" (their median);
-        "parts" (milliseconds by name); or the reason under "unsupported", "skipped" or "failed".
-    """
-    return measure_all(python, family, spec, [{}], timeout=timeout, memory_gib=memory_gib)[0]
-
-
-def measure_all(
+def measure(
     python: Path,
     family: Family,
     spec: dict,
@@ -46,13 +29,18 @@ def measure_all(
     """Runs the measured program of a family on some points, in one process.
 
     Args:
+        python: the interpreter of the family's environment.
+        family: the framework.
+        spec: the input of the program; see `peers/protocol.py`.
         points: what each point adds to `spec`.
+        timeout: seconds after which the process is killed.
+        memory_gib: resident memory, in GiB, above which the process is killed.
         variables: environment variables of the process; those of the family by default.
 
-    The other arguments are those of `measure`.
-
     Returns:
-        The record of each point, up to the last that was begun.
+        For each point, up to the last that was begun, a record with one of: the statistics of the step
+        times, such as "step_ms" (their median); "parts" (milliseconds by name); or the reason under
+        "unsupported", "skipped" or "failed".
     """
     load = os.getloadavg()[0]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

@@ -7,7 +7,6 @@ import platform
 import subprocess
 from pathlib import Path
 
-FORMAT = 1
 # The keys of which a record has one, instead of a time, if nothing could be measured.
 REASONS = ("unsupported", "skipped", "failed")
 # Settings that all records of a file share.
@@ -50,7 +49,7 @@ def _processor():
 
 
 class Results:
-    """Records by (model, lot, subject, round), saved after each record so that a run can be resumed.
+    """Records in sections, such as "records" or "gpu", saved after each so that a run can be resumed.
 
     Args:
         path: a JSON file, which is read if it exists.
@@ -60,87 +59,50 @@ class Results:
         device: what is measured, "cpu" or "gpu".
 
     Raises:
-        ValueError: the file has another format, or was made on another machine or with other
-            settings.
+        ValueError: the file was made on another machine or with other settings.
     """
 
     def __init__(self, path: Path, settings: dict | None = None, note: str = "", device="cpu"):
-        settings = settings or {}
+        settings, here = settings or {}, machine(device)
         self.path = path
-        self.content = {
-            "format": FORMAT,
-            "date": datetime.date.today().isoformat(),
-            "note": note,
-            "machine": machine(device),
-            "versions": {},
-            "settings": settings,
-            "records": [],
-        }
+        self.content = {"note": note, "machine": here, "versions": {}, "settings": settings}
         if path.exists():
-            self.content = load(path)
-            if self.content["machine"] != machine(device):
-                raise ValueError(
-                    f"{path} holds measurements of another machine or Python. Expected a file of "
-                    "this one, or a new file."
-                )
+            self.content = json.loads(path.read_text())
             before = self.content["settings"]
+            if self.content["machine"] != here:
+                raise ValueError(f"{path} holds measurements of another machine or Python.")
             if any(before.get(name) != settings.get(name) for name in _SAME):
-                raise ValueError(
-                    f"{path} was measured with {', '.join(f'{n}={before.get(n)}' for n in _SAME)}. "
-                    "Expected the same flags, or a new file."
-                )
+                same = ", ".join(f"--{name}={before.get(name)}" for name in _SAME)
+                raise ValueError(f"{path} was measured with {same}. Use these, or another file.")
             self.content["settings"] = settings
-            if note:
-                self.content["note"] = note
-        self.records = self.content["records"]
-        self._done = {self._key(**record): record for record in self.records}
+            self.content["note"] = note or self.content.get("note", "")
 
-    @staticmethod
-    def _key(model, lot, subject, round, **_):
-        return model, lot, subject, round
+    def missing(self, section: str, points: list[dict]) -> list[dict]:
+        """Returns the points that were not measured, nor found impossible in any round.
 
-    def done(self, model: str, lot: int, subject: str, round: int) -> bool:
-        """Whether the point was measured in this round, or found impossible in any round."""
-        if (model, lot, subject, round) in self._done:
-            return True
-        return self.refused(model, lot, subject)
+        Args:
+            section: where their records are.
+            points: each with its "round" and what else tells it from others.
+        """
+        records = self.content.get(section, [])
 
-    def refused(self, model: str, lot: int, subject: str) -> bool:
-        """Whether any round found that the point cannot be measured."""
-        return any(
-            key[:3] == (model, lot, subject) and any(reason in record for reason in REASONS)
-            for key, record in self._done.items()
-        )
+        def of(record, point, *but):
+            return all(record[name] == value for name, value in point.items() if name not in but)
 
-    def add(self, model: str, lot: int, subject: str, round: int, record: dict) -> None:
-        """Stores one record and saves the file."""
+        return [
+            point
+            for point in points
+            if not any(of(record, point) for record in records)
+            and not any(of(r, point, "round") and {*REASONS} & r.keys() for r in records)
+        ]
+
+    def add(self, section: str, point: dict, record: dict) -> None:
+        """Stores the record of a point, and saves the file."""
         record = dict(record)
         if versions := record.pop("versions", None):
-            self.content["versions"][subject] = versions
-        record = {"model": model, "lot": lot, "subject": subject, "round": round, **record}
-        self._done[self._key(**record)] = record
-        self.records.append(record)
+            self.content["versions"][point.get("subject", "tfdp")] = versions
+        self.content.setdefault(section, []).append({**point, **record})
         self.content["date"] = datetime.date.today().isoformat()
-        self.save()
-
-    def section(self, name: str) -> list[dict]:
-        """Returns the list of records of a separate measurement, such as "scale", to append to."""
-        return self.content.setdefault(name, [])
-
-    def save(self) -> None:
-        """Writes the file, whole or not at all."""
         partial = self.path.with_name(self.path.name + ".partial")
         partial.write_text(json.dumps(self.content, indent=1) + "\n")
         partial.replace(self.path)
-
-
-def load(path: Path) -> dict:
-    """Reads a file of results.
-
-    Raises:
-        ValueError: the file is not a file of results in the current format.
-    """
-    content = json.loads(Path(path).read_text())
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path} is no file of benchmark results (format {FORMAT}).")
-    return content

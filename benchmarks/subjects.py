@@ -28,24 +28,10 @@ REALISTIC = (
 LOTS = (64, 256, 1024)
 # What a private step may cost over a plain one. A convolution's kernel gradient that is not kept for
 # each example is computed twice, which is a third of a plain step.
-GOALS = {
-    "mlp": 1.1,
-    "tutorial_cnn": 1.25,
-    "lenet5": 1.25,
-    "cifar_tutorial": 1.4,
-    "resnet18": 1.4,
-    "bilstm": 1.1,
-    "transformer": 1.1,
-    "mobilenet_v2": 1.4,
-    "efficientnet_b0": 1.4,
-    "u_net": 1.4,
-    "lstm": 1.1,
-    "encoder": 1.1,
-    "encoder_lora": 1.1,
-    "bert_base": 1.1,
-    "bert_base_lora": 1.1,
-    "bert_base_head": 1.1,
-}
+GOALS = dict.fromkeys((*MODELS, *REALISTIC), 1.1) | {"tutorial_cnn": 1.25, "lenet5": 1.25}
+GOALS |= dict.fromkeys(
+    ("cifar_tutorial", "resnet18", "mobilenet_v2", "efficientnet_b0", "u_net"), 1.4
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +74,13 @@ FAMILIES = {
         Family("jax_privacy", "keras_jax", "run_jax_privacy.py"),
     )
 }
+# Parts of tfdp's `fit`, which have no subject.
+OVERHEAD = Family("tfdp", "keras_tf", "run_overhead.py", own_environment=False)
 # The private subjects that --peers can name, with the names of their families.
 PEERS = {
     "tfdp": "tfdp",
     "tfdp_vectorized": "tfdp",
+    "tfdp_backup": "tfdp",
     "tfdp_microbatches": "tfdp",
     "tfdp_vectorized_microbatches": "tfdp",
     "tfdp_xla": "tfdp_xla",
@@ -106,6 +95,7 @@ LABELS = {
     "keras_tf": "Keras 3 on TensorFlow, no privacy",
     "tfdp": "tfdp",
     "tfdp_vectorized": "tfdp, exact engine (vectorized_map)",
+    "tfdp_backup": "tfdp, with backups",
     "tfdp_microbatches": "tfdp, microbatches of 4",
     "tfdp_vectorized_microbatches": "tfdp, exact engine, microbatches of 4",
     "keras_tf_xla": "Keras 3 on TensorFlow, no privacy, XLA",

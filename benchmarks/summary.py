@@ -3,10 +3,6 @@
 import dataclasses
 import statistics
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.results import REASONS
 from benchmarks.subjects import LABELS, MODELS, REALISTIC, family_of
 
@@ -25,22 +21,34 @@ class Spread:
         values = list(values)
         return cls(statistics.median(values), min(values), max(values)) if values else None
 
+    @classmethod
+    def of_key(cls, records, name, over=None):
+        """Returns the spread of a key of records by round, or of its ratio to other records.
+
+        Args:
+            records: records.
+            name: the key; records without it do not count.
+            over: records of which those of the same rounds divide; None for no ratio.
+        """
+        values = {r.get("round", i): r[name] for i, r in enumerate(records) if name in r}
+        if over is None:
+            return cls.of(values.values())
+        others = {r["round"]: r[name] for r in over if name in r}
+        return cls.of(values[round] / others[round] for round in values.keys() & others.keys())
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """Summary of the measurements of one subject on one model and lot size.
 
     Attributes:
-        model: name of the model.
-        lot: lot size.
-        subject: name of the subject, a peer or a baseline.
+        model, lot, subject: what was measured.
         rounds: how many rounds were measured.
         step_ms: median step times of the rounds, in milliseconds.
-        ratio: step time over the step time of the baseline in the same round; None for a baseline.
         peak_mib: highest resident memory of the process, in MiB.
-        memory_ratio: `peak_mib` over that of the baseline in the same round; None for a baseline.
         first_step: seconds to the end of the first step, tracing and compilation included.
-        first_ratio: `first_step` over that of the baseline in the same round; None for a baseline.
+        ratio, memory_ratio, first_ratio: these over those of the baseline in the same round; None for
+            a baseline.
         reason: why nothing was measured, or None.
     """
 
@@ -60,9 +68,9 @@ class Row:
 def rows(content: dict) -> list[Row]:
     """Returns all rows of a file of results, ordered by model, lot size and subject."""
     cells = {}
-    for record in content["records"]:
+    for record in content.get("records", []):
         key = (record["model"], record["lot"], record["subject"])
-        cells.setdefault(key, {})[record["round"]] = record
+        cells.setdefault(key, []).append(record)
     order = {name: i for i, name in enumerate((*MODELS, *REALISTIC, *LABELS))}
     return [
         _row(key, cells)
@@ -72,30 +80,22 @@ def rows(content: dict) -> list[Row]:
 
 def _row(key, cells):
     model, lot, subject = key
-    measured = {n: record for n, record in cells[key].items() if "step_ms" in record}
-    baseline = family_of(subject).baseline
-    pairs = []
-    if subject != baseline:
-        other = cells.get((model, lot, baseline), {})
-        pairs = [(r, other[n]) for n, r in measured.items() if "step_ms" in other.get(n, {})]
-    reason = None
-    if not measured:
-        last = next(iter(cells[key].values()))
-        words = {"unsupported": "not supported", "skipped": "skipped", "failed": "failed"}
-        reason = next(f"{words[kind]}: {last[kind]}" for kind in REASONS if kind in last)
-    return Row(
-        model=model,
-        lot=lot,
-        subject=subject,
-        rounds=len(measured),
-        step_ms=Spread.of(r["step_ms"] for r in measured.values()),
-        ratio=Spread.of(r["step_ms"] / b["step_ms"] for r, b in pairs),
-        peak_mib=Spread.of(r["peak_mib"] for r in measured.values()),
-        memory_ratio=Spread.of(r["peak_mib"] / b["peak_mib"] for r, b in pairs),
-        first_step=Spread.of(r["first_step_seconds"] for r in measured.values()),
-        first_ratio=Spread.of(r["first_step_seconds"] / b["first_step_seconds"] for r, b in pairs),
-        reason=reason,
-    )
+    records, baseline = cells[key], family_of(subject).baseline
+    plain = [] if subject == baseline else cells.get((model, lot, baseline), [])
+    spreads = [
+        Spread.of_key(records, name, over)
+        for name in ("step_ms", "peak_mib", "first_step_seconds")
+        for over in (None, plain)
+    ]
+    rounds = sum("step_ms" in record for record in records)
+    return Row(model, lot, subject, rounds, *spreads, None if rounds else reason_of(records[0]))
+
+
+def reason_of(record: dict) -> str:
+    """Returns why a record has no time, in words."""
+    kind = next(kind for kind in REASONS if kind in record)
+    words = {"unsupported": "not supported"}.get(kind, kind)
+    return f"{words}: {record[kind]}".replace("|", "/")
 
 
 def number(value: float) -> str:
@@ -110,29 +110,3 @@ def spread(value: Spread | None) -> str:
     if value.low == value.high:
         return number(value.median)
     return f"{number(value.median)} ({number(value.low)} to {number(value.high)})"
-
-
-def show(content: dict) -> None:
-    """Prints the table of all rows.
-
-    Args:
-        content: the content of a file of results.
-    """
-    table = Table(box=box.SIMPLE_HEAD, title="Training steps: median over rounds (range)")
-    for name in ("model", "lot", "what", "step, ms", "over no privacy", "peak, MiB", "over"):
-        table.add_column(name, justify="left" if name in ("model", "what") else "right")
-    before = None
-    for row in rows(content):
-        if before not in (None, (row.model, row.lot)):
-            table.add_section()
-        before = (row.model, row.lot)
-        table.add_row(
-            row.model,
-            str(row.lot),
-            LABELS[row.subject],
-            row.reason or spread(row.step_ms),
-            spread(row.ratio),
-            number(row.peak_mib.median) if row.peak_mib else "",
-            f"{row.memory_ratio.median:.2f}" if row.memory_ratio else "",
-        )
-    Console().print(table)

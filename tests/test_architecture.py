@@ -13,7 +13,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The rooms from top to bottom. A room imports only from rooms below it. Rooms on one line do not
 # import each other.
 LEVELS = [
-    ["papers"],
     ["experiments", "selftest"],
     ["callbacks", "models", "auditing"],
     ["training"],
@@ -27,7 +26,7 @@ LEVELS = [
     ["_palette", "_validate"],
 ]
 # Commands that stand above all rooms, in whichever folder they are.
-COMMANDS = {"tfdp.auditing.__main__", "tfdp.experiments.__main__"}
+COMMANDS = {"tfdp.auditing.__main__"}
 
 
 def module_name(path):

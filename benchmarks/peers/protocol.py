@@ -200,13 +200,17 @@ def epochs(spec):
     return 2 + _FEWEST_TIMES + (spec["warmup"] + spec["steps"]) // lots(spec)
 
 
-def fit(keras, model, clock, x, y):
-    """Trains a compiled model of Keras 2 or 3 until the clock stops it: one step, then epochs."""
+def fit(keras, model, clock, x, y, callbacks=()):
+    """Trains a compiled model of Keras 2 or 3 until the clock stops it: one step, then epochs.
+
+    Args:
+        callbacks: those of the epochs.
+    """
     rest = {"batch_size": clock.spec["lot"], "verbose": 0}
     model.fit(x, y, steps_per_epoch=1, callbacks=[_ticks(keras, clock, 1)], **rest)
     with contextlib.suppress(Enough):
         ticks = _ticks(keras, clock, lots(clock.spec))
-        model.fit(x, y, epochs=epochs(clock.spec), callbacks=[ticks], **rest)
+        model.fit(x, y, epochs=epochs(clock.spec), callbacks=[ticks, *callbacks], **rest)
 
 
 def _ticks(keras, clock, steps):

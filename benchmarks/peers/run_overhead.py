@@ -39,44 +39,37 @@ def run(spec, start):
     poisson = make("poisson", x, y, lot_size=spec["lot"], row_multiple=multiple)
     cyclic = make("cyclic", x, y, lot_size=spec["lot"])
 
-    def fitted(metrics, lots):
+    def fit(metrics, lots):
         model = private(metrics)
 
-        def once():
-            clock = _Times()
+        def once(clock):
             ticks = keras.callbacks.LambdaCallback(
                 on_train_batch_end=lambda batch, logs: clock.tick()
             )
             model.fit(lots.as_dataset(), steps_per_epoch=steps, verbose=0, callbacks=[ticks])
-            return clock.result()
 
         return once
 
-    def sampled():
-        lots = iter(poisson.as_dataset())
+    def draw(clock):
+        for _ in range(steps):
+            next(drawn)
+            clock.tick()
 
-        def once():
-            clock = _Times()
-            for _ in range(steps):
-                next(lots)
-                clock.tick()
-            return clock.result()
-
-        return once
-
+    drawn = iter(poisson.as_dataset())
     parts = {
-        "fit": fitted(["accuracy"], poisson),
-        "fit_plain": fitted(None, poisson),
-        "fit_cyclic": fitted(None, cyclic),
-        "lots": sampled(),
+        "fit": fit(["accuracy"], poisson),
+        "fit_plain": fit(None, poisson),
+        "fit_cyclic": fit(None, cyclic),
+        "lots": draw,
     }
     found = {name: [] for name in parts}
     for turn in range(_TURNS):
         order = list(parts) if turn % 2 == 0 else list(reversed(parts))
         for name in order:
-            times = parts[name]()
+            clock = _Times()
+            parts[name](clock)
             if turn:  # the first turn compiles
-                found[name].append(times)
+                found[name].append(clock.result())
     answer = {}
     for name, times in found.items():
         wall, cpu = zip(*times, strict=True)

@@ -1,6 +1,7 @@
 """Measures `fit` of Keras 3 on TensorFlow, plain and with tfdp, including lots and metrics."""
 
 import gc
+import tempfile
 
 import protocol
 
@@ -10,6 +11,7 @@ ENGINES = {
     "tfdp_microbatches": "auto",
     "tfdp_vectorized_microbatches": "vectorized",
     "tfdp_xla": "auto",
+    "tfdp_backup": "auto",
 }
 MICROBATCH_SIZE = 4
 COMPILED = ("tfdp_xla", "keras_tf_xla")
@@ -23,7 +25,10 @@ def run(spec, start):
 
     _choose(spec, keras, tf)
     x, y = protocol.data(spec)
-    protocol.fit(keras, compiled(spec), start(), x, y)
+    with tempfile.TemporaryDirectory() as folder:
+        backup = spec["subject"] == "tfdp_backup"
+        callbacks = [tfdp.callbacks.BackupAndRestore(f"{folder}/backup")] if backup else []
+        protocol.fit(keras, compiled(spec), start(), x, y, callbacks)
     versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
     answer = {"versions": versions | {"tfdp": tfdp.__version__}}
     if protocol.on_gpu(spec):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import overhead, report, results, scale, subjects, summary
-from benchmarks.measure import measure, measure_all
+from benchmarks import report, results, subjects, suites, summary
+from benchmarks.measure import measure
 
 STORED = Path(__file__).parent / "results.json"
 SPEC = {"steps": 5, "warmup": 2, "seconds": 1.0, "max_step_seconds": 20.0, "timeout": 90.0}
@@ -20,12 +20,12 @@ def run(tmp_path, text, points=({},), timeout=20.0, memory_gib=4.0):
     path.write_text(text)
     family = subjects.Family("other", "plain", str(path), own_environment=False)
     limits = {"timeout": timeout, "memory_gib": memory_gib}
-    return measure_all(Path(sys.executable), family, SPEC, list(points), **limits)
+    return measure(Path(sys.executable), family, SPEC, list(points), **limits)
 
 
 def test_baseline_and_private_follow_each_other_in_changing_order():
-    order = list(command.plan(["mlp"], [8], ["tfdp", "opacus_ghost", "opacus_hooks"], 2))
-    assert [subject for _, _, _, subject in order] == [
+    suite = suites.steps(["mlp"], [8], ["tfdp", "opacus_ghost", "opacus_hooks"])
+    assert [point["subject"] for point in suite.points(2)] == [
         *["keras_tf", "tfdp", "pytorch", "opacus_ghost", "opacus_hooks"],
         *["tfdp", "keras_tf", "opacus_hooks", "opacus_ghost", "pytorch"],
     ]
@@ -97,21 +97,24 @@ class TestClock:
 
 
 def test_results_resume_on_the_same_machine(tmp_path):
+    def point(subject, round):
+        return {"model": "mlp", "lot": 8, "subject": subject, "round": round}
+
     path = tmp_path / "results.json"
     first = results.Results(path)
-    first.add("mlp", 8, "tfdp", 0, {"step_ms": 1.0, "versions": {"tfdp": "x"}})
-    first.add("mlp", 8, "tf_privacy", 0, {"failed": "no"})
+    first.add("records", point("tfdp", 0), {"step_ms": 1.0, "versions": {"tfdp": "x"}})
+    first.add("records", point("tf_privacy", 0), {"failed": "no"})
     again = results.Results(path)
-    assert again.done("mlp", 8, "tfdp", 0) and not again.done("mlp", 8, "tfdp", 1)
-    assert again.done("mlp", 8, "tf_privacy", 4)  # a failed measurement is not repeated
-    first.content["machine"]["processor"] = "Z80"
-    first.save()
+    # A failed measurement is not repeated.
+    points = [point("tfdp", 0), point("tfdp", 1), point("tf_privacy", 4)]
+    assert again.missing("records", points) == points[1:2]
+    path.write_text(path.read_text().replace('"cores"', '"kernels"'))
     with pytest.raises(ValueError, match="another machine"):
         results.Results(path)
 
 
 def test_ratios_are_within_rounds():
-    rows = {(r.lot, r.subject): r for r in summary.rows(results.load(STORED))}
+    rows = {(r.lot, r.subject): r for r in summary.rows(json.loads(STORED.read_text()))}
     # The ratios of the rounds are 1.5 / 1.0, 3.0 / 2.0 and 1.2 / 1.0.
     assert rows[64, "tfdp"].ratio == summary.Spread(1.5, 1.2, 1.5)
     assert rows[64, "tfdp"].step_ms == summary.Spread(1.5, 1.2, 3.0)
@@ -119,13 +122,16 @@ def test_ratios_are_within_rounds():
     assert rows[64, "opacus_ghost"].ratio is None  # its baseline was not measured in that round
 
 
-def test_the_report(tmp_path):
+def test_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_NOTES", tmp_path / "notes.md")
+    report._NOTES.write_text("Written by hand.\n")
     assert report.main([str(STORED), f"--folder={tmp_path}"]) == 0
     text = (tmp_path / "README.md").read_text()
     assert (tmp_path / "benchmarks.png").stat().st_size > 10_000
     assert "| 64 | **tfdp** | 1.5 (1.2 to 3) | 1.5 (1.2 to 1.5) | 660 | 1.10 |" in text
     assert "| mlp | 64 | 1.5 | Opacus, ghost clipping | 4.5 |  | 3 |" in text
     assert "not supported: no rule" in text
+    assert "**Written by hand.**\n\n**Invented numbers, for a test.**" in text
 
 
 class TestCommand:
@@ -134,10 +140,10 @@ class TestCommand:
         """The specifications that are measured, with answers in place of processes."""
         seen = []
 
-        def pretend(python, family, spec, **bounds):
-            seen.append(spec)
+        def pretend(python, family, spec, points, **bounds):
+            seen.extend(points)
             times = {"step_ms": 1.0 + len(seen), "first_step_seconds": 1.0, "peak_mib": 5.0}
-            return times | {"versions": {"a": "1"}}
+            return [times | {"versions": {"a": "1"}}]
 
         monkeypatch.setattr(command, "measure", pretend)
         return seen
@@ -160,23 +166,24 @@ class TestCommand:
     def test_large_lots_are_measured_in_physical_batches(self, tmp_path, measured):
         for _ in range(2):
             assert self.main(tmp_path, "--scale", "--repeats=1") == 0
-        assert [spec["lot"] for spec in measured] == [256, *scale.LOTS]
+        assert [spec["lot"] for spec in measured] == [256, *suites.LARGE_LOTS]
         assert [spec.get("physical") for spec in measured] == [None, *[256] * 4]
 
 
 @pytest.mark.slow
 def test_the_overhead_is_measured_in_a_process():
-    spec = {**SPEC, **overhead.SPEC, "model": "mlp", "examples": 600, "lot": 16}
-    record = measure(Path(sys.executable), overhead.FAMILY, spec, timeout=300.0, memory_gib=4.0)
-    assert record["parts"].keys() == {n + k for n in overhead.PARTS for k in ("", "_cpu")}
+    spec = {**SPEC, "model": "mlp", "examples": 600, "lot": 16}
+    limits = {"timeout": 300.0, "memory_gib": 4.0}
+    (record,) = measure(Path(sys.executable), subjects.OVERHEAD, spec, [{}], **limits)
+    assert record["parts"].keys() == {n + k for n in suites.PARTS for k in ("", "_cpu")}
     assert min(record["parts"].values()) > 0
     assert json.dumps(record)
 
 
 def tfdp(**spec):
     limits = {"timeout": 300.0, "memory_gib": 8.0}
-    spec = {**SPEC, "subject": "tfdp", **spec}
-    return measure(Path(sys.executable), subjects.FAMILIES["tfdp"], spec, **limits)
+    points = [{"subject": "tfdp", **spec}]
+    return measure(Path(sys.executable), subjects.FAMILIES["tfdp"], SPEC, points, **limits)[0]
 
 
 @pytest.mark.slow
@@ -189,7 +196,7 @@ def test_memory_is_that_of_the_physical_batch():
     one = peak(256, 128)
     # Two lots wait in the queue, one is gathered, and one trains and is padded and cut: ten copies
     # of 2,300 padded rows at 3.1 KiB are 70 MiB. The allocator may take as much again.
-    allowed = 2 * 10 * 2300 * scale.BYTES_PER_EXAMPLE / 2**20
+    allowed = 2 * 10 * 2300 * suites.BYTES_PER_EXAMPLE / 2**20
     assert peak(2048, 128) - one < allowed
     assert peak(2048, 4096) - one > 2 * allowed  # the same check fails with the lot in one piece
 

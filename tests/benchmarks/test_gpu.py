@@ -45,7 +45,7 @@ def asked(monkeypatch):
         processes.append(points)
         return list(answer(points))
 
-    monkeypatch.setattr(gpu, "measure_all", measured)
+    monkeypatch.setattr(gpu, "measure", measured)
     return processes
 
 
@@ -62,7 +62,7 @@ def test_a_sitting_measures_all_and_nothing_twice(sheet, asked):
 
 def test_a_kill_at_the_end_of_the_sitting_is_no_result(sheet, monkeypatch):
     killed = [{"skipped": "not done within 30 s, compilation included"}]
-    monkeypatch.setattr(gpu, "measure_all", lambda *a, **k: killed)
+    monkeypatch.setattr(gpu, "measure", lambda *a, **k: killed)
     gpu.sit(flags(minutes=0.5), {}, sheet)
     assert not sheet.content.get("gpu")
 

@@ -1,37 +1,119 @@
-"""A small catalogue instead of the papers', and results for its cells."""
-
-import shutil
+"""A small catalogue and a quick train.py instead of the real ones."""
 
 import pytest
 
-from tests.papers.small_catalogue import CATALOGUE, STARTS, use
-from tfdp.experiments import __main__ as command
+from papers import __main__ as command
+from papers import catalogue, records, running
+
+CATALOGUE = """
+paper = "A paper"
+[[tables]]
+name = "T1"
+title = "a table"
+axis = "claimed epsilon"
+columns = ["2", "3"]
+flags = "--mechanism=dpsgd"
+column_flags = {"2" = "--epsilon=2", "3" = "--epsilon=3"}
+note = "A note."
+[[tables.rows]]
+name = "a"
+label = "Row A"
+paper = [50.0, "NC"]
+paper_error = [0.5, ""]
+seeds = 2
+differs = "All of it."
+[[tables.rows]]
+name = "b"
+label = "Row B"
+paper = [51.0, 52.0]
+absent = "It would cost an hour."
+[[tables.rows]]
+name = "c"
+label = "Row C"
+paper = [1.0, 2.0]
+quoted = true
+[[tables]]
+name = "T2"
+title = "fine-tuning"
+columns = ["-"]
+flags = "--mechanism=none"
+[[tables.rows]]
+name = "fine"
+label = "Fine-tuned"
+flags = "--learning_rate=0.3"
+start = "paper.T2.public.-"
+seeds = 2
+[[tables.rows]]
+name = "public"
+label = "Public"
+seeds = 1
+[[tables.rows]]
+name = "same"
+label = "The same"
+same_as = "paper.T2.fine"
+"""
+
+# Writes what train.py writes, as far as it is read. It fails where the rate is 0, waits where it is 1.
+TRAIN = """
+import json, pathlib, signal, sys, time
+flags = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:])
+folder, seed = pathlib.Path(flags["model_dir"]), int(flags["seed"])
+folder.parent.joinpath("asked").open("a").write(f"{seed}\\n")
+if flags.get("learning_rate") == "0":
+    sys.exit("It diverged.")
+if flags.get("learning_rate") == "1":
+    signal.signal(signal.SIGTERM, lambda *_: (folder.parent / "saved").touch() or sys.exit(143))
+    (folder.parent / "waits").touch()
+    time.sleep(60)
+assert "initial_weights" not in flags or pathlib.Path(flags["initial_weights"]).exists()
+epsilon = float(flags.get("epsilon", "inf"))
+guarantee = {"epsilon": epsilon if epsilon < 9 else "inf", "delta": 1e-5, "adjacency": "zero_out"}
+folder.mkdir()
+(folder / "model.keras").touch()
+(folder / "run.json").write_text(json.dumps({
+    "test_accuracy": 0.6 + seed / 100, "steps": 1000, "num_examples": 100, "lot_size": 10,
+    "noise_multiplier": 1.5, "claimed": guarantee, "proven": guarantee, "seconds": 30.0,
+    "curve": [[1.0, 0.5]], "training": {"lost_steps": 0, "restarts": 0},
+}))
+"""
 
 
 @pytest.fixture
-def small(tmp_path, monkeypatch):
-    """An empty folder; the catalogue of tables T1 and T2 is in use, and no records are known."""
-    monkeypatch.setattr(command, "_PAGES", str(tmp_path / "none"))
-    monkeypatch.setenv("COLUMNS", "120")
-    with use(CATALOGUE + STARTS):
-        yield tmp_path
+def use(tmp_path, monkeypatch):
+    """A function that makes a text the whole catalogue, of a paper that is called `paper`."""
 
+    def use(text):
+        (tmp_path / "tables").mkdir(exist_ok=True)
+        (tmp_path / "tables" / "paper.toml").write_text(text)
+        monkeypatch.setattr(catalogue, "TABLES", tmp_path / "tables")
+        catalogue.tables.cache_clear()
 
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory):
-    """The results of all cells of both tables."""
-    results = tmp_path_factory.mktemp("trained") / "results"
-    with use(CATALOGUE + STARTS):
-        for name, seeds in (
-            ("paper.T1.a.2", "1,2"), ("paper.T1.a.3", "1,2"), ("paper.T2.public.-", "1"),
-            ("paper.T2.fine.-", "1"),
-        ):  # fmt: skip
-            assert command.main(["train", name, f"--seeds={seeds}", f"--results={results}"]) == 0
-    return results
+    yield use
+    monkeypatch.undo()
+    catalogue.tables.cache_clear()
 
 
 @pytest.fixture
-def results(small, trained):
-    """A copy of these results, with the catalogue in use."""
-    shutil.copytree(trained, small / "results")
-    return small / "results"
+def small(use, tmp_path, monkeypatch, capsys):
+    """A function that runs a command on the small catalogue; returns its status and what it printed."""
+    use(CATALOGUE)
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.setattr(running, "ROOT", tmp_path)
+    monkeypatch.setattr(running, "code_version", lambda: {"tfdp": "1", "commit": "abc"})
+    kept = records.read
+    monkeypatch.setattr(records, "read", lambda: kept(tmp_path / "kept"))
+
+    def run(*arguments):
+        capsys.readouterr()
+        status = command.main([*arguments, f"--results={tmp_path / 'results'}"])
+        said = capsys.readouterr()
+        return status, said.out + said.err
+
+    return run
+
+
+@pytest.fixture
+def results(small, tmp_path):
+    """The results of all cells."""
+    assert small("run", "paper")[0] == 0
+    return tmp_path / "results"

@@ -1,92 +1,52 @@
 """The catalogue of what the papers print, and the commands that its cells stand for."""
 
-import json
-import shlex
-from pathlib import Path
-
 import pytest
-from absl import flags
 
-from tests.papers.small_catalogue import CATALOGUE, STARTS, use
-from tfdp.experiments import command_line
-from tfdp.papers import catalogue, computed
-from tfdp.papers.catalogue import UnknownName, cells, merged, tables
+from papers import catalogue, computed, records, running
+from papers.catalogue import UnknownName, cells, merged, tables
+from tests.papers.conftest import CATALOGUE
 
-ROOT = Path(__file__).resolve().parents[2]
-CELLS = [cell for table in tables() for cell in table.cells]
-TRAINED = [cell for cell in CELLS if cell.seeds and not cell.computed]
+CELLS = cells()
 
 
 def test_names_are_unique():
-    assert len({cell.name for cell in CELLS}) == len(CELLS)
+    names = [cell.name for table in tables() for cell in table.cells]
+    assert len({*names}) == len(names) == len(CELLS)
     assert len({table.name for table in tables()}) == len(tables())
     assert not any(cell.seeds for cell in CELLS if cell.quoted)
 
 
-def _effective(experiment):
-    """The settings of a training; where it leaves one open, the default of its optimizer."""
-    settings = {**experiment.recorded()}
-    if settings["mechanism"] == "discrete_sgd":
-        for name in ("encode", "denoise"):  # both are True by default
-            settings[name] = settings[name] is not False
-    return json.dumps(settings, sort_keys=True, default=str)
-
-
-@pytest.mark.parametrize(
-    "table", [t for t in tables() if not t.computed], ids=lambda table: table.name
-)
+@pytest.mark.parametrize("table", [t for t in tables() if not t.computed], ids=lambda t: t.name)
 def test_the_cells_of_a_table_are_different_trainings_with_its_epsilons(table):
-    found = {}
-    for cell in table.cells:
-        if not cell.seeds:
-            continue
-        experiment = cell.experiment(seed=7, data_dir=".")
-        assert experiment.seed == 7
-        assert (experiment.data_dir is None) == (experiment.dataset == "digits")
+    for cell in table.trained:
         if cell.column == "inf":
-            assert not experiment.private
+            assert "--mechanism=none" in cell.flags
         elif table.guarantee:  # the column says which epsilon the training is calibrated to
-            assert experiment.guarantee == table.guarantee
-            assert experiment.epsilon == float(cell.column)
-        if cell.source == cell.name and cell.column != "inf":
-            other = found.setdefault(_effective(experiment), cell.name)
-            assert other == cell.name
+            assert f"--epsilon={cell.column}" in cell.flags
+            assert ("--guarantee=claimed" in cell.flags) == (table.guarantee == "claimed")
+    own = [
+        frozenset(cell.flags) for cell in table.trained if cell.column != "inf" and not cell.start
+    ]
+    assert len({*own}) == len(own)
 
 
-@pytest.mark.parametrize("table", [t for t in tables() if t.computed], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", [t for t in tables() if t.computed], ids=lambda t: t.name)
 def test_the_arguments_of_computed_cells_agree_with_their_columns(table):
-    for cell in table.cells:
-        if not cell.seeds:
-            continue
-        found = computed.settings(cell)
-        of_column = {
-            "noise_distance": "divergence",
-            "noise_by_epsilon": "epsilon",
-            "gradient_histogram": "epochs",
-        }[table.computed]
-        assert found["computed"] == table.computed and found[of_column] == float(cell.column)
+    of_column = {
+        "noise_distance": "divergence",
+        "noise_by_epsilon": "epsilon",
+        "gradient_histogram": "epochs",
+    }
+    for cell in table.trained if table.computed in of_column else ():
+        assert computed.arguments(cell)[of_column[table.computed]] == float(cell.column)
         assert cell.seeds == (1,)
 
 
-@pytest.mark.parametrize(
-    "cell", [*TRAINED[::40], *[c for c in TRAINED if c.needs][:2]], ids=lambda cell: cell.name
-)
-def test_the_command_that_is_listed_trains_the_cell(cell, tmp_path, monkeypatch):
-    python, program, *words = shlex.split(cell.command(7, tmp_path))
-    assert (python, program) == ("python", "train.py")
-    start = None
-    if cell.needs:
-        start = tmp_path / catalogue.initial_weights(cell.needs)
-        start.parent.mkdir(parents=True)
-        start.touch()
-        start = str(start)
-    values = flags.FlagValues()
-    command_line.define(values)
-    monkeypatch.chdir(ROOT)
-    command_line.parse(["train.py", *words], values)
-    # With the recipes that train.py has for a data set and a mechanism.
-    (point,) = command_line.points(["train.py", *words], ROOT / "flags" / "defaults", values)
-    assert point.experiment == cell.experiment(7, start=start)
+def test_every_mechanism_is_audited():
+    from tfdp.accounting import mechanism_names
+
+    found = {computed.arguments(cell)["mechanism"] for cell in cells(["audits"])}
+    assert found == {*mechanism_names()} - {"none"}
 
 
 @pytest.mark.parametrize(
@@ -104,8 +64,9 @@ def test_the_figures_are_those_that_the_papers_print(name, figures):
 def test_rows_with_the_trainings_of_others():
     for cell in CELLS:
         if cell.source != cell.name and cell.seeds:
-            (other,) = [each for each in CELLS if each.name == cell.source]
-            assert cell.flags == other.flags and cell.folder == other.folder
+            (other,) = cells([cell.source])
+            assert cell.flags == other.flags
+            assert records.place(".", cell, 1) == records.place(".", other, 1)
     (ours,) = cells(["batch_norm.T5.ln.0.5"])
     assert ours.source == "si_dpsgd.T4.dpsgd_ln_lenet5.0.5" and ours.printed == 94.81
     other, ours = cells(["dropout.F2_clip.zcdp.2", "dropout.F2_clip.zcdp.3"])  # one cell of a row
@@ -122,16 +83,22 @@ def test_names_of_tables_rows_and_cells():
         cells(["si_dpsg.T4"])
     with pytest.raises(UnknownName):  # 0.5, 0.1, 0.05 and 0.025 begin with it
         cells(["si_dpsgd.T4.dpsgd_lenet5.0"])
-    with pytest.raises(UnknownName, match="a cell"):
-        catalogue.named("batch_norm.T5.ln")
 
 
 def test_later_flags_replace_earlier_ones():
-    assert merged("--a=1 --b=2", "--a=3", "--b= --c") == ("--a=3", "--c")
+    found = merged("--a=1 --b=2 --noise=c --encode", "--a=3", "--b= --c --noencode")
+    assert found == ("--a=3", "--noise=c", "--noencode", "--c")
 
 
-@pytest.mark.parametrize("row", ['same_as = "paper.T2.same"', 'needs = "paper.T2.other.-"'])
-def test_trainings_are_taken_from_cells_that_have_some(row):
-    more = f'[[tables.rows]]\nname = "last"\nlabel = "Last"\n{row}\n'
-    with use(CATALOGUE + STARTS + more), pytest.raises(ValueError, match=r"paper\.T2\.last"):
+@pytest.mark.parametrize("row", ['same_as = "paper.T2.same"', 'start = "paper.T2.other.-"'])
+def test_trainings_are_taken_from_cells_that_have_some(use, row):
+    use(f'{CATALOGUE}[[tables.rows]]\nname = "last"\nlabel = "Last"\n{row}\n')
+    with pytest.raises(ValueError, match=r"paper\.T2\.last"):
         catalogue.tables()
+
+
+def test_a_command_trains_one_cell_alone(tmp_path):
+    (cell,) = cells(["batch_norm.T6.ln.4"])
+    said = running.command(cell, 2, tmp_path)
+    start = tmp_path / "batch_norm/pretraining/ln/accuracy/seed=1/model.keras"
+    assert said.endswith(f"--seed=2 --initial_weights={start}")

@@ -6,12 +6,19 @@ import math
 import numpy as np
 import pytest
 
-from tests.papers.small_catalogue import use
+from papers import (
+    audit,
+    catalogue,
+    computed,
+    figures,
+    gradient_histogram,
+    noise_by_epsilon,
+    noise_distance,
+    pages,
+)
 from tfdp.accounting import Encoding
 from tfdp.accounting.mechanisms.discrete_sgd import step_divergences
-from tfdp.experiments import __main__ as command
 from tfdp.noise import NoiseFamily, NoiseSource
-from tfdp.papers import catalogue, computed, gradient_histogram, noise_by_epsilon, noise_distance
 
 NOISES = [
     ("gaussian", None), ("student_t", 9.0), ("laplace", None), ("sech", None),
@@ -77,8 +84,7 @@ def test_vectors_are_those_of_the_paper():
 @pytest.mark.parametrize(("composition", "printed"), [("ac", 10.88), ("zcdp", 3.23)])
 def test_sigma_on_mnist_is_the_one_that_the_paper_prints(composition, printed):
     (cell,) = catalogue.cells([f"dropout.F1_sigma_mnist.{composition}.0.5"])
-    arguments = {name: value for name, value in computed.settings(cell).items()}
-    del arguments["computed"]
+    arguments = computed.arguments(cell)
     found = noise_by_epsilon.compute(**arguments)
     assert cell.printed == printed and round(found["sigma"], 2) == printed
     assert found["claimed"] == pytest.approx(0.5, rel=1e-4) and found["claimed"] <= 0.5
@@ -173,35 +179,73 @@ label = "DIGITS"
 
 
 @pytest.fixture
-def small(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "_PAGES", str(tmp_path / "none"))
-    with use(CATALOGUE):
-        yield tmp_path
+def page(use, small, tmp_path, monkeypatch):
+    """A function that writes the page of the catalogue, and returns its text."""
+    use(CATALOGUE)
+    path = tmp_path / "pages.toml"
+    path.write_text(
+        '[[pages]]\npath = "page.md"\ntitle = "A page"\npapers = ["paper"]\nintroduction = "Read."\n'
+    )
+    monkeypatch.setattr(pages, "_PAGES", path)
+
+    def page():
+        assert small("report", f"--out={tmp_path / 'out'}")[0] == 0
+        return (tmp_path / "out" / "page.md").read_text()
+
+    return page
 
 
-def test_cells_are_computed_once_recorded_and_shown(small, capsys):
-    results, out = small / "results", small / "pages"
-    every = ["paper.F1.laplace.0.5", "paper.F1.laplace.1", "paper.F2.ac.1", "paper.F2.ac.2"]
-    for name in [*every, "paper.F3.digits.1"]:
-        assert command.main(["train", name, "--seeds=1", f"--results={results}"]) == 0
-    said = capsys.readouterr().out
-    assert "paper.F1.laplace.1: L1 distance" in said and "paper.F2.ac.2: sigma" in said
-    # What is there is not computed again.
-    assert command.main(["run", "paper", f"--results={results}"]) == 0
-    assert "5 done" in capsys.readouterr().out
+def test_cells_are_computed_once_recorded_and_shown(small, use, page, tmp_path):
+    status, said = small("run", "paper")
+    assert status == 0 and "paper.F1.laplace.1: L1 distance" in said and "ac.2: sigma" in said
+    assert "To run" not in small("run", "paper")[1]  # what is there is not computed again
     one, two = (
-        json.loads((results / f"paper/F1/laplace/{column}/seed=1/run.json").read_text())
+        json.loads((tmp_path / f"results/paper/F1/laplace/{column}/seed=1/run.json").read_text())
         for column in ("0.5", "1")
     )
-    assert two["code"]["tfdp"] and two["cell"] == "paper.F1.laplace.1"
-    assert command.main(["report", f"--results={results}", f"--out={out}"]) == 0
-    page = (out / "README.md").read_text()
-    assert f"L1 distance | {one['values']['l1']:.4f} | {two['values']['l1']:.4f} |" in page
-    assert "| **Laplace: paper** |  | 0.80 |" in page and "excess kurtosis" in page
-    assert "Not run: Cauchy at 0.5, Cauchy at 1." in page
-    assert all((out / f"paper.F{i}.png").stat().st_size > 5000 for i in (1, 2, 3))
+    text = page()
+    assert f"L1 distance | {one['values']['l1']:.4f} | {two['values']['l1']:.4f} |" in text
+    assert "| **Laplace: paper** |  | 0.80 |" in text and "excess kurtosis" in text
+    assert "Not run: Cauchy at 0.5, Cauchy at 1." in text
+    for i in (1, 2, 3):
+        assert (tmp_path / f"out/papers/figures/paper.F{i}.png").stat().st_size > 5000
     # Values of other settings are not shown, and are not computed over.
-    with use(CATALOGUE.replace("--num_weights=20", "--num_weights=21")):
-        assert command.main(["run", every[0], f"--results={results}"]) == 2
-        command.main(["report", f"--results={results}", f"--out={out}"])
-    assert "L1 distance" not in (out / "README.md").read_text()
+    use(CATALOGUE.replace("--num_weights=20", "--num_weights=21"))
+    assert small("run", "paper.F1.laplace.1")[0] == 2
+    assert "L1 distance" not in page()
+
+
+# -- audits ---------------------------------------------------------------------------------------
+
+
+def one_audit(bound, claimed=0.05):
+    return {"bound": bound, "ceiling": 3.0, "claimed": claimed, "proven": 2.0}
+
+
+def test_audits_count_what_is_above():
+    lines = computed.COMPUTATIONS["audit"].lines
+
+    def texts(audits):
+        found = audit.summary(audits)
+        return {label: to_text(found[name]) for label, name, to_text in lines}
+
+    sound = texts([one_audit(0.1 * i, claimed=2.5) for i in range(5)])
+    assert [*sound.values()] == ["0.2 (0.4)", "5", "2.5", "2", "0", "0", "0.10"]
+    false = texts([one_audit(1.0 + 0.1 * i) for i in range(10)])
+    assert false["bound"] == "1.45 (1.9)" and false["above proven"] == "0"
+    assert false["above claimed"].startswith("10 (p = ") and "refuted" in false["above claimed"]
+
+
+def test_the_audits_are_drawn(tmp_path):
+    (table,) = [table for table in catalogue.tables() if table.computed == "audit"]
+    found = {cell.name: audit.summary([one_audit(0.0), one_audit(1.0)]) for cell in table.cells}
+    assert figures.draw(table, found, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_an_audit_is_made_as_it_was_recorded():
+    (cell,) = catalogue.cells(["audits.digits.claimed_05"])
+    found = audit.compute(coins=0, **computed.arguments(cell))
+    assert found["claimed"] == pytest.approx(0.5, rel=1e-3)
+    assert found["bound"] > found["claimed"] and found["proven"] > 100

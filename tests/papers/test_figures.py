@@ -6,11 +6,18 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
-from tfdp.papers import figures
-from tfdp.papers.catalogue import cells, tables
-from tfdp.papers.records import Measured
+from papers import figures
+from papers.catalogue import cells, tables
+from papers.records import Guarantee, Measured, Training
 
-ONE = Measured((60.0,), 1.0, 1.0, 1e-5, 1.0, ("0",))
+SOME = Guarantee(1.0, 1e-5, "zero_out")
+ONE = Measured((Training(0.6, 1, 1, 1, 1.0, SOME, SOME, 1.0),))
+
+
+def with_curves(*curves):
+    """What trainings with these curves show."""
+    one = ONE.trainings[0]
+    return Measured(tuple(dataclasses.replace(one, curve=curve) for curve in curves))
 
 
 @pytest.fixture
@@ -39,8 +46,7 @@ def lines(axes):
 def curves():
     """A table of curves with more of them than there are colours, all measured."""
     (table,) = [table for table in tables() if table.name == "si_dpsgd.F1"]
-    curve = tuple((float(epoch), 50.0 + epoch) for epoch in range(1, 11))
-    one = dataclasses.replace(ONE, curves=(curve,))
+    one = with_curves(tuple((float(epoch), 0.5 + epoch / 100) for epoch in range(1, 11)))
     found = {cell.name: None if cell.absent else one for cell in table.cells}
     assert sum(m is not None for m in found.values()) > len(figures.COLOURS)
     return table, found
@@ -60,11 +66,7 @@ def test_many_curves_have_a_panel_for_each_row(curves, panels):
 def test_a_point_that_one_curve_lacks_is_left_out(curves, panels):
     table, found = curves
     (cell,) = cells(["si_dpsgd.F1.layer.1"])
-    two = dataclasses.replace(
-        found[cell.name],
-        accuracies=(60.0, 62.0),
-        curves=(((1.0, 50.0), (2.0, 60.0), (3.0, 70.0)), ((1.0, 52.0), (3.0, 72.0))),
-    )
+    two = with_curves(((1.0, 0.5), (2.0, 0.6), (3.0, 0.7)), ((1.0, 0.52), (3.0, 0.72)))
     ((line, _),) = (
         each for axes in panels(table, found | {cell.name: two}) for each in lines(axes) if each[1]
     )

@@ -1,0 +1,227 @@
+"""What `python -m benchmarks` measures: whole steps, large lots and embeddings, what is not the step.
+
+A suite has points, each measured in a process of its own, and the lines that the report has of it.
+Odd rounds reverse the order of the subjects, so that none is always the first.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+from benchmarks.subjects import LABELS, OVERHEAD, REALISTIC, Family, family_of, groups
+from benchmarks.summary import Spread, number, spread
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """One kind of measurement.
+
+    Attributes:
+        section: the list of its records in the file of results.
+        points: yields the points of a number of rounds; a point is part of the spec of the measured
+            program, and tells its record from others.
+        rest: returns what else the program's spec has for a point.
+    """
+
+    section: str
+    points: Callable[[int], Iterable[dict]]
+    rest: Callable[[dict], dict] = lambda point: {}
+
+    def family(self, point: dict) -> Family:
+        """The framework that measures a point."""
+        return family_of(point["subject"]) if "subject" in point else OVERHEAD
+
+
+def steps(models: list[str], lots: list[int], peers: list[str]) -> Suite:
+    """Whole steps: a framework without privacy and its peers, one right after the other.
+
+    Realistic models are measured with tfdp's own engine and without privacy only.
+    """
+
+    def points(rounds: int) -> Iterator[dict]:
+        for round in range(rounds):
+            for model in models:
+                for lot in lots:
+                    for group in groups(["tfdp"] if model in REALISTIC else peers):
+                        for subject in group if round % 2 == 0 else reversed(group):
+                            yield {"model": model, "lot": lot, "subject": subject, "round": round}
+
+    return Suite("records", points)
+
+
+# -- Large lots: memory and time against the lot size. Only one physical batch is in the network at a
+# time, so that memory grows only by the inputs of the lot, and the step time is linear in it.
+
+_CNN = "tutorial_cnn"
+LARGE_LOTS = (256, 1024, 4096, 16384)
+_PHYSICAL = 256
+# The data set has the same size for all lots, so that memory differs only by the needs of the lot.
+_EXAMPLES = 4 * max(LARGE_LOTS)
+BYTES_PER_EXAMPLE = 4 * (28 * 28 * 1 + 1 + 1)  # inputs, label, weight
+_SCALE = (("keras_tf", _PHYSICAL), *(("tfdp", lot) for lot in LARGE_LOTS))
+
+
+def _scale_points(rounds: int) -> Iterator[dict]:
+    for round in range(rounds):
+        for subject, lot in _SCALE if round % 2 == 0 else reversed(_SCALE):
+            yield {"round": round, "subject": subject, "lot": lot}
+
+
+def _scale_rest(point: dict) -> dict:
+    rest = {"model": _CNN, "examples": _EXAMPLES}
+    return rest | ({"physical": _PHYSICAL} if point["subject"] == "tfdp" else {})
+
+
+def line_through(points: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Fits y = a + b x by least squares of the errors relative to y.
+
+    Returns:
+        (a, b, the largest deviation of a point from the line, relative to the line).
+    """
+    weights = [1 / y**2 for _, y in points]
+    total = sum(weights)
+    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
+    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
+    slope = math.fsum(
+        w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True)
+    ) / math.fsum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+    start = mean_y - slope * mean_x
+    return start, slope, max(abs(y - start - slope * x) / (start + slope * x) for x, y in points)
+
+
+def _by(records: list[dict], *names: str) -> dict[tuple, list[dict]]:
+    """Groups the records with times by some of their keys."""
+    found = {}
+    for record in records:
+        if "step_ms" in record:
+            found.setdefault(tuple(record[name] for name in names), []).append(record)
+    return found
+
+
+def _scale_lines(records: list[dict]) -> list[str]:
+    found = _by(records, "subject", "lot")
+    if ("tfdp", min(LARGE_LOTS)) not in found:
+        return []
+    lines = [
+        "## Large lots",
+        "",
+        f"{_CNN}, {_EXAMPLES:,} examples in memory, physical batches of {_PHYSICAL}. *Growth*: peak "
+        f"over that of a lot of {min(LARGE_LOTS)}; *inputs*: what one copy of the lot's inputs, labels "
+        "and weights takes.",
+        "",
+        "| | lot | step, ms | us per example | peak, MiB | growth, MiB | inputs, MiB |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    base = Spread.of_key(found["tfdp", min(LARGE_LOTS)], "peak_mib").median
+    points = []
+    for subject, lot in (key for key in _SCALE if key in found):
+        step, peak = (Spread.of_key(found[subject, lot], k) for k in ("step_ms", "peak_mib"))
+        growth = f"{peak.median - base:,.0f}" if subject == "tfdp" else ""
+        points += [(lot, step.median)] if subject == "tfdp" else []
+        lines.append(
+            f"| {LABELS[subject]} | {lot:,} | {spread(step)} | {1000 * step.median / lot:.1f} "
+            f"| {number(peak.median)} | {growth} | {number(lot * BYTES_PER_EXAMPLE / 2**20)} |"
+        )
+    if len(points) > 2:
+        start, slope, off = line_through(points)
+        lines += [
+            "",
+            f"Least squares: {start:.2f} ms + {1000 * slope:.2f} us per example; no point is "
+            f"off that line by more than {100 * off:.1f}%.",
+        ]
+    return [*lines, ""]
+
+
+# -- Large embeddings: a plain step touches the rows whose tokens are in the lot. A private one adds
+# noise to all, since which rows got none would tell the tokens. So time and memory grow with it.
+
+_LSTM, _WIDTH, _LOT = "lstm", 100, 256
+_VOCABULARIES = (1_000, 10_000, 100_000, 1_000_000)
+_TWO = ("keras_tf", "tfdp")
+
+
+def _vocabulary_points(rounds: int) -> Iterator[dict]:
+    for round in range(rounds):
+        for vocabulary in _VOCABULARIES:
+            for subject in _TWO if round % 2 == 0 else reversed(_TWO):
+                yield {"round": round, "subject": subject, "vocabulary": vocabulary}
+
+
+def _vocabulary_lines(records: list[dict]) -> list[str]:
+    found = _by(records, "subject", "vocabulary")
+    if not found:
+        return []
+    lines = [
+        "## Vocabularies",
+        "",
+        f"{_LSTM}, lots of {_LOT}, embeddings of {_WIDTH} numbers a token. *Embedding*: what it takes "
+        "once. *Growth*: peak over that of the smallest vocabulary, in embeddings. Noise is added to "
+        "every row of an embedding, used or not, because the rows without noise would tell which "
+        "tokens a lot has.",
+        "",
+        "| | vocabulary | step, ms | first step, s | peak, MiB | embedding, MiB | growth |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for subject in _TWO:
+        base = None
+        for vocabulary in (v for v in _VOCABULARIES if (subject, v) in found):
+            step, peak, first = (
+                Spread.of_key(found[subject, vocabulary], key)
+                for key in ("step_ms", "peak_mib", "first_step_seconds")
+            )
+            size = 4 * _WIDTH * vocabulary / 2**20
+            growth = "" if base is None else f"{(peak.median - base) / size:.1f}"
+            base = peak.median if base is None else base
+            lines.append(
+                f"| {LABELS[subject]} | {vocabulary:,} | {spread(step)} | {number(first.median)} "
+                f"| {number(peak.median)} | {number(size)} | {growth} |"
+            )
+    return [*lines, ""]
+
+
+# -- What `fit` spends on lots and metrics.
+
+PARTS = {
+    "fit": "`fit` with Poisson lots and accuracy",
+    "fit_plain": "`fit` with Poisson lots, without metrics",
+    "fit_cyclic": "the same with lots of fixed order",
+    "lots": "drawing and gathering lots alone (beside the step otherwise)",
+}
+PARTS_SPEC = {"model": _CNN, "lot": 256, "examples": 60_000}
+
+
+def _overhead_lines(records: list[dict]) -> list[str]:
+    parts = [record["parts"] for record in records if "parts" in record]
+    if not parts:
+        return []
+    lines = [
+        "## What is not the step",
+        "",
+        f"{_CNN}, Poisson lots of {PARTS_SPEC['lot']} out of {PARTS_SPEC['examples']:,} examples, "
+        "ghost engine. All parts are measured in one process, in turns; medians, and their range over "
+        "processes. Processor time counts all threads.",
+        "",
+        "| | ms | processor ms |",
+        "| --- | --- | --- |",
+    ]
+    for name, label in PARTS.items():
+        wall, cpu = (spread(Spread.of_key(parts, name + kind)) for kind in ("", "_cpu"))
+        lines.append(f"| {label} | {wall} | {cpu} |")
+    return [*lines, ""]
+
+
+SUITES = {
+    "scale": Suite("scale", _scale_points, _scale_rest),
+    "vocabulary": Suite("vocabulary", _vocabulary_points, lambda _: {"model": _LSTM, "lot": _LOT}),
+    "overhead": Suite(
+        "overhead",
+        lambda rounds: ({"round": round} for round in range(rounds)),
+        lambda _: PARTS_SPEC,
+    ),
+}
+
+
+def lines(content: dict) -> list[str]:
+    """Returns what the report says of all suites but whole steps."""
+    of = {"scale": _scale_lines, "vocabulary": _vocabulary_lines, "overhead": _overhead_lines}
+    return [line for name, make in of.items() for line in make(content.get(name, []))]

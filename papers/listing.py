@@ -1,0 +1,134 @@
+"""Lists what the catalogue has, what was measured, and what the rest takes; in 80 columns."""
+
+import math
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+from papers import computed, records, running
+from papers.catalogue import Cell, cells, tables
+from papers.records import RecordError, Records, measured, minutes_of
+
+_WIDTH = 80
+
+
+def print_tables(results: Path, recorded: Records) -> None:
+    """Prints two lines or more for each table and figure.
+
+    Args:
+        results: the folder of all results.
+        recorded: the records, by whose times those of other trainings are estimated.
+    """
+    wrong = {}
+    print(
+        f"{'name':<26}{'cells':>7}{'runs':>7}{'recorded':>10}{'here':>7}{'minutes':>10}{'left':>9}"
+    )
+    for table in tables():
+        kept = {c.source: {*records.runs_of(c, recorded)} for c in table.trained}
+        here = {c.source: _here(c, results, wrong) for c in table.trained}
+        every = [(cell, seed) for cell in table.trained for seed in cell.seeds]
+        left = [(c, s) for c, s in every if s not in kept[c.source] | here[c.source]]
+        whole, rest = (_minutes(some, recorded) for some in (every, left))
+        print(
+            f"{table.name:<26}{len(table.cells):>7}{len(every):>7}{_sum(kept):>10}{_sum(here):>7}"
+            f"{whole:>10}{rest:>9}\n{_wrapped(table.title, '    ')}"
+        )
+    print()
+    print(_wrapped(
+        "Minutes are those of all runs, one after the other on two quiet cores, and of those that are "
+        "neither recorded nor here (left), by the time of runs like them; ? where none was run yet. "
+        "`list NAME` shows the cells of a table; `run NAME --skip_recorded` runs what is missing, and "
+        "`run NAME` also what is recorded."
+    ))  # fmt: skip
+    _print_all(wrong)
+
+
+def print_cells(names: Iterable[str], results: Path, recorded: Records) -> None:
+    """Prints for each cell the paper's figure, what was run, and the command that runs it."""
+    wrong = {}
+    for cell in cells(names):
+        if cell.quoted:
+            state = "not run, as the paper quotes it from others"
+        elif cell.absent:
+            state = f"not run: {cell.absent.rstrip('.')}"
+        else:
+            last = f" to {cell.seeds[-1]}" if cell.seeds[1:] else ""
+            kept, here = len(records.runs_of(cell, recorded)), len(_here(cell, results, wrong))
+            state = f"seeds {cell.seeds[0]}{last}: {kept} recorded, {here} here"
+            begun = sum(records.note(results, cell, seed).exists() for seed in cell.seeds)
+            state += f", {begun - here} unfinished" if begun > here else ""
+            if (took := minutes_of(cell, recorded)) is not None:
+                state += f", {took:.1f} min each"
+        printed = "no figure" if cell.printed in (None, "–") else cell.printed
+        if cell.printed_error is not None:
+            printed = f"{printed} ± {cell.printed_error}"
+        print(_wrapped(f"{cell.name}: the paper prints {printed}; {state}."))
+        if cell.start:
+            print(f"    first: python -m papers run {cell.start}")
+        if cell.seeds:  # in one line, to be copied
+            print(f"    {running.command(cell, cell.seeds[0], results)}")
+    _print_all(wrong)
+
+
+def print_comparison(names: Iterable[str], results: Path, recorded: Records) -> None:
+    """Prints what was run here beside what is recorded, cell by cell.
+
+    The difference is in standard errors of a difference of two such means, where each has two seeds or
+    more.
+    """
+    here, left = records.collect(results, cells(names))
+    compared = [text for cell in cells(names) for text in _compared(cell, here, recorded)]
+    print("\n".join(compared) or f"None of these cells was run in {results}.")
+    _print_all(left)
+
+
+def _compared(cell: Cell, here, recorded) -> Iterable[str]:
+    if cell.computed:
+        mine, theirs = (computed.values(cell, found) for found in (here, recorded))
+        for label, name, to_text in computed.COMPUTATIONS[cell.computed].lines if mine else ():
+            before = to_text(theirs[name]) if theirs else "nothing"
+            yield f"{cell.name}: {label} {to_text(mine[name])} here, {before} recorded"
+    elif (mine := measured(cell, here)) is not None:
+        theirs = measured(cell, recorded)
+        text = f"{cell.name}: {mine} here, {theirs or 'nothing'} recorded"
+        if theirs is not None:
+            text += f", difference {mine.mean - theirs.mean:+.2f}"
+            if mine.error is not None and theirs.error is not None:
+                spread = math.hypot(mine.error, theirs.error)
+                text += (
+                    f", {(mine.mean - theirs.mean) / spread:+.1f} standard errors" if spread else ""
+                )
+        yield text
+
+
+def _here(cell, results, wrong) -> set[int]:
+    """The seeds that are finished here; the reasons why some cannot be used are put into `wrong`."""
+    found = set()
+    for seed in cell.seeds:
+        try:
+            if records.made(results, cell, seed) is not None:
+                found.add(seed)
+        except RecordError as error:
+            wrong[str(error)] = None
+    return found
+
+
+def _minutes(runs, recorded) -> str:
+    some = [minutes_of(cell, recorded) for cell, _ in runs]
+    return "?" if None in some else f"{math.ceil(sum(some)):,}"
+
+
+def _sum(seeds) -> int:
+    return sum(map(len, seeds.values()))
+
+
+def _wrapped(text, indent="") -> str:
+    return textwrap.fill(
+        text, _WIDTH, initial_indent=indent, subsequent_indent=indent or "    ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _print_all(texts) -> None:
+    for text in texts:
+        print(_wrapped(text))
