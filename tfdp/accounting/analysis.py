@@ -58,52 +58,42 @@ class Analysis:
     details: dict = dataclasses.field(default_factory=dict)
     scales: bool = False
 
+    def also(self, *assumptions: str, details: dict | None = None) -> "Analysis":
+        """Returns the same losses with further assumptions and details."""
+        return dataclasses.replace(
+            self,
+            assumptions=(*self.assumptions, *assumptions),
+            details=self.details | (details or {}),
+        )
+
 
 def check_adjacency_fits(run: "Run", adjacency: str) -> None:
-    """Refuses a neighbouring relation that is not defined for the run.
-
-    Raises:
-      ValueError: For add_or_remove_one with microbatches of several examples, and for
-        add_or_remove_one unless the sampling probability was fixed without looking at the data.
-    """
+    """Raises ValueError for a neighbouring relation that is not defined for the run."""
     run.contribution.check_adjacency(adjacency)
     run.sampling.check_adjacency(adjacency)
 
 
 def analyse(run: "Run", delta: float, adjacency: str) -> Analysis:
-    """Translates `run` into privacy losses.
+    """Translates a run into privacy losses; `reason` is set if nothing finite can be proven.
 
     Args:
       run: Description of what was executed.
       delta: Probability in (0, 1); it determines how much tail mass is left out.
-      adjacency: Neighbouring relation.
-
-    Returns:
-      An `Analysis`; its `reason` is set if nothing finite can be proven.
-
-    Raises:
-      ValueError: If the adjacency is not defined for the run.
+      adjacency: Neighbouring relation, which has to be defined for the run.
     """
     check_adjacency_fits(run, adjacency)
     if run.steps == 0:
         return Analysis()
     reason = run.mechanism.nothing_proven(run, adjacency)
-    if reason is None and run.insecure_seed:
-        reason = INSECURE_SEED
-    if reason is not None:
-        return Analysis(reason=reason)
+    if reason or run.insecure_seed:
+        return Analysis(reason=reason or INSECURE_SEED)
     try:
         found = run.mechanism.analyse(run, delta, adjacency)
     except UnboundedSensitivity as error:
         return Analysis(reason=str(error))
     if found.reason is not None:
         return Analysis(reason=found.reason)
-    return dataclasses.replace(found, assumptions=(*_common(run), *found.assumptions))
-
-
-def _common(run: "Run") -> tuple[str, ...]:
-    """Assumptions of every finite proven guarantee; the one about the initial weights comes first."""
-    return (
+    common = (
         START_WORDS[run.start],
         BETWEEN_FITS,
         RECORD,
@@ -112,3 +102,4 @@ def _common(run: "Run") -> tuple[str, ...]:
         *run.contribution.assumptions(),
         run.mechanism.noise_sentence(run.steps),
     )
+    return dataclasses.replace(found, assumptions=(*common, *found.assumptions))

@@ -36,11 +36,9 @@ class BandChoice:
         square over the steps, or its largest value, as the objective says.
 
     Example:
-      >>> from tfdp.accounting import best_bands, describe
-      >>> run = describe("dpsgd", "poisson", num_examples=64, lot_size=32, steps=8,
-      ...                noise_multiplier=1.0)
-      >>> best_bands(8.0, 1e-3, run)
-      BandChoice(bands=2, noise_multiplier=1.08..., error=1.6...)
+      >>> from tfdp.accounting import BandChoice
+      >>> BandChoice(bands=2, noise_multiplier=1.1, error=1.7).bands
+      2
     """
 
     bands: int

@@ -7,15 +7,15 @@ budget.
 import decimal
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from scipy import optimize
 
-from tfdp._validate import fraction, one_of, refuse, whole
+from tfdp._validate import fraction, one_of, whole
 from tfdp.accounting.analysis import analyse
-from tfdp.accounting.composition import guarantee, guarantee_of_all
+from tfdp.accounting.composition import guarantee_of_all
 from tfdp.accounting.described import describe
 from tfdp.accounting.guarantee import check_adjacency, check_delta, check_epsilon, check_kind
 from tfdp.accounting.mechanisms.base import Mechanism
@@ -97,8 +97,8 @@ def noise_for(
         )
     check_kind(kind)
     check_adjacency(adjacency)
-    noise = {} if isinstance(fields.get("mechanism"), Mechanism) else {"noise_multiplier": 1.0}
-    run = _given(run, fields, {"noise_multiplier"}, noise)
+    first = {} if isinstance(fields.get("mechanism"), Mechanism) else {"noise_multiplier": 1.0}
+    run = _given(run, fields, first, searched={"noise_multiplier"})
     if run.steps == 0:
         raise CalibrationError("Expected a run of at least one step. Received steps=0.")
     if advantage is not None:
@@ -109,7 +109,7 @@ def noise_for(
         check_delta(delta)
 
     def evaluate(noise: float) -> float:
-        found = guarantee(kind, run.with_noise(noise), delta, adjacency)
+        found = guarantee_of_all(kind, [run.with_noise(noise)], delta, adjacency)
         return found.epsilon if advantage is None else found.advantage
 
     _refuse_hopeless(kind, run, delta, adjacency)
@@ -131,8 +131,8 @@ def noise_for(
     return noise
 
 
-def _given(run: Run | None, fields: dict, searched: set[str], first: dict[str, Any]) -> Run:
-    """Returns the run, or the run of keywords without what is searched, with which `first` begins."""
+def _given(run: Run | None, fields: dict, first: dict[str, Any], searched: set[str]) -> Run:
+    """Returns the run, or that of the keywords; what is searched has the value of `first`."""
     if run is not None:
         if fields:
             raise TypeError(f"Expected a Run or its keywords. Received a Run and {sorted(fields)}.")
@@ -174,7 +174,7 @@ def _refuse_hopeless(kind: str, run: Run, delta: float, adjacency: str) -> None:
     if kind == "proven":
         reason = analyse(loudest, delta, adjacency).reason
     else:
-        reason = guarantee(kind, loudest, delta, adjacency).reason
+        reason = guarantee_of_all(kind, [loudest], delta, adjacency).reason
     if reason:
         raise CalibrationError(f"No noise gives a finite {kind} guarantee for this run. {reason}")
 
@@ -253,15 +253,12 @@ def max_steps(
     epsilon = check_epsilon(epsilon)
     check_delta(delta)
     check_kind(kind)
-    run = _given(run, fields, {"steps", "epochs"}, {"steps": 0})
-
+    run = _given(run, fields, {"steps": 0}, searched={"steps", "epochs"})
     earlier = [past for past in check_runs(earlier) if past.steps]
 
     def fits(steps: int) -> bool:
-        now = run.with_steps(steps)
-        if earlier:
-            return guarantee_of_all(kind, [*earlier, now], delta, adjacency).epsilon <= epsilon
-        return guarantee(kind, now, delta, adjacency).epsilon <= epsilon
+        runs = [*earlier, run.with_steps(steps)]
+        return guarantee_of_all(kind, runs, delta, adjacency).epsilon <= epsilon
 
     covered = run.described_steps
     limit = _MOST_STEPS if covered is None else min(_MOST_STEPS, covered)
@@ -316,13 +313,10 @@ def epsilon_curve(
     """
     check_run(run)
     earlier = check_runs(earlier)
-    if not isinstance(steps, Iterable):
-        refuse("steps", "a sequence of numbers of steps", steps, "Pass a list, such as [100, 200].")
-    steps = list(steps)
     counts = [whole("steps", count, 0) for count in steps]
     if counts != sorted(counts):
         raise ValueError(
-            f"Expected step counts in increasing order. Received {list(steps)!r}. Sort them."
+            f"Expected step counts in increasing order. Received {counts!r}. Sort them."
         )
     values = []
     for count in counts:

@@ -56,11 +56,18 @@ def describe(
     if (steps is None) == (epochs is None):
         found = "neither" if steps is None else "both"
         raise ValueError(f"Expected steps or epochs. Received {found}. Pass one of the two.")
+    if steps is None:
+        steps = sampling.steps_in(epochs)
+        if steps < 1:
+            raise ValueError(
+                f"Expected epochs to hold at least one step. Received {epochs!r}, which is none with "
+                f"lots of {sampling.lot_size} out of {sampling.num_examples} examples. Train longer."
+            )
     return Run(
         mechanism=mechanism,
         sampling=sampling,
         contribution=contribution,
-        steps=_steps_in(epochs, sampling) if steps is None else steps,
+        steps=steps,
         **{name: fields[name] for name in _OWN if name in fields},
     )
 
@@ -90,11 +97,27 @@ def _check_fields(fields: dict[str, Any], parts: tuple) -> None:
     )
 
 
-def _steps_in(epochs: float, sampling: Sampling) -> int:
-    steps = sampling.steps_in(epochs)
-    if steps < 1:
-        raise ValueError(
-            f"Expected epochs to hold at least one step. Received {epochs!r}, which is none with lots "
-            f"of {sampling.lot_size} out of {sampling.num_examples} examples. Train for longer."
-        )
-    return steps
+def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) -> int:
+    """Number of steps in `epochs` passes over the data.
+
+    Args:
+      epochs: Number of passes over the data, above 0; it may be fractional.
+      num_examples: Public number N of examples.
+      lot_size: Nominal lot size L.
+      sampling: Name of the scheme.
+
+    Returns:
+      floor(epochs * N / L) if lots are drawn at random, floor(epochs * (N // L)) otherwise.
+
+    Raises:
+      ValueError: If the scheme is unknown or a number is out of range.
+
+    Example:
+      >>> from tfdp.accounting import steps_for
+      >>> steps_for(15, num_examples=60000, lot_size=256, sampling="poisson")
+      3515
+      >>> steps_for(15, num_examples=60000, lot_size=256, sampling="cyclic")  # whole lots only
+      3510
+    """
+    lots = sampling_class(sampling)(num_examples=num_examples, lot_size=lot_size)
+    return lots.steps_in(epochs)

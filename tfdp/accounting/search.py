@@ -53,16 +53,9 @@ def draw_trials(mean: float) -> int:
 def of_random_search(
     trials: Sequence[Sequence[Run]], delta: float, adjacency: str, mean: float
 ) -> Guarantee:
-    """Proven guarantee of the best of a random number of trials.
+    """Proven guarantee of the best of a random number of trials, of mean `mean` (see `draw_trials`).
 
-    Args:
-      trials: The runs of each trial.
-      delta: Probability in (0, 1).
-      adjacency: Neighbouring relation.
-      mean: Argument of `draw_trials`.
-
-    Returns:
-      A `Guarantee`, infinite with a reason if nothing finite is proven about a trial.
+    It is infinite, with a reason, if nothing finite is proven about a trial, each a sequence of runs.
     """
     check_delta(delta)
     mean = _mean(mean)

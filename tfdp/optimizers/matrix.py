@@ -105,7 +105,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
 
 def _as_strategy(strategy, bands, objective, steps) -> Strategy:
     if isinstance(strategy, dict):
-        strategy = Strategy.from_dict(strategy)
+        strategy = Strategy(**strategy)
     if not isinstance(strategy, Strategy):
         strategy = make_strategy(strategy, steps, bands, objective or "mean")
     elif (bands, objective, steps) != (None, None, None):

@@ -55,12 +55,7 @@ class RandomGaussianLoss:
 
 @dataclasses.dataclass(frozen=True)
 class RenyiLoss:
-    """Steps of which only Rényi divergences are known.
-
-    Attributes:
-      divergences: Divergences of one step at `ORDERS`; infinite if unknown.
-      steps: Number of independent steps.
-    """
+    """Independent steps of which only the divergences at `ORDERS` are known (inf: unknown)."""
 
     divergences: tuple[float, ...]
     steps: int
@@ -92,12 +87,7 @@ class Spent:
 
 
 def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
-    """Composes losses and converts the composition to epsilon at `delta`.
-
-    Args:
-      losses: Losses, in any order.
-      delta: Probability in (0, 1).
-    """
+    """Composes losses, in any order, and converts the composition to epsilon at `delta`."""
     mu, random, steps = _sorted(losses)
     if steps:
         spent = _spent_by_steps(steps, delta)
@@ -112,9 +102,7 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
 def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
     """The least delta that is proven for each epsilon of at least 0, in both orders of the neighbours.
 
-    Args:
-      losses: Losses, in any order, whose composition has a finite epsilon at `delta`.
-      delta: Probability in (0, 1) that decides about the computation's accuracy, as in `epsilon_of`.
+    `delta`, at which epsilon is finite, decides about the accuracy as in `epsilon_of`.
     """
     mu, random, steps = _sorted(losses)
     if steps:
@@ -132,11 +120,7 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
 
 
 def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
-    """Returns Gaussian losses with every mu multiplied by `factor` (see `analysis.Analysis.scales`).
-
-    Raises:
-      TypeError: If one of the losses is of another kind.
-    """
+    """Returns Gaussian losses with every mu multiplied by `factor` (see `Analysis.scales`)."""
     result = []
     for loss in losses:
         if isinstance(loss, GaussianLoss):
@@ -151,18 +135,10 @@ def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
 def rdp_to_epsilon(
     rdp: Sequence[float], delta: float, orders: Sequence[float] = ORDERS
 ) -> tuple[float, float]:
-    """Converts Rényi divergences to epsilon (Canonne, Kamath, Steinke 2020, Proposition 12).
+    """(epsilon, best order) by Canonne, Kamath, Steinke 2020, Proposition 12; (inf, nan) if none.
 
     Orders whose divergence is not a positive finite number are dropped: such a divergence is a
     numerical failure, and a negative one would be reported as perfect privacy.
-
-    Args:
-      rdp: Divergence at every order.
-      delta: Probability in (0, 1).
-      orders: The orders, above 1.
-
-    Returns:
-      (epsilon, best order), or (inf, nan) if no order is usable.
     """
     rdp, alpha = np.asarray(rdp, float), np.asarray(orders, float)
     good = (rdp > 0) & np.isfinite(rdp) & (alpha > 1.01)
@@ -175,14 +151,7 @@ def rdp_to_epsilon(
 
 
 def renyi_of(losses: Sequence[Loss]) -> tuple[np.ndarray, float]:
-    """Composed Rényi divergences of losses.
-
-    Args:
-      losses: Losses, in any order.
-
-    Returns:
-      (one divergence for each of `ORDERS`, probability of the outcomes that they leave out).
-    """
+    """Composed divergences at `ORDERS`, and the probability of the outcomes that they leave out."""
     mu = math.hypot(*(loss.mu for loss in losses if isinstance(loss, GaussianLoss)))
     steps = [
         _mixture(loss) if isinstance(loss, RandomGaussianLoss) else loss
@@ -238,16 +207,7 @@ def _mixture(loss: RandomGaussianLoss) -> SubsampledLoss:
 
 
 def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
-    """Law of `constant` plus the sum of independent mu^2, rounded up to a common grid.
-
-    Args:
-      random: Losses with independent laws of mu^2.
-      constant: Number that is added to the sum.
-      points: Approximate number of grid points; a single law needs no grid.
-
-    Returns:
-      (squares, probabilities, overflow).
-    """
+    """(squares, probabilities, overflow) of `constant` plus a sum of independent mu^2."""
     overflow = sum(loss.overflow for loss in random)
     infinite = [~np.isfinite(loss.squares) for loss in random]
     overflow += sum(
