@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from tfdp._validate import did_you_mean
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms.base import Mechanism
-from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class, mechanism_names
+from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
 from tfdp.accounting.records import field_names
 from tfdp.accounting.run import Run
-from tfdp.accounting.sampling import Sampling, sampling_class, sampling_names
+from tfdp.accounting.sampling import Sampling, sampling_class
 
 # Fields of a run that are plain values.
 _OWN = ("start", "insecure_seed", "taken")
@@ -32,7 +33,7 @@ def describe(
         `lot_size`) and of `Contribution` (`l2_norm_clip`), and of the run (`start`, `insecure_seed`).
 
     Raises:
-      TypeError: If a keyword is unknown, or a field that has no default is missing.
+      TypeError: If a field that has no default is missing.
       ValueError: If this mechanism or sampling has no such field, or a value is out of range.
 
     Example:
@@ -80,21 +81,16 @@ def _made(part: Any, fields: dict[str, Any]) -> Any:
 
 
 def _check_fields(fields: dict[str, Any], parts: tuple) -> None:
-    """Raises for a keyword that no part takes."""
-    taken = {*_OWN}.union(*(field_names(part) for part in parts if isinstance(part, type)))
-    foreign = [name for name in fields if name not in taken]
-    if not foreign:
-        return
-    mechanism, sampling, _ = parts
-    kinds = [*map(mechanism_class, mechanism_names()), *map(sampling_class, sampling_names())]
-    known = taken.union(("mechanism", "sampling", "steps", "epochs"), *map(field_names, kinds))
-    for name in foreign:
-        if name not in known:
-            raise TypeError(f"A run has no field {name!r}. Expected one of {sorted(known)}.")
-    raise ValueError(
-        f"Expected fields of {mechanism.name!r} and of {sampling.name!r} sampling. Received "
-        f"{', '.join(foreign)}. Leave it out, or put it into the object that is passed."
+    """Raises ValueError for a keyword that no part takes."""
+    known = {*_OWN, "mechanism", "sampling", "steps", "epochs"}.union(
+        *(field_names(part) for part in parts if isinstance(part, type))
     )
+    for name in fields:
+        if name not in known:
+            raise ValueError(
+                f"Expected fields of {parts[0].name!r} and of {parts[1].name!r} sampling: "
+                f"{', '.join(sorted(known))}. Received {name!r}.{did_you_mean(name, known)}"
+            )
 
 
 def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) -> int:

@@ -57,10 +57,7 @@ def check_epsilon(epsilon: float) -> float:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Formats epsilon for a reader: "1.234", "vacuous (epsilon = 7670)" or "infinite".
-
-    Epsilon is rounded up to four digits, so that no page states less than what was computed.
-    """
+    """Epsilon for a reader, rounded up to four digits: "1.234", "vacuous (epsilon = 7670)"."""
     if math.isinf(epsilon):
         return "infinite"
     words = f"{float(rounded_up(epsilon, 4)):.4g}"

@@ -36,6 +36,7 @@ class Sampling:
       random_lots: Whether guarantees rest on the random draws of the lots, so that their seed matters.
         The order of epochs must not depend on the data, but need not be secret.
       random_sizes: Whether a lot may hold any number of examples.
+      drawn: Templates of the sentences of `assumptions` about the draws, with fields of `self`.
 
     Example:
       >>> from tfdp.accounting import describe
@@ -57,6 +58,7 @@ class Sampling:
     fixed_order: ClassVar[bool] = False
     random_lots: ClassVar[bool] = False
     random_sizes: ClassVar[bool] = False
+    drawn: ClassVar[tuple[str, ...]] = ()
     # Some schemes have these two as fields; these constants hold for all other schemes.
     groups: ClassVar[int] = 1
     nominal: ClassVar[bool] = False
@@ -148,11 +150,8 @@ class Sampling:
         return (
             f"The number of examples ({self.num_examples}) and the lot size ({self.lot_size}) are "
             "public, and every sum is divided by the constant lot size.",
-            *self._drawn(),
+            *(sentence.format(self=self) for sentence in self.drawn),
         )
-
-    def _drawn(self) -> tuple[str, ...]:
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,6 +178,10 @@ class Poisson(_CoinFlips):
 
     name: ClassVar[str] = "poisson"
     words: ClassVar[str] = "Poisson lots"
+    drawn: ClassVar[tuple[str, ...]] = (
+        "Every lot was drawn by independent coin flips of probability {self.lot_size}/"
+        "{self.num_examples}, empty lots included.",
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -210,12 +213,6 @@ class Poisson(_CoinFlips):
             )
         return public, *drawn
 
-    def _drawn(self) -> tuple[str, ...]:
-        return (
-            f"Every lot was drawn by independent coin flips of probability {self.lot_size}/"
-            f"{self.num_examples}, empty lots included.",
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicPoisson(_CoinFlips):
@@ -232,6 +229,11 @@ class CyclicPoisson(_CoinFlips):
 
     name: ClassVar[str] = "cyclic_poisson"
     words: ClassVar[str] = "Poisson lots from groups that take turns"
+    drawn: ClassVar[tuple[str, ...]] = (
+        "Examples were dealt into {self.groups} equal groups whatever they hold, the groups "
+        "took turns, and each example of a step's group was drawn by an independent coin flip "
+        "of probability {self.probability:.6g}, empty lots included.",
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -242,13 +244,6 @@ class CyclicPoisson(_CoinFlips):
                 f"Received {self.groups} * {self.lot_size}. Use fewer groups."
             )
 
-    def _drawn(self) -> tuple[str, ...]:
-        return (
-            f"Examples were dealt into {self.groups} equal groups whatever they hold, the groups "
-            "took turns, and each example of a step's group was drawn by an independent coin flip "
-            f"of probability {self.probability:.6g}, empty lots included.",
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cyclic(Sampling):
@@ -256,11 +251,11 @@ class Cyclic(Sampling):
 
     name: ClassVar[str] = "cyclic"
     words: ClassVar[str] = "epochs in one fixed order"
+    drawn: ClassVar[tuple[str, ...]] = (
+        "Epochs went through the data in one fixed order that does not depend on it.",
+    )
     whole_epochs: ClassVar[bool] = True
     fixed_order: ClassVar[bool] = True
-
-    def _drawn(self) -> tuple[str, ...]:
-        return ("Epochs went through the data in one fixed order that does not depend on it.",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -269,13 +264,11 @@ class Shuffle(Sampling):
 
     name: ClassVar[str] = "shuffle"
     words: ClassVar[str] = "epochs in a fresh random order"
+    drawn: ClassVar[tuple[str, ...]] = (
+        "Every epoch took each example at most once, in an order that does not depend on what they "
+        "hold.",
+    )
     whole_epochs: ClassVar[bool] = True
-
-    def _drawn(self) -> tuple[str, ...]:
-        return (
-            "Every epoch took each example at most once, in an order that does not depend on what they "
-            "hold.",
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -284,6 +277,10 @@ class RandomAllocation(Sampling):
 
     name: ClassVar[str] = "random_allocation"
     words: ClassVar[str] = "epochs in which every example is in one random lot"
+    drawn: ClassVar[tuple[str, ...]] = (
+        "In every epoch of {self.steps_per_epoch} lots, each example was put into one of them, "
+        "uniformly and independently of the others, empty lots included.",
+    )
     whole_epochs: ClassVar[bool] = True
     random_lots: ClassVar[bool] = True
     random_sizes: ClassVar[bool] = True
@@ -292,12 +289,6 @@ class RandomAllocation(Sampling):
     def probability(self) -> float:
         """Probability that an example is in a certain lot of an epoch."""
         return 1 / self.steps_per_epoch
-
-    def _drawn(self) -> tuple[str, ...]:
-        return (
-            f"In every epoch of {self.steps_per_epoch} lots, each example was put into one of them, "
-            "uniformly and independently of the others, empty lots included.",
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -317,13 +308,11 @@ class WithReplacement(_FreshLots):
 
     name: ClassVar[str] = "with_replacement"
     words: ClassVar[str] = "lots of fixed size drawn uniformly with replacement"
+    drawn: ClassVar[tuple[str, ...]] = ("Every lot was {self.lot_size} independent uniform draws.",)
 
     def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float]:
         chance = min(examples / self.num_examples, 1.0)
         return binomials.binomial(self.lot_size, chance, tail)
-
-    def _drawn(self) -> tuple[str, ...]:
-        return (f"Every lot was {self.lot_size} independent uniform draws.",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -332,17 +321,15 @@ class FixedSize(_FreshLots):
 
     name: ClassVar[str] = "fixed_size"
     words: ClassVar[str] = "lots of fixed size drawn uniformly without replacement"
+    drawn: ClassVar[tuple[str, ...]] = (
+        "Every lot was {self.lot_size} different examples, drawn uniformly and afresh in every "
+        "step.",
+    )
 
     def draws(self, examples: int, tail: float) -> tuple[np.ndarray, float] | None:
         if self.lot_size == self.num_examples:
             return None
         return binomials.hypergeometric(self.num_examples, self.lot_size, examples), 0.0
-
-    def _drawn(self) -> tuple[str, ...]:
-        return (
-            f"Every lot was {self.lot_size} different examples, drawn uniformly and afresh in every "
-            "step.",
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -351,19 +338,17 @@ class Unknown(Sampling):
 
     name: ClassVar[str] = "unknown"
     words: ClassVar[str] = "batches drawn in an unknown way"
+    drawn: ClassVar[tuple[str, ...]] = (
+        "No example was in the same lot twice; it may have been in every lot. Which examples were "
+        "together, and in which order, does not depend on what they hold.",
+        "No lot held more than {self.lot_size} examples.",
+    )
 
     @property
     def sizes(self) -> str:
         return (
             f"of at most {self.lot_size} examples each, every one of which may be in every batch (an "
             f"epoch was planned to have {self.num_examples})"
-        )
-
-    def _drawn(self) -> tuple[str, ...]:
-        return (
-            "No example was in the same lot twice; it may have been in every lot. Which examples were "
-            "together, and in which order, does not depend on what they hold.",
-            f"No lot held more than {self.lot_size} examples.",
         )
 
 

@@ -171,10 +171,7 @@ def non_increasing(coefficients: np.ndarray) -> np.ndarray:
 def leftmost_square(
     coefficients: np.ndarray, steps: int, separation: int, participations: int | None = None
 ) -> float:
-    """||C m||^2 for a record that takes part in steps 0, b, 2b, ..., at most so many times.
-
-    `coefficients` are the first column of C, at most `steps` numbers.
-    """
+    """||C m||^2 for a record that takes part in steps 0, b, 2b, ..., at most so many times."""
     rows = -(-steps // separation)
     padded = np.zeros(rows * separation)
     padded[: len(coefficients)] = coefficients

@@ -167,16 +167,11 @@ def audit(
     """
     delta, confidence = check_delta(delta), fraction("confidence", confidence)
     runs, seed = whole("runs", runs, 1), whole("seed", seed, 0)
-    if not hasattr(canaries, "world"):
-        raise ValueError(f"Expected canaries such as DiracCanaries(200). Received: {canaries!r}")
     stated = {} if stated is None else _given(stated, delta, adjacency)
     one_of("observe", observe, ("every", "last"))
-    guesses = usual_guesses(canaries.count) if guesses is None else whole("guesses", guesses, 1)
-    if guesses > canaries.count:
-        raise ValueError(
-            f"Expected guesses to be at most the number of canaries, {canaries.count}. Received "
-            f"{guesses}. Use more canaries."
-        )
+    if guesses is None:
+        guesses = usual_guesses(canaries.count)
+    guesses = whole("guesses", guesses, 1, canaries.count)
     scores, guarantees, records = [], [], None
     for number in range(runs):
         world = canaries.world(seed=seed_of(b"coins of canaries", seed, number))
