@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from tfdp._validate import flag, positive, whole
+from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.records import settle
 from tfdp.accounting.sampling import Sampling
 
@@ -129,8 +130,10 @@ class Contribution:
             (True, f"{what} was clipped to the clip norm before it was added."),
             (
                 self.public_examples > 0,
-                f"The {self.public_examples} public examples that normalization used were chosen "
-                "and prepared without looking at the private ones.",
+                Declared(
+                    f"The {self.public_examples} public examples that normalization used were "
+                    "chosen and prepared without looking at the private ones."
+                ),
             ),
             (
                 self.clip_groups > 1,
@@ -149,8 +152,10 @@ class Contribution:
             ),
             (
                 users > 1,
-                f"No user has more than {users} examples, and no example of one user was made with "
-                "those of another.",
+                Declared(
+                    f"No user has more than {users} examples, and no example of one user was made "
+                    "with those of another."
+                ),
             ),
         )
         return tuple(sentence for holds, sentence in sentences if holds)

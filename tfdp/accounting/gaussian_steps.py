@@ -30,7 +30,8 @@ import math
 import numpy as np
 
 from tfdp.accounting import noise_tables
-from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
+from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.assumptions import SECRET_SAMPLE
 from tfdp.accounting.noise_tables import Noise, levels
 from tfdp.accounting.numerics import allocation, fixed_size
 from tfdp.accounting.numerics.pairs import Component

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from tfdp._validate import flag, one_of, positive, whole
+from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.numerics import binomials
 from tfdp.accounting.records import settle
 
@@ -148,8 +149,10 @@ class Sampling:
     def assumptions(self) -> tuple[str, ...]:
         """Sentences about the sampling that have to be true for a guarantee to hold."""
         return (
-            f"The number of examples ({self.num_examples}) and the lot size ({self.lot_size}) are "
-            "public, and every sum is divided by the constant lot size.",
+            Declared(
+                f"The number of examples ({self.num_examples}) and the lot size ({self.lot_size}) "
+                "are public, and every sum is divided by the constant lot size."
+            ),
             *(sentence.format(self=self) for sentence in self.drawn),
         )
 
@@ -206,7 +209,7 @@ class Poisson(_CoinFlips):
     def assumptions(self) -> tuple[str, ...]:
         public, *drawn = super().assumptions()
         if self.nominal:
-            public = (
+            public = Declared(
                 f"The nominal number of examples ({self.num_examples}), the lot size "
                 f"({self.lot_size}), the number of steps and every schedule were fixed without "
                 "looking at the data, and every sum is divided by the constant lot size."
@@ -343,6 +346,9 @@ class Unknown(Sampling):
         "together, and in which order, does not depend on what they hold.",
         "No lot held more than {self.lot_size} examples.",
     )
+
+    def assumptions(self) -> tuple[str, ...]:
+        return tuple(map(Declared, super().assumptions()))
 
     @property
     def sizes(self) -> str:

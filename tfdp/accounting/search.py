@@ -20,6 +20,7 @@ import numpy as np
 
 from tfdp._validate import positive
 from tfdp.accounting.analysis import analyse
+from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.composition import proven_composition
 from tfdp.accounting.guarantee import Guarantee, check_delta
 from tfdp.accounting.numerics.privacy_loss import ORDERS, RenyiLoss, rdp_to_epsilon, renyi_of
@@ -81,7 +82,10 @@ def of_random_search(
         losses=(RenyiLoss(tuple(together), 1),),
         reason=reason,
         details={"bound": "RDP of the best of a random number of trials", "rdp_order": order},
-        assumptions=(*dearest.assumptions, *(each.format(mean=mean) for each in _ASSUMPTIONS)),
+        assumptions=(
+            *dearest.assumptions,
+            *(Declared(each.format(mean=mean)) for each in _ASSUMPTIONS),
+        ),
     )
 
 

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdp.accounting import wording
+from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.composition import claimed_composition, proven_composition
 from tfdp.accounting.guarantee import Guarantee, check_delta, format_epsilon
 from tfdp.accounting.ledger import Ledger
 from tfdp.accounting.run import Run, check_runs
 from tfdp.accounting.search import of_random_search
 
-_FIXED_SEARCH = (
+_FIXED_SEARCH = Declared(
     "The number of trials, and noise, lots and steps of each, were fixed beforehand, or follow rules "
     "that use no private results."
 )
@@ -212,9 +213,14 @@ class Statement:
         ]
 
     def _lists(self) -> list[tuple[str, tuple[str, ...]]]:
+        declared = tuple(each for each in self.assumptions if isinstance(each, Declared))
         lists = [
             ("What this means", self.meaning),
-            ("The proven guarantee assumes", self.assumptions),
+            ("The proven guarantee assumes, on your word", declared),
+            (
+                "It assumes, and tfdp sees to it where it trains",
+                tuple(each for each in self.assumptions if each not in declared),
+            ),
             ("Not covered", self.not_covered),
         ]
         return [(title, sentences) for title, sentences in lists if sentences]

@@ -4,7 +4,7 @@ import collections
 import math
 from collections.abc import Sequence
 
-from tfdp.accounting.analysis import INSECURE_SEED
+from tfdp.accounting.assumptions import INSECURE_SEED
 from tfdp.accounting.guarantee import (
     VACUOUS_ABOVE,
     Guarantee,

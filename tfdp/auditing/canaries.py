@@ -192,10 +192,9 @@ class DiracWorld:
 
     def seen(self, observe: str) -> str:
         """What `attack` sees, in words."""
-        steps = self.steps_seen
-        if observe == "last" or steps < 2:
+        if observe == "last" or self.steps_seen < 2:
             return "the weights at the end"
-        return f"{steps:,} released weights along the training"
+        return f"{self.steps_seen:,} released weights along the training"
 
     def observed(self, model) -> np.ndarray:
         """The released values of canaries and blanks: float64 [releases, canaries + blanks].

@@ -39,7 +39,8 @@ import numpy as np
 
 from tfdp._validate import instance
 from tfdp.accounting import claims, gaussian_steps, noise_tables
-from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
+from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.assumptions import SECRET_SAMPLE
 from tfdp.accounting.encoding import Encoding, normal_quantiles
 from tfdp.accounting.mechanisms.base import NoisyMechanism
 from tfdp.accounting.mechanisms.dpsgd import DPSGD

@@ -21,7 +21,8 @@ import numpy as np
 
 from tfdp._validate import instance
 from tfdp.accounting import gaussian_steps
-from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis, analyse
+from tfdp.accounting.analysis import Analysis, analyse
+from tfdp.accounting.assumptions import SECRET_SAMPLE
 from tfdp.accounting.claims import Claim
 from tfdp.accounting.mechanisms.base import NoisyMechanism
 from tfdp.accounting.mechanisms.dpsgd import DPSGD

@@ -19,6 +19,7 @@ import numpy as np
 from tfdp._validate import Schedule, flag, one_of, schedule, text
 from tfdp.accounting import claims
 from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.mechanisms.base import NoisyMechanism
 from tfdp.accounting.numerics import linear_releases
 from tfdp.accounting.numerics.linear_response import Dynamics
@@ -31,7 +32,7 @@ RELEASES = ("theta", "mu")
 LINEAR_OPTIMIZERS = ("sgd", "momentum", "nesterov")
 _ASSUMPTIONS = (
     "The means started from public values, and each step's noise was drawn once around its mean.",
-    "Learning rates and momentum were fixed in advance.",
+    Declared("Learning rates and momentum were fixed in advance."),
     "Means, velocities and updates were float64 and are taken for exact numbers.",
 )
 

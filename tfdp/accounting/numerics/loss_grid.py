@@ -130,15 +130,9 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LossDistribution:
-    """Dominating distributions in both orders; `backward` is None if they are equal."""
+    """Dominating distributions in both orders: two `halves`, or one for both."""
 
-    forward: Grid
-    backward: Grid | None = None
-
-    @property
-    def halves(self) -> tuple[Grid, ...]:
-        """The one or two different orders."""
-        return (self.forward,) if self.backward is None else (self.forward, self.backward)
+    halves: tuple[Grid, ...]
 
     @property
     def infinite(self) -> float:
@@ -161,15 +155,10 @@ def one_round(
     parts: Sequence[tuple[float, tuple[Losses, Losses]]], interval: float
 ) -> LossDistribution:
     """Pessimistic distribution of a public mixture: weights, each with losses in both orders."""
-    halves = [[(weight, pair[order]) for weight, pair in parts] for order in (0, 1)]
-    symmetric = all(forward is backward for _, (forward, backward) in parts)
-    forward = _on_grid(halves[0], interval)
-    if symmetric:
-        return LossDistribution(_joined(forward, forward, interval))
-    backward = _on_grid(halves[1], interval)
-    return LossDistribution(
-        _joined(forward, backward, interval), _joined(backward, forward, interval)
-    )
+    orders = (0,) if all(forward is backward for _, (forward, backward) in parts) else (0, 1)
+    found = [_on_grid([(weight, pair[n]) for weight, pair in parts], interval) for n in orders]
+    halves = zip(found, reversed(found), strict=True)
+    return LossDistribution(tuple(_joined(own, other, interval) for own, other in halves))
 
 
 def _on_grid(parts: Sequence[tuple[float, Losses]], interval: float) -> tuple[np.ndarray, float]:
@@ -217,18 +206,14 @@ def composed(
 
     All distributions have one interval. A point takes about a hundred bytes.
     """
-    halves = [(half, _range(half)) for half in _halves(rounds)]
-    if max(last - first + 1 for _, (first, last) in halves) > most_points:
-        return None
-    return LossDistribution(*(sum_of(half, ends) for half, ends in halves))
-
-
-def _halves(rounds: Sequence[tuple[LossDistribution, int]]) -> list[list[tuple[Grid, int]]]:
-    """For each of the one or two orders of the neighbours, the rounds in that order."""
-    return [
-        [(each.halves[min(order, len(each.halves) - 1)], n) for each, n in rounds]
-        for order in range(max(len(each.halves) for each, _ in rounds))
+    orders = range(max(len(each.halves) for each, _ in rounds))
+    halves = [
+        [(each.halves[min(n, len(each.halves) - 1)], k) for each, k in rounds] for n in orders
     ]
+    ends = [_range(half) for half in halves]
+    if max(last - first + 1 for first, last in ends) > most_points:
+        return None
+    return LossDistribution(tuple(map(sum_of, halves, ends)))
 
 
 def sum_of(rounds: Sequence[tuple[Grid, int]], ends: tuple[int, int] | None = None) -> Grid:

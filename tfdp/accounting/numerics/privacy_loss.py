@@ -52,6 +52,13 @@ class RandomGaussianLoss:
     probabilities: np.ndarray
     overflow: float = 0.0
 
+    @property
+    def finite(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """The same law, with outcomes of an infinite mu in its overflow."""
+        some = np.isfinite(self.squares)
+        overflow = self.overflow + float(self.probabilities[~some].sum())
+        return self.squares[some], self.probabilities[some], overflow
+
 
 @dataclasses.dataclass(frozen=True)
 class RenyiLoss:
@@ -185,10 +192,8 @@ def _sorted(losses: Sequence[Loss]):
 
 def _mixture(loss: RandomGaussianLoss) -> SubsampledLoss:
     """A random mu as one round of a public mixture of Gaussians, each rounded up to one of 64."""
-    mu = np.sqrt(loss.squares)
-    finite = np.isfinite(mu) & (loss.probabilities > 0)
-    overflow = loss.overflow + float(loss.probabilities[~np.isfinite(mu)].sum())
-    mu, chances = mu[finite], loss.probabilities[finite]
+    squares, chances, overflow = loss.finite
+    mu, chances = np.sqrt(squares[chances > 0]), chances[chances > 0]
     width = mu.max(initial=0.0) / _LEVELS or 1.0
     level = np.maximum(np.ceil(mu / width * (1 - 1e-14)).astype(int), 0)
     at = np.bincount(level, chances)
@@ -208,20 +213,13 @@ def _mixture(loss: RandomGaussianLoss) -> SubsampledLoss:
 
 def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
     """(squares, probabilities, overflow) of `constant` plus a sum of independent mu^2."""
-    overflow = sum(loss.overflow for loss in random)
-    infinite = [~np.isfinite(loss.squares) for loss in random]
-    overflow += sum(
-        float(loss.probabilities[bad].sum()) for loss, bad in zip(random, infinite, strict=True)
-    )
-    laws = [
-        (loss.squares[~bad], loss.probabilities[~bad])
-        for loss, bad in zip(random, infinite, strict=True)
-    ]
+    laws = [loss.finite for loss in random]
+    overflow = sum(missing for _, _, missing in laws)
     if len(laws) == 1:
         return laws[0][0] + constant, laws[0][1], overflow
-    width = sum(float(squares.max(initial=0.0)) for squares, _ in laws) / points or 1.0
+    width = sum(float(squares.max(initial=0.0)) for squares, _, _ in laws) / points or 1.0
     total = np.array([1.0])
-    for squares, probabilities in laws:
+    for squares, probabilities, _ in laws:
         # Rounding up gives an upper bound on the loss; the factor covers rounding of the division.
         index = np.ceil(squares / width * (1 + 1e-14)).astype(int)
         total = np.convolve(total, np.bincount(index, weights=probabilities))
@@ -238,13 +236,11 @@ def _spent_by_steps(steps: tuple[SubsampledLoss | RenyiLoss, ...], delta: float)
     if not left > 0:
         return Spent(math.inf, None, {"bound": "tail mass exceeds delta"} | details)
     by_pld = math.inf if distribution is None else distribution.epsilon(left)
-    if distribution is not None and distribution.infinite < left / _WELL_ABOVE:
-        details |= {"bound": "PLD", "epsilon_pld": by_pld, "pld_interval": interval}
-        return Spent(by_pld, None, details)
-    divergences, left_out = _renyi(steps)
     by_rdp, order = math.inf, math.nan
-    if left_out < delta:
-        by_rdp, order = rdp_to_epsilon(divergences, delta - left_out)
+    if distribution is None or not distribution.infinite < left / _WELL_ABOVE:
+        divergences, left_out = _renyi(steps)
+        if left_out < delta:
+            by_rdp, order = rdp_to_epsilon(divergences, delta - left_out)
     if by_pld < by_rdp:
         details |= {"bound": "PLD", "epsilon_pld": by_pld, "pld_interval": interval}
         return Spent(by_pld, None, details)
