@@ -51,9 +51,6 @@ def noise_for(
 ) -> float:
     """Smallest noise multiplier, to about 1e-4, whose epsilon is within the budget.
 
-        noise_for(2.0, 1e-5, mechanism="dpsgd", num_examples=60000, lot_size=256, epochs=15)
-        noise_for(advantage=0.1, mechanism="dpsgd", num_examples=60000, lot_size=256, epochs=15)
-
     Args:
       epsilon: Budget, finite and above 0.
       delta: Probability in (0, 1).
@@ -76,14 +73,12 @@ def noise_for(
         budget and an advantage, or neither.
 
     Example:
-      >>> from tfdp.accounting import describe, noise_for, proven
-      >>> run = describe("dpsgd", "cyclic", num_examples=60000, lot_size=256,
-      ...                steps=3516, noise_multiplier=1.0)
-      >>> noise = noise_for(2.0, 1e-5, run)
-      >>> print(f"{noise:.3f}")
-      7.975
-      >>> 1.999 < proven(run.with_noise(noise), 1e-5).epsilon <= 2.0
-      True
+      >>> from tfdp.accounting import noise_for
+      >>> data = dict(num_examples=60000, lot_size=256, epochs=15)
+      >>> print(f"{noise_for(2.0, 1e-5, mechanism='dpsgd', sampling='cyclic', **data):.3f}")
+      7.722
+      >>> print(f"{noise_for(advantage=0.1, mechanism='dpsgd', **data):.3f}")
+      1.203
     """
     if (epsilon is None, delta is None) != (advantage is not None,) * 2:
         raise TypeError(
@@ -257,23 +252,15 @@ def max_steps(
     covered = run.described_steps
     limit = _MOST_STEPS if covered is None else min(_MOST_STEPS, covered)
     # `low` fits and `high` does not, or exceeds the limit. The search widens its steps around the
-    # planned number, for which the noise was usually calibrated.
-    start, width = min(max(run.steps, 1), limit), 1
-    if start >= 1 and fits(start):
-        low, high = start, start + 1
-        while high <= limit and fits(high):
-            low, width = high, 2 * width
-            high = low + width
-        high = min(high, limit + 1)
-    else:
-        low, high = start - 1, max(start, 1)
-        while low >= 1 and not fits(low):
-            high, width = low, 2 * width
-            low = high - width
-        low = max(low, 0)
+    # planned number, for which the noise was usually calibrated, and then halves the interval.
+    low, high, point, width, first = 0, limit + 1, min(max(run.steps, 1), limit), 1, None
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        good = fits(point)
+        low, high = (point, high) if good else (low, point)
+        first = good if first is None else first
+        point, width = (low + width if first else high - width), 2 * width
+        if good != first or not low < point < high:
+            point, width = (low + high) // 2, high
     return low
 
 

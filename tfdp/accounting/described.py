@@ -94,26 +94,18 @@ def _check_fields(fields: dict[str, Any], parts: tuple) -> None:
 
 
 def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) -> int:
-    """Number of steps in `epochs` passes over the data.
-
-    Args:
-      epochs: Number of passes over the data, above 0; it may be fractional.
-      num_examples: Public number N of examples.
-      lot_size: Nominal lot size L.
-      sampling: Name of the scheme.
+    """Number of steps in `epochs` passes over the data, above 0 and possibly fractional.
 
     Returns:
       floor(epochs * N / L) if lots are drawn at random, floor(epochs * (N // L)) otherwise.
 
     Raises:
-      ValueError: If the scheme is unknown or a number is out of range.
+      ValueError: If the scheme `sampling` is unknown or a number is out of range.
 
     Example:
       >>> from tfdp.accounting import steps_for
       >>> steps_for(15, num_examples=60000, lot_size=256, sampling="poisson")
       3515
-      >>> steps_for(15, num_examples=60000, lot_size=256, sampling="cyclic")  # whole lots only
-      3510
     """
     lots = sampling_class(sampling)(num_examples=num_examples, lot_size=lot_size)
     return lots.steps_in(epochs)

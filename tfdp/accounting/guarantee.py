@@ -103,12 +103,8 @@ class Guarantee:
       >>> print(guarantee)
       proven epsilon: 1.145 at delta = 0.0001, for one record replaced by a record that contributes
       nothing (zero_out).
-      >>> print(f"{guarantee.mu:.4f}")  # two participations: sqrt(2) / 4
-      0.3536
       >>> print(f"{guarantee.tpr(0.01):.3f} {guarantee.advantage:.3f}")  # of a test of membership
       0.024 0.140
-      >>> guarantee.vacuous
-      False
     """
 
     epsilon: float
