@@ -46,6 +46,8 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
       ...     name: ClassVar[str] = "rounded_dpsgd_of_the_example"
       >>> run = describe("rounded_dpsgd_of_the_example", "cyclic", num_examples=1000,
       ...                lot_size=100, steps=10, noise_multiplier=4.0)
+      >>> type(run.mechanism).__name__
+      'RoundedDPSGD'
     """
     name = text("the name of a mechanism", getattr(kind, "name", ""), remedy="Give it one.")
     if name in _CLASSES and mechanism_class(name) is not kind:
