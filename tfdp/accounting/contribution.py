@@ -103,11 +103,8 @@ class Contribution:
           The factor. It does not include `noise_divisor`.
 
         Raises:
-          ValueError: If the adjacency is not defined for the sampling or the microbatches.
           UnboundedSensitivity: For statistics over a lot whose size is not limited.
         """
-        sampling.check_adjacency(adjacency)
-        self.check_adjacency(adjacency)
         twice = self.replaces(adjacency)
         if not self.batch_statistics:
             return occurrences * (2.0 if twice else 1.0)

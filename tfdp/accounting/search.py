@@ -22,7 +22,7 @@ from tfdp._validate import positive
 from tfdp.accounting.analysis import analyse
 from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.composition import proven_composition
-from tfdp.accounting.guarantee import Guarantee, check_delta
+from tfdp.accounting.guarantee import Guarantee
 from tfdp.accounting.numerics.privacy_loss import ORDERS, RenyiLoss, rdp_to_epsilon, renyi_of
 from tfdp.accounting.run import Run
 
@@ -58,7 +58,6 @@ def of_random_search(
 
     It is infinite, with a reason, if nothing finite is proven about a trial, each a sequence of runs.
     """
-    check_delta(delta)
     mean = _mean(mean)
     alone = [proven_composition(runs, delta, adjacency) for runs in trials]
     dearest = max(alone, key=lambda guarantee: guarantee.epsilon)

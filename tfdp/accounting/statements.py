@@ -12,7 +12,7 @@ from typing import Any
 from tfdp.accounting import wording
 from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.composition import claimed_composition, proven_composition
-from tfdp.accounting.guarantee import Guarantee, check_delta, format_epsilon
+from tfdp.accounting.guarantee import Guarantee, format_epsilon
 from tfdp.accounting.ledger import Ledger
 from tfdp.accounting.run import Run, check_runs
 from tfdp.accounting.search import of_random_search
@@ -82,7 +82,6 @@ class Statement:
         planned: bool = False,
     ) -> "Statement":
         """Makes the statement of one run, or of several on the same data; see `statement`."""
-        check_delta(delta)
         runs = [runs_or_run] if isinstance(runs_or_run, Run) else check_runs(runs_or_run)
         proven = proven_composition(runs, delta, adjacency)
         claimed = claimed_composition(runs, delta, adjacency)
