@@ -96,7 +96,7 @@ def test_an_epsilon_that_no_noise_reaches_is_refused():
 
 @pytest.mark.parametrize("sampling", ["cyclic", "poisson"])
 def test_weights_that_never_move_need_hardly_any_noise(sampling):
-    run = vary(SI, sampling=sampling, learning_rates=0.0, noise_learning_rates=1.0)
+    run = vary(SI, sampling=sampling, learning_rates=0.0)
     assert 0 < noise_for(2.0, DELTA, run) < 1e-6
 
 

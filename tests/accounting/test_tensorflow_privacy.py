@@ -1,8 +1,6 @@
 """TensorFlow Privacy's accounting functions state what is proven only for what was sampled."""
 
-import copy
 import math
-import pickle
 import re
 
 import pytest
@@ -129,9 +127,6 @@ def test_all_examples_of_a_user_in_poisson_lots():
 def test_the_pair_is_the_one_of_the_old_function():
     pair = tfdp.compute_dp_sgd_privacy(2000, 50, 1.5, 3, 1e-5)
     assert pair == (proven(run("poisson"), 1e-5).epsilon, None)
-    assert (pair.epsilon, pair.rdp_order) == pair and pair.statement == str(pair)
-    for twin in (copy.copy(pair), pickle.loads(pickle.dumps(pair))):
-        assert twin == pair and twin.statement == pair.statement
 
 
 @pytest.mark.parametrize(
@@ -143,7 +138,6 @@ def test_the_pair_is_the_one_of_the_old_function():
         ({"delta": 0.0}, "delta"),
         ({"max_examples_per_user": 0}, "max_examples_per_user"),
         ({"used_microbatching": 1}, "used_microbatching"),
-        ({"accountant_type": "RDP"}, "accountant_type"),
     ],
 )
 def test_bad_arguments_are_refused(change, words):

@@ -16,8 +16,7 @@ from papers import (
     noise_distance,
     pages,
 )
-from tfdp.accounting import Encoding
-from tfdp.accounting.mechanisms.discrete_sgd import step_divergences
+from tfdp.accounting.numerics import renyi_of_noise
 from tfdp.noise import NoiseFamily, NoiseSource
 
 NOISES = [
@@ -56,13 +55,9 @@ def test_the_scale_has_the_divergence_by_the_accounting_of_the_whole_codebook(
     found = noise_distance.compute(
         noise=noise, degrees_of_freedom=nu, divergence=divergence, **small
     )
-    encoding = Encoding(
-        noise=noise,
-        degrees_of_freedom=nu,
-        num_weights=60,
-        codebook=tuple(map(tuple, noise_distance.codebook(5, 60, 3))),
-    )
-    accounted = step_divergences(encoding, found["scale"], 1.0, (2,))[0]
+    shifts = noise_distance.codebook(5, 60, 3) / found["scale"]
+    corners = [renyi_of_noise.corner(noise, each, degrees_of_freedom=nu) for each in shifts]
+    accounted = max(renyi_of_noise.subsampled(each, 1.0, (2,))[0] for each in corners)
     assert accounted == pytest.approx(divergence, rel=1e-7)
     assert found["divergence"] == pytest.approx(divergence, rel=1e-8)
     assert found["l1"] == found["scale"] * noise_distance.mean_size(noise, nu)

@@ -27,8 +27,8 @@ def _statement(flags: Flags) -> str:
             "--table=epochs=1..100, in place of --epochs."
         )
     plan.check_complete(flags)
-    found = plan.answer(plan.plan(flags))
-    from tfdp.accounting.wording import Statement
+    found = plan.plan(flags).with_noise()
+    from tfdp.accounting.statements import Statement
 
     statement = Statement.from_guarantees([found.run], found.claimed, found.proven, planned=True)
     if flags.json:
@@ -38,7 +38,7 @@ def _statement(flags: Flags) -> str:
                 "claimed": found.claimed.to_dict(),
                 "proven": found.proven.to_dict(),
                 "run": found.run.to_dict(),
-                "chosen": found.plan.chosen,
+                "chosen": found.chosen,
                 "statement": statement.to_dict(),
             },
             indent=2,
@@ -48,35 +48,27 @@ def _statement(flags: Flags) -> str:
     if flags.epsilon is not None:
         lines.append(
             f"Noise multiplier {found.run.mechanism.noise_multiplier:.6g} meets "
-            f"{found.plan.flags.guarantee} epsilon {format_epsilon(flags.epsilon)}."
+            f"{found.flags.guarantee} epsilon {format_epsilon(flags.epsilon)}."
         )
-    if found.plan.chosen:
-        lines.append(f"Not set, and so chosen: {plan.flag_words(found.plan.chosen)}")
-    lines += found.plan.notes
+    if found.chosen:
+        lines.append(f"Not set, and so chosen: {plan.flag_words(found.chosen)}")
+    lines += found.notes
     return "\n".join([*lines, "", statement.text()] if lines else [statement.text()])
-
-
-def _answer(flags: Flags) -> str:
-    varied = table_of(flags)
-    try:
-        return _statement(flags) if varied is None else _table(flags, *varied)
-    except FlagError:
-        raise
-    except (ValueError, ArithmeticError, RuntimeError, MemoryError, OSError) as error:
-        raise FlagError(str(error) or type(error).__name__) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses `argv` and prints the answer; returns the exit code (2 for bad input)."""
     try:
-        print(_answer(parse(sys.argv[1:] if argv is None else argv)), flush=True)
-    except FlagError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        flags = parse(sys.argv[1:] if argv is None else argv)
+        varied = table_of(flags)
+        print(_statement(flags) if varied is None else _table(flags, *varied), flush=True)
     except BrokenPipeError:
         # The reader, such as `head`, has seen enough. Python would report the pipe again on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except (ValueError, ArithmeticError, RuntimeError, MemoryError, OSError) as error:
+        print(f"error: {str(error) or type(error).__name__}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130

@@ -36,11 +36,9 @@ class BandChoice:
         square over the steps, or its largest value, as the objective says.
 
     Example:
-      >>> from tfdp.accounting import best_bands, describe
-      >>> run = describe("dpsgd", "poisson", num_examples=64, lot_size=32, steps=8,
-      ...                noise_multiplier=1.0)
-      >>> best_bands(8.0, 1e-3, run)
-      BandChoice(bands=2, noise_multiplier=1.08..., error=1.6...)
+      >>> from tfdp.accounting import BandChoice
+      >>> BandChoice(bands=2, noise_multiplier=1.1, error=1.7).bands
+      2
     """
 
     bands: int
@@ -61,14 +59,10 @@ def best_bands(
     Args:
       epsilon: Proven budget, finite and above 0.
       delta: Probability in (0, 1).
-      run: The run to be executed; its mechanism and sampling scheme are ignored, except for the
-        number of examples and the lot size.
+      run: The run to be executed; of mechanism and sampling, only N and L are used.
       adjacency: Neighbouring relation.
       objective: "mean" (root mean square over the steps) or "max" error.
       most: Largest number of bands to try, which bounds the memory.
-
-    Returns:
-      A `BandChoice`.
 
     Raises:
       CalibrationError: If no noise meets the budget with any number of bands.
@@ -77,11 +71,8 @@ def best_bands(
       >>> from tfdp.accounting import best_bands, describe
       >>> run = describe("dpsgd", "poisson", num_examples=64, lot_size=32, steps=8,
       ...                noise_multiplier=1.0)
-      >>> choice = best_bands(8.0, 1e-3, run)
-      >>> choice.bands
-      2
-      >>> print(f"{choice.noise_multiplier:.2f}, {choice.error:.2f}")
-      1.08, 1.68
+      >>> best_bands(8.0, 1e-3, run)
+      BandChoice(bands=2, noise_multiplier=1.08..., error=1.6...)
     """
     epsilon = check_epsilon(epsilon)
     check_delta(delta)

@@ -16,18 +16,8 @@ _CUT = ("banded_toeplitz", "sqrt_toeplitz")
 class CorrelatedNoise:
     """Public facts of a training with correlated noise; None stands for a setting that is left open.
 
-    Attributes:
-      num_examples: Number of examples.
-      lot_size: Nominal lot size.
-      steps: Number of steps.
-      sampling: Name of the sampling scheme.
-      delta: Probability in (0, 1).
-      epsilon: Proven budget, or None if there is none.
-      adjacency: Neighbouring relation.
-      strategy: Name of the strategy.
-      bands: Number of coefficients of the strategy.
-      groups: Number of groups of examples that take turns.
-      objective: Error that banded_toeplitz minimizes.
+    `sampling` and `strategy` are names, `epsilon` is the proven budget, if there is one, and
+    `objective` is the error that banded_toeplitz minimizes.
     """
 
     num_examples: int
@@ -45,14 +35,10 @@ class CorrelatedNoise:
     def completed(self, without_budget: float | None = None) -> "CorrelatedNoise":
         """Returns the same noise with everything chosen that has a default.
 
-        The default strategy is banded_toeplitz. With cyclic Poisson lots, the number of bands and the
-        number of groups are equal by default; if neither is given, `best_bands` chooses the number with
-        the least noise at the budget. With lots in a fixed order (sampling "cyclic"), the default
-        number of bands is the number of steps in an epoch. The default number of bands is never larger
-        than the number of steps.
-
-        Args:
-          without_budget: The epsilon for which bands are chosen if there is no budget; None refuses.
+        The default strategy is banded_toeplitz. With cyclic Poisson lots, the numbers of bands and of
+        groups are equal by default; if neither is given, `best_bands` chooses the number with the least
+        noise at the budget, or at `without_budget` if there is none. With lots in a fixed order, the
+        default number of bands is that of the steps in an epoch. It never exceeds the number of steps.
 
         Raises:
           ValueError: If a setting that has no default here is left open.
@@ -70,11 +56,7 @@ class CorrelatedNoise:
         return dataclasses.replace(self, strategy=strategy, bands=bands, groups=groups)
 
     def check_open(self, budget: float | None) -> None:
-        """Raises ValueError if a setting that has no default is left open; this takes no time.
-
-        Args:
-          budget: The epsilon for which bands are chosen, or None.
-        """
+        """Raises ValueError if a setting without a default is left open; this takes no time."""
         best = self.strategy in (None, USUAL_STRATEGY)
         if self.sampling == "cyclic_poisson":
             if not (self.groups or self.bands or (best and budget is not None)):

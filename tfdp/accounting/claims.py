@@ -44,17 +44,11 @@ class Claim:
 def poisson_rdp(sampling: Sampling, noise: Noise, steps: int) -> np.ndarray:
     """Rényi divergences of all steps at `ORDERS_2020`, as if each were a Poisson lot of DP-SGD.
 
-    Args:
-      sampling: Sampling scheme of the run, of which only N and L are used.
-      noise: Standard deviation of the noise over clip norm, one number or one for each step.
-      steps: Number of steps.
-
-    Returns:
-      Array with one composed divergence for each order.
+    Of the sampling, only N and L are used. The noise is its standard deviation over the clip norm.
     """
-    total = np.zeros(len(ORDERS_2020))
+    total, probability = np.zeros(len(ORDERS_2020)), sampling.lot_size / sampling.num_examples
     for multiplier, count in levels(noise, steps):
-        total = total + count * _one_lot(sampling.lot_size / sampling.num_examples, multiplier)
+        total = total + count * _one_lot(probability, multiplier)
     return total
 
 
@@ -69,7 +63,8 @@ def _one_lot(probability: float, multiplier: float) -> np.ndarray:
         event = dp_accounting.PoissonSampledDpEvent(probability, event)
     # Orders whose series does not converge have an infinite or undefined divergence and are dropped
     # when orders are compared, so dp_accounting's warning is suppressed.
-    logger, quiet = logging.getLogger("absl"), _NotConverged()
+    logger, quiet = logging.getLogger("absl"), logging.Filter()
+    quiet.filter = lambda record: "failed to converge" not in record.getMessage()
     logger.addFilter(quiet)
     try:
         accountant.compose(event)
@@ -78,21 +73,8 @@ def _one_lot(probability: float, multiplier: float) -> np.ndarray:
     return accountant.rdp
 
 
-class _NotConverged(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "failed to converge" not in record.getMessage()
-
-
 def classic_epsilon(rdp: Sequence[float], delta: float) -> tuple[float, float]:
-    """Classic conversion of Rényi divergences at `ORDERS_2020`.
-
-    Args:
-      rdp: One divergence per order.
-      delta: Probability in (0, 1).
-
-    Returns:
-      (epsilon, best order). If all divergences are 0 (no step), epsilon is 0 and the order is NaN.
-    """
+    """(epsilon, best order) of divergences at `ORDERS_2020`; (0, NaN) if all are 0 (no step)."""
     orders, rdp = np.asarray(ORDERS_2020), np.asarray(rdp, dtype=float)
     if not np.any(rdp):
         return 0.0, math.nan

@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-from typing import Any
 
 from tfdp._validate import flag, positive, whole
-from tfdp.accounting import records
+from tfdp.accounting.assumptions import Declared
+from tfdp.accounting.records import settle
 from tfdp.accounting.sampling import Sampling
 
 
@@ -37,8 +37,6 @@ class Contribution:
       >>> lots = Poisson(num_examples=1000, lot_size=100)
       >>> pairs.sensitivity(lots, "zero_out")  # single examples: 1.0
       2.0
-      >>> pairs.assumptions()[0]
-      'The mean gradient of 2 examples at a time was clipped to the clip norm before it was added.'
     """
 
     l2_norm_clip: float | None = None
@@ -50,17 +48,15 @@ class Contribution:
     max_examples_per_user: int = 1
 
     def __post_init__(self):
-        def put(name, value):
-            object.__setattr__(self, name, value)
-
-        put("l2_norm_clip", positive("l2_norm_clip", self.l2_norm_clip, optional=True))
-        put("microbatch_size", whole("microbatch_size", self.microbatch_size, 1))
-        put("clip_groups", whole("clip_groups", self.clip_groups, 1))
-        put("public_examples", whole("public_examples", self.public_examples, 0))
-        users = whole("max_examples_per_user", self.max_examples_per_user, 1)
-        put("max_examples_per_user", users)
-        for name in ("adaptive_clipping", "batch_statistics"):
-            put(name, flag(name, getattr(self, name)))
+        wholes = ("microbatch_size", "clip_groups", "max_examples_per_user")
+        flags = ("adaptive_clipping", "batch_statistics")
+        settle(
+            self,
+            l2_norm_clip=positive("l2_norm_clip", self.l2_norm_clip, optional=True),
+            public_examples=whole("public_examples", self.public_examples, 0),
+            **{name: whole(name, getattr(self, name), 1) for name in wholes},
+            **{name: flag(name, getattr(self, name)) for name in flags},
+        )
 
     @property
     def noise_divisor(self) -> float:
@@ -84,40 +80,32 @@ class Contribution:
                 "adjacency='zero_out'."
             )
 
-    @property
-    def replaces(self) -> bool:
-        """Whether one example moves what is clipped from one point of the ball to another."""
-        return self.microbatch_size > 1
+    def replaces(self, adjacency: str) -> bool:
+        """Whether one example moves a clipped term from one point of the ball to another.
+
+        The mean of several examples moves in this way for every adjacency.
+        """
+        return self.microbatch_size > 1 or adjacency == "replace_one"
 
     def sensitivity(self, sampling: Sampling, adjacency: str, occurrences: int = 1) -> float:
         """Largest change of a lot's sum by a record or a user, in clip norms of one group of weights.
 
         The draws of the sampling are held fixed.
 
-        * The factor is 1 for zero_out and add_or_remove_one, and 2 for replace_one.
-        * With microbatches of several examples, a clipped mean moves from one point of the ball to
-          another (`replaces`), so the factor is 2 for every adjacency.
-        * With k occurrences in the lot it is k times as large.
+        * The factor is 2 where a clipped term is replaced (`replaces`), and 1 otherwise.
+        * With k occurrences in the lot (those of one user's examples, or of one that was drawn several
+          times) it is k times as large.
         * With statistics over the private lot (batch normalization as the papers write it), every
           other term of the lot moves by up to 2 as well. For a largest lot of L terms, the factor is
           2L - 1 if one record is left out that was clipped alone, and 2L otherwise.
-
-        Args:
-          sampling: Sampling scheme.
-          adjacency: Neighbouring relation.
-          occurrences: How many examples of the lot change: those of one user, or one example that was
-            drawn several times.
 
         Returns:
           The factor. It does not include `noise_divisor`.
 
         Raises:
-          ValueError: If the adjacency is not defined for the sampling or the microbatches.
           UnboundedSensitivity: For statistics over a lot whose size is not limited.
         """
-        sampling.check_adjacency(adjacency)
-        self.check_adjacency(adjacency)
-        twice = self.replaces or adjacency == "replace_one"
+        twice = self.replaces(adjacency)
         if not self.batch_statistics:
             return occurrences * (2.0 if twice else 1.0)
         if sampling.largest_lot is None:
@@ -131,42 +119,40 @@ class Contribution:
 
     def assumptions(self) -> tuple[str, ...]:
         """Sentences about the bounding of gradients that have to be true for a guarantee to hold."""
+        size, users = self.microbatch_size, self.max_examples_per_user
         what = "Each example's gradient"
-        if self.microbatch_size > 1:
-            what = f"The mean gradient of {self.microbatch_size} examples at a time"
-        sentences = [f"{what} was clipped to the clip norm before it was added."]
-        if self.public_examples:
-            sentences.append(
-                f"The {self.public_examples} public examples that normalization used were chosen "
-                "and prepared without looking at the private ones."
-            )
-        if self.clip_groups > 1:
-            sentences.append(
-                f"It was clipped in {self.clip_groups} groups of weights, each at the clip norm."
-            )
-        if self.adaptive_clipping:
-            sentences.append(
+        if size > 1:
+            what = f"The mean gradient of {size} examples at a time"
+        sentences = (
+            (True, f"{what} was clipped to the clip norm before it was added."),
+            (
+                self.public_examples > 0,
+                Declared(
+                    f"The {self.public_examples} public examples that normalization used were "
+                    "chosen and prepared without looking at the private ones."
+                ),
+            ),
+            (
+                self.clip_groups > 1,
+                f"It was clipped in {self.clip_groups} groups of weights, each at the clip norm.",
+            ),
+            (
+                self.adaptive_clipping,
                 "The clip norm followed a noisy count of unclipped gradients (Andrew et al. 2021); "
-                "the noise multiplier is that of sum and count together."
-            )
-        if self.microbatch_size > 1:
-            sentences.append(
-                f"Microbatches are fixed groups of {self.microbatch_size} neighbours in the data, "
-                "whatever they hold, and random lots were drawn from whole groups, as if a group were "
-                "one example. A record that contributes nothing keeps its place in its group."
-            )
-        if self.max_examples_per_user > 1:
-            sentences.append(
-                f"No user has more than {self.max_examples_per_user} examples, and no example of one "
-                "user was made with those of another."
-            )
-        return tuple(sentences)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe fields."""
-        return records.to_record(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "Contribution":
-        """Inverse of `to_dict`. Raises ValueError if a field is unknown."""
-        return records.from_record(cls, fields, {})
+                "the noise multiplier is that of sum and count together.",
+            ),
+            (
+                size > 1,
+                f"Microbatches are fixed groups of {size} neighbours in the data, whatever they "
+                "hold, and random lots were drawn from whole groups, as if a group were one example. "
+                "A record that contributes nothing keeps its place in its group.",
+            ),
+            (
+                users > 1,
+                Declared(
+                    f"No user has more than {users} examples, and no example of one user was made "
+                    "with those of another."
+                ),
+            ),
+        )
+        return tuple(sentence for holds, sentence in sentences if holds)

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from tfdp._validate import did_you_mean
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms.base import Mechanism
-from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class, mechanism_names
+from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
 from tfdp.accounting.records import field_names
 from tfdp.accounting.run import Run
-from tfdp.accounting.sampling import Sampling, sampling_class, sampling_names
+from tfdp.accounting.sampling import Sampling, sampling_class
 
 # Fields of a run that are plain values.
 _OWN = ("start", "insecure_seed", "taken")
@@ -32,7 +33,7 @@ def describe(
         `lot_size`) and of `Contribution` (`l2_norm_clip`), and of the run (`start`, `insecure_seed`).
 
     Raises:
-      TypeError: If a keyword is unknown, or a field that has no default is missing.
+      TypeError: If a field that has no default is missing.
       ValueError: If this mechanism or sampling has no such field, or a value is out of range.
 
     Example:
@@ -56,11 +57,18 @@ def describe(
     if (steps is None) == (epochs is None):
         found = "neither" if steps is None else "both"
         raise ValueError(f"Expected steps or epochs. Received {found}. Pass one of the two.")
+    if steps is None:
+        steps = sampling.steps_in(epochs)
+        if steps < 1:
+            raise ValueError(
+                f"Expected epochs to hold at least one step. Received {epochs!r}, which is none with "
+                f"lots of {sampling.lot_size} out of {sampling.num_examples} examples. Train longer."
+            )
     return Run(
         mechanism=mechanism,
         sampling=sampling,
         contribution=contribution,
-        steps=_steps_in(epochs, sampling) if steps is None else steps,
+        steps=steps,
         **{name: fields[name] for name in _OWN if name in fields},
     )
 
@@ -73,28 +81,31 @@ def _made(part: Any, fields: dict[str, Any]) -> Any:
 
 
 def _check_fields(fields: dict[str, Any], parts: tuple) -> None:
-    """Raises for a keyword that no part takes."""
-    taken = {*_OWN}.union(*(field_names(part) for part in parts if isinstance(part, type)))
-    foreign = [name for name in fields if name not in taken]
-    if not foreign:
-        return
-    mechanism, sampling, _ = parts
-    kinds = [*map(mechanism_class, mechanism_names()), *map(sampling_class, sampling_names())]
-    known = taken.union(("mechanism", "sampling", "steps", "epochs"), *map(field_names, kinds))
-    for name in foreign:
-        if name not in known:
-            raise TypeError(f"A run has no field {name!r}. Expected one of {sorted(known)}.")
-    raise ValueError(
-        f"Expected fields of {mechanism.name!r} and of {sampling.name!r} sampling. Received "
-        f"{', '.join(foreign)}. Leave it out, or put it into the object that is passed."
+    """Raises ValueError for a keyword that no part takes."""
+    known = {*_OWN, "mechanism", "sampling", "steps", "epochs"}.union(
+        *(field_names(part) for part in parts if isinstance(part, type))
     )
+    for name in fields:
+        if name not in known:
+            raise ValueError(
+                f"Expected fields of {parts[0].name!r} and of {parts[1].name!r} sampling: "
+                f"{', '.join(sorted(known))}. Received {name!r}.{did_you_mean(name, known)}"
+            )
 
 
-def _steps_in(epochs: float, sampling: Sampling) -> int:
-    steps = sampling.steps_in(epochs)
-    if steps < 1:
-        raise ValueError(
-            f"Expected epochs to hold at least one step. Received {epochs!r}, which is none with lots "
-            f"of {sampling.lot_size} out of {sampling.num_examples} examples. Train for longer."
-        )
-    return steps
+def steps_for(epochs: float, num_examples: int, lot_size: int, sampling: str) -> int:
+    """Number of steps in `epochs` passes over the data, above 0 and possibly fractional.
+
+    Returns:
+      floor(epochs * N / L) if lots are drawn at random, floor(epochs * (N // L)) otherwise.
+
+    Raises:
+      ValueError: If the scheme `sampling` is unknown or a number is out of range.
+
+    Example:
+      >>> from tfdp.accounting import steps_for
+      >>> steps_for(15, num_examples=60000, lot_size=256, sampling="poisson")
+      3515
+    """
+    lots = sampling_class(sampling)(num_examples=num_examples, lot_size=lot_size)
+    return lots.steps_in(epochs)

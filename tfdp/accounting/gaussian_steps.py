@@ -17,18 +17,11 @@
 * "unknown": a record may be in every lot.
 * Lots of fixed size, drawn at random: see `fixed_size`.
 
-Three-point lemma, used below. Let a record be in the lot with probability q. Given everything else,
-let R be the noisy sum without the record, and let P and P' be the sums with the record under the two
-neighbours, at distances |P - R| <= a, |P' - R| <= a and |P - P'| <= d in units of the noise. Advanced
-joint convexity (Balle, Barthe, Gaboardi 2018, Theorem 2) gives, with alpha' = 1 + q (alpha - 1) and
-beta = alpha'/alpha,
-    H_alpha'((1-q) R + q P || (1-q) R + q P') = q H_alpha(P || (1-beta) R + beta P'),
-and a mixture of Gaussians is easiest to distinguish from P when its centres lie at their largest
-distances in one direction (Choquette-Choo et al. 2024, Corollary 4.7). So a = 1, d = 2 is the
-"replace" pair and P' = R is the "add" pair. The lemma covers alpha >= 1 only. Both pairs are
-dominating nevertheless, because a single lot is the worst one both for D against D' and for D' against
-D. If no single lot is the worst one for both orders (all three distances at most some number d: the
-"triangle" pair with multiplier z / d), the two orders have to be joined (see `fixed_size`).
+The three-point lemma of `fixed_size`, with R the noisy sum without the record and P and P' the sums
+with it, proves the pairs of a record that is in a lot with probability q: with |P - R|, |P' - R| <= 1
+and |P - P'| <= 2 it is the "replace" pair, and with P' = R the "add" pair. It covers alpha >= 1 only.
+Both pairs are dominating nevertheless, because a single lot is the worst one both for D against D' and
+for D' against D.
 """
 
 import dataclasses
@@ -37,7 +30,8 @@ import math
 import numpy as np
 
 from tfdp.accounting import noise_tables
-from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis
+from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.assumptions import SECRET_SAMPLE
 from tfdp.accounting.noise_tables import Noise, levels
 from tfdp.accounting.numerics import allocation, fixed_size
 from tfdp.accounting.numerics.pairs import Component
@@ -58,45 +52,26 @@ class Diagonal:
 
     squares: np.ndarray
 
-    def cyclic(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
-        """Sums of 1 / z_t^2 over every `period`-th step, for the offset with the largest sum."""
-        rows = -(-len(self.squares) // period)
-        padded = np.zeros(rows * period)
-        padded[: len(self.squares)] = self.squares
-        running = np.cumsum(padded.reshape(rows, period), axis=0)
-        found = []
-        for count in steps:
-            row, column = divmod(int(count) - 1, period)
-            before = running[row - 1] if row else np.zeros(period)
-            found.append(max(running[row, : column + 1].max(), before[column + 1 :].max(initial=0)))
-        return np.array(found), "worst participation pattern (all offsets)"
+    def cyclic(self, period: int) -> tuple[float, str]:
+        sums = [self.squares[offset::period].sum() for offset in range(period)]
+        return float(max(sums)), "worst participation pattern (all offsets)"
 
-    def shuffled(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
-        """Sums of 1 / z_t^2 over the step with the least noise in every epoch."""
-        found, whole = np.empty(len(self.squares)), 0.0
-        for start in range(0, len(self.squares), period):
-            inside = np.maximum.accumulate(self.squares[start : start + period])
-            found[start : start + period] = whole + inside
-            whole += inside[-1]
-        return found[np.asarray(steps) - 1], "worst step of every epoch"
+    def shuffled(self, period: int) -> tuple[float, str]:
+        worst = np.maximum.reduceat(self.squares, np.arange(0, len(self.squares), period))
+        return float(worst.sum()), "worst step of every epoch"
 
-    def every_step(self, steps: np.ndarray) -> np.ndarray:
-        """Sums of 1 / z_t^2 over all steps."""
-        return np.cumsum(self.squares)[np.asarray(steps) - 1]
+    def every_step(self) -> float:
+        return float(self.squares.sum())
 
 
-def analyse_sums(
-    run: Run, noise: Noise, delta: float, adjacency: str, steps: int | None = None
-) -> Analysis:
+def analyse_sums(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
     """Privacy losses of clipped sums with fresh Gaussian noise.
 
     Args:
-      run: Run whose sampling and contribution are used.
+      run: Run whose sampling, contribution and number of steps are used.
       noise: Standard deviation over clip norm, above 0; one number or one for each step.
       delta: Probability in (0, 1); it determines how much tail mass is left out.
       adjacency: Neighbouring relation.
-      steps: Number of steps; None for all steps of the run. A smaller number requires that lots of
-        different steps are independent.
 
     Returns:
       An `Analysis` without the assumptions that all mechanisms share.
@@ -104,27 +79,29 @@ def analyse_sums(
     Raises:
       UnboundedSensitivity: If nothing bounds the influence of one record.
     """
-    steps = run.steps if steps is None else steps
-    noise = noise_tables.of_steps(noise, steps)
-    found = _analyse(run, noise, steps, delta, adjacency)
+    found = _analyse(run, noise_tables.of_steps(noise, run.steps), delta, adjacency)
     secret = any(isinstance(loss, SubsampledLoss) for loss in found.losses)
-    return dataclasses.replace(found, assumptions=(SECRET_SAMPLE,) if secret else ())
+    return found.also(SECRET_SAMPLE) if secret else found
 
 
-def _analyse(run, noise, steps, delta, adjacency) -> Analysis:
+def _analyse(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
     sampling, users = run.sampling, run.contribution.max_examples_per_user
     drawn = sampling.draws(1, 0.0) is not None
-    twice = run.contribution.replaces or adjacency == "replace_one"
-    if sampling.coin_flips and sampling.probability < 1 and (users == 1 or (drawn and not twice)):
-        return amplified(run, noise, steps, adjacency)
+    replaces = run.contribution.replaces(adjacency)
+    if (
+        sampling.coin_flips
+        and sampling.probability < 1
+        and (users == 1 or (drawn and not replaces))
+    ):
+        return amplified(run, noise, adjacency)
     if drawn:
-        alone = _revealed(run, noise, steps, delta, adjacency)
+        alone = _revealed(run, noise, delta, adjacency)
         if users > 1:
             return alone
-        return _smaller(_fixed_size_lots(run, noise, steps, delta, adjacency), alone, delta)
-    alone = _unamplified(run, noise, steps, adjacency)
-    if isinstance(sampling, RandomAllocation) and users == 1 and not twice:
-        return _smaller(_allocated(run, noise, steps), alone, delta)
+        return _smaller(_fixed_size_lots(run, noise, delta, adjacency), alone, delta)
+    alone = _unamplified(run, noise, adjacency)
+    if isinstance(sampling, RandomAllocation) and users == 1 and not replaces:
+        return _smaller(_allocated(run, noise), alone, delta)
     return alone
 
 
@@ -135,42 +112,56 @@ def _smaller(amplified: Analysis, alone: Analysis, delta: float) -> Analysis:
     return dataclasses.replace(alone, scales=False) if by_sample < by_secrecy else amplified
 
 
-def _details(run, adjacency, **more):
+def _details(run: Run, adjacency: str, **more) -> dict:
     users = run.contribution.max_examples_per_user
     factor = run.contribution.sensitivity(run.sampling, adjacency, users)
     return {"sensitivity": factor * run.contribution.noise_divisor} | more
 
 
-def _unamplified(run, noise, steps, adjacency) -> Analysis:
+def _secret(run: Run, adjacency: str, losses, probability: float) -> Analysis:
+    """The analysis of losses that the secrecy of the sample amplifies."""
+    details = {"amplification": "secrecy of the sample", "sampling_probability": probability}
+    return Analysis(tuple(losses), details=_details(run, adjacency, **details))
+
+
+def _unamplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
     sampling, details = run.sampling, _details(run, adjacency, amplification="no")
-    factor = details["sensitivity"]
     if isinstance(noise, tuple):
-        squares, how = sampling.squares(Diagonal(np.array(noise) ** -2.0), np.array([steps]))
-        mu, details["bound"] = factor * math.sqrt(squares[0]), how
+        square, details["bound"] = sampling.squares(Diagonal(np.array(noise) ** -2.0))
+        norm = math.sqrt(square)
     else:
-        details["participations"] = sampling.participations(steps)
-        mu = factor * math.sqrt(details["participations"]) / noise
-    return Analysis((GaussianLoss(mu),), details=details, scales=True)
+        details["participations"] = sampling.participations(run.steps)
+        norm = math.sqrt(details["participations"]) / noise
+    return Analysis((GaussianLoss(details["sensitivity"] * norm),), details=details, scales=True)
 
 
-def _revealed(run, noise, steps, delta, adjacency) -> Analysis:
+def _revealed(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
     """Random participation with every sample revealed: an average over its law (Theorem B)."""
     factor = run.contribution.noise_divisor * run.contribution.sensitivity(run.sampling, adjacency)
     losses = tuple(
         RandomGaussianLoss(*occurrence_law(run, count, delta, factor / z))
-        for z, count in levels(noise, steps)
+        for z, count in levels(noise, run.steps)
     )
     details = _details(run, adjacency, amplification="random participation, sample revealed")
     return Analysis(losses, details=details, scales=True)
 
 
-def amplified(run: Run, noise: Noise, steps: int, adjacency: str) -> Analysis:
+def _rounds(run: Run, noise: Noise):
+    """The distinct noise of a record's rounds over a group's clip norm, with the numbers of rounds."""
+    length = run.sampling.round_length
+    if isinstance(noise, tuple):
+        # In which step of a round a record takes part is not known, so the least noise counts.
+        noise = tuple(np.minimum.reduceat(noise, np.arange(0, len(noise), length)).tolist())
+    found = levels(noise, run.sampling.participations(run.steps))
+    return [(z / run.contribution.noise_divisor, count) for z, count in found]
+
+
+def amplified(run: Run, noise: Noise, adjacency: str) -> Analysis:
     """Privacy losses of Poisson lots, amplified by the secrecy of the sample.
 
     Args:
       run: Run whose lots are drawn by coin flips; a record takes part in its group's turns only.
       noise: Standard deviation of the noise over the clip norm.
-      steps: Number of steps.
       adjacency: Neighbouring relation.
 
     Returns:
@@ -179,76 +170,43 @@ def amplified(run: Run, noise: Noise, steps: int, adjacency: str) -> Analysis:
     Raises:
       UnboundedSensitivity: If normalization statistics were taken over the lots.
     """
-    sampling, contribution = run.sampling, run.contribution
-    details = _details(
-        run,
-        adjacency,
-        amplification="secrecy of the sample",
-        sampling_probability=sampling.probability,
-    )
-    pair = "replace" if contribution.replaces or adjacency == "replace_one" else "add"
-    users, divisor = contribution.max_examples_per_user, contribution.noise_divisor
-
-    def of_a_step(z: float) -> Component:
-        return Component(1.0, sampling.probability, z / divisor, pair, users)
-
-    losses = tuple(
-        SubsampledLoss((of_a_step(z),), count) for z, count in _rounds(sampling, noise, steps)
-    )
-    return Analysis(losses, details=details)
+    pair = "replace" if run.contribution.replaces(adjacency) else "add"
+    q, users = run.sampling.probability, run.contribution.max_examples_per_user
+    losses = [
+        SubsampledLoss((Component(1.0, q, z, pair, users),), n) for z, n in _rounds(run, noise)
+    ]
+    return _secret(run, adjacency, losses, q)
 
 
-def _rounds(sampling, noise, steps):
-    """The distinct values of the noise, each with the number of a record's rounds."""
-    if isinstance(noise, tuple):
-        noise = tuple(float(z) for z in sampling.turns(np.array(noise)))
-    return levels(noise, sampling.participations(steps))
-
-
-def _allocated(run, noise, steps) -> Analysis:
+def _allocated(run: Run, noise: Noise) -> Analysis:
     """Privacy losses of random allocation: one round for each epoch."""
-    sampling, divisor = run.sampling, run.contribution.noise_divisor
-    details = _details(
-        run,
-        "zero_out",
-        amplification="secrecy of the sample",
-        sampling_probability=sampling.probability,
-    )
+    q = run.sampling.probability
 
     def of_an_epoch(z: float) -> Component:
         if z < allocation.LEAST_MULTIPLIER:
             return Component(1.0, 1.0, z)  # as if it were known which lot has the record
-        return Component(1.0, sampling.probability, z, "allocation")
+        return Component(1.0, q, z, "allocation")
 
-    losses = tuple(
-        SubsampledLoss((of_an_epoch(z / divisor),), count)
-        for z, count in _rounds(sampling, noise, steps)
-    )
-    return Analysis(losses, details=details)
+    losses = [SubsampledLoss((of_an_epoch(z),), count) for z, count in _rounds(run, noise)]
+    return _secret(run, "zero_out", losses, q)
 
 
-def _fixed_size_lots(run, noise, steps, delta, adjacency) -> Analysis:
+def _fixed_size_lots(run: Run, noise: Noise, delta: float, adjacency: str) -> Analysis:
     """Privacy losses of lots of L examples drawn afresh in each step, with or without replacement.
 
     The module `fixed_size` has the proof. What is drawn are whole microbatches.
     """
     contribution, losses = run.contribution, []
     drawn = run.sampling.of_groups(contribution.microbatch_size)
-    for z, count in levels(noise, steps):
+    for z, count in levels(noise, run.steps):
         parts, overflow = fixed_size.parts(
             drawn.num_examples,
             drawn.lot_size,
             z / contribution.noise_divisor,
-            "replace_one" if contribution.replaces else adjacency,
+            "replace_one" if contribution.replaces(adjacency) else adjacency,
             replacement=isinstance(run.sampling, WithReplacement),
             batch_statistics=contribution.batch_statistics,
-            tail=1e-3 * delta / max(steps, 1),
+            tail=1e-3 * delta / run.steps,
         )
         losses.append(SubsampledLoss(parts, count, overflow))
-    details = _details(
-        run,
-        adjacency,
-        amplification="secrecy of the sample",
-        sampling_probability=losses[0].components[0].probability,
-    )
-    return Analysis(tuple(losses), details=details)
+    return _secret(run, adjacency, losses, losses[0].components[0].probability)

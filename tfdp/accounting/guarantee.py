@@ -3,7 +3,6 @@
 import dataclasses
 import decimal
 import math
-import numbers
 from typing import Any
 
 from tfdp._validate import fraction, one_of, positive, refuse, whole
@@ -13,24 +12,6 @@ ADJACENCIES = ("zero_out", "replace_one", "add_or_remove_one")
 KINDS = ("claimed", "proven")
 # Above this epsilon, the factor exp(epsilon) no longer bounds anything in practice.
 VACUOUS_ABOVE = 50.0
-
-_ONE_RECORD = {
-    "zero_out": "one record replaced by a record that contributes nothing",
-    "replace_one": "one record replaced by any other record",
-    "add_or_remove_one": "one record added or removed",
-}
-_ALL_OF_A_USER = {
-    "zero_out": "all records of one user ({} at most) replaced by records that contribute nothing",
-    "replace_one": "all records of one user ({} at most) replaced by any other records",
-    "add_or_remove_one": "all records of one user ({} at most) added or removed",
-}
-
-
-def neighbours(adjacency: str, max_examples_per_user: int = 1) -> str:
-    """The neighbouring relation in words."""
-    if max_examples_per_user == 1:
-        return _ONE_RECORD[adjacency]
-    return _ALL_OF_A_USER[adjacency].format(max_examples_per_user)
 
 
 def check_adjacency(adjacency: str) -> str:
@@ -50,13 +31,9 @@ def check_delta(delta: float) -> float:
 
 
 def delta_warning(delta: float, num_examples: int) -> str | None:
-    """Returns a warning if `delta` is at least 1/N, else None.
+    """Returns a warning if `delta` in (0, 1) is at least 1/N, else None.
 
     Publishing one record chosen at random, without any noise, has delta = 1/N and epsilon 0.
-
-    Args:
-      delta: Probability in (0, 1).
-      num_examples: Number N of examples, at least 1.
 
     Example:
       >>> from tfdp.accounting import delta_warning
@@ -80,18 +57,13 @@ def check_epsilon(epsilon: float) -> float:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Formats epsilon for a reader: "1.234", "vacuous (epsilon = 7670)" or "infinite".
-
-    Epsilon is rounded up to four digits, so that no page states less than what was computed.
-    """
+    """Epsilon for a reader, rounded up to four digits: "1.234", "vacuous (epsilon = 7670)"."""
     if math.isinf(epsilon):
         return "infinite"
+    words = f"{float(rounded_up(epsilon, 4)):.4g}"
     if epsilon > VACUOUS_ABOVE:
-        words = (
-            f"{float(rounded_up(epsilon, 4)):.4g}" if epsilon >= 1e5 else f"{math.ceil(epsilon)}"
-        )
-        return f"vacuous (epsilon = {words})"
-    return f"{float(rounded_up(epsilon, 4)):.4g}"
+        return f"vacuous (epsilon = {words if epsilon >= 1e5 else math.ceil(epsilon)})"
+    return words
 
 
 def rounded_up(number: float, digits: int) -> decimal.Decimal:
@@ -131,12 +103,8 @@ class Guarantee:
       >>> print(guarantee)
       proven epsilon: 1.145 at delta = 0.0001, for one record replaced by a record that contributes
       nothing (zero_out).
-      >>> print(f"{guarantee.mu:.4f}")  # two participations: sqrt(2) / 4
-      0.3536
       >>> print(f"{guarantee.tpr(0.01):.3f} {guarantee.advantage:.3f}")  # of a test of membership
       0.024 0.140
-      >>> guarantee.vacuous
-      False
     """
 
     epsilon: float
@@ -157,10 +125,8 @@ class Guarantee:
         check_kind(self.kind)
         check_adjacency(self.adjacency)
         check_delta(self.delta)
-        number = isinstance(self.epsilon, numbers.Real) and not isinstance(self.epsilon, bool)
-        if not (number and self.epsilon >= 0):
-            remedy = "Pass such a number; infinity needs a reason, too."
-            refuse("epsilon", "0 or more", self.epsilon, remedy)
+        if not self.epsilon >= 0:
+            refuse("epsilon", "0 or more", self.epsilon, "Infinity needs a reason, too.")
         if math.isinf(self.epsilon) and not self.reason:
             raise ValueError("Expected a reason for an infinite epsilon. Received none.")
 
@@ -168,6 +134,19 @@ class Guarantee:
     def vacuous(self) -> bool:
         """Whether epsilon is too large to mean anything (above 50)."""
         return self.epsilon > VACUOUS_ABOVE
+
+    @property
+    def neighbours(self) -> str:
+        """The neighbouring relation in words."""
+        who, s, other = "one record", "", "a record that contributes nothing"
+        if self.max_examples_per_user > 1:
+            who = f"all records of one user ({self.max_examples_per_user} at most)"
+            s, other = "s", "records that contribute nothing"
+        change = {
+            "zero_out": f"replaced by {other}",
+            "replace_one": f"replaced by any other record{s}",
+        }
+        return f"{who} {change.get(self.adjacency, 'added or removed')}"
 
     def tpr(self, fpr: float) -> float:
         """Largest true positive rate of a test of membership at a false positive rate in (0, 1).
@@ -201,23 +180,16 @@ class Guarantee:
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe fields, with rates of attackers. An infinite number is the string "inf"."""
         fields = [field.name for field in dataclasses.fields(self) if field.name != "losses"]
-        result = {name: getattr(self, name) for name in fields}
-        result |= {"tpr_at_fpr_0.001": self.tpr(0.001), "tpr_at_fpr_0.01": self.tpr(0.01)}
-        result["advantage"] = self.advantage
-        result["assumptions"] = list(self.assumptions)
-        result["vacuous"] = self.vacuous
+        result = {name: getattr(self, name) for name in (*fields, "advantage", "vacuous")}
+        result |= {f"tpr_at_fpr_{fpr:g}": self.tpr(fpr) for fpr in (0.001, 0.01)}
         return _json_safe(result)
 
-    def describe(self) -> str:
-        """One or two sentences in plain words."""
+    def __str__(self) -> str:
         text = (
             f"{self.kind} epsilon: {format_epsilon(self.epsilon)} at delta = {self.delta:g}, "
-            f"for {neighbours(self.adjacency, self.max_examples_per_user)} ({self.adjacency})"
+            f"for {self.neighbours} ({self.adjacency})."
         )
-        return f"{text}. {self.reason}" if self.reason else f"{text}."
-
-    def __str__(self) -> str:
-        return self.describe()
+        return f"{text} {self.reason}" if self.reason else text
 
 
 def _json_safe(value):

@@ -15,16 +15,12 @@ Noise = float | tuple[float, ...]
 # Each distinct value of the noise needs a privacy loss distribution of its own. A table with more
 # distinct values is rounded down to this many; less noise never understates epsilon.
 _MOST_VALUES = 16
-_REMEDY = "Pass the standard deviation of the noise over the clip norm, or one for each step."
 
 
 def checked(value) -> Noise:
-    """Validates a constant or a table and returns its values as floats.
-
-    Raises:
-      ValueError: If `value` is None, or one of its values is negative or not finite.
-    """
-    return schedule("noise_multiplier", value, remedy=_REMEDY)
+    """Returns a constant or a table as floats; raises ValueError unless all are finite and >= 0."""
+    remedy = "Pass the standard deviation of the noise over the clip norm, or one for each step."
+    return schedule("noise_multiplier", value, remedy=remedy)
 
 
 def of_steps(noise: Noise, steps: int) -> Noise:
@@ -35,12 +31,10 @@ def of_steps(noise: Noise, steps: int) -> Noise:
     return table[0] if table and all(z == table[0] for z in table) else table
 
 
-def bare_step(noise: Noise, steps: int) -> int | None:
-    """Index of the first of `steps` steps that has no noise, or None."""
+def least(noise: Noise, steps: int) -> float:
+    """The least noise of the first `steps` steps; infinite if there is none."""
     table = of_steps(noise, steps)
-    if not isinstance(table, tuple):
-        return None if table > 0 or not steps else 0
-    return table.index(0.0) if 0.0 in table else None
+    return min(table, default=math.inf) if isinstance(table, tuple) else table
 
 
 def scaled(noise: Noise, factor: float) -> Noise:
@@ -48,23 +42,8 @@ def scaled(noise: Noise, factor: float) -> Noise:
     return tuple(z * factor for z in noise) if isinstance(noise, tuple) else noise * factor
 
 
-def least(noise: Noise, steps: int) -> float:
-    """The least noise multiplier of the first `steps` steps; infinite for an empty table."""
-    table = of_steps(noise, steps)
-    return min(table, default=math.inf) if isinstance(table, tuple) else table
-
-
 def levels(noise: Noise, steps: int) -> list[tuple[float, int]]:
-    """The distinct values of the noise, each with its number of steps.
-
-    Args:
-      noise: Constant or table, above 0 in every step.
-      steps: Number of steps.
-
-    Returns:
-      Pairs (value, number of steps), of which there are at most 16: a table with more distinct
-      values is rounded down.
-    """
+    """The distinct values of noise above 0, at most 16, each with its number of steps."""
     table = of_steps(noise, steps)
     if not isinstance(table, tuple):
         return [(table, steps)] if steps else []

@@ -4,7 +4,6 @@ A `Run` holds public facts (how lots are drawn, which noise, how many steps) and
 constructor validates all fields, so an accountant may rely on every one of them.
 """
 
-import copy
 import dataclasses
 from typing import Any
 
@@ -13,9 +12,9 @@ import numpy as np
 from tfdp._validate import flag, instance, instances, one_of, whole
 from tfdp.accounting.contribution import Contribution
 from tfdp.accounting.mechanisms.base import Mechanism
-from tfdp.accounting.mechanisms.registry import mechanism_from_dict
-from tfdp.accounting.records import field_names
-from tfdp.accounting.sampling import Sampling, sampling_from_dict
+from tfdp.accounting.mechanisms.registry import mechanism_class
+from tfdp.accounting.records import from_record, settle, to_record
+from tfdp.accounting.sampling import Sampling, sampling_class
 
 STARTS = ("assumed", "public")
 _VERSION = 2
@@ -53,10 +52,6 @@ class Run:
       >>> from tfdp.accounting.sampling import Poisson
       >>> run = Run(mechanism=DPSGD(noise_multiplier=1.1), steps=3516,
       ...           sampling=Poisson(num_examples=60000, lot_size=256))
-      >>> run.sampling.steps_per_epoch
-      234
-      >>> print(f"{run.sampling.probability:.4f}")
-      0.0043
       >>> run.with_steps(100).steps
       100
       >>> dataclasses.replace(run, start="public").start
@@ -72,19 +67,22 @@ class Run:
     taken: int | None = None
 
     def __post_init__(self):
-        instance("mechanism", self.mechanism, Mechanism, remedy=_DESCRIBE)
-        instance("sampling", self.sampling, Sampling, remedy=_DESCRIBE)
-        instance("contribution", self.contribution, Contribution, remedy=_DESCRIBE)
-        self._put("steps", whole("steps", self.steps, 0))
+        for name, kind in (
+            ("mechanism", Mechanism),
+            ("sampling", Sampling),
+            ("contribution", Contribution),
+        ):
+            instance(name, getattr(self, name), kind, remedy=_DESCRIBE)
         taken = whole("taken", self.taken, 0, optional=True)
-        self._put("taken", None if taken == self.steps else taken)
-        self._put("insecure_seed", flag("insecure_seed", self.insecure_seed))
-        one_of("start", self.start, STARTS)
+        settle(
+            self,
+            steps=whole("steps", self.steps, 0),
+            taken=None if taken == self.steps else taken,
+            insecure_seed=flag("insecure_seed", self.insecure_seed),
+            start=one_of("start", self.start, STARTS),
+        )
         self.contribution.check(self.sampling)
         self.mechanism.check(self)
-
-    def _put(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
 
     @property
     def described_steps(self) -> int | None:
@@ -103,29 +101,16 @@ class Run:
         """Returns a copy whose noise multiplier is `noise`; a table is multiplied by `noise`."""
         return dataclasses.replace(self, mechanism=self.mechanism.with_noise(noise))
 
-    def past(self) -> tuple:
-        """All fields, with tables cut at `steps`; equal for two runs that executed the same steps."""
-        return (
-            self.mechanism.past(self.steps),
-            self.sampling,
-            self.steps,
-            self.contribution,
-            self.start,
-            self.insecure_seed,
-        )
+    def past(self) -> "Run":
+        """A copy with tables cut at `steps`; equal for two runs that executed the same steps."""
+        return dataclasses.replace(self, mechanism=self.mechanism.cut(self.steps), taken=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-safe description; tables become `{"values": ..., "counts": ...}`."""
-        fields = {
-            "version": _VERSION,
-            "mechanism": self.mechanism.to_dict(),
-            "sampling": self.sampling.to_dict(),
-            "steps": self.steps,
-            "contribution": self.contribution.to_dict(),
-            "start": self.start,
-            "insecure_seed": self.insecure_seed,
-        }
-        return fields if self.taken is None else fields | {"taken": self.taken}
+        fields = {"version": _VERSION} | to_record(self)
+        if self.taken is None:
+            del fields["taken"]
+        return fields
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Run":
@@ -134,22 +119,17 @@ class Run:
         Raises:
           ValueError: If a field is unknown or missing, or the version is unknown.
         """
-        fields = copy.copy(fields)
+        fields = {"taken": None} | fields
         version = fields.pop("version", None)
         if version != _VERSION:
             raise ValueError(
                 f"Expected the description of a Run of version {_VERSION}. Received version "
                 f"{version!r}. Use the version of tfdp that wrote it, or a newer one."
             )
-        fields.setdefault("taken", None)
-        if sorted(fields) != sorted(field_names(cls)):
-            raise ValueError(f"Expected the fields of a Run. Received {sorted(fields)}.")
-        return cls(
-            mechanism=mechanism_from_dict(fields.pop("mechanism")),
-            sampling=sampling_from_dict(fields.pop("sampling")),
-            contribution=Contribution.from_dict(fields.pop("contribution")),
-            **fields,
-        )
+        for name, class_of in (("mechanism", mechanism_class), ("sampling", sampling_class)):
+            part = fields.get(name, {})
+            fields[name] = from_record(class_of(part.get("name")), part)
+        return from_record(cls, fields)
 
 
 def check_run(run: Run) -> Run:

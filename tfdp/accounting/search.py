@@ -20,8 +20,9 @@ import numpy as np
 
 from tfdp._validate import positive
 from tfdp.accounting.analysis import analyse
+from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.composition import proven_composition
-from tfdp.accounting.guarantee import Guarantee, check_delta
+from tfdp.accounting.guarantee import Guarantee
 from tfdp.accounting.numerics.privacy_loss import ORDERS, RenyiLoss, rdp_to_epsilon, renyi_of
 from tfdp.accounting.run import Run
 
@@ -53,18 +54,10 @@ def draw_trials(mean: float) -> int:
 def of_random_search(
     trials: Sequence[Sequence[Run]], delta: float, adjacency: str, mean: float
 ) -> Guarantee:
-    """Proven guarantee of the best of a random number of trials.
+    """Proven guarantee of the best of a random number of trials, of mean `mean` (see `draw_trials`).
 
-    Args:
-      trials: The runs of each trial.
-      delta: Probability in (0, 1).
-      adjacency: Neighbouring relation.
-      mean: Argument of `draw_trials`.
-
-    Returns:
-      A `Guarantee`, infinite with a reason if nothing finite is proven about a trial.
+    It is infinite, with a reason, if nothing finite is proven about a trial, each a sequence of runs.
     """
-    check_delta(delta)
     mean = _mean(mean)
     alone = [proven_composition(runs, delta, adjacency) for runs in trials]
     dearest = max(alone, key=lambda guarantee: guarantee.epsilon)
@@ -88,7 +81,10 @@ def of_random_search(
         losses=(RenyiLoss(tuple(together), 1),),
         reason=reason,
         details={"bound": "RDP of the best of a random number of trials", "rdp_order": order},
-        assumptions=(*dearest.assumptions, *(each.format(mean=mean) for each in _ASSUMPTIONS)),
+        assumptions=(
+            *dearest.assumptions,
+            *(Declared(each.format(mean=mean)) for each in _ASSUMPTIONS),
+        ),
     )
 
 

@@ -17,15 +17,14 @@ private as releasing C G + z, which gives the sensitivity. The noise on the sum 
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
-from tfdp._validate import one_of, refuse, vector, whole
+from tfdp._validate import one_of, vector, whole
+from tfdp.accounting.records import settle
 
 STRATEGIES = ("identity", "prefix_sum", "sqrt_toeplitz", "banded_toeplitz")
 OBJECTIVES = ("mean", "max")
-_MOST_STEPS = 10**9  # arrays with a number for each step fit into memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,8 +41,6 @@ class Strategy:
       >>> from tfdp.accounting import Strategy
       >>> Strategy(name="sqrt_toeplitz", bands=3).first(steps=100)
       array([1.   , 0.5  , 0.375])
-      >>> Strategy(name="prefix_sum").first(steps=4)
-      array([1., 1., 1., 1.])
     """
 
     name: str
@@ -57,23 +54,23 @@ class Strategy:
                 "Expected coefficients with banded_toeplitz, and with no other strategy. Received "
                 f"{self.name!r} with {self.coefficients!r}. See tfdp.accounting.strategies.strategy."
             )
+        bands = whole("bands", self.bands, 1, optional=True)
+        if self.name == "identity":
+            bands = 1
         if self.coefficients is not None:
             c = tuple(vector("coefficients", self.coefficients).tolist())
             if not c[0] > 0:
                 raise ValueError(
-                    "Expected coefficients to be finite numbers, the first above 0. Received "
-                    f"{self.coefficients!r}."
+                    f"Expected the first of coefficients to be above 0. Received {c[0]}."
                 )
-            if whole("bands", self.bands, 1, optional=True) not in (None, len(c)):
+            if bands not in (None, len(c)):
                 raise ValueError(
-                    f"Expected bands to be the number of coefficients ({len(c)}). Received "
-                    f"{self.bands}. Leave it out."
+                    f"Expected bands to be the number of coefficients ({len(c)}). Received {bands}. "
+                    "Leave it out."
                 )
-            object.__setattr__(self, "coefficients", c)
-            object.__setattr__(self, "bands", len(c))
-        elif self.name == "identity":
-            object.__setattr__(self, "bands", 1)
-        object.__setattr__(self, "bands", whole("bands", self.bands, 1, optional=True))
+            settle(self, coefficients=c)
+            bands = len(c)
+        settle(self, bands=bands)
 
     def first(self, steps: int) -> np.ndarray:
         """The first column of C: its `min(bands, steps)` coefficients from the diagonal downwards."""
@@ -83,18 +80,6 @@ class Strategy:
         if self.name == "sqrt_toeplitz":
             return sqrt_coefficients(length)
         return np.array((self.coefficients or (1.0,))[:length])
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe fields."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "Strategy":
-        """Inverse of `to_dict`, also for fields that were written to JSON and read again."""
-        fields = dict(fields)
-        if fields.get("coefficients") is not None:
-            fields["coefficients"] = tuple(fields["coefficients"])
-        return cls(**fields)
 
 
 def strategy(name: str, steps: int, bands: int | None = None, objective: str = "mean") -> Strategy:
@@ -129,16 +114,15 @@ def strategy(name: str, steps: int, bands: int | None = None, objective: str = "
 
 def sqrt_coefficients(number: int) -> np.ndarray:
     """First coefficients of the square root of the prefix-sum matrix: 1, 1/2, 3/8, 5/16, ..."""
-    j = np.arange(1, whole("number", number, 0, _MOST_STEPS))
+    j = np.arange(1, number)
     return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])[:number]
 
 
 def inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:
     """First column of C^-1, shape (steps,)."""
-    coefficients = vector("coefficients", coefficients)
-    if coefficients[0] == 0:
-        refuse("the first of coefficients", "other than 0", 0.0, "Only then is there an inverse.")
-    return _filtered(coefficients, _unit(whole("steps", steps, 1, _MOST_STEPS)))
+    impulse = np.zeros(steps)
+    impulse[0] = 1.0
+    return _filtered(coefficients, impulse)
 
 
 def prefix_noise(coefficients: np.ndarray, steps: int) -> np.ndarray:
@@ -173,38 +157,21 @@ def sensitivity(
       participations: k.
       separation: b.
     """
-    steps = whole("steps", steps, 1, _MOST_STEPS)
-    c = np.abs(vector("coefficients", coefficients))[:steps]
-    if len(c) > whole("separation", separation, 1, _MOST_STEPS):
+    c = np.abs(np.asarray(coefficients, float))[:steps]
+    if len(c) > separation:
         c = non_increasing(c)
-    return math.sqrt(leftmost_squares(c, steps, separation, participations)[-1])
+    return math.sqrt(leftmost_square(c, steps, separation, participations))
 
 
 def non_increasing(coefficients: np.ndarray) -> np.ndarray:
     """Smallest sequence above |c| that does not increase."""
-    return np.maximum.accumulate(np.abs(vector("coefficients", coefficients))[::-1])[::-1]
+    return np.maximum.accumulate(np.abs(coefficients)[::-1])[::-1]
 
 
-def leftmost_squares(
+def leftmost_square(
     coefficients: np.ndarray, steps: int, separation: int, participations: int | None = None
-) -> np.ndarray:
-    """||C m||^2 up to every step, for a record that takes part in steps 0, b, 2b, ...
-
-    Args:
-      coefficients: First column of C (at most `steps` numbers).
-      steps: Number of steps T.
-      separation: b.
-      participations: Largest number of participations; None for all that fit.
-
-    Returns:
-      Array of shape (steps,).
-    """
-    steps = whole("steps", steps, 1, _MOST_STEPS)
-    separation = whole("separation", separation, 1, _MOST_STEPS)
-    participations = whole("participations", participations, 1, optional=True)
-    coefficients = vector("coefficients", coefficients)
-    if len(coefficients) > steps:
-        refuse("coefficients", f"at most {steps} numbers, one a step", coefficients, "Cut them.")
+) -> float:
+    """||C m||^2 for a record that takes part in steps 0, b, 2b, ..., at most so many times."""
     rows = -(-steps // separation)
     padded = np.zeros(rows * separation)
     padded[: len(coefficients)] = coefficients
@@ -212,22 +179,19 @@ def leftmost_squares(
     response = np.cumsum(padded.reshape(rows, separation), axis=0)
     if participations is not None and participations < rows:
         response[participations:] -= response[: rows - participations].copy()
-    return np.cumsum(response.reshape(-1)[:steps] ** 2)
+    return float(np.sum(response.reshape(-1)[:steps] ** 2))
 
 
-def optimized(
-    steps: int, bands: int, objective: str = "mean", max_iterations: int = 500
-) -> np.ndarray:
+def optimized(steps: int, bands: int, objective: str = "mean") -> np.ndarray:
     """Coefficients (c_0 = 1) that minimize ||c|| times the mean or the largest prefix noise.
 
     The sensitivity of a strategy whose bands do not exceed the separation b is sqrt(k) ||c||, so
-    the number of participations does not matter.
+    the number of participations does not matter. L-BFGS starts from `sqrt_coefficients`.
 
     Args:
       steps: Number of steps T.
       bands: Number of coefficients, at most T.
       objective: "mean" (root mean square) or "max".
-      max_iterations: Largest number of iterations of L-BFGS, which starts from `sqrt_coefficients`.
 
     Returns:
       Array of shape (bands,).
@@ -238,9 +202,8 @@ def optimized(
     from scipy import optimize
 
     one_of("objective", objective, OBJECTIVES)
-    steps = whole("steps", steps, 1, _MOST_STEPS)
+    steps = whole("steps", steps, 1)
     bands = whole("bands", bands, 1, steps, remedy="Pass at most as many as there are steps.")
-    max_iterations = whole("max_iterations", max_iterations, 1)
     start = sqrt_coefficients(bands)
     # Weight of the square of entry i of B's first column in the error: the share of the rows of B
     # that contain it for "mean", and 1 for "max", because the last row contains every entry.
@@ -262,15 +225,9 @@ def optimized(
         return start
     found = optimize.minimize(
         loss, start[1:], jac=True, method="L-BFGS-B",
-        options={"maxiter": max_iterations, "maxcor": 30, "ftol": 1e-14, "gtol": 1e-9},
+        options={"maxiter": 500, "maxcor": 30, "ftol": 1e-14, "gtol": 1e-9},
     )  # fmt: skip
     return np.concatenate([[1.0], found.x])
-
-
-def _unit(steps: int) -> np.ndarray:
-    impulse = np.zeros(steps)
-    impulse[0] = 1.0
-    return impulse
 
 
 def _filtered(coefficients: np.ndarray, signal: np.ndarray) -> np.ndarray:

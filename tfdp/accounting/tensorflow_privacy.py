@@ -1,31 +1,25 @@
 """TensorFlow Privacy's accounting functions under their own names and arguments.
 
-Code that was written for TensorFlow Privacy finds `compute_dp_sgd_privacy_statement` and
-`compute_dp_sgd_privacy` here. Their arguments do not say how lots were drawn, on which everything that
-is proven depends. So the answers name the ways in which lots may have been drawn, with what is proven
-for each. The numbers are those of `proven` and `claimed` for the runs that `_runs` describes.
+Their arguments do not say how lots were drawn, on which everything that is proven depends. So the
+statement names the ways in which lots may have been drawn, with what is proven for each.
 """
 
 import dataclasses
 import math
 import textwrap
-from typing import Any
 
-from tfdp._validate import flag, positive, refuse, whole
+from tfdp._validate import flag, positive, whole
 from tfdp.accounting.composition import claimed, proven
-from tfdp.accounting.contribution import Contribution
-from tfdp.accounting.guarantee import Guarantee, check_delta, format_epsilon
+from tfdp.accounting.described import describe
+from tfdp.accounting.guarantee import check_delta, format_epsilon
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.run import Run
-from tfdp.accounting.sampling import sampling_class
-from tfdp.accounting.wording import Statement
+from tfdp.accounting.statements import Statement
 
-# Microbatches of any size above 1 cost the same; their size is not among the arguments.
-_SOME_EXAMPLES = 2
 _CONDITIONS = {
-    "poisson": "if lots were drawn by Poisson sampling",
-    "shuffle": "if each epoch took every example at most once",
-    "unknown": "if every example may have been in every lot",
+    "poisson": "proven if lots were drawn by Poisson sampling:",
+    "shuffle": "proven if each epoch took every example at most once:",
+    "unknown": "proven if every example may have been in every lot:",
 }
 _ADVICE = (
     "tf.data's shuffle(...).batch(...) draws no Poisson lots. It is the second case, if the order "
@@ -49,7 +43,6 @@ def compute_dp_sgd_privacy_statement(
     delta: float,
     used_microbatching: bool = True,
     max_examples_per_user: int | None = None,
-    accountant_type: None = None,
 ) -> str:
     """Privacy statement of DP-SGD from TensorFlow Privacy's arguments, for each way of drawing lots.
 
@@ -67,8 +60,6 @@ def compute_dp_sgd_privacy_statement(
         Privacy's; a tfdp optimizer without `num_microbatches` clips every example by itself.
       max_examples_per_user: Largest number of examples of one user; the text then also says what is
         proven for all examples of a user together. None states nothing about users.
-      accountant_type: Must be None: the smaller of the bounds by privacy loss distributions and by
-        Rényi divergences is always taken.
 
     Returns:
       Several lines of text.
@@ -86,56 +77,45 @@ def compute_dp_sgd_privacy_statement(
         proven if each epoch took every example at most once:  20.57
       ...
     """
-    if accountant_type is not None:
-        refuse(
-            "accountant_type", "None", accountant_type,
-            "Leave it out: both bounds are computed, and the smaller one is taken.",
-        )  # fmt: skip
-    told = _Told(number_of_examples, batch_size, num_epochs, noise_multiplier, delta)
-    microbatching = flag("used_microbatching", used_microbatching)
+    several = flag("used_microbatching", used_microbatching)
     users = whole("max_examples_per_user", max_examples_per_user, 1, optional=True)
-    runs = told.runs(_SOME_EXAMPLES if microbatching else 1)
-    found = {name: proven(run, told.delta) for name, run in runs.items()}
-    claim = claimed(runs["poisson"], told.delta)
-    lines = [*_filled(told.words(microbatching)), "", *_table(found, claim)]
+    # Microbatches of any size above 1 cost the same; their size is not among the arguments.
+    runs = _runs(number_of_examples, batch_size, num_epochs, noise_multiplier, delta, 1 + several)
+    found, claim = _proven(runs, delta), claimed(runs["poisson"], delta)
+    about = (
+        f"DP-SGD with {number_of_examples} examples, lots of {batch_size}, noise multiplier "
+        f"{noise_multiplier:g}, {num_epochs:g} epochs, {'with' if several else 'without'} "
+        "microbatches of several examples, as the arguments say: nothing here has seen the training. "
+        "All epsilons are for one record that is replaced by one that contributes nothing (zero_out), "
+        f"at delta = {delta:g}, and for all weights along the way."
+    )
+    figures = found | {"claimed": claim}
+    conditions = _CONDITIONS | {"claimed": "claimed (formula of 2020, any lots):"}
+    lines = [*textwrap.wrap(about, 96), "", *_table(conditions, figures)]
     if users is not None:
-        lines += ["", *_user_table(runs, users, told.delta)]
-    lines += ["", *_filled(_ADVICE)]
-    if microbatching:
-        lines += ["", *_filled(_MICROBATCHES)]
+        of_users = {
+            name: dataclasses.replace(
+                run,
+                contribution=dataclasses.replace(run.contribution, max_examples_per_user=users),
+            )
+            for name, run in runs.items()
+        }
+        lines += ["", f"For all examples of one user together, who has at most {users}:"]
+        lines += _table(_CONDITIONS, _proven(of_users, delta))
+    for paragraph in (_ADVICE, *([_MICROBATCHES] if several else [])):
+        lines += ["", *textwrap.wrap(paragraph, 96)]
     statement = Statement.from_guarantees([runs["poisson"]], claim, found["poisson"], planned=True)
-    about = "What follows is proven if lots were drawn by Poisson sampling, and not otherwise."
-    return "\n".join([*lines, "", about, "", statement.text()]) + "\n"
-
-
-class PrivacyOfDPSGD(tuple):
-    """The pair that TensorFlow Privacy's `compute_dp_sgd_privacy` returns; as text, a statement.
-
-    Attributes:
-      epsilon: Epsilon that is proven if lots were drawn by Poisson sampling; first of the pair.
-      rdp_order: Rényi order of the bound, or None if another bound is smaller; second of the pair.
-      statement: The statement in words, which says what is proven for other lots.
-    """
-
-    def __new__(cls, epsilon: float, rdp_order: float | None, statement: str) -> "PrivacyOfDPSGD":
-        made = super().__new__(cls, (epsilon, rdp_order))
-        made.epsilon, made.rdp_order, made.statement = epsilon, rdp_order, statement
-        return made
-
-    def __getnewargs__(self) -> tuple:  # for `copy` and `pickle`
-        return self.epsilon, self.rdp_order, self.statement
-
-    def __str__(self) -> str:
-        return self.statement
+    last = "What follows is proven if lots were drawn by Poisson sampling, and not otherwise."
+    return "\n".join([*lines, "", last, "", statement.text()]) + "\n"
 
 
 def compute_dp_sgd_privacy(
     n: int, batch_size: int, noise_multiplier: float, epochs: float, delta: float
-) -> PrivacyOfDPSGD:
+) -> tuple[float, float | None]:
     """Epsilon of DP-SGD under Poisson sampling with single examples, as TensorFlow Privacy's function.
 
     The epsilon is proven only if lots were really drawn by Poisson sampling and every example was
-    clipped by itself. `print` of the result says so, and what is proven otherwise.
+    clipped by itself; `compute_dp_sgd_privacy_statement` says what is proven otherwise.
 
     Args:
       n: Public number of examples.
@@ -145,7 +125,7 @@ def compute_dp_sgd_privacy(
       delta: Probability in (0, 1).
 
     Returns:
-      The pair (epsilon, Rényi order), whose text is a statement.
+      The pair (epsilon, Rényi order); the order is None where another bound is smaller.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -157,75 +137,38 @@ def compute_dp_sgd_privacy(
       >>> print(f"{epsilon:.2f}")
       1.13
     """
-    told = _Told(n, batch_size, epochs, noise_multiplier, delta)
-    found = proven(told.runs(1)["poisson"], told.delta)
-    statement = compute_dp_sgd_privacy_statement(
-        n, batch_size, epochs, noise_multiplier, delta, used_microbatching=False
-    )
+    found = proven(_runs(n, batch_size, epochs, noise_multiplier, delta, 1)["poisson"], delta)
     order = found.details.get("rdp_order") if found.details.get("conversion") == "RDP" else None
-    return PrivacyOfDPSGD(found.epsilon, order, statement)
+    return found.epsilon, order
 
 
-@dataclasses.dataclass(frozen=True)
-class _Told:
-    """The arguments, validated."""
-
-    number_of_examples: Any
-    batch_size: Any
-    num_epochs: Any
-    noise_multiplier: Any
-    delta: Any
-
-    def __post_init__(self):
-        whole("number_of_examples", self.number_of_examples, 1)
-        whole("batch_size", self.batch_size, 1, self.number_of_examples)
-        positive("num_epochs", self.num_epochs)
-        check_delta(self.delta)
-
-    def runs(self, microbatch_size: int) -> dict[str, Run]:
-        """The run for each way of drawing lots."""
-        ratio = self.number_of_examples / self.batch_size
-        steps = math.ceil(self.num_epochs * ratio - 1e-9)
-        # Whole epochs, so that an example takes part as often as there are epochs that were begun.
-        whole_epochs = math.ceil(self.num_epochs) * (self.number_of_examples // self.batch_size)
-        return {
-            name: Run(
-                mechanism=DPSGD(noise_multiplier=self.noise_multiplier),
-                sampling=sampling_class(name)(
-                    num_examples=self.number_of_examples, lot_size=self.batch_size
-                ),
-                steps=max(1, whole_epochs if name == "shuffle" else steps),
-                contribution=Contribution(microbatch_size=min(microbatch_size, self.batch_size)),
-            )
-            for name in _CONDITIONS
-        }
-
-    def words(self, microbatching: bool) -> str:
-        microbatches = "with" if microbatching else "without"
-        return (
-            f"DP-SGD with {self.number_of_examples} examples, lots of {self.batch_size}, noise "
-            f"multiplier {self.noise_multiplier:g}, {self.num_epochs:g} epochs, {microbatches} "
-            "microbatches of several examples, as the arguments say: nothing here has seen the "
-            "training. All epsilons are for one record that is replaced by one that contributes "
-            f"nothing (zero_out), at delta = {self.delta:g}, and for all weights along the way."
+def _runs(examples, batch_size, epochs, noise_multiplier, delta, microbatch_size) -> dict[str, Run]:
+    """The run for each way of drawing lots, after validation under the arguments' own names."""
+    whole("number_of_examples", examples, 1)
+    whole("batch_size", batch_size, 1, examples)
+    positive("num_epochs", epochs)
+    check_delta(delta)
+    steps = math.ceil(epochs * examples / batch_size - 1e-9)
+    # Whole epochs, so that an example takes part as often as there are epochs that were begun.
+    of_epochs = math.ceil(epochs) * (examples // batch_size)
+    return {
+        name: describe(
+            DPSGD(noise_multiplier=noise_multiplier),
+            name,
+            num_examples=examples,
+            lot_size=batch_size,
+            steps=max(1, of_epochs if name == "shuffle" else steps),
+            microbatch_size=min(microbatch_size, batch_size),
         )
+        for name in _CONDITIONS
+    }
 
 
-def _table(found: dict[str, Guarantee], claim: Guarantee) -> list[str]:
-    rows = [(f"proven {_CONDITIONS[name]}:", each.epsilon) for name, each in found.items()]
-    rows.append(("claimed (formula of 2020, any lots):", claim.epsilon))
-    return [f"  {words:<54} {format_epsilon(epsilon)}" for words, epsilon in rows]
+def _proven(runs: dict[str, Run], delta: float) -> dict:
+    return {name: proven(run, delta) for name, run in runs.items()}
 
 
-def _user_table(runs: dict[str, Run], users: int, delta: float) -> list[str]:
-    lines = [f"For all examples of one user together, who has at most {users}:"]
-    for name, condition in _CONDITIONS.items():
-        run = runs[name]
-        user = dataclasses.replace(run.contribution, max_examples_per_user=users)
-        epsilon = proven(dataclasses.replace(run, contribution=user), delta).epsilon
-        lines.append(f"  {f'proven {condition}:':<54} {format_epsilon(epsilon)}")
-    return lines
-
-
-def _filled(paragraph: str) -> list[str]:
-    return textwrap.wrap(paragraph, width=96)
+def _table(conditions: dict[str, str], figures: dict) -> list[str]:
+    return [
+        f"  {words:<54} {format_epsilon(figures[n].epsilon)}" for n, words in conditions.items()
+    ]

@@ -25,26 +25,17 @@ _PROGRAM = "python -m tfdp.auditing"
 
 command_line.define(sweeps=False)
 flags.adopt_module_key_flags(command_line)
-flags.DEFINE_integer(
-    "canaries", 500, "How many canaries there are in each training.", lower_bound=1
-)
-flags.DEFINE_integer("runs", 1, "How many trainings are made.", lower_bound=1)
-flags.DEFINE_integer(
-    "models", 16, "With `membership`, how many models are trained and attacked.", lower_bound=4
-)
-flags.DEFINE_integer(
-    "examples",
-    500,
-    "With `membership`, how many training examples coins include or leave out.",
-    lower_bound=1,
-)
-flags.DEFINE_integer(
-    "guesses",
-    None,
-    "How many canaries are guessed in each training, the surest ones. It has to be chosen before "
-    "results are seen; without it a half of up to 50 canaries, a quarter of up to 200, a tenth above.",
-    lower_bound=1,
-)
+for _name, _default, _least, _help in (
+    ("canaries", 500, 1, "How many canaries there are in each training."),
+    ("runs", 1, 1, "How many trainings are made."),
+    ("models", 16, 4, "With `membership`, how many models are trained and attacked."),
+    ("examples", 500, 1, "With `membership`, how many examples coins include or leave out."),
+    ("guesses", None, 1, "How many canaries are guessed in each training, the surest ones. It has to "
+     "be chosen before results are seen; without it a half of up to 50 canaries, a quarter of up to "
+     "200, a tenth above."),
+    ("coins", 0, 0, "The seed of the coins that include canaries."),
+):  # fmt: skip
+    flags.DEFINE_integer(_name, _default, _help, lower_bound=_least)
 flags.DEFINE_enum(
     "observe",
     "every",
@@ -53,7 +44,6 @@ flags.DEFINE_enum(
     "about, or those of the last step.",
 )
 flags.DEFINE_float("confidence", 0.95, "The confidence of the lower bound.", 0.0, 1.0)
-flags.DEFINE_integer("coins", 0, "The seed of the coins that include canaries.", lower_bound=0)
 flags.DEFINE_string("json", None, "A file for the whole result.")
 flags.DEFINE_string("plot", None, "A file for the picture: .png, .pdf or .svg.")
 

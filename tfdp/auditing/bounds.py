@@ -13,7 +13,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from tfdp._validate import fraction, refuse, whole
+from tfdp._validate import fraction, whole
 from tfdp.accounting.guarantee import check_delta
 
 # No audit of fewer than e^40 canaries shows a larger epsilon.
@@ -69,8 +69,8 @@ def one_run(
         3.4902
     """
     canaries = whole("canaries", canaries, 1)
-    guesses = _at_most("guesses", whole("guesses", guesses, 1), "canaries", canaries)
-    correct = _at_most("correct", whole("correct", correct, 0), "guesses", guesses)
+    guesses = whole("guesses", guesses, 1, canaries)
+    correct = whole("correct", correct, 0, guesses)
     delta, confidence = check_delta(delta), fraction("confidence", confidence)
 
     def epsilon_of(right):
@@ -102,11 +102,10 @@ def _p_value(correct, guesses, canaries, epsilon, delta) -> float:
 
 
 def usual_guesses(canaries: int) -> int:
-    """Number of guesses that is made where the user fixes none: fewer where there are many canaries.
+    """Number of guesses where the user fixes none: fewer where there are many canaries.
 
-    Abstaining from the middle scores makes the rest surer. The fractions, a half to 50 canaries, a
-    quarter to 200 and a tenth above, were chosen by simulation of SI-DPSGD's last weights; they are
-    fixed so that nobody chooses them after having seen scores.
+    Abstaining from the middle scores makes the rest surer. The fractions were chosen by simulation of
+    SI-DPSGD's last weights; they are fixed so that nobody chooses them after having seen scores.
     """
     share = 2 if canaries <= 50 else 4 if canaries <= 200 else 10
     return max(1, canaries // share)
@@ -128,9 +127,9 @@ def many_runs(
     was fixed beforehand.
 
     Args:
-        true_positives: number of runs with the record in which the attack said so.
+        true_positives: number of the `included` runs with the record in which the attack said so.
         included: number of runs with the record.
-        false_positives: number of runs without the record in which the attack said it was there.
+        false_positives: number of the `absent` runs without it in which the attack said it was there.
         absent: number of runs without the record.
         delta: the delta of the epsilon, in (0, 1).
         confidence: in (0, 1).
@@ -144,10 +143,8 @@ def many_runs(
         2.57
     """
     included, absent = whole("included", included, 1), whole("absent", absent, 1)
-    tp = whole("true_positives", true_positives, 0)
-    fp = whole("false_positives", false_positives, 0)
-    _at_most("true_positives", tp, "included", included)
-    _at_most("false_positives", fp, "absent", absent)
+    tp = whole("true_positives", true_positives, 0, included)
+    fp = whole("false_positives", false_positives, 0, absent)
     delta, confidence = check_delta(delta), fraction("confidence", confidence)
 
     def epsilon_of(tp, fp):
@@ -162,12 +159,7 @@ def many_runs(
         delta=delta,
         confidence=confidence,
         ceiling=epsilon_of(included, 0),
-        counts={
-            "true_positives": tp,
-            "included": included,
-            "false_positives": fp,
-            "absent": absent,
-        },
+        counts=dict(true_positives=tp, included=included, false_positives=fp, absent=absent),
     )
 
 
@@ -182,9 +174,3 @@ def _largest_refuted(refutes) -> float:
         middle = (low + high) / 2.0
         low, high = (middle, high) if refutes(middle) else (low, middle)
     return low
-
-
-def _at_most(name, value, other, limit):
-    if value > limit:
-        refuse(name, f"at most {other} = {limit}", value, "A part cannot be larger than the whole.")
-    return value

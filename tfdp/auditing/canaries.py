@@ -62,12 +62,9 @@ class DiracCanaries:
         self.blanks = whole("blanks", blanks, 0)
 
     def world(self, seed: int, included=None) -> "DiracWorld":
-        """Draws which canaries are included.
+        """Draws which canaries are included: by coins of a seed, or as `included` says, bool [count].
 
-        Args:
-            seed: decides the coins; anyone who knows it knows them, so it is part of the audit's
-                record and of nothing that is released.
-            included: bool [count], the coins themselves, instead of those of the seed.
+        Anyone who knows the seed knows the coins, so it is part of no release.
         """
         return DiracWorld(toss(self.count, seed, included), self.blanks)
 
@@ -93,7 +90,7 @@ class DiracWorld:
             base: a built Keras model.
 
         Raises:
-            ValueError: the inputs of the model are not known.
+            ValueError: the inputs of the model are not known, or it is private already.
 
         Returns:
             A functional model. Its inputs are those of `base` and, as the last one (or under the name
@@ -143,11 +140,10 @@ class DiracWorld:
         Args:
             x: array, or list, tuple or dictionary of arrays [examples, ...].
             y: arrays of labels, as Keras takes them.
-            sample_weight: arrays of weights; canaries have weight 1. None if there are none.
+            sample_weight: arrays of weights, or None; canaries have weight 1.
 
         Returns:
-            (x, y), or (x, y, sample_weight), with the canaries; x has the numbers of the canaries as
-            its last part.
+            (x, y), or (x, y, sample_weight), with the canaries; x has their numbers as its last part.
         """
         x, y = _as_array(x), _as_array(y)
         count = len(self.included)
@@ -155,12 +151,10 @@ class DiracWorld:
         copied = np.arange(count) % rows
 
         def extended(values):
-            values = np.asarray(values)
-            return np.concatenate([values[copied], values])
+            return np.concatenate([np.asarray(values)[copied], values])
 
         def weighted(values):
-            values = np.asarray(values)
-            return np.concatenate([np.ones_like(values[copied]), values])
+            return np.concatenate([np.ones_like(np.asarray(values)[copied]), values])
 
         # As `CanaryGate` reads them: `count` is an ordinary row, and `count + 1` a null record.
         own = np.where(self.included, np.arange(count), count + 1)
@@ -176,14 +170,9 @@ class DiracWorld:
         return _with(x, np.full((rows, 1), len(self.included), "int32"))
 
     def attack(self, model, observe: str) -> Scores:
-        """The scores that an attacker gives the canaries.
+        """The scores that an attacker gives the canaries of a trained model that `self.model` made.
 
-        Args:
-            model: the trained model that `self.model` made.
-            observe: "every" release or the "last" one.
-
-        Raises:
-            ValueError: the model has no weights of the canaries.
+        `observe` is "every" release, or the "last" one; raises ValueError for another model.
         """
         if _WEIGHTS not in [layer.name for layer in model.layers]:
             raise ValueError(
@@ -203,19 +192,15 @@ class DiracWorld:
 
     def seen(self, observe: str) -> str:
         """What `attack` sees, in words."""
-        steps = self.steps_seen
-        if observe == "last" or steps < 2:
+        if observe == "last" or self.steps_seen < 2:
             return "the weights at the end"
-        return f"{steps:,} released weights along the training"
+        return f"{self.steps_seen:,} released weights along the training"
 
     def observed(self, model) -> np.ndarray:
         """The released values of canaries and blanks: float64 [releases, canaries + blanks].
 
-        The last row holds the weights of `model` as they are; the rows before, those that the
-        callback saw after every step.
-
-        Args:
-            model: the trained model that `self.model` made.
+        The last row holds the weights of the trained `model` as they are; the rows before, those that
+        the callback saw after every step.
         """
         seen, last = [*self.callbacks[0].seen], _reserved_weights(model)
         if not seen or not np.array_equal(seen[-1], last):

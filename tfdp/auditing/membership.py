@@ -105,12 +105,8 @@ class ExampleWorld:
     def data(self, x=None, y=None):
         """Returns (x, y, sample_weight) of a training: the canaries, then other examples.
 
-        Args:
-            x, y: other examples, which are always included (but for the canaries' own `rows` of them);
-                None for none.
-
-        Raises:
-            ValueError: the canaries are not at their rows of `x`.
+        Other examples x, y (None for none) are always included, but for the canaries' own `rows` of
+        them. Raises ValueError if the canaries are not at their rows of `x`.
         """
         own, weight = self.canaries, self.included.astype("float32")
         if x is None:
@@ -131,15 +127,10 @@ class ExampleWorld:
 
 
 def log_odds(model, x, y) -> np.ndarray:
-    """The model's confidence in the labels, log(p / (1 - p)): float64 [examples].
+    """The model's confidence in integer labels, log(p / (1 - p)): float64 [examples].
 
-    Args:
-        model: a classifier with outputs [examples, classes]: logits, or probabilities that sum to 1; or
-            [examples, 1], the logit or the probability of label 1.
-        x, y: examples and their integer labels.
-
-    Raises:
-        ValueError: the labels are no indices of the outputs.
+    The model is a classifier with outputs [examples, classes]: logits, or probabilities that sum to 1;
+    or [examples, 1], the logit or the probability of label 1. Raises ValueError for other labels.
     """
     outputs = np.asarray(model.predict(x, verbose=0, batch_size=500), float)
     if outputs.ndim == 2 and outputs.shape[1] == 1:

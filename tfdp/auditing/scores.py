@@ -57,9 +57,6 @@ class Scores:
         """How many of `number` guesses are right: the largest half "included", the smallest "absent".
 
         Ties are broken by the order of the canaries, which says nothing about the coins.
-
-        Args:
-            number: from 1 to the number of canaries.
         """
         order = np.argsort(self.values, kind="stable")
         low, high = order[: number // 2], order[len(order) - (number - number // 2) :]

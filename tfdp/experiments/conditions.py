@@ -184,7 +184,7 @@ def _check_sampling(experiment: "Experiment") -> None:
     """Refuses lots that cannot be drawn."""
     if experiment.dataset in EMBEDDED:
         check_number(experiment, EMBEDDED[experiment.dataset])
-    chosen = "strategy" in mechanism_class(experiment.mechanism).options
+    chosen = "strategy" in mechanism_class(experiment.mechanism).settings
     if experiment.sampling == "cyclic_poisson" and experiment.groups is None and not chosen:
         raise ValueError(
             "Expected --groups with --sampling=cyclic_poisson, such as --groups=4: how many groups of "

@@ -105,7 +105,7 @@ class MatrixDPOptimizer(DPKerasOptimizer):
 
 def _as_strategy(strategy, bands, objective, steps) -> Strategy:
     if isinstance(strategy, dict):
-        strategy = Strategy.from_dict(strategy)
+        strategy = Strategy(**strategy)
     if strategy == "banded_toeplitz" and None in (bands, steps):
         raise ValueError(
             "The strategy 'banded_toeplitz' is optimized for a plan. Pass the number of steps of the "

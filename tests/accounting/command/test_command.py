@@ -68,13 +68,13 @@ def test_every_flag_reaches_the_run(capsys):
     run = answer(
         capsys, "--mechanism=si_dpsgd", "--num_examples=100", "--lot_size=10", "--epochs=2",
         "--noise_multiplier=50", "--sampling=cyclic", "--learning_rate=0.5",
-        "--learning_rate_decay=0.5", "--momentum=0.5", "--nesterov", "--draws=2", "--release=theta",
+        "--learning_rate_decay=0.5", "--momentum=0.5", "--nesterov", "--release=theta",
         "--microbatch_size=2", "--batch_statistics", "--optimizer=nesterov", "--insecure_seed",
         "--start=public",
     )["run"]  # fmt: skip
     mechanism, contribution = run["mechanism"], run["contribution"]
     assert mechanism["learning_rates"] == {"values": [0.5, 0.25], "counts": [10, 10]}
-    assert (mechanism["draws"], mechanism["momentum"], mechanism["nesterov"]) == (2, 0.5, True)
+    assert (mechanism["momentum"], mechanism["nesterov"]) == (0.5, True)
     assert (contribution["microbatch_size"], contribution["batch_statistics"]) == (2, True)
     assert (run["insecure_seed"], run["start"]) == (True, "public")
 
@@ -186,7 +186,7 @@ def test_a_large_delta_is_warned_of(length, capsys):
         (["--noise_multiplyer=1"], "--noise_mult"),
         (["--l2_norm_clip=1"], "cancels"),
         (["--surprise"], "--surprise"),
-        (["mnist"], "flags"),
+        (["mnist"], "mnist"),
         (["--batch-size=2.5"], "--lot_size"),
         (["--nominal=maybe"], "'maybe'"),
         (["--N=10", "--batch_size=20", "--epochs=1", "--epsilon=2"], "num_examples (10)"),

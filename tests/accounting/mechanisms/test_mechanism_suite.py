@@ -69,13 +69,6 @@ class TestDiscreteSGD(MechanismSuite):
     )
     replaces = False
 
-    def test_round_trip(self):
-        table = Encoding(
-            noise=("student_t", "laplace") * 20, degrees_of_freedom=(9.0, None) * 20, num_weights=5
-        )
-        for run in (self.RUN, vary(self.RUN, encoding=table)):
-            assert Run.from_dict(run.to_dict()) == run
-
 
 class TestDPDropout(MechanismSuite):
     RUN = vary(POISSON, mechanism="dp_dropout", noise_multiplier=8.0)

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 
 from tests.accounting.varying import vary
 from tfdp.accounting import describe
-from tfdp.accounting.numerics.linear_response import (
-    Dynamics,
-    column_norms,
-    cyclic_squared_response,
-    envelope_squared_response,
-    full_columns,
-    squared_response,
-)
+from tfdp.accounting.numerics.linear_response import Dynamics
 
 
 def make_run(steps, **changes):
@@ -33,8 +26,7 @@ def make_run(steps, **changes):
 
 def explicit_matrix(run):
     """W column by column: PyTorch's SGD on a unit gradient, rows divided by their noise."""
-    lr, noise_lr = run.schedule("learning_rates"), run.schedule("noise_learning_rates")
-    beta, draws = run.schedule("momentum"), run.schedule("draws")
+    lr, beta = run.schedule("learning_rates"), run.schedule("momentum")
     matrix = np.zeros((run.steps, run.steps))
     for s in range(run.steps):
         mean, velocity = 0.0, 0.0
@@ -43,7 +35,7 @@ def explicit_matrix(run):
             velocity = beta[t] * velocity + gradient
             step = gradient + beta[t] * velocity if run.mechanism.nesterov else velocity
             mean += lr[t] * step
-            matrix[t, s] = math.sqrt(draws[t]) * mean / noise_lr[t]
+            matrix[t, s] = mean / lr[t]
     return matrix
 
 
@@ -52,14 +44,11 @@ def runs(draw, max_steps=14):
     steps = draw(st.integers(1, max_steps))
     rates = st.lists(st.floats(0.01, 10), min_size=steps, max_size=steps).map(tuple)
     betas = st.lists(st.floats(0, 0.99), min_size=steps, max_size=steps).map(tuple)
-    counts = st.lists(st.integers(1, 4), min_size=steps, max_size=steps).map(tuple)
     return make_run(
         steps,
         learning_rates=draw(rates),
-        noise_learning_rates=draw(st.one_of(st.none(), rates)),
         momentum=draw(st.one_of(st.just(0.0), st.just(0.9), betas)),
         nesterov=draw(st.booleans()),
-        draws=draw(st.one_of(st.just(1), counts)),
     )
 
 
@@ -68,23 +57,22 @@ def runs(draw, max_steps=14):
 def test_recursions_equal_the_explicit_matrix(run, seed):
     matrix, dynamics = explicit_matrix(run), Dynamics.of(run)
     pattern = np.random.default_rng(seed).integers(0, 3, size=(run.steps, 2))
-    expected = np.cumsum((matrix @ pattern) ** 2, axis=0)
-    np.testing.assert_allclose(squared_response(dynamics, pattern), expected, rtol=1e-10)
-    np.testing.assert_allclose(column_norms(dynamics), np.linalg.norm(matrix, axis=0), rtol=1e-9)
-    last = matrix[-1] * run.schedule("noise_learning_rates")[-1]
-    np.testing.assert_allclose(
-        full_columns(dynamics), last / math.sqrt(run.schedule("draws")[-1]), rtol=1e-10
-    )
+    expected = np.sum((matrix @ pattern) ** 2, axis=0)
+    np.testing.assert_allclose(dynamics.squared_response(pattern), expected, rtol=1e-10)
+    every = np.sum((matrix @ np.ones(run.steps)) ** 2)
+    assert dynamics.every_step() == pytest.approx(every, rel=1e-10)
+    np.testing.assert_allclose(dynamics.column_norms(), np.linalg.norm(matrix, axis=0), rtol=1e-9)
+    last = matrix[-1] * run.schedule("learning_rates")[-1]
+    np.testing.assert_allclose(dynamics.full_columns(), last, rtol=1e-10)
 
 
 @settings(max_examples=40, deadline=None)
-@given(run=runs(), period=st.integers(1, 6), block=st.integers(1, 3))
-def test_cyclic_scan_is_the_maximum_over_offsets(run, period, block):
+@given(run=runs(), period=st.integers(1, 6))
+def test_cyclic_scan_is_the_maximum_over_offsets(run, period):
     matrix, steps = explicit_matrix(run), run.steps
     patterns = [np.arange(steps) % period == o for o in range(period)]
-    expected = [max(np.sum((matrix[:t] @ p) ** 2) for p in patterns) for t in range(1, steps + 1)]
-    found = cyclic_squared_response(Dynamics.of(run), period, np.arange(1, steps + 1), block=block)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    expected = max(np.sum((matrix @ p) ** 2) for p in patterns)
+    assert Dynamics.of(run).cyclic(period)[0] == pytest.approx(expected, rel=1e-9)
 
 
 def shuffles(steps, period, seed):
@@ -102,9 +90,9 @@ def shuffles(steps, period, seed):
 @given(run=runs(max_steps=10), period=st.integers(1, 4), seed=st.integers(0, 1000))
 def test_envelope_covers_every_shuffle(run, period, seed):
     matrix, steps = explicit_matrix(run), run.steps
-    bound = envelope_squared_response(Dynamics.of(run), period, np.arange(1, steps + 1))
+    bound, _ = Dynamics.of(run).shuffled(period)
     for pattern in shuffles(steps, period, seed):
-        assert np.all(np.cumsum((matrix @ pattern) ** 2) <= bound * (1 + 1e-9))
+        assert np.sum((matrix @ pattern) ** 2) <= bound * (1 + 1e-9)
 
 
 @settings(max_examples=25, deadline=None)
@@ -115,14 +103,13 @@ def test_offset_zero_covers_every_shuffle_when_nothing_increases(run, period, se
     run = vary(run, learning_rates=rates, momentum=betas)
     dynamics, matrix, steps = Dynamics.of(run), explicit_matrix(run), run.steps
     assert dynamics.non_increasing
-    bound = cyclic_squared_response(dynamics, period, np.array([steps]))[0]
+    bound, _ = dynamics.cyclic(period)
     for pattern in shuffles(steps, period, seed):
         assert np.sum((matrix @ pattern) ** 2) <= bound * (1 + 1e-9)
 
 
 def norm(run, period):
-    steps = np.array([run.steps])
-    return math.sqrt(cyclic_squared_response(Dynamics.of(run), period, steps)[0])
+    return math.sqrt(Dynamics.of(run).cyclic(period)[0])
 
 
 def test_golden_norms():
@@ -130,7 +117,7 @@ def test_golden_norms():
     assert norm(make_run(18750), 1875) == pytest.approx(849.6322733983214, rel=1e-12)
     assert norm(make_run(4, momentum=0.9), 4) == pytest.approx(4.87655831504146, rel=1e-12)
     rates = make_run(3, learning_rates=(1.0, 0.5, 0.25))
-    assert squared_response(Dynamics.of(rates), np.array([1, 0, 0]))[-1] == 21
+    assert Dynamics.of(rates).squared_response([1, 0, 0]) == 21
 
 
 def test_a_row_without_noise_is_found():

@@ -123,7 +123,7 @@ def test_epsilon_and_delta_are_inverse():
 
 
 def test_mass_outside_of_the_range_counts_as_an_infinite_loss():
-    half = composed([(ours("add", 0.2, 1.0, 1e-3), 300)]).forward
+    half = composed([(ours("add", 0.2, 1.0, 1e-3), 300)]).halves[0]
     assert half.infinite >= 1e-15
     assert half.chances.sum() + half.infinite == pytest.approx(1, abs=1e-9)
     assert np.all(half.chances >= 0)

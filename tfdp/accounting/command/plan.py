@@ -2,60 +2,34 @@
 
 import copy
 import dataclasses
+import functools
+import itertools
 from typing import Any
 
 from tfdp.accounting.choices import CorrelatedNoise
 from tfdp.accounting.command.flags import FlagError, Flags
-from tfdp.accounting.described import describe
+from tfdp.accounting.described import describe, steps_for
+from tfdp.accounting.encoding import Encoding
 from tfdp.accounting.guarantee import Guarantee, check_delta, check_epsilon
 from tfdp.accounting.mechanisms.registry import USUAL_MECHANISM, mechanism_class
 from tfdp.accounting.records import field_names
 from tfdp.accounting.run import Run
-from tfdp.accounting.sampling import steps_for
+from tfdp.accounting.strategies import strategy
 
-# Values of flags that are not typed. The first ones are printed, like all that the mechanism chooses.
-_SAID = {"mechanism": USUAL_MECHANISM, "delta": 1e-5}
-_SILENT = {
-    "guarantee": "proven",
-    "adjacency": "zero_out",
-    "learning_rate_decay": 1.0,
+# Flags from which an object is made, by the field of the mechanism that it becomes.
+_OBJECTS = {
+    "encoding": ("noise", "degrees_of_freedom", "num_weights", "largest_entry"),
+    "strategy": ("strategy", "bands", "objective"),
 }
-# Flags whose values become fields of a run with the same name.
-_SAME_NAME = (
-    "num_examples",
-    "lot_size",
-    "sampling",
-    "nominal",
-    "groups",
-    "microbatch_size",
-    "max_examples_per_user",
-    "clip_groups",
-    "batch_statistics",
-    "momentum",
-    "nesterov",
-    "draws",
-    "optimizer",
-    "release",
-    "start",
-    "insecure_seed",
-)
-# Flags from which a mechanism makes its fields (see `Mechanism.from_options`).
-_OPTIONS = (
-    "composition",
-    "num_weights",
-    "noise",
-    "degrees_of_freedom",
-    "largest_entry",
-    "strategy",
-    "bands",
-    "objective",
-)
+# Other flags whose values are not fields of a run.
+_ASKED = (
+    "mechanism", "noise_multiplier", "epsilon", "guarantee", "delta", "adjacency", "epochs", "steps",
+    "learning_rate", "learning_rate_decay", "table", "plot", "json",
+    *itertools.chain(*_OBJECTS.values()),
+)  # fmt: skip
 # Bands depend on a budget. Where the noise is given instead, they are chosen for this one, which is
 # the budget of a training for which none is set.
 _USUAL_EPSILON = 2.0
-_EXAMPLE = (
-    "For example: --mechanism=dpsgd --num_examples=60000 --lot_size=256 --epochs=15 --epsilon=2"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +37,7 @@ class Plan:
     """A run that the flags describe.
 
     Attributes:
-      run: The run; its noise multiplier is 0 if a budget is given.
+      run: The run; its noise multiplier is 0 if a budget is given, until `with_noise`.
       flags: The flags, with the values that were chosen for those that were left open.
       chosen: The flags that were left open and what was chosen for them.
       notes: Sentences about what was chosen.
@@ -74,24 +48,34 @@ class Plan:
     chosen: dict[str, Any]
     notes: tuple[str, ...] = ()
 
+    def with_noise(self) -> "Plan":
+        """The plan with the noise of the budget. Raises ValueError if no noise meets it."""
+        # Slow imports come after the validation, so that a bad flag is reported at once.
+        from tfdp.accounting.calibration import noise_for
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """A run with its guarantees, and with the noise of the budget if there is one."""
+        flags = self.flags
+        if flags.epsilon is None:
+            return self
+        noise = noise_for(flags.epsilon, flags.delta, self.run, flags.guarantee, flags.adjacency)
+        return dataclasses.replace(self, run=self.run.with_noise(noise))
 
-    plan: Plan
-    run: Run
-    claimed: Guarantee
-    proven: Guarantee
+    @functools.cached_property
+    def claimed(self) -> Guarantee:
+        """The claimed guarantee of the run."""
+        from tfdp.accounting.composition import claimed
+
+        return claimed(self.run, self.flags.delta, self.flags.adjacency)
+
+    @functools.cached_property
+    def proven(self) -> Guarantee:
+        """The proven guarantee of the run."""
+        from tfdp.accounting.composition import proven
+
+        return proven(self.run, self.flags.delta, self.flags.adjacency)
 
 
 def check_complete(flags: Flags, varied: str | None = None) -> None:
-    """Raises FlagError if flags are missing or exclude each other.
-
-    Args:
-      flags: The flags.
-      varied: Name of the flag that --table sets, if there is one.
-    """
+    """Raises FlagError if flags are missing or exclude each other; --table sets `varied`."""
     given = {name for name, value in vars(flags).items() if value is not None} | {varied}
     for one, other in (("epochs", "steps"), ("noise_multiplier", "epsilon")):
         if {one, other} <= given:
@@ -102,7 +86,10 @@ def check_complete(flags: Flags, varied: str | None = None) -> None:
     if not given & {"noise_multiplier", "epsilon"}:
         missing.append("--noise_multiplier or --epsilon")
     if missing:
-        raise FlagError(f"Expected {', and '.join(missing)}. Received none. {_EXAMPLE}")
+        raise FlagError(
+            f"Expected {', and '.join(missing)}. Received none. For example: --mechanism=dpsgd "
+            "--num_examples=60000 --lot_size=256 --epochs=15 --epsilon=2"
+        )
 
 
 def plan(flags: Flags) -> Plan:
@@ -112,47 +99,47 @@ def plan(flags: Flags) -> Plan:
       ValueError: If a value is not valid, or does not go with the others.
     """
     flags, chosen, notes = copy.copy(flags), {}, []
+    flags.guarantee, flags.adjacency = flags.guarantee or "proven", flags.adjacency or "zero_out"
 
-    def choose(name: str, value: Any) -> None:
-        if getattr(flags, name) is None and value is not None:
-            chosen[name] = value
-            setattr(flags, name, value)
+    def choose(**values: Any) -> None:
+        for name, value in values.items():
+            if getattr(flags, name) is None and value is not None:
+                chosen[name] = value
+                setattr(flags, name, value)
 
-    for name, value in _SILENT.items():
-        if getattr(flags, name) is None:
-            setattr(flags, name, value)
-    for name, value in _SAID.items():
-        choose(name, value)
+    choose(mechanism=USUAL_MECHANISM, delta=1e-5)
     check_delta(flags.delta)
     if flags.epsilon is not None:
         check_epsilon(flags.epsilon)
     kind = mechanism_class(flags.mechanism)
-    _refuse_foreign(flags, kind)
-    choose("sampling", kind.usual_sampling)
+    names = field_names(kind)
+    for part, settings in _OBJECTS.items():
+        for name in settings:
+            if getattr(flags, name) is not None and part not in names:
+                raise FlagError(
+                    f"Expected --{name} with a mechanism that has such a setting. Received it "
+                    f"with {flags.mechanism!r}. Leave it out."
+                )
+    choose(sampling=kind.usual_sampling)
     steps = _steps(flags)
-    if "strategy" in kind.options:
+    if "strategy" in names:
         notes += _choose_strategy(flags, steps, choose)
-    notes += _leave_out_the_rest(flags)
-    own = {name: getattr(flags, name) for name in kind.options}
-    for name, value in kind.usual_options(own).items():
-        choose(name, value)
-    fields = {name: getattr(flags, name) for name in _SAME_NAME}
-    fields["learning_rates"] = _learning_rates(flags, steps)
-    fields = {name: value for name, value in fields.items() if value is not None}
-    fields |= kind.from_options({name: getattr(flags, name) for name in kind.options}, steps)
-    if "noise_multiplier" in field_names(kind):
+    rest = flags.num_examples % (flags.groups or 1)
+    if rest and flags.num_examples >= flags.groups:  # training leaves them out, too
+        flags.num_examples -= rest
+        notes.append(
+            f"Left out, since {flags.groups} equal groups have no place for them: {rest} examples."
+        )
+    if "encoding" in names:
+        _choose_encoding(flags, choose)
+    fields = {n: v for n, v in vars(flags).items() if v is not None and n not in _ASKED}
+    fields |= _objects(flags, names, steps)
+    if flags.learning_rate is not None or flags.learning_rate_decay not in (None, 1.0):
+        fields["learning_rates"] = _learning_rates(flags, steps)
+    if "noise_multiplier" in names:
         fields["noise_multiplier"] = flags.noise_multiplier or 0.0
     run = describe(flags.mechanism, steps=steps, **fields)
     return Plan(run, flags, chosen, tuple(notes))
-
-
-def _refuse_foreign(flags: Flags, kind: type) -> None:
-    for name in _OPTIONS:
-        if getattr(flags, name) is not None and name not in kind.options:
-            raise FlagError(
-                f"Expected --{name} with a mechanism that has such a setting. Received it "
-                f"with {flags.mechanism!r}. Leave it out."
-            )
 
 
 def _steps(flags: Flags) -> int:
@@ -165,24 +152,22 @@ def _steps(flags: Flags) -> int:
     return steps
 
 
+def _choose_encoding(flags: Flags, choose) -> None:
+    from tfdp.accounting.mechanisms.discrete_sgd import USUAL_DEGREES_OF_FREEDOM, USUAL_NOISE
+
+    choose(noise=USUAL_NOISE)
+    if flags.noise == USUAL_NOISE:
+        choose(degrees_of_freedom=USUAL_DEGREES_OF_FREEDOM)
+    if flags.num_weights is None:
+        choose(largest_entry=1.0)  # every codebook of unit vectors, whatever their length
+
+
 def _choose_strategy(flags: Flags, steps: int, choose) -> list[str]:
     """Chooses what correlated noise needs; returns sentences about the choice."""
     searched = flags.groups is None and flags.bands is None and flags.epsilon is None
-    noise = CorrelatedNoise(
-        num_examples=flags.num_examples,
-        lot_size=flags.lot_size,
-        steps=steps,
-        sampling=flags.sampling,
-        delta=flags.delta,
-        epsilon=flags.epsilon,
-        adjacency=flags.adjacency,
-        strategy=flags.strategy,
-        bands=flags.bands,
-        groups=flags.groups,
-        objective=flags.objective,
-    ).completed(without_budget=_USUAL_EPSILON)
-    for name in ("strategy", "bands", "groups"):
-        choose(name, getattr(noise, name))
+    known = {n: getattr(flags, n) for n in field_names(CorrelatedNoise) if n != "steps"}
+    noise = CorrelatedNoise(steps=steps, **known).completed(without_budget=_USUAL_EPSILON)
+    choose(strategy=noise.strategy, bands=noise.bands, groups=noise.groups)
     if not (searched and flags.groups):
         return []
     return [
@@ -191,44 +176,23 @@ def _choose_strategy(flags: Flags, steps: int, choose) -> list[str]:
     ]
 
 
-def _leave_out_the_rest(flags: Flags) -> list[str]:
-    """Leaves out the examples that do not fill the groups, as training does, and says so."""
-    rest = flags.num_examples % (flags.groups or 1)
-    if not rest or flags.num_examples < flags.groups:
-        return []
-    flags.num_examples -= rest
-    return [f"Left out, since {flags.groups} equal groups have no place for them: {rest} examples."]
+def _objects(flags: Flags, names: tuple[str, ...], steps: int) -> dict[str, Any]:
+    """The fields of the mechanism that are objects."""
+    if "encoding" in names:
+        return {"encoding": Encoding(**{n: getattr(flags, n) for n in _OBJECTS["encoding"]})}
+    if "strategy" in names:
+        objective = flags.objective or "mean"
+        return {"strategy": strategy(flags.strategy, steps, flags.bands, objective)}
+    return {}
 
 
-def _learning_rates(flags: Flags, steps: int):
-    """Learning rates as a number or a table over steps, or None if no flag sets them."""
-    if flags.learning_rate is None and flags.learning_rate_decay == 1.0:
-        return None
+def _learning_rates(flags: Flags, steps: int) -> float | tuple[float, ...]:
+    """Learning rates as a number or a table over steps."""
     initial = 1.0 if flags.learning_rate is None else flags.learning_rate
-    if flags.learning_rate_decay == 1.0:
+    if flags.learning_rate_decay in (None, 1.0):
         return initial
     per_epoch = max(1, flags.num_examples // flags.lot_size)
     return tuple(initial * flags.learning_rate_decay ** (t // per_epoch) for t in range(steps))
-
-
-def answer(planned: Plan) -> Answer:
-    """Computes both guarantees, after the noise if there is a budget.
-
-    Raises:
-      ValueError: If no noise meets the budget.
-    """
-    # These imports are slow. They come after the validation, so that a bad flag is reported at once.
-    from tfdp.accounting import calibration, composition
-
-    flags, run = planned.flags, planned.run
-    if flags.epsilon is not None:
-        noise = calibration.noise_for(
-            flags.epsilon, flags.delta, run, flags.guarantee, flags.adjacency
-        )
-        run = run.with_noise(noise)
-    claimed = composition.claimed(run, flags.delta, flags.adjacency)
-    proven = composition.proven(run, flags.delta, flags.adjacency)
-    return Answer(planned, run, claimed, proven)
 
 
 def flag_words(values: dict[str, Any]) -> str:

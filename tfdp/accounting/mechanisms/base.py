@@ -6,14 +6,13 @@ the name of a mechanism; it calls the methods below instead.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from tfdp._validate import Schedule
-from tfdp.accounting import analysis, claims, noise_tables, records
+from tfdp.accounting import analysis, claims, noise_tables
 from tfdp.accounting.noise_tables import Noise
+from tfdp.accounting.records import settle
 
 if TYPE_CHECKING:
     from tfdp.accounting.run import Run
@@ -29,9 +28,6 @@ class Mechanism:
       released: Description of the released values that a guarantee is about.
       claim_assumptions: Sentences that state the assumptions of the paper's claim.
       schedules: Names of the fields that may be a table over steps.
-      compounds: Names of the fields that hold objects, mapped to the classes whose `from_dict` reads
-        them.
-      options: Names of the plain settings (flags) from which `from_options` makes fields.
       settings: Names of the settings of an experiment that not every mechanism has and this one has.
       update_rules: Which Keras update rules the mechanism allows: "any", since they see noisy sums
         only; "linear", for a proven guarantee SGD with or without momentum only; or "own", none but
@@ -49,8 +45,6 @@ class Mechanism:
       >>> from tfdp.accounting import describe
       >>> run = describe("dpsgd", "poisson", num_examples=1000, lot_size=100, steps=10,
       ...                noise_multiplier=(4.0, 4.0, *[2.0] * 8))
-      >>> run.mechanism.released
-      'all noisy gradients, hence every intermediate and final weight'
       >>> run.mechanism.schedule("noise_multiplier", 4)
       array([4., 4., 2., 2.])
       >>> run.mechanism.with_noise(0.5).noise_multiplier[:3]
@@ -62,8 +56,6 @@ class Mechanism:
     released: ClassVar[str] = ""
     claim_assumptions: ClassVar[tuple[str, ...]] = ()
     schedules: ClassVar[tuple[str, ...]] = ()
-    compounds: ClassVar[dict[str, type]] = {}
-    options: ClassVar[tuple[str, ...]] = ()
     settings: ClassVar[tuple[str, ...]] = ()
     update_rules: ClassVar[str] = "any"
     adaptive_clipping: ClassVar[bool] = False
@@ -73,15 +65,16 @@ class Mechanism:
     segments_note: ClassVar[str | None] = None
     advice: ClassVar[str | None] = None
 
-    def _put(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
     # -- what is proven ----------------------------------------------------------------------------
 
     def check(self, run: "Run") -> None:
         """Raises ValueError if this mechanism does not fit the other parts of its run."""
-        for name in self.schedules:
-            _check_covers(name, getattr(self, name), run.steps)
+        for name, table in self._tables().items():
+            if len(table) < run.steps:
+                raise ValueError(
+                    f"Expected {name} to have one value for each of the {run.steps} steps. Received "
+                    f"{len(table)} values. Pass a constant or the whole schedule."
+                )
         if run.contribution.adaptive_clipping and not self.adaptive_clipping:
             raise ValueError(
                 "Expected adaptive_clipping with a mechanism whose steps are private one by one: "
@@ -96,8 +89,7 @@ class Mechanism:
     def analyse(self, run: "Run", delta: float, adjacency: str) -> "analysis.Analysis":
         """Privacy losses of a run of at least one step for which `nothing_proven` gives no reason.
 
-        If this method raises `UnboundedSensitivity`, `analysis.analyse` turns the error into the
-        reason of an infinite epsilon.
+        An `UnboundedSensitivity` becomes the reason of an infinite epsilon.
 
         Args:
           run: Run of this mechanism.
@@ -134,34 +126,30 @@ class Mechanism:
     def with_noise(self, noise: float) -> "Mechanism":
         """Returns a copy whose noise multiplier is `noise`; a table is multiplied by `noise`.
 
-        Calibration searches over `noise`. Here the mechanism has no noise and is returned as it is.
+        A mechanism without noise is returned as it is.
         """
         del noise
         return self
 
+    def _tables(self) -> dict[str, tuple]:
+        values = {name: getattr(self, name) for name in self.schedules}
+        return {name: value for name, value in values.items() if isinstance(value, tuple)}
+
     def described_steps(self) -> int | None:
         """Number of steps that the tables cover, or None if no field is a table."""
-        tables = [getattr(self, name) for name in self.schedules]
-        return min((len(table) for table in tables if isinstance(table, tuple)), default=None)
+        return min(map(len, self._tables().values()), default=None)
 
-    def past(self, steps: int) -> dict[str, Any]:
-        """All fields, with tables cut at `steps`; equal if the same steps were executed."""
-        fields = {name: getattr(self, name) for name in records.field_names(type(self))}
-        for name in self.schedules:
-            if isinstance(fields[name], tuple):
-                fields[name] = fields[name][:steps]
-        return {"name": self.name} | fields
+    def cut(self, steps: int) -> "Mechanism":
+        """Returns a copy with tables of `steps` values; equal if the same steps were executed."""
+        tables = {name: table[:steps] for name, table in self._tables().items()}
+        return dataclasses.replace(self, **tables)
 
     def schedule(self, name: str, steps: int) -> np.ndarray:
-        """The values of a constant or a table as an array of shape (steps,)."""
-        if name not in self.schedules:
-            raise ValueError(
-                f"Expected a schedule of {self.name!r}: {', '.join(self.schedules) or 'there is none'}."
-                f" Received {name!r}."
-            )
+        """The values of one of the `schedules`, a constant or a table, as an array of shape (steps,).
+
+        None, an unknown constant, becomes 1: a constant factor of all values changes no guarantee.
+        """
         value = getattr(self, name)
-        # None (an unknown constant) becomes 1: a constant factor of all its values changes no
-        # guarantee.
         array = np.asarray(1.0 if value is None else value, dtype=float)
         return np.full(steps, float(array)) if array.ndim == 0 else array[:steps]
 
@@ -174,43 +162,6 @@ class Mechanism:
     def noise_words(self, steps: int) -> str:
         """Description of the noise that ends the usual sentence about what was executed."""
         raise NotImplementedError
-
-    # -- making, writing and reading ---------------------------------------------------------------
-
-    @classmethod
-    def usual_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns plain settings with the values that training uses in place of those left open.
-
-        Args:
-          options: Values of the class's `options` by name; None for an option that is not given.
-        """
-        return dict(options)
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any], steps: int) -> dict[str, Any]:
-        """Makes fields of the mechanism from plain settings such as flags.
-
-        Args:
-          options: Values of the class's `options` by name; None for an option that is not given.
-          steps: Number of steps of the run.
-
-        Returns:
-          Fields by name.
-
-        Raises:
-          ValueError: If a required option is missing.
-        """
-        del options, steps
-        return {}
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe fields and name; tables become run-length encodings."""
-        return records.to_record(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "Mechanism":
-        """Inverse of `to_dict`. Raises ValueError if a field is unknown or missing."""
-        return records.from_record(cls, fields, cls.compounds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,7 +178,7 @@ class NoisyMechanism(Mechanism):
     schedules: ClassVar[tuple[str, ...]] = ("noise_multiplier",)
 
     def __post_init__(self):
-        self._put("noise_multiplier", noise_tables.checked(self.noise_multiplier))
+        settle(self, noise_multiplier=noise_tables.checked(self.noise_multiplier))
 
     def with_noise(self, noise: float) -> "NoisyMechanism":
         table = self.noise_multiplier
@@ -236,12 +187,11 @@ class NoisyMechanism(Mechanism):
 
     def nothing_proven(self, run: "Run", adjacency: str) -> str | None:
         del adjacency
-        step = noise_tables.bare_step(self.noise_multiplier, run.steps)
-        if step is None:
-            return None
-        if not isinstance(noise_tables.of_steps(self.noise_multiplier, run.steps), tuple):
-            return "No noise was added (noise_multiplier is 0)."
-        return f"No noise was added in step {step} (noise_multiplier is 0 there)."
+        noise = noise_tables.of_steps(self.noise_multiplier, max(run.steps, 1))
+        if isinstance(noise, tuple) and 0.0 in noise:
+            step = noise.index(0.0)
+            return f"No noise was added in step {step} (noise_multiplier is 0 there)."
+        return None if noise else "No noise was added (noise_multiplier is 0)."
 
     def noise_sentence(self, steps: int) -> str:
         del steps
@@ -252,12 +202,3 @@ class NoisyMechanism(Mechanism):
 
     def noise_words(self, steps: int) -> str:
         return f", noise multiplier {noise_tables.words(self.noise_multiplier, steps)}"
-
-
-def _check_covers(name: str, value: Schedule, steps: int) -> None:
-    """Raises ValueError if `value` is a table with fewer values than the run has steps."""
-    if isinstance(value, tuple) and len(value) < steps:
-        raise ValueError(
-            f"Expected {name} to have one value for each of the {steps} steps. Received "
-            f"{len(value)} values. Pass a constant or the whole schedule."
-        )

@@ -20,8 +20,8 @@ has no finite zCDP parameter.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 from tfdp._validate import one_of
 from tfdp.accounting import noise_tables
@@ -29,6 +29,11 @@ from tfdp.accounting.analysis import Analysis
 from tfdp.accounting.claims import Claim
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.run import Run
+
+_ASSUMPTION = (
+    "The noise on the clipped sum has the same standard deviation in every weight, whatever the "
+    "weights are; dropout rates are read off it, not the other way round."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +87,7 @@ READINGS = {
 def claimed_sigma_epsilon(
     sigma: float, delta: float, steps: int, probability: float, reading: str
 ) -> float:
-    """Epsilon that the paper's recipe gives for its sigma.
+    """Epsilon that the recipe gives for the paper's sigma; infinite if that is no useful number.
 
     Args:
       sigma: The paper's noise scale; the noise on the sum has standard deviation 2 C sigma.
@@ -90,9 +95,6 @@ def claimed_sigma_epsilon(
       steps: Number of lots.
       probability: Sampling ratio nu = S/N.
       reading: Name of a reading in `READINGS`.
-
-    Returns:
-      Epsilon; infinite if sigma is 0 or the recipe gives no useful number.
     """
     choice = READINGS[reading]
     count = steps if choice.per_step else max(1, math.ceil(steps * probability - 1e-9))
@@ -135,7 +137,6 @@ class DPDropout(DPSGD):
         "The paper's recipe in the reading that reproduces its published noise (a best guess): it "
         "composes over passes instead of steps, and treats clipping by layers as clipping once.",
     )
-    options: ClassVar[tuple[str, ...]] = ("composition",)
     default_reading: ClassVar[str] = "ac"
 
     def __post_init__(self):
@@ -144,16 +145,8 @@ class DPDropout(DPSGD):
             one_of("composition", self.composition, tuple(READINGS))
 
     def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
-        found = super().analyse(run, delta, adjacency)
-        return dataclasses.replace(
-            found,
-            assumptions=(
-                *found.assumptions,
-                "The noise on the clipped sum has the same standard deviation in every weight, "
-                "whatever the weights are; dropout rates are read off it, not the other way round.",
-            ),
-            details=found.details | {"sigma": self._sigma(run.steps)},
-        )
+        sigma = {"sigma": self._sigma(run.steps)}
+        return super().analyse(run, delta, adjacency).also(_ASSUMPTION, details=sigma)
 
     def claimed_rdp(self, run: Run) -> None:
         """Returns None, because the claim is a recipe for epsilon and not a Rényi divergence."""
@@ -169,8 +162,3 @@ class DPDropout(DPSGD):
 
     def _sigma(self, steps: int) -> float:
         return noise_tables.least(self.noise_multiplier, steps) / 2
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any], steps: int) -> dict[str, Any]:
-        del steps
-        return {"composition": options.get("composition")}

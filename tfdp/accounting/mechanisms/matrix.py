@@ -15,20 +15,20 @@ A longer run only adds rows to C, so the same strategy applies to every number o
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from tfdp._validate import instance
 from tfdp.accounting import gaussian_steps
-from tfdp.accounting.analysis import SECRET_SAMPLE, Analysis, analyse
+from tfdp.accounting.analysis import Analysis, analyse
+from tfdp.accounting.assumptions import SECRET_SAMPLE
 from tfdp.accounting.claims import Claim
 from tfdp.accounting.mechanisms.base import NoisyMechanism
 from tfdp.accounting.mechanisms.dpsgd import DPSGD
 from tfdp.accounting.numerics import linear_releases, privacy_loss
 from tfdp.accounting.run import Run
-from tfdp.accounting.strategies import Strategy, leftmost_squares, non_increasing, strategy
+from tfdp.accounting.strategies import Strategy, leftmost_square, non_increasing
 
 _ASSUMPTIONS = (
     "The strategy was fixed in advance, and its noise is one stream over all steps: no value of it "
@@ -54,13 +54,12 @@ class Toeplitz:
         """Makes the response of a run of the `Matrix` mechanism."""
         return cls(np.abs(run.mechanism.strategy.first(run.steps)), run.steps)
 
-    def cyclic(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
-        """Squared responses at offset 0, the worst: a later start gives the same pattern, cut short."""
-        return leftmost_squares(self.first, self.steps, period)[np.asarray(steps) - 1], (
-            "worst participation pattern (offset 0)"
-        )
+    def cyclic(self, period: int) -> tuple[float, str]:
+        """Offset 0 is the worst: a later start gives the same pattern, cut short."""
+        square = leftmost_square(self.first, self.steps, period)
+        return square, "worst participation pattern (offset 0)"
 
-    def shuffled(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
+    def shuffled(self, period: int) -> tuple[float, str]:
         """Upper bound: sum of the largest inner products that columns of two epochs can have.
 
         In epoch e the record takes part in a step s >= e b, and two such steps of epochs e < e' are at
@@ -69,22 +68,19 @@ class Toeplitz:
         """
         c = np.zeros(self.steps)
         c[: len(self.first)] = non_increasing(self.first)
-        rows = -(-self.steps // period)
-        steps = np.asarray(steps)
-        total = np.zeros(len(steps))
+        rows, total = -(-self.steps // period), 0.0
         for gap in range(rows):  # e' - e
             lag = 0 if gap == 0 else (gap - 1) * period + 1
             products = np.concatenate([[0.0], np.cumsum(c[: self.steps - lag] * c[lag:])])
+            # The later column starts at row e' b at the earliest, so at most steps - e' b of its rows
+            # are nonzero.
+            left = self.steps - np.arange(gap, rows) * period
             twice = 1.0 if gap == 0 else 2.0
-            for i, count in enumerate(steps):
-                # The later column starts at row e' b at the earliest, so at most count - e' b of
-                # its rows are nonzero.
-                left = count - np.arange(gap, -(-count // period)) * period
-                total[i] += twice * products[np.minimum(left, len(products) - 1)].sum()
-        return total, "largest inner products of columns, epoch by epoch"
+            total += twice * products[np.minimum(left, len(products) - 1)].sum()
+        return float(total), "largest inner products of columns, epoch by epoch"
 
-    def every_step(self, steps: np.ndarray) -> np.ndarray:
-        return leftmost_squares(self.first, self.steps, 1)[np.asarray(steps) - 1]
+    def every_step(self) -> float:
+        return leftmost_square(self.first, self.steps, 1)
 
     def column_norms(self) -> np.ndarray:
         squares = np.zeros(self.steps)
@@ -118,8 +114,6 @@ class Matrix(NoisyMechanism):
         "The literature's accounting of matrix mechanisms is the proven one.",
     )
     schedules: ClassVar[tuple[str, ...]] = ()
-    compounds: ClassVar[dict[str, type]] = {"strategy": Strategy}
-    options: ClassVar[tuple[str, ...]] = ("strategy", "bands", "objective")
     usual_sampling: ClassVar[str] = "cyclic_poisson"
 
     def __post_init__(self):
@@ -130,28 +124,21 @@ class Matrix(NoisyMechanism):
                 "is no Toeplitz matrix, and nothing here accounts for another. Received "
                 f"{len(self.noise_multiplier)} values. Pass one number."
             )
-        remedy = "Pass tfdp.accounting.Strategy(...)."
-        instance("strategy", self.strategy, Strategy, remedy=remedy)
+        instance("strategy", self.strategy, Strategy, remedy="Pass tfdp.accounting.Strategy(...).")
 
     def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
-        if self._one_band:
-            scale = float(self.strategy.first(1)[0])
-            return gaussian_steps.analyse_sums(run, self.noise_multiplier / scale, delta, adjacency)
+        if self.strategy.bands == 1:  # DP-SGD with noise z / c_0 on every sum
+            noise = self.noise_multiplier / float(self.strategy.first(1)[0])
+            return gaussian_steps.analyse_sums(run, noise, delta, adjacency)
         if self._amplifies(run):
             column = float(np.linalg.norm(self.strategy.first(run.steps)))
             noise = self.noise_multiplier / column
-            found = gaussian_steps.amplified(run, noise, run.steps, adjacency)
-            found.details["response_norm"] = column
-            return dataclasses.replace(found, assumptions=(*_ASSUMPTIONS, SECRET_SAMPLE))
+            found = gaussian_steps.amplified(run, noise, adjacency)
+            return found.also(*_ASSUMPTIONS, SECRET_SAMPLE, details={"response_norm": column})
         loss, details = linear_releases.loss_of(
             run, Toeplitz.of(run), self.noise_multiplier, adjacency, delta
         )
         return Analysis((loss,), _ASSUMPTIONS, details=details, scales=True)
-
-    @property
-    def _one_band(self) -> bool:
-        """Whether the strategy is one number c_0: DP-SGD with noise z / c_0 on every sum."""
-        return self.strategy.bands == 1
 
     def _amplifies(self, run: Run) -> bool:
         """Whether the secrecy of the sample amplifies the steps (see the module's docstring)."""
@@ -175,12 +162,3 @@ class Matrix(NoisyMechanism):
     def noise_words(self, steps: int) -> str:
         bands = "" if self.strategy.bands is None else f" of {self.strategy.bands} bands"
         return f"{super().noise_words(steps)} correlated by {self.strategy.name}{bands}"
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any], steps: int) -> dict[str, Any]:
-        if options.get("strategy") is None:
-            raise ValueError(f"Expected --strategy for {cls.name}. Received none.")
-        found = strategy(
-            options["strategy"], steps, options.get("bands"), options.get("objective") or "mean"
-        )
-        return {"strategy": found}

@@ -1,7 +1,4 @@
-"""Training without privacy: every epsilon is infinite, with a reason.
-
-This mechanism serves for comparisons, and for training that nobody accounted.
-"""
+"""Training without privacy, to compare with, and training that nobody accounted."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,7 +13,7 @@ from tfdp.accounting.run import Run
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoMechanism(Mechanism):
-    """Weights that were trained without noise that hides an example.
+    """Weights that were trained without noise that hides an example: every epsilon is infinite.
 
     Attributes:
       reason: Sentence that says why nothing is proven, for example that it is not known how the
@@ -33,7 +30,6 @@ class NoMechanism(Mechanism):
         text("reason", self.reason, remedy="Leave it out, or say why nothing is proven.")
 
     def nothing_proven(self, run: Run, adjacency: str) -> str:
-        del run, adjacency
         return self.reason
 
     def claimed_rdp(self, run: Run) -> np.ndarray:
@@ -49,5 +45,4 @@ class NoMechanism(Mechanism):
         return None if run.sampling.num_examples > 1 else self.reason
 
     def noise_words(self, steps: int) -> str:
-        del steps
         return ", without privacy"

@@ -38,7 +38,7 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     Example:
       >>> import dataclasses
       >>> from typing import ClassVar
-      >>> from tfdp.accounting import describe, proven, register_mechanism
+      >>> from tfdp.accounting import describe, register_mechanism
       >>> from tfdp.accounting.mechanisms.dpsgd import DPSGD
       >>> @register_mechanism
       ... @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,8 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
       ...     name: ClassVar[str] = "rounded_dpsgd_of_the_example"
       >>> run = describe("rounded_dpsgd_of_the_example", "cyclic", num_examples=1000,
       ...                lot_size=100, steps=10, noise_multiplier=4.0)
-      >>> plain = dataclasses.replace(run, mechanism=DPSGD(noise_multiplier=4.0))
-      >>> proven(run, 1e-5).epsilon == proven(plain, 1e-5).epsilon
-      True
+      >>> type(run.mechanism).__name__
+      'RoundedDPSGD'
     """
     name = text("the name of a mechanism", getattr(kind, "name", ""), remedy="Give it one.")
     if name in _CLASSES and mechanism_class(name) is not kind:
@@ -64,8 +63,6 @@ def mechanism_names() -> tuple[str, ...]:
       >>> from tfdp.accounting import mechanism_names
       >>> {"dpsgd", "matrix", "si_dpsgd"} <= set(mechanism_names())
       True
-      >>> "no_such_mechanism" in mechanism_names()
-      False
     """
     return tuple(sorted(_CLASSES))
 
@@ -75,11 +72,5 @@ def mechanism_class(name: str) -> type[Mechanism]:
     kind = _CLASSES[one_of("mechanism", name, mechanism_names())]
     if isinstance(kind, str):
         module, attribute = kind.split(":")
-        kind = getattr(importlib.import_module(module), attribute)
-        _CLASSES[name] = kind
+        kind = _CLASSES[name] = getattr(importlib.import_module(module), attribute)
     return kind
-
-
-def mechanism_from_dict(fields: dict) -> Mechanism:
-    """Inverse of `Mechanism.to_dict`. Raises ValueError if a field is unknown or missing."""
-    return mechanism_class(fields.get("name")).from_dict(fields)

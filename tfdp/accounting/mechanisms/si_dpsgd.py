@@ -16,13 +16,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from tfdp import _validate as check
-from tfdp._validate import Schedule
+from tfdp._validate import Schedule, flag, one_of, schedule, text
 from tfdp.accounting import claims
 from tfdp.accounting.analysis import Analysis
+from tfdp.accounting.assumptions import Declared
 from tfdp.accounting.mechanisms.base import NoisyMechanism
 from tfdp.accounting.numerics import linear_releases
 from tfdp.accounting.numerics.linear_response import Dynamics
+from tfdp.accounting.records import settle
 from tfdp.accounting.run import Run
 
 RELEASES = ("theta", "mu")
@@ -30,9 +31,8 @@ RELEASES = ("theta", "mu")
 # function of the gradients.
 LINEAR_OPTIMIZERS = ("sgd", "momentum", "nesterov")
 _ASSUMPTIONS = (
-    "The means started from public values, and each step's noise was drawn around its mean as often "
-    "as the run says.",
-    "Learning rates and momentum were fixed in advance.",
+    "The means started from public values, and each step's noise was drawn once around its mean.",
+    Declared("Learning rates and momentum were fixed in advance."),
     "Means, velocities and updates were float64 and are taken for exact numbers.",
 )
 
@@ -43,21 +43,18 @@ class SIDPSGD(NoisyMechanism):
 
     Attributes:
       noise_multiplier: z_t, constant or per step: the weight noise of step t has standard deviation
-        z_t C noise_lr_t / L.
-      learning_rates: Learning rates of the means, constant or per step; None for an unknown constant.
-      noise_learning_rates: Rates noise_lr_t that scale the weight noise; None for `learning_rates`.
+        z_t C lr_t / L.
+      learning_rates: Learning rates lr_t of the means, constant or per step; None for an unknown
+        constant.
       momentum: Momentum coefficient, constant or per step.
       nesterov: Whether the momentum is Nesterov's.
-      draws: Number of independent noise draws around one mean, constant or per step.
       optimizer: Name of the update rule of the means.
       release: "theta" (the noised weights) or "mu" (the un-noised means).
     """
 
     learning_rates: Schedule = None
-    noise_learning_rates: Schedule = None
     momentum: float | tuple[float, ...] = 0.0
     nesterov: bool = False
-    draws: int | tuple[int, ...] = 1
     optimizer: str = "sgd"
     release: str = "theta"
 
@@ -70,21 +67,7 @@ class SIDPSGD(NoisyMechanism):
         "The paper treats every step as fresh, although its means carry all earlier gradients "
         "without noise; momentum and learning rates are ignored.",
     )
-    schedules: ClassVar[tuple[str, ...]] = (
-        "noise_multiplier",
-        "learning_rates",
-        "noise_learning_rates",
-        "momentum",
-        "draws",
-    )
-
-    @property
-    def released(self) -> str:
-        """Description of the released values, which `release` decides."""
-        if self.release != "theta":
-            return "one noisy draw of the weights per step, and the un-noised means at the end"
-        return "one noisy draw of the weights per step; the means are never released"
-
+    schedules: ClassVar[tuple[str, ...]] = ("noise_multiplier", "learning_rates", "momentum")
     segments_note: ClassVar[str | None] = (
         "Every SI-DPSGD segment started from released weights, not from earlier means."
     )
@@ -97,19 +80,22 @@ class SIDPSGD(NoisyMechanism):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("learning_rates", "noise_learning_rates"):
-            self._put(name, check.schedule(name, getattr(self, name), optional=True))
-        self._put("momentum", check.schedule("momentum", self.momentum))
-        self._put("draws", check.schedule("draws", self.draws, integer=True, minimum=1))
-        check.one_of("release", self.release, RELEASES)
         rule = "Pass the name of an update rule, for example 'sgd'."
-        self._put("optimizer", check.text("optimizer", self.optimizer, remedy=rule).lower())
-        self._put("nesterov", check.flag("nesterov", self.nesterov))
+        settle(
+            self,
+            learning_rates=schedule("learning_rates", self.learning_rates, optional=True),
+            momentum=schedule("momentum", self.momentum),
+            nesterov=flag("nesterov", self.nesterov),
+            optimizer=text("optimizer", self.optimizer, remedy=rule).lower(),
+            release=one_of("release", self.release, RELEASES),
+        )
 
-    def schedule(self, name: str, steps: int) -> np.ndarray:
-        if name == "noise_learning_rates" and self.noise_learning_rates is None:
-            name = "learning_rates"
-        return super().schedule(name, steps)
+    @property
+    def released(self) -> str:
+        """Description of the released values, which `release` decides."""
+        if self.release != "theta":
+            return "one noisy draw of the weights per step, and the un-noised means at the end"
+        return "one noisy draw of the weights per step; the means are never released"
 
     def nothing_proven(self, run: Run, adjacency: str) -> str | None:
         if self.release == "mu":
@@ -118,14 +104,12 @@ class SIDPSGD(NoisyMechanism):
                 "them for certain, so no finite epsilon exists."
             )
         bare = super().nothing_proven(run, adjacency)
-        if bare is not None:
-            return bare
-        if self.optimizer not in LINEAR_OPTIMIZERS:
+        if bare is None and self.optimizer not in LINEAR_OPTIMIZERS:
             return (
                 f"The update rule {self.optimizer!r} is not linear in the gradients, and its "
                 "un-noised state is private. Use SGD, momentum or Nesterov momentum."
             )
-        return None
+        return bare
 
     def analyse(self, run: Run, delta: float, adjacency: str) -> Analysis:
         dynamics = Dynamics.of(run)

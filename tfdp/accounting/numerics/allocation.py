@@ -55,12 +55,7 @@ class _Law:
 
 
 def positive_losses(probability: float, multiplier: float) -> tuple[Losses, Losses]:
-    """Positive losses of one epoch in both orders.
-
-    Args:
-      probability: 1 over the number of lots of an epoch.
-      multiplier: Standard deviation of the noise over the sensitivity.
-    """
+    """Positive losses of one epoch of 1 / `probability` lots in both orders."""
     lots = round(1 / probability)
     included, left_in = _sums(lots, 1 / multiplier, True)
     excluded, left_out = _sums(lots, 1 / multiplier, False)

@@ -7,50 +7,25 @@ from scipy import special, stats
 
 
 def binomial(number: int, chance: float, tail: float) -> tuple[np.ndarray, float]:
-    """Probabilities of the numbers of successes, up to a small tail.
-
-    Args:
-      number: Number of independent trials.
-      chance: Probability of success of one trial.
-      tail: Probability of larger numbers of successes that may be left out.
+    """Probabilities of the numbers of successes in `number` independent trials.
 
     Returns:
-      (probabilities, overflow): the probabilities of 0..k_max successes, and the probability of more
-      than k_max. Here k_max is the first number with an overflow of at most `tail`.
+      (probabilities of 0..k_max successes, probability of more); k_max is the first number beyond which
+      at most `tail` is left.
     """
     if chance >= 1:
-        pmf = np.zeros(number + 1)
-        pmf[number] = 1.0
-        return pmf, 0.0
+        return np.concatenate([np.zeros(number), [1.0]]), 0.0
     mean = number * chance
-    reach = min(number, math.ceil(mean + 12 * math.sqrt(mean + 1) + 60))
-    k = np.arange(reach + 1)
+    k = np.arange(min(number, math.ceil(mean + 12 * math.sqrt(mean + 1) + 60)) + 1)
     # The logarithms of the ratios of neighbouring terms are summed, because differences of
     # log-gammas of a large `number` would lose nine digits.
     ratios = np.log((number - k[:-1]) / (k[:-1] + 1.0)) + math.log(chance) - math.log1p(-chance)
     log_pmf = number * math.log1p(-chance) + np.concatenate([[0.0], np.cumsum(ratios)])
-    beyond = chance_of_more(k, number, chance)
-    last = int(np.argmax(beyond <= tail)) if np.any(beyond <= tail) else reach
+    # The incomplete beta function has no cancellation. SciPy's `bdtrc` takes `number` modulo 2^32.
+    beyond = special.betainc(k + 1.0, np.maximum(number - k, 1e-300), chance)
+    beyond = np.where(k >= number, 0.0, beyond)
+    last = int(np.argmax(beyond <= tail)) if np.any(beyond <= tail) else len(k) - 1
     return np.exp(log_pmf[: last + 1]), float(beyond[last])
-
-
-def chance_of_more(successes, number: int, chance: float):
-    """Probability of more than `successes` successes in `number` independent trials.
-
-    The incomplete beta function computes it without cancellation. SciPy's `bdtrc` is not used because
-    it takes `number` modulo 2^32.
-
-    Args:
-      successes: Number of at least 0, or an array of such numbers.
-      number: Number of trials.
-      chance: Probability of success of one trial.
-
-    Returns:
-      Array of the shape of `successes`.
-    """
-    left = np.maximum(number - np.asarray(successes, float), 1e-300)
-    beyond = special.betainc(np.asarray(successes) + 1.0, left, chance)
-    return np.where(np.asarray(successes) >= number, 0.0, beyond)
 
 
 def hypergeometric(population: int, drawn: int, marked: int) -> np.ndarray:

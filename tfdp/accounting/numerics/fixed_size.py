@@ -42,44 +42,10 @@ joined curve.
 
 import math
 
+import numpy as np
+
 from tfdp.accounting.numerics.binomials import binomial
 from tfdp.accounting.numerics.pairs import Component
-
-
-def occurrences(
-    num_examples: int, lot_size: int, replacement: bool, tail: float
-) -> tuple[tuple[tuple[int, float], ...], float, float]:
-    """Law of the number of occurrences of one record in a lot of fixed size.
-
-    Args:
-      num_examples: Number N of examples, at least 1.
-      lot_size: Lot size L; at most N without replacement.
-      replacement: Whether the L draws are independent.
-      tail: Probability of many occurrences that may be left out.
-
-    Returns:
-      (draws, probability, overflow): `draws` has pairs of a number k >= 1 and its probability, given
-      that the record is in the lot; `probability` is that of being in the lot; `overflow` is the
-      probability per lot of the numbers that `draws` leaves out.
-
-    Raises:
-      ValueError: If the lot is empty, or does not fit into the data set without replacement.
-    """
-    if not (lot_size >= 1) or not (replacement or lot_size <= num_examples):
-        raise ValueError(
-            "Expected a lot size of at least 1, and without replacement at most the number of "
-            f"examples, {num_examples}. Received {lot_size}. Use a smaller lot."
-        )
-    if not replacement:
-        return ((1, 1.0),), lot_size / num_examples, 0.0
-    counts, overflow = binomial(lot_size, 1.0 / num_examples, tail)
-    present = counts[1:].sum()
-    draws = tuple((k, float(counts[k] / present)) for k in range(1, len(counts)) if counts[k] > 0)
-    # The true probability of being drawn, which includes the numbers that `draws` leaves out.
-    probability = (
-        -math.expm1(lot_size * math.log1p(-1.0 / num_examples)) if num_examples > 1 else 1.0
-    )
-    return draws, probability, overflow
 
 
 def parts(
@@ -96,7 +62,7 @@ def parts(
 
     Args:
       num_examples: Number N of examples.
-      lot_size: Lot size L.
+      lot_size: Lot size L; at most N.
       noise_multiplier: Standard deviation of the noise over the clip norm.
       adjacency: "zero_out" or "replace_one".
       replacement: Whether lots are drawn with replacement.
@@ -106,22 +72,20 @@ def parts(
     Returns:
       (components of the mixture, overflow): `overflow` is the probability of the occurrences that were
       left out, which count as a complete loss.
-
-    Raises:
-      ValueError: For another adjacency, or if the lot does not fit.
     """
-    if adjacency not in ("zero_out", "replace_one"):
-        raise ValueError(
-            "Expected adjacency zero_out or replace_one with lots of fixed size, because adding a "
-            f"record would change how the others are sampled. Received {adjacency!r}. Pass "
-            "adjacency='zero_out'."
-        )
-    draws, probability, overflow = occurrences(num_examples, lot_size, replacement, tail)
+    probability, overflow, draws = lot_size / num_examples, 0.0, [(1, 1.0)]
+    if replacement:
+        counts, overflow = binomial(lot_size, 1.0 / num_examples, tail)
+        draws = [(k, float(counts[k] / counts[1:].sum())) for k in np.flatnonzero(counts[1:]) + 1]
+        # The true probability of being drawn, which includes the numbers that `draws` leaves out.
+        absent = lot_size * math.log1p(-1.0 / num_examples) if num_examples > 1 else -math.inf
+        probability = -math.expm1(absent)
     if batch_statistics:
         # All three sums have at most L terms of norm at most 1.
         return (Component(1.0, probability, noise_multiplier / (2.0 * lot_size), "triangle"),), 0.0
     pair, unit = ("slot", 1.0) if adjacency == "zero_out" else ("triangle", 2.0)
     rounds = tuple(
-        Component(weight, probability, noise_multiplier / (unit * k), pair) for k, weight in draws
+        Component(weight, probability, noise_multiplier / (unit * int(k)), pair)
+        for k, weight in draws
     )
     return rounds, overflow

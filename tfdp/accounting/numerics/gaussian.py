@@ -17,18 +17,9 @@ _SQRT2 = math.sqrt(2.0)
 
 
 def log_delta(epsilon: float, mu: np.ndarray) -> np.ndarray:
-    """Log of the privacy profile of N(0, 1) against N(mu, 1).
-
-    Args:
-      epsilon: Number of at least 0.
-      mu: Positive numbers, any shape.
-
-    Returns:
-      log delta(epsilon), of the shape of `mu`; minus infinity if it underflows.
-    """
+    """Log of the privacy profile of N(0, 1) against N(mu, 1), mu > 0; -inf where it underflows."""
     mu = np.asarray(mu, dtype=float)
-    a = mu / 2 - epsilon / mu
-    b = mu / 2 + epsilon / mu
+    a, b = mu / 2 - epsilon / mu, mu / 2 + epsilon / mu
     # epsilon - b^2/2 equals -a^2/2. Writing the second term with erfcx and -a^2/2 avoids the
     # difference of two numbers of size epsilon, which at epsilon = 1e14 would be pure rounding.
     log_second = -a * a / 2 + np.log(special.erfcx(b / _SQRT2) / 2)
@@ -43,15 +34,7 @@ def log_delta(epsilon: float, mu: np.ndarray) -> np.ndarray:
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
-    """Smallest epsilon for which a mu-GDP mechanism is (epsilon, delta)-DP.
-
-    Args:
-      mu: GDP parameter, at least 0; may be infinite.
-      delta: Probability in (0, 1).
-
-    Returns:
-      Epsilon; 0 if the total variation distance is at most delta.
-    """
+    """Smallest epsilon for which a mu-GDP mechanism is (epsilon, delta)-DP; mu may be infinite."""
     return epsilon_of_mixture(np.array([mu * mu]), np.array([1.0]), 0.0, delta)
 
 
@@ -98,12 +81,7 @@ def epsilon_of_mixture(
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """Largest mu for which a mu-GDP mechanism is (epsilon, delta)-DP, rounded down.
-
-    Args:
-      epsilon: Number above 0.
-      delta: Probability in (0, 1).
-    """
+    """Largest mu, rounded down, for which a mu-GDP mechanism is (epsilon, delta)-DP; epsilon > 0."""
     low, high = 1.0, 1.0
     while epsilon_of_mu(low, delta) > epsilon:
         low /= 2.0

@@ -28,19 +28,15 @@ if TYPE_CHECKING:
 
 
 class Response(Protocol):
-    """Interface of the matrix W: bounds on ||W m||^2 for the patterns m that a sampling allows.
+    """The matrix W: bounds on ||W m||^2 over all steps, for the patterns m that a sampling allows."""
 
-    The argument `steps` holds step counts of at least 1 in increasing order. Methods that take it
-    return one number for each of these counts.
-    """
-
-    def cyclic(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
+    def cyclic(self, period: int) -> tuple[float, str]:
         """||W m||^2 of the worst record that is in every `period`-th step; and the method in words."""
 
-    def shuffled(self, period: int, steps: np.ndarray) -> tuple[np.ndarray, str]:
+    def shuffled(self, period: int) -> tuple[float, str]:
         """Bound for a record in one step of every epoch of `period` steps; and the method in words."""
 
-    def every_step(self, steps: np.ndarray) -> np.ndarray:
+    def every_step(self) -> float:
         """||W m||^2 of a record that is once in every step."""
 
     def column_norms(self) -> np.ndarray:
@@ -64,14 +60,12 @@ def loss_of(run: "Run", response: Response, noise: float, adjacency: str, delta:
       (loss, details): the loss, and JSON-safe facts about the bound.
     """
     contribution, sampling = run.contribution, run.sampling
-    examples = contribution.max_examples_per_user
-    divisor = contribution.noise_divisor
+    divisor, examples = contribution.noise_divisor, contribution.max_examples_per_user
     details = {"sensitivity": divisor * contribution.sensitivity(sampling, adjacency, examples)}
     if sampling.draws(1, 0.0) is None:
-        squares, how = sampling.squares(response, np.array([run.steps]))
-        norm = math.sqrt(squares[0])
-        details |= {"bound": how, "response_norm": norm}
-        return GaussianLoss(details["sensitivity"] / noise * norm), details
+        square, details["bound"] = sampling.squares(response)
+        details["response_norm"] = math.sqrt(square)
+        return GaussianLoss(details["sensitivity"] / noise * math.sqrt(square)), details
     # The law of the draws counts all examples of a user, so one occurrence is meant here.
     scale = divisor * contribution.sensitivity(sampling, adjacency) / noise
     prefix_sum = response.prefix_sum_scale()
@@ -80,7 +74,7 @@ def loss_of(run: "Run", response: Response, noise: float, adjacency: str, delta:
         squares = squares * prefix_sum * prefix_sum
         details["bound"] = "Theorem B, binned law of prefix sums"
     else:
-        squares, probabilities, overflow = triangle_law(run, response, delta)
+        squares, probabilities, overflow = triangle_law(run, response.column_norms(), delta)
         details["bound"] = "Theorem B, law of the sum of column norms"
     details["response_norm_mean"] = float(np.sqrt(squares) @ probabilities)
     return RandomGaussianLoss(squares * scale * scale, probabilities, overflow), details

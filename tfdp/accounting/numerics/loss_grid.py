@@ -24,6 +24,8 @@ from scipy import fft, optimize
 
 # Mass outside of the range on which a composition is computed.
 _TRUNCATED = 1e-15
+# About the number of points from which a Chernoff bound is computed.
+_COARSE = 4096
 # Largest excess over 1 of a sum of probabilities that counts as rounding.
 _LARGEST_ROUNDING = 1e-6
 
@@ -75,6 +77,22 @@ class Grid:
         mean = _dot(self.losses, self.chances)
         return mean, max(_dot(self.losses**2, self.chances) - mean * mean, 0.0)
 
+    @functools.cached_property
+    def coarse(self) -> "Grid":
+        """A grid of fewer points, between which the masses are split with their means unchanged.
+
+        The moments of e^loss are convex functions of the loss, so they are not smaller.
+        """
+        block = len(self.chances) // _COARSE
+        if block < 2:
+            return self
+        lower, rest = np.divmod(self.lowest + np.arange(len(self.chances)), block)
+        place, upper = lower - lower[0], self.chances * (rest / block)
+        points = int(place[-1]) + 2
+        chances = np.bincount(place, self.chances - upper, points)
+        chances += np.bincount(place + 1, upper, points)
+        return Grid(self.interval * block, int(lower[0]), chances, self.infinite)
+
     def log_moment(self, order: float) -> float:
         """Upper bound on the log of the sum of exp(order * loss) over the finite losses."""
         exponent = order * self.losses
@@ -112,20 +130,9 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LossDistribution:
-    """Dominating distributions of the privacy loss in both orders of two neighbours.
+    """Dominating distributions in both orders: two `halves`, or one for both."""
 
-    Attributes:
-      forward: Losses of D against D'.
-      backward: Losses of D' against D; None if they have the same distribution.
-    """
-
-    forward: Grid
-    backward: Grid | None = None
-
-    @property
-    def halves(self) -> tuple[Grid, ...]:
-        """The one or two different orders."""
-        return (self.forward,) if self.backward is None else (self.forward, self.backward)
+    halves: tuple[Grid, ...]
 
     @property
     def infinite(self) -> float:
@@ -147,29 +154,15 @@ class LossDistribution:
 def one_round(
     parts: Sequence[tuple[float, tuple[Losses, Losses]]], interval: float
 ) -> LossDistribution:
-    """Pessimistic distribution of the losses of one round, a public mixture.
-
-    Args:
-      parts: For each component its weight, and its positive losses in both orders.
-      interval: Distance of the losses on the grid.
-    """
-    halves = [[(weight, pair[order]) for weight, pair in parts] for order in (0, 1)]
-    symmetric = all(forward is backward for _, (forward, backward) in parts)
-    forward = _on_grid(halves[0], interval)
-    if symmetric:
-        return LossDistribution(_joined(forward, forward, interval))
-    backward = _on_grid(halves[1], interval)
-    return LossDistribution(
-        _joined(forward, backward, interval), _joined(backward, forward, interval)
-    )
+    """Pessimistic distribution of a public mixture: weights, each with losses in both orders."""
+    orders = (0,) if all(forward is backward for _, (forward, backward) in parts) else (0, 1)
+    found = [_on_grid([(weight, pair[n]) for weight, pair in parts], interval) for n in orders]
+    halves = zip(found, reversed(found), strict=True)
+    return LossDistribution(tuple(_joined(own, other, interval) for own, other in halves))
 
 
 def _on_grid(parts: Sequence[tuple[float, Losses]], interval: float) -> tuple[np.ndarray, float]:
-    """Splits each loss between the two grid points around it, so that both masses of it are kept.
-
-    Returns:
-      The probabilities of the losses interval, 2 interval, ..., and that of an infinite loss.
-    """
+    """Splits each loss between the grid points around it, so that both masses of it are kept."""
     points = 1 + max(math.ceil(losses.values.max(initial=0.0) / interval) for _, losses in parts)
     total, infinite = np.zeros(points + 1), 0.0
     for weight, losses in parts:
@@ -209,32 +202,24 @@ def _joined(own, other, interval: float) -> Grid:
 def composed(
     rounds: Sequence[tuple[LossDistribution, int]], most_points: int
 ) -> LossDistribution | None:
-    """Composition of independent rounds, or None if its grid has more than `most_points` points.
+    """Composition of independent rounds; None where a grid would exceed `most_points` points.
 
-    Args:
-      rounds: Distributions of one round, all with one interval, each with its number of rounds.
-      most_points: Each point takes about a hundred bytes.
+    All distributions have one interval. A point takes about a hundred bytes.
     """
-    halves = [(half, _range(half)) for half in _halves(rounds)]
-    if max(last - first + 1 for _, (first, last) in halves) > most_points:
-        return None
-    return LossDistribution(*(sum_of(half, ends) for half, ends in halves))
-
-
-def _halves(rounds: Sequence[tuple[LossDistribution, int]]) -> list[list[tuple[Grid, int]]]:
-    """For each of the one or two orders of the neighbours, the rounds in that order."""
-    return [
-        [(each.halves[min(order, len(each.halves) - 1)], n) for each, n in rounds]
-        for order in range(max(len(each.halves) for each, _ in rounds))
+    orders = range(max(len(each.halves) for each, _ in rounds))
+    halves = [
+        [(each.halves[min(n, len(each.halves) - 1)], k) for each, k in rounds] for n in orders
     ]
+    ends = [_range(half) for half in halves]
+    if max(last - first + 1 for first, last in ends) > most_points:
+        return None
+    return LossDistribution(tuple(map(sum_of, halves, ends)))
 
 
 def sum_of(rounds: Sequence[tuple[Grid, int]], ends: tuple[int, int] | None = None) -> Grid:
-    """Law of a sum of independent numbers, each of them on a grid with its number of copies.
+    """Law of a sum of independent numbers, each on a grid of one interval with its number of copies.
 
-    Args:
-      rounds: The numbers, all on grids of one interval.
-      ends: First and last grid point of the result; None for those of a Chernoff bound.
+    `ends` are the first and last grid point of the result; None for those of a Chernoff bound.
     """
     rounds = [(grid, count) for grid, count in rounds if count]
     if len(rounds) == 1 and rounds[0][1] == 1:
@@ -294,7 +279,7 @@ def _range(rounds: Sequence[tuple[Grid, int]]) -> tuple[int, int]:
 
         def bound(log_factor: float) -> float:
             order = normal * math.exp(log_factor)
-            total = sum(grid.log_moment(sign * order) * count for grid, count in rounds)
+            total = sum(grid.coarse.log_moment(sign * order) * count for grid, count in rounds)
             return (total + allowed) / order
 
         # Every order gives a bound. The best one is near that of a normal distribution, unless losses

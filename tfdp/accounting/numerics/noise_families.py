@@ -29,13 +29,7 @@ def degrees(family: str, degrees_of_freedom: float | None) -> float | None:
 
 
 def log_density(family: str, x: np.ndarray, degrees_of_freedom: float | None = None) -> np.ndarray:
-    """Log density at scale 1.
-
-    Args:
-      family: One of `FAMILIES`.
-      x: Points, any shape.
-      degrees_of_freedom: Degrees of freedom of student_t; ignored for the other families.
-    """
+    """Log density at scale 1; `degrees_of_freedom` are those of student_t."""
     x = np.asarray(x, dtype=float)
     size = np.abs(x)
     if family == "gaussian":
@@ -54,14 +48,7 @@ def log_density(family: str, x: np.ndarray, degrees_of_freedom: float | None = N
 def log_ratio(
     family: str, x: np.ndarray, shift: float, degrees_of_freedom: float | None = None
 ) -> np.ndarray:
-    """log z(x - shift) - log z(x) at scale 1, without cancellation for tiny shifts.
-
-    Args:
-      family: One of `FAMILIES`.
-      x: Points, any shape.
-      shift: Number of at least 0.
-      degrees_of_freedom: Degrees of freedom of student_t; ignored for the other families.
-    """
+    """log z(x - shift) - log z(x) at scale 1, shift >= 0, without cancellation for tiny shifts."""
     if family == "gaussian":
         return shift * x - shift * shift / 2
     if family == "sech":
@@ -82,10 +69,7 @@ def log_ratio(
 
 
 def fisher_information(family: str, degrees_of_freedom: float | None = None) -> float:
-    """Location Fisher information at scale 1; it determines the loss of small shifts.
-
-    A Gaussian of standard deviation sigma has 1/sigma^2.
-    """
+    """Location Fisher information at scale 1, which rules small shifts; 1 for a Gaussian."""
     if family in _FISHER:
         return _FISHER[family]
     if family == "variance_gamma":

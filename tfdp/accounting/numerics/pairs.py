@@ -68,11 +68,7 @@ class Component:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gaussians:
-    """A mixture of Gaussians of standard deviation 1.
-
-    Attributes:
-      weights, centres: Of the Gaussians with a centre other than 0; the others have the rest.
-    """
+    """Gaussians of standard deviation 1 with weights and centres; the rest of the weight is at 0."""
 
     weights: np.ndarray
     centres: np.ndarray
@@ -154,9 +150,7 @@ def mean_square(part: Component) -> float:
 def positive_losses(part: Component, fineness: float) -> tuple[Losses, Losses]:
     """The losses of a pair in both orders; the same object twice if they are equal.
 
-    Args:
-      part: The pair; `weight` only decides how far out losses are computed.
-      fineness: Largest distance of neighbouring losses that is wanted.
+    The wanted distance of neighbouring losses is `fineness`; `weight` decides how far out they go.
     """
     if part.pair == "allocation":
         return allocation.positive_losses(part.probability, part.multiplier)

@@ -30,15 +30,9 @@ def draws(run: "Run", tail: float) -> tuple[np.ndarray, float]:
 
     Returns:
       (probabilities of 0, 1, ... draws, probability of more).
-
-    Raises:
-      ValueError: If the sampling has no such draws.
     """
     lots = run.sampling.of_groups(run.contribution.microbatch_size)
-    found = lots.draws(run.contribution.max_examples_per_user, tail)
-    if found is None:
-        raise ValueError(f"Expected random sampling. Received {run.sampling.name!r}.")
-    return found
+    return lots.draws(run.contribution.max_examples_per_user, tail)
 
 
 def _whole(law: Law) -> Law:
@@ -55,12 +49,6 @@ def occurrence_law(run: "Run", steps: int, delta: float, scale: float) -> Law:
     A user whose examples are drawn m_s times in step s moves that step's sum by at most scale * m_s
     standard deviations of the noise. Convolution gives the law of the sum of squares exactly, up to
     the tail.
-
-    Args:
-      run: Run with random sampling.
-      steps: Number of steps.
-      delta: Probability in (0, 1); it determines how much of the tail is left out.
-      scale: Sensitivity of one occurrence in units of the noise.
     """
     tail = _TAIL_SHARE * delta
     one, over = draws(run, tail / max(steps, 1))
@@ -102,11 +90,6 @@ def prefix_sum_law(run: "Run", delta: float, bins: int = 50) -> Law:
     which only increases each row of A m. Then ||A m||^2 = l * sum over bins of K_i^2, where K_i is
     the number of participations up to bin i. A dynamic programme over (K, sum of K_i^2) computes its
     law. With at most `bins` steps the bins are single steps and no participation is moved.
-
-    Args:
-      run: Run with random sampling.
-      delta: Probability in (0, 1); it determines how much of the tail is left out.
-      bins: Approximate number of bins.
     """
     tail = _TAIL_SHARE * delta
     length = max(1, run.steps // bins)
@@ -142,7 +125,7 @@ def prefix_sum_law(run: "Run", delta: float, bins: int = 50) -> Law:
     return _whole((np.arange(size) * float(unit * length), state.sum(axis=0), overflow))
 
 
-def triangle_law(run: "Run", response, delta: float, levels: int = 400) -> Law:
+def triangle_law(run: "Run", norms: np.ndarray, delta: float, levels: int = 400) -> Law:
     """Law of an upper bound on ||W m||^2 that holds for every schedule and momentum.
 
     By the triangle inequality, ||W m|| <= sum_s m_s ||W[:, s]||. Column norms are rounded up to
@@ -151,12 +134,11 @@ def triangle_law(run: "Run", response, delta: float, levels: int = 400) -> Law:
 
     Args:
       run: Run with random sampling.
-      response: The matrix W, a `linear_releases.Response` of which `column_norms` is used.
+      norms: Norms ||W[:, s]|| of all columns.
       delta: Probability in (0, 1); it determines how much of the tail is left out.
       levels: Number of multiples to which column norms are rounded up.
     """
     tail = _TAIL_SHARE * delta
-    norms = response.column_norms()
     if not norms.max() > 0:
         return np.zeros(1), np.ones(1), 0.0
     width = norms.max() / levels

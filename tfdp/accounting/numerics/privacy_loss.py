@@ -52,15 +52,17 @@ class RandomGaussianLoss:
     probabilities: np.ndarray
     overflow: float = 0.0
 
+    @property
+    def finite(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """The same law, with outcomes of an infinite mu in its overflow."""
+        some = np.isfinite(self.squares)
+        overflow = self.overflow + float(self.probabilities[~some].sum())
+        return self.squares[some], self.probabilities[some], overflow
+
 
 @dataclasses.dataclass(frozen=True)
 class RenyiLoss:
-    """Steps of which only Rényi divergences are known.
-
-    Attributes:
-      divergences: Divergences of one step at `ORDERS`; infinite if unknown.
-      steps: Number of independent steps.
-    """
+    """Independent steps of which only the divergences at `ORDERS` are known (inf: unknown)."""
 
     divergences: tuple[float, ...]
     steps: int
@@ -92,12 +94,7 @@ class Spent:
 
 
 def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
-    """Composes losses and converts the composition to epsilon at `delta`.
-
-    Args:
-      losses: Losses, in any order.
-      delta: Probability in (0, 1).
-    """
+    """Composes losses, in any order, and converts the composition to epsilon at `delta`."""
     mu, random, steps = _sorted(losses)
     if steps:
         spent = _spent_by_steps(steps, delta)
@@ -112,9 +109,7 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> Spent:
 def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
     """The least delta that is proven for each epsilon of at least 0, in both orders of the neighbours.
 
-    Args:
-      losses: Losses, in any order, whose composition has a finite epsilon at `delta`.
-      delta: Probability in (0, 1) that decides about the computation's accuracy, as in `epsilon_of`.
+    `delta`, at which epsilon is finite, decides about the accuracy as in `epsilon_of`.
     """
     mu, random, steps = _sorted(losses)
     if steps:
@@ -132,11 +127,7 @@ def curve_of(losses: Sequence[Loss], delta: float) -> attacks.Curve:
 
 
 def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
-    """Returns Gaussian losses with every mu multiplied by `factor` (see `analysis.Analysis.scales`).
-
-    Raises:
-      TypeError: If one of the losses is of another kind.
-    """
+    """Returns Gaussian losses with every mu multiplied by `factor` (see `Analysis.scales`)."""
     result = []
     for loss in losses:
         if isinstance(loss, GaussianLoss):
@@ -151,18 +142,10 @@ def scaled(losses: Sequence[Loss], factor: float) -> tuple[Loss, ...]:
 def rdp_to_epsilon(
     rdp: Sequence[float], delta: float, orders: Sequence[float] = ORDERS
 ) -> tuple[float, float]:
-    """Converts Rényi divergences to epsilon (Canonne, Kamath, Steinke 2020, Proposition 12).
+    """(epsilon, best order) by Canonne, Kamath, Steinke 2020, Proposition 12; (inf, nan) if none.
 
     Orders whose divergence is not a positive finite number are dropped: such a divergence is a
     numerical failure, and a negative one would be reported as perfect privacy.
-
-    Args:
-      rdp: Divergence at every order.
-      delta: Probability in (0, 1).
-      orders: The orders, above 1.
-
-    Returns:
-      (epsilon, best order), or (inf, nan) if no order is usable.
     """
     rdp, alpha = np.asarray(rdp, float), np.asarray(orders, float)
     good = (rdp > 0) & np.isfinite(rdp) & (alpha > 1.01)
@@ -175,14 +158,7 @@ def rdp_to_epsilon(
 
 
 def renyi_of(losses: Sequence[Loss]) -> tuple[np.ndarray, float]:
-    """Composed Rényi divergences of losses.
-
-    Args:
-      losses: Losses, in any order.
-
-    Returns:
-      (one divergence for each of `ORDERS`, probability of the outcomes that they leave out).
-    """
+    """Composed divergences at `ORDERS`, and the probability of the outcomes that they leave out."""
     mu = math.hypot(*(loss.mu for loss in losses if isinstance(loss, GaussianLoss)))
     steps = [
         _mixture(loss) if isinstance(loss, RandomGaussianLoss) else loss
@@ -216,10 +192,8 @@ def _sorted(losses: Sequence[Loss]):
 
 def _mixture(loss: RandomGaussianLoss) -> SubsampledLoss:
     """A random mu as one round of a public mixture of Gaussians, each rounded up to one of 64."""
-    mu = np.sqrt(loss.squares)
-    finite = np.isfinite(mu) & (loss.probabilities > 0)
-    overflow = loss.overflow + float(loss.probabilities[~np.isfinite(mu)].sum())
-    mu, chances = mu[finite], loss.probabilities[finite]
+    squares, chances, overflow = loss.finite
+    mu, chances = np.sqrt(squares[chances > 0]), chances[chances > 0]
     width = mu.max(initial=0.0) / _LEVELS or 1.0
     level = np.maximum(np.ceil(mu / width * (1 - 1e-14)).astype(int), 0)
     at = np.bincount(level, chances)
@@ -238,30 +212,14 @@ def _mixture(loss: RandomGaussianLoss) -> SubsampledLoss:
 
 
 def _add_random(random: Sequence[RandomGaussianLoss], constant: float, points: int = 4096):
-    """Law of `constant` plus the sum of independent mu^2, rounded up to a common grid.
-
-    Args:
-      random: Losses with independent laws of mu^2.
-      constant: Number that is added to the sum.
-      points: Approximate number of grid points; a single law needs no grid.
-
-    Returns:
-      (squares, probabilities, overflow).
-    """
-    overflow = sum(loss.overflow for loss in random)
-    infinite = [~np.isfinite(loss.squares) for loss in random]
-    overflow += sum(
-        float(loss.probabilities[bad].sum()) for loss, bad in zip(random, infinite, strict=True)
-    )
-    laws = [
-        (loss.squares[~bad], loss.probabilities[~bad])
-        for loss, bad in zip(random, infinite, strict=True)
-    ]
+    """(squares, probabilities, overflow) of `constant` plus a sum of independent mu^2."""
+    laws = [loss.finite for loss in random]
+    overflow = sum(missing for _, _, missing in laws)
     if len(laws) == 1:
         return laws[0][0] + constant, laws[0][1], overflow
-    width = sum(float(squares.max(initial=0.0)) for squares, _ in laws) / points or 1.0
+    width = sum(float(squares.max(initial=0.0)) for squares, _, _ in laws) / points or 1.0
     total = np.array([1.0])
-    for squares, probabilities in laws:
+    for squares, probabilities, _ in laws:
         # Rounding up gives an upper bound on the loss; the factor covers rounding of the division.
         index = np.ceil(squares / width * (1 + 1e-14)).astype(int)
         total = np.convolve(total, np.bincount(index, weights=probabilities))
@@ -278,13 +236,11 @@ def _spent_by_steps(steps: tuple[SubsampledLoss | RenyiLoss, ...], delta: float)
     if not left > 0:
         return Spent(math.inf, None, {"bound": "tail mass exceeds delta"} | details)
     by_pld = math.inf if distribution is None else distribution.epsilon(left)
-    if distribution is not None and distribution.infinite < left / _WELL_ABOVE:
-        details |= {"bound": "PLD", "epsilon_pld": by_pld, "pld_interval": interval}
-        return Spent(by_pld, None, details)
-    divergences, left_out = _renyi(steps)
     by_rdp, order = math.inf, math.nan
-    if left_out < delta:
-        by_rdp, order = rdp_to_epsilon(divergences, delta - left_out)
+    if distribution is None or not distribution.infinite < left / _WELL_ABOVE:
+        divergences, left_out = _renyi(steps)
+        if left_out < delta:
+            by_rdp, order = rdp_to_epsilon(divergences, delta - left_out)
     if by_pld < by_rdp:
         details |= {"bound": "PLD", "epsilon_pld": by_pld, "pld_interval": interval}
         return Spent(by_pld, None, details)

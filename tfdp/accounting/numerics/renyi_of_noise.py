@@ -49,17 +49,9 @@ def log_moments(
     orders: Sequence[int] = ORDERS,
     degrees_of_freedom: float | None = None,
 ) -> np.ndarray:
-    """log I_k(t) at scale 1, for every shift and order.
+    """log I_k(t) at scale 1, shape (shifts, orders), for shifts t >= 0 and whole orders k >= 2.
 
-    Args:
-      family: One of `noise_families.FAMILIES`.
-      shifts: Numbers of at least 0, in units of the scale.
-      orders: Whole numbers k of at least 2.
-      degrees_of_freedom: Degrees of freedom of student_t.
-
-    Returns:
-      Array of shape (shifts, orders). An entry is infinite if its quadrature did not converge, or if
-      its shift is too large for the grid.
+    An entry is infinite if its quadrature did not converge, or its shift is too large for the grid.
     """
     k = np.asarray(orders, dtype=float)
     t = np.asarray(shifts, dtype=float)[:, None]
@@ -116,16 +108,9 @@ def corner(
     orders: Sequence[int] = ORDERS,
     degrees_of_freedom: float | None = None,
 ) -> np.ndarray:
-    """K_k of the corner of a box: the sum of log I_k over its coordinates.
+    """K_k of the corner of a box, the sum of log I_k over its coordinates; infinite where unknown.
 
-    Args:
-      family: One of `noise_families.FAMILIES`.
-      magnitudes: Shift of every coordinate in units of the scale, at least 0.
-      orders: Whole numbers k of at least 2.
-      degrees_of_freedom: Degrees of freedom of student_t.
-
-    Returns:
-      Array with one number per order; infinite if it could not be computed.
+    `magnitudes` are the shifts of all coordinates in units of the scale, at least 0.
     """
     magnitudes = np.asarray(magnitudes, dtype=float)
     values, counts = np.unique(magnitudes[magnitudes > 0], return_counts=True)
@@ -165,17 +150,8 @@ def unit_norm(
 ) -> np.ndarray:
     """Upper bound on K_k of every vector of shifts with this norm and no entry above `largest`.
 
-    log I_k(t) <= t^2 sup_(0, largest] log I_k / t^2, and the squares of the entries sum to norm^2.
-
-    Args:
-      family: One of `noise_families.FAMILIES`.
-      norm: L2 norm of the shifts in units of the scale.
-      largest: Largest entry in units of the scale.
-      orders: Whole numbers k of at least 2.
-      degrees_of_freedom: Degrees of freedom of student_t.
-
-    Returns:
-      Array with one number per order; infinite if it could not be computed.
+    log I_k(t) <= t^2 sup_(0, largest] log I_k / t^2, and the squares of the entries sum to norm^2. Both
+    are in units of the scale; the bound is infinite where it could not be computed.
     """
     k = np.asarray(orders, dtype=float)
     at_zero = k * (k - 1) / 2 * fisher_information(family, degrees_of_freedom)
@@ -201,11 +177,7 @@ def _reach(largest: float) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom: float | None):
-    """Chebyshev coefficients of log I_k(t) / t^2 in t^2 on [0, largest^2].
-
-    Returns:
-      Array of shape (coefficients, orders); infinite for orders that did not converge.
-    """
+    """Chebyshev coefficients of log I_k(t) / t^2 in t^2 on [0, largest^2]; inf if not converged."""
     result = np.zeros((_NODES[-1], len(orders)))
     left = np.arange(len(orders))
     for nodes in _NODES:
@@ -231,15 +203,9 @@ def _interpolant(family: str, largest: float, orders: tuple, degrees_of_freedom:
 
 
 def subsampled(moments: np.ndarray, probability: float, orders: Sequence[float]) -> np.ndarray:
-    """Rényi divergences of one round in which a record takes part secretly with probability q.
+    """Divergences of one round in which a record takes part secretly with probability q in (0, 1].
 
-    Args:
-      moments: K_k for k = 2..k_max.
-      probability: Sampling probability q in (0, 1].
-      orders: Orders of divergence.
-
-    Returns:
-      Array with one divergence per order; infinite for all but the whole numbers from 2 to k_max.
+    The moments are K_k for k = 2..k_max; all but the whole orders from 2 to k_max are infinite.
     """
     known = np.concatenate([[0.0, 0.0], moments])
     result = np.full(len(orders), np.inf)

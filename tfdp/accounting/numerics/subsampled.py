@@ -43,12 +43,7 @@ class SubsampledLoss:
 
 @functools.lru_cache(maxsize=32)
 def one_round(components: tuple[Component, ...], interval: float) -> loss_grid.LossDistribution:
-    """Pessimistic distribution of the losses of one round of a mixture.
-
-    Args:
-      components: Components of the round.
-      interval: Distance of the losses on the grid.
-    """
+    """Pessimistic distribution of the losses of one round of a mixture."""
     parts = [(part.weight, positive_losses(part, interval / 2)) for part in components]
     return loss_grid.one_round(parts, interval)
 
@@ -56,14 +51,7 @@ def one_round(components: tuple[Component, ...], interval: float) -> loss_grid.L
 def composed(
     sampled: Sequence[SubsampledLoss],
 ) -> tuple[loss_grid.LossDistribution, float] | None:
-    """Composed distribution of all losses.
-
-    Args:
-      sampled: Losses to be composed, of at least one round in total.
-
-    Returns:
-      (distribution, interval), or None if no grid fits: then next to nothing is private.
-    """
+    """(distribution, interval) of all losses; None if no grid fits: next to nothing is private."""
     finest = _interval(sampled)
     for interval in (each for each in _INTERVALS if finest is not None and each >= finest):
         rounds = [(one_round(loss.components, interval), loss.steps) for loss in sampled]
@@ -87,15 +75,9 @@ def _interval(sampled: Sequence[SubsampledLoss]) -> float | None:
 
 
 def renyi_divergences(loss: SubsampledLoss, orders: Sequence[float]) -> tuple[np.ndarray, float]:
-    """Upper bounds on the Rényi divergences of all rounds, the larger one of both orders.
+    """(upper bounds on the divergences of all rounds in both orders, probability they leave out).
 
-    Args:
-      loss: The loss.
-      orders: Orders above 1.
-
-    Returns:
-      (one divergence per order, probability of the losses that they leave out); the divergences are
-      infinite if no grid fits.
+    The divergences are infinite if no grid fits.
     """
     interval = _interval([loss])
     if interval is None:
@@ -111,10 +93,6 @@ def typical_noise(sampled: Sequence[SubsampledLoss], mu: float) -> float:
 
     By the central limit theorem for privacy losses (Bu, Dong, Long, Su 2020), mu^2 is about the sum of
     the variances. This is no bound; a search starts from it.
-
-    Args:
-      sampled: Losses of at least one round in total.
-      mu: Number above 0.
     """
     low, high = 1e-6, 1e6
     while high > low * 1.001:

@@ -1,0 +1,38 @@
+"""Sentences that have to be true for a proven guarantee to hold, shared by all mechanisms."""
+
+
+class Declared(str):
+    """A sentence that only the user can confirm; tfdp sees to the others, where it trains."""
+
+    __slots__ = ()
+
+
+START = {
+    "assumed": Declared(
+        "The weights at the start (with the statistics in frozen layers), and any that were set or "
+        "loaded later without their ledger (compile=False, say), do not depend on these data: they "
+        "are fresh, or come from public data. Nobody checked this."
+    ),
+    "public": Declared(
+        "The user declared that the weights at the start do not depend on these data."
+    ),
+}
+EVERY_RUN = (
+    Declared("Between the fits nothing else trained these weights."),  # a run may be several fits
+    Declared(
+        "A record is one row of what was given to training, computed from that record alone, by "
+        "constants that do not depend on the others. Scalers, vocabularies, windows or class weights "
+        "that were made from all rows break this. Somebody with several records is protected less "
+        "(max_examples_per_user)."
+    ),
+    Declared(
+        "No more steps were taken than are counted, and their number was fixed beforehand. Stopping "
+        "earlier, or choosing among the weights, by what was released or by held-out data is covered."
+    ),
+)
+SECRET_SAMPLE = Declared("Which examples were in a lot stays secret.")
+INSECURE_SEED = (
+    "The noise (or the secret choice of examples) came from a seed that somebody chose and may know. "
+    "Two runs with one seed differ without any noise, so nothing is proven. Leave that "
+    "seed away (--insecure_seed, seed=): a public --seed of the initial weights does no harm."
+)

@@ -1,0 +1,257 @@
+"""The privacy statement: both guarantees in plain words, with what they do not cover.
+
+It has three formats: text for a terminal (`text`), a JSON record (`to_dict`) and a section of a model
+card (`markdown`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tfdp.accounting import wording
+from tfdp.accounting.assumptions import Declared
+from tfdp.accounting.composition import claimed_composition, proven_composition
+from tfdp.accounting.guarantee import Guarantee, format_epsilon
+from tfdp.accounting.ledger import Ledger
+from tfdp.accounting.run import Run, check_runs
+from tfdp.accounting.search import of_random_search
+
+_FIXED_SEARCH = Declared(
+    "The number of trials, and noise, lots and steps of each, were fixed beforehand, or follow rules "
+    "that use no private results."
+)
+# Attributes that `Statement.meaning` consists of.
+_MEANING = {"belief", "pair", "comparison", "search"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Statement:
+    """Everything that a reader has to know about the privacy of some trained weights.
+
+    Attributes:
+      executed: One sentence for each different run that was executed, or planned.
+      released: Description of the released values that the guarantees are about.
+      neighbours: The neighbouring relation of the proven guarantee, in words.
+      claimed: The guarantee by the papers' accounting.
+      proven: The proven guarantee.
+      belief: What the proven guarantee leaves to an observer.
+      pair: What neighbours are.
+      comparison: Why the two epsilons differ, or None.
+      assumptions: Sentences that have to be true for the proven guarantee to hold.
+      not_covered: Sentences that list what the guarantees do not cover.
+      warnings: Sentences about problems of this training or of the chosen delta.
+      planned: Whether nothing was executed, so that all of this is about a plan.
+      search: What a search of several trials releases, or None.
+
+    Example:
+      >>> from tfdp.accounting import Statement, describe
+      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...                noise_multiplier=4.0)
+      >>> print(Statement.of(run, delta=1e-4).markdown().splitlines()[0])
+      ## Privacy
+    """
+
+    executed: tuple[str, ...]
+    released: str
+    neighbours: str
+    claimed: Guarantee
+    proven: Guarantee
+    belief: str
+    pair: str
+    comparison: str | None
+    assumptions: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    warnings: tuple[str, ...]
+    planned: bool = False
+    search: str | None = None
+
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """Sentences that explain the numbers."""
+        sentences = (self.belief, self.pair, wording.NOMINAL_LOT, self.comparison, self.search)
+        return tuple(each for each in sentences if each)
+
+    @classmethod
+    def of(
+        cls,
+        runs_or_run: Run | Sequence[Run],
+        delta: float,
+        adjacency: str = "zero_out",
+        *,
+        planned: bool = False,
+    ) -> "Statement":
+        """Makes the statement of one run, or of several on the same data; see `statement`."""
+        runs = [runs_or_run] if isinstance(runs_or_run, Run) else check_runs(runs_or_run)
+        proven = proven_composition(runs, delta, adjacency)
+        claimed = claimed_composition(runs, delta, adjacency)
+        return cls.from_guarantees(runs, claimed, proven, planned=planned)
+
+    @classmethod
+    def of_search(
+        cls,
+        trials: Sequence[Ledger],
+        delta: float,
+        adjacency: str = "zero_out",
+        *,
+        random_trials: float | None = None,
+    ) -> "Statement":
+        """Makes the statement of a search: of all trials, or of the best of a random number of them.
+
+        Args:
+          trials: The ledger of each training on the same data.
+          delta: Probability in (0, 1).
+          adjacency: Neighbouring relation of the proven guarantee.
+          random_trials: Mean with which `draw_trials` drew the number of trials before the search, if
+            nothing but the best of them is released. None composes all trials, whose figures may then
+            all be looked at and released.
+
+        Example:
+          >>> from tfdp.accounting import Ledger, Statement, describe
+          >>> run = describe("dpsgd", "poisson", num_examples=10_000, lot_size=100,
+          ...                steps=300, noise_multiplier=1.5)
+          >>> ledgers = [Ledger() for _ in range(20)]
+          >>> for ledger in ledgers:
+          ...     ledger.record(ledger.open(run), 300)
+          >>> all_of_them = Statement.of_search(ledgers, 1e-5).proven
+          >>> best = Statement.of_search(ledgers, 1e-5, random_trials=20).proven
+          >>> print(f"{best.epsilon:.2f} {all_of_them.epsilon:.2f}")
+          1.37 2.40
+        """
+        together = Ledger()
+        for ledger in trials:
+            together.merge(ledger)
+        said = cls.of(together.runs, delta, adjacency)
+        number = f"This is about a search of {len(trials)} trials"
+        if random_trials is None:
+            words = f"{number}, all of which may be released: their costs add up."
+            assumed = (*said.assumptions, _FIXED_SEARCH) if said.assumptions else ()
+            return dataclasses.replace(said, search=words, assumptions=assumed)
+        proven = of_random_search(
+            [ledger.runs for ledger in trials], delta, adjacency, random_trials
+        )
+        said = cls.from_guarantees(together.runs, said.claimed, proven)
+        words = f"{number}, of which only the best is released. Claimed is for all of them."
+        return dataclasses.replace(said, search=words)
+
+    @classmethod
+    def from_guarantees(
+        cls, runs: Sequence[Run], claimed: Guarantee, proven: Guarantee, *, planned: bool = False
+    ) -> "Statement":
+        """Makes the statement of runs whose guarantees the caller has computed already."""
+        users = proven.max_examples_per_user > 1
+        whose = "all records of one user" if users else "one record"
+        return cls(
+            executed=wording.counted(wording.executed(run) for run in runs)
+            or ("Nothing was executed.",),
+            released=f"{proven.released}. The guarantee is for all of this together.",
+            neighbours=f"{proven.neighbours} ({proven.adjacency}).",
+            claimed=claimed,
+            proven=proven,
+            belief=wording.belief(proven) + ("" if proven.vacuous else f" {wording.rates(proven)}"),
+            pair=wording.PAIRS[proven.adjacency].format(one=whose),
+            comparison=wording.comparison(runs, claimed, proven),
+            assumptions=proven.assumptions,
+            not_covered=() if math.isinf(proven.epsilon) else wording.NOT_COVERED,
+            warnings=wording.warnings_of(runs, proven),
+            planned=planned,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-safe form: the attributes, with `meaning` for those that it consists of."""
+        names = {field.name for field in dataclasses.fields(self)}
+        parts = {name: getattr(self, name) for name in sorted(names - _MEANING)}
+        for name, value in (parts | {"meaning": self.meaning}).items():
+            if isinstance(value, Guarantee):
+                value = value.to_dict()
+            parts[name] = list(value) if isinstance(value, tuple) else value
+        return parts
+
+    def text(self) -> str:
+        """Returns the statement as several lines of text for a terminal."""
+        lines = [
+            f"Privacy statement{' about a plan: nothing was trained' if self.planned else ''}",
+            *(f"Warning: {sentence}" for sentence in self.warnings),
+            *(f"{'Planned' if self.planned else 'Executed'}: {each}" for each in self.executed),
+            f"Released: {self.released}",
+            f"Neighbours: {self.neighbours}",
+            *self._figures(),
+        ]
+        for title, sentences in self._lists():
+            lines += [f"{title}:", *(f"  - {sentence}" for sentence in sentences)]
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """Returns the statement as a section of a model card, in Markdown."""
+        rows = (
+            f"| {g.kind} | {format_epsilon(g.epsilon)} | {g.delta:g} | {g.adjacency} |"
+            for g in (self.proven, self.claimed)
+        )
+        table = ("| guarantee | epsilon | delta | neighbours |", "| --- | --- | --- | --- |", *rows)
+        blocks = ["## Privacy", *(f"> **Warning:** {sentence}" for sentence in self.warnings)]
+        blocks.append("\n".join(table))
+        if self.proven.reason:
+            blocks.append(f"Why: {self.proven.reason}")
+        blocks.append(f"Released: {self.released}")
+        done = "What is planned" if self.planned else "What was executed"
+        for title, sentences in ((done, self.executed), *self._lists()):
+            blocks += [f"### {title}", "\n".join(f"- {sentence}" for sentence in sentences)]
+        return "\n\n".join(blocks) + "\n"
+
+    def _figures(self) -> list[str]:
+        claimed, proven = self.claimed, self.proven
+        basis = "for what was really sampled, computed and released"
+        if self.planned:
+            basis = "for lots, noise and steps as planned"
+        return [
+            f"Proven epsilon:  {format_epsilon(proven.epsilon)}  (delta = {proven.delta:g}, "
+            f"{proven.adjacency}; {basis})",
+            *([f"Why: {proven.reason}"] if proven.reason else []),
+            f"Claimed epsilon: {format_epsilon(claimed.epsilon)}  (delta = {claimed.delta:g}, "
+            f"{claimed.adjacency}; the paper's own formula)",
+        ]
+
+    def _lists(self) -> list[tuple[str, tuple[str, ...]]]:
+        declared = tuple(each for each in self.assumptions if isinstance(each, Declared))
+        lists = [
+            ("What this means", self.meaning),
+            ("The proven guarantee assumes, on your word", declared),
+            (
+                "It assumes, and tfdp sees to it where it trains",
+                tuple(each for each in self.assumptions if each not in declared),
+            ),
+            ("Not covered", self.not_covered),
+        ]
+        return [(title, sentences) for title, sentences in lists if sentences]
+
+
+def statement(
+    runs_or_run: Run | Sequence[Run],
+    delta: float,
+    adjacency: str = "zero_out",
+    *,
+    planned: bool = False,
+) -> str:
+    """Privacy statement in words: what was executed and released, and what is claimed and proven.
+
+    Args:
+      runs_or_run: One run, or the segments of one training.
+      delta: Probability in (0, 1).
+      adjacency: Neighbouring relation of the proven guarantee.
+      planned: Whether the runs are only planned.
+
+    Returns:
+      Several lines of text; `Statement.of` returns the same content as separate attributes.
+
+    Example:
+      >>> from tfdp.accounting import describe, statement
+      >>> run = describe("dpsgd", "cyclic", num_examples=1000, lot_size=100, steps=20,
+      ...                noise_multiplier=4.0)
+      >>> print(statement(run, delta=1e-4))
+      Privacy statement
+      ...
+      Proven epsilon:  1.145  (delta = 0.0001, zero_out; for what was really sampled, computed and
+      released)
+      ...
+    """
+    return Statement.of(runs_or_run, delta, adjacency, planned=planned).text()
