@@ -5,11 +5,11 @@ import json
 import keras
 import numpy as np
 import pytest
+from tfdp.experiments.result_files import DIGESTS, digest
 
 from tfdp import models
 from tfdp.experiments import Experiment, record, run
 from tfdp.experiments.public_data import public_examples
-from tfdp.experiments.result_files import DIGESTS, digest
 from tfdp.experiments.start import (
     UNKNOWN,
     are_of_the_same,

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tfdp.experiments.partial_folder import ResultError
 
 from tests.papers.small_catalogue import CATALOGUE, STARTS, use
 from tfdp.experiments import __main__ as command
-from tfdp.experiments.partial_folder import ResultError
 from tfdp.experiments.result_folder import ResultFolder
 from tfdp.papers import pages, records, running
 from tfdp.papers.catalogue import cells, named

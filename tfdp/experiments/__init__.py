@@ -24,7 +24,7 @@ _PUBLIC = {
     "run_into": "saving",
     "attack_experiment": "audited",
     "audit_experiment": "audited",
-    "ResultError": "partial_folder",
+    "ResultError": "result_folder",
     "ResultFolder": "result_folder",
     "check": "result_folder",
     "print_table": "report",

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from tfdp.experiments import console
-from tfdp.experiments.partial_folder import ResultBusy, ResultError
+from tfdp.experiments.result_folder import ResultBusy, ResultError
 
 _RESULTS = "runs/papers"
 # Beside the package, wherever the command is given.

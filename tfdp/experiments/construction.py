@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from tfdp.accounting import Contribution, Run
+from tfdp.accounting import Contribution, PrivacyBudget, Run, noise_for
 from tfdp.accounting.mechanisms.registry import mechanism_class
 from tfdp.experiments.settings import Experiment
 from tfdp.optimizers import MECHANISMS, NoisySGD
@@ -113,11 +113,10 @@ def _parameters(kind: type) -> list[str]:
 
 
 def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
-    """Returns the `Run` that an experiment plans.
+    """Returns the `Run` that an experiment plans, with noise that is calibrated to its budget.
 
     Args:
-        experiment: the settings. If `noise_multiplier` is None, the noise multiplier of the run stands
-            for nothing until it is calibrated; a table has its shape.
+        experiment: the settings. If `noise_multiplier` is None, the noise is calibrated to `epsilon`.
         lots: the `tfdp.data.Lots` of the training.
         steps: how many steps the training takes.
         variables: the trainable variables of the model.
@@ -136,17 +135,37 @@ def plan(experiment: Experiment, lots, steps: int, variables) -> Run:
         mechanism = mechanism_class(experiment.mechanism)()
         return Run(mechanism=mechanism, sampling=sampling, steps=steps, contribution=contribution)
     first = experiment.noise_multiplier
-    if first is None:
+    if first is None:  # a place for the calibrated noise, or, for a table, its shape
         first = 0.0 if experiment.noise_decay is None else 1.0
     noise = noise_of_steps(experiment, lots, steps, first)
     optimizer = make_optimizer(experiment, lots, steps, noise)
     # With an insecure seed nothing finite is proven, so no noise would satisfy the calibration.
     # Therefore the plan declares secret noise; the ledger records the insecure seed.
-    return Run(
+    planned = Run(
         mechanism=optimizer.mechanism(
             **optimizer.mechanism_fields(variables), **optimizer.tables(variables, 0, steps)
         ),
         sampling=sampling,
         steps=steps,
         contribution=dataclasses.replace(contribution, **optimizer.contribution_fields(variables)),
+    )
+    if experiment.noise_multiplier is not None:
+        return planned
+    return planned.with_noise(
+        noise_for(
+            experiment.epsilon,
+            experiment.delta,
+            planned,
+            kind=experiment.guarantee,
+            adjacency=experiment.adjacency,
+        )
+    )
+
+
+def budget(experiment: Experiment) -> PrivacyBudget | None:
+    """Returns the budget that training keeps to; None where the noise is given, or known."""
+    if experiment.noise_multiplier is not None or experiment.insecure_seed is not None:
+        return None
+    return PrivacyBudget(
+        experiment.epsilon, experiment.delta, experiment.guarantee, experiment.adjacency
     )

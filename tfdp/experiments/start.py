@@ -18,7 +18,7 @@ from tfdp.account import LEDGER_KEY
 from tfdp.accounting import Ledger
 from tfdp.data.datasets import DATASETS
 from tfdp.experiments.conditions import DRAWN_EMBEDDINGS, NONE
-from tfdp.experiments.result_files import DIGESTS, MODEL, RECORD, digest, read_record
+from tfdp.experiments.result_folder import DIGESTS, MODEL, RECORD, digest, read_record
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.words import table_of
 from tfdp.layers import PublicExamples

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdp import data
 from tfdp.experiments.conditions import DRAWN_EMBEDDINGS, WORD_MODELS
-from tfdp.experiments.result_files import digest
+from tfdp.experiments.result_folder import digest
 from tfdp.experiments.settings import Experiment
 from tfdp.experiments.vocabulary import (
     UNKNOWN,
