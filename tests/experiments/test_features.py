@@ -116,7 +116,7 @@ def test_a_layer_that_acts_otherwise_in_training_ends_the_beginning(layer):
     model = sequential(layer)
     freeze(model, "logits")
     parts = features.in_parts(model)
-    assert parts.rest.layers[0] is layer and parts.beginning.layers[-1].name == "conv"
+    assert parts.rest.layers[1] is layer and parts.beginning.layers[-1].name == "conv"
 
 
 def test_what_cannot_be_cut_stays_whole():
