@@ -116,26 +116,30 @@ def _refuse(error):
 
 def _place(points):
     """Returns the folder for the results, and the function that trains one point into a folder."""
-    from tfdp.experiments.result_folder import new_folder
+    from tfdp.experiments.run_folder import new_folder
 
     if FLAGS.model_dir:
         return pathlib.Path(FLAGS.model_dir), train_one
+    if FLAGS.overwrite:
+        raise ValueError(
+            "--overwrite needs a --model_dir: without it, every result has a new folder."
+        )
     base = _ROOT / "runs" / command_line.common_name(points)
     if points[0].values:  # a sweep has one new folder for all of its points
         return pathlib.Path(new_folder(base)), train_one
-    return base, functools.partial(train_one, numbered=True)
+    return base, functools.partial(train_one, is_numbered=True)
 
 
-def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> None:
+def train_one(point, model_dir: str | os.PathLike, is_numbered: bool = False) -> None:
     """Trains one point, writes its result and prints it: a table, or one line of a sweep.
 
     Args:
         point: the settings, and where they come from.
         model_dir: the folder of the result.
-        numbered: whether the result goes into a new folder `model_dir`_<number> instead.
+        is_numbered: whether the result goes into a new folder `model_dir`_<number> instead.
     """
     from tfdp.experiments.finished import finished
-    from tfdp.experiments.result_folder import UNFINISHED, ResultFolder
+    from tfdp.experiments.run_folder import UNFINISHED, RunFolder, numbered
 
     resume = FLAGS.resume == "auto"
     if point.values and resume and not FLAGS.overwrite:
@@ -148,10 +152,11 @@ def train_one(point, model_dir: str | os.PathLike, numbered: bool = False) -> No
                 )
             print(f"Trained already: {shown}.{words}", flush=True)
             return
-    folder = ResultFolder(model_dir, overwrite=FLAGS.overwrite, numbered=numbered)
+    path = numbered(model_dir) if is_numbered else model_dir
+    folder = RunFolder(path, overwrite=FLAGS.overwrite)
     # Entered before TensorFlow is imported: a place that cannot be written is refused at once.
     with folder:
-        if numbered:
+        if is_numbered:
             _say_what_is_unfinished(model_dir)
         try:
             result = _train_into(folder, point)

@@ -5,7 +5,8 @@ import os
 import sys
 
 from tfdp._files import replaced_whole
-from tfdp.experiments.result_folder import ResultFolder, check
+from tfdp.experiments.result_folder import check
+from tfdp.experiments.run_folder import RunFolder
 
 FILES = {"model.keras", "run.json", "model_card.md", "tensorboard"}
 
@@ -24,7 +25,7 @@ def make(path, which, **options):
             sys.audit("test")
             file.write(which[1:])
 
-    with ResultFolder(path, **options) as folder:
+    with RunFolder(path, **options) as folder:
         folder.begin({"which": which})
         try:
             keep_state(folder, which)

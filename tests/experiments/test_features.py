@@ -9,7 +9,7 @@ import tfdp
 from tfdp import data, models
 from tfdp.experiments import Experiment, features, run
 from tfdp.experiments.public_data import public_examples
-from tfdp.experiments.result_folder import ResultFolder
+from tfdp.experiments.run_folder import RunFolder
 from tfdp.experiments.saving import run_into
 from tfdp.experiments.start import freeze
 
@@ -54,7 +54,7 @@ def test_the_result_is_that_of_the_whole_network(settings):
 def test_the_released_network_is_whole_and_only_its_end_has_moved(tmp_path, mechanism):
     privacy = {"mechanism": "none"} if mechanism == "none" else {"noise_multiplier": 1.0}
     experiment = Experiment(**SMALL, **privacy, trainable_layers="logits")
-    with ResultFolder(tmp_path / "result") as folder:
+    with RunFolder(tmp_path / "result") as folder:
         result = run_into(folder, experiment, verbose=0)
     assert "computed once" in " ".join(result.notes)
     released = keras.models.load_model(tmp_path / "result" / "model.keras")

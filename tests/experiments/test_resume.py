@@ -7,7 +7,7 @@ import pytest
 
 from tests.experiments.result_helpers import Crash, after_step, names
 from tfdp.accounting import describe, proven
-from tfdp.experiments import Experiment, ResultError, ResultFolder, check, run_into
+from tfdp.experiments import Experiment, ResultError, RunFolder, check, run_into
 from tfdp.experiments.parsing import checkpoint_every
 
 STEPS = 8  # lots of 479 out of 1,437 examples: two epochs and two steps
@@ -28,7 +28,7 @@ def settings(mechanism="dpsgd", **changes):
 
 def train(folder, of, crash=None, every=2):
     """Runs an experiment, which fails after so many steps."""
-    with ResultFolder(folder) as opened:
+    with RunFolder(folder) as opened:
         if crash is None:
             return run_into(opened, of, verbose=0, checkpoint_steps=every)
         with pytest.raises(Crash), after_step(crash):

@@ -25,7 +25,7 @@ _PUBLIC = {
     "attack_experiment": "audited",
     "audit_experiment": "audited",
     "ResultError": "result_folder",
-    "ResultFolder": "result_folder",
+    "RunFolder": "run_folder",
     "check": "result_folder",
     "print_table": "report",
     "record": "report",

@@ -19,7 +19,8 @@ import sys
 from pathlib import Path
 
 from tfdp.experiments import console
-from tfdp.experiments.result_folder import ResultBusy, ResultError
+from tfdp.experiments.result_folder import ResultError
+from tfdp.experiments.run_folder import ResultBusy
 
 _RESULTS = "runs/papers"
 # Beside the package, wherever the command is given.

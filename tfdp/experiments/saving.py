@@ -10,13 +10,14 @@ from tfdp.experiments.backups import Checkpoints
 from tfdp.experiments.experiment import Diverged, Result, run
 from tfdp.experiments.finished import digests_of, settings_of
 from tfdp.experiments.report import card, record
-from tfdp.experiments.result_folder import ResultError, ResultFolder
+from tfdp.experiments.result_folder import ResultError
+from tfdp.experiments.run_folder import RunFolder
 from tfdp.experiments.settings import Experiment
 from tfdp.training.export import export
 
 
 def run_into(
-    folder: ResultFolder,
+    folder: RunFolder,
     experiment: Experiment,
     verbose: int | str = "auto",
     command: str | None = None,
@@ -46,10 +47,10 @@ def run_into(
 
     Example:
         >>> import os
-        >>> from tfdp.experiments import Experiment, ResultFolder, run_into
+        >>> from tfdp.experiments import Experiment, RunFolder, run_into
         >>> experiment = Experiment(mechanism="dpsgd", model="linear", sampling="cyclic",
         ...                         batch_size=479, steps=3, noise_multiplier=4.0, seed=1)
-        >>> with ResultFolder("runs/a") as folder:
+        >>> with RunFolder("runs/a") as folder:
         ...     result = run_into(folder, experiment, verbose=0)
         >>> sorted(os.listdir("runs/a"))
         ['model.keras', 'model_card.md', 'run.json', 'tensorboard']

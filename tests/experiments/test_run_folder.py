@@ -12,7 +12,8 @@ from tests.experiments.killed_commits import FAILED, KILLED, REFUSED
 from tests.experiments.result_helpers import Crash, keep_state, make, names, state
 from tfdp.experiments import Experiment
 from tfdp.experiments.finished import settings_of
-from tfdp.experiments.result_folder import ResultBusy, ResultError, ResultFolder, main, new_folder
+from tfdp.experiments.result_folder import ResultError, main
+from tfdp.experiments.run_folder import ResultBusy, RunFolder, new_folder, numbered
 
 # -- whole or not at all -------------------------------------------------------------------------
 
@@ -36,10 +37,10 @@ def check_kills(folder, mode, stride):
     for target, _ in scenarios:
         seen.append(state(target))
         if mode == "over" and seen[-1] is None:  # between two renames
-            with pytest.raises(KeyboardInterrupt), ResultFolder(target, overwrite=True):
+            with pytest.raises(KeyboardInterrupt), RunFolder(target, overwrite=True):
                 raise KeyboardInterrupt
             seen[-1] = state(target)  # the next process brought it back
-        resumable = ResultFolder(target).resumable
+        resumable = RunFolder(target).resumable
         # Before the training began, or after its result was put in place, there is nothing to resume.
         assert not (resumable and seen[-1] == "new")
         make(target, "new", overwrite=True)
@@ -79,7 +80,7 @@ def test_a_block_that_raises_leaves_what_was_there(tmp_path, earlier):
     target = tmp_path / "r"
     if earlier:
         make(target, "old")
-    with pytest.raises(KeyboardInterrupt), ResultFolder(target, overwrite=True):
+    with pytest.raises(KeyboardInterrupt), RunFolder(target, overwrite=True):
         raise KeyboardInterrupt
     assert names(tmp_path) == (["r"] if earlier else [])
     assert state(target) == ("old" if earlier else None)
@@ -95,7 +96,7 @@ def test_an_interruption_waits_until_the_result_is_in_place(tmp_path, monkeypatc
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("tfdp.experiments.result_folder.os.rename", interrupted)
+        patch.setattr("tfdp.experiments.run_folder.os.rename", interrupted)
         make(tmp_path / "r", "new", overwrite=True)
     assert state(tmp_path / "r") == "new" and names(tmp_path) == ["r"]
 
@@ -103,7 +104,7 @@ def test_an_interruption_waits_until_the_result_is_in_place(tmp_path, monkeypatc
 def test_a_finished_result_needs_overwrite(tmp_path):
     make(tmp_path / "r", "old")
     with pytest.raises(ResultError, match="--overwrite"):
-        ResultFolder(tmp_path / "r").__enter__()
+        RunFolder(tmp_path / "r").__enter__()
     make(tmp_path / "r", "new", overwrite=True)
     assert state(tmp_path / "r") == "new" and names(tmp_path) == ["r"]
 
@@ -114,22 +115,22 @@ def test_a_folder_that_is_no_result_is_not_replaced(tmp_path):
     (tmp_path / "file").touch()
     for name in ("project", "file"):
         with pytest.raises(ResultError):
-            ResultFolder(tmp_path / name, overwrite=True).__enter__()
+            RunFolder(tmp_path / name, overwrite=True).__enter__()
     assert names(tmp_path) == ["file", "project"] and names(tmp_path / "project") == ["thesis.tex"]
 
 
 def test_one_process_at_a_time_makes_a_result(tmp_path):
-    with ResultFolder(tmp_path / "r"), pytest.raises(ResultBusy):
-        ResultFolder(tmp_path / "r").__enter__()
+    with RunFolder(tmp_path / "r"), pytest.raises(ResultBusy):
+        RunFolder(tmp_path / "r").__enter__()
     make(tmp_path / "r", "new")
     assert state(tmp_path / "r") == "new"
 
 
 def test_a_process_whose_folder_was_removed_does_not_disturb_the_next_one(tmp_path):
-    with ResultFolder(tmp_path / "r") as first:
+    with RunFolder(tmp_path / "r") as first:
         first.begin({})
         (tmp_path / "r.unfinished").rename(tmp_path / "away")
-        with ResultFolder(tmp_path / "r") as second:
+        with RunFolder(tmp_path / "r") as second:
             second.begin({})
             for write in (lambda: first.begin({}), lambda: first.commit({}, "", lambda path: None)):
                 with pytest.raises(ResultError, match="removed"):
@@ -143,16 +144,16 @@ def test_numbers_continue_after_the_largest_that_is_taken(tmp_path):
     for name in ("a_2_b", "ab_007"):
         (tmp_path / name).mkdir()
     assert new_folder(tmp_path / "a") == str(tmp_path / "a_001")
-    leave(tmp_path / "a", numbered=True)  # its state is kept under the number 2
+    leave(numbered(tmp_path / "a"))  # its state is kept under the number 2
     (tmp_path / "a_041").mkdir()
     (tmp_path / "a_017.unfinished" / "backup").mkdir(parents=True)  # its process died at its end
-    folders = [ResultFolder(tmp_path / "a", numbered=True) for _ in range(2)]
+    folders = [RunFolder(numbered(tmp_path / "a")) for _ in range(2)]
     with folders[0], folders[1]:
         assert [folder.path for folder in folders] == [
             str(tmp_path / f"a_{n:03}") for n in (42, 43)
         ]
     assert "a_017.unfinished" not in names(tmp_path)
-    assert ResultFolder(tmp_path / "a_002").resumable
+    assert RunFolder(tmp_path / "a_002").resumable
 
 
 def test_damaged_results_are_told(tmp_path, capsys):
@@ -168,9 +169,9 @@ def test_damaged_results_are_told(tmp_path, capsys):
 # -- unfinished trainings ------------------------------------------------------------------------
 
 
-def leave(path, **options):
+def leave(path):
     """Leaves what a training leaves that fails after its first state."""
-    with pytest.raises(Crash), ResultFolder(path, **options) as folder:
+    with pytest.raises(Crash), RunFolder(path) as folder:
         folder.begin({"which": "new"})
         keep_state(folder, "new")
         raise Crash
@@ -180,18 +181,18 @@ def test_a_training_that_fails_is_resumed_and_leaves_no_secrets(tmp_path):
     leave(tmp_path / "r")
     leave(tmp_path / "r")
     assert (tmp_path / "r.unfinished").stat().st_mode & 0o777 == 0o700
-    with ResultFolder(tmp_path / "r") as folder:
+    with RunFolder(tmp_path / "r") as folder:
         assert folder.resumable and names(folder.log_dir) == ["events.out.tfevents.1"]
         folder.begin({"which": "new"})
         assert folder.restarts == 2
     make(tmp_path / "r", "new")
     assert names(tmp_path) == ["r"]
-    with ResultFolder(tmp_path / "r", overwrite=True) as folder:
+    with RunFolder(tmp_path / "r", overwrite=True) as folder:
         assert not folder.resumable
 
 
 def test_a_training_that_fails_before_it_begins_leaves_nothing(tmp_path):
-    with pytest.raises(Crash), ResultFolder(tmp_path / "r") as folder:
+    with pytest.raises(Crash), RunFolder(tmp_path / "r") as folder:
         folder.check_settings({})
         raise Crash
     assert names(tmp_path) == []
@@ -199,7 +200,7 @@ def test_a_training_that_fails_before_it_begins_leaves_nothing(tmp_path):
 
 def test_a_training_can_be_discarded(tmp_path):
     leave(tmp_path / "r")
-    with ResultFolder(tmp_path / "r") as folder:
+    with RunFolder(tmp_path / "r") as folder:
         folder.discard()
         folder.begin({"which": "other"})
         assert not os.path.exists(folder.backup)
@@ -217,17 +218,17 @@ def test_a_training_can_be_discarded(tmp_path):
 )
 def test_a_training_is_resumed_with_its_own_settings_only(tmp_path, name, changes):
     settings = settings_of(Experiment(noise_multiplier=4.0))
-    with pytest.raises(Crash), ResultFolder(tmp_path / "r") as folder:
+    with pytest.raises(Crash), RunFolder(tmp_path / "r") as folder:
         folder.begin(settings)
         raise Crash
     others = settings_of(Experiment(**{"noise_multiplier": 4.0} | changes))
     with (
         pytest.raises(ResultError, match=f"--{name}=") as refused,
-        ResultFolder(tmp_path / "r") as folder,
+        RunFolder(tmp_path / "r") as folder,
     ):
         folder.begin(others)
     assert "--resume=never" in str(refused.value)
-    with ResultFolder(tmp_path / "r") as folder:  # nothing is lost
+    with RunFolder(tmp_path / "r") as folder:  # nothing is lost
         assert folder.resumable
         folder.begin(settings)
 
