@@ -139,18 +139,17 @@ def train_one(point, model_dir: str | os.PathLike, is_numbered: bool = False) ->
         is_numbered: whether the result goes into a new folder `model_dir`_<number> instead.
     """
     from tfdp.experiments.finished import finished
-    from tfdp.experiments.run_folder import UNFINISHED, RunFolder, numbered
+    from tfdp.experiments.run_folder import RunFolder, discard_leftovers, numbered
 
     resume = FLAGS.resume == "auto"
     if point.values and resume and not FLAGS.overwrite:
         record = finished(model_dir, point.experiment)
         if record is not None:
-            shown, words = _shown(os.path.abspath(model_dir)), ""
-            if os.path.isdir(f"{os.path.abspath(model_dir)}{UNFINISHED}"):
-                words = (
-                    " A training that was to replace it is unfinished: --overwrite goes on with it."
-                )
-            print(f"Trained already: {shown}.{words}", flush=True)
+            discard_leftovers(model_dir)
+            words = ""
+            if RunFolder(model_dir).resumable:
+                words = " A training that was to replace it is unfinished: --overwrite resumes it."
+            print(f"Trained already: {_shown(os.path.abspath(model_dir))}.{words}", flush=True)
             return
     path = numbered(model_dir) if is_numbered else model_dir
     folder = RunFolder(path, overwrite=FLAGS.overwrite)

@@ -93,6 +93,7 @@ def test_the_main_job_keeps_its_proven_budget_and_learns(tmp_path, script, capfd
     assert {
         "training/loss", "training/accuracy", "privacy/epsilon_claimed", "privacy/epsilon_proven",
         "gradients/fraction_clipped", "gradients/median_gradient_norm", "gradients/noise_to_signal",
+        "test_accuracy",
     } <= {*events.Tags()["tensors"]}  # fmt: skip
     last = tf.make_ndarray(events.Tensors("privacy/epsilon_proven")[-1].tensor_proto)
     assert float(last) == pytest.approx(record["proven"]["epsilon"], rel=1e-5)

@@ -95,12 +95,13 @@ def test_langevin_steps_from_settings(lots, mechanism):
 
 
 def test_the_plan_is_what_the_optimizer_will_account(lots):
-    made = experiment(mechanism="si_dpsgd", learning_rate_decay=0.5)
+    noise = {"epsilon": None, "noise_multiplier": 3.0}
+    made = experiment(mechanism="si_dpsgd", learning_rate_decay=0.5, **noise)
     run = plan(made, lots, 5, [])
     assert (run.mechanism.name, run.steps) == ("si_dpsgd", 5)
     assert (run.sampling.num_examples, run.sampling.lot_size) == (8, 4)
     assert run.mechanism.learning_rates == (0.5, 0.5, 0.25, 0.25, 0.125)
-    assert (run.mechanism.noise_multiplier, run.mechanism.momentum) == (0.0, 0.5)
+    assert (run.mechanism.noise_multiplier, run.mechanism.momentum) == (3.0, 0.5)
 
 
 def test_the_plan_knows_of_microbatches_and_adaptive_clipping():
@@ -112,7 +113,13 @@ def test_the_plan_knows_of_microbatches_and_adaptive_clipping():
 
 @pytest.mark.parametrize("statistics", ["example", "batch"])
 def test_the_plan_knows_of_public_examples(lots, statistics):
-    settings = experiment(normalization="batch", statistics=statistics, public_examples=7)
+    settings = experiment(
+        normalization="batch",
+        statistics=statistics,
+        public_examples=7,
+        epsilon=None,
+        noise_multiplier=3.0,
+    )
     planned = plan(settings, lots, 7, [])
     assert planned.contribution.public_examples == 7
     assert planned.contribution.batch_statistics == (statistics == "batch")

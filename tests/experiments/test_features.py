@@ -142,17 +142,6 @@ def test_with_the_statistics_of_a_lot_nothing_is_computed_once():
         assert (features.in_parts(model) is None) == (statistics == "batch")
 
 
-def test_a_release_that_differs_from_what_was_trained_is_refused():
-    model = sequential()
-    freeze(model, "logits")
-    parts = features.in_parts(model)
-    x = np.random.default_rng(0).normal(size=(5, 8, 8, 1)).astype("float32")
-    made = parts.beginning.predict(x, verbose=0)
-    features.check_alike(model, parts.rest, x, made)
-    with pytest.raises(RuntimeError, match="--nocache_features"):
-        features.check_alike(model, parts.rest, x, made + 1)
-
-
 def test_frozen_running_statistics_are_constants():
     layer = tfdp.layers.PrivateBatchNormalization()
     layer.build((None, 3))

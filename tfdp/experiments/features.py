@@ -147,26 +147,5 @@ def as_features(parts: Parts, dataset: Dataset) -> Dataset:
     )
 
 
-def check_alike(model: keras.Model, rest: keras.Model, x: np.ndarray, features: np.ndarray) -> None:
-    """Refuses a release whose logits are not those of the part that was trained.
-
-    Args:
-        model: the whole network.
-        rest: the part that was trained, with the same weights.
-        x: a few examples.
-        features: the features of these examples.
-
-    Raises:
-        RuntimeError: the logits differ by more than rounding.
-    """
-    whole, part = _predicted(model, x), _predicted(rest, features)
-    scale = max(1.0, float(np.abs(part).max()))
-    if not np.allclose(whole / scale, part / scale, atol=1e-3):
-        raise RuntimeError(
-            "Expected the whole network to give the logits of the part that was trained on features. "
-            f"Found a difference of {np.abs(whole - part).max():.3g}. Train with --nocache_features."
-        )
-
-
 def _predicted(model, x) -> np.ndarray:
     return model.predict(x, batch_size=_BATCH, verbose=0)

@@ -217,7 +217,7 @@ class RunFolder:
                 f"{self.path} is no result, and is never replaced. Choose another folder."
             )
         if not self._overwrite:
-            _discard_leftovers(self.path)
+            discard_leftovers(self.path)
             raise ResultError(
                 f"There is a finished result in {self.path}. Choose another folder, or say --overwrite "
                 "(in Python: overwrite=True) to replace it."
@@ -288,15 +288,6 @@ def _locked(folder) -> int:
         os.close(handle)
 
 
-def _discard_leftovers(path):
-    """Discards what a process left that died right after it had put a result in its place."""
-    left = RunFolder(path)
-    if os.path.isdir(left.unfinished) and not left.resumable:
-        with contextlib.suppress(ResultBusy):
-            left._lock = _locked(left.unfinished)
-            left._release()
-
-
 def _is_file(handle, path) -> bool:
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
@@ -315,6 +306,15 @@ def _remove(path):
         os.unlink(path)
 
 
+def discard_leftovers(path: str | os.PathLike) -> None:
+    """Discards what a process left that died right after it had put a result in its place."""
+    left = RunFolder(path)
+    if os.path.isdir(left.unfinished) and not left.resumable:
+        with contextlib.suppress(ResultError, OSError):  # another process, or another user, has it
+            left._lock = _locked(left.unfinished)
+            left._release()
+
+
 def numbered(base: str | os.PathLike) -> str:
     """Reserves the path of a result, `base`_001, `base`_002, ..., after the largest number in use.
 
@@ -327,7 +327,7 @@ def numbered(base: str | os.PathLike) -> str:
         os.makedirs(parent, exist_ok=True)
         found = [*filter(None, map(pattern.fullmatch, os.listdir(parent)))]
         for match in found:
-            _discard_leftovers(os.path.join(parent, match[1]))
+            discard_leftovers(os.path.join(parent, match[1]))
         number = max((int(match[2]) for match in found), default=0)
         while True:
             number += 1

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Mapping
 
 import tensorflow as tf
+from tensorboard.plugins.hparams import api
 
 from tfdp.experiments.backups import Checkpoints
 from tfdp.experiments.experiment import Diverged, Result, run
@@ -74,6 +75,18 @@ def run_into(
             "and run the same command again to resume it."
         ) from error
     result = dataclasses.replace(result, restarts=folder.restarts)
+    _write_hparams(folder.log_dir, result)
     content = {**(notes or {}), **record(result), "digests_of_settings": digests_of(experiment)}
     folder.commit(content, card(result, command), functools.partial(export, result.model))
     return result
+
+
+def _write_hparams(log_dir, result) -> None:
+    """Lets TensorBoard compare trainings by their settings, test accuracy and epsilons."""
+    figures = {"test_accuracy": result.test_accuracy}
+    figures |= {f"privacy/final_{g.kind}": g.epsilon for g in (result.claimed, result.proven)}
+    with tf.summary.create_file_writer(log_dir).as_default():
+        settings = result.experiment.recorded().items()
+        api.hparams({name: value for name, value in settings if value is not None})
+        for name, value in figures.items():
+            tf.summary.scalar(name, value, step=result.run.steps)
