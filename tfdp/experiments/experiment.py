@@ -212,7 +212,6 @@ def _prepare(experiment, world, checkpoints) -> _Task:
 def _compile(task) -> Run:
     """Compiles the model with the optimizer of the experiment; returns the planned run."""
     experiment, model = task.experiment, task.model
-    planned = plan(experiment, task.lots, task.steps, model.trainable_variables)
     if experiment.private:
         make_private(
             model,
@@ -222,6 +221,7 @@ def _compile(task) -> Run:
             seed=experiment.insecure_seed,
             start="public" if task.prepared.start.public else None,
         )
+    planned = plan(experiment, task.lots, task.steps, model)
     noise_multiplier = getattr(planned.mechanism, "noise_multiplier", None)
     model.compile(
         optimizer=make_optimizer(experiment, task.lots, task.steps, noise_multiplier),
