@@ -5,13 +5,12 @@ This module imports neither TensorFlow nor Keras.
 
 import json
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import tfdp
 from tfdp.experiments.correlation import complete
 from tfdp.experiments.result_folder import ResultError, check, digest, is_result
-from tfdp.experiments.settings import SETTINGS, Experiment
+from tfdp.experiments.settings import Experiment
 
 
 def settings_of(experiment: Experiment) -> dict[str, Any]:
@@ -45,27 +44,16 @@ def finished(folder: str | os.PathLike, experiment: Experiment) -> dict | None:
     record = check(folder)
     wanted = json.loads(json.dumps(complete(experiment, record["num_examples"]).recorded()))
     wanted["insecure_seed"] = experiment.insecure_seed is not None
-    wanted |= {f"SHA-256 of {name}": value for name, value in digests_of(experiment).items()}
     found = record["settings"] | {"insecure_seed": record["insecure_seed"]}
-    found |= {f"SHA-256 of {name}": v for name, v in record["digests_of_settings"].items()}
-    if names := different(wanted, found):
+    for settings, digests in (
+        (wanted, digests_of(experiment)),
+        (found, record["digests_of_settings"]),
+    ):
+        settings |= {f"{name} (SHA-256)": value for name, value in digests.items()}
+    if names := [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]:
+        theirs, ours = (", ".join(f"--{n}={s.get(n)}" for n in names) for s in (found, wanted))
         raise ResultError(
-            f"The result in {os.fspath(folder)} has other settings than this point: "
-            f"{_flags(names, found)}. Found {_flags(names, wanted)}. Choose another folder, remove it, "
-            "or, with train.py, say --overwrite."
+            f"The result in {os.fspath(folder)} has other settings: {theirs}. Found {ours}. Choose "
+            "another folder, remove it, or say --overwrite."
         )
     return record
-
-
-def different(some: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
-    """Returns the names of settings that differ; a record that does not name one has its default."""
-    usual = {name: known.default for name, known in SETTINGS.items()}
-    return [
-        name
-        for name in {**some, **others}
-        if some.get(name, usual.get(name)) != others.get(name, usual.get(name))
-    ]
-
-
-def _flags(names, values) -> str:
-    return ", ".join(f"--{name}={values.get(name)}" for name in names)
